@@ -1,0 +1,47 @@
+/* dtype.h: the types that a tensor can be stored in, numbered as GGUF numbers them (one numbering in the whole house).
+ * Part of the public backend ABI: append only. dtype.c has the table and the exact conversion to float32, which is the
+ * oracle of every kernel (formulas: docs/quantization.md). */
+#ifndef LLMPY_DTYPE_H
+#define LLMPY_DTYPE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum dtype {
+    DTYPE_F32 = 0,
+    DTYPE_F16 = 1,
+    DTYPE_Q4_0 = 2,
+    DTYPE_Q4_1 = 3,
+    DTYPE_Q5_0 = 6,
+    DTYPE_Q5_1 = 7,
+    DTYPE_Q8_0 = 8,
+    DTYPE_Q2_K = 10,
+    DTYPE_Q3_K = 11,
+    DTYPE_Q4_K = 12,
+    DTYPE_Q5_K = 13,
+    DTYPE_Q6_K = 14,
+    DTYPE_I8 = 24,
+    DTYPE_I16 = 25,
+    DTYPE_I32 = 26,
+    DTYPE_I64 = 27,
+    DTYPE_F64 = 28,
+    DTYPE_BF16 = 30,
+    DTYPE_COUNT = 42,
+    DTYPE_NONE = 255
+};
+
+struct dtype_info {
+    const char *name;      /* "float32", "bfloat16", "q4_0", ...; NULL: a number that we do not read */
+    uint32_t block_values; /* values in a block */
+    uint32_t block_bytes;
+};
+
+const struct dtype_info *dtype_info(uint32_t dtype); /* NULL for a number that we do not read */
+uint32_t dtype_from_name(const char *name);          /* DTYPE_NONE when unknown */
+/* Converts n values (a multiple of the block) to float32, exactly as the format defines them. Returns 0 where the type has no
+ * float value (integers); then nothing is written. */
+int dtype_to_float(uint32_t dtype, const void *source, float *target, size_t n);
+/* Rounds to nearest even: f32 to DTYPE_F32, DTYPE_F16 or DTYPE_BF16. Returns 0 for other types. */
+int dtype_from_float(uint32_t dtype, const float *source, void *target, size_t n);
+
+#endif

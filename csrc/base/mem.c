@@ -1,0 +1,91 @@
+#define _GNU_SOURCE
+#include "mem.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define ALIGNMENT 64
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static atomic_uint_least64_t allocations;
+static atomic_int_least64_t fail_after = -1;
+
+static int must_fail(void)
+{
+    atomic_fetch_add(&allocations, 1);
+    if (atomic_load(&fail_after) < 0)
+        return 0;
+    return atomic_fetch_sub(&fail_after, 1) == 0;
+}
+
+void *mem_alloc(size_t size_bytes)
+{
+    if (must_fail() || size_bytes > SIZE_MAX - ALIGNMENT)
+        return NULL;
+    return aligned_alloc(ALIGNMENT, (size_bytes + ALIGNMENT) & ~(size_t)(ALIGNMENT - 1));
+}
+
+void *mem_calloc(size_t count, size_t size_bytes)
+{
+    size_t total;
+    if (__builtin_mul_overflow(count, size_bytes, &total))
+        return NULL;
+    void *block = mem_alloc(total);
+    return block ? memset(block, 0, total) : NULL;
+}
+
+void *mem_resize(void *block, size_t old_bytes, size_t new_bytes)
+{
+    void *grown = mem_alloc(new_bytes);
+    if (!grown)
+        return NULL;
+    if (block)
+        memcpy(grown, block, old_bytes < new_bytes ? old_bytes : new_bytes);
+    mem_free(block);
+    return grown;
+}
+
+void mem_free(void *block)
+{
+    free(block);
+}
+
+static size_t mapped_bytes(size_t size_bytes)
+{
+    return (size_bytes + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+}
+
+void *mem_map(size_t size_bytes)
+{
+    size_t wanted = mapped_bytes(size_bytes);
+    if (must_fail() || wanted < size_bytes)
+        return NULL;
+    char *raw = mmap(NULL, wanted + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (raw == MAP_FAILED)
+        return NULL;
+    char *block = (char *)(((uintptr_t)raw + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    if (block > raw)
+        munmap(raw, (size_t)(block - raw));
+    if (raw + HUGE_PAGE > block)
+        munmap(block + wanted, (size_t)(raw + HUGE_PAGE - block));
+    madvise(block, wanted, MADV_HUGEPAGE);
+    return block;
+}
+
+void mem_unmap(void *block, size_t size_bytes)
+{
+    if (block)
+        munmap(block, mapped_bytes(size_bytes));
+}
+
+uint64_t mem_count(void)
+{
+    return atomic_load(&allocations);
+}
+
+void mem_fail_after(int64_t n_allocations)
+{
+    atomic_store(&fail_after, n_allocations);
+}

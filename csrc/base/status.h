@@ -1,0 +1,38 @@
+/* status.h: how every fallible function in csrc and kernels reports.
+ * A function returns enum rc and, when it fails, has filled the caller's struct err; it never prints, aborts or exits.
+ * py_error.c alone turns an err into a Python exception. Part of the public backend ABI: append only. */
+#ifndef LLMPY_STATUS_H
+#define LLMPY_STATUS_H
+
+#include <stdint.h>
+
+enum rc {
+    RC_OK = 0,
+    RC_MEMORY,        /* host memory: MemoryError */
+    RC_INVALID,       /* a request that cannot run: InvalidRequestError, what = parameter */
+    RC_CONFIG,        /* an engine option: ConfigError, what = option */
+    RC_CHECKPOINT,    /* a torn or wrong file: CheckpointError, what = file, tensor = tensor */
+    RC_UNSUPPORTED,   /* UnsupportedError */
+    RC_IO,            /* the operating system refused: OSError, what = path, code = errno */
+    RC_DEVICE,        /* DeviceError, what = operation, code = the driver's */
+    RC_DEVICE_MEMORY, /* DeviceMemoryError, code = wanted bytes */
+    RC_DEAD,          /* use after a device fault: EngineDeadError */
+    RC_BUSY,          /* a second driver: EngineBusyError */
+    RC_CLOSED,        /* EngineClosedError */
+    RC_INTERNAL       /* a broken invariant of ours: RuntimeError */
+};
+
+struct err {
+    enum rc rc;
+    int64_t code;
+    char message[512];
+    char what[256];
+    char tensor[192];
+};
+
+/* Fills err (which may be NULL) with a printf-style message and returns rc. */
+enum rc err_set(struct err *err, enum rc rc, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Names the parameter, option, file or operation that err is about; call after err_set. */
+void err_name(struct err *err, const char *what, const char *tensor);
+
+#endif

@@ -1,0 +1,111 @@
+/* engine.h: requests in, tokens out. The engine owns the scheduler, the block manager and every sequence; it is driven by one
+ * thread at a time (engine_step), while engine_submit and engine_abort may be called from any thread (one leaf mutex, held
+ * O(1)). It knows no Python and no device: a struct runner computes its steps. Semantics: docs/engine.md. */
+#ifndef LLMPY_ENGINE_H
+#define LLMPY_ENGINE_H
+
+#include "batch.h"
+
+struct engine;
+
+enum engine_policy { POLICY_FCFS = 0, POLICY_PRIORITY = 1 };
+
+struct engine_config {
+    struct kv_layout layout;
+    uint32_t n_pages;                 /* page 0 is reserved */
+    uint32_t max_num_seqs, max_num_batched_tokens, max_model_len, max_logprobs;
+    uint32_t vocab_size;
+    enum engine_policy policy;
+    bool prefix_caching;
+    const int32_t *eos_ids;           uint32_t n_eos;
+    /* The vocabulary's bytes, for stop strings: token i is token_bytes[token_offsets[i] .. token_offsets[i + 1]), empty for
+     * tokens that are hidden. Copied. NULL: no tokenizer. */
+    const char *token_bytes;
+    const uint64_t *token_offsets;    /* [n_tokens + 1] */
+    uint32_t n_tokens;
+    /* Tokens that text hides when skip_special_tokens is set; their bytes count only when it is not. Copied. */
+    const int32_t *special_ids;       uint32_t n_special;
+    struct runner runner;
+};
+
+struct id_list { const int32_t *ids; uint32_t n; };
+struct byte_string { const char *bytes; uint32_t n; };
+
+/* Everything a request brings. All memory is the caller's and copied by engine_submit. */
+struct request_spec {
+    struct id_list prompt, prior;     /* prior: output_token_ids, already generated */
+    uint32_t n;
+    int64_t priority;
+    struct byte_string salt;
+    bool is_score;                    /* teacher-forced scoring of prompt tokens from score_start (>= 1) on; generates nothing */
+    uint32_t score_start;
+    float temperature;                /* is_score: divides the logits, 1: raw */
+    float top_p, min_p;
+    uint32_t top_k;
+    float repetition_penalty, presence_penalty, frequency_penalty;
+    uint32_t max_tokens, min_tokens;  /* max_tokens counts prior tokens too; UINT32_MAX: no limit */
+    uint64_t seed;
+    uint32_t sample_index;
+    bool ignore_eos, wants_logprobs, wants_prompt_logprobs, hide_special;
+    uint32_t n_logprobs, n_prompt_logprobs;   /* alternatives */
+    uint32_t mode;                            /* enum logprob_mode */
+    struct id_list stop_ids, allowed;         /* allowed.n 0: all */
+    const struct token_bias *bias;    uint32_t n_bias;
+    const struct id_list *bad_words;  uint32_t n_bad_words;
+    const struct byte_string *stop_strings; uint32_t n_stop_strings;
+};
+
+enum finish { FINISH_NONE = 0, FINISH_EOS, FINISH_STOP_ID, FINISH_STOP_STRING, FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR };
+
+/* News of one sample: what it has produced since it was last taken. Pointers stay valid until the next engine_take or
+ * engine_close. */
+struct news {
+    uint64_t request;                 /* number that engine_submit returned */
+    uint32_t sample;                  /* 0 .. n-1 */
+    enum finish finish;
+    int32_t stop;                     /* the stop id, or the index of the stop string */
+    uint32_t status;                  /* enum sample_status of a FINISH_ERROR */
+    uint32_t error_position;
+    uint32_t first, n_new;            /* tokens first .. first + n_new of this sample (prior ones not counted) */
+    const int32_t *ids;               /* [n_new] */
+    const struct sample_result *results; /* [n_new] or NULL without logprobs */
+    const int32_t *top_ids; const float *top_values; const int32_t *top_ranks; /* [n_new][n_logprobs] */
+    /* Given once, with the first final news of the request's sample 0 (or of a score request); else NULL.
+     * [n_prompt - start], start = 1 for prompt logprobs, score_start for scoring. */
+    const struct sample_result *prompt_results;
+    const int32_t *prompt_top_ids; const float *prompt_top_values; const int32_t *prompt_top_ranks;
+    uint32_t n_prompt_results;
+    uint32_t n_cached_tokens;         /* hit of the first admission */
+    uint32_t n_preemptions;
+    uint64_t epoch;                   /* weight epoch of the last token */
+    double queued, scheduled, first_token, last_token; /* monotonic seconds; 0: not yet */
+    bool is_last_of_request;          /* nothing follows for this request */
+};
+
+struct engine_stats {
+    uint64_t num_running, num_waiting, num_unfinished, num_preemptions, num_steps;
+    uint64_t prompt_tokens, generation_tokens, prefix_cache_queries, prefix_cache_hits;
+    uint64_t kv_blocks_total, kv_blocks_free, evictions, weight_epoch, wasted_rows, nonfinite_rows;
+    uint64_t allocations_since_warmup;
+    double last_step_ms, last_host_us, uptime_s;
+};
+
+enum rc engine_create(const struct engine_config *config, struct engine **engine, struct err *err);
+void engine_destroy(struct engine *engine);
+/* Validates completely, copies, queues; *number is the request's for life. */
+enum rc engine_submit(struct engine *engine, const struct request_spec *spec, uint64_t *number, struct err *err);
+/* numbers NULL: every unfinished request. Unknown or finished ones are ignored. Acts at the next step boundary. */
+enum rc engine_abort(struct engine *engine, const uint64_t *numbers, uint32_t n, struct err *err);
+/* One step. *progressed is false when there was nothing to run (all finished or none submitted). RC_BUSY: another thread
+ * drives. RC_DEAD: poisoned by an earlier device fault. */
+enum rc engine_step(struct engine *engine, bool *progressed, struct err *err);
+bool engine_has_unfinished(struct engine *engine);
+uint32_t engine_n_finished(struct engine *engine);  /* final records not yet taken */
+/* Fills at most max entries; finished_only leaves running samples alone. Final news releases the sample's memory at the next
+ * take. Driver thread only. */
+enum rc engine_take(struct engine *engine, bool finished_only, struct news *news, uint32_t max, uint32_t *n, struct err *err);
+enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
+void engine_stats(struct engine *engine, struct engine_stats *stats);
+enum rc engine_check(struct engine *engine, struct err *err); /* block_manager_check and scheduler_check: RC_INTERNAL names the invariant */
+
+#endif

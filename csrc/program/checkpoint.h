@@ -1,0 +1,35 @@
+/* checkpoint.h: an opened checkpoint: one or more safetensors files, or one GGUF v3 file, mapped read-only and completely
+ * validated (every offset, count and size) before the first byte of a tensor can be asked for. Used by weights.c and
+ * py_checkpoint.c at load; immutable afterwards, so any thread may read it. */
+#ifndef LLMPY_CHECKPOINT_H
+#define LLMPY_CHECKPOINT_H
+
+#include "../base/dtype.h"
+#include "../base/status.h"
+
+#define CHECKPOINT_MAX_DIMS 8
+
+struct checkpoint;
+
+struct checkpoint_tensor {
+    const char *name;                     /* NUL-terminated, owned by the checkpoint */
+    uint32_t dtype;                       /* enum dtype */
+    uint32_t n_dims;
+    uint64_t shape[CHECKPOINT_MAX_DIMS];  /* outermost first, as safetensors and NumPy have it (GGUF's order reversed) */
+    const void *data;                     /* into the mapping */
+    uint64_t size_bytes;
+    uint32_t file;                        /* index into the paths */
+};
+
+/* Files are told apart by their first bytes. Errors: RC_IO (cannot open, what = path), RC_CHECKPOINT (what = file, tensor). */
+enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct checkpoint **checkpoint, struct err *err);
+void checkpoint_close(struct checkpoint *checkpoint);
+int checkpoint_is_gguf(const struct checkpoint *checkpoint);
+const char *checkpoint_path(const struct checkpoint *checkpoint, uint32_t file);
+uint32_t checkpoint_n_tensors(const struct checkpoint *checkpoint);
+const struct checkpoint_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, uint32_t index);
+const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name); /* NULL: absent; hashed */
+/* Tells the system that these bytes of the mapping are not needed any more (after a repack). */
+void checkpoint_drop(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor);
+
+#endif

@@ -1,0 +1,78 @@
+/* program.h: a model as plain arrays, written by the Python front end (llmpy/models), checked once here, then constant.
+ * Values are tensors of rows; an operation reads values and weights and writes new values. plan.c gives the values their places
+ * in one arena and fuses neighbours; executor.c walks the result. */
+#ifndef LLMPY_PROGRAM_H
+#define LLMPY_PROGRAM_H
+
+#include "../../kernels/backend.h"
+
+#define NO_INDEX UINT32_MAX
+
+enum op_code {
+    OP_EMBED,     /* out0 = embed(weight0) * f0 */
+    OP_LINEAR,    /* out0 = in0 weight0^T + weight1 (bias, optional) */
+    OP_RMS_NORM,  /* out0 = rms_norm(in0, weight0, eps f0) over u0 heads */
+    OP_ROPE,      /* out0, out1 = rope u0 of in0 (q), in1 (k), head_dim u1 */
+    OP_ATTENTION, /* out0 = attention(in0 q, in1 k, in2 v), layer u0 of the cache; scale f0, softcap f1 */
+    OP_GATED,     /* out0 = act u0 (in0) * in1 */
+    OP_ADD,       /* out0 = in0 + in1 */
+    OP_LOGITS,    /* logits = in0 of the wanted rows, weight0^T; scale f0 */
+    OP_COUNT
+};
+
+struct op {
+    uint32_t code;
+    uint32_t in[3], out[2];    /* value numbers, NO_INDEX where unused */
+    uint32_t weight[2];
+    uint32_t u[2];
+    float f[2];
+};
+
+/* A value, or a column range of another value (of = NO_INDEX: its own). */
+struct value {
+    uint32_t width, of, offset;
+};
+
+enum weight_kind { WEIGHT_MATRIX, WEIGHT_VECTOR };
+
+/* One named tensor of the checkpoint and where it lies: the part-th rows of a matrix, or a range of a vector. */
+struct weight_part {
+    char *name;    /* the Hugging Face name, the one that users and updates see */
+    char *source;  /* the name in the file */
+    uint32_t rows; /* matrix: rows; vector: elements */
+};
+struct weight {
+    enum weight_kind kind;
+    uint32_t rows, cols;  /* a vector has rows elements, cols 1 */
+    uint32_t n_parts;
+    struct weight_part *parts;
+    float offset;         /* added to every element of a vector at load */
+};
+
+struct rope {
+    uint32_t n_freqs;
+    float *inv_freq;
+    float magnitude;
+    bool interleaved;
+};
+
+struct cache_layer {
+    uint32_t n_heads, n_kv_heads, head_dim;
+    uint32_t window;      /* 0: full attention */
+};
+
+struct program {
+    uint32_t n_ops, n_values, n_weights, n_ropes, n_layers;
+    struct op *ops;
+    struct value *values;
+    struct weight *weights;
+    struct rope *ropes;
+    struct cache_layer *layers;
+    uint32_t vocab_size;  /* rows of the logits */
+};
+
+/* RC_INVALID with a text that names the operation and what does not fit. */
+enum rc program_check(const struct program *program, struct err *err);
+void program_destroy(struct program *program);
+
+#endif

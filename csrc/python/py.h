@@ -1,0 +1,33 @@
+/* py.h: what the files of csrc/python share. They are the only C that knows Python: they parse arguments, release the GIL and
+ * turn errors into exceptions. Limited API of CPython 3.11. */
+#ifndef LLMPY_PY_H
+#define LLMPY_PY_H
+
+#include <Python.h>
+
+#include "../base/status.h"
+#include "../engine/engine.h"
+#include "../program/checkpoint.h"
+
+/* Raises the exception that err stands for (classes of llmpy.errors); returns NULL. */
+PyObject *py_raise(const struct err *err);
+/* The class llmpy.errors.<name>, or NULL with an exception set. */
+PyObject *py_error_class(const char *name);
+
+/* Each file adds its type to the module; 0 or -1 with an exception set. */
+__attribute__((weak)) int py_checkpoint_register(PyObject *module);
+__attribute__((weak)) int py_backend_register(PyObject *module);
+__attribute__((weak)) int py_model_register(PyObject *module);
+__attribute__((weak)) int py_engine_register(PyObject *module);
+
+/* The checkpoint of a _core.Checkpoint, or NULL with TypeError; borrowed, lives as long as the object. */
+struct checkpoint *py_checkpoint_get(PyObject *object);
+/* What an engine needs of a _core.Model; everything lives as long as the object. 0 or -1 with an exception set. */
+struct model_parts {
+    struct kv_layout layout;
+    uint32_t n_pages, vocab_size, max_num_seqs, max_num_batched_tokens, max_model_len;
+    struct runner runner;
+};
+int py_model_get(PyObject *object, struct model_parts *parts);
+
+#endif

@@ -1,0 +1,73 @@
+/* py_error.c: the one place where an enum rc becomes a Python exception. */
+#include "py.h"
+
+static const struct {
+    const char *name;  /* class in llmpy.errors, or NULL for a builtin */
+    const char *what, *code; /* attribute names, or NULL */
+} CLASSES[] = {
+    [RC_INVALID] = {"InvalidRequestError", "parameter", NULL},
+    [RC_CONFIG] = {"ConfigError", "option", NULL},
+    [RC_CHECKPOINT] = {"CheckpointError", "file", NULL},
+    [RC_UNSUPPORTED] = {"UnsupportedError", NULL, NULL},
+    [RC_DEVICE] = {"DeviceError", "operation", "code"},
+    [RC_DEVICE_MEMORY] = {"DeviceMemoryError", NULL, "wanted_bytes"},
+    [RC_DEAD] = {"EngineDeadError", "operation", "code"},
+    [RC_BUSY] = {"EngineBusyError", NULL, NULL},
+    [RC_CLOSED] = {"EngineClosedError", NULL, NULL},
+};
+
+PyObject *py_error_class(const char *name)
+{
+    PyObject *module = PyImport_ImportModule("llmpy.errors");
+    if (!module)
+        return NULL;
+    PyObject *class = PyObject_GetAttrString(module, name);
+    Py_DECREF(module);
+    return class;
+}
+
+static int set_text(PyObject *error, const char *attribute, const char *text)
+{
+    PyObject *value = text && *text ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : Py_NewRef(Py_None);
+    int result = value ? PyObject_SetAttrString(error, attribute, value) : -1;
+    Py_XDECREF(value);
+    return result;
+}
+
+static void raise_class(const struct err *err, const char *name)
+{
+    PyObject *class = py_error_class(name);
+    PyObject *error = class ? PyObject_CallFunction(class, "s", err->message) : NULL;
+    int bad = !error;
+    if (!bad && CLASSES[err->rc].what)
+        bad = set_text(error, CLASSES[err->rc].what, err->what) < 0;
+    if (!bad && err->rc == RC_CHECKPOINT)
+        bad = set_text(error, "tensor", err->tensor) < 0;
+    if (!bad && CLASSES[err->rc].code) {
+        PyObject *code = PyLong_FromLongLong(err->code);
+        bad = !code || PyObject_SetAttrString(error, CLASSES[err->rc].code, code) < 0;
+        Py_XDECREF(code);
+    }
+    if (!bad)
+        PyErr_SetObject(class, error);
+    Py_XDECREF(error);
+    Py_XDECREF(class);
+}
+
+PyObject *py_raise(const struct err *err)
+{
+    if (err->rc == RC_MEMORY)
+        return PyErr_NoMemory();
+    if (err->rc == RC_IO) {
+        PyObject *error = PyObject_CallFunction(PyExc_OSError, "Lss", (long long)err->code, err->message, err->what);
+        if (error)
+            PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        Py_XDECREF(error);
+        return NULL;
+    }
+    if (err->rc < sizeof CLASSES / sizeof *CLASSES && CLASSES[err->rc].name)
+        raise_class(err, CLASSES[err->rc].name);
+    else
+        PyErr_SetString(PyExc_RuntimeError, err->message);
+    return NULL;
+}

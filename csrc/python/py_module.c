@@ -1,0 +1,86 @@
+/* py_module.c: the module llmpy._core. */
+#include "py.h"
+
+#include "../base/mem.h"
+
+#ifndef LLMPY_COMPILER
+#define LLMPY_COMPILER "unknown"
+#endif
+#ifndef LLMPY_VERSION
+#define LLMPY_VERSION "0"
+#endif
+
+static PyObject *build_info(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    return Py_BuildValue("{ssssss}", "version", LLMPY_VERSION, "compiler", LLMPY_COMPILER, "backends", "cpu (avx2, avx512)");
+}
+
+static PyObject *cpu_isas(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    PyObject *list = PyList_New(0);
+    const char *found[2];
+    int n = 0;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        found[n++] = "avx2";
+    if (n && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
+        found[n++] = "avx512";
+    for (int i = 0; list && i < n; i++) {
+        PyObject *name = PyUnicode_FromString(found[i]);
+        if (!name || PyList_Append(list, name) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *allocation_count(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    return PyLong_FromUnsignedLongLong(mem_count());
+}
+
+static PyObject *fail_allocation_after(PyObject *self, PyObject *number)
+{
+    (void)self;
+    long long n = PyLong_AsLongLong(number);
+    if (n == -1 && PyErr_Occurred())
+        return NULL;
+    mem_fail_after(n);
+    Py_RETURN_NONE;
+}
+
+static int module_exec(PyObject *module)
+{
+    int (*const registers[])(PyObject *) = {py_checkpoint_register, py_backend_register, py_model_register, py_engine_register};
+    for (size_t i = 0; i < sizeof registers / sizeof *registers; i++)
+        if (registers[i] && registers[i](module) < 0)
+            return -1;
+    return 0;
+}
+
+static PyMethodDef methods[] = {
+    {"build_info", build_info, METH_NOARGS, "Compiler, version and backends of this build."},
+    {"cpu_isas", cpu_isas, METH_NOARGS, "Instruction sets of this processor that have kernels, the best last."},
+    {"allocation_count", allocation_count, METH_NOARGS, "Host allocations made so far by the core."},
+    {"fail_allocation_after", fail_allocation_after, METH_O, "Makes the n-th next host allocation fail; negative: none."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)module_exec},
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "llmpy._core", "The C core of llmpy.", 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,290 @@
+/* backend.h: the only door to a device. A backend is one struct backend: a table of operations, each enqueue-only.
+ * The executor (csrc/program/executor.c) calls it from the engine's driver thread, one call at a time; csrc/program/weights.c
+ * calls matrix_* and buffer_* at load and at weight updates. An optional operation that is NULL is composed from the others.
+ * Law 2 binds every operation: what a row gets depends on the weight, the row and its position, never on the other rows.
+ * The ABI grows by appending only; abi and size_bytes are checked when a backend is taken. */
+#ifndef LLMPY_BACKEND_H
+#define LLMPY_BACKEND_H
+
+#include "../csrc/base/dtype.h"
+#include "../csrc/base/status.h"
+
+#include <stdbool.h>
+
+#define BACKEND_ABI 1u
+
+/* ---- tensors ------------------------------------------------------------------------------------------------------ */
+
+/* Rows of activations: element (r, c) is data[r * stride + c], c < width. Float32 on the CPU. */
+struct view {
+    void *data;
+    uint32_t width;
+    uint32_t stride;
+};
+
+enum arithmetic { ARITHMETIC_AUTO = 0, ARITHMETIC_FLOAT = 1, ARITHMETIC_INT8 = 2 };
+enum matrix_use { MATRIX_LINEAR = 1, MATRIX_EMBED = 2 };
+enum act { ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4 };
+
+/* A weight matrix [sum of n_rows][n_cols] made of named parts (q, k, v; gate, up), each stored in its own type. */
+struct matrix_part {
+    uint32_t n_rows;
+    uint32_t dtype;
+};
+struct matrix_desc {
+    const struct matrix_part *parts;
+    uint32_t n_parts;
+    uint32_t n_cols;
+    uint32_t use;        /* enum matrix_use, or-ed */
+    uint32_t arithmetic; /* enum arithmetic for the linear; AUTO: the backend chooses, per part */
+};
+struct matrix; /* the backend's own */
+
+/* ---- the batch of one step, in device memory ----------------------------------------------------------------------- */
+
+struct batch_view {
+    uint32_t n_rows, n_seqs;
+    const int32_t *token_ids;      /* [n_rows] */
+    const int32_t *positions;      /* [n_rows] place of the row in its sequence */
+    const int32_t *row_seq;        /* [n_rows] index of the row's sequence in this batch */
+    const int32_t *seq_first_row;  /* [n_seqs + 1] rows of a sequence are consecutive, positions ascending by one */
+    uint32_t block_tokens;         /* 16, 32 or 64 */
+};
+
+/* One layer's keys and values: page p lies at pool + p * page_bytes + layer_offset. Table entry (s, b) is the page that holds
+ * positions [b * block_tokens, (b + 1) * block_tokens) of sequence s; page 0 is never read for a visible position. */
+struct kv_view {
+    void *pool;
+    size_t page_bytes, layer_offset;
+    const int32_t *table; /* [n_seqs][table_stride] */
+    uint32_t table_stride;
+    uint32_t n_kv_heads, head_dim;
+    uint32_t dtype;       /* DTYPE_F32, DTYPE_F16, DTYPE_BF16 */
+};
+
+/* ---- arguments of the operations ------------------------------------------------------------------------------------ */
+
+/* out[r] = scale * row token_ids[r] of the matrix */
+struct embed_args {
+    const struct matrix *matrix;
+    const int32_t *token_ids; /* [n_rows] */
+    uint32_t n_rows;
+    float scale;
+    struct view out;
+};
+
+/* y = f(x) W^T [+ bias] [+ add]. f: plain; rms_norm(x) * norm_weight; act(gate) * up with x = [.., 2 * n_cols] as gate | up.
+ * The fused forms are allowed only where the backend's fusions say so, and equal the composed ones bit for bit. y may be add. */
+enum linear_input { LINEAR_PLAIN = 0, LINEAR_RMS_NORM = 1, LINEAR_GATED = 2 };
+struct linear_args {
+    const struct matrix *matrix;
+    uint32_t n_rows;
+    struct view x, y;
+    const float *bias;          /* [n_out] or NULL */
+    const struct view *add;     /* [n_rows][n_out] or NULL */
+    uint32_t input;             /* enum linear_input */
+    const float *norm_weight;   /* [n_cols], LINEAR_RMS_NORM */
+    float norm_eps;
+    uint32_t act;               /* enum act, LINEAR_GATED */
+};
+
+/* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). In place is fine. */
+struct rms_norm_args {
+    uint32_t n_rows, n_heads;
+    struct view x, out;         /* width = n_heads * size */
+    const float *weight;        /* [size] */
+    float eps;
+};
+
+/* out = act(gate) * up */
+struct gated_args {
+    uint32_t n_rows, act;
+    struct view gate, up, out;
+};
+
+/* out = a + b. In place is fine. */
+struct add_args {
+    uint32_t n_rows;
+    struct view a, b, out;
+};
+
+/* out row i = x row rows[i] */
+struct select_args {
+    uint32_t n_selected;
+    const int32_t *rows;
+    struct view x, out;
+};
+
+/* table[r] = {m * cos(a_i), m * sin(a_i)}, a_i = (float)positions[r] * inv_freq[i], i < n_freqs */
+struct rope_table_args {
+    uint32_t n_rows, n_freqs;
+    const int32_t *positions;
+    const float *inv_freq;
+    float magnitude;
+    float *table;               /* [n_rows][n_freqs][2] */
+};
+
+/* Rotates the first 2 * n_freqs elements of every head of q and k in place. */
+struct rope_args {
+    uint32_t n_rows, n_freqs, head_dim;
+    bool interleaved;           /* pairs (2i, 2i+1), else (i, i + n_freqs) */
+    const float *table;         /* of rope_table */
+    struct view q, k;           /* width = heads * head_dim */
+};
+
+/* Stores every row's k and v at its position. All rows are stored before any attends. */
+struct kv_write_args {
+    const struct batch_view *batch;
+    struct kv_view kv;
+    struct view k, v;           /* width = n_kv_heads * head_dim */
+};
+
+/* Fused: per-head rms_norm of q and k (where the weights are given), rope (where table is given), kv_write. */
+struct qkv_args {
+    const float *q_norm, *k_norm; /* [head_dim] or NULL */
+    float eps;
+    struct rope_args rope;        /* q and k always set; table NULL: no rotation */
+    struct kv_write_args write;
+};
+
+/* Causal attention of the batch's rows over the cache. A query head h reads kv head h / (n_heads / n_kv_heads).
+ * Canonical order (the same bits for every row count, page size and chunking): tiles of 64 keys at absolute positions,
+ * ascending; per tile s = chain over head_dim, mn = max(m, tile max), O = a*O + p*V, l = a*l + a fixed tree of the p. */
+struct attention_args {
+    const struct batch_view *batch;
+    struct kv_view kv;
+    uint32_t n_heads;
+    uint32_t window;            /* key j is visible from i iff i - window < j <= i; 0: no window */
+    float scale;
+    float softcap;              /* c * tanh(s / c) after scaling; 0: none */
+    struct view q, out;
+};
+
+/* Copies whole pages inside the pool (copy on write). No page is both source and target in one call. */
+struct page_copy {
+    int32_t source, target;
+};
+struct copy_pages_args {
+    void *pool;
+    size_t page_bytes;
+    const struct page_copy *copies;
+    uint32_t n_copies;
+};
+
+/* ---- the sampler ----------------------------------------------------------------------------------------------------- */
+
+enum logprob_mode { LOGPROB_RAW = 0, LOGPROB_FULL = 1, LOGPROB_PROCESSED = 2 };
+enum sample_status { SAMPLE_OK = 0, SAMPLE_NON_FINITE = 1, SAMPLE_NONE_ALLOWED = 2 };
+
+struct token_bias {
+    int32_t id;
+    float value;      /* -inf removes the id (step 4), finite values are added (step 2) */
+};
+struct token_seen {
+    int32_t id;
+    uint32_t count;   /* occurrences in the output */
+    uint32_t in_prompt;
+};
+
+/* One token to draw, or one given token to score (is_score), from one row of logits. Steps are those of docs/sampling.md.
+ * The lists lie in host memory and stay unchanged until the results have been read. */
+struct sample_task {
+    uint32_t logits_row;               /* row of the logits given to the call; several tasks may name one row */
+    bool is_score, is_greedy;
+    bool wants_logprobs;               /* else raw, full, processed, kept_mass, rank need not be computed */
+    int32_t target;                    /* is_score: the id to score */
+    float temperature;                 /* is_greedy: 1 */
+    float top_p, min_p;                /* 1, 0: off */
+    uint32_t top_k;                    /* 0: off */
+    float repetition_penalty, presence_penalty, frequency_penalty;
+    uint64_t seed;
+    uint32_t sample_index, position;   /* position = place in prompt + output of the token drawn */
+    uint32_t mode;                     /* enum logprob_mode: what rank and the alternatives go by */
+    uint32_t n_top, top_offset;        /* alternatives wanted; they go to results->top_*[top_offset ...] */
+    const struct token_bias *bias;     uint32_t n_bias;
+    const struct token_seen *seen;     uint32_t n_seen;   /* unique ids; only with penalties */
+    const int32_t *banned;             uint32_t n_banned;
+    const int32_t *allowed;            uint32_t n_allowed; /* 0: all are allowed; ascending, unique */
+};
+struct sample_result {
+    int32_t id;                        /* drawn, or the target */
+    uint32_t status;                   /* enum sample_status */
+    float raw, full, processed, kept_mass;
+    int32_t rank;                      /* 1 + number of ids with a strictly larger value in the mode */
+};
+struct sample_args {
+    const float *logits;               /* [n_logits_rows][vocab_stride] float32; the call may overwrite them */
+    uint32_t vocab_size, vocab_stride;
+    uint32_t vocab_limit;              /* ids from here on are never sampled */
+    const int32_t *banned;             uint32_t n_banned;  /* of the engine, for every draw */
+    const struct sample_task *tasks;   /* ordered by logits_row */
+    uint32_t n_tasks, n_logits_rows;
+    struct sample_result *results;     /* [n_tasks], host memory */
+    int32_t *top_ids;                  /* n_top entries from top_offset on, best first, ties by lowest id; padding: id vocab_size, value -inf */
+    float *top_values;
+    int32_t *top_ranks;
+};
+
+/* ---- the table ------------------------------------------------------------------------------------------------------- */
+
+enum fusion { FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4 };
+
+struct backend_options {
+    const char *device;        /* "cpu", "cuda:0", ... */
+    const char *isa;           /* CPU: "auto", "avx2", "avx512" */
+    uint32_t n_threads;        /* CPU: 0 = physical cores allowed */
+    uint32_t max_rows;         /* most rows of a step */
+    uint32_t max_logits_rows;  /* most rows of one sample call */
+    uint32_t max_cols;         /* widest input of a linear, in elements */
+    uint32_t vocab_size;
+};
+
+struct backend {
+    uint32_t abi, size_bytes;
+    const char *name;
+
+    enum rc (*open)(const struct backend_options *options, void **ctx, struct err *err);
+    void (*close)(void *ctx);
+    const char *(*describe)(void *ctx);                        /* "cpu avx512 2 threads" */
+    uint32_t (*fusions)(void *ctx);                            /* enum fusion, or-ed */
+    bool (*supports)(void *ctx, uint32_t dtype, uint32_t use); /* can a matrix part have this type? */
+
+    enum rc (*buffer_create)(void *ctx, size_t size_bytes, void **buffer, struct err *err); /* zeroed */
+    void (*buffer_destroy)(void *ctx, void *buffer, size_t size_bytes);
+    enum rc (*upload)(void *ctx, void *target, const void *host, size_t size_bytes, struct err *err);
+    enum rc (*download)(void *ctx, void *host, const void *source, size_t size_bytes, struct err *err); /* synchronises */
+    enum rc (*synchronize)(void *ctx, struct err *err);
+
+    enum rc (*matrix_create)(void *ctx, const struct matrix_desc *desc, struct matrix **matrix, struct err *err);
+    void (*matrix_destroy)(void *ctx, struct matrix *matrix);
+    size_t (*matrix_bytes)(const struct matrix *matrix);
+    /* Arithmetic that AUTO became, for a part. */
+    uint32_t (*matrix_arithmetic)(const struct matrix *matrix, uint32_t part);
+    /* rows: n_rows rows of the part's type as the file has them, row-major, from first_row of the part on. */
+    enum rc (*matrix_write)(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                            const void *rows, struct err *err);
+    /* The exact values back as float32 [n_rows][n_cols]; first_row counts over all parts. */
+    enum rc (*matrix_read)(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
+                           struct err *err);
+    /* Bytes of one layer's keys and values in a page. */
+    size_t (*kv_layer_bytes)(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens);
+
+    enum rc (*embed)(void *ctx, const struct embed_args *args, struct err *err);
+    enum rc (*linear)(void *ctx, const struct linear_args *args, struct err *err);
+    enum rc (*rms_norm)(void *ctx, const struct rms_norm_args *args, struct err *err);
+    enum rc (*gated)(void *ctx, const struct gated_args *args, struct err *err);
+    enum rc (*add)(void *ctx, const struct add_args *args, struct err *err);
+    enum rc (*select)(void *ctx, const struct select_args *args, struct err *err);
+    enum rc (*rope_table)(void *ctx, const struct rope_table_args *args, struct err *err);
+    enum rc (*rope)(void *ctx, const struct rope_args *args, struct err *err);
+    enum rc (*kv_write)(void *ctx, const struct kv_write_args *args, struct err *err);
+    enum rc (*attention)(void *ctx, const struct attention_args *args, struct err *err);
+    enum rc (*copy_pages)(void *ctx, const struct copy_pages_args *args, struct err *err);
+    enum rc (*sample)(void *ctx, const struct sample_args *args, struct err *err);
+
+    enum rc (*qkv)(void *ctx, const struct qkv_args *args, struct err *err); /* optional */
+};
+
+const struct backend *backend_cpu(void);
+
+#endif

@@ -1,0 +1,59 @@
+/* cpu.h: what the files of the CPU backend share. backend_cpu.c owns the context, picks the instruction set once by cpuid and
+ * hands out the table; every other file of this folder is compiled once per instruction set, with ISA defined as avx2 or avx512,
+ * and names its symbols with K(name). An operation runs on all threads at once: pool_run calls it with (job, thread), and it
+ * divides its own work; pool_barrier joins the threads in between. No result depends on the number of threads. */
+#ifndef LLMPY_CPU_H
+#define LLMPY_CPU_H
+
+#include "../backend.h"
+
+#define CPU_PASTE2(name, isa) name##_##isa
+#define CPU_PASTE(name, isa) CPU_PASTE2(name, isa)
+#define K(name) CPU_PASTE(name, ISA)
+
+/* pool.c: persistent threads, spin first and sleep on a futex after a while; thread 0 is the caller. */
+struct pool;
+enum rc pool_create(uint32_t n_threads, struct pool **pool, struct err *err);
+void pool_destroy(struct pool *pool);
+uint32_t pool_threads(const struct pool *pool);
+void pool_run(struct pool *pool, void (*job)(void *args, uint32_t thread), void *args);
+void pool_barrier(struct pool *pool); /* called by every thread of a running job */
+
+/* The context that backend_cpu.c opens. scratch is one block per thread plus one shared, sized at open; nothing else is
+ * allocated in a step. */
+struct cpu {
+    struct pool *pool;
+    uint32_t n_threads;
+    const struct cpu_kernels *kernels;
+    void *shared;               size_t shared_bytes;        /* activations prepared for a linear, split partials, ... */
+    char *scratch;              size_t scratch_bytes;       /* n_threads blocks of scratch_bytes */
+    struct backend_options options;
+    char description[64];
+};
+
+/* One instruction set's operations; the same argument structs as the backend's. */
+struct cpu_kernels {
+    const char *isa;
+    enum rc (*matrix_create)(struct cpu *cpu, const struct matrix_desc *desc, struct matrix **matrix, struct err *err);
+    enum rc (*matrix_write)(struct cpu *cpu, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                            const void *rows, struct err *err);
+    enum rc (*matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
+                           struct err *err);
+    enum rc (*embed)(struct cpu *cpu, const struct embed_args *args, struct err *err);
+    enum rc (*linear)(struct cpu *cpu, const struct linear_args *args, struct err *err);
+    enum rc (*rms_norm)(struct cpu *cpu, const struct rms_norm_args *args, struct err *err);
+    enum rc (*gated)(struct cpu *cpu, const struct gated_args *args, struct err *err);
+    enum rc (*add)(struct cpu *cpu, const struct add_args *args, struct err *err);
+    enum rc (*select)(struct cpu *cpu, const struct select_args *args, struct err *err);
+    enum rc (*rope_table)(struct cpu *cpu, const struct rope_table_args *args, struct err *err);
+    enum rc (*rope)(struct cpu *cpu, const struct rope_args *args, struct err *err);
+    enum rc (*kv_write)(struct cpu *cpu, const struct kv_write_args *args, struct err *err);
+    enum rc (*attention)(struct cpu *cpu, const struct attention_args *args, struct err *err);
+    enum rc (*sample)(struct cpu *cpu, const struct sample_args *args, struct err *err);
+    enum rc (*qkv)(struct cpu *cpu, const struct qkv_args *args, struct err *err);
+};
+
+const struct cpu_kernels *cpu_kernels_avx2(void);
+const struct cpu_kernels *cpu_kernels_avx512(void);
+
+#endif
