@@ -1,6 +1,8 @@
 /* py_error.c: the one place where an enum rc becomes a Python exception. */
 #include "py.h"
 
+#include <string.h>
+
 static const struct {
     const char *name;  /* class in llmpy.errors, or NULL for a builtin */
     const char *what, *code; /* attribute names, or NULL */

@@ -1,0 +1,288 @@
+/* dtype.c: the table of storage types and their exact values. Plain portable C: readable before fast, because kernels are
+ * tested against it. Products and sums round once each, in the order that the format's own reference uses: (scale * s) * q and
+ * then the offset, so the build's -ffp-contract=off is part of the meaning. */
+#include "dtype.h"
+
+#include <string.h>
+
+static float f32_from_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint32_t bits_of_f32(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static uint16_t load_u16(const uint8_t *p)
+{
+    return (uint16_t)(p[0] | p[1] << 8);
+}
+
+static uint32_t load_u32(const uint8_t *p)
+{
+    return load_u16(p) | (uint32_t)load_u16(p + 2) << 16;
+}
+
+/* A NaN becomes quiet and keeps its payload, as the processors' own conversions do it. */
+static float f32_from_f16(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
+    if (exponent == 31)
+        return f32_from_bits(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0));
+    if (exponent)
+        return f32_from_bits(sign | (exponent + 112) << 23 | fraction << 13);
+    float magnitude = (float)fraction * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+}
+
+static uint16_t f16_from_f32(float value)
+{
+    uint32_t bits = bits_of_f32(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
+    if (magnitude >= 0x477ff000u) /* 65520 and more round to infinity */
+        return (uint16_t)(sign | 0x7c00);
+    if (magnitude >= 0x38800000u) { /* normal: the carry out of the fraction raises the exponent by itself */
+        uint32_t rebased = magnitude - (112u << 23);
+        return (uint16_t)(sign | (rebased + 0xfff + (rebased >> 13 & 1)) >> 13);
+    }
+    /* Subnormal: adding 0.5 leaves multiples of 2^-24 in the fraction, rounded to nearest even by the addition. */
+    return (uint16_t)(sign | (bits_of_f32(f32_from_bits(magnitude) + 0.5f) - 0x3f000000u));
+}
+
+static uint16_t bf16_from_f32(float value)
+{
+    uint32_t bits = bits_of_f32(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static float load_f16(const uint8_t *p)
+{
+    return f32_from_f16(load_u16(p));
+}
+
+/* ---- one block each: b is the block, y its values ---- */
+
+static void f32_block(const uint8_t *b, float *y)
+{
+    *y = f32_from_bits(load_u32(b));
+}
+
+static void f64_block(const uint8_t *b, float *y)
+{
+    uint64_t bits = load_u32(b) | (uint64_t)load_u32(b + 4) << 32;
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    *y = (float)value;
+}
+
+static void f16_block(const uint8_t *b, float *y)
+{
+    *y = load_f16(b);
+}
+
+static void bf16_block(const uint8_t *b, float *y)
+{
+    *y = f32_from_bits((uint32_t)load_u16(b) << 16);
+}
+
+static void q4_0_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b);
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)((b[2 + j] & 15) - 8);
+        y[j + 16] = d * (float)((b[2 + j] >> 4) - 8);
+    }
+}
+
+static void q4_1_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b), m = load_f16(b + 2);
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)(b[4 + j] & 15) + m;
+        y[j + 16] = d * (float)(b[4 + j] >> 4) + m;
+    }
+}
+
+static void q5_0_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b);
+    uint32_t high = load_u32(b + 2);
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)((int)((b[6 + j] & 15) | (high >> j & 1) << 4) - 16);
+        y[j + 16] = d * (float)((int)((b[6 + j] >> 4) | (high >> (j + 16) & 1) << 4) - 16);
+    }
+}
+
+static void q5_1_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b), m = load_f16(b + 2);
+    uint32_t high = load_u32(b + 4);
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)((b[8 + j] & 15) | (high >> j & 1) << 4) + m;
+        y[j + 16] = d * (float)((b[8 + j] >> 4) | (high >> (j + 16) & 1) << 4) + m;
+    }
+}
+
+static void q8_0_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b);
+    for (int j = 0; j < 32; j++)
+        y[j] = d * (float)(int8_t)b[2 + j];
+}
+
+static void q2_k_block(const uint8_t *b, float *y)
+{
+    const uint8_t *scales = b, *qs = b + 16;
+    float d = load_f16(b + 80), dmin = load_f16(b + 82);
+    for (int v = 0; v < 256; v++) {
+        int q = qs[v / 128 * 32 + v % 32] >> (v % 128 / 32 * 2) & 3, s = scales[v / 16];
+        y[v] = d * (float)(s & 15) * (float)q - dmin * (float)(s >> 4);
+    }
+}
+
+static void q3_k_block(const uint8_t *b, float *y)
+{
+    const uint8_t *high_mask = b, *qs = b + 32, *scales = b + 96;
+    float d = load_f16(b + 108);
+    for (int v = 0; v < 256; v++) {
+        int j = v / 16;
+        int low = j < 8 ? scales[j] & 15 : scales[j - 8] >> 4;
+        int s = (low | (scales[8 + j % 4] >> (j / 4 * 2) & 3) << 4) - 32;
+        int q = (qs[v / 128 * 32 + v % 32] >> (v % 128 / 32 * 2) & 3) - (high_mask[v % 32] >> (v / 32) & 1 ? 0 : 4);
+        y[v] = d * (float)s * (float)q;
+    }
+}
+
+/* The 6-bit scale and minimum of sub-block j (0..7) out of the 12 bytes that Q4_K and Q5_K share. */
+static void k_scale(const uint8_t *packed, int j, float *scale, float *minimum)
+{
+    if (j < 4) {
+        *scale = (float)(packed[j] & 63);
+        *minimum = (float)(packed[j + 4] & 63);
+    } else {
+        *scale = (float)((packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4);
+        *minimum = (float)(packed[j + 4] >> 4 | (packed[j] >> 6) << 4);
+    }
+}
+
+static void q4_k_block(const uint8_t *b, float *y)
+{
+    const uint8_t *qs = b + 16;
+    float d = load_f16(b), dmin = load_f16(b + 2);
+    for (int j = 0; j < 8; j++) {
+        float scale, minimum;
+        k_scale(b + 4, j, &scale, &minimum);
+        for (int l = 0; l < 32; l++) {
+            int q = qs[j / 2 * 32 + l] >> (j % 2 * 4) & 15;
+            y[j * 32 + l] = d * scale * (float)q - dmin * minimum;
+        }
+    }
+}
+
+static void q5_k_block(const uint8_t *b, float *y)
+{
+    const uint8_t *high = b + 16, *qs = b + 48;
+    float d = load_f16(b), dmin = load_f16(b + 2);
+    for (int j = 0; j < 8; j++) {
+        float scale, minimum;
+        k_scale(b + 4, j, &scale, &minimum);
+        for (int l = 0; l < 32; l++) {
+            int q = (qs[j / 2 * 32 + l] >> (j % 2 * 4) & 15) | (high[l] >> j & 1) << 4;
+            y[j * 32 + l] = d * scale * (float)q - dmin * minimum;
+        }
+    }
+}
+
+static void q6_k_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b + 208);
+    for (int half = 0; half < 2; half++) {
+        const uint8_t *low = b + 64 * half, *high = b + 128 + 32 * half;
+        const int8_t *scales = (const int8_t *)(b + 192 + 8 * half);
+        for (int part = 0; part < 4; part++)
+            for (int l = 0; l < 32; l++) {
+                int q = low[part % 2 * 32 + l] >> (part / 2 * 4) & 15;
+                q |= (high[l] >> (part * 2) & 3) << 4;
+                y[128 * half + 32 * part + l] = d * (float)scales[part * 2 + l / 16] * (float)(q - 32);
+            }
+    }
+}
+
+typedef void (*block_reader)(const uint8_t *block, float *values);
+
+static const struct {
+    struct dtype_info info;
+    block_reader read; /* NULL: no float value */
+} TYPES[] = {
+    [DTYPE_F32] = {{"float32", 1, 4}, f32_block},
+    [DTYPE_F16] = {{"float16", 1, 2}, f16_block},
+    [DTYPE_Q4_0] = {{"q4_0", 32, 18}, q4_0_block},
+    [DTYPE_Q4_1] = {{"q4_1", 32, 20}, q4_1_block},
+    [DTYPE_Q5_0] = {{"q5_0", 32, 22}, q5_0_block},
+    [DTYPE_Q5_1] = {{"q5_1", 32, 24}, q5_1_block},
+    [DTYPE_Q8_0] = {{"q8_0", 32, 34}, q8_0_block},
+    [DTYPE_Q2_K] = {{"q2_k", 256, 84}, q2_k_block},
+    [DTYPE_Q3_K] = {{"q3_k", 256, 110}, q3_k_block},
+    [DTYPE_Q4_K] = {{"q4_k", 256, 144}, q4_k_block},
+    [DTYPE_Q5_K] = {{"q5_k", 256, 176}, q5_k_block},
+    [DTYPE_Q6_K] = {{"q6_k", 256, 210}, q6_k_block},
+    [DTYPE_I8] = {{"int8", 1, 1}, NULL},
+    [DTYPE_I16] = {{"int16", 1, 2}, NULL},
+    [DTYPE_I32] = {{"int32", 1, 4}, NULL},
+    [DTYPE_I64] = {{"int64", 1, 8}, NULL},
+    [DTYPE_F64] = {{"float64", 1, 8}, f64_block},
+    [DTYPE_BF16] = {{"bfloat16", 1, 2}, bf16_block},
+    [DTYPE_U8] = {{"uint8", 1, 1}, NULL},
+    [DTYPE_BOOL] = {{"bool", 1, 1}, NULL},
+};
+#define N_TYPES (sizeof TYPES / sizeof *TYPES)
+
+const struct dtype_info *dtype_info(uint32_t dtype)
+{
+    return dtype < N_TYPES && TYPES[dtype].info.name ? &TYPES[dtype].info : NULL;
+}
+
+uint32_t dtype_from_name(const char *name)
+{
+    for (uint32_t dtype = 0; dtype < N_TYPES; dtype++)
+        if (TYPES[dtype].info.name && strcmp(TYPES[dtype].info.name, name) == 0)
+            return dtype;
+    return DTYPE_NONE;
+}
+
+int dtype_to_float(uint32_t dtype, const void *source, float *target, size_t n)
+{
+    const struct dtype_info *info = dtype_info(dtype);
+    if (!info || !TYPES[dtype].read)
+        return 0;
+    const uint8_t *block = source;
+    for (size_t i = 0; i < n; i += info->block_values, block += info->block_bytes)
+        TYPES[dtype].read(block, target + i);
+    return 1;
+}
+
+int dtype_from_float(uint32_t dtype, const float *source, void *target, size_t n)
+{
+    if (dtype == DTYPE_F32) {
+        memmove(target, source, n * sizeof *source);
+        return 1;
+    }
+    if (dtype != DTYPE_F16 && dtype != DTYPE_BF16)
+        return 0;
+    uint8_t *bytes = target;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t bits = dtype == DTYPE_F16 ? f16_from_f32(source[i]) : bf16_from_f32(source[i]);
+        bytes[2 * i] = (uint8_t)bits;
+        bytes[2 * i + 1] = (uint8_t)(bits >> 8);
+    }
+    return 1;
+}
