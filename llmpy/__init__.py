@@ -1,0 +1,151 @@
+"""llmpy: large-language-model inference, a C core with a Python face.
+
+    from llmpy import LLM, SamplingParams
+    llm = LLM("HuggingFaceTB/SmolLM2-135M-Instruct")
+    for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0)):
+        print(output.text)
+
+Names are loaded on first use, so the import itself is short and touches no device.
+"""
+
+from typing import TYPE_CHECKING
+
+try:
+    from . import _core
+except ImportError as error:
+    raise ImportError(
+        "the C core of llmpy is not built: run `pip install .` in the source folder, "
+        f"or `python setup.py build_ext --inplace` to work on it ({error})"
+    ) from error
+
+if TYPE_CHECKING:
+    from ._later import (
+        AsyncEngine,
+        BeamSearchOutput,
+        BeamSearchParams,
+        BeamSearchSequence,
+        EmbeddingRequestOutput,
+        LoRARequest,
+        PoolingParams,
+        PoolingRequestOutput,
+        StructuredOutputsParams,
+    )
+    from .config import EngineConfig
+    from .devices import build_info, devices
+    from .errors import (
+        ChatTemplateError,
+        CheckpointError,
+        ConfigError,
+        DeviceError,
+        DeviceMemoryError,
+        EngineAsleepError,
+        EngineBusyError,
+        EngineClosedError,
+        EngineDeadError,
+        GenerationInterrupted,
+        InvalidRequestError,
+        LlmpyError,
+        ModelNotFoundError,
+        NoAllowedTokenError,
+        NonFiniteLogitsError,
+        QueueFullError,
+        RequestFailedError,
+        UnsupportedError,
+        WeightsMissingError,
+        WeightUpdateError,
+    )
+    from .inputs import TextPrompt, TokensPrompt
+    from .llm import LLM
+    from .logprobs import Logprob
+    from .models import architecture
+    from .outputs import CompletionOutput, EngineStats, RequestOutput, ScoreOutput
+    from .sampling_params import RequestOutputKind, SamplingParams
+    from .tokenizer import Tokenizer
+
+    __version__: str
+
+_MODULES = {
+    "_later": "AsyncEngine BeamSearchOutput BeamSearchParams BeamSearchSequence EmbeddingRequestOutput LoRARequest "
+    "PoolingParams PoolingRequestOutput StructuredOutputsParams",
+    "config": "EngineConfig",
+    "devices": "build_info devices",
+    "errors": "ChatTemplateError CheckpointError ConfigError DeviceError DeviceMemoryError EngineAsleepError "
+    "EngineBusyError EngineClosedError EngineDeadError GenerationInterrupted InvalidRequestError LlmpyError "
+    "ModelNotFoundError NoAllowedTokenError NonFiniteLogitsError QueueFullError RequestFailedError UnsupportedError "
+    "WeightsMissingError WeightUpdateError",
+    "inputs": "TextPrompt TokensPrompt",
+    "llm": "LLM",
+    "logprobs": "Logprob",
+    "models": "architecture",
+    "outputs": "CompletionOutput EngineStats RequestOutput ScoreOutput",
+    "sampling_params": "RequestOutputKind SamplingParams",
+    "tokenizer": "Tokenizer",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "ChatTemplateError",
+    "CheckpointError",
+    "CompletionOutput",
+    "ConfigError",
+    "DeviceError",
+    "DeviceMemoryError",
+    "EmbeddingRequestOutput",
+    "EngineAsleepError",
+    "EngineBusyError",
+    "EngineClosedError",
+    "EngineConfig",
+    "EngineDeadError",
+    "EngineStats",
+    "GenerationInterrupted",
+    "InvalidRequestError",
+    "LlmpyError",
+    "LoRARequest",
+    "Logprob",
+    "ModelNotFoundError",
+    "NoAllowedTokenError",
+    "NonFiniteLogitsError",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "QueueFullError",
+    "RequestFailedError",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "ScoreOutput",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "Tokenizer",
+    "TokensPrompt",
+    "UnsupportedError",
+    "WeightUpdateError",
+    "WeightsMissingError",
+    "__version__",
+    "architecture",
+    "build_info",
+    "devices",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Loads a public name on first use."""
+    if name == "__version__":
+        value: object = _core.build_info()["version"]
+    elif name in _HOME:
+        from importlib import import_module
+
+        value = getattr(import_module("." + _HOME[name], __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Public names, whether loaded or not."""
+    return sorted({*globals(), *__all__})

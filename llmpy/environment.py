@@ -1,0 +1,54 @@
+"""The LLMPY_* variables of a run, read here alone, when an engine is made. An option wins over its variable."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_NAMES = ("LLMPY_DEVICE", "LLMPY_LOG", "LLMPY_CACHE_DIR", "LLMPY_NUM_THREADS", "LLMPY_LIB_PATH", "LLMPY_SYNC")
+_BUILD_NAMES = ("LLMPY_CUDA", "LLMPY_CUDA_ARCHS", "LLMPY_DEBUG", "LLMPY_SANITIZE", "LLMPY_WERROR")
+_LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+def cache_dir() -> Path:
+    """Where the demo model lies; safe to delete."""
+    if given := os.environ.get("LLMPY_CACHE_DIR"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmpy"
+
+
+def device() -> str | None:
+    """LLMPY_DEVICE, or None."""
+    return os.environ.get("LLMPY_DEVICE") or None
+
+
+def num_threads() -> int:
+    """LLMPY_NUM_THREADS; 0 = as many as physical cores are allowed."""
+    text = os.environ.get("LLMPY_NUM_THREADS", "")
+    if text and not (text.isdecimal() and 1 <= int(text) <= 1024):
+        from .errors import ConfigError
+
+        raise ConfigError(
+            f"LLMPY_NUM_THREADS must be an integer from 1 to 1024, got {text!r}.",
+            option="LLMPY_NUM_THREADS",
+            value=text,
+        )
+    return int(text) if text else 0
+
+
+def start() -> None:
+    """Sets the level of the log and warns of LLMPY_* names that mean nothing."""
+    import logging
+
+    logger = logging.getLogger("llmpy")
+    level = os.environ.get("LLMPY_LOG", "").lower()
+    if level in _LOG_LEVELS:
+        logger.setLevel(_LOG_LEVELS[level])
+    elif level:
+        logger.warning("LLMPY_LOG is %r; it must be one of %s", level, ", ".join(_LOG_LEVELS))
+    for name in sorted(os.environ):
+        if name.startswith("LLMPY_") and name not in _NAMES and name not in _BUILD_NAMES:
+            from difflib import get_close_matches
+
+            nearest = get_close_matches(name, _NAMES, 1, 0)[0]
+            logger.warning("environment variable %s is unknown and has no effect; the nearest is %s", name, nearest)

@@ -1,0 +1,63 @@
+"""Errors: bases, attributes, pickling."""
+
+import pickle
+
+import pytest
+
+import llmpy
+from llmpy import errors
+
+BASES = {
+    "InvalidRequestError": (ValueError, ["parameter", "value", "index"]),
+    "ChatTemplateError": (errors.InvalidRequestError, ["parameter", "value", "index"]),
+    "ConfigError": (ValueError, ["option", "value"]),
+    "ModelNotFoundError": (OSError, []),
+    "CheckpointError": (ValueError, ["file", "tensor"]),
+    "UnsupportedError": (NotImplementedError, []),
+    "RequestFailedError": (RuntimeError, ["outputs", "output"]),
+    "NonFiniteLogitsError": (ArithmeticError, ["position"]),
+    "NoAllowedTokenError": (ValueError, ["position", "fields"]),
+    "WeightUpdateError": (ValueError, ["unknown", "missing", "mismatched"]),
+    "WeightsMissingError": (errors.WeightUpdateError, ["unknown", "missing", "mismatched"]),
+    "DeviceError": (RuntimeError, ["operation", "code"]),
+    "EngineDeadError": (errors.DeviceError, ["operation", "code"]),
+    "DeviceMemoryError": (MemoryError, ["wanted_bytes", "free_bytes"]),
+    "EngineBusyError": (RuntimeError, []),
+    "EngineClosedError": (RuntimeError, []),
+    "EngineAsleepError": (RuntimeError, []),
+    "QueueFullError": (RuntimeError, ["num_waiting"]),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_error_has_base_attributes_and_pickles(name):
+    base, attributes = BASES[name]
+    cls = getattr(llmpy, name)
+    assert issubclass(cls, base) and issubclass(cls, llmpy.LlmpyError)
+    plain = cls("message")
+    assert str(plain) == "message"
+    assert all(getattr(plain, attribute) is None for attribute in attributes)
+    full = cls("message", **{attribute: 3 for attribute in attributes})
+    copy = pickle.loads(pickle.dumps(full))
+    assert type(copy) is cls and str(copy) == "message"
+    assert all(getattr(copy, attribute) == 3 for attribute in attributes)
+
+
+def test_unknown_attribute_is_refused():
+    with pytest.raises(TypeError, match="ConfigError has no attribute 'nonsense'"):
+        errors.ConfigError("message", nonsense=1)
+
+
+def test_generation_interrupted_is_a_keyboard_interrupt():
+    error = llmpy.GenerationInterrupted(partial=[1])
+    assert isinstance(error, KeyboardInterrupt) and not isinstance(error, Exception)
+    assert pickle.loads(pickle.dumps(error)).partial == [1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AsyncEngine", "BeamSearchParams", "PoolingParams", "StructuredOutputsParams", "LoRARequest", "BeamSearchOutput"],
+)
+def test_names_that_come_later_name_themselves(name):
+    with pytest.raises(llmpy.UnsupportedError, match=f"^{name} is not supported yet"):
+        getattr(llmpy, name)(1, x=2)
