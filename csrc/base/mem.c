@@ -22,9 +22,10 @@ static int must_fail(void)
 
 void *mem_alloc(size_t size_bytes)
 {
-    if (must_fail() || size_bytes > SIZE_MAX - ALIGNMENT)
+    void *block;
+    if (must_fail() || posix_memalign(&block, ALIGNMENT, size_bytes ? size_bytes : 1))
         return NULL;
-    return aligned_alloc(ALIGNMENT, (size_bytes + ALIGNMENT) & ~(size_t)(ALIGNMENT - 1));
+    return block;
 }
 
 void *mem_calloc(size_t count, size_t size_bytes)

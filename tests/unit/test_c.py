@@ -1,0 +1,56 @@
+"""Builds each tests/c/test_*.c against the core without Python, under ASan and UBSan, and runs it."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = sorted((ROOT / "tests/c").glob("test_*.c"))
+COMPILER = shlex.split(os.environ.get("CC", "cc"))
+FLAGS = (
+    "-std=c11 -Wall -Wextra -Werror -O1 -g -DLLMPY_DEBUG -pthread -ffp-contract=off -fno-omit-frame-pointer "
+    "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+).split()
+
+
+def run(command: list[str | Path]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, f"{shlex.join(map(str, command))}\n{result.stdout}{result.stderr}"
+
+
+@pytest.fixture(scope="session")
+def core_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sanitised core as an archive: a test pulls in only the objects that it needs."""
+    if not shutil.which(COMPILER[0]):
+        pytest.skip(f"no C compiler: {COMPILER[0]}")
+    folder = tmp_path_factory.mktemp("c")
+    probe = folder / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    if subprocess.run([*COMPILER, *FLAGS, probe, "-o", folder / "probe"], capture_output=True).returncode:
+        pytest.skip("the C compiler has no address and undefined-behaviour sanitizers")
+
+    def compile_file(source: Path) -> Path:
+        target = folder / f"{source.parent.name}_{source.stem}.o"
+        run([*COMPILER, *FLAGS, "-c", source, "-o", target])
+        return target
+
+    sources = [source for part in ("base", "program", "engine") for source in sorted((ROOT / "csrc" / part).glob("*.c"))]
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_file, sources))
+    library = folder / "libcore.a"
+    run(["ar", "rcs", library, *objects])
+    return library
+
+
+@pytest.mark.parametrize("source", TESTS, ids=lambda source: source.stem)
+def test_c(source: Path, core_library: Path, tmp_path: Path) -> None:
+    program = tmp_path / source.stem
+    run([*COMPILER, *FLAGS, source, core_library, "-lm", "-o", program])
+    options = {"ASAN_OPTIONS": "allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    result = subprocess.run([program], capture_output=True, text=True, cwd=tmp_path, env=os.environ | options, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
