@@ -1,0 +1,286 @@
+"""Where a model's files lie: a local directory, a `.gguf` file, or a repository of the Hugging Face hub and its cache.
+
+A local path never touches the network and never imports the hub client.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import CheckpointError, ModelNotFoundError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+logger = logging.getLogger("llmpy")
+
+INDEX = "model.safetensors.index.json"
+TEXT_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model"),
+    INDEX,
+)
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+REPOSITORY_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/(.+\.gguf)")
+
+
+class ModelFiles:
+    """The files of one model.
+
+    Args:
+        kind: "hf" (config.json and safetensors) or "gguf".
+        directory: Where config and tokenizer files lie; None for a GGUF file, which holds its own.
+        weights: Safetensors shards in order, or the one GGUF file; empty if only the text files were asked for.
+        config: Contents of config.json; {} for GGUF.
+        generation_config: Contents of generation_config.json; {} without one.
+        name: Short name for display.
+    """
+
+    __slots__ = ("config", "directory", "generation_config", "kind", "name", "weights")
+
+    def __init__(
+        self,
+        kind: str,
+        directory: Path | None,
+        weights: list[Path],
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        name: str,
+    ) -> None:
+        self.kind = kind
+        self.directory = directory
+        self.weights = weights
+        self.config = config
+        self.generation_config = generation_config
+        self.name = name
+
+    def __repr__(self) -> str:
+        where = self.directory or self.weights[0]
+        return f"ModelFiles({self.kind}, {self.name}, {where}, {len(self.weights)} weight files)"
+
+
+def resolve(
+    model: str | Path, revision: str | None = None, token: str | None = None, *, weights: bool = True
+) -> ModelFiles:
+    """Finds the files of a model, downloading those of a hub repository that the cache lacks.
+
+    Args:
+        model: A local directory, a local `.gguf` file, a hub id ("org/name"), or a file in one ("org/name/file.gguf").
+        revision: Branch, tag or commit of a hub repository; None = its main branch.
+        token: Hub token; None = the one that the hub client finds.
+        weights: False: config and tokenizer files suffice; no weights are downloaded and none need be there.
+
+    Returns:
+        The files, all of them on disk.
+
+    Raises:
+        ModelNotFoundError: No such path, repository, revision or file, or no network and nothing in the cache.
+        CheckpointError: A JSON file that does not parse, or an index that names absent files.
+        UnsupportedError: Weights in another format only.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _from_directory(path, weights)
+    if path.is_file():
+        return _from_gguf(path)
+    text = str(model)
+    if isinstance(model, str) and (found := REPOSITORY_FILE.fullmatch(text)):
+        return _from_hub(found[1], found[2], revision, token, weights)
+    if isinstance(model, str) and REPOSITORY.fullmatch(text) and not text.endswith(".gguf"):
+        return _from_hub(text, None, revision, token, weights)
+    raise ModelNotFoundError(
+        f"model: {text} is neither a file nor a directory; give a directory with config.json, a .gguf file, "
+        'or a hub id ("org/name")'
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} if there is no such file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}; download it again", file=str(path)) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: wanted a JSON object, have {type(found).__name__}", file=str(path))
+    return found
+
+
+def _from_gguf(path: Path) -> ModelFiles:
+    """One local file."""
+    if path.suffix.lower() != ".gguf":
+        raise UnsupportedError(f"model: {path} is a file that is not .gguf; give its directory, or a .gguf file")
+    return ModelFiles("gguf", None, [path], {}, {}, path.stem)
+
+
+def _from_directory(directory: Path, weights: bool) -> ModelFiles:
+    """A local directory with config.json and safetensors, or with one GGUF file."""
+    names = sorted(entry.name for entry in directory.iterdir() if entry.is_file())
+    if _holds_gguf(names, weights):
+        return _from_gguf(directory / _only_gguf(names, str(directory), f"{directory}/"))
+    shards: list[Path] = []
+    if weights:
+        shards = [directory / name for name in _shards(names, directory / INDEX)]
+        _check_shards(shards, names, directory)
+    config, generation = read_json(directory / "config.json"), read_json(directory / "generation_config.json")
+    return ModelFiles("hf", directory, shards, config, generation, _short_name(directory))
+
+
+def _holds_gguf(names: list[str], weights: bool) -> bool:
+    """Whether files like these are a GGUF model, and not a Hugging Face one."""
+    if "config.json" not in names:
+        return True
+    with_weights = [name for name in names if name.endswith((".gguf", ".safetensors"))]
+    return weights and bool(with_weights) and all(name.endswith(".gguf") for name in with_weights)
+
+
+def _check_shards(shards: list[Path], names: list[str], directory: Path) -> None:
+    """Raises unless there are safetensors files and all of them are there."""
+    others = ", ".join([name for name in names if name.endswith(OTHER_WEIGHTS)][:3])
+    if not shards and others:
+        raise UnsupportedError(f"{directory}: wanted safetensors, have {others}; convert the weights to safetensors")
+    if not shards:
+        raise ModelNotFoundError(f"{directory}: has config.json and no *.safetensors; is the download complete?")
+    for shard in shards:
+        if not shard.is_file():
+            message = f"{shard}: listed in {INDEX} and not there; is the download complete?"
+            raise CheckpointError(message, file=str(shard))
+
+
+def _shards(names: Iterable[str], index: Path) -> list[str]:
+    """Names of the safetensors files that make up the model, in order."""
+    found = {name for name in names if name.endswith(".safetensors") and "/" not in name}
+    if index.is_file():
+        table = read_json(index).get("weight_map")
+        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+            raise CheckpointError(f"{index}: wanted a weight_map of file names", file=str(index))
+        for name in table.values():
+            if Path(name).name != name:
+                raise CheckpointError(f"{index}: wanted names of files beside it, have {name!r}", file=str(index))
+        return sorted(set(table.values()))
+    if "model.safetensors" in found:
+        return ["model.safetensors"]
+    return sorted(name for name in found if not name.startswith(("consolidated", "adapter")))
+
+
+def _only_gguf(names: Iterable[str], where: str, prefix: str) -> str:
+    """The one GGUF file among some names."""
+    found = sorted(name for name in names if name.lower().endswith(".gguf"))
+    if not found:
+        raise ModelNotFoundError(f"{where}: has neither config.json nor a .gguf file")
+    if len(found) > 1:
+        listed = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+        raise ModelNotFoundError(f"{where}: has {len(found)} GGUF files ({listed}); name one, as {prefix}{found[0]}")
+    return found[0]
+
+
+def _short_name(directory: Path) -> str:
+    """A directory's name; for a snapshot in the hub's cache, the repository's."""
+    resolved = directory.resolve()
+    parent = resolved.parent.parent.name
+    if resolved.parent.name == "snapshots" and parent.startswith("models--"):
+        return parent.rsplit("--", 1)[1]
+    return resolved.name or str(resolved)
+
+
+def _from_hub(repository: str, file: str | None, revision: str | None, token: str | None, weights: bool) -> ModelFiles:
+    """A repository of the hub: what the hub lists is downloaded, without the hub what the cache has is taken."""
+    names = _list_repository(repository, revision, token)
+    if names is None:
+        snapshot = _cached_snapshot(repository, revision)
+        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+        gguf = _gguf_of(repository, file, names, weights)
+    elif gguf := _gguf_of(repository, file, names, weights):
+        snapshot = _download(repository, [gguf], revision, token)
+    else:
+        chosen = [name for name in names if _is_text(name)]
+        snapshot = _download(repository, chosen, revision, token)
+        if weights:
+            snapshot = _download(repository, [*chosen, *_shards(names, snapshot / INDEX)], revision, token)
+    return _from_gguf(snapshot / gguf) if gguf else _from_directory(snapshot, weights)
+
+
+def _gguf_of(repository: str, file: str | None, names: list[str], weights: bool) -> str | None:
+    """Which GGUF file of a repository is meant; None if it is a Hugging Face model."""
+    if file is None:
+        return _only_gguf(names, repository, f"{repository}/") if _holds_gguf(names, weights) else None
+    if file not in names:
+        others = ", ".join(sorted(name for name in names if name.endswith(".gguf"))) or "none"
+        raise ModelNotFoundError(f"{repository}: no file {file}; its GGUF files: {others}")
+    return file
+
+
+def _is_text(name: str) -> bool:
+    """Whether a repository's file is one of those that configure the model and its tokenizer."""
+    return name in TEXT_FILES or (name.startswith("additional_chat_templates/") and name.endswith(".jinja"))
+
+
+def _list_repository(repository: str, revision: str | None, token: str | None) -> list[str] | None:
+    """Names of a repository's files; None if the hub cannot be asked."""
+    from huggingface_hub import HfApi, errors
+
+    knob = "hf_token, HF_TOKEN"
+    try:
+        siblings = HfApi(token=token).model_info(repository, revision=revision).siblings or []
+        return [sibling.rfilename for sibling in siblings]
+    except errors.OfflineModeIsEnabled:
+        return None
+    except errors.GatedRepoError as error:
+        message = f"{repository} is gated: accept its terms on the hub and give a token; {knob}"
+        raise ModelNotFoundError(message) from error
+    except errors.RepositoryNotFoundError as error:
+        message = (
+            f"{repository}: no such file or directory here, and no such repository on the hub or a private one; {knob}"
+        )
+        raise ModelNotFoundError(message) from error
+    except errors.RevisionNotFoundError as error:
+        message = f"{repository} has no revision {revision}; give a branch, a tag or a commit"
+        raise ModelNotFoundError(message) from error
+    except Exception as error:  # the client's transport has its own classes, which differ between its versions
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            raise ModelNotFoundError(f"{repository}: the hub refused the token; {knob}") from error
+        logger.warning("%s: the hub cannot be reached (%s); looking in the cache", repository, _first_line(error))
+        return None
+
+
+def _cached_snapshot(repository: str, revision: str | None) -> Path:
+    """The directory of a revision in the hub's cache."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    name = revision or constants.DEFAULT_REVISION
+    reference = folder / "refs" / name
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else name
+    snapshot = folder / "snapshots" / commit
+    if not snapshot.is_dir():
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        raise ModelNotFoundError(
+            f"{repository}: no such file or directory here, {why}, and the cache has no revision {name} at {folder}; "
+            "download it where there is a network, or give a local directory"
+        )
+    return snapshot
+
+
+def _download(repository: str, names: list[str], revision: str | None, token: str | None) -> Path:
+    """Fetches some files of a repository into the cache; their directory."""
+    from huggingface_hub import snapshot_download
+
+    patterns = [re.sub(r"([*?[])", r"[\1]", name) for name in names]
+    try:
+        return Path(snapshot_download(repository, revision=revision, token=token, allow_patterns=patterns))
+    except Exception as error:  # as above
+        if type(error) in (OSError, PermissionError):  # a full disk, a cache that is not ours
+            raise
+        message = f"{repository}: the download failed: {_first_line(error)}; try again, what is there is kept"
+        raise ModelNotFoundError(message) from error
+
+
+def _first_line(error: Exception) -> str:
+    """Type and first line of an error's text."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
