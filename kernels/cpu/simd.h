@@ -192,7 +192,10 @@ V_INLINE void v_store_f16_n(uint16_t *p, vf x, uint32_t n)
     memcpy(p, &r, n * sizeof *p);
 }
 
-V_INLINE vf v_power2(__m256i n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)); }
+V_INLINE vf v_power2(__m256i n)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
 V_INLINE vf v_scale2(vf x, vf n) /* in two steps, so that |n| up to 250 works and a tiny result is rounded once */
 {
     __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);

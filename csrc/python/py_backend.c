@@ -1,0 +1,631 @@
+/* py_backend.c: _core.Backend, one backend's operations on host arrays, for kernel tests and benchmarks. Matrices and pools of
+ * pages are capsules that keep their backend alive. */
+#include "py_stage.h"
+
+#include "../base/mem.h"
+
+#include <string.h>
+
+#pragma weak backend_cpu /* the core also links without kernels */
+
+/* ---- the object ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *backend_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"device", "isa", "num_threads", "max_rows", "max_cols", "vocab_size", NULL};
+    struct backend_options options = {.device = "cpu", .isa = "auto", .max_rows = 512, .max_cols = 16384};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ssIIII", names, &options.device, &options.isa, &options.n_threads,
+                                     &options.max_rows, &options.max_cols, &options.vocab_size))
+        return NULL;
+    options.max_logits_rows = options.max_rows;
+    struct err err = {0};
+    if (strcmp(options.device, "cpu") || !backend_cpu) {
+        err_set(&err, RC_UNSUPPORTED, "device: wanted 'cpu', have '%.100s'", options.device);
+        return py_raise(&err);
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct backend_object *self = (struct backend_object *)allocate(type, 0);
+    if (!self)
+        return NULL;
+    self->table = backend_cpu();
+    if (self->table->open(&options, &self->ctx, &err)) {
+        self->ctx = NULL;
+        Py_DECREF(self);
+        return py_raise(&err);
+    }
+    return (PyObject *)self;
+}
+
+static void backend_dealloc(PyObject *object)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    if (self->ctx)
+        self->table->close(self->ctx);
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyObject *get_description(PyObject *object, void *closure)
+{
+    (void)closure;
+    struct backend_object *self = (struct backend_object *)object;
+    return PyUnicode_FromString(self->table->describe(self->ctx));
+}
+
+static PyObject *get_fusions(PyObject *object, void *closure)
+{
+    (void)closure;
+    struct backend_object *self = (struct backend_object *)object;
+    return PyLong_FromUnsignedLong(self->table->fusions(self->ctx));
+}
+
+static PyObject *get_seconds(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyFloat_FromDouble(((struct backend_object *)object)->seconds);
+}
+
+static PyObject *get_allocations(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLongLong(((struct backend_object *)object)->allocations);
+}
+
+/* ---- matrices: capsules that keep their backend alive ------------------------------------------------------------------ */
+
+#define MATRIX_NAME "llmpy.matrix"
+
+static void matrix_free(PyObject *capsule)
+{
+    struct backend_object *self = PyCapsule_GetContext(capsule);
+    self->table->matrix_destroy(self->ctx, PyCapsule_GetPointer(capsule, MATRIX_NAME));
+    Py_DECREF(self);
+}
+
+static struct matrix *matrix_get(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, MATRIX_NAME);
+}
+
+/* Parses [(dtype name, rows, bytes)] into parts; the number of parts, or -1. */
+static Py_ssize_t matrix_parts(PyObject *list, struct matrix_part *parts, Py_ssize_t max)
+{
+    Py_ssize_t n = PySequence_Size(list);
+    if (n < 1 || n > max) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "parts: wanted 1 to 16 of them");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(list, i), *data;
+        const char *name;
+        int ok = item && PyArg_ParseTuple(item, "sIO", &name, &parts[i].n_rows, &data);
+        if (ok)
+            parts[i].dtype = dtype_from_name(name);
+        Py_XDECREF(item);
+        if (!ok)
+            return -1;
+    }
+    return n;
+}
+
+static int matrix_fill(struct backend_object *self, struct matrix *matrix, PyObject *list, Py_ssize_t n)
+{
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(list, i), *data;
+        const char *name;
+        uint32_t rows;
+        Py_buffer buffer;
+        if (!item || !PyArg_ParseTuple(item, "sIO", &name, &rows, &data) ||
+            PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE) < 0) {
+            Py_XDECREF(item);
+            return -1;
+        }
+        struct err err = {0};
+        enum rc rc = self->table->matrix_write(self->ctx, matrix, (uint32_t)i, 0, rows, buffer.buf, &err);
+        PyBuffer_Release(&buffer);
+        Py_DECREF(item);
+        if (rc) {
+            py_raise(&err);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *backend_matrix(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    static char *names[] = {"parts", "cols", "use", "arithmetic", NULL};
+    struct matrix_part parts[16];
+    struct matrix_desc desc = {.parts = parts, .use = MATRIX_LINEAR};
+    PyObject *list;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OI|II", names, &list, &desc.n_cols, &desc.use, &desc.arithmetic))
+        return NULL;
+    Py_ssize_t n = matrix_parts(list, parts, 16);
+    if (n < 0)
+        return NULL;
+    desc.n_parts = (uint32_t)n;
+    struct matrix *matrix = NULL;
+    struct err err = {0};
+    if (self->table->matrix_create(self->ctx, &desc, &matrix, &err))
+        return py_raise(&err);
+    PyObject *capsule = matrix_fill(self, matrix, list, n) < 0 ? NULL : PyCapsule_New(matrix, MATRIX_NAME, matrix_free);
+    if (!capsule) {
+        self->table->matrix_destroy(self->ctx, matrix);
+        return NULL;
+    }
+    PyCapsule_SetContext(capsule, Py_NewRef(object));
+    return capsule;
+}
+
+static PyObject *backend_matrix_info(PyObject *object, PyObject *args)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    PyObject *capsule;
+    uint32_t part;
+    if (!PyArg_ParseTuple(args, "OI", &capsule, &part))
+        return NULL;
+    struct matrix *matrix = matrix_get(capsule);
+    if (!matrix)
+        return NULL;
+    return Py_BuildValue("nI", (Py_ssize_t)self->table->matrix_bytes(matrix), self->table->matrix_arithmetic(matrix, part));
+}
+
+static PyObject *backend_matrix_write(PyObject *object, PyObject *args)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    PyObject *capsule, *data;
+    uint32_t part, first_row, n_rows;
+    if (!PyArg_ParseTuple(args, "OIIIO", &capsule, &part, &first_row, &n_rows, &data))
+        return NULL;
+    struct matrix *matrix = matrix_get(capsule);
+    Py_buffer buffer;
+    if (!matrix || PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE) < 0)
+        return NULL;
+    struct err err = {0};
+    enum rc rc = self->table->matrix_write(self->ctx, matrix, part, first_row, n_rows, buffer.buf, &err);
+    PyBuffer_Release(&buffer);
+    return rc ? py_raise(&err) : Py_NewRef(Py_None);
+}
+
+static PyObject *backend_matrix_read(PyObject *object, PyObject *args)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    PyObject *capsule, *out;
+    uint32_t first_row, n_rows;
+    if (!PyArg_ParseTuple(args, "OIIO", &capsule, &first_row, &n_rows, &out))
+        return NULL;
+    struct matrix *matrix = matrix_get(capsule);
+    Py_buffer buffer;
+    if (!matrix || PyObject_GetBuffer(out, &buffer, PyBUF_CONTIG) < 0)
+        return NULL;
+    struct err err = {0};
+    enum rc rc = self->table->matrix_read(self->ctx, matrix, first_row, n_rows, buffer.buf, &err);
+    PyBuffer_Release(&buffer);
+    return rc ? py_raise(&err) : Py_NewRef(Py_None);
+}
+
+static PyObject *backend_supports(PyObject *object, PyObject *args)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    const char *name;
+    uint32_t use = MATRIX_LINEAR;
+    if (!PyArg_ParseTuple(args, "s|I", &name, &use))
+        return NULL;
+    return PyBool_FromLong(self->table->supports(self->ctx, dtype_from_name(name), use));
+}
+
+/* ---- operations on rows ------------------------------------------------------------------------------------------------ */
+
+static PyObject *backend_embed(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"matrix", "token_ids", "out", "scale", NULL};
+    PyObject *matrix, *ids, *out;
+    struct embed_args a = {.scale = 1.0f};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|f", names, &matrix, &ids, &out, &a.scale))
+        return NULL;
+    if (!(a.matrix = matrix_get(matrix)))
+        return NULL;
+    a.n_rows = (uint32_t)stage_array(&s, "token_ids", ids, 'i', false, &a.token_ids);
+    s.n_rows = a.n_rows;
+    s.has_rows = true;
+    stage_view(&s, "out", out, true, &a.out);
+    STAGE_RUN(&s, embed, &a);
+}
+
+static PyObject *backend_linear(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"matrix", "x", "y", "bias", "add", "input", "norm_weight", "norm_eps", "act", NULL};
+    PyObject *matrix, *x, *y, *bias = Py_None, *add = Py_None, *norm = Py_None;
+    struct linear_args a = {0};
+    struct view added;
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|OOIOfI", names, &matrix, &x, &y, &bias, &add, &a.input, &norm,
+                                     &a.norm_eps, &a.act))
+        return NULL;
+    if (!(a.matrix = matrix_get(matrix)))
+        return NULL;
+    stage_view(&s, "x", x, false, &a.x);
+    stage_view(&s, "y", y, true, &a.y);
+    stage_array(&s, "bias", bias, 'f', false, &a.bias);
+    stage_array(&s, "norm_weight", norm, 'f', false, &a.norm_weight);
+    if (add != Py_None) {
+        stage_view(&s, "add", add, false, &added);
+        a.add = &added;
+    }
+    a.n_rows = s.n_rows;
+    STAGE_RUN(&s, linear, &a);
+}
+
+static PyObject *backend_rms_norm(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"x", "weight", "out", "eps", "n_heads", NULL};
+    PyObject *x, *weight, *out;
+    struct rms_norm_args a = {.n_heads = 1};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOf|I", names, &x, &weight, &out, &a.eps, &a.n_heads))
+        return NULL;
+    stage_view(&s, "x", x, false, &a.x);
+    stage_array(&s, "weight", weight, 'f', false, &a.weight);
+    stage_view(&s, "out", out, true, &a.out);
+    a.n_rows = s.n_rows;
+    STAGE_RUN(&s, rms_norm, &a);
+}
+
+static PyObject *backend_gated(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"gate", "up", "out", "act", NULL};
+    PyObject *gate, *up, *out;
+    struct gated_args a = {0};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|I", names, &gate, &up, &out, &a.act))
+        return NULL;
+    stage_view(&s, "gate", gate, false, &a.gate);
+    stage_view(&s, "up", up, false, &a.up);
+    stage_view(&s, "out", out, true, &a.out);
+    a.n_rows = s.n_rows;
+    STAGE_RUN(&s, gated, &a);
+}
+
+static PyObject *backend_add(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"a", "b", "out", NULL};
+    PyObject *left, *right, *out;
+    struct add_args a = {0};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO", names, &left, &right, &out))
+        return NULL;
+    stage_view(&s, "a", left, false, &a.a);
+    stage_view(&s, "b", right, false, &a.b);
+    stage_view(&s, "out", out, true, &a.out);
+    a.n_rows = s.n_rows;
+    STAGE_RUN(&s, add, &a);
+}
+
+static PyObject *backend_select(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"x", "rows", "out", NULL};
+    PyObject *x, *rows, *out;
+    struct select_args a = {0};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO", names, &x, &rows, &out))
+        return NULL;
+    uint32_t x_rows;
+    stage_any_view(&s, "x", x, false, &a.x, &x_rows);
+    a.n_selected = (uint32_t)stage_array(&s, "rows", rows, 'i', false, &a.rows);
+    s.n_rows = a.n_selected;
+    s.has_rows = true;
+    stage_view(&s, "out", out, true, &a.out);
+    STAGE_RUN(&s, select, &a);
+}
+
+static PyObject *backend_rope_table(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"positions", "inv_freq", "out", "magnitude", NULL};
+    PyObject *positions, *inv_freq, *out;
+    struct rope_table_args a = {.magnitude = 1.0f};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|f", names, &positions, &inv_freq, &out, &a.magnitude))
+        return NULL;
+    a.n_rows = (uint32_t)stage_array(&s, "positions", positions, 'i', false, &a.positions);
+    a.n_freqs = (uint32_t)stage_array(&s, "inv_freq", inv_freq, 'f', false, &a.inv_freq);
+    if (stage_array(&s, "out", out, 'f', true, &a.table) != 2ul * a.n_rows * a.n_freqs)
+        stage_fail(&s, "out", "positions x inv_freq x 2 items");
+    STAGE_RUN(&s, rope_table, &a);
+}
+
+/* The rope table [n_rows][n_freqs][2], or None. */
+static void stage_rope(struct stage *s, PyObject *table, PyObject *q, PyObject *k, struct rope_args *a)
+{
+    stage_view(s, "q", q, true, &a->q);
+    stage_view(s, "k", k, true, &a->k);
+    a->n_rows = s->n_rows;
+    size_t n = stage_array(s, "table", table, 'f', false, &a->table);
+    if (a->n_rows)
+        a->n_freqs = (uint32_t)(n / 2 / a->n_rows);
+    if (!s->failed && n != 2ul * a->n_rows * a->n_freqs)
+        stage_fail(s, "table", "rows x frequencies x 2 items");
+}
+
+static PyObject *backend_rope(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"table", "q", "k", "head_dim", "interleaved", NULL};
+    PyObject *table, *q, *k;
+    int interleaved = 0;
+    struct rope_args a = {0};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOI|p", names, &table, &q, &k, &a.head_dim, &interleaved))
+        return NULL;
+    a.interleaved = interleaved;
+    stage_rope(&s, table, q, k, &a);
+    STAGE_RUN(&s, rope, &a);
+}
+
+/* ---- the cache: capsules of one pool ------------------------------------------------------------------------------------ */
+
+#define POOL_NAME "llmpy.kv_pool"
+
+struct kv_pool {
+    struct kv_view view; /* without table */
+    size_t layer_bytes;
+    uint32_t n_pages, n_layers, block_tokens;
+};
+
+static void pool_free(PyObject *capsule)
+{
+    struct backend_object *self = PyCapsule_GetContext(capsule);
+    struct kv_pool *pool = PyCapsule_GetPointer(capsule, POOL_NAME);
+    self->table->buffer_destroy(self->ctx, pool->view.pool, pool->n_pages * pool->view.page_bytes);
+    mem_free(pool);
+    Py_DECREF(self);
+}
+
+static enum rc pool_write(struct backend_object *self, struct kv_pool *pool, int fill, struct err *err)
+{
+    size_t n_bytes = pool->view.page_bytes;
+    void *page = mem_alloc(n_bytes);
+    if (!page)
+        return err_set(err, RC_MEMORY, "kv_pool: no memory");
+    memset(page, fill, n_bytes);
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; !rc && i < pool->n_pages; i++)
+        rc = self->table->upload(self->ctx, (char *)pool->view.pool + i * n_bytes, page, n_bytes, err);
+    mem_free(page);
+    return rc;
+}
+
+static PyObject *backend_kv_pool(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    static char *names[] = {"n_pages", "n_kv_heads", "head_dim", "dtype", "block_tokens", "n_layers", "fill", NULL};
+    struct kv_pool made = {.n_layers = 1, .block_tokens = 16};
+    const char *dtype = "float32";
+    int fill = 0xff;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "III|sIIi", names, &made.n_pages, &made.view.n_kv_heads, &made.view.head_dim,
+                                     &dtype, &made.block_tokens, &made.n_layers, &fill))
+        return NULL;
+    made.view.dtype = dtype_from_name(dtype);
+    made.layer_bytes = self->table->kv_layer_bytes(self->ctx, made.view.n_kv_heads, made.view.head_dim, made.view.dtype,
+                                                   made.block_tokens);
+    made.view.page_bytes = made.layer_bytes * made.n_layers;
+    struct err err = {0};
+    if (!made.view.page_bytes)
+        return PyErr_Format(PyExc_ValueError, "kv_pool: no pages of %s", dtype);
+    if (self->table->buffer_create(self->ctx, made.n_pages * made.view.page_bytes, &made.view.pool, &err))
+        return py_raise(&err);
+    struct kv_pool *pool = mem_alloc(sizeof *pool);
+    if (pool)
+        *pool = made;
+    enum rc rc = pool ? pool_write(self, pool, fill, &err) : err_set(&err, RC_MEMORY, "kv_pool: no memory");
+    PyObject *capsule = rc ? py_raise(&err) : PyCapsule_New(pool, POOL_NAME, pool_free);
+    if (!capsule) {
+        self->table->buffer_destroy(self->ctx, made.view.pool, made.n_pages * made.view.page_bytes);
+        mem_free(pool);
+        return NULL;
+    }
+    PyCapsule_SetContext(capsule, Py_NewRef(object));
+    return capsule;
+}
+
+static PyObject *backend_kv_read(PyObject *object, PyObject *capsule)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    struct kv_pool *pool = PyCapsule_GetPointer(capsule, POOL_NAME);
+    if (!pool)
+        return NULL;
+    size_t n_bytes = pool->n_pages * pool->view.page_bytes;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n_bytes);
+    struct err err = {0};
+    if (bytes && self->table->download(self->ctx, PyBytes_AsString(bytes), pool->view.pool, n_bytes, &err)) {
+        Py_DECREF(bytes);
+        return py_raise(&err);
+    }
+    return bytes;
+}
+
+/* batch = (positions, row_seq, seq_first_row); table = int32 [n_seqs][table_stride]. */
+static void stage_batch(struct stage *s, PyObject *batch, struct batch_view *view)
+{
+    PyObject *positions, *row_seq, *first;
+    memset(view, 0, sizeof *view);
+    if (s->failed)
+        return;
+    if (!PyArg_ParseTuple(batch, "OOO", &positions, &row_seq, &first)) {
+        s->failed = true;
+        return;
+    }
+    view->n_rows = (uint32_t)stage_array(s, "positions", positions, 'i', false, &view->positions);
+    size_t n = stage_array(s, "row_seq", row_seq, 'i', false, &view->row_seq);
+    view->n_seqs = (uint32_t)stage_array(s, "seq_first_row", first, 'i', false, &view->seq_first_row) - 1;
+    if (!s->failed && n != view->n_rows)
+        stage_fail(s, "row_seq", "as many items as positions");
+    s->n_rows = view->n_rows;
+    s->has_rows = true;
+}
+
+static void stage_kv(struct stage *s, PyObject *capsule, PyObject *table, uint32_t layer, struct batch_view *batch,
+                     struct kv_view *view)
+{
+    memset(view, 0, sizeof *view);
+    struct kv_pool *pool = s->failed ? NULL : PyCapsule_GetPointer(capsule, POOL_NAME);
+    if (!pool) {
+        s->failed = true;
+        return;
+    }
+    *view = pool->view;
+    view->layer_offset = layer * pool->layer_bytes;
+    batch->block_tokens = pool->block_tokens;
+    size_t n = stage_array(s, "table", table, 'i', false, &view->table);
+    view->table_stride = batch->n_seqs ? (uint32_t)(n / batch->n_seqs) : 0;
+    if (!s->failed && (layer >= pool->n_layers || n != (size_t)view->table_stride * batch->n_seqs))
+        stage_fail(s, "table", "one row a sequence, and a layer of the pool");
+}
+
+static PyObject *backend_kv_write(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"pool", "batch", "table", "k", "v", "layer", NULL};
+    PyObject *pool, *batch, *table, *k, *v;
+    uint32_t layer = 0;
+    struct batch_view view;
+    struct kv_write_args a = {.batch = &view};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOO|I", names, &pool, &batch, &table, &k, &v, &layer))
+        return NULL;
+    stage_batch(&s, batch, &view);
+    stage_kv(&s, pool, table, layer, &view, &a.kv);
+    stage_view(&s, "k", k, false, &a.k);
+    stage_view(&s, "v", v, false, &a.v);
+    STAGE_RUN(&s, kv_write, &a);
+}
+
+static PyObject *backend_attention(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"pool", "batch", "table", "q", "out", "scale", "window", "softcap", "layer", NULL};
+    PyObject *pool, *batch, *table, *q, *out;
+    uint32_t layer = 0;
+    struct batch_view view;
+    struct attention_args a = {.batch = &view};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOf|IfI", names, &pool, &batch, &table, &q, &out, &a.scale, &a.window,
+                                     &a.softcap, &layer))
+        return NULL;
+    stage_batch(&s, batch, &view);
+    stage_kv(&s, pool, table, layer, &view, &a.kv);
+    stage_view(&s, "q", q, false, &a.q);
+    stage_view(&s, "out", out, true, &a.out);
+    if (!s.failed)
+        a.n_heads = a.q.width / a.kv.head_dim;
+    STAGE_RUN(&s, attention, &a);
+}
+
+static PyObject *backend_qkv(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"pool",   "batch", "table", "q",           "k",     "v", "q_norm",
+                            "k_norm", "eps",   "rope",  "interleaved", "layer", NULL};
+    PyObject *pool, *batch, *table, *q, *k, *v, *q_norm = Py_None, *k_norm = Py_None, *rope = Py_None;
+    uint32_t layer = 0;
+    int interleaved = 0;
+    struct batch_view view;
+    struct qkv_args a = {.write.batch = &view};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOfOpI", names, &pool, &batch, &table, &q, &k, &v, &q_norm, &k_norm,
+                                     &a.eps, &rope, &interleaved, &layer))
+        return NULL;
+    if (!s.self->table->qkv)
+        return PyErr_Format(PyExc_NotImplementedError, "this backend has no fused qkv");
+    stage_batch(&s, batch, &view);
+    stage_kv(&s, pool, table, layer, &view, &a.write.kv);
+    stage_rope(&s, rope, q, k, &a.rope);
+    stage_view(&s, "k", k, true, &a.write.k);
+    stage_view(&s, "v", v, false, &a.write.v);
+    stage_array(&s, "q_norm", q_norm, 'f', false, &a.q_norm);
+    stage_array(&s, "k_norm", k_norm, 'f', false, &a.k_norm);
+    a.rope.head_dim = a.write.kv.head_dim;
+    a.rope.interleaved = interleaved;
+    STAGE_RUN(&s, qkv, &a);
+}
+
+static PyObject *backend_copy_pages(PyObject *object, PyObject *args)
+{
+    PyObject *capsule, *copies;
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTuple(args, "OO", &capsule, &copies))
+        return NULL;
+    struct kv_pool *pool = PyCapsule_GetPointer(capsule, POOL_NAME);
+    if (!pool)
+        return NULL;
+    struct copy_pages_args a = {.pool = pool->view.pool, .page_bytes = pool->view.page_bytes};
+    a.n_copies = (uint32_t)stage_array(&s, "copies", copies, 'i', false, &a.copies) / 2;
+    STAGE_RUN(&s, copy_pages, &a);
+}
+
+/* ---- the type ----------------------------------------------------------------------------------------------------------- */
+
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))backend_##name, METH_VARARGS | METH_KEYWORDS, NULL}
+
+static PyMethodDef methods[] = {
+    METHOD(matrix),
+    {"matrix_info", backend_matrix_info, METH_VARARGS, NULL},
+    {"matrix_write", backend_matrix_write, METH_VARARGS, NULL},
+    {"matrix_read", backend_matrix_read, METH_VARARGS, NULL},
+    {"supports", backend_supports, METH_VARARGS, NULL},
+    METHOD(embed),
+    METHOD(linear),
+    METHOD(rms_norm),
+    METHOD(gated),
+    METHOD(add),
+    METHOD(select),
+    METHOD(rope_table),
+    METHOD(rope),
+    METHOD(kv_pool),
+    {"kv_read", backend_kv_read, METH_O, NULL},
+    METHOD(kv_write),
+    METHOD(attention),
+    METHOD(qkv),
+    {"copy_pages", backend_copy_pages, METH_VARARGS, NULL},
+    {"sample", (PyCFunction)(void (*)(void))py_backend_sample, METH_VARARGS | METH_KEYWORDS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getters[] = {
+    {"description", get_description, NULL, NULL, NULL},
+    {"fusions", get_fusions, NULL, NULL, NULL},
+    {"seconds", get_seconds, NULL, NULL, NULL},
+    {"allocations", get_allocations, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, (void *)backend_new},
+    {Py_tp_dealloc, (void *)backend_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {Py_tp_doc, (void *)"One backend's operations on host arrays, for kernel tests and benchmarks."},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {"llmpy._core.Backend", sizeof(struct backend_object), 0, Py_TPFLAGS_DEFAULT, slots};
+
+int py_backend_register(PyObject *module)
+{
+    PyObject *type = PyType_FromSpec(&spec);
+    int result = type ? PyModule_AddObjectRef(module, "Backend", type) : -1;
+    Py_XDECREF(type);
+    return result;
+}
