@@ -10,25 +10,33 @@
 #define CHECKPOINT_MAX_DIMS 8
 
 struct checkpoint;
+struct gguf;
 
 struct checkpoint_tensor {
-    const char *name;                     /* NUL-terminated, owned by the checkpoint */
-    uint32_t dtype;                       /* enum dtype */
+    const char *name;                     /* NUL-terminated UTF-8, owned by the checkpoint */
+    const char *type;                     /* the type as the file names it: "BF16", "Q4_K", "F8_E4M3" */
+    uint32_t dtype;                       /* enum dtype; DTYPE_NONE: a type that we do not read (checkpoint_need refuses it) */
     uint32_t n_dims;
     uint64_t shape[CHECKPOINT_MAX_DIMS];  /* outermost first, as safetensors and NumPy have it (GGUF's order reversed) */
-    const void *data;                     /* into the mapping */
-    uint64_t size_bytes;
+    const void *data;                     /* into the mapping; safetensors promises no alignment */
+    uint64_t size_bytes;                  /* of a GGUF type that we do not read: up to the next tensor */
     uint32_t file;                        /* index into the paths */
 };
 
-/* Files are told apart by their first bytes. Errors: RC_IO (cannot open, what = path), RC_CHECKPOINT (what = file, tensor). */
+/* Files are told apart by their first bytes. Errors: RC_IO (cannot open, what = path), RC_CHECKPOINT (what = file, tensor),
+ * RC_UNSUPPORTED (a GGUF of another version or byte order, or split over several files). A tensor of a type that we do not read
+ * does not keep a file from being opened: it may be one that the model does not use. */
 enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct checkpoint **checkpoint, struct err *err);
 void checkpoint_close(struct checkpoint *checkpoint);
 int checkpoint_is_gguf(const struct checkpoint *checkpoint);
+const struct gguf *checkpoint_gguf(const struct checkpoint *checkpoint); /* key-values (gguf.h); NULL for safetensors */
 const char *checkpoint_path(const struct checkpoint *checkpoint, uint32_t file);
 uint32_t checkpoint_n_tensors(const struct checkpoint *checkpoint);
 const struct checkpoint_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, uint32_t index);
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name); /* NULL: absent; hashed */
+/* The same for a tensor that must be there and readable: RC_CHECKPOINT when absent, RC_UNSUPPORTED for its type. */
+enum rc checkpoint_need(const struct checkpoint *checkpoint, const char *name, const struct checkpoint_tensor **tensor,
+                        struct err *err);
 /* Tells the system that these bytes of the mapping are not needed any more (after a repack). */
 void checkpoint_drop(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor);
 

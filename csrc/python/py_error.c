@@ -28,9 +28,15 @@ PyObject *py_error_class(const char *name)
     return class;
 }
 
+/* Messages may quote a file and may be cut inside a character: never a UnicodeDecodeError in their place. */
+static PyObject *decode(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
 static int set_text(PyObject *error, const char *attribute, const char *text)
 {
-    PyObject *value = text && *text ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace") : Py_NewRef(Py_None);
+    PyObject *value = *text ? decode(text) : Py_NewRef(Py_None);
     int result = value ? PyObject_SetAttrString(error, attribute, value) : -1;
     Py_XDECREF(value);
     return result;
@@ -39,7 +45,7 @@ static int set_text(PyObject *error, const char *attribute, const char *text)
 static void raise_class(const struct err *err, const char *name)
 {
     PyObject *class = py_error_class(name);
-    PyObject *error = class ? PyObject_CallFunction(class, "s", err->message) : NULL;
+    PyObject *error = class ? PyObject_CallFunction(class, "N", decode(err->message)) : NULL;
     int bad = !error;
     if (!bad && CLASSES[err->rc].what)
         bad = set_text(error, CLASSES[err->rc].what, err->what) < 0;
@@ -61,7 +67,8 @@ PyObject *py_raise(const struct err *err)
     if (err->rc == RC_MEMORY)
         return PyErr_NoMemory();
     if (err->rc == RC_IO) {
-        PyObject *error = PyObject_CallFunction(PyExc_OSError, "Lss", (long long)err->code, err->message, err->what);
+        PyObject *error = PyObject_CallFunction(PyExc_OSError, "LNN", (long long)err->code, decode(err->message),
+                                                PyUnicode_DecodeFSDefault(err->what));
         if (error)
             PyErr_SetObject((PyObject *)Py_TYPE(error), error);
         Py_XDECREF(error);
@@ -70,6 +77,6 @@ PyObject *py_raise(const struct err *err)
     if (err->rc < sizeof CLASSES / sizeof *CLASSES && CLASSES[err->rc].name)
         raise_class(err, CLASSES[err->rc].name);
     else
-        PyErr_SetString(PyExc_RuntimeError, err->message);
+        PyErr_Format(PyExc_RuntimeError, "%s", err->message);
     return NULL;
 }

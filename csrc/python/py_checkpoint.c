@@ -1,0 +1,329 @@
+/* py_checkpoint.c: _core.Checkpoint, an opened checkpoint: its tensors, and a GGUF file's key-values as Python objects. */
+#include "py.h"
+
+#include "../program/gguf.h"
+
+#include <ctype.h>
+#include <string.h>
+
+struct checkpoint_object {
+    PyObject_HEAD
+    struct checkpoint *checkpoint;
+    PyObject *metadata; /* made on first use */
+};
+
+/* ---- opening ---------------------------------------------------------------------------------------------------------- */
+
+/* Fills n paths with pointers into n bytes objects that the returned list owns. */
+static PyObject *encode_paths(PyObject *sequence, const char ***paths, uint32_t *n)
+{
+    Py_ssize_t length = PySequence_Size(sequence);
+    if (length < 0 || length > INT32_MAX)
+        return NULL;
+    PyObject *owners = PyList_New(0);
+    *paths = PyMem_Malloc((size_t)(length + 1) * sizeof **paths);
+    if (!owners || !*paths) {
+        Py_XDECREF(owners);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < length; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i), *bytes = NULL;
+        int bad = !item || !PyUnicode_FSConverter(item, &bytes) || PyList_Append(owners, bytes) < 0;
+        if (!bad)
+            (*paths)[i] = PyBytes_AsString(bytes);
+        Py_XDECREF(item);
+        Py_XDECREF(bytes);
+        if (bad) {
+            Py_DECREF(owners);
+            return NULL;
+        }
+    }
+    *n = (uint32_t)length;
+    return owners;
+}
+
+static PyObject *checkpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"", NULL};
+    PyObject *sequence;
+    const char **paths = NULL;
+    uint32_t n = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Checkpoint", names, &sequence))
+        return NULL;
+    if (PyUnicode_Check(sequence) || PyBytes_Check(sequence))
+        return PyErr_Format(PyExc_TypeError, "Checkpoint: wanted a sequence of paths, have one %R", sequence);
+    struct checkpoint_object *self = NULL;
+    PyObject *owners = encode_paths(sequence, &paths, &n);
+    if (!owners)
+        goto out;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    self = (struct checkpoint_object *)allocate(type, 0);
+    if (!self)
+        goto out;
+    struct err err;
+    enum rc rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = checkpoint_open(paths, n, &self->checkpoint, &err);
+    Py_END_ALLOW_THREADS
+    if (rc != RC_OK) {
+        py_raise(&err);
+        Py_CLEAR(self);
+    }
+out:
+    PyMem_Free(paths);
+    Py_XDECREF(owners);
+    return (PyObject *)self;
+}
+
+static void checkpoint_dealloc(PyObject *object)
+{
+    struct checkpoint_object *self = (struct checkpoint_object *)object;
+    checkpoint_close(self->checkpoint);
+    Py_XDECREF(self->metadata);
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+struct checkpoint *py_checkpoint_get(PyObject *object)
+{
+    /* The type is final, so its deallocator tells it from every other. */
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_dealloc) == (void *)checkpoint_dealloc)
+        return ((struct checkpoint_object *)object)->checkpoint;
+    PyErr_Format(PyExc_TypeError, "checkpoint: wanted a _core.Checkpoint, have %R", (PyObject *)Py_TYPE(object));
+    return NULL;
+}
+
+/* ---- key-values ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *value_object(uint32_t type, const uint8_t **at);
+
+/* A string of no promised encoding: bytes that are not UTF-8 come back as lone surrogates, so nothing is lost. */
+static PyObject *string_object(const uint8_t **at)
+{
+    Py_ssize_t n = (Py_ssize_t)gguf_load_u64(*at);
+    const char *bytes = (const char *)*at + 8;
+    *at += 8 + n;
+    return PyUnicode_DecodeUTF8(bytes, n, "surrogateescape");
+}
+
+static PyObject *array_object(const uint8_t **at)
+{
+    uint32_t type = gguf_load_u32(*at);
+    Py_ssize_t n = (Py_ssize_t)gguf_load_u64(*at + 4);
+    *at += 12;
+    PyObject *list = PyList_New(n);
+    for (Py_ssize_t i = 0; list && i < n; i++) {
+        PyObject *item = value_object(type, at);
+        if (!item || PyList_SetItem(list, i, item) < 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *number_object(uint32_t type, const uint8_t *at)
+{
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < gguf_type_bytes(type); i++)
+        bits |= (uint64_t)at[i] << 8 * i;
+    uint32_t bits32 = (uint32_t)bits;
+    float single;
+    double twice;
+    switch (type) {
+    case GGUF_BOOL:
+        return PyBool_FromLong(at[0]);
+    case GGUF_F32:
+        memcpy(&single, &bits32, sizeof single);
+        return PyFloat_FromDouble((double)single);
+    case GGUF_F64:
+        memcpy(&twice, &bits, sizeof twice);
+        return PyFloat_FromDouble(twice);
+    case GGUF_I8:
+        return PyLong_FromLong((int8_t)bits);
+    case GGUF_I16:
+        return PyLong_FromLong((int16_t)bits);
+    case GGUF_I32:
+        return PyLong_FromLong((int32_t)bits);
+    case GGUF_I64:
+        return PyLong_FromLongLong((int64_t)bits);
+    default:
+        return PyLong_FromUnsignedLongLong(bits);
+    }
+}
+
+/* Makes the value at *at and steps behind it; the reader has validated every length and the nesting. */
+static PyObject *value_object(uint32_t type, const uint8_t **at)
+{
+    if (type == GGUF_STRING)
+        return string_object(at);
+    if (type == GGUF_ARRAY)
+        return array_object(at);
+    PyObject *number = number_object(type, *at);
+    *at += gguf_type_bytes(type);
+    return number;
+}
+
+static PyObject *metadata_dict(const struct gguf *gguf)
+{
+    PyObject *dict = PyDict_New();
+    for (uint32_t i = 0; dict && gguf && i < gguf_n_keys(gguf); i++) {
+        struct gguf_value value = gguf_value(gguf, i);
+        PyObject *object = value_object(value.type, &value.at);
+        if (!object || PyDict_SetItemString(dict, gguf_key(gguf, i), object) < 0)
+            Py_CLEAR(dict);
+        Py_XDECREF(object);
+    }
+    return dict;
+}
+
+static PyObject *get_metadata(PyObject *object, void *closure)
+{
+    (void)closure;
+    struct checkpoint_object *self = (struct checkpoint_object *)object;
+    if (!self->metadata) {
+        PyObject *dict = metadata_dict(checkpoint_gguf(self->checkpoint));
+        if (self->metadata)
+            Py_XDECREF(dict); /* another thread was first, while ours made the objects */
+        else
+            self->metadata = dict;
+    }
+    return Py_XNewRef(self->metadata);
+}
+
+/* ---- tensors ---------------------------------------------------------------------------------------------------------- */
+
+static PyObject *get_format(PyObject *object, void *closure)
+{
+    (void)closure;
+    int is_gguf = checkpoint_is_gguf(((struct checkpoint_object *)object)->checkpoint);
+    return PyUnicode_FromString(is_gguf ? "gguf" : "safetensors");
+}
+
+/* The name of our type, or for one that we do not read the file's own in lower case. */
+static PyObject *type_object(const struct checkpoint_tensor *tensor)
+{
+    char lower[64] = {0};
+    const struct dtype_info *info = dtype_info(tensor->dtype);
+    if (info)
+        return PyUnicode_FromString(info->name);
+    for (size_t i = 0; tensor->type[i] && i + 1 < sizeof lower; i++)
+        lower[i] = (char)tolower((unsigned char)tensor->type[i]);
+    return PyUnicode_FromString(lower);
+}
+
+static PyObject *shape_object(const struct checkpoint_tensor *tensor)
+{
+    PyObject *shape = PyTuple_New(tensor->n_dims);
+    for (uint32_t i = 0; shape && i < tensor->n_dims; i++) {
+        PyObject *length = PyLong_FromUnsignedLongLong(tensor->shape[i]);
+        if (!length || PyTuple_SetItem(shape, i, length) < 0)
+            Py_CLEAR(shape);
+    }
+    return shape;
+}
+
+static PyObject *tensors(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const struct checkpoint *checkpoint = ((struct checkpoint_object *)object)->checkpoint;
+    PyObject *dict = PyDict_New();
+    for (uint32_t i = 0; dict && i < checkpoint_n_tensors(checkpoint); i++) {
+        const struct checkpoint_tensor *tensor = checkpoint_tensor(checkpoint, i);
+        PyObject *path = PyUnicode_DecodeFSDefault(checkpoint_path(checkpoint, tensor->file));
+        PyObject *entry = path ? Py_BuildValue("(NNN)", type_object(tensor), shape_object(tensor), path) : NULL;
+        if (!entry || PyDict_SetItemString(dict, tensor->name, entry) < 0)
+            Py_CLEAR(dict);
+        Py_XDECREF(entry);
+    }
+    return dict;
+}
+
+/* The tensor of this name, readable; else NULL with an exception set. */
+static const struct checkpoint_tensor *find_tensor(PyObject *object, PyObject *name)
+{
+    struct err err;
+    const struct checkpoint_tensor *tensor = NULL;
+    PyObject *bytes = PyUnicode_Check(name) ? PyUnicode_AsEncodedString(name, "utf-8", "backslashreplace") : NULL;
+    if (!bytes) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "name: wanted a str, have %R", name);
+        return NULL;
+    }
+    if (checkpoint_need(((struct checkpoint_object *)object)->checkpoint, PyBytes_AsString(bytes), &tensor, &err) != RC_OK) {
+        py_raise(&err);
+        tensor = NULL;
+    }
+    Py_DECREF(bytes);
+    return tensor;
+}
+
+static PyObject *read_stored(PyObject *object, PyObject *name)
+{
+    const struct checkpoint_tensor *tensor = find_tensor(object, name);
+    return tensor ? PyBytes_FromStringAndSize(tensor->data, (Py_ssize_t)tensor->size_bytes) : NULL;
+}
+
+static PyObject *read_float32(PyObject *object, PyObject *name)
+{
+    const struct checkpoint_tensor *tensor = find_tensor(object, name);
+    if (!tensor)
+        return NULL;
+    const struct dtype_info *info = dtype_info(tensor->dtype);
+    uint64_t n = tensor->size_bytes / info->block_bytes * info->block_values;
+    if (n > PY_SSIZE_T_MAX / sizeof(float))
+        return PyErr_NoMemory();
+    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(n * sizeof(float)));
+    if (!result)
+        return NULL;
+    float *target = (float *)PyBytes_AsString(result);
+    int has_value;
+    Py_BEGIN_ALLOW_THREADS
+    has_value = dtype_to_float(tensor->dtype, tensor->data, target, n);
+    Py_END_ALLOW_THREADS
+    if (has_value)
+        return result;
+    Py_DECREF(result);
+    struct err err;
+    err_set(&err, RC_UNSUPPORTED, "tensor %.100s: wanted a type with float values, have %s; use read()", tensor->name, info->name);
+    return py_raise(&err);
+}
+
+/* ---- the type --------------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+    {"tensors", tensors, METH_NOARGS, "By name: type, shape, file."},
+    {"read", read_stored, METH_O, "A tensor's bytes as stored."},
+    {"read_float32", read_float32, METH_O, "A tensor's exact values as float32 bytes."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"format", get_format, NULL, "gguf or safetensors", NULL},
+    {"metadata", get_metadata, NULL, "a GGUF file's key-values; empty for safetensors", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)"Checkpoint(paths, /)\n--\n\nOne GGUF file, or the safetensors files of a model, mapped and validated."},
+    {Py_tp_new, (void *)checkpoint_new},
+    {Py_tp_dealloc, (void *)checkpoint_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "llmpy._core.Checkpoint",
+    .basicsize = sizeof(struct checkpoint_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+int py_checkpoint_register(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
+    Py_XDECREF(type);
+    return result;
+}
