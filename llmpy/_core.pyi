@@ -1,6 +1,6 @@
 """The C core. Private: the package's own modules call it; users meet `llmpy.LLM`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 Buffer = Any  # whatever has the buffer protocol
@@ -76,7 +76,7 @@ class Backend:
 class Model:
     """A compiled program with its weights on a device."""
 
-    def __init__(self, spec: dict[str, Any], checkpoint: Checkpoint | None, options: dict[str, Any],
+    def __init__(self, spec: Mapping[str, Any], checkpoint: Checkpoint | None, options: dict[str, Any],
                  on_progress: Callable[[int, int], None] | None = None) -> None: ...
     def memory(self) -> dict[str, int]: ...
     def weight_info(self) -> list[dict[str, Any]]: ...

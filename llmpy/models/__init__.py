@@ -1,0 +1,132 @@
+"""Architectures: short Python functions that write a model's program once, at load (docs/adding-an-architecture.md)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from math import prod
+from typing import TYPE_CHECKING
+
+from ..errors import CheckpointError, ConfigError, UnsupportedError
+from . import gguf_names, registry
+from .blocks import Block, Model, Spec, Tensors, Value
+from .config import ModelConfig, Raw, from_gguf
+from .registry import architecture
+from .rope import Rope
+
+if TYPE_CHECKING:
+    from .. import _core
+    from ..hub import ModelFiles
+
+__all__ = ["Block", "Compiled", "Model", "ModelConfig", "Overrides", "Rope", "Spec", "Value", "architecture", "load"]
+
+Overrides = Mapping[str, object] | Callable[[Raw], Mapping[str, object]]
+
+for _family in ("llama", "mistral", "qwen2", "qwen3"):
+    import_module(f"{__name__}.{_family}")
+
+_DTYPES = {"float32": "float32", "float": "float32", "float16": "float16", "half": "float16", "bfloat16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A model's program and the configuration that it was written from."""
+
+    spec: Spec
+    config: ModelConfig
+
+
+def load(
+    files: ModelFiles,
+    checkpoint: _core.Checkpoint | None,
+    *,
+    hf_overrides: Overrides | None = None,
+    max_model_len: int | None = None,
+) -> Compiled:
+    """Writes the program of a model.
+
+    Args:
+        files: Where the model lies, with its config.json.
+        checkpoint: Its tensors; None to do without (dummy weights), then no shape is checked.
+        hf_overrides: Fields that replace those of the configuration, or a function that gives a new one.
+        max_model_len: Longest sequence that will be served, in tokens; None: the model's own.
+
+    Returns:
+        The program and the configuration.
+
+    Raises:
+        UnsupportedError: the architecture, or something in its configuration, is not supported.
+        CheckpointError: a field or a tensor is missing, of the wrong type or shape, or has no place in the model.
+    """
+    is_gguf = files.kind == "gguf"
+    file = str(files.weights[0]) if files.weights else str(files.directory)
+    tensors = None if checkpoint is None else checkpoint.tensors()
+    if is_gguf:
+        if checkpoint is None:
+            raise UnsupportedError("load_format='dummy' needs a config.json, a GGUF file has none; give a directory")
+        raw, source = from_gguf(checkpoint.metadata, checkpoint.tensors(), checkpoint.read_float32, file), file
+    else:
+        raw, source = dict(files.config), str((files.directory or "") and f"{files.directory}/") + "config.json"
+    raw = _overridden(raw, hf_overrides)
+    _refuse_quantised(raw, source)
+    found = registry.find(ModelConfig(raw, source).architecture)
+    config = ModelConfig({**found.defaults, **raw}, source, max_model_len)
+    model = Model(config, tensors, _gguf_source(file) if is_gguf else str, file)
+    found.build(config, model)
+    spec = model.finish((*found.ignore, *gguf_names.NO_WEIGHTS) if is_gguf else found.ignore)
+    config.dtype = _stored_dtype(spec, tensors, config)
+    return Compiled(spec, config)
+
+
+def _overridden(raw: Raw, overrides: Overrides | None) -> Raw:
+    """The configuration with the user's changes."""
+    if overrides is None:
+        return raw
+    if not callable(overrides):
+        return {**raw, **overrides}
+    changed = overrides(raw)
+    if not isinstance(changed, Mapping):
+        raise ConfigError(
+            f"hf_overrides must return the configuration as a dict, got {type(changed).__name__}.",
+            option="hf_overrides",
+        )
+    return dict(changed)
+
+
+def _refuse_quantised(raw: Raw, source: str) -> None:
+    """GPTQ, AWQ, FP8 and their like store other tensors than these programs read."""
+    scheme = raw.get("quantization_config")
+    if scheme:
+        method = scheme.get("quant_method", scheme) if isinstance(scheme, Mapping) else scheme
+        raise UnsupportedError(
+            f"{source}: quantization_config with quant_method {method!r} is not supported; GGUF files are"
+        )
+
+
+def _gguf_source(file: str) -> Callable[[str], str]:
+    """Maps the program's Hugging Face names to those of a GGUF file."""
+
+    def source(name: str) -> str:
+        found = gguf_names.to_gguf(name)
+        if found is None:
+            raise CheckpointError(f"{file}: GGUF has no name for tensor {name}", file=file, tensor=name)
+        return found
+
+    return source
+
+
+def _stored_dtype(spec: Spec, tensors: Tensors | None, config: ModelConfig) -> str:
+    """How most of the matrices' elements are stored; "quantized" as soon as one matrix is."""
+    if tensors is None:
+        given = str(config.raw.get("dtype") or config.raw.get("torch_dtype") or "float32").removeprefix("torch.")
+        if given not in _DTYPES:
+            raise UnsupportedError(f"{config.file}: dtype {given!r} is not supported; known: {', '.join(_DTYPES)}")
+        return _DTYPES[given]
+    elements: Counter[str] = Counter()
+    for weight in spec["weights"]:
+        if weight["kind"] == "matrix":
+            for _, part, _ in weight["parts"]:
+                elements[_DTYPES.get(tensors[part][0].lower(), "quantized")] += prod(tensors[part][1])
+    return "quantized" if "quantized" in elements else elements.most_common(1)[0][0]

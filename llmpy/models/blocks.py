@@ -1,0 +1,384 @@
+"""The vocabulary of architecture functions: each call writes one or a few operations (csrc/program/program.h).
+
+Nothing is computed here. A `Value` stands for rows of activations, one row per token; every call checks widths at
+once and the shapes of the weights against the checkpoint, and a mistake names the operation, the tensor and the sizes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NoReturn, TypedDict, overload
+
+from ..errors import CheckpointError, UnsupportedError
+from .config import ModelConfig
+from .rope import Rope
+
+ACTIVATIONS = {
+    "silu": 0,
+    "swish": 0,
+    "gelu": 1,
+    "gelu_new": 2,
+    "gelu_pytorch_tanh": 2,
+    "relu": 3,
+    "relu2": 4,
+}
+
+Operands = TypedDict(
+    "Operands", {"in": list[int], "out": list[int], "weights": list[int], "u": list[int], "f": list[float]}
+)
+
+
+class Weight(TypedDict):
+    """A matrix [rows, cols] of parts below each other, or a vector of parts; a part is (name, source, rows)."""
+
+    kind: str
+    rows: int
+    cols: int
+    parts: list[tuple[str, str, int]]
+    offset: float
+
+
+class RopeSpec(TypedDict):
+    """A rotary embedding, its float32 frequencies as bytes."""
+
+    inv_freq: bytes
+    magnitude: float
+    interleaved: bool
+
+
+class Spec(TypedDict):
+    """A program as plain data: the argument of `_core.Model` and of `interpret.run`.
+
+    values are (width, of, offset), of = -1 for a value of its own; layers are (n_heads, n_kv_heads, head_dim, window).
+    """
+
+    values: list[tuple[int, int, int]]
+    ops: list[tuple[str, Operands]]
+    weights: list[Weight]
+    ropes: list[RopeSpec]
+    layers: list[tuple[int, int, int, int]]
+    vocab_size: int
+
+
+Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file
+
+
+class Value:
+    """Rows of activations inside a program. `a + b` adds two of equal width."""
+
+    def __init__(self, model: "Model", index: int, width: int) -> None:
+        self.model, self.index, self.width = model, index, width
+
+    def __add__(self, other: "Value") -> "Value":
+        self.model.expect("add", "", self, other)
+        if other.width != self.width:
+            self.model.refuse("add", "", f"wanted equal widths, have {self.width} and {other.width}")
+        return self.model.emit("add", [self, other], self.width)
+
+
+class Block:
+    """Operations whose tensor names start with `prefix`: the model itself, or one of its layers."""
+
+    def __init__(self, model: "Model", prefix: str) -> None:
+        self._model, self.prefix = model, prefix
+
+    @overload
+    def linear(self, x: Value, name: str, width: int, *, bias: bool = False) -> Value: ...
+    @overload
+    def linear(self, x: Value, name: Sequence[str], width: Sequence[int], *, bias: bool = False) -> list[Value]: ...
+    def linear(
+        self, x: Value, name: str | Sequence[str], width: int | Sequence[int], *, bias: bool = False
+    ) -> Value | list[Value]:
+        """x W^T, plus a bias. Several names form one matrix, multiplied at once, and give one value each.
+
+        Args:
+            x: Input, [rows, n].
+            name: Module name or names; the tensors are NAME.weight [width, n] and, with bias, NAME.bias [width].
+            width: Output width, one for each name.
+            bias: Whether all of the names have a bias.
+        """
+        m = self._model
+        if isinstance(name, str) or isinstance(width, int):
+            if not isinstance(name, str) or not isinstance(width, int):
+                m.refuse("linear", f"{self.prefix}{name}", f"wanted one width for each name, have {width!r}")
+            return self.linear(x, [name], [width], bias=bias)[0]
+        where = self.prefix + "|".join(name)
+        m.expect("linear", where, x)
+        if len(name) != len(width) or not name:
+            m.refuse("linear", where, f"wanted one width for each name, have {list(width)}")
+        parts = [(self.prefix + part, rows) for part, rows in zip(name, width, strict=True)]
+        weights = [m.matrix("linear", parts, x.width)]
+        if bias:
+            weights.append(m.vector("linear", [(f"{part}.bias", rows) for part, rows in parts]))
+        out = m.emit("linear", [x], sum(width), weights=weights)
+        return [out] if len(name) == 1 else m.split(out, width)
+
+    def rms_norm(self, x: Value, name: str, eps: float, *, per_head: bool = False, offset: float = 0.0) -> Value:
+        """x * rsqrt(mean(x^2) + eps) * (w + offset), the mean over the row or, per_head, over each head of it.
+
+        Args:
+            x: Input, [rows, n].
+            name: Module name; the tensor is NAME.weight, [n] or [head_dim].
+            eps: Added to the mean of squares.
+            per_head: The row is heads of the model's head_dim, each normalised alone by the same weight.
+            offset: Added to the weight once, at load (1 for weights stored as a deviation from 1).
+        """
+        m, where = self._model, self.prefix + name
+        m.expect("rms_norm", where, x)
+        heads = m.heads("rms_norm", where, x) if per_head else 1
+        weight = m.vector("rms_norm", [(f"{where}.weight", x.width // heads)], offset)
+        return m.emit("rms_norm", [x], x.width, weights=[weight], u=[heads], f=[eps])
+
+    def rope(self, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:
+        """Turns the heads of q and k by their positions."""
+        m = self._model
+        m.expect("rope", self.prefix, q, k)
+        for x in (q, k):
+            m.heads("rope", self.prefix, x)
+        if 2 * rope.inv_freq.size > m.head_dim:
+            m.refuse("rope", self.prefix, f"{rope.inv_freq.size} frequencies turn more than head_dim {m.head_dim}")
+        return m.emit_pair("rope", q, k, u=[m.rope_index(rope), m.head_dim])
+
+    def attention(
+        self, q: Value, k: Value, v: Value, *, window: int = 0, scale: float | None = None, softcap: float = 0.0
+    ) -> Value:
+        """Causal attention; each call is a layer of the cache. Query heads share heads of k and v in groups.
+
+        Args:
+            q: Queries, [rows, n_heads * head_dim].
+            k: Keys, [rows, n_kv_heads * head_dim].
+            v: Values, the same.
+            window: Keys that a query sees, itself included; 0: all before it.
+            scale: Factor on q k^T; None: head_dim^-0.5.
+            softcap: c * tanh(scores / c) after scaling; 0: none.
+        """
+        m = self._model
+        m.expect("attention", self.prefix, q, k, v)
+        n_heads, n_kv_heads = m.heads("attention", self.prefix, q), m.heads("attention", self.prefix, k)
+        if k.width != v.width or n_heads % n_kv_heads:
+            m.refuse(
+                "attention",
+                self.prefix,
+                f"wanted k and v of equal width and a multiple of it in q, have {q.width}, {k.width}, {v.width}",
+            )
+        if window < 0:
+            m.refuse("attention", self.prefix, f"wanted a window of at least 0, have {window}")
+        m.spec["layers"].append((n_heads, n_kv_heads, m.head_dim, window))
+        factors = [m.head_dim**-0.5 if scale is None else scale, softcap]
+        return m.emit("attention", [q, k, v], q.width, u=[len(m.spec["layers"]) - 1], f=factors)
+
+    def gated(self, gate: Value, up: Value, act: str) -> Value:
+        """act(gate) * up."""
+        m = self._model
+        m.expect("gated", self.prefix, gate, up)
+        if gate.width != up.width:
+            m.refuse("gated", self.prefix, f"wanted equal widths, have {gate.width} and {up.width}")
+        if act not in ACTIVATIONS:
+            raise UnsupportedError(f"gated {self.prefix}: activation {act!r}; known: {', '.join(ACTIVATIONS)}")
+        return m.emit("gated", [gate, up], gate.width, u=[ACTIVATIONS[act]])
+
+    def gated_mlp(self, x: Value, gate: str, up: str, down: str, width: int, *, act: str, bias: bool = False) -> Value:
+        """down(act(gate(x)) * up(x)), gate and up in one matrix.
+
+        Args:
+            x: Input, [rows, n]; the output has the same width.
+            gate: Module name of the gate, [width, n].
+            up: Module name, [width, n].
+            down: Module name, [n, width].
+            width: The width in between.
+            act: Name of the activation as in Hugging Face configurations.
+            bias: Whether all three have a bias.
+        """
+        g, u = self.linear(x, [gate, up], [width, width], bias=bias)
+        return self.linear(self.gated(g, u, act), down, x.width, bias=bias)
+
+
+class Model(Block):
+    """The program being written. `embed`, `layers` and `logits` belong to it; all other operations also to its layers.
+
+    Args:
+        config: The configuration; head_dim is taken from it where a row is seen as heads.
+        tensors: The checkpoint's tensors: name to (dtype, shape, file); None: shapes are not checked.
+        to_source: Name in the file for a Hugging Face name.
+        file: Path of the checkpoint, for messages.
+    """
+
+    def __init__(
+        self, config: ModelConfig, tensors: Tensors | None, to_source: Callable[[str], str], file: str
+    ) -> None:
+        super().__init__(self, "")
+        self.config, self.head_dim = config, config.head_dim
+        self._tensors, self._to_source, self._file = tensors, to_source, file
+        self._ropes: dict[tuple[bytes, float, bool], int] = {}
+        self._matrices: dict[str, int] = {}
+        self._used: set[str] = set()
+        self.spec: Spec = {
+            "values": [],
+            "ops": [],
+            "weights": [],
+            "ropes": [],
+            "layers": [],
+            "vocab_size": config.vocab_size,
+        }
+
+    def embed(self, name: str, *, scale: float = 1.0) -> Value:
+        """Row NAME.weight[token id] times scale, [rows, hidden_size]."""
+        width = self.config.hidden_size
+        weight = self.matrix("embed", [(name, self.config.vocab_size)], width)
+        return self.emit("embed", [], width, weights=[weight], f=[scale])
+
+    def layers(self, prefix: str, n: int) -> Iterator[Block]:
+        """One block for each i < n; its tensor names start with PREFIX.i."""
+        return (Block(self, f"{prefix}.{i}.") for i in range(n))
+
+    def logits(self, x: Value, name: str, *, tied_to: str, scale: float = 1.0) -> None:
+        """The end: scale * x W^T over the vocabulary, for the rows that are asked for.
+
+        Args:
+            x: Input, [rows, n].
+            name: Module name of the head, [vocab_size, n].
+            tied_to: Name of the embedding that is the head instead when the configuration says tie_word_embeddings;
+                a head that the file has all the same is ignored then.
+            scale: Factor on the logits.
+        """
+        self.expect("logits", name, x)
+        if self.config.tie_word_embeddings:
+            if tied_to not in self._matrices:
+                self.refuse("logits", name, f"there is no embedding {tied_to} to tie it to")
+            weight = self._matrices[tied_to]
+            self._used.add(self._to_source(f"{name}.weight"))
+        else:
+            weight = self.matrix("logits", [(name, self.config.vocab_size)], x.width)
+        if self.spec["weights"][weight]["cols"] != x.width:
+            self.refuse("logits", name, f"wanted a row of {self.spec['weights'][weight]['cols']}, have {x.width}")
+        self.spec["ops"].append(("logits", {"in": [x.index], "out": [], "weights": [weight], "u": [], "f": [scale]}))
+
+    # What follows writes and checks; architecture functions have no need of it.
+
+    def refuse(self, op: str, name: str, problem: str) -> NoReturn:
+        """ValueError: a mistake in the architecture function."""
+        raise ValueError(f"{op} {name}".strip(" .") + f" ({self.config.architecture}): {problem}")
+
+    def expect(self, op: str, name: str, *values: Value) -> None:
+        """Refuses what is no value of this program."""
+        for value in values:
+            if not isinstance(value, Value):
+                self.refuse(op, name, f"wanted a value, have {type(value).__name__}")
+            if value.model is not self:
+                self.refuse(op, name, "the value belongs to another program")
+
+    def heads(self, op: str, name: str, x: Value) -> int:
+        """How many heads a row is."""
+        if x.width % self.head_dim:
+            self.refuse(op, name, f"wanted a row of heads of {self.head_dim}, have {x.width}")
+        return x.width // self.head_dim
+
+    def value(self, width: int, of: int = -1, offset: int = 0) -> Value:
+        """A new value, or columns of another."""
+        self.spec["values"].append((width, of, offset))
+        return Value(self, len(self.spec["values"]) - 1, width)
+
+    def split(self, x: Value, widths: Sequence[int]) -> list[Value]:
+        """Neighbouring columns of a value, without a copy."""
+        return [self.value(width, x.index, sum(widths[:i])) for i, width in enumerate(widths)]
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        width: int,
+        *,
+        weights: Sequence[int] = (),
+        u: Sequence[int] = (),
+        f: Sequence[float] = (),
+    ) -> Value:
+        """Writes an operation with one output."""
+        out = self.value(width)
+        operands: Operands = {
+            "in": [x.index for x in inputs],
+            "out": [out.index],
+            "weights": list(weights),
+            "u": list(u),
+            "f": list(f),
+        }
+        self.spec["ops"].append((op, operands))
+        return out
+
+    def emit_pair(self, op: str, a: Value, b: Value, *, u: Sequence[int]) -> tuple[Value, Value]:
+        """Writes an operation that gives both of its inputs anew."""
+        outs = self.value(a.width), self.value(b.width)
+        operands: Operands = {
+            "in": [a.index, b.index],
+            "out": [out.index for out in outs],
+            "weights": [],
+            "u": list(u),
+            "f": [],
+        }
+        self.spec["ops"].append((op, operands))
+        return outs
+
+    def rope_index(self, rope: Rope) -> int:
+        """The number of a rope; equal ones are one."""
+        key = (rope.inv_freq.tobytes(), float(rope.magnitude), rope.interleaved)
+        if key not in self._ropes:
+            self._ropes[key] = len(self.spec["ropes"])
+            self.spec["ropes"].append({"inv_freq": key[0], "magnitude": key[1], "interleaved": key[2]})
+        return self._ropes[key]
+
+    def matrix(self, op: str, modules: Sequence[tuple[str, int]], cols: int) -> int:
+        """A weight of the parts NAME.weight [rows, cols]; the same module twice is one weight."""
+        key = "|".join(name for name, _ in modules)
+        if key not in self._matrices:
+            self._matrices[key] = len(self.spec["weights"])
+            parts = [self._part(op, f"{name}.weight", rows, (rows, cols)) for name, rows in modules]
+            self._add("matrix", parts, cols)
+        return self._matrices[key]
+
+    def vector(self, op: str, tensors: Sequence[tuple[str, int]], offset: float = 0.0) -> int:
+        """A weight of the parts NAME [n]."""
+        self._add("vector", [self._part(op, name, n, (n,)) for name, n in tensors], 1, offset)
+        return len(self.spec["weights"]) - 1
+
+    def _add(self, kind: str, parts: list[tuple[str, str, int]], cols: int, offset: float = 0.0) -> None:
+        rows = sum(n for _, _, n in parts)
+        self.spec["weights"].append({"kind": kind, "rows": rows, "cols": cols, "parts": parts, "offset": offset})
+
+    def _part(self, op: str, name: str, rows: int, shape: tuple[int, ...]) -> tuple[str, str, int]:
+        """A part of a weight, its shape compared with the checkpoint's."""
+        if min(shape) < 1:
+            self.refuse(op, name, f"wanted sizes of at least 1, have {list(shape)}")
+        source = self._to_source(name)
+        if self._tensors is not None:
+            if source not in self._tensors:
+                raise CheckpointError(
+                    f"{self._file}: tensor {source}, needed by {op} of {self.config.architecture}: "
+                    f"wanted {list(shape)}, have nothing; hf_overrides can correct the configuration",
+                    file=self._file,
+                    tensor=source,
+                )
+            _, have, file = self._tensors[source]
+            if tuple(have) != shape:
+                raise CheckpointError(
+                    f"{file}: tensor {source}, used by {op} of {self.config.architecture}: "
+                    f"wanted {list(shape)}, have {list(have)}; hf_overrides can correct the configuration",
+                    file=file,
+                    tensor=source,
+                )
+        if source in self._used:
+            self.refuse(op, name, "the tensor is used already")
+        self._used.add(source)
+        return name, source, rows
+
+    def finish(self, ignore: Sequence[str]) -> Spec:
+        """The complete program; CheckpointError for a tensor that it does not use and no pattern ignores."""
+        last = self.spec["ops"][-1][0] if self.spec["ops"] else "nothing"
+        if last != "logits":
+            self.refuse("logits", "", f"wanted as the last operation, have {last}")
+        for source, (_, shape, file) in (self._tensors or {}).items():
+            if source not in self._used and not any(fnmatchcase(source, pattern) for pattern in ignore):
+                raise CheckpointError(
+                    f"{file}: tensor {source} {list(shape)} has no place in {self.config.architecture}; "
+                    "hf_overrides can correct the configuration, ignore= of the architecture can name it",
+                    file=file,
+                    tensor=source,
+                )
+        return self.spec

@@ -1,0 +1,299 @@
+"""A model's configuration in Hugging Face's words, from config.json or from the metadata of a GGUF file."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Generic, NoReturn, TypeVar, overload
+
+import numpy as np
+
+from ..errors import CheckpointError, UnsupportedError
+from . import rope
+
+T = TypeVar("T", bound=int | float | str | bool)
+Raw = dict[str, object]
+
+# general.architecture -> the Hugging Face class with the same tensors, and whether the rows of q and k are ordered for
+# interleaved rope.
+GGUF_ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", True),
+    "qwen2": ("Qwen2ForCausalLM", False),
+    "qwen3": ("Qwen3ForCausalLM", False),
+}
+# Metadata that would change the arithmetic of these families in a way that they do not have; zero means absent.
+_GGUF_REFUSED = (
+    "expert_count",
+    "attention.scale",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "attention.sliding_window_pattern",
+    "attention.temperature_scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "use_parallel_residual",
+    "rope.scaling.yarn_log_multiplier",
+)
+
+
+class _Field(Generic[T]):
+    """A required field, checked when it is used; whole numbers are sizes, so at least 1."""
+
+    def __init__(self, kind: type[T], name: str | None = None) -> None:
+        self.kind, self.name = kind, name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = self.name or name
+
+    def __get__(self, config: "ModelConfig", owner: type | None = None) -> T:
+        value = config.need(str(self.name), self.kind)
+        if isinstance(value, int) and value < 1:
+            raise CheckpointError(f"{config.file}: {self.name}: wanted at least 1, have {value}", file=config.file)
+        return value
+
+
+class ModelConfig:
+    """What an architecture function reads. Absent and null are the same; a wrong type raises CheckpointError.
+
+    Attributes:
+        raw: Every field, Hugging Face names, defaults of the architecture and `hf_overrides` applied.
+        file: Where the fields come from, for messages.
+        dtype: How the checkpoint stores its matrices: "float32", "float16", "bfloat16" or "quantized".
+    """
+
+    vocab_size = _Field(int)
+    hidden_size = _Field(int)
+    intermediate_size = _Field(int)
+    num_layers = _Field(int, "num_hidden_layers")
+    num_attention_heads = _Field(int)
+    rms_norm_eps = _Field(float)
+    hidden_act = _Field(str)
+
+    def __init__(self, raw: Raw, file: str, max_model_len: int | None = None) -> None:
+        self.raw, self.file, self.dtype = raw, file, "float32"
+        self._max_model_len = max_model_len
+
+    def need(self, name: str, kind: type[T]) -> T:
+        """A required field; CheckpointError names it when it is missing or of another type."""
+        value = self.raw.get(name)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            have = "nothing" if value is None else repr(value)
+            raise CheckpointError(
+                f"{self.file}: {name}: wanted {kind.__name__}, have {have}; hf_overrides can set it", file=self.file
+            )
+        return value
+
+    def get(self, name: str, default: T) -> T:
+        """An optional field; absent and null give the default, whose type the field must have."""
+        return default if self.raw.get(name) is None else self.need(name, type(default))
+
+    @property
+    def architecture(self) -> str:
+        """Name under which the architecture is registered."""
+        names = self.raw.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise CheckpointError(
+                f"{self.file}: architectures: wanted a list with one name, have {names!r}; hf_overrides can set it",
+                file=self.file,
+            )
+        return names[0]
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of k and v; as many as query heads where the field is absent."""
+        return self.get("num_key_value_heads", self.num_attention_heads)
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head; hidden_size / num_attention_heads where the field is absent."""
+        return self.get("head_dim", self.hidden_size // self.num_attention_heads)
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """Whether the embedding matrix is the head too."""
+        return self.get("tie_word_embeddings", False)
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Ids that end a sequence, as the configuration has them; may be empty."""
+        value = self.raw.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(i, int) for i in ids):
+            raise CheckpointError(f"{self.file}: eos_token_id: wanted ids, have {value!r}", file=self.file)
+        return list(ids)
+
+    @cached_property
+    def _rope_parameters(self) -> rope.Parameters:
+        return rope.Parameters(self.raw, self.file)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence in tokens, rope scaling counted (`raw` has the file's number)."""
+        return rope.context_length(
+            self._rope_parameters, self.need("max_position_embeddings", int), self._max_model_len
+        )
+
+    @cached_property
+    def rope(self) -> rope.Rope:
+        """The rotary embedding; it depends on max_model_len for rope_type "dynamic" only."""
+        divisors = self.raw.get("rope_divisors")
+        return rope.make(
+            self._rope_parameters,
+            self.head_dim,
+            self.need("max_position_embeddings", int),
+            min(self._max_model_len or self.max_position_embeddings, self.max_position_embeddings),
+            interleaved=self.get("rope_interleaved", False),
+            divisors=None if divisors is None else np.asarray(divisors, dtype=np.float32),
+        )
+
+    def layer_windows(self) -> list[int]:
+        """Attention window of every layer, 0 for full attention, from `layer_types` or `max_window_layers`."""
+        window = self.get("sliding_window", 0) if self.get("use_sliding_window", False) else 0
+        first, kinds = self.get("max_window_layers", 0), self.raw.get("layer_types")
+        if kinds is None:
+            return [window if i >= first else 0 for i in range(self.num_layers)]
+        if not isinstance(kinds, list) or len(kinds) < self.num_layers:
+            raise CheckpointError(
+                f"{self.file}: layer_types: wanted a list of {self.num_layers} names, have {kinds!r}", file=self.file
+            )
+        for kind in kinds:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise UnsupportedError(f"layer_types: {kind!r} is not supported by {self.architecture}")
+        return [window if kind == "sliding_attention" else 0 for kind in kinds[: self.num_layers]]
+
+
+class _Metadata:
+    """The key-values of a GGUF file, checked as they are read."""
+
+    def __init__(self, values: Mapping[str, object], file: str) -> None:
+        self.values, self.file = values, file
+        self.architecture = str(values.get("general.architecture"))
+
+    @overload
+    def get(self, key: str, kind: type[T]) -> T | None: ...
+    @overload
+    def get(self, key: str, kind: type[T], default: T) -> T: ...
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+        """A scalar under the architecture's prefix; a list whose items agree counts as one."""
+        value = self.values.get(f"{self.architecture}.{key}")
+        if isinstance(value, list) and value:
+            if any(item != value[0] for item in value):
+                raise UnsupportedError(f"{self.file}: {self.architecture}.{key} differs between layers")
+            value = value[0]
+        if value is None:
+            return default
+        if not isinstance(value, int | float | str) or (kind is not str and isinstance(value, str)):
+            self._refuse(key, kind, repr(value))
+        return kind(value)
+
+    def need(self, key: str, kind: type[T]) -> T:
+        """A scalar that must be there."""
+        value = self.get(key, kind)
+        if value is None:
+            self._refuse(key, kind, "nothing")
+        return value
+
+    def _refuse(self, key: str, kind: type[T], have: str) -> NoReturn:
+        raise CheckpointError(
+            f"{self.file}: metadata {self.architecture}.{key}: wanted {kind.__name__}, have {have}", file=self.file
+        )
+
+
+def from_gguf(
+    values: Mapping[str, object],
+    tensors: Mapping[str, tuple[str, tuple[int, ...], str]],
+    read: Callable[[str], bytes],
+    file: str,
+) -> Raw:
+    """The configuration of a GGUF file as config.json would have it.
+
+    Args:
+        values: Metadata.
+        tensors: Name to (dtype, shape, file).
+        read: Gives a tensor's values as float32 bytes.
+        file: Path, for messages.
+
+    Raises:
+        CheckpointError: a key is missing or of the wrong type.
+        UnsupportedError: an architecture or a feature that is not supported.
+    """
+    meta = _Metadata(values, file)
+    if meta.architecture not in GGUF_ARCHITECTURES:
+        raise UnsupportedError(
+            f"{file}: GGUF architecture {meta.architecture!r} is not supported; known: {', '.join(GGUF_ARCHITECTURES)}"
+        )
+    for key in _GGUF_REFUSED:
+        if values.get(f"{meta.architecture}.{key}"):
+            raise UnsupportedError(f"{file}: metadata {meta.architecture}.{key} is not supported")
+    name, interleaved = GGUF_ARCHITECTURES[meta.architecture]
+    window = meta.get("attention.sliding_window", int, 0)
+    if name == "LlamaForCausalLM" and window:
+        name = "MistralForCausalLM"
+    heads, hidden = meta.need("attention.head_count", int), meta.need("embedding_length", int)
+    head_dim = meta.get("attention.key_length", int, hidden // heads if heads > 0 else 0)
+    if heads < 1 or head_dim < 1:
+        raise CheckpointError(
+            f"{file}: metadata: wanted heads of at least 1 element, have {heads} of {head_dim}", file=file
+        )
+    if meta.get("attention.value_length", int, head_dim) != head_dim:
+        raise UnsupportedError(f"{file}: metadata {meta.architecture}.attention.value_length differs from key_length")
+    raw: Raw = {
+        "architectures": [name],
+        "vocab_size": _vocab_size(meta),
+        "hidden_size": hidden,
+        "intermediate_size": meta.need("feed_forward_length", int),
+        "num_hidden_layers": meta.need("block_count", int),
+        "num_attention_heads": heads,
+        "num_key_value_heads": meta.get("attention.head_count_kv", int, heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": meta.need("attention.layer_norm_rms_epsilon", float),
+        "max_position_embeddings": meta.need("context_length", int),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+        "sliding_window": window or None,
+        "use_sliding_window": window > 0,
+        "max_window_layers": 0,
+        "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
+        "rope_parameters": _rope_parameters(meta, head_dim),
+        "rope_interleaved": interleaved,
+    }
+    if "rope_freqs.weight" in tensors:
+        raw["rope_divisors"] = np.frombuffer(read("rope_freqs.weight"), dtype=np.float32)
+    return raw
+
+
+def _vocab_size(meta: _Metadata) -> int:
+    """Number of tokens; the vocab_size key only where the file has no tokenizer."""
+    tokens = meta.values.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) else meta.need("vocab_size", int)
+
+
+def _rope_parameters(meta: _Metadata, head_dim: int) -> Raw:
+    """The rope keys as `rope_parameters` of transformers."""
+    factor = meta.get("rope.scaling.factor", float) or meta.get("rope.scale_linear", float, 0.0)
+    kind = meta.get("rope.scaling.type", str, "linear" if factor else "none")
+    parameters: Raw = {
+        "rope_type": "default" if kind == "none" or (kind == "linear" and not factor) else kind,
+        "rope_theta": meta.get("rope.freq_base", float, 10000.0),
+        "partial_rotary_factor": meta.get("rope.dimension_count", int, head_dim) / head_dim,
+        "factor": factor or None,
+    }
+    if kind == "yarn":
+        if meta.get("rope.scaling.yarn_ext_factor", float, 1.0) not in (1.0, -1.0):  # -1: not set
+            raise UnsupportedError(
+                f"{meta.file}: metadata {meta.architecture}.rope.scaling.yarn_ext_factor other than 1"
+            )
+        given = meta.get("rope.scaling.attn_factor", float, 1.0) * meta.get("rope.scaling.yarn_attn_factor", float, 1.0)
+        parameters |= {
+            "factor": factor or 1.0,
+            "original_max_position_embeddings": meta.get("rope.scaling.original_context_length", int),
+            "attention_factor": given * rope.yarn_magnitude(factor),
+            "beta_fast": meta.get("rope.scaling.yarn_beta_fast", float),
+            "beta_slow": meta.get("rope.scaling.yarn_beta_slow", float),
+        }
+    return parameters

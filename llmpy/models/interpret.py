@@ -1,0 +1,129 @@
+"""Runs a program with NumPy, one sequence at a time in float64: the oracle of every backend."""
+
+from collections.abc import Callable, Sequence
+from math import erf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .blocks import Operands, RopeSpec, Spec
+
+Array = NDArray[np.float64]
+Read = Callable[[str, tuple[int, ...]], NDArray[np.float32]]
+
+
+def _gelu(x: Array) -> Array:
+    return x * (1 + np.asarray(np.vectorize(erf)(x / np.sqrt(2)))) / 2
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+
+
+_ACTS: list[Callable[[Array], Array]] = [
+    lambda x: x / (1 + np.exp(-x)),
+    _gelu,
+    _gelu_tanh,
+    lambda x: np.maximum(x, 0),
+    lambda x: np.maximum(x, 0) ** 2,
+]
+
+
+def _rms_norm(x: Array, weight: Array, eps: float, heads: int) -> Array:
+    rows = x.reshape(len(x), heads, -1)
+    scale = 1 / np.sqrt((rows**2).mean(-1, keepdims=True) + eps)
+    return np.reshape(rows * scale * weight, x.shape)
+
+
+def _rope(x: Array, rope: RopeSpec, head_dim: int) -> Array:
+    inv_freq = np.frombuffer(rope["inv_freq"], dtype=np.float32)
+    n = inv_freq.size
+    angles = np.arange(len(x), dtype=np.float32)[:, None] * inv_freq  # a float32 product, as the kernels have it
+    angles = angles.astype(np.float64)[:, None, :]
+    cos, sin = rope["magnitude"] * np.cos(angles), rope["magnitude"] * np.sin(angles)
+    heads = x.reshape(len(x), -1, head_dim)
+    out = heads.copy()
+    first, second = (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if rope["interleaved"] else (slice(0, n), slice(n, 2 * n))
+    out[..., first] = heads[..., first] * cos - heads[..., second] * sin
+    out[..., second] = heads[..., second] * cos + heads[..., first] * sin
+    return out.reshape(x.shape)
+
+
+def _attention(q: Array, k: Array, v: Array, layer: tuple[int, int, int, int], scale: float, softcap: float) -> Array:
+    n_heads, n_kv_heads, head_dim, window = layer
+    n = len(q)
+    group = n_heads // n_kv_heads
+    queries = q.reshape(n, n_heads, head_dim).transpose(1, 0, 2)
+    keys = k.reshape(n, n_kv_heads, head_dim).transpose(1, 0, 2).repeat(group, 0)
+    values = v.reshape(n, n_kv_heads, head_dim).transpose(1, 0, 2).repeat(group, 0)
+    scores = queries @ keys.transpose(0, 2, 1) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    row, column = np.arange(n)[:, None], np.arange(n)
+    visible = (column <= row) & (column > row - (window or n))
+    scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out = weights / weights.sum(-1, keepdims=True) @ values
+    return np.reshape(out.transpose(1, 0, 2), (n, -1))
+
+
+class Interpreter:
+    """A program with its weights.
+
+    Args:
+        spec: The program.
+        read: Gives the exact values of a tensor as float32, for (name in the file, shape).
+    """
+
+    def __init__(self, spec: Spec, read: Read) -> None:
+        self._spec = spec
+        self._weights = [
+            np.concatenate(
+                [read(source, (n, w["cols"]) if w["kind"] == "matrix" else (n,)) for _, source, n in w["parts"]]
+            ).astype(np.float64)
+            + w["offset"]
+            for w in spec["weights"]
+        ]
+
+    def logits(self, token_ids: Sequence[int]) -> Array:
+        """Logits of every position, [n, vocab_size]."""
+        ids, values = np.asarray(token_ids), self._fresh(len(token_ids))
+        for name, op in self._spec["ops"]:
+            if name == "embed":
+                self._put(values, op, self._weights[op["weights"][0]][ids] * op["f"][0])
+            elif name == "logits":
+                return values[op["in"][0]] @ self._weights[op["weights"][0]].T * op["f"][0]
+            else:
+                self._put(values, op, *self._run(name, op, [values[i] for i in op["in"]]))
+        raise ValueError("the program has no logits")
+
+    def _fresh(self, n: int) -> list[Array]:
+        """Every value unset; a range of columns is a view, so that writing the whole writes it."""
+        values: list[Array] = []
+        for width, of, offset in self._spec["values"]:
+            own = np.full((n, width), np.nan) if of < 0 else values[of][:, offset : offset + width]
+            values.append(own)
+        return values
+
+    @staticmethod
+    def _put(values: list[Array], op: Operands, *results: Array) -> None:
+        for index, result in zip(op["out"], results, strict=True):
+            values[index][...] = result
+
+    def _run(self, name: str, op: Operands, x: list[Array]) -> list[Array]:
+        """The results of one operation."""
+        weights = [self._weights[i] for i in op["weights"]]
+        if name == "linear":
+            y = x[0] @ weights[0].T
+            return [y + weights[1] if len(weights) > 1 else y]
+        if name == "rms_norm":
+            return [_rms_norm(x[0], weights[0], op["f"][0], op["u"][0])]
+        if name == "rope":
+            return [_rope(part, self._spec["ropes"][op["u"][0]], op["u"][1]) for part in x]
+        if name == "attention":
+            return [_attention(x[0], x[1], x[2], self._spec["layers"][op["u"][0]], op["f"][0], op["f"][1])]
+        if name == "gated":
+            return [_ACTS[op["u"][0]](x[0]) * x[1]]
+        if name == "add":
+            return [x[0] + x[1]]
+        raise ValueError(f"unknown operation {name!r}")

@@ -1,0 +1,32 @@
+"""Llama 1 to 3 and its like: SmolLM2, CodeLlama, Vicuna, TinyLlama."""
+
+from .blocks import Model
+from .config import ModelConfig
+from .registry import architecture
+
+
+@architecture(
+    "LlamaForCausalLM",
+    "LLaMAForCausalLM",
+    defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048},
+)
+def llama(cfg: ModelConfig, m: Model) -> None:
+    """Llama decoder: pre-norm attention with rope, gated MLP; biases where the configuration says so."""
+    q_width, kv_width = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
+    attention_bias, mlp_bias = cfg.get("attention_bias", False), cfg.get("mlp_bias", False)
+    x = m.embed("model.embed_tokens")
+    for layer in m.layers("model.layers", cfg.num_layers):
+        h = layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps)
+        q, k, v = layer.linear(
+            h,
+            ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            [q_width, kv_width, kv_width],
+            bias=attention_bias,
+        )
+        q, k = layer.rope(q, k, cfg.rope)
+        x = x + layer.linear(layer.attention(q, k, v), "self_attn.o_proj", cfg.hidden_size, bias=attention_bias)
+        h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
+        x = x + layer.gated_mlp(
+            h, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", cfg.intermediate_size, act=cfg.hidden_act, bias=mlp_bias
+        )
+    m.logits(m.rms_norm(x, "model.norm", cfg.rms_norm_eps), "lm_head", tied_to="model.embed_tokens")

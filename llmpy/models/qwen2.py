@@ -1,0 +1,34 @@
+"""Qwen2 and Qwen2.5."""
+
+from .blocks import Model
+from .config import ModelConfig
+from .registry import architecture
+
+
+@architecture(
+    "Qwen2ForCausalLM",
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+)
+def qwen2(cfg: ModelConfig, m: Model) -> None:
+    """Qwen2 decoder: Llama with a bias on q, k and v; some layers may have an attention window."""
+    q_width, kv_width = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
+    x = m.embed("model.embed_tokens")
+    for layer, window in zip(m.layers("model.layers", cfg.num_layers), cfg.layer_windows(), strict=True):
+        h = layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps)
+        q, k, v = layer.linear(
+            h, ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], [q_width, kv_width, kv_width], bias=True
+        )
+        q, k = layer.rope(q, k, cfg.rope)
+        x = x + layer.linear(layer.attention(q, k, v, window=window), "self_attn.o_proj", cfg.hidden_size)
+        h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
+        x = x + layer.gated_mlp(
+            h, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", cfg.intermediate_size, act=cfg.hidden_act
+        )
+    m.logits(m.rms_norm(x, "model.norm", cfg.rms_norm_eps), "lm_head", tied_to="model.embed_tokens")

@@ -1,0 +1,60 @@
+"""Which function writes the program of which architecture."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import UnsupportedError
+from .blocks import Model
+from .config import ModelConfig
+
+Build = Callable[[ModelConfig, Model], None]
+
+# Buffers that old checkpoints carry; the configuration says the same.
+COMPUTED_BUFFERS = ("*.rotary_emb.inv_freq", "*.rotary_emb.cos_cached", "*.rotary_emb.sin_cached")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A registered architecture function."""
+
+    build: Build
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    ignore: Sequence[str] = ()
+
+
+_REGISTRY: dict[str, Architecture] = {}
+
+
+def architecture(
+    *names: str, defaults: Mapping[str, object] | None = None, ignore: Sequence[str] = ()
+) -> Callable[[Build], Build]:
+    """Registers the function that writes the program of a model, in the package or in anybody's file.
+
+    Args:
+        names: What `architectures` of config.json may say. A name that is taken is taken over.
+        defaults: Fields that config.json may leave out.
+        ignore: Patterns (as in `fnmatch`) of tensors that a checkpoint may hold without use, besides the buffers of
+            rotary embeddings.
+
+    Returns:
+        A decorator for a function of (config, model).
+    """
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError("architecture() wants the names of the architecture, as in @architecture('LlamaForCausalLM')")
+
+    def register(build: Build) -> Build:
+        entry = Architecture(build, dict(defaults or {}), (*COMPUTED_BUFFERS, *ignore))
+        _REGISTRY.update(dict.fromkeys(names, entry))
+        return build
+
+    return register
+
+
+def find(name: str) -> Architecture:
+    """The architecture of a name; UnsupportedError names it and the known ones."""
+    if name not in _REGISTRY:
+        raise UnsupportedError(
+            f"architecture {name!r} is not supported; known: {', '.join(sorted(_REGISTRY))}. "
+            "A function with @llmpy.architecture adds one (docs/adding-an-architecture.md)"
+        )
+    return _REGISTRY[name]

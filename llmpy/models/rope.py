@@ -1,0 +1,203 @@
+"""Rotary position embedding: the frequencies and the magnitude of every scaling kind, from a configuration's fields.
+
+Formulas as in Hugging Face transformers, rounded to float32 where it rounds. Both spellings of the fields are read:
+`rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (transformers 4).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CheckpointError, UnsupportedError
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """How the heads of q and k are turned: pair i of position p by the angle p * inv_freq[i].
+
+    Args:
+        inv_freq: float32 [n_freqs], radians per position; the first 2 * n_freqs elements of a head turn.
+        magnitude: Factor on cosine and sine.
+        interleaved: Pairs are (2i, 2i + 1) instead of (i, i + n_freqs).
+    """
+
+    inv_freq: Floats
+    magnitude: float = 1.0
+    interleaved: bool = False
+
+
+class Parameters:
+    """The rope fields of a configuration, normalised."""
+
+    def __init__(self, raw: Mapping[str, object], file: str) -> None:
+        new, old = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+        if not (isinstance(new, Mapping) and isinstance(old, Mapping)):
+            raise CheckpointError(f"{file}: rope_parameters: wanted an object, have {new or old!r}", file=file)
+        fields: dict[str, object] = dict(old or new)
+        if any(isinstance(value, Mapping) for value in fields.values()):
+            raise UnsupportedError(f"rope_parameters per layer type ({', '.join(fields)}) are not supported")
+        self.file = file
+        self.kind = str(fields.get("rope_type") or fields.get("type") or "default")
+        for name in ("rope_theta", "partial_rotary_factor"):
+            fields.setdefault(name, new.get(name) or raw.get(name))
+        if raw.get("original_max_position_embeddings") is not None:
+            fields["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
+        self.fields = fields
+        self.theta = self.number("rope_theta", 10000.0)
+        self.partial = self.number("partial_rotary_factor", 1.0)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A numeric field; CheckpointError if it is no number, or missing without a default."""
+        value = self.fields.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            have = "nothing" if value is None else repr(value)
+            raise CheckpointError(
+                f"{self.file}: rope field {name} of rope_type {self.kind!r}: wanted a number, have {have}; "
+                "hf_overrides can set rope_parameters",
+                file=self.file,
+            )
+        return float(value)
+
+    def original_length(self, max_position: int) -> float:
+        """The length that the model was trained with before its rope was scaled."""
+        return self.number("original_max_position_embeddings", float(max_position))
+
+    def factor(self, max_position: int) -> float:
+        """The scaling factor; absent means max_position / original length for yarn."""
+        if self.kind == "yarn" and self.fields.get("factor") is None:
+            return max_position / self.original_length(max_position)
+        return self.number("factor")
+
+
+def base_frequencies(theta: float, n_dims: int) -> Floats:
+    """theta^(-2i / n_dims) for i < n_dims / 2, rounded to float32 after each step."""
+    exponents = np.arange(0, n_dims, 2, dtype=np.float32) / np.float32(n_dims)
+    powers = np.power(theta, exponents.astype(np.float64)).astype(np.float32)
+    return (np.float32(1) / powers).astype(np.float32)
+
+
+Scaled = tuple[Floats, float]
+
+
+def _default(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
+    return base_frequencies(p.theta, n_dims), 1.0
+
+
+def _linear(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
+    return base_frequencies(p.theta, n_dims) / np.float32(p.factor(max_position)), 1.0
+
+
+def _dynamic(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
+    """The base for the longest length that this engine serves: fixed, so that no request changes another's bits."""
+    factor = p.factor(max_position)
+    stretch = factor * max(length, max_position) / max_position - (factor - 1)
+    return base_frequencies(p.theta * stretch ** (n_dims / (n_dims - 2)), n_dims), 1.0
+
+
+def _llama3(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
+    factor, original = p.factor(max_position), p.original_length(max_position)
+    low, high = p.number("low_freq_factor"), p.number("high_freq_factor")
+    plain = base_frequencies(p.theta, n_dims)
+    wavelength = np.float32(2 * math.pi) / plain
+    smooth = (np.float32(original) / wavelength - low) / (high - low)
+    blended = (1 - smooth) * plain / factor + smooth * plain
+    long = np.where(wavelength > original / low, plain / factor, blended)
+    return np.where(wavelength < original / high, plain, long).astype(np.float32), 1.0
+
+
+def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
+    """1 + 0.1 * scale * ln(factor), 1 where nothing is stretched."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _yarn(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
+    factor, original = p.factor(max_position), p.original_length(max_position)
+    full, all_dims = p.number("mscale", 0.0), p.number("mscale_all_dim", 0.0)
+    if full and all_dims:
+        magnitude = yarn_magnitude(factor, full) / yarn_magnitude(factor, all_dims)
+    else:
+        magnitude = yarn_magnitude(factor)
+
+    def dimension(rotations: float) -> float:
+        return n_dims * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(p.theta))
+
+    low, high = dimension(p.number("beta_fast", 0.0) or 32.0), dimension(p.number("beta_slow", 0.0) or 1.0)
+    if p.fields.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, n_dims - 1)
+    high += 0.001 if low == high else 0.0
+    ramp = np.clip((np.arange(n_dims // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
+    plain = base_frequencies(p.theta, n_dims)
+    stretched = plain / np.float32(factor)
+    return stretched * ramp + plain * (1 - ramp), p.number("attention_factor", magnitude)
+
+
+_KINDS: dict[str, Callable[[Parameters, int, int, int], Scaled]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def make(
+    p: Parameters,
+    head_dim: int,
+    max_position: int,
+    length: int,
+    *,
+    interleaved: bool = False,
+    divisors: Floats | None = None,
+) -> Rope:
+    """The rope of a model.
+
+    Args:
+        p: The rope fields.
+        head_dim: Elements of a head.
+        max_position: `max_position_embeddings` as the file has it.
+        length: Longest sequence that this engine will serve; only rope_type "dynamic" depends on it.
+        interleaved: See `Rope`.
+        divisors: float32 [n_freqs], stored in a GGUF file: they divide the frequencies.
+
+    Raises:
+        UnsupportedError: a rope_type that is not one of the known.
+        CheckpointError: a field is missing or no number, or the sizes do not fit.
+    """
+    if p.kind not in _KINDS:
+        raise UnsupportedError(f"rope_type {p.kind!r} is not supported; known: {', '.join(_KINDS)}")
+    n_dims = int(head_dim * p.partial)
+    if not 2 <= n_dims <= head_dim or n_dims % 2 or (p.kind == "dynamic" and n_dims == 2):
+        raise CheckpointError(
+            f"{p.file}: rope turns {n_dims} of the {head_dim} elements of a head: wanted an even number", file=p.file
+        )
+    inv_freq, magnitude = _KINDS[p.kind](p, n_dims, max_position, length)
+    if divisors is not None:
+        if divisors.shape != inv_freq.shape:
+            raise CheckpointError(
+                f"{p.file}: rope_freqs.weight: wanted [{inv_freq.size}], have {list(divisors.shape)}", file=p.file
+            )
+        inv_freq = inv_freq / divisors
+    return Rope(np.ascontiguousarray(inv_freq, dtype=np.float32), magnitude, interleaved)
+
+
+def context_length(p: Parameters, max_position: int, max_model_len: int | None) -> int:
+    """Longest sequence that the model is made for, its rope scaling counted.
+
+    linear: factor times max_position. yarn: factor times the original length. dynamic: max_position, or what was
+    asked for, because its frequencies follow the length. Otherwise max_position.
+    """
+    if p.kind == "linear":
+        return int(max_position * p.factor(max_position))
+    if p.kind == "yarn":
+        return int(p.original_length(max_position) * p.factor(max_position))
+    if p.kind == "dynamic":
+        return max(max_position, max_model_len or 0)
+    return max_position

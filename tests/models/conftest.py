@@ -1,0 +1,302 @@
+"""Tiny checkpoints with every parameter random, saved by transformers or written as GGUF, and what they should give."""
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+gguf = pytest.importorskip("gguf")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors")
+
+from llmpy import models  # noqa: E402
+from llmpy.models.gguf_names import to_gguf  # noqa: E402
+from llmpy.models.interpret import Interpreter  # noqa: E402
+
+BASE = {
+    "vocab_size": 99,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def rope(kind: str, **fields: object) -> dict[str, object]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
+
+
+WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("Llama", {}),
+    "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
+    "llama-linear": ("Llama", rope("linear", factor=4.0)),
+    "llama-dynamic": ("Llama", {**rope("dynamic", factor=2.0), "max_position_embeddings": 48}),
+    "llama-llama3": (
+        "Llama",
+        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama-yarn": ("Llama", rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "llama-yarn-mscale": (
+        "Llama",
+        rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=1.3, beta_fast=16.0,
+             truncate=False),
+    ),
+    "mistral": ("Mistral", {"head_dim": 24, "sliding_window": 8}),
+    "mistral-full": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-window": ("Qwen2", WINDOWS),
+    "qwen3": ("Qwen3", {"head_dim": 24, "attention_bias": True}),
+    "qwen3-window": ("Qwen3", {**WINDOWS, "head_dim": 24, "tie_word_embeddings": True}),
+}  # fmt: skip
+
+
+def randomise(model: "torch.nn.Module", seed: int) -> None:
+    """Every parameter from seeded noise: norms around 1, everything else around 0, so that none can be forgotten."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.2 * noise if "norm" in name else noise if "embed" in name else 0.15 * noise)
+
+
+class Tiny:
+    """A saved tiny model and its reference."""
+
+    def __init__(self, directory: Path, model: "torch.nn.Module") -> None:
+        self.directory, self.model = directory, model
+
+    @property
+    def config(self) -> dict[str, object]:
+        return json.loads((self.directory / "config.json").read_text())
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Reference logits of every position, float32 and eager, without a cache."""
+        with torch.no_grad():
+            out = self.model(torch.tensor([list(ids)]), use_cache=False)
+        return out.logits[0].double().numpy()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
+    """tiny(case, dtype="float32", shards=1, **fields) -> Tiny; each is made once."""
+    made: dict[str, Tiny] = {}
+
+    def make(case: str, dtype: str = "float32", shards: int = 1, **fields: object) -> Tiny:
+        key = f"{case} {dtype} {shards} {fields}"
+        if key not in made:
+            family, own = CASES[case]
+            config = getattr(transformers, family + "Config")(**{**BASE, **own, **fields})
+            kind = getattr(transformers, family + "ForCausalLM")
+            model = kind(config)
+            randomise(model, seed=len(case))
+            model = model.to(getattr(torch, dtype))
+            directory = tmp_path_factory.mktemp(case)
+            size = sum(p.numel() * p.element_size() for p in model.parameters())
+            model.save_pretrained(directory, max_shard_size=size // shards + 1024)
+            reference = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+            made[key] = Tiny(directory, reference.eval())
+        return made[key]
+
+    return make
+
+
+class HostCheckpoint:
+    """The reader's interface over the safetensors and gguf packages, independent of our C readers."""
+
+    def __init__(self, paths: Sequence[str | Path]) -> None:
+        self.metadata: dict[str, object] = {}
+        self._data: dict[str, tuple[str, np.ndarray]] = {}
+        self._files: dict[str, str] = {}
+        for path in map(str, paths):
+            for name, dtype, values in read_gguf(path, self.metadata) if path.endswith("gguf") else read_shard(path):
+                self._data[name], self._files[name] = (dtype, values), path
+
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...], str]]:
+        return {
+            name: (dtype, values.shape, self._files.get(name, "added")) for name, (dtype, values) in self._data.items()
+        }
+
+    def read_float32(self, name: str) -> bytes:
+        return self._data[name][1].tobytes()
+
+
+def read_shard(path: str) -> Iterator[tuple[str, str, np.ndarray]]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            tensor = file.get_tensor(name)
+            yield name, str(tensor.dtype).removeprefix("torch."), tensor.float().numpy()
+
+
+def read_gguf(path: str, metadata: dict[str, object]) -> Iterator[tuple[str, str, np.ndarray]]:
+    reader = gguf.GGUFReader(path)
+    metadata |= {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    for tensor in reader.tensors:
+        kind = tensor.tensor_type
+        values = gguf.quants.dequantize(tensor.data, kind).reshape([int(n) for n in reversed(tensor.shape)])
+        yield tensor.name, names.get(kind.name, kind.name.lower()), values.astype(np.float32)
+
+
+def model_files(path: Path, **config: object) -> SimpleNamespace:
+    """ModelFiles of a directory or a GGUF file, with changes to config.json."""
+    if path.is_file():
+        return SimpleNamespace(
+            kind="gguf", directory=None, weights=[path], config={}, generation_config={}, name="tiny"
+        )
+    fields = {**json.loads((path / "config.json").read_text()), **config}
+    shards = sorted(path.glob("*.safetensors"))
+    return SimpleNamespace(kind="hf", directory=path, weights=shards, config=fields, generation_config={}, name="tiny")
+
+
+class Oracle:
+    """A model compiled by llmpy and run by the NumPy interpreter on independently read weights."""
+
+    def __init__(self, path: Path, config: Mapping[str, object] | None = None, **options: object) -> None:
+        files = model_files(path, **(config or {}))
+        self.checkpoint = HostCheckpoint(files.weights)
+        self.compiled = models.load(files, self.checkpoint, **options)
+        self.interpreter = Interpreter(self.compiled.spec, self._read)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        return np.frombuffer(self.checkpoint.read_float32(name), np.float32).reshape(shape)
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        return self.interpreter.logits(ids)
+
+
+@pytest.fixture(scope="session")
+def oracle() -> type[Oracle]:
+    return Oracle
+
+
+@pytest.fixture(scope="session")
+def host_checkpoint() -> type[HostCheckpoint]:
+    return HostCheckpoint
+
+
+@pytest.fixture(scope="session")
+def files_of() -> Callable[..., SimpleNamespace]:
+    return model_files
+
+
+@pytest.fixture(scope="session", params=list(CASES))
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Random token ids of the lengths 1, 7, 33 and 70."""
+    random = np.random.default_rng(7)
+    return [random.integers(3, 99, n).tolist() for n in (1, 7, 33, 70)]
+
+
+def relative_error(have: np.ndarray, want: np.ndarray) -> float:
+    """Largest difference over the largest magnitude."""
+    return float(np.abs(have - want).max() / np.abs(want).max())
+
+
+@pytest.fixture(scope="session")
+def error_of() -> Callable[[np.ndarray, np.ndarray], float]:
+    return relative_error
+
+
+K_QUANTS = {"Q2_K": ((80, 84),), "Q3_K": ((108, 110),), "Q4_K": ((0, 4),), "Q5_K": ((0, 4),), "Q6_K": ((208, 210),)}
+
+
+def quantised(values: np.ndarray, kind: str, random: np.random.Generator) -> np.ndarray:
+    """Blocks of a type: quantised by the gguf package, or random valid blocks of the K types, which it cannot write."""
+    dtype = gguf.GGMLQuantizationType[kind]
+    if kind not in K_QUANTS:
+        return gguf.quants.quantize(values.astype(np.float32), dtype)
+    n_values, n_bytes = gguf.GGML_QUANT_SIZES[dtype]
+    blocks = random.integers(0, 256, (values.size // n_values, n_bytes), dtype=np.uint8)
+    for first, last in K_QUANTS[kind]:  # the float16 scales: small, of both signs
+        scales = random.normal(0, 1, (len(blocks), (last - first) // 2)) * {"Q3_K": 5e-4, "Q6_K": 1e-4}.get(kind, 1e-3)
+        blocks[:, first:last] = scales.astype("<f2").view(np.uint8)
+    return blocks.reshape(values.shape[0], -1)
+
+
+def permuted(values: np.ndarray, n_heads: int) -> np.ndarray:
+    """Rows of q or k reordered inside each head for interleaved rope, as files of architecture "llama" have them."""
+    return values.reshape(n_heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def write_gguf(source: Tiny, path: Path, kind: str, *, metadata: Mapping[str, object] | None = None) -> Path:
+    """Writes a tiny model as GGUF, as the usual converter would, its matrices in a type."""
+    cfg = source.config
+    family = str(cfg["model_type"])
+    arch = "llama" if family == "mistral" else family
+    writer, random = gguf.GGUFWriter(path, arch), np.random.default_rng(3)
+    heads = {"q_proj": int(cfg["num_attention_heads"]), "k_proj": int(cfg["num_key_value_heads"])}
+    writer.add_block_count(cfg["num_hidden_layers"])
+    writer.add_context_length(cfg["max_position_embeddings"])
+    writer.add_embedding_length(cfg["hidden_size"])
+    writer.add_feed_forward_length(cfg["intermediate_size"])
+    writer.add_head_count(heads["q_proj"])
+    writer.add_head_count_kv(heads["k_proj"])
+    writer.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
+    writer.add_rope_freq_base(cfg["rope_parameters"]["rope_theta"])
+    writer.add_vocab_size(cfg["vocab_size"])
+    if "head_dim" in cfg:
+        writer.add_key_length(cfg["head_dim"])
+        writer.add_value_length(cfg["head_dim"])
+        writer.add_rope_dimension_count(cfg["head_dim"])
+    if family == "mistral" and cfg["sliding_window"]:
+        writer.add_sliding_window(cfg["sliding_window"])
+    for key, value in (metadata or {}).items():
+        {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)](key, value)
+    for name, parameter in source.model.state_dict().items():
+        if name == "lm_head.weight" and cfg["tie_word_embeddings"]:
+            continue
+        values = parameter.float().numpy()
+        projection = name.split(".")[-2]
+        if arch == "llama" and projection in heads:
+            values = permuted(values, heads[projection])
+        if values.ndim == 2:
+            writer.add_tensor(to_gguf(name), quantised(values, kind, random), raw_dtype=gguf.GGMLQuantizationType[kind])
+        else:
+            writer.add_tensor(to_gguf(name), values)
+    if cfg["rope_parameters"]["rope_type"] == "llama3":
+        plain = 1 / 10000.0 ** (np.arange(0, 16, 2) / 16)
+        writer.add_tensor(
+            "rope_freqs.weight", (plain / source.model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def gguf_of() -> Callable[..., Path]:
+    return write_gguf
+
+
+@pytest.fixture()
+def load_module(tmp_path: Path) -> Callable[[str], object]:
+    """Imports Python text as a user's own file."""
+
+    def load(text: str) -> object:
+        path = tmp_path / "users_own_file.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("users_own_file", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
