@@ -27,6 +27,7 @@ struct cpu {
     const struct cpu_kernels *kernels;
     void *shared;               size_t shared_bytes;        /* activations prepared for a linear, split partials, ... */
     char *scratch;              size_t scratch_bytes;       /* n_threads blocks of scratch_bytes */
+    size_t cache_bytes;                                     /* second-level cache of a core */
     struct backend_options options;
     char description[64];
 };
@@ -55,5 +56,14 @@ struct cpu_kernels {
 
 const struct cpu_kernels *cpu_kernels_avx2(void);
 const struct cpu_kernels *cpu_kernels_avx512(void);
+
+/* Which names an instruction set of this processor that we have kernels for: "avx2", "avx512". */
+bool cpu_has_isa(const char *isa);
+
+/* A thread's part [first, end) of n equal things. */
+static inline uint32_t share_first(uint32_t n, uint32_t thread, uint32_t n_threads)
+{
+    return (uint32_t)((uint64_t)n * thread / n_threads);
+}
 
 #endif

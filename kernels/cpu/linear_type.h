@@ -11,6 +11,7 @@
 #define PANEL_ROWS 16u
 #define STRIP_MAX_ROWS 32u
 #define TILE_MAX_PANELS 2u
+#define GEMV_PANELS 32u                   /* most panels of one call of a gemv */
 #define STRIP_VALUE_BYTES 5u              /* strip_block_bytes <= STRIP_VALUE_BYTES * block_values */
 #define EXPANDED_MAX_BYTES (64u << 10)    /* max_panels * slab_blocks * expanded_block_bytes <= this */
 
@@ -54,6 +55,13 @@ struct linear_type {
     linear_unpack *unpack;
     linear_expand *expand;
 };
+
+/* What linear.c lays into a thread's scratch, in this order (matrix.c and embed.c use the expanded panels' place). */
+static inline size_t linear_scratch_bytes(uint32_t max_rows, size_t max_cols)
+{
+    size_t accumulators = (size_t)(max_rows + GEMV_PANELS) * TILE_MAX_PANELS * PANEL_ROWS * sizeof(float);
+    return EXPANDED_MAX_BYTES + accumulators + (size_t)STRIP_MAX_ROWS * max_cols * (STRIP_VALUE_BYTES + sizeof(float));
+}
 
 /* linear_types_avx2.c, linear_types_avx512.c: NULL where the type has no such arithmetic. AVX-512 may answer with AVX2's. */
 const struct linear_type *linear_type_avx2(uint32_t dtype, uint32_t arithmetic);

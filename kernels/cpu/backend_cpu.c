@@ -1,0 +1,312 @@
+#define _GNU_SOURCE
+#include "linear_type.h"
+#include "matrix.h"
+#include "../../csrc/base/mem.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+bool cpu_has_isa(const char *isa)
+{
+    bool has_v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    if (strcmp(isa, "avx2") == 0)
+        return has_v3;
+    if (strcmp(isa, "avx512") == 0)
+        return has_v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+    return false;
+}
+
+static enum rc option_error(struct err *err, const char *option)
+{
+    err_name(err, option, NULL);
+    return RC_CONFIG;
+}
+
+static enum rc choose_kernels(const char *isa, const struct cpu_kernels **kernels, struct err *err)
+{
+    bool is_auto = !isa || !*isa || strcmp(isa, "auto") == 0;
+    if (is_auto && !cpu_has_isa("avx2")) {
+        err_set(err, RC_CONFIG, "isa: wanted a processor with AVX2 and FMA (x86-64-v3), have none; llmpy's kernels need it");
+        return option_error(err, "isa");
+    }
+    if (!is_auto && strcmp(isa, "avx2") != 0 && strcmp(isa, "avx512") != 0) {
+        err_set(err, RC_CONFIG, "isa: wanted \"auto\", \"avx2\" or \"avx512\", have \"%.32s\"", isa);
+        return option_error(err, "isa");
+    }
+    if (!is_auto && !cpu_has_isa(isa)) {
+        err_set(err, RC_CONFIG, "isa: this processor does not have all of %s; use isa=\"auto\"", isa);
+        return option_error(err, "isa");
+    }
+    bool wants_avx512 = is_auto ? cpu_has_isa("avx512") : strcmp(isa, "avx512") == 0;
+    *kernels = wants_avx512 ? cpu_kernels_avx512() : cpu_kernels_avx2();
+    return RC_OK;
+}
+
+/* True if no allowed processor with a lower number shares this one's core. */
+static bool is_first_of_core(int processor, const cpu_set_t *allowed)
+{
+    char path[96], list[256];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", processor);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return true;
+    bool is_first = true;
+    if (fgets(list, sizeof list, file))
+        for (char *at = list; *at && *at != '\n';) {
+            int first, last, used;
+            if (sscanf(at, "%d%n", &first, &used) != 1)
+                break;
+            at += used;
+            last = first;
+            if (*at == '-' && sscanf(at + 1, "%d%n", &last, &used) == 1)
+                at += 1 + used;
+            for (int sibling = first; sibling <= last && sibling < processor; sibling++)
+                is_first = is_first && !(sibling < CPU_SETSIZE && CPU_ISSET(sibling, allowed));
+            at += *at == ',';
+        }
+    fclose(file);
+    return is_first;
+}
+
+static uint32_t allowed_cores(void)
+{
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed))
+        return 1;
+    uint32_t n = 0;
+    for (int processor = 0; processor < CPU_SETSIZE; processor++)
+        n += CPU_ISSET(processor, &allowed) && is_first_of_core(processor, &allowed);
+    return n ? n : 1;
+}
+
+static size_t round_up(size_t n, size_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+/* Scratch for the widest call that the options allow: linear.c's prepared rows are shared, the rest is each thread's own. */
+static void size_scratch(struct cpu *cpu)
+{
+    size_t cols = round_up(cpu->options.max_cols, 256);
+    cpu->shared_bytes = round_up((size_t)cpu->options.max_rows * cols * STRIP_VALUE_BYTES + 4096, 4096);
+    cpu->scratch_bytes = round_up(linear_scratch_bytes(cpu->options.max_rows, cols), 4096);
+    long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    cpu->cache_bytes = cache < (256 << 10) ? 512 << 10 : (size_t)cache;
+}
+
+static void cpu_close(void *ctx)
+{
+    struct cpu *cpu = ctx;
+    if (!cpu)
+        return;
+    pool_destroy(cpu->pool);
+    mem_unmap(cpu->shared, cpu->shared_bytes);
+    mem_unmap(cpu->scratch, cpu->scratch_bytes * cpu->n_threads);
+    mem_free(cpu);
+}
+
+static enum rc cpu_open(const struct backend_options *options, void **ctx, struct err *err)
+{
+    const struct cpu_kernels *kernels;
+    enum rc rc = choose_kernels(options->isa, &kernels, err);
+    if (rc)
+        return rc;
+    if (!options->max_rows || !options->max_cols)
+        return err_set(err, RC_INTERNAL, "cpu: wanted at least one row and one column, have %u and %u", options->max_rows,
+                       options->max_cols);
+    struct cpu *cpu = mem_calloc(1, sizeof *cpu);
+    if (!cpu)
+        return err_set(err, RC_MEMORY, "cpu: no memory for the context");
+    cpu->kernels = kernels;
+    cpu->options = *options;
+    cpu->options.device = "cpu"; /* the caller's strings need not outlive the call */
+    cpu->options.isa = kernels->isa;
+    cpu->n_threads = options->n_threads ? options->n_threads : allowed_cores();
+    size_scratch(cpu);
+    rc = pool_create(cpu->n_threads, &cpu->pool, err);
+    if (rc)
+        goto fail;
+    cpu->shared = mem_map(cpu->shared_bytes);
+    cpu->scratch = mem_map(cpu->scratch_bytes * cpu->n_threads);
+    if (!cpu->shared || !cpu->scratch) {
+        rc = err_set(err, RC_MEMORY, "cpu: no memory for %zu bytes of scratch; lower max_num_batched_tokens",
+                     cpu->shared_bytes + cpu->scratch_bytes * cpu->n_threads);
+        goto fail;
+    }
+    snprintf(cpu->description, sizeof cpu->description, "cpu %s %u thread%s", kernels->isa, cpu->n_threads,
+             cpu->n_threads == 1 ? "" : "s");
+    *ctx = cpu;
+    return RC_OK;
+fail:
+    cpu_close(cpu);
+    return rc;
+}
+
+static const char *cpu_describe(void *ctx)
+{
+    return ((struct cpu *)ctx)->description;
+}
+
+static uint32_t cpu_fusions(void *ctx)
+{
+    (void)ctx;
+    return FUSION_NORM_LINEAR | FUSION_GATED_LINEAR | FUSION_LINEAR_ADD;
+}
+
+static bool cpu_supports(void *ctx, uint32_t dtype, uint32_t use)
+{
+    (void)ctx;
+    (void)use;
+    return linear_type_avx2(dtype, ARITHMETIC_FLOAT) != NULL;
+}
+
+static enum rc buffer_create(void *ctx, size_t size_bytes, void **buffer, struct err *err)
+{
+    (void)ctx;
+    *buffer = mem_map(size_bytes);
+    if (!*buffer)
+        return err_set(err, RC_MEMORY, "cpu: no memory for a buffer of %zu bytes", size_bytes);
+    return RC_OK;
+}
+
+static void buffer_destroy(void *ctx, void *buffer, size_t size_bytes)
+{
+    (void)ctx;
+    mem_unmap(buffer, size_bytes);
+}
+
+static enum rc copy_bytes(void *ctx, void *target, const void *source, size_t size_bytes, struct err *err)
+{
+    (void)ctx;
+    (void)err;
+    memcpy(target, source, size_bytes);
+    return RC_OK;
+}
+
+static enum rc cpu_synchronize(void *ctx, struct err *err)
+{
+    (void)ctx;
+    (void)err;
+    return RC_OK;
+}
+
+static void cpu_matrix_destroy(void *ctx, struct matrix *matrix)
+{
+    (void)ctx;
+    if (!matrix)
+        return;
+    mem_unmap(matrix->memory, matrix->bytes);
+    mem_free(matrix);
+}
+
+static size_t cpu_matrix_bytes(const struct matrix *matrix)
+{
+    return matrix->bytes;
+}
+
+static uint32_t cpu_matrix_arithmetic(const struct matrix *matrix, uint32_t part)
+{
+    return matrix->parts[part].type->arithmetic;
+}
+
+static size_t cpu_kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens)
+{
+    (void)ctx;
+    return (size_t)2 * n_kv_heads * head_dim * block_tokens * dtype_info(dtype)->block_bytes;
+}
+
+static enum rc cpu_copy_pages(void *ctx, const struct copy_pages_args *args, struct err *err)
+{
+    (void)ctx;
+    (void)err;
+    char *pool = args->pool;
+    for (uint32_t i = 0; i < args->n_copies; i++)
+        memcpy(pool + (size_t)args->copies[i].target * args->page_bytes,
+               pool + (size_t)args->copies[i].source * args->page_bytes, args->page_bytes);
+    return RC_OK;
+}
+
+static enum rc cpu_matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **matrix, struct err *err)
+{
+    struct cpu *cpu = ctx;
+    return cpu->kernels->matrix_create(cpu, desc, matrix, err);
+}
+
+static enum rc cpu_matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                                const void *rows, struct err *err)
+{
+    struct cpu *cpu = ctx;
+    return cpu->kernels->matrix_write(cpu, matrix, part, first_row, n_rows, rows, err);
+}
+
+static enum rc cpu_matrix_read(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
+                               struct err *err)
+{
+    struct cpu *cpu = ctx;
+    return cpu->kernels->matrix_read(cpu, matrix, first_row, n_rows, rows, err);
+}
+
+#define FORWARD(op)                                                                                                              \
+    static enum rc cpu_##op(void *ctx, const struct op##_args *args, struct err *err)                                            \
+    {                                                                                                                            \
+        struct cpu *cpu = ctx;                                                                                                   \
+        return cpu->kernels->op(cpu, args, err);                                                                                 \
+    }
+FORWARD(embed)
+FORWARD(linear)
+FORWARD(rms_norm)
+FORWARD(gated)
+FORWARD(add)
+FORWARD(select)
+FORWARD(rope_table)
+FORWARD(rope)
+FORWARD(kv_write)
+FORWARD(attention)
+FORWARD(sample)
+FORWARD(qkv)
+
+static const struct backend BACKEND = {
+    .abi = BACKEND_ABI,
+    .size_bytes = sizeof(struct backend),
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .describe = cpu_describe,
+    .fusions = cpu_fusions,
+    .supports = cpu_supports,
+    .buffer_create = buffer_create,
+    .buffer_destroy = buffer_destroy,
+    .upload = copy_bytes,
+    .download = copy_bytes,
+    .synchronize = cpu_synchronize,
+    .matrix_create = cpu_matrix_create,
+    .matrix_destroy = cpu_matrix_destroy,
+    .matrix_bytes = cpu_matrix_bytes,
+    .matrix_arithmetic = cpu_matrix_arithmetic,
+    .matrix_write = cpu_matrix_write,
+    .matrix_read = cpu_matrix_read,
+    .kv_layer_bytes = cpu_kv_layer_bytes,
+    .embed = cpu_embed,
+    .linear = cpu_linear,
+    .rms_norm = cpu_rms_norm,
+    .gated = cpu_gated,
+    .add = cpu_add,
+    .select = cpu_select,
+    .rope_table = cpu_rope_table,
+    .rope = cpu_rope,
+    .kv_write = cpu_kv_write,
+    .attention = cpu_attention,
+    .copy_pages = cpu_copy_pages,
+    .sample = cpu_sample,
+    .qkv = cpu_qkv,
+};
+
+const struct backend *backend_cpu(void)
+{
+    return &BACKEND;
+}

@@ -1,0 +1,40 @@
+/* out[r] = scale * row token_ids[r] of the matrix, the exact values of its type rounded once by the product. The matrix may be a
+ * tied head, so a row is picked out of its panel: 16 rows are unpacked for one, in cache; a few microseconds a row. */
+#include "matrix.h"
+#include "ops.h"
+#include "rows.h"
+
+struct embed_job {
+    struct cpu *cpu;
+    const struct embed_args *args;
+};
+
+static void embed_rows(void *job_args, uint32_t thread)
+{
+    const struct embed_job *job = job_args;
+    const struct embed_args *args = job->args;
+    const struct matrix *matrix = args->matrix;
+    float *scratch = (float *)(job->cpu->scratch + thread * job->cpu->scratch_bytes);
+    uint32_t end = share_first(args->n_rows, thread + 1, job->cpu->n_threads);
+    for (uint32_t i = share_first(args->n_rows, thread, job->cpu->n_threads); i < end; i++) {
+        uint32_t row = (uint32_t)args->token_ids[i];
+        const struct cpu_part *part = matrix_part_of(matrix, row);
+        float *out = (float *)args->out.data + (size_t)i * args->out.stride;
+        row -= part->first_row;
+        K(panel_read)(part, row / PANEL_ROWS, row % PANEL_ROWS, 1, matrix->n_cols, out, 0, scratch);
+        if (args->scale != 1.0f)
+            for (uint32_t k = 0; k < matrix->n_cols; k++)
+                out[k] *= args->scale;
+    }
+}
+
+enum rc K(embed)(struct cpu *cpu, const struct embed_args *args, struct err *err)
+{
+    for (uint32_t i = 0; i < args->n_rows; i++)
+        if (args->token_ids[i] < 0 || (uint32_t)args->token_ids[i] >= args->matrix->n_rows)
+            return err_set(err, RC_INTERNAL, "embed: token id %d is outside of the matrix's %u rows", args->token_ids[i],
+                           args->matrix->n_rows);
+    struct embed_job job = {cpu, args};
+    pool_run(cpu->pool, embed_rows, &job);
+    return RC_OK;
+}

@@ -1,0 +1,19 @@
+/* The table of one instruction set. */
+#include "ops.h"
+
+const struct cpu_kernels *K(cpu_kernels)(void)
+{
+    static const struct cpu_kernels kernels = {
+        .isa = ISA_NAME,
+        .matrix_create = K(matrix_create),
+        .matrix_write = K(matrix_write),
+        .matrix_read = K(matrix_read),
+        .embed = K(embed),
+        .linear = K(linear),
+        .rms_norm = K(rms_norm),
+        .gated = K(gated),
+        .add = K(add),
+        .select = K(select),
+    };
+    return &kernels;
+}

@@ -1,0 +1,226 @@
+/* y[r][n] = sum over k of f(x)[r][k] * W[n][k] (+ bias[n]) (+ add[r][n]), float32 rows, W in panels of 16 rows (matrix.h).
+ * Each output is one chain over k in the order of its weight type; slabs of k carry the chain in a small accumulator, so neither
+ * tiles, slabs, threads nor row counts change a bit. f is computed row by row with the functions of rows.h while the strips are
+ * packed, bias and add are added to the finished sum: fused equals composed.
+ * One row is bound by the bytes of W: every thread streams its panels once. Many rows are bound by multiplications: the strips
+ * of X that fit half of the second-level cache stay there, a slab of W stays in the first-level cache while it meets them all, and
+ * each tile prefetches its share of the weights that come next. */
+#include "matrix.h"
+#include "ops.h"
+#include "rows.h"
+
+#include <string.h>
+
+struct linear_job {
+    struct cpu *cpu;
+    const struct linear_args *args;
+};
+
+/* A run: consecutive parts of one type, whose activations are prepared once. */
+struct run {
+    const struct cpu_part *parts;
+    uint32_t n_parts, n_panels, n_strips;
+    const struct linear_type *type;
+};
+
+struct lane_scratch {
+    uint8_t *expanded;
+    float *acc, *rows;
+    char *strip;
+};
+
+static struct lane_scratch scratch_of(const struct cpu *cpu, uint32_t thread, uint32_t n_cols)
+{
+    struct lane_scratch s;
+    char *base = cpu->scratch + thread * cpu->scratch_bytes;
+    s.expanded = (uint8_t *)base;
+    s.acc = (float *)(base + EXPANDED_MAX_BYTES);
+    s.rows = s.acc + (size_t)(cpu->options.max_rows + GEMV_PANELS) * TILE_MAX_PANELS * PANEL_ROWS;
+    s.strip = (char *)(s.rows + (size_t)STRIP_MAX_ROWS * n_cols);
+    return s;
+}
+
+static struct run next_run(const struct matrix *matrix, uint32_t first_part, uint32_t n_rows)
+{
+    struct run run = {.parts = &matrix->parts[first_part], .type = matrix->parts[first_part].type};
+    for (uint32_t i = first_part; i < matrix->n_parts && matrix->parts[i].type == run.type; i++, run.n_parts++)
+        run.n_panels += matrix->parts[i].n_panels;
+    run.n_strips = (n_rows + run.type->max_rows - 1) / run.type->max_rows;
+    return run;
+}
+
+/* Packs rows first .. first + n - 1 of f(x) into a strip. */
+static void prepare_strip(const struct linear_args *args, const struct linear_type *type, uint32_t first, uint32_t n,
+                          float *rows, char *strip)
+{
+    uint32_t n_cols = args->matrix->n_cols;
+    const float *x = (const float *)args->x.data + (size_t)first * args->x.stride;
+    if (args->input == LINEAR_PLAIN) {
+        type->prepare(x, args->x.stride, n, n_cols, strip);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++, x += args->x.stride) {
+        if (args->input == LINEAR_RMS_NORM)
+            row_rms_norm(x, args->norm_weight, args->norm_eps, n_cols, rows + (size_t)i * n_cols);
+        else
+            row_gated(args->act, x, x + n_cols, n_cols, rows + (size_t)i * n_cols);
+    }
+    type->prepare(rows, n_cols, n, n_cols, strip);
+}
+
+/* y = acc (+ bias) (+ add) for rows [first, first + n) and the real rows of n_panels panels of a part; acc rows are acc_width
+ * floats apart. */
+static void finish(const struct linear_args *args, const struct cpu_part *part, uint32_t panel, uint32_t n_panels,
+                   const float *acc, uint32_t acc_width, uint32_t first, uint32_t n)
+{
+    uint32_t in_part = panel * PANEL_ROWS, width = n_panels * PANEL_ROWS, column = part->first_row + in_part;
+    if (width > part->n_rows - in_part)
+        width = part->n_rows - in_part;
+    for (uint32_t i = 0; i < n; i++, acc += acc_width) {
+        float *y = (float *)args->y.data + (size_t)(first + i) * args->y.stride + column;
+        const float *add = args->add ? (const float *)args->add->data + (size_t)(first + i) * args->add->stride + column : NULL;
+        for (uint32_t j = 0; j < width; j += LANES) {
+            uint32_t lanes = width - j < LANES ? width - j : LANES;
+            vf v = v_load(acc + j); /* acc is padded to whole panels */
+            if (args->bias)
+                v = v_add(v, v_load_n(args->bias + column + j, lanes));
+            if (add)
+                v = v_add(v, v_load_n(add + j, lanes));
+            if (lanes == LANES)
+                v_store(y + j, v);
+            else
+                v_store_n(y + j, v, lanes);
+        }
+    }
+}
+
+/* One row: panels [first, end) of the run, in calls of up to GEMV_PANELS. */
+static void one_row(const struct linear_args *args, const struct run *run, uint32_t first, uint32_t end, const char *x, float *acc)
+{
+    uint32_t before = 0;
+    for (const struct cpu_part *part = run->parts; part < run->parts + run->n_parts; before += part++->n_panels) {
+        uint32_t p = first > before ? first - before : 0, last = end < before ? 0 : end - before;
+        if (last > part->n_panels)
+            last = part->n_panels;
+        for (uint32_t n; p < last; p += n) {
+            n = last - p < GEMV_PANELS ? last - p : GEMV_PANELS;
+            run->type->gemv(part->panels + p * part->panel_bytes, x, acc, part->n_blocks, n);
+            finish(args, part, p, n, acc, 0, 0, 1);
+        }
+    }
+}
+
+/* Each panel's next slab is shared out among the tiles that meet this one: tile i of n fetches some lines per block, or none. */
+struct fetch_plan {
+    uint32_t n_tiles, n_calls, lines;
+};
+
+static struct fetch_plan plan_fetch(const struct linear_type *type, uint32_t n_tiles)
+{
+    struct fetch_plan plan = {n_tiles ? n_tiles : 1, 0, 0};
+    plan.lines = (type->panel_block_bytes + 64 * plan.n_tiles - 1) / (64 * plan.n_tiles);
+    plan.n_calls = (type->panel_block_bytes + 64 * plan.lines - 1) / (64 * plan.lines);
+    return plan;
+}
+
+/* Strips [strip, end_strip) of the rows times one group of panels; the sums are left in acc [rows of the strips][16 * n_panels]. */
+static void multiply_group(const struct linear_args *args, const struct run *run, const struct cpu_part *part, uint32_t panel,
+                           uint32_t n_panels, uint32_t strip, uint32_t end_strip, const char *strips, struct lane_scratch *s)
+{
+    const struct linear_type *type = run->type;
+    uint32_t first_row = share_first(args->n_rows, strip, run->n_strips), width = n_panels * PANEL_ROWS;
+    uint32_t n_rows = share_first(args->n_rows, end_strip, run->n_strips) - first_row;
+    memset(s->acc, 0, (size_t)n_rows * width * sizeof *s->acc);
+    struct fetch_plan plan = plan_fetch(type, (end_strip - strip) / n_panels);
+    for (uint32_t block = 0; block < part->n_blocks; block += type->slab_blocks) {
+        uint32_t n = part->n_blocks - block < type->slab_blocks ? part->n_blocks - block : type->slab_blocks;
+        const uint8_t *w = part->panels + panel * part->panel_bytes + (size_t)block * type->panel_block_bytes;
+        const char *next = (const char *)w + (size_t)n * type->panel_block_bytes;
+        size_t stride = part->panel_bytes;
+        if (block + n == part->n_blocks)
+            next += (n_panels - 1) * stride; /* on to the next group */
+        if (type->expand) {
+            size_t expanded = (size_t)n * type->expanded_block_bytes;
+            for (uint32_t q = 0; q < n_panels; q++)
+                type->expand(w + q * stride, n, s->expanded + q * expanded);
+            w = s->expanded;
+            stride = expanded;
+        }
+        for (uint32_t i = strip; i < end_strip; i++) {
+            uint32_t row = share_first(args->n_rows, i, run->n_strips);
+            uint32_t rows = share_first(args->n_rows, i + 1, run->n_strips) - row;
+            const char *x = strips + ((size_t)row * part->n_blocks + (size_t)block * rows) * type->strip_block_bytes;
+            uint32_t tile = (i - strip) / n_panels, call = share_first(plan.n_calls, tile, plan.n_tiles);
+            uint32_t lines = share_first(plan.n_calls, tile + 1, plan.n_tiles) > call ? plan.lines : 0;
+            const char *fetch = next + (i - strip) % n_panels * part->panel_bytes + (size_t)call * plan.lines * 64 * n;
+            type->tile[n_panels - 1][rows](w, stride, x, s->acc + (size_t)(row - first_row) * width, n, fetch, lines);
+        }
+    }
+    finish(args, part, panel, n_panels, s->acc, width, first_row, n_rows);
+}
+
+/* All rows: panels [first, end) of the run, in chunks of strips that stay in the second-level cache. */
+static void many_rows(const struct cpu *cpu, const struct linear_args *args, const struct run *run, uint32_t first, uint32_t end,
+                      const char *strips, struct lane_scratch *s)
+{
+    const struct linear_type *type = run->type;
+    size_t strip_bytes = (size_t)run->parts->n_blocks * type->strip_block_bytes * type->max_rows;
+    uint32_t per_chunk = (uint32_t)(cpu->cache_bytes * 9 / 16 / strip_bytes);
+    uint32_t n_chunks = per_chunk ? (run->n_strips + per_chunk - 1) / per_chunk : run->n_strips;
+    uint32_t max_panels = run->n_strips > 1 ? type->max_panels : 1; /* one strip: bound by the bytes of W, one stream is best */
+    for (uint32_t c = 0; c < n_chunks; c++) {
+        uint32_t before = 0, strip = share_first(run->n_strips, c, n_chunks), end_strip = share_first(run->n_strips, c + 1, n_chunks);
+        for (const struct cpu_part *part = run->parts; part < run->parts + run->n_parts; before += part++->n_panels) {
+            uint32_t p = first > before ? first - before : 0, last = end < before ? 0 : end - before;
+            if (last > part->n_panels)
+                last = part->n_panels;
+            for (uint32_t n; p < last; p += n) {
+                n = last - p < max_panels ? last - p : max_panels;
+                multiply_group(args, run, part, p, n, strip, end_strip, strips, s);
+            }
+        }
+    }
+}
+
+static void linear_run(void *job_args, uint32_t thread)
+{
+    const struct linear_job *job = job_args;
+    struct cpu *cpu = job->cpu;
+    const struct linear_args *args = job->args;
+    struct lane_scratch s = scratch_of(cpu, thread, args->matrix->n_cols);
+    for (uint32_t part = 0; part < args->matrix->n_parts;) {
+        struct run run = next_run(args->matrix, part, args->n_rows);
+        uint32_t first = share_first(run.n_panels, thread, cpu->n_threads);
+        uint32_t end = share_first(run.n_panels, thread + 1, cpu->n_threads);
+        part += run.n_parts;
+        if (run.n_strips == 1) { /* each thread packs the one strip for itself: cheaper than a barrier */
+            prepare_strip(args, run.type, 0, args->n_rows, s.rows, s.strip);
+            if (args->n_rows == 1 && run.type->gemv)
+                one_row(args, &run, first, end, s.strip, s.acc);
+            else
+                many_rows(cpu, args, &run, first, end, s.strip, &s);
+            continue;
+        }
+        size_t row_bytes = (size_t)run.parts->n_blocks * run.type->strip_block_bytes;
+        uint32_t end_strip = share_first(run.n_strips, thread + 1, cpu->n_threads);
+        for (uint32_t i = share_first(run.n_strips, thread, cpu->n_threads); i < end_strip; i++) {
+            uint32_t row = share_first(args->n_rows, i, run.n_strips);
+            prepare_strip(args, run.type, row, share_first(args->n_rows, i + 1, run.n_strips) - row, s.rows,
+                          (char *)cpu->shared + row * row_bytes);
+        }
+        pool_barrier(cpu->pool);
+        many_rows(cpu, args, &run, first, end, cpu->shared, &s);
+        if (part < args->matrix->n_parts)
+            pool_barrier(cpu->pool); /* the next run's strips take the place of these */
+    }
+}
+
+enum rc K(linear)(struct cpu *cpu, const struct linear_args *args, struct err *err)
+{
+    if (!args->n_rows || args->n_rows > cpu->options.max_rows)
+        return err_set(err, RC_INTERNAL, "linear: wanted 1 to %u rows (the backend's max_rows), have %u", cpu->options.max_rows,
+                       args->n_rows);
+    struct linear_job job = {cpu, args};
+    pool_run(cpu->pool, linear_run, &job);
+    return RC_OK;
+}

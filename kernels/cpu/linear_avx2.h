@@ -1,0 +1,36 @@
+/* linear_avx2.h: what the AVX2 files of the linear share. linear_float_avx2.c multiplies floats, linear_int8_avx2.c integers,
+ * linear_layout_avx2.c moves weights between the file's layout, panels and exact values; linear_types_avx2.c has the table. */
+#ifndef LLMPY_LINEAR_AVX2_H
+#define LLMPY_LINEAR_AVX2_H
+
+#include "linear_type.h"
+#include "simd.h"
+
+#define UNROLL _Pragma("GCC unroll 64")
+#define FLOAT_ROWS 6u /* 12 sums, 2 weights, 1 activation: 15 registers of 16 */
+#define INT8_ROWS 4u  /* 8 sums, 2 weights, 2 temporaries */
+
+/* linear_float_avx2.c */
+extern const struct linear_type linear_f32_avx2, linear_f16_avx2, linear_bf16_avx2;
+linear_prepare linear_prepare_float_avx2;
+extern linear_tile *const linear_value_tiles_avx2[FLOAT_ROWS + 1];   /* blocks of 32 exact values [k][16] */
+extern linear_tile *const linear_value_tiles_k_avx2[FLOAT_ROWS + 1]; /* blocks of 256 */
+
+V_INLINE void prefetch_lines(const char *next, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        _mm_prefetch(next + (size_t)64 * i, _MM_HINT_T0);
+}
+
+V_INLINE __m256i load_256(const void *p)
+{
+    return _mm256_load_si256(p);
+}
+
+/* 8 float16 -> 8 floats, exact */
+V_INLINE __m256 load_halves(const uint8_t *p)
+{
+    return _mm256_cvtph_ps(_mm_load_si128((const void *)p));
+}
+
+#endif

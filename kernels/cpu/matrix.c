@@ -1,0 +1,141 @@
+/* Weight matrices: rows of the checkpoint's types, repacked losslessly into the instruction set's panels, and read back exactly.
+ * Both ways are bound by memory: 2 bytes moved for each byte of weights. */
+#include "matrix.h"
+#include "ops.h"
+#include "../../csrc/base/mem.h"
+
+#include <string.h>
+
+#define RUN_ALIGNMENT 64u
+
+static enum rc part_type(const struct matrix_desc *desc, uint32_t i, const struct linear_type **type, struct err *err)
+{
+    const struct matrix_part *part = &desc->parts[i];
+    const struct dtype_info *info = dtype_info(part->dtype);
+    const char *name = info ? info->name : "an unknown type";
+    *type = NULL;
+    if (info && desc->arithmetic != ARITHMETIC_FLOAT)
+        *type = K(linear_type)(part->dtype, ARITHMETIC_INT8);
+    if (info && !*type)
+        *type = K(linear_type)(part->dtype, ARITHMETIC_FLOAT);
+    if (!*type)
+        return err_set(err, RC_UNSUPPORTED, "matrix: wanted a float or GGUF quantised type of the CPU backend, have %s (%u)", name,
+                       part->dtype);
+    if (desc->n_cols % info->block_values)
+        return err_set(err, RC_UNSUPPORTED, "matrix: %s wants columns in multiples of %u, have %u", name, info->block_values,
+                       desc->n_cols);
+    return RC_OK;
+}
+
+enum rc K(matrix_create)(struct cpu *cpu, const struct matrix_desc *desc, struct matrix **out, struct err *err)
+{
+    if (!desc->n_cols || desc->n_cols > cpu->options.max_cols)
+        return err_set(err, RC_INTERNAL, "matrix: wanted 1 to %u columns (the backend's max_cols), have %u",
+                       cpu->options.max_cols, desc->n_cols);
+    struct matrix *matrix = mem_calloc(1, sizeof *matrix + desc->n_parts * sizeof *matrix->parts);
+    if (!matrix)
+        return err_set(err, RC_MEMORY, "matrix: no memory for %u parts", desc->n_parts);
+    matrix->n_parts = desc->n_parts;
+    matrix->n_cols = desc->n_cols;
+    for (uint32_t i = 0; i < desc->n_parts; i++) {
+        struct cpu_part *part = &matrix->parts[i];
+        enum rc rc = part_type(desc, i, &part->type, err);
+        if (rc) {
+            mem_free(matrix);
+            return rc;
+        }
+        part->first_row = matrix->n_rows;
+        part->n_rows = desc->parts[i].n_rows;
+        part->n_panels = (part->n_rows + PANEL_ROWS - 1) / PANEL_ROWS;
+        part->n_blocks = (desc->n_cols + part->type->block_values - 1) / part->type->block_values;
+        part->panel_bytes = (size_t)part->n_blocks * part->type->panel_block_bytes;
+        matrix->n_rows += part->n_rows;
+        if (i && part->type != part[-1].type) /* a new run */
+            matrix->bytes = (matrix->bytes + RUN_ALIGNMENT - 1) / RUN_ALIGNMENT * RUN_ALIGNMENT;
+        part->panels = (uint8_t *)matrix->bytes; /* an offset until the memory is there */
+        matrix->bytes += part->n_panels * part->panel_bytes;
+    }
+    matrix->memory = mem_map(matrix->bytes);
+    if (!matrix->memory) {
+        size_t bytes = matrix->bytes;
+        mem_free(matrix);
+        return err_set(err, RC_MEMORY, "matrix: no memory for %zu bytes of weights", bytes);
+    }
+    for (uint32_t i = 0; i < matrix->n_parts; i++)
+        matrix->parts[i].panels = matrix->memory + (size_t)matrix->parts[i].panels;
+    *out = matrix;
+    return RC_OK;
+}
+
+struct write_job {
+    struct cpu *cpu;
+    const struct cpu_part *part;
+    uint32_t n_cols, first_row, n_rows;
+    size_t row_bytes;
+    const uint8_t *rows;
+};
+
+static void write_rows(void *args, uint32_t thread)
+{
+    const struct write_job *job = args;
+    const struct cpu_part *part = job->part;
+    uint32_t first_panel = job->first_row / PANEL_ROWS, end_row = job->first_row + job->n_rows;
+    uint32_t n_panels = (end_row + PANEL_ROWS - 1) / PANEL_ROWS - first_panel;
+    uint32_t end = first_panel + share_first(n_panels, thread + 1, job->cpu->n_threads);
+    for (uint32_t p = first_panel + share_first(n_panels, thread, job->cpu->n_threads); p < end; p++) {
+        uint32_t row = p * PANEL_ROWS < job->first_row ? job->first_row : p * PANEL_ROWS;
+        uint32_t next = (p + 1) * PANEL_ROWS < end_row ? (p + 1) * PANEL_ROWS : end_row;
+        part->type->repack(job->rows + (row - job->first_row) * job->row_bytes, job->row_bytes, row % PANEL_ROWS, next - row,
+                           job->n_cols, part->panels + p * part->panel_bytes);
+    }
+}
+
+enum rc K(matrix_write)(struct cpu *cpu, struct matrix *matrix, uint32_t part_idx, uint32_t first_row, uint32_t n_rows,
+                        const void *rows, struct err *err)
+{
+    if (part_idx >= matrix->n_parts || (uint64_t)first_row + n_rows > matrix->parts[part_idx].n_rows)
+        return err_set(err, RC_INTERNAL, "matrix: rows %u + %u of part %u are outside of the matrix", first_row, n_rows, part_idx);
+    const struct cpu_part *part = &matrix->parts[part_idx];
+    const struct dtype_info *info = dtype_info(part->type->dtype);
+    struct write_job job = {cpu, part, matrix->n_cols, first_row, n_rows,
+                            (size_t)matrix->n_cols / info->block_values * info->block_bytes, rows};
+    pool_run(cpu->pool, write_rows, &job);
+    return RC_OK;
+}
+
+void K(panel_read)(const struct cpu_part *part, uint32_t panel, uint32_t first_lane, uint32_t n_lanes, uint32_t n_cols,
+                   float *rows, size_t stride, float *scratch)
+{
+    const struct linear_type *type = part->type;
+    const uint8_t *w = part->panels + panel * part->panel_bytes;
+    uint32_t slab = EXPANDED_MAX_BYTES / (PANEL_ROWS * sizeof(float)) / type->block_values;
+    for (uint32_t block = 0; block < part->n_blocks; block += slab) {
+        uint32_t n_blocks = part->n_blocks - block < slab ? part->n_blocks - block : slab;
+        uint32_t first_col = block * type->block_values, n = n_blocks * type->block_values;
+        type->unpack(w + (size_t)block * type->panel_block_bytes, n_blocks, scratch);
+        if (n > n_cols - first_col)
+            n = n_cols - first_col;
+        for (uint32_t i = 0; i < n_lanes; i++)
+            for (uint32_t k = 0; k < n; k++)
+                rows[i * stride + first_col + k] = scratch[(size_t)k * PANEL_ROWS + first_lane + i];
+    }
+}
+
+enum rc K(matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
+                       struct err *err)
+{
+    if ((uint64_t)first_row + n_rows > matrix->n_rows)
+        return err_set(err, RC_INTERNAL, "matrix: rows %u + %u are outside of its %u rows", first_row, n_rows, matrix->n_rows);
+    for (uint32_t row = first_row, end = first_row + n_rows; row < end;) {
+        const struct cpu_part *part = matrix_part_of(matrix, row);
+        uint32_t in_part = row - part->first_row, lane = in_part % PANEL_ROWS, n = PANEL_ROWS - lane;
+        if (n > part->n_rows - in_part)
+            n = part->n_rows - in_part;
+        if (n > end - row)
+            n = end - row;
+        K(panel_read)(part, in_part / PANEL_ROWS, lane, n, matrix->n_cols, rows + (size_t)(row - first_row) * matrix->n_cols,
+                      matrix->n_cols, (float *)cpu->scratch);
+        row += n;
+    }
+    return RC_OK;
+}

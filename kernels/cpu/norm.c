@@ -1,0 +1,30 @@
+/* out[r][h] = weight * x[r][h] / sqrt(mean(x[r][h]^2) + eps), each head h of size columns by itself; float32, rows.h's order.
+ * Bound by bytes: x is read twice (the second time from the first-level cache) and out written once. */
+#include "ops.h"
+#include "rows.h"
+
+struct norm_job {
+    struct cpu *cpu;
+    const struct rms_norm_args *args;
+};
+
+static void norm_heads(void *job_args, uint32_t thread)
+{
+    const struct norm_job *job = job_args;
+    const struct rms_norm_args *args = job->args;
+    uint32_t size = args->x.width / args->n_heads, n = args->n_rows * args->n_heads;
+    uint32_t end = share_first(n, thread + 1, job->cpu->n_threads);
+    for (uint32_t i = share_first(n, thread, job->cpu->n_threads); i < end; i++) {
+        size_t row = i / args->n_heads, column = i % args->n_heads * size;
+        row_rms_norm((const float *)args->x.data + row * args->x.stride + column, args->weight, args->eps, size,
+                     (float *)args->out.data + row * args->out.stride + column);
+    }
+}
+
+enum rc K(rms_norm)(struct cpu *cpu, const struct rms_norm_args *args, struct err *err)
+{
+    (void)err;
+    struct norm_job job = {cpu, args};
+    pool_run(cpu->pool, norm_heads, &job);
+    return RC_OK;
+}
