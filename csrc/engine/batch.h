@@ -26,11 +26,11 @@ struct batch {
     int32_t *token_ids;      /* [max_rows] */
     int32_t *positions;      /* [max_rows] */
     int32_t *row_seq;        /* [max_rows] */
-    int32_t *seq_first_row;  /* [max_seqs + 1] */
-    int32_t *tables;         /* [n_groups][max_seqs][table_stride] page numbers; 0 outside a window */
+    int32_t *seq_first_row;  /* [max_seqs + 1]; a sequence may have no row in a step */
+    int32_t *tables;         /* [n_groups][max_seqs][table_stride] page numbers; 0 outside a window. Kept from step to step */
     uint32_t max_rows, max_seqs, table_stride;
 
-    struct page_copy *copies; /* [max_seqs], done before the rows are computed */
+    struct page_copy *copies; /* [max_seqs * n_groups], done before the rows are computed */
     uint32_t n_copies;
 
     int32_t *logits_rows;     /* [max_rows] distinct rows whose logits are wanted, ascending */
@@ -38,9 +38,14 @@ struct batch {
     struct sample_task *tasks;      /* ordered by logits_row, which here indexes logits_rows */
     struct sample_result *results;  /* one a task, filled by the runner */
     uint32_t n_tasks, max_tasks;    /* max_tasks >= max_rows + max_seqs */
-    int32_t *top_ids;               /* [max_tasks * max_top] */
+    int32_t *top_ids;               /* [max_tasks * max_logprobs] */
     float *top_values;
     int32_t *top_ranks;
+
+    /* The engine's constants for every draw, as in struct sample_args. */
+    uint32_t vocab_limit;
+    const int32_t *banned;
+    uint32_t n_banned;
 };
 
 /* The runner. `run` returns when the results are there. A failure is a device fault: the engine is poisoned. */

@@ -17,7 +17,9 @@ struct engine_config {
     uint32_t vocab_size;
     enum engine_policy policy;
     bool prefix_caching;
-    const int32_t *eos_ids;           uint32_t n_eos;
+    const int32_t *eos_ids;           uint32_t n_eos;     /* copied, as all lists here */
+    uint32_t vocab_limit;             /* ids from here on are never drawn */
+    const int32_t *banned_ids;        uint32_t n_banned;  /* nor are these */
     /* The vocabulary's bytes, for stop strings: token i is token_bytes[token_offsets[i] .. token_offsets[i + 1]), empty for
      * tokens that are hidden. Copied. NULL: no tokenizer. */
     const char *token_bytes;
