@@ -57,7 +57,8 @@ void json_problem(const struct json *json, char *text, size_t n_bytes)
     if (json->out_of_memory)
         snprintf(text, n_bytes, "out of memory");
     else
-        snprintf(text, n_bytes, "at byte %zu: wanted %s", (size_t)(json->at - json->begin), json->wanted ? json->wanted : "nothing");
+        snprintf(text, n_bytes, "at byte %zu: wanted %s", (size_t)(json->at - json->begin),
+                 json->wanted ? json->wanted : "nothing");
 }
 
 static void skip_space(struct json *json)

@@ -16,7 +16,7 @@ struct checkpoint {
     struct file_view *files; /* [n_files], mapped */
     uint32_t n_files;
     struct tensor_list list;
-    struct gguf *gguf;       /* NULL: safetensors */
+    struct gguf *gguf; /* NULL: safetensors */
 };
 
 static enum rc io_error(struct err *err, const char *path, int code)
@@ -63,7 +63,8 @@ static enum rc read_file(struct checkpoint *checkpoint, const struct file_view *
     if (!has_gguf_magic(file))
         return safetensors_read(&checkpoint->list, file, err);
     if (n_paths > 1)
-        return err_set(err, RC_UNSUPPORTED, "GGUF: wanted one file, have %u; merge them first (llama-gguf-split --merge)", n_paths);
+        return err_set(err, RC_UNSUPPORTED, "GGUF: wanted one file, have %u; merge them first (llama-gguf-split --merge)",
+                       n_paths);
     return gguf_read(&checkpoint->list, file, &checkpoint->gguf, err);
 }
 
@@ -150,12 +151,14 @@ enum rc checkpoint_need(const struct checkpoint *checkpoint, const char *name, c
     struct quoted shown = quote(name, strlen(name));
     *tensor = checkpoint_find(checkpoint, name);
     if (!*tensor) {
-        err_set(err, RC_CHECKPOINT, "tensor %s: wanted in the checkpoint, have %u tensors without it", shown.text, checkpoint->list.n);
+        err_set(err, RC_CHECKPOINT, "tensor %s: wanted in the checkpoint, have %u tensors without it", shown.text,
+                checkpoint->list.n);
         err_name(err, checkpoint->files[0].path, name);
         return RC_CHECKPOINT;
     }
     if ((*tensor)->dtype == DTYPE_NONE)
-        return err_set(err, RC_UNSUPPORTED, "tensor %s: wanted a type that this build reads, have %s", shown.text, (*tensor)->type);
+        return err_set(err, RC_UNSUPPORTED, "tensor %s: wanted a type that this build reads, have %s", shown.text,
+                       (*tensor)->type);
     return RC_OK;
 }
 

@@ -16,10 +16,11 @@
 static const uint8_t TYPE_BYTES[GGUF_TYPE_COUNT] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
 static const char *const TENSOR_TYPES[] = {
-    "F32",     "F16",      "Q4_0",     "Q4_1",     "Q4_2",  "Q4_3",  "Q5_0",       "Q5_1",       "Q8_0",       "Q8_1",  "Q2_K",
-    "Q3_K",    "Q4_K",     "Q5_K",     "Q6_K",     "Q8_K",  "IQ2_XXS", "IQ2_XS",   "IQ3_XXS",    "IQ1_S",      "IQ4_NL", "IQ3_S",
-    "IQ2_S",   "IQ4_XS",   "I8",       "I16",      "I32",   "I64",   "F64",        "IQ1_M",      "BF16",       "Q4_0_4_4", "Q4_0_4_8",
-    "Q4_0_8_8", "TQ1_0",   "TQ2_0",    "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4", "NVFP4", "Q1_0",
+    "F32",        "F16",        "Q4_0",       "Q4_1",  "Q4_2",     "Q4_3",     "Q5_0",     "Q5_1",    "Q8_0",
+    "Q8_1",       "Q2_K",       "Q3_K",       "Q4_K",  "Q5_K",     "Q6_K",     "Q8_K",     "IQ2_XXS", "IQ2_XS",
+    "IQ3_XXS",    "IQ1_S",      "IQ4_NL",     "IQ3_S", "IQ2_S",    "IQ4_XS",   "I8",       "I16",     "I32",
+    "I64",        "F64",        "IQ1_M",      "BF16",  "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "TQ1_0",   "TQ2_0",
+    "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4", "NVFP4",    "Q1_0",
 };
 
 struct gguf {
@@ -101,8 +102,9 @@ static uint64_t left(const struct reader *reader)
 static enum rc take(struct reader *reader, uint64_t n_bytes, const uint8_t **bytes)
 {
     if (n_bytes > left(reader)) {
-        file_error(reader->err, reader->file, NULL, "%s: wanted %" PRIu64 " more bytes, have %" PRIu64 "; the file is cut off or torn",
-                   reader->item, n_bytes, left(reader));
+        file_error(reader->err, reader->file, NULL,
+                   "%s: wanted %" PRIu64 " more bytes, have %" PRIu64 "; the file is cut off or torn", reader->item, n_bytes,
+                   left(reader));
         return RC_CHECKPOINT;
     }
     *bytes = reader->at;
@@ -158,8 +160,8 @@ static enum rc skip_values(struct reader *reader, uint32_t type, uint64_t count,
     uint32_t inner;
     enum rc rc = RC_OK;
     if (type >= GGUF_TYPE_COUNT)
-        return file_error(reader->err, reader->file, NULL, "%s: wanted a type below %d, have %" PRIu32, reader->item, GGUF_TYPE_COUNT,
-                          type);
+        return file_error(reader->err, reader->file, NULL, "%s: wanted a type below %d, have %" PRIu32, reader->item,
+                          GGUF_TYPE_COUNT, type);
     if (TYPE_BYTES[type]) {
         if (__builtin_mul_overflow(count, TYPE_BYTES[type], &total))
             total = UINT64_MAX;
@@ -167,7 +169,8 @@ static enum rc skip_values(struct reader *reader, uint32_t type, uint64_t count,
         return rc == RC_OK && type == GGUF_BOOL ? check_bools(reader, bytes, count) : rc;
     }
     if (type == GGUF_ARRAY && depth == MAX_NESTING)
-        return file_error(reader->err, reader->file, NULL, "%s: wanted at most %d nested arrays, have more", reader->item, MAX_NESTING);
+        return file_error(reader->err, reader->file, NULL, "%s: wanted at most %d nested arrays, have more", reader->item,
+                          MAX_NESTING);
     for (uint64_t i = 0; i < count && rc == RC_OK; i++) {
         if (type == GGUF_STRING) {
             rc = take_string(reader, &text, &n);
@@ -209,7 +212,8 @@ static enum rc read_key_value(struct reader *reader)
         return rc;
     struct quoted shown = quote(key, n_bytes);
     if (memchr(key, 0, n_bytes) || !utf8_valid(key, n_bytes))
-        return file_error(reader->err, reader->file, NULL, "key %s: wanted valid UTF-8 without NUL, have other bytes", shown.text);
+        return file_error(reader->err, reader->file, NULL, "key %s: wanted valid UTF-8 without NUL, have other bytes",
+                          shown.text);
     if (!grow(reader->gguf) || !name_table_add(&reader->gguf->keys, key, n_bytes, &number, &was_new))
         return out_of_memory(reader->err);
     if (!was_new)
@@ -231,7 +235,8 @@ static enum rc find_number(const struct reader *reader, const char *key, uint32_
     if (!gguf_find(reader->gguf, key, &found))
         return RC_OK;
     if (found.type != type)
-        return file_error(reader->err, reader->file, NULL, "%s: wanted type %" PRIu32 ", have type %" PRIu32, key, type, found.type);
+        return file_error(reader->err, reader->file, NULL, "%s: wanted type %" PRIu32 ", have type %" PRIu32, key, type,
+                          found.type);
     *value = type == GGUF_U16 ? (uint32_t)(found.at[0] | found.at[1] << 8) : gguf_load_u32(found.at);
     return RC_OK;
 }
@@ -255,8 +260,8 @@ static enum rc read_shape(struct reader *reader, struct checkpoint_tensor *tenso
 {
     enum rc rc = take_u32(reader, &tensor->n_dims);
     if (rc == RC_OK && tensor->n_dims > MAX_TENSOR_DIMS)
-        return file_error(reader->err, reader->file, tensor->name, "shape: wanted at most %d dimensions, have %" PRIu32, MAX_TENSOR_DIMS,
-                          tensor->n_dims);
+        return file_error(reader->err, reader->file, tensor->name, "shape: wanted at most %d dimensions, have %" PRIu32,
+                          MAX_TENSOR_DIMS, tensor->n_dims);
     for (uint32_t i = 0; rc == RC_OK && i < tensor->n_dims; i++)
         rc = take_u64(reader, &tensor->shape[tensor->n_dims - 1 - i]);
     return rc;
@@ -285,8 +290,8 @@ static enum rc read_tensor(struct reader *reader)
 }
 
 /* Turns the offset that read_tensor left into a place and a size. */
-static enum rc place_tensor(const struct reader *reader, struct checkpoint_tensor *tensor, const uint8_t *data, uint64_t data_bytes,
-                            uint32_t alignment)
+static enum rc place_tensor(const struct reader *reader, struct checkpoint_tensor *tensor, const uint8_t *data,
+                            uint64_t data_bytes, uint32_t alignment)
 {
     char shape[128];
     uint64_t offset = tensor->size_bytes, size_bytes = 0;
@@ -296,11 +301,12 @@ static enum rc place_tensor(const struct reader *reader, struct checkpoint_tenso
                           "shape: wanted rows of whole blocks of %" PRIu32 " and a size below 2^64 bytes for %s, have %s",
                           dtype_info(tensor->dtype)->block_values, tensor->type, shape);
     if (offset % alignment)
-        return file_error(reader->err, reader->file, tensor->name, "offset: wanted a multiple of %" PRIu32 ", have %" PRIu64, alignment,
-                          offset);
+        return file_error(reader->err, reader->file, tensor->name, "offset: wanted a multiple of %" PRIu32 ", have %" PRIu64,
+                          alignment, offset);
     if (offset > data_bytes || size_bytes > data_bytes - offset)
         return file_error(reader->err, reader->file, tensor->name,
-                          "data: wanted %" PRIu64 " bytes for %s %s at offset %" PRIu64 ", have %" PRIu64 " in all; the file is cut off or torn",
+                          "data: wanted %" PRIu64 " bytes for %s %s at offset %" PRIu64 ", have %" PRIu64
+                          " in all; the file is cut off or torn",
                           size_bytes, tensor->type, shape, offset, data_bytes);
     tensor->data = data + offset;
     tensor->size_bytes = size_bytes;
@@ -314,14 +320,15 @@ static enum rc place_tensors(struct reader *reader, uint32_t first)
     if (rc != RC_OK)
         return rc;
     if (!alignment || alignment & (alignment - 1))
-        return file_error(reader->err, reader->file, NULL, "general.alignment: wanted a power of two, have %" PRIu32, alignment);
+        return file_error(reader->err, reader->file, NULL, "general.alignment: wanted a power of two, have %" PRIu32,
+                          alignment);
     if (first == n)
         return RC_OK;
     uint64_t header_bytes = (uint64_t)(reader->at - reader->file->bytes), padding = -header_bytes & (alignment - 1);
     if (padding > left(reader))
         return file_error(reader->err, reader->file, reader->list->tensors[first].name,
-                          "data: wanted to start at byte %" PRIu64 ", have %" PRIu64 " bytes; the file is cut off", header_bytes + padding,
-                          reader->file->size_bytes);
+                          "data: wanted to start at byte %" PRIu64 ", have %" PRIu64 " bytes; the file is cut off",
+                          header_bytes + padding, reader->file->size_bytes);
     reader->at += padding;
     for (uint32_t i = first; i < n; i++) {
         rc = place_tensor(reader, &reader->list->tensors[i], reader->at, left(reader), alignment);
@@ -343,9 +350,11 @@ static enum rc check_version(struct reader *reader)
     if (rc != RC_OK || version == 2 || version == 3)
         return rc;
     if (version == 2u << 24 || version == 3u << 24)
-        err_set(reader->err, RC_UNSUPPORTED, "GGUF: wanted a little-endian file, have a big-endian one: %s", reader->file->path);
+        err_set(reader->err, RC_UNSUPPORTED, "GGUF: wanted a little-endian file, have a big-endian one: %s",
+                reader->file->path);
     else
-        err_set(reader->err, RC_UNSUPPORTED, "GGUF: wanted version 2 or 3, have version %" PRIu32 ": %s", version, reader->file->path);
+        err_set(reader->err, RC_UNSUPPORTED, "GGUF: wanted version 2 or 3, have version %" PRIu32 ": %s", version,
+                reader->file->path);
     return RC_UNSUPPORTED;
 }
 
@@ -358,8 +367,8 @@ static enum rc read_counts(struct reader *reader, uint64_t *n_tensors, uint64_t 
         return rc;
     if (*n_keys > left(reader) / LEAST_KEY_BYTES || *n_tensors > left(reader) / LEAST_TENSOR_BYTES)
         return file_error(reader->err, reader->file, NULL,
-                          "header: wanted counts that fit in %" PRIu64 " bytes, have %" PRIu64 " keys and %" PRIu64 " tensors", left(reader),
-                          *n_keys, *n_tensors);
+                          "header: wanted counts that fit in %" PRIu64 " bytes, have %" PRIu64 " keys and %" PRIu64 " tensors",
+                          left(reader), *n_keys, *n_tensors);
     return RC_OK;
 }
 
@@ -376,7 +385,9 @@ static enum rc read_file(struct reader *reader)
         rc = find_number(reader, "split.count", GGUF_U16, &n_parts);
     if (rc == RC_OK && n_parts > 1)
         return err_set(reader->err, RC_UNSUPPORTED,
-                       "GGUF: wanted one file, have a part of %" PRIu32 " (split.count); merge them first (llama-gguf-split --merge)", n_parts);
+                       "GGUF: wanted one file, have a part of %" PRIu32
+                       " (split.count); merge them first (llama-gguf-split --merge)",
+                       n_parts);
     for (uint64_t i = 0; rc == RC_OK && i < n_tensors; i++)
         rc = read_tensor(reader);
     return rc == RC_OK ? place_tensors(reader, first) : rc;

@@ -98,8 +98,8 @@ static enum rc check_size(struct reader *reader, const struct checkpoint_tensor 
     if (!tensor_size(tensor->dtype, tensor->n_dims, tensor->shape, &wanted))
         return file_error(reader->err, reader->file, tensor->name, "shape: wanted a size below 2^64 bytes, have %s", shape);
     if (wanted != tensor->size_bytes)
-        return file_error(reader->err, reader->file, tensor->name, "data: wanted %" PRIu64 " bytes for %s %s, have %" PRIu64, wanted,
-                          tensor->type, shape, tensor->size_bytes);
+        return file_error(reader->err, reader->file, tensor->name, "data: wanted %" PRIu64 " bytes for %s %s, have %" PRIu64,
+                          wanted, tensor->type, shape, tensor->size_bytes);
     return RC_OK;
 }
 
@@ -174,7 +174,8 @@ enum rc safetensors_read(struct tensor_list *list, const struct file_view *file,
     uint64_t most = file->size_bytes - 8 < MAX_HEADER_BYTES ? file->size_bytes - 8 : MAX_HEADER_BYTES;
     if (header_bytes > most)
         return file_error(err, file, NULL,
-                          "header length: wanted at most %" PRIu64 " bytes, have %" PRIu64 "; cut off, or neither safetensors nor GGUF",
+                          "header length: wanted at most %" PRIu64 " bytes, have %" PRIu64
+                          "; cut off, or neither safetensors nor GGUF",
                           most, header_bytes);
     struct reader reader = {
         .list = list,

@@ -108,14 +108,20 @@ enum rc tensor_list_add(struct tensor_list *list, const struct file_view *file, 
 bool tensor_size(uint32_t dtype, uint32_t n_dims, const uint64_t *shape, uint64_t *size_bytes)
 {
     const struct dtype_info *info = dtype_info(dtype);
-    uint64_t columns = n_dims ? shape[n_dims - 1] : 1;
-    if (columns % info->block_values || __builtin_mul_overflow(columns / info->block_values, info->block_bytes, size_bytes))
-        return false;
-    /* The count of values must fit too: a zero later on must not hide an overflow before it. */
-    uint64_t values = columns;
-    for (uint32_t i = 0; i + 1 < n_dims; i++)
-        if (__builtin_mul_overflow(*size_bytes, shape[i], size_bytes) || __builtin_mul_overflow(values, shape[i], &values))
+    uint64_t columns = n_dims ? shape[n_dims - 1] : 1, rows = 1, least;
+    /* Empty dimensions count as one here, so that no product of any dimensions can overflow later on. */
+    bool empty = !columns;
+    for (uint32_t i = 0; i + 1 < n_dims; i++) {
+        empty = empty || !shape[i];
+        if (__builtin_mul_overflow(rows, shape[i] ? shape[i] : 1, &rows))
             return false;
+    }
+    if (columns % info->block_values || __builtin_mul_overflow(rows, columns ? columns : 1, &least) ||
+        __builtin_mul_overflow(rows, columns / info->block_values, size_bytes) ||
+        __builtin_mul_overflow(*size_bytes, info->block_bytes, size_bytes))
+        return false;
+    if (empty)
+        *size_bytes = 0;
     return true;
 }
 
@@ -132,16 +138,16 @@ static int compare_places(const void *left, const void *right)
     return (a->end > b->end) - (a->end < b->end);
 }
 
-static enum rc check_sorted(const struct tensor_list *list, const struct place *places, uint32_t n, const struct file_view *file,
-                            uint64_t begin, uint64_t end, bool dense, struct err *err)
+static enum rc check_sorted(const struct tensor_list *list, const struct place *places, uint32_t n,
+                            const struct file_view *file, uint64_t begin, uint64_t end, bool dense, struct err *err)
 {
     uint64_t reached = begin;
     for (uint32_t i = 0; i < n; i++) {
         const char *name = list->tensors[places[i].number].name;
         if (places[i].begin < reached && places[i].end > places[i].begin) {
             const char *before = i ? list->tensors[places[i - 1].number].name : "header";
-            return file_error(err, file, name, "data: wanted at byte %" PRIu64 " or later, behind %s, have byte %" PRIu64, reached,
-                              quote(before, strlen(before)).text, places[i].begin);
+            return file_error(err, file, name, "data: wanted at byte %" PRIu64 " or later, behind %s, have byte %" PRIu64,
+                              reached, quote(before, strlen(before)).text, places[i].begin);
         }
         if (dense && places[i].begin != reached)
             return file_error(err, file, name, "data: wanted at byte %" PRIu64 " without a hole, have byte %" PRIu64, reached,

@@ -7,8 +7,7 @@
 #include <string.h>
 
 struct checkpoint_object {
-    PyObject_HEAD
-    struct checkpoint *checkpoint;
+    PyObject_HEAD struct checkpoint *checkpoint;
     PyObject *metadata; /* made on first use */
 };
 
@@ -62,10 +61,9 @@ static PyObject *checkpoint_new(PyTypeObject *type, PyObject *args, PyObject *kw
         goto out;
     struct err err;
     enum rc rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = checkpoint_open(paths, n, &self->checkpoint, &err);
-    Py_END_ALLOW_THREADS
-    if (rc != RC_OK) {
+    Py_BEGIN_ALLOW_THREADS rc = checkpoint_open(paths, n, &self->checkpoint, &err);
+    Py_END_ALLOW_THREADS if (rc != RC_OK)
+    {
         py_raise(&err);
         Py_CLEAR(self);
     }
@@ -278,14 +276,12 @@ static PyObject *read_float32(PyObject *object, PyObject *name)
         return NULL;
     float *target = (float *)PyBytes_AsString(result);
     int has_value;
-    Py_BEGIN_ALLOW_THREADS
-    has_value = dtype_to_float(tensor->dtype, tensor->data, target, n);
-    Py_END_ALLOW_THREADS
-    if (has_value)
-        return result;
+    Py_BEGIN_ALLOW_THREADS has_value = dtype_to_float(tensor->dtype, tensor->data, target, n);
+    Py_END_ALLOW_THREADS if (has_value) return result;
     Py_DECREF(result);
     struct err err;
-    err_set(&err, RC_UNSUPPORTED, "tensor %.100s: wanted a type with float values, have %s; use read()", tensor->name, info->name);
+    err_set(&err, RC_UNSUPPORTED, "tensor %.100s: wanted a type with float values, have %s; use read()", tensor->name,
+            info->name);
     return py_raise(&err);
 }
 
@@ -305,7 +301,8 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, (void *)"Checkpoint(paths, /)\n--\n\nOne GGUF file, or the safetensors files of a model, mapped and validated."},
+    {Py_tp_doc,
+     (void *)"Checkpoint(paths, /)\n--\n\nOne GGUF file, or the safetensors files of a model, mapped and validated."},
     {Py_tp_new, (void *)checkpoint_new},
     {Py_tp_dealloc, (void *)checkpoint_dealloc},
     {Py_tp_methods, methods},

@@ -23,73 +23,73 @@ struct check_case {
 static struct check_case *check_first, **check_last = &check_first;
 static int check_failures;
 
-#define TEST(test)                                                                                                               \
-    static void test(void);                                                                                                      \
-    static struct check_case case_##test = {#test, test, NULL};                                                                  \
-    __attribute__((constructor)) static void register_##test(void)                                                               \
-    {                                                                                                                            \
-        *check_last = &case_##test;                                                                                              \
-        check_last = &case_##test.next;                                                                                          \
-    }                                                                                                                            \
+#define TEST(test)                                                                                                             \
+    static void test(void);                                                                                                    \
+    static struct check_case case_##test = {#test, test, NULL};                                                                \
+    __attribute__((constructor)) static void register_##test(void)                                                             \
+    {                                                                                                                          \
+        *check_last = &case_##test;                                                                                            \
+        check_last = &case_##test.next;                                                                                        \
+    }                                                                                                                          \
     static void test(void)
 
-#define CHECK_FAIL(...)                                                                                                          \
-    do {                                                                                                                         \
-        check_failures++;                                                                                                        \
-        fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);                                                                          \
-        fprintf(stderr, __VA_ARGS__);                                                                                            \
-        fputc('\n', stderr);                                                                                                     \
+#define CHECK_FAIL(...)                                                                                                        \
+    do {                                                                                                                       \
+        check_failures++;                                                                                                      \
+        fprintf(stderr, "%s:%d: ", __FILE__, __LINE__);                                                                        \
+        fprintf(stderr, __VA_ARGS__);                                                                                          \
+        fputc('\n', stderr);                                                                                                   \
     } while (0)
 
-#define CHECK(condition)                                                                                                         \
-    do {                                                                                                                         \
-        if (!(condition))                                                                                                        \
-            CHECK_FAIL("not true: %s", #condition);                                                                              \
+#define CHECK(condition)                                                                                                       \
+    do {                                                                                                                       \
+        if (!(condition))                                                                                                      \
+            CHECK_FAIL("not true: %s", #condition);                                                                            \
     } while (0)
 
-#define REQUIRE(condition)                                                                                                       \
-    do {                                                                                                                         \
-        if (!(condition)) {                                                                                                      \
-            CHECK_FAIL("not true: %s", #condition);                                                                              \
-            return;                                                                                                              \
-        }                                                                                                                        \
+#define REQUIRE(condition)                                                                                                     \
+    do {                                                                                                                       \
+        if (!(condition)) {                                                                                                    \
+            CHECK_FAIL("not true: %s", #condition);                                                                            \
+            return;                                                                                                            \
+        }                                                                                                                      \
     } while (0)
 
 /* Integers. */
-#define CHECK_EQ(have, wanted)                                                                                                   \
-    do {                                                                                                                         \
-        long long check_have = (long long)(have), check_wanted = (long long)(wanted);                                            \
-        if (check_have != check_wanted)                                                                                          \
-            CHECK_FAIL("%s: wanted %lld, have %lld", #have, check_wanted, check_have);                                           \
+#define CHECK_EQ(have, wanted)                                                                                                 \
+    do {                                                                                                                       \
+        long long check_have = (long long)(have), check_wanted = (long long)(wanted);                                          \
+        if (check_have != check_wanted)                                                                                        \
+            CHECK_FAIL("%s: wanted %lld, have %lld", #have, check_wanted, check_have);                                         \
     } while (0)
 
-#define CHECK_STR(have, wanted)                                                                                                  \
-    do {                                                                                                                         \
-        const char *check_have = (have), *check_wanted = (wanted);                                                               \
-        if (!check_have || strcmp(check_have, check_wanted) != 0)                                                                \
-            CHECK_FAIL("%s: wanted \"%s\", have \"%s\"", #have, check_wanted, check_have ? check_have : "(null)");               \
+#define CHECK_STR(have, wanted)                                                                                                \
+    do {                                                                                                                       \
+        const char *check_have = (have), *check_wanted = (wanted);                                                             \
+        if (!check_have || strcmp(check_have, check_wanted) != 0)                                                              \
+            CHECK_FAIL("%s: wanted \"%s\", have \"%s\"", #have, check_wanted, check_have ? check_have : "(null)");             \
     } while (0)
 
 /* A text that must stand somewhere in another, as in an error's message. */
-#define CHECK_CONTAINS(text, part)                                                                                               \
-    do {                                                                                                                         \
-        if (!strstr((text), (part)))                                                                                             \
-            CHECK_FAIL("%s: wanted ...%s..., have %s", #text, (part), (text));                                                   \
+#define CHECK_CONTAINS(text, part)                                                                                             \
+    do {                                                                                                                       \
+        if (!strstr((text), (part)))                                                                                           \
+            CHECK_FAIL("%s: wanted ...%s..., have %s", #text, (part), (text));                                                 \
     } while (0)
 
 /* A call that returns enum rc and fills the struct err called err in the test. */
-#define CHECK_OK(call)                                                                                                           \
-    do {                                                                                                                         \
-        if ((call) != RC_OK)                                                                                                     \
-            CHECK_FAIL("%s: %s", #call, err.message);                                                                            \
+#define CHECK_OK(call)                                                                                                         \
+    do {                                                                                                                       \
+        if ((call) != RC_OK)                                                                                                   \
+            CHECK_FAIL("%s: %s", #call, err.message);                                                                          \
     } while (0)
 
-#define REQUIRE_OK(call)                                                                                                         \
-    do {                                                                                                                         \
-        if ((call) != RC_OK) {                                                                                                   \
-            CHECK_FAIL("%s: %s", #call, err.message);                                                                            \
-            return;                                                                                                              \
-        }                                                                                                                        \
+#define REQUIRE_OK(call)                                                                                                       \
+    do {                                                                                                                       \
+        if ((call) != RC_OK) {                                                                                                 \
+            CHECK_FAIL("%s: %s", #call, err.message);                                                                          \
+            return;                                                                                                            \
+        }                                                                                                                      \
     } while (0)
 
 /* Seeded random numbers (splitmix64): the same on every machine. */

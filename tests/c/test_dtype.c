@@ -38,18 +38,13 @@ TEST(halves_round_to_nearest_even)
         float value;
         uint16_t f16, bf16;
     } CASES[] = {
-        {1.0f + 0x1p-11f, 0x3c00, 0x3f80},  /* a tie goes to the even fraction */
-        {1.0f + 0x3p-11f, 0x3c02, 0x3f80},
-        {1.0f + 0x1p-8f, 0x3c04, 0x3f80},
-        {1.0f + 0x3p-8f, 0x3c0c, 0x3f82},
-        {65519.0f, 0x7bff, 0x4780},
-        {65520.0f, 0x7c00, 0x4780},
-        {-0x1p-24f, 0x8001, 0xb380},
-        {0x1p-25f, 0x0000, 0x3300},
-        {0x3p-25f, 0x0002, 0x33c0},
-        {0x1.ffcp-15f, 0x0400, 0x3880},     /* the largest tie below the normals */
-        {-0.0f, 0x8000, 0x8000},
-        {3.4e38f, 0x7c00, 0x7f80},
+        {1.0f + 0x1p-11f, 0x3c00, 0x3f80}, /* a tie goes to the even fraction */
+        {1.0f + 0x3p-11f, 0x3c02, 0x3f80}, {1.0f + 0x1p-8f, 0x3c04, 0x3f80},
+        {1.0f + 0x3p-8f, 0x3c0c, 0x3f82},  {65519.0f, 0x7bff, 0x4780},
+        {65520.0f, 0x7c00, 0x4780},        {-0x1p-24f, 0x8001, 0xb380},
+        {0x1p-25f, 0x0000, 0x3300},        {0x3p-25f, 0x0002, 0x33c0},
+        {0x1.ffcp-15f, 0x0400, 0x3880}, /* the largest tie below the normals */
+        {-0.0f, 0x8000, 0x8000},           {3.4e38f, 0x7c00, 0x7f80},
     };
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         uint16_t f16, bf16;
