@@ -71,6 +71,7 @@ struct program {
     uint32_t vocab_size;  /* rows of the logits */
 };
 
+const char *op_name(uint32_t code);
 /* RC_INVALID with a text that names the operation and what does not fit. */
 enum rc program_check(const struct program *program, struct err *err);
 void program_destroy(struct program *program);

@@ -1,0 +1,285 @@
+#include "model_state.h"
+
+#include "../base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static enum rc out_of_memory(struct err *err)
+{
+    return err_set(err, RC_MEMORY, "model: out of memory");
+}
+
+static enum rc open_backend(struct model *m, struct err *err)
+{
+    const struct model_options *o = &m->options;
+    if (strcmp(o->device, "cpu") != 0) {
+        err_set(err, RC_DEVICE, "device: wanted cpu, have %s; device=\"cpu\"", o->device);
+        err_name(err, "open", NULL);
+        return RC_DEVICE;
+    }
+    m->backend = backend_cpu();
+    uint32_t max_cols = 1;
+    for (uint32_t w = 0; w < m->program->n_weights; w++)
+        max_cols = m->program->weights[w].cols > max_cols ? m->program->weights[w].cols : max_cols;
+    m->max_logits_rows = o->max_num_seqs;
+    struct backend_options options = {
+        .device = o->device, .isa = o->isa, .n_threads = o->n_threads, .max_rows = o->max_num_batched_tokens,
+        .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
+    };
+    return m->backend->open(&options, &m->ctx, err);
+}
+
+/* ---- the cache --------------------------------------------------------------------------------------------------------- */
+
+static enum rc choose_layout(struct model *m, struct err *err)
+{
+    const struct program *p = m->program;
+    uint32_t *windows = mem_calloc(p->n_layers + 1, sizeof *windows);
+    m->places = mem_calloc(p->n_layers + 1, sizeof *m->places);
+    if (!windows || !m->places) {
+        mem_free(windows);
+        return out_of_memory(err);
+    }
+    size_t layer_bytes = 0;
+    for (uint32_t l = 0; l < p->n_layers; l++) {
+        const struct cache_layer *layer = &p->layers[l];
+        size_t size = m->backend->kv_layer_bytes(m->ctx, layer->n_kv_heads, layer->head_dim, m->options.kv_dtype, m->options.block_tokens);
+        layer_bytes = size > layer_bytes ? size : layer_bytes;
+        windows[l] = layer->window;
+    }
+    enum rc rc = kv_layout_make(windows, p->n_layers, m->options.block_tokens, layer_bytes, &m->layout, m->places, err);
+    mem_free(windows);
+    return rc;
+}
+
+/* Pages that a lone sequence of n tokens needs, the reserved one included. */
+static uint64_t pages_for(const struct model *m, uint32_t n_tokens)
+{
+    return 1 + kv_layout_pages(&m->layout, n_tokens, m->options.max_num_batched_tokens);
+}
+
+static enum rc choose_pool(struct model *m, struct err *err)
+{
+    struct model_options *o = &m->options;
+    uint64_t pages = o->kv_cache_bytes / m->layout.page_bytes;
+    m->n_pages = pages > INT32_MAX ? INT32_MAX : (uint32_t)pages;
+    uint32_t fits = 0;
+    for (uint32_t step = o->max_model_len; step; step /= 2)
+        while ((uint64_t)fits + step <= o->max_model_len && pages_for(m, fits + step) <= m->n_pages)
+            fits += step;
+    if (fits >= o->max_model_len)
+        return RC_OK;
+    if (o->fits_model_len && fits) {
+        o->max_model_len = fits;
+        return RC_OK;
+    }
+    err_set(err, RC_CONFIG, "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit.", o->max_model_len,
+            (unsigned long long)(pages_for(m, o->max_model_len) * m->layout.page_bytes), (unsigned long long)o->kv_cache_bytes, fits);
+    err_name(err, "max_model_len", NULL);
+    return RC_CONFIG;
+}
+
+static uint32_t default_kv_dtype(const struct model *m)
+{
+    for (uint32_t w = 0; w < m->program->n_weights; w++)
+        if (m->program->weights[w].kind == WEIGHT_MATRIX) {
+            uint32_t dtype = weights_stored(m->weights, w, 0);
+            return dtype == DTYPE_F16 || dtype == DTYPE_BF16 ? dtype : DTYPE_F32;
+        }
+    return DTYPE_F32;
+}
+
+/* ---- buffers ----------------------------------------------------------------------------------------------------------- */
+
+static enum rc buffer(struct model *m, size_t size_bytes, void *pointer, struct err *err)
+{
+    void *made = NULL;
+    enum rc rc = m->backend->buffer_create(m->ctx, size_bytes, &made, err);
+    memcpy(pointer, &made, sizeof made);
+    return rc;
+}
+
+static enum rc create_ropes(struct model *m, struct err *err)
+{
+    const struct program *p = m->program;
+    m->rope_freqs = mem_calloc(p->n_ropes + 1, sizeof *m->rope_freqs);
+    m->rope_tables = mem_calloc(p->n_ropes + 1, sizeof *m->rope_tables);
+    if (!m->rope_freqs || !m->rope_tables)
+        return out_of_memory(err);
+    for (uint32_t r = 0; r < p->n_ropes; r++) {
+        size_t freqs_bytes = p->ropes[r].n_freqs * sizeof(float), table_bytes = 2 * freqs_bytes * m->options.max_num_batched_tokens;
+        enum rc rc = buffer(m, freqs_bytes, &m->rope_freqs[r], err);
+        if (!rc)
+            rc = buffer(m, table_bytes, &m->rope_tables[r], err);
+        if (!rc)
+            rc = m->backend->upload(m->ctx, m->rope_freqs[r], p->ropes[r].inv_freq, freqs_bytes, err);
+        if (rc)
+            return rc;
+        m->ropes_bytes += freqs_bytes + table_bytes;
+    }
+    return RC_OK;
+}
+
+static enum rc create_buffers(struct model *m, struct err *err)
+{
+    const struct model_options *o = &m->options;
+    m->vocab_stride = (m->program->vocab_size + 15) & ~15u;
+    m->logits_bytes = (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
+    uint32_t stride = (o->max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens + 1;
+    size_t integers = 5 * ((size_t)o->max_num_batched_tokens + 16) + (size_t)m->layout.n_groups * (o->max_num_seqs * (size_t)stride + 16);
+    m->staged_bytes = integers * sizeof(int32_t) + 4096;
+    enum rc rc = buffer(m, m->plan.arena_floats * sizeof(float), &m->arena, err);
+    if (!rc)
+        rc = buffer(m, m->logits_bytes, &m->logits, err);
+    if (!rc)
+        rc = buffer(m, m->staged_bytes, &m->staged, err);
+    if (!rc)
+        rc = create_ropes(m, err);
+    if (!rc)
+        rc = buffer(m, (size_t)m->n_pages * m->layout.page_bytes, &m->pool, err);
+    return rc;
+}
+
+static enum rc build(struct model *m, const struct checkpoint *checkpoint, struct err *err)
+{
+    enum rc rc = program_check(m->program, err);
+    if (!rc)
+        rc = open_backend(m, err);
+    if (!rc)
+        rc = plan_make(m->program, m->backend->fusions(m->ctx), m->backend->qkv != NULL, m->options.max_num_batched_tokens, &m->plan, err);
+    if (!rc)
+        rc = weights_load(m->program, checkpoint, &m->options.weights, m->backend, m->ctx, &m->weights, err);
+    if (rc)
+        return rc;
+    if (m->options.kv_dtype == DTYPE_NONE)
+        m->options.kv_dtype = default_kv_dtype(m);
+    rc = choose_layout(m, err);
+    if (!rc)
+        rc = choose_pool(m, err);
+    return rc ? rc : create_buffers(m, err);
+}
+
+enum rc model_create(struct program *program, const struct checkpoint *checkpoint, const struct model_options *options,
+                     struct model **model, struct err *err)
+{
+    struct model *m = mem_calloc(1, sizeof *m);
+    if (!m) {
+        program_destroy(program);
+        return out_of_memory(err);
+    }
+    m->program = program;
+    m->options = *options;
+    m->banned = mem_calloc(options->n_banned + 1, sizeof *m->banned);
+    enum rc rc = m->banned ? RC_OK : out_of_memory(err);
+    if (!rc) {
+        if (options->n_banned)
+            memcpy(m->banned, options->banned, options->n_banned * sizeof *m->banned);
+        rc = build(m, checkpoint, err);
+    }
+    m->options.device = m->options.isa = NULL;
+    m->options.banned = NULL;
+    if (rc)
+        model_destroy(m);
+    else
+        *model = m;
+    return rc;
+}
+
+void model_destroy(struct model *m)
+{
+    if (!m)
+        return;
+    if (m->ctx) {
+        m->backend->synchronize(m->ctx, NULL);
+        weights_destroy(m->weights);
+        m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_floats * sizeof(float));
+        m->backend->buffer_destroy(m->ctx, m->logits, m->logits_bytes);
+        m->backend->buffer_destroy(m->ctx, m->staged, m->staged_bytes);
+        m->backend->buffer_destroy(m->ctx, m->pool, (size_t)m->n_pages * m->layout.page_bytes);
+        for (uint32_t r = 0; m->rope_freqs && m->rope_tables && r < m->program->n_ropes; r++) {
+            size_t freqs_bytes = m->program->ropes[r].n_freqs * sizeof(float);
+            m->backend->buffer_destroy(m->ctx, m->rope_freqs[r], freqs_bytes);
+            m->backend->buffer_destroy(m->ctx, m->rope_tables[r], 2 * freqs_bytes * m->options.max_num_batched_tokens);
+        }
+        m->backend->close(m->ctx);
+    }
+    plan_clear(&m->plan);
+    mem_free(m->rope_freqs);
+    mem_free(m->rope_tables);
+    mem_free(m->places);
+    mem_free(m->banned);
+    program_destroy(m->program);
+    mem_free(m);
+}
+
+/* ---- introspection ------------------------------------------------------------------------------------------------------- */
+
+const struct kv_layout *model_layout(const struct model *m)
+{
+    return &m->layout;
+}
+
+const struct program *model_program(const struct model *m)
+{
+    return m->program;
+}
+
+const struct weights *model_weights(const struct model *m)
+{
+    return m->weights;
+}
+
+uint32_t model_n_pages(const struct model *m)
+{
+    return m->n_pages;
+}
+
+uint32_t model_max_len(const struct model *m)
+{
+    return m->options.max_model_len;
+}
+
+uint32_t model_kv_dtype(const struct model *m)
+{
+    return m->options.kv_dtype;
+}
+
+uint32_t model_arithmetic(const struct model *m)
+{
+    for (uint32_t i = 0; i < m->program->n_ops; i++) {
+        uint32_t w = m->program->ops[i].code == OP_LINEAR ? m->program->ops[i].weight[0] : NO_INDEX;
+        uint32_t dtype = w == NO_INDEX ? DTYPE_F32 : weights_stored(m->weights, w, 0);
+        if (dtype != DTYPE_F32 && dtype != DTYPE_F16 && dtype != DTYPE_BF16)
+            return m->backend->matrix_arithmetic(weights_matrix(m->weights, w), 0);
+    }
+    return ARITHMETIC_AUTO;
+}
+
+const char *model_description(const struct model *m)
+{
+    return m->backend->describe(m->ctx);
+}
+
+void model_memory(const struct model *m, struct model_memory *memory)
+{
+    *memory = (struct model_memory){
+        .weights_bytes = weights_bytes(m->weights),
+        .kv_bytes = (uint64_t)m->n_pages * m->layout.page_bytes,
+        .activations_bytes = m->plan.arena_floats * sizeof(float) + m->ropes_bytes,
+        .sampler_bytes = m->logits_bytes,
+        .staging_bytes = m->staged_bytes,
+    };
+}
+
+bool model_step_text(const struct model *m, uint32_t index, char *text, size_t size_bytes)
+{
+    if (index >= m->plan.n_steps)
+        return false;
+    const struct step *step = &m->plan.steps[index];
+    const char *weight = step->weight == NO_INDEX ? "" : m->program->weights[step->weight].parts[0].name;
+    static const char *const inputs[] = {"", " of rms_norm", " of gated"};
+    snprintf(text, size_bytes, "%s%s %s%s%s", step_name(step->code), inputs[step->input], weight, step->add.width ? " + residual" : "",
+             step->on_selected ? " [wanted rows]" : "");
+    return true;
+}

@@ -1,0 +1,50 @@
+/* model.h: a model ready to run on one backend: compiled program, weights, arena, page pool (model.c). model_run (executor.c)
+ * walks the plan once per batch, one backend call a step, and hands the logits of the wanted rows to the sampler in slices. It
+ * is the engine's runner; one thread at a time. Nothing is allocated after model_create. */
+#ifndef LLMPY_MODEL_H
+#define LLMPY_MODEL_H
+
+#include "../engine/batch.h"
+#include "checkpoint.h"
+#include "program.h"
+#include "weights.h"
+
+struct model;
+
+struct model_options {
+    const char *device, *isa;
+    uint32_t n_threads;
+    uint32_t kv_dtype;            /* DTYPE_F32, DTYPE_F16, DTYPE_BF16; DTYPE_NONE: that of the first matrix, quantised: F32 */
+    uint32_t block_tokens, max_num_seqs, max_num_batched_tokens;
+    uint32_t max_model_len;
+    bool fits_model_len;          /* a pool too small lowers max_model_len instead of failing */
+    uint64_t kv_cache_bytes;
+    uint32_t vocab_limit;
+    const int32_t *banned;        uint32_t n_banned; /* copied */
+    struct weights_options weights;
+};
+
+struct model_memory {
+    uint64_t weights_bytes, kv_bytes, activations_bytes, sampler_bytes, staging_bytes;
+};
+
+/* Takes the program: it is destroyed with the model, or at once when this fails. The checkpoint is not needed afterwards. */
+enum rc model_create(struct program *program, const struct checkpoint *checkpoint, const struct model_options *options,
+                     struct model **model, struct err *err);
+void model_destroy(struct model *model);
+/* As struct runner wants it; ctx is the model. */
+enum rc model_run(void *ctx, struct batch *batch, struct err *err);
+
+const struct kv_layout *model_layout(const struct model *model);
+const struct program *model_program(const struct model *model);
+const struct weights *model_weights(const struct model *model);
+uint32_t model_n_pages(const struct model *model);
+uint32_t model_max_len(const struct model *model);
+uint32_t model_kv_dtype(const struct model *model);
+uint32_t model_arithmetic(const struct model *model); /* of the quantised matrices; ARITHMETIC_AUTO: there are none */
+const char *model_description(const struct model *model);
+void model_memory(const struct model *model, struct model_memory *memory);
+/* One line of text a step; false behind the last. */
+bool model_step_text(const struct model *model, uint32_t index, char *text, size_t size_bytes);
+
+#endif

@@ -1,0 +1,459 @@
+#include "plan.h"
+
+#include "../base/mem.h"
+
+#include <string.h>
+
+/* A range of columns of a root value (one that is no range of another). width 0: none. */
+struct ref {
+    uint32_t root, offset, width;
+};
+
+/* A step whose tensors are still values. */
+struct node {
+    struct step step;
+    struct ref in[3], add, out;
+};
+
+struct planner {
+    const struct program *p;
+    uint32_t fusions;
+    bool has_qkv;
+    uint32_t *absorbed;   /* [n_ops] 1: another operation's node does this one's work */
+    struct node *nodes;   /* at most two an operation, and the selections */
+    uint32_t n_nodes;
+    uint32_t *widths;     /* of the roots; selections append */
+    uint32_t n_roots;
+    uint32_t *first, *last, *column; /* of the roots: life in nodes, place in the arena's columns */
+    struct ref *alias;               /* of the roots: lies in another root's columns */
+};
+
+static const char *const NAMES[STEP_COUNT] = {
+    [STEP_EMBED] = "embed",       [STEP_LINEAR] = "linear",   [STEP_RMS_NORM] = "rms_norm", [STEP_ROPE] = "rope",
+    [STEP_QKV] = "qkv",           [STEP_KV_WRITE] = "kv_write", [STEP_ATTENTION] = "attention", [STEP_GATED] = "gated",
+    [STEP_ADD] = "add",           [STEP_SELECT] = "select",   [STEP_LOGITS] = "logits",
+};
+
+const char *step_name(uint32_t code)
+{
+    return code < STEP_COUNT ? NAMES[code] : "?";
+}
+
+static struct ref ref_of(const struct program *p, uint32_t value)
+{
+    if (value == NO_INDEX)
+        return (struct ref){NO_INDEX, 0, 0};
+    struct ref ref = {value, 0, p->values[value].width};
+    while (p->values[ref.root].of != NO_INDEX) {
+        ref.offset += p->values[ref.root].offset;
+        ref.root = p->values[ref.root].of;
+    }
+    return ref;
+}
+
+static bool overlaps(struct ref a, struct ref b)
+{
+    return a.width && b.width && a.root == b.root && a.offset < b.offset + b.width && b.offset < a.offset + a.width;
+}
+
+/* How many inputs of the whole program read any column of a value. */
+static uint32_t readers(const struct program *p, uint32_t value)
+{
+    struct ref ref = ref_of(p, value);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        for (uint32_t j = 0; j < 3; j++)
+            n += overlaps(ref, ref_of(p, p->ops[i].in[j]));
+    return n;
+}
+
+/* The operation that wrote exactly this value for a single reader, or NO_INDEX. */
+static uint32_t sole_producer(const struct planner *b, uint32_t value, uint32_t code)
+{
+    for (uint32_t i = 0; i < b->p->n_ops; i++)
+        for (uint32_t j = 0; j < 2; j++)
+            if (b->p->ops[i].out[j] == value)
+                return b->p->ops[i].code == code && !b->absorbed[i] && readers(b->p, value) == 1 ? i : NO_INDEX;
+    return NO_INDEX;
+}
+
+static struct node *node_init(struct node *node, enum step_code code)
+{
+    memset(node, 0, sizeof *node);
+    struct step *step = &node->step;
+    step->code = code;
+    step->weight = step->bias = step->norm[0] = step->norm[1] = step->rope = step->layer = NO_INDEX;
+    for (int i = 0; i < 3; i++)
+        node->in[i].root = NO_INDEX;
+    node->add.root = node->out.root = NO_INDEX;
+    return node;
+}
+
+static struct node *node_add(struct planner *b, enum step_code code)
+{
+    return node_init(&b->nodes[b->n_nodes++], code);
+}
+
+/* ---- patterns ---------------------------------------------------------------------------------------------------- */
+
+/* Pattern 1: the norm or gated product that only this linear reads moves into its input. */
+static void absorb_input(struct planner *b, struct node *node, const struct op *op)
+{
+    node->in[0] = ref_of(b->p, op->in[0]);
+    uint32_t i = b->fusions & FUSION_NORM_LINEAR ? sole_producer(b, op->in[0], OP_RMS_NORM) : NO_INDEX;
+    if (i != NO_INDEX && b->p->ops[i].u[0] == 1) {
+        const struct op *norm = &b->p->ops[i];
+        node->step.input = LINEAR_RMS_NORM;
+        node->step.norm[0] = norm->weight[0];
+        node->step.eps = norm->f[0];
+        node->in[0] = ref_of(b->p, norm->in[0]);
+        b->absorbed[i] = 1;
+        return;
+    }
+    i = b->fusions & FUSION_GATED_LINEAR ? sole_producer(b, op->in[0], OP_GATED) : NO_INDEX;
+    if (i == NO_INDEX)
+        return;
+    const struct op *gated = &b->p->ops[i];
+    struct ref gate = ref_of(b->p, gated->in[0]), up = ref_of(b->p, gated->in[1]);
+    if (gate.root != up.root || up.offset != gate.offset + gate.width)
+        return;
+    node->step.input = LINEAR_GATED;
+    node->step.act = gated->u[0];
+    node->in[0] = (struct ref){gate.root, gate.offset, 2 * gate.width};
+    b->absorbed[i] = 1;
+}
+
+/* Pattern 2: per-head norms of q and k, rope and the write into the cache become one. */
+static void absorb_qkv(struct planner *b, struct node *node, const struct op *op)
+{
+    const struct cache_layer *layer = &b->p->layers[op->u[0]];
+    uint32_t q = op->in[0], k = op->in[1];
+    uint32_t rope = sole_producer(b, q, OP_ROPE);
+    if (rope != NO_INDEX && rope == sole_producer(b, k, OP_ROPE) && b->p->ops[rope].out[0] == q && b->p->ops[rope].u[1] == layer->head_dim) {
+        node->step.rope = b->p->ops[rope].u[0];
+        q = b->p->ops[rope].in[0];
+        k = b->p->ops[rope].in[1];
+        b->absorbed[rope] = 1;
+    }
+    uint32_t q_norm = sole_producer(b, q, OP_RMS_NORM), k_norm = sole_producer(b, k, OP_RMS_NORM);
+    bool fits = q_norm != NO_INDEX && k_norm != NO_INDEX && b->p->ops[q_norm].u[0] == layer->n_heads &&
+                b->p->ops[k_norm].u[0] == layer->n_kv_heads && b->p->ops[q_norm].f[0] == b->p->ops[k_norm].f[0] &&
+                readers(b->p, b->p->ops[q_norm].in[0]) == 1 && readers(b->p, b->p->ops[k_norm].in[0]) == 1;
+    if (fits) {
+        node->step.norm[0] = b->p->ops[q_norm].weight[0];
+        node->step.norm[1] = b->p->ops[k_norm].weight[0];
+        node->step.eps = b->p->ops[q_norm].f[0];
+        q = b->p->ops[q_norm].in[0];
+        k = b->p->ops[k_norm].in[0];
+        b->absorbed[q_norm] = b->absorbed[k_norm] = 1;
+    }
+    node->in[0] = ref_of(b->p, q);
+    node->in[1] = ref_of(b->p, k);
+}
+
+/* Pattern 3: the sum behind a linear moves into its epilogue. Marks the linear absorbed; gives it and the other term. */
+static uint32_t linear_before_add(struct planner *b, uint32_t index, uint32_t *other)
+{
+    const struct op *add = &b->p->ops[index];
+    if (!(b->fusions & FUSION_LINEAR_ADD) || index == 0 || add->in[0] == add->in[1])
+        return NO_INDEX;
+    for (uint32_t side = 0; side < 2; side++) {
+        uint32_t i = sole_producer(b, add->in[side], OP_LINEAR);
+        if (i != NO_INDEX && i + 1 == index) {
+            *other = add->in[1 - side];
+            return i;
+        }
+    }
+    return NO_INDEX;
+}
+
+/* ---- operations to nodes ------------------------------------------------------------------------------------------ */
+
+static void emit_linear(struct planner *b, const struct op *op, uint32_t add, uint32_t out)
+{
+    struct node *node = node_add(b, op->code == OP_LOGITS ? STEP_LOGITS : STEP_LINEAR);
+    absorb_input(b, node, op);
+    node->step.weight = op->weight[0];
+    node->step.bias = op->weight[1];
+    node->step.scale = op->f[0];
+    node->add = ref_of(b->p, add);
+    node->out = ref_of(b->p, out);
+}
+
+static void emit_attention(struct planner *b, const struct op *op)
+{
+    struct node *node = node_add(b, STEP_ATTENTION);
+    struct node *write = node_add(b, b->has_qkv ? STEP_QKV : STEP_KV_WRITE);
+    write->in[0] = ref_of(b->p, op->in[0]);
+    write->in[1] = ref_of(b->p, op->in[1]);
+    write->in[2] = ref_of(b->p, op->in[2]);
+    write->step.layer = node->step.layer = op->u[0];
+    if (b->has_qkv)
+        absorb_qkv(b, write, op);
+    node->in[0] = write->in[0];
+    node->out = ref_of(b->p, op->out[0]);
+    node->step.scale = op->f[0];
+    node->step.softcap = op->f[1];
+}
+
+static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err)
+{
+    if (readers(b->p, op->in[0]) != 1 || readers(b->p, op->in[1]) != 1)
+        return err_set(err, RC_UNSUPPORTED, "rope: wanted inputs that nothing else reads; it turns them in place");
+    struct node *node = node_add(b, STEP_ROPE);
+    node->step.rope = op->u[0];
+    node->step.n_heads = op->u[1];
+    for (int i = 0; i < 2; i++) {
+        node->in[i] = ref_of(b->p, op->in[i]);
+        b->alias[op->out[i]] = node->in[i];
+    }
+    return RC_OK;
+}
+
+static void emit_plain(struct planner *b, const struct op *op, enum step_code code)
+{
+    struct node *node = node_add(b, code);
+    for (int i = 0; i < 3; i++)
+        node->in[i] = ref_of(b->p, op->in[i]);
+    node->out = ref_of(b->p, op->out[0]);
+    node->step.weight = op->weight[0];
+    node->step.act = node->step.n_heads = op->u[0];
+    node->step.scale = node->step.eps = op->f[0];
+}
+
+/* Emits one operation, and with it those that it absorbs. */
+static enum rc emit(struct planner *b, uint32_t index, struct err *err)
+{
+    const struct op *op = &b->p->ops[index];
+    uint32_t other = NO_INDEX, linear;
+    switch (op->code) {
+    case OP_EMBED: emit_plain(b, op, STEP_EMBED); return RC_OK;
+    case OP_RMS_NORM: emit_plain(b, op, STEP_RMS_NORM); return RC_OK;
+    case OP_GATED: emit_plain(b, op, STEP_GATED); return RC_OK;
+    case OP_ROPE: return emit_rope(b, op, err);
+    case OP_ATTENTION: emit_attention(b, op); return RC_OK;
+    case OP_LINEAR:
+    case OP_LOGITS: emit_linear(b, op, NO_INDEX, op->out[0]); return RC_OK;
+    default:
+        linear = linear_before_add(b, index, &other);
+        if (linear == NO_INDEX) {
+            emit_plain(b, op, STEP_ADD);
+        } else {
+            b->absorbed[linear] = 1;
+            emit_linear(b, &b->p->ops[linear], other, op->out[0]);
+        }
+        return RC_OK;
+    }
+}
+
+/* Readers come before what they absorb, so the walk goes backwards and the nodes are turned round afterwards. */
+static enum rc emit_all(struct planner *b, struct err *err)
+{
+    for (uint32_t i = b->p->n_ops; i-- > 0;)
+        if (!b->absorbed[i]) {
+            enum rc rc = emit(b, i, err);
+            if (rc)
+                return rc;
+        }
+    for (uint32_t i = 0, j = b->n_nodes - 1; i < j; i++, j--) {
+        struct node node = b->nodes[i];
+        b->nodes[i] = b->nodes[j];
+        b->nodes[j] = node;
+    }
+    return RC_OK;
+}
+
+/* ---- selection of the rows whose logits are wanted ------------------------------------------------------------------ */
+
+static struct ref *node_ref(struct node *node, uint32_t i)
+{
+    return i < 3 ? &node->in[i] : &node->add;
+}
+
+/* Behind the last attention every step works row by row, so from there on only the wanted rows are computed. */
+static void insert_selection(struct planner *b)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < b->n_nodes; i++)
+        if (b->nodes[i].step.code == STEP_ATTENTION)
+            at = i;
+    uint32_t first = ++at, n_roots = b->n_roots;
+    for (uint32_t root = 0; root < n_roots; root++) {
+        bool written = false, read = false;
+        for (uint32_t i = 0; i < first; i++)
+            written |= b->nodes[i].out.root == root;
+        for (uint32_t i = at; i < b->n_nodes; i++)
+            for (uint32_t j = 0; j < 4; j++)
+                read |= node_ref(&b->nodes[i], j)->root == root;
+        if (!written || !read)
+            continue;
+        memmove(&b->nodes[at + 1], &b->nodes[at], (b->n_nodes++ - at) * sizeof *b->nodes);
+        struct node *select = node_init(&b->nodes[at], STEP_SELECT);
+        select->in[0] = (struct ref){root, 0, b->widths[root]};
+        select->out = (struct ref){b->n_roots, 0, b->widths[root]};
+        b->alias[b->n_roots].root = NO_INDEX;
+        b->widths[b->n_roots] = b->widths[root];
+        at++;
+        for (uint32_t i = at; i < b->n_nodes; i++)
+            for (uint32_t j = 0; j < 4; j++)
+                if (node_ref(&b->nodes[i], j)->root == root)
+                    node_ref(&b->nodes[i], j)->root = b->n_roots;
+        b->n_roots++;
+    }
+    for (uint32_t i = at; i < b->n_nodes; i++)
+        b->nodes[i].step.on_selected = true;
+}
+
+/* ---- places ---------------------------------------------------------------------------------------------------------- */
+
+static struct ref resolve(const struct planner *b, struct ref ref)
+{
+    while (ref.root != NO_INDEX && b->alias[ref.root].root != NO_INDEX) {
+        ref.offset += b->alias[ref.root].offset;
+        ref.root = b->alias[ref.root].root;
+    }
+    return ref;
+}
+
+static void live(struct planner *b, struct ref ref, uint32_t node)
+{
+    ref = resolve(b, ref);
+    if (ref.root == NO_INDEX)
+        return;
+    if (b->first[ref.root] == NO_INDEX)
+        b->first[ref.root] = node;
+    b->last[ref.root] = node;
+}
+
+static void find_lives(struct planner *b)
+{
+    for (uint32_t i = 0; i < b->n_roots; i++)
+        b->first[i] = b->last[i] = NO_INDEX;
+    for (uint32_t i = 0; i < b->n_nodes; i++) {
+        for (uint32_t j = 0; j < 4; j++)
+            live(b, *node_ref(&b->nodes[i], j), i);
+        live(b, b->nodes[i].out, i);
+    }
+}
+
+/* A sum may be written over a term that nothing reads afterwards. */
+static void alias_sums(struct planner *b)
+{
+    for (uint32_t i = 0; i < b->n_nodes; i++) {
+        struct node *node = &b->nodes[i];
+        struct ref term = node->step.code == STEP_ADD ? node->in[0] : node->add, own = resolve(b, term);
+        bool whole = own.root != NO_INDEX && own.offset == 0 && own.width == b->widths[own.root];
+        if (node->out.root == NO_INDEX || !whole || b->last[own.root] != i)
+            continue;
+        bool read_twice = node->step.code != STEP_ADD && overlaps(resolve(b, node->in[0]), own);
+        if (!read_twice) {
+            b->alias[node->out.root] = own;
+            find_lives(b);
+        }
+    }
+}
+
+static uint32_t padded(uint32_t width)
+{
+    return (width + 15) & ~15u;
+}
+
+static bool share_time(const struct planner *b, uint32_t x, uint32_t y)
+{
+    return b->first[x] <= b->last[y] && b->first[y] <= b->last[x];
+}
+
+/* First fit: the lowest columns that no value alive at the same time occupies. */
+static uint32_t place_roots(struct planner *b)
+{
+    uint32_t columns = 0;
+    for (uint32_t root = 0; root < b->n_roots; root++)
+        b->column[root] = NO_INDEX;
+    for (uint32_t node = 0; node < b->n_nodes; node++)
+        for (uint32_t root = 0; root < b->n_roots; root++) {
+            if (b->first[root] != node)
+                continue;
+            uint32_t column = 0, width = padded(b->widths[root]);
+            for (bool moved = true; moved;) {
+                moved = false;
+                for (uint32_t other = 0; other < b->n_roots; other++) {
+                    uint32_t taken = b->column[other];
+                    if (taken != NO_INDEX && share_time(b, root, other) && column < taken + padded(b->widths[other]) &&
+                        taken < column + width) {
+                        column = taken + padded(b->widths[other]);
+                        moved = true;
+                    }
+                }
+            }
+            b->column[root] = column;
+            columns = column + width > columns ? column + width : columns;
+        }
+    return columns;
+}
+
+static struct place place_of(const struct planner *b, struct ref ref, uint32_t max_rows)
+{
+    ref = resolve(b, ref);
+    if (ref.root == NO_INDEX)
+        return (struct place){0, 0, 0};
+    return (struct place){(size_t)b->column[ref.root] * max_rows + ref.offset, ref.width, padded(b->widths[ref.root])};
+}
+
+static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, struct err *err)
+{
+    find_lives(b);
+    alias_sums(b);
+    plan->arena_floats = (size_t)place_roots(b) * max_rows;
+    plan->steps = mem_calloc(b->n_nodes, sizeof *plan->steps);
+    if (!plan->steps)
+        return err_set(err, RC_MEMORY, "plan: out of memory");
+    plan->n_steps = b->n_nodes;
+    for (uint32_t i = 0; i < b->n_nodes; i++) {
+        struct node *node = &b->nodes[i];
+        for (uint32_t j = 0; j < 3; j++)
+            node->step.in[j] = place_of(b, node->in[j], max_rows);
+        node->step.add = place_of(b, node->add, max_rows);
+        node->step.out = place_of(b, node->out, max_rows);
+        plan->steps[i] = node->step;
+    }
+    return RC_OK;
+}
+
+enum rc plan_make(const struct program *program, uint32_t fusions, bool has_qkv, uint32_t max_rows, struct plan *plan,
+                  struct err *err)
+{
+    memset(plan, 0, sizeof *plan);
+    uint32_t max_roots = 2 * program->n_values + 1, max_nodes = 2 * program->n_ops + program->n_values + 1;
+    struct planner b = {.p = program, .fusions = fusions, .has_qkv = has_qkv, .n_roots = program->n_values};
+    enum rc rc = err_set(err, RC_MEMORY, "plan: out of memory");
+    b.absorbed = mem_calloc(program->n_ops, sizeof *b.absorbed);
+    b.nodes = mem_calloc(max_nodes, sizeof *b.nodes);
+    b.widths = mem_calloc(max_roots, 4 * sizeof *b.widths);
+    b.alias = mem_calloc(max_roots, sizeof *b.alias);
+    if (!b.absorbed || !b.nodes || !b.widths || !b.alias)
+        goto out;
+    b.first = b.widths + max_roots;
+    b.last = b.first + max_roots;
+    b.column = b.last + max_roots;
+    for (uint32_t v = 0; v < max_roots; v++) {
+        b.alias[v].root = NO_INDEX;
+        b.widths[v] = v < program->n_values ? program->values[v].width : 0;
+    }
+    rc = emit_all(&b, err);
+    if (!rc) {
+        insert_selection(&b);
+        rc = finish(&b, max_rows, plan, err);
+    }
+out:
+    mem_free(b.absorbed);
+    mem_free(b.nodes);
+    mem_free(b.widths);
+    mem_free(b.alias);
+    return rc;
+}
+
+void plan_clear(struct plan *plan)
+{
+    mem_free(plan->steps);
+    memset(plan, 0, sizeof *plan);
+}

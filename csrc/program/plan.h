@@ -1,0 +1,45 @@
+/* plan.h: a checked program made ready to run: a list of steps, one backend call each, with every value in its place in one
+ * arena. plan_make fuses neighbours by a few named patterns where the backend has the fused form (fused equals composed bit for
+ * bit), moves the selection of the rows whose logits are wanted right behind the last attention, and lets values share memory
+ * where their lives do not overlap. Made once at load; constant afterwards. */
+#ifndef LLMPY_PLAN_H
+#define LLMPY_PLAN_H
+
+#include "program.h"
+
+enum step_code {
+    STEP_EMBED, STEP_LINEAR, STEP_RMS_NORM, STEP_ROPE, STEP_QKV, STEP_KV_WRITE, STEP_ATTENTION, STEP_GATED, STEP_ADD,
+    STEP_SELECT, STEP_LOGITS, STEP_COUNT
+};
+
+/* Where a tensor of rows lies: element (r, c) at arena[offset + r * stride + c], in floats. width 0: none. */
+struct place {
+    size_t offset;
+    uint32_t width, stride;
+};
+
+struct step {
+    uint32_t code;
+    struct place in[3], add, out; /* in: x; q, k, v; gate, up; a, b */
+    uint32_t weight, bias;        /* weight numbers or NO_INDEX */
+    uint32_t norm[2];             /* norms absorbed: of a linear's input; of q and of k */
+    uint32_t input, act;          /* enum linear_input and enum act */
+    uint32_t n_heads;
+    uint32_t rope, layer;
+    float scale, softcap, eps;
+    bool on_selected;             /* rows are those whose logits are wanted, else all rows of the batch */
+};
+
+struct plan {
+    struct step *steps;
+    uint32_t n_steps;
+    size_t arena_floats;
+};
+
+/* fusions: enum fusion of the backend; has_qkv: whether it has the fused qkv. */
+enum rc plan_make(const struct program *program, uint32_t fusions, bool has_qkv, uint32_t max_rows, struct plan *plan,
+                  struct err *err);
+void plan_clear(struct plan *plan);
+const char *step_name(uint32_t code);
+
+#endif

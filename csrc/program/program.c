@@ -1,0 +1,167 @@
+#include "program.h"
+
+#include "../base/mem.h"
+
+
+/* What each operation takes: the least inputs and outputs, whether weight 0 is a matrix, and its name in messages. */
+static const struct {
+    const char *name;
+    uint8_t n_in, n_out;
+    bool has_matrix, has_vector;
+} OPS[OP_COUNT] = {
+    [OP_EMBED] = {"embed", 0, 1, true, false},         [OP_LINEAR] = {"linear", 1, 1, true, false},
+    [OP_RMS_NORM] = {"rms_norm", 1, 1, false, true},   [OP_ROPE] = {"rope", 2, 2, false, false},
+    [OP_ATTENTION] = {"attention", 3, 1, false, false}, [OP_GATED] = {"gated", 2, 1, false, false},
+    [OP_ADD] = {"add", 2, 1, false, false},            [OP_LOGITS] = {"logits", 1, 0, true, false},
+};
+
+const char *op_name(uint32_t code)
+{
+    return code < OP_COUNT ? OPS[code].name : "?";
+}
+
+static uint32_t width_of(const struct program *p, uint32_t value)
+{
+    return p->values[value].width;
+}
+
+static const char *check_widths(const struct program *p, const struct op *op)
+{
+    const struct weight *weight = op->weight[0] == NO_INDEX ? NULL : &p->weights[op->weight[0]];
+    uint32_t in0 = op->in[0] == NO_INDEX ? 0 : width_of(p, op->in[0]);
+    uint32_t out0 = op->out[0] == NO_INDEX ? 0 : width_of(p, op->out[0]);
+    switch (op->code) {
+    case OP_EMBED:
+        return out0 == weight->cols ? NULL : "the output is as wide as the matrix has columns";
+    case OP_LINEAR:
+        if (in0 != weight->cols || out0 != weight->rows)
+            return "input and output fit the matrix";
+        if (op->weight[1] != NO_INDEX && (p->weights[op->weight[1]].kind != WEIGHT_VECTOR || p->weights[op->weight[1]].rows != out0))
+            return "the bias is a vector of the output's width";
+        return NULL;
+    case OP_RMS_NORM:
+        return op->u[0] && in0 == out0 && in0 == op->u[0] * weight->rows ? NULL : "width = heads * size of the weight";
+    case OP_ROPE:
+        if (op->u[0] >= p->n_ropes || !op->u[1] || 2 * p->ropes[op->u[0]].n_freqs > op->u[1])
+            return "the rope exists and turns at most a head's dimensions";
+        return in0 == out0 && width_of(p, op->in[1]) == width_of(p, op->out[1]) ? NULL : "widths stay the same";
+    case OP_ATTENTION: {
+        if (op->u[0] >= p->n_layers)
+            return "the cache layer exists";
+        const struct cache_layer *layer = &p->layers[op->u[0]];
+        uint32_t kv = layer->n_kv_heads * layer->head_dim;
+        return in0 == layer->n_heads * layer->head_dim && out0 == in0 && width_of(p, op->in[1]) == kv && width_of(p, op->in[2]) == kv
+                   ? NULL : "q, k and v are heads * head_dim wide";
+    }
+    case OP_GATED:
+    case OP_ADD:
+        return in0 == width_of(p, op->in[1]) && in0 == out0 ? NULL : "all widths are equal";
+    case OP_LOGITS:
+        return in0 == weight->cols && weight->rows == p->vocab_size && op->f[0] == 1 ? NULL : "the head is [vocab_size][hidden], its scale 1";
+    default:
+        return "the operation is known";
+    }
+}
+
+static const char *check_op(const struct program *p, const struct op *op, const uint8_t *written)
+{
+    if (op->code >= OP_COUNT)
+        return "the operation is known";
+    for (uint32_t i = 0; i < 3; i++) {
+        if (op->in[i] == NO_INDEX ? i < OPS[op->code].n_in : op->in[i] >= p->n_values)
+            return "all inputs are given";
+        if (op->in[i] != NO_INDEX && !written[op->in[i]])
+            return "inputs are written before they are read";
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        if (op->out[i] == NO_INDEX ? i < OPS[op->code].n_out : op->out[i] >= p->n_values || p->values[op->out[i]].of != NO_INDEX)
+            return "outputs are values of their own";
+    for (uint32_t i = 0; i < 2; i++)
+        if (op->weight[i] != NO_INDEX && op->weight[i] >= p->n_weights)
+            return "weights exist";
+    bool needs_weight = OPS[op->code].has_matrix || OPS[op->code].has_vector;
+    if (needs_weight && (op->weight[0] == NO_INDEX ||
+                         p->weights[op->weight[0]].kind != (OPS[op->code].has_matrix ? WEIGHT_MATRIX : WEIGHT_VECTOR)))
+        return OPS[op->code].has_matrix ? "weight 0 is a matrix" : "weight 0 is a vector";
+    return check_widths(p, op);
+}
+
+static const char *check_weights(const struct program *p)
+{
+    for (uint32_t w = 0; w < p->n_weights; w++) {
+        uint64_t rows = 0;
+        for (uint32_t i = 0; i < p->weights[w].n_parts; i++)
+            rows += p->weights[w].parts[i].rows;
+        if (!rows || rows != p->weights[w].rows || !p->weights[w].cols)
+            return "a weight's parts add up to its rows";
+    }
+    for (uint32_t l = 0; l < p->n_layers; l++) {
+        const struct cache_layer *layer = &p->layers[l];
+        if (!layer->head_dim || !layer->n_kv_heads || layer->n_heads % layer->n_kv_heads || !layer->n_heads)
+            return "query heads are a multiple of key heads";
+    }
+    for (uint32_t v = 0; v < p->n_values; v++) {
+        const struct value *value = &p->values[v];
+        if (!value->width)
+            return "no value is empty";
+        if (value->of != NO_INDEX && (value->of >= v || (uint64_t)value->offset + value->width > p->values[value->of].width))
+            return "a column range lies inside its value";
+    }
+    return NULL;
+}
+
+static void mark_written(const struct program *p, uint8_t *written, uint32_t value)
+{
+    written[value] = 1;
+    for (uint32_t v = value + 1; v < p->n_values; v++)
+        if (p->values[v].of != NO_INDEX && written[p->values[v].of])
+            written[v] = 1;
+}
+
+enum rc program_check(const struct program *p, struct err *err)
+{
+    const char *wanted = check_weights(p);
+    if (wanted)
+        return err_set(err, RC_INVALID, "program: wanted that %s", wanted);
+    if (!p->n_ops || p->ops[p->n_ops - 1].code != OP_LOGITS || !p->vocab_size)
+        return err_set(err, RC_INVALID, "program: wanted logits as its last operation");
+    uint8_t *written = mem_calloc(p->n_values + 1, 1);
+    if (!written)
+        return err_set(err, RC_MEMORY, "program: out of memory");
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < p->n_ops && !rc; i++) {
+        const struct op *op = &p->ops[i];
+        if (op->code == OP_LOGITS && i + 1 != p->n_ops)
+            wanted = "logits come last and once";
+        else
+            wanted = check_op(p, op, written);
+        if (wanted)
+            rc = err_set(err, RC_INVALID, "operation %u (%s): wanted that %s", i, op_name(op->code), wanted);
+        for (uint32_t o = 0; o < 2 && !rc; o++)
+            if (op->out[o] != NO_INDEX)
+                mark_written(p, written, op->out[o]);
+    }
+    mem_free(written);
+    return rc;
+}
+
+void program_destroy(struct program *p)
+{
+    if (!p)
+        return;
+    for (uint32_t w = 0; p->weights && w < p->n_weights; w++) {
+        for (uint32_t i = 0; p->weights[w].parts && i < p->weights[w].n_parts; i++) {
+            mem_free(p->weights[w].parts[i].name);
+            mem_free(p->weights[w].parts[i].source);
+        }
+        mem_free(p->weights[w].parts);
+    }
+    for (uint32_t r = 0; p->ropes && r < p->n_ropes; r++)
+        mem_free(p->ropes[r].inv_freq);
+    mem_free(p->ops);
+    mem_free(p->values);
+    mem_free(p->weights);
+    mem_free(p->ropes);
+    mem_free(p->layers);
+    mem_free(p);
+}

@@ -1,0 +1,278 @@
+#include "weights.h"
+
+#include "../base/mem.h"
+
+
+#define CHUNK_BYTES ((size_t)1 << 20) /* converted at a time, so that a load needs no second copy of a tensor */
+#define PANEL_ROWS 64
+
+struct stored {
+    struct matrix *matrix;
+    float *vector;
+    uint32_t *dtypes; /* [n_parts] */
+};
+
+struct weights {
+    const struct program *program;
+    const struct backend *backend;
+    void *ctx;
+    struct stored *stored; /* [n_weights] */
+    size_t total_bytes;
+};
+
+/* A load in progress. */
+struct loader {
+    struct weights *weights;
+    const struct checkpoint *checkpoint;
+    const struct weights_options *options;
+    float *floats;          /* [PANEL_ROWS or more rows][cols] */
+    void *converted;
+    size_t floats_bytes;
+    uint64_t done_bytes, all_bytes, random;
+};
+
+static bool is_float(uint32_t dtype)
+{
+    return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
+}
+
+static size_t row_bytes(uint32_t dtype, uint32_t cols)
+{
+    const struct dtype_info *info = dtype_info(dtype);
+    return (size_t)cols / info->block_values * info->block_bytes;
+}
+
+static float random_value(struct loader *l)
+{
+    l->random ^= l->random << 13;
+    l->random ^= l->random >> 7;
+    l->random ^= l->random << 17;
+    return ((float)(l->random >> 40) * 0x1p-24f - 0.5f) * 0.0693f; /* standard deviation 0.02 */
+}
+
+static enum rc check_tensor(const struct loader *l, const struct weight *weight, const struct weight_part *part,
+                            const struct checkpoint_tensor *tensor, struct err *err)
+{
+    if (!tensor) {
+        err_set(err, RC_CHECKPOINT, "%s: wanted a tensor of this name, have none", part->source);
+        err_name(err, checkpoint_path(l->checkpoint, 0), part->source);
+        return RC_CHECKPOINT;
+    }
+    uint64_t values = 1, last = tensor->n_dims ? tensor->shape[tensor->n_dims - 1] : 1;
+    for (uint32_t i = 0; i < tensor->n_dims; i++)
+        values *= tensor->shape[i];
+    const struct dtype_info *info = dtype_info(tensor->dtype);
+    const char *wanted = NULL;
+    if (values != (uint64_t)part->rows * weight->cols || (weight->kind == WEIGHT_MATRIX && last != weight->cols))
+        wanted = "shape";
+    else if (!info || (weight->kind == WEIGHT_VECTOR && !is_float(tensor->dtype) && tensor->dtype != DTYPE_F64))
+        wanted = "a float type";
+    if (!wanted)
+        return RC_OK;
+    err_set(err, RC_CHECKPOINT, "%s: wanted %s [%u, %u], have %llu values of type %s in rows of %llu", part->source, wanted,
+            part->rows, weight->cols, (unsigned long long)values, info ? info->name : "?", (unsigned long long)last);
+    err_name(err, checkpoint_path(l->checkpoint, tensor->file), part->source);
+    return RC_CHECKPOINT;
+}
+
+static enum rc progress(struct loader *l, const struct checkpoint_tensor *tensor, uint64_t bytes, struct err *err)
+{
+    if (tensor)
+        checkpoint_drop(l->checkpoint, tensor);
+    l->done_bytes += bytes;
+    if (l->options->progress && !l->options->progress(l->options->progress_ctx, l->done_bytes, l->all_bytes))
+        return err_set(err, RC_INVALID, "loading was interrupted");
+    return RC_OK;
+}
+
+/* Writes a part whose file type is not the stored one, or that no file has: some rows at a time through floats. */
+static enum rc write_converted(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor, struct err *err)
+{
+    const struct weight *weight = &l->weights->program->weights[w];
+    struct stored *stored = &l->weights->stored[w];
+    uint32_t cols = weight->cols, rows = weight->parts[part].rows, at_once = (uint32_t)(l->floats_bytes / 4 / cols);
+    for (uint32_t row = 0; row < rows; row += at_once) {
+        uint32_t n = rows - row < at_once ? rows - row : at_once;
+        if (tensor)
+            dtype_to_float(tensor->dtype, (const char *)tensor->data + row * row_bytes(tensor->dtype, cols), l->floats, (size_t)n * cols);
+        else
+            for (size_t i = 0; i < (size_t)n * cols; i++)
+                l->floats[i] = random_value(l);
+        dtype_from_float(stored->dtypes[part], l->floats, l->converted, (size_t)n * cols);
+        enum rc rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, part, row, n, l->converted, err);
+        if (rc)
+            return rc;
+    }
+    return RC_OK;
+}
+
+static uint32_t uses_of(const struct program *p, uint32_t weight)
+{
+    uint32_t use = 0;
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (p->ops[i].weight[0] == weight)
+            use |= p->ops[i].code == OP_EMBED ? MATRIX_EMBED : MATRIX_LINEAR;
+    return use;
+}
+
+static enum rc create_matrix(struct loader *l, uint32_t w, struct err *err)
+{
+    const struct program *p = l->weights->program;
+    const struct weight *weight = &p->weights[w];
+    struct stored *stored = &l->weights->stored[w];
+    struct matrix_part *parts = mem_calloc(weight->n_parts, sizeof *parts);
+    if (!parts)
+        return err_set(err, RC_MEMORY, "weights: out of memory");
+    struct matrix_desc desc = {parts, weight->n_parts, weight->cols, uses_of(p, w), l->options->arithmetic};
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < weight->n_parts && !rc; i++) {
+        parts[i] = (struct matrix_part){weight->parts[i].rows, stored->dtypes[i]};
+        if (!l->weights->backend->supports(l->weights->ctx, stored->dtypes[i], desc.use))
+            rc = err_set(err, RC_UNSUPPORTED, "%s: type %s on %s; convert the checkpoint, or choose another device",
+                         weight->parts[i].source, dtype_info(stored->dtypes[i])->name, l->weights->backend->name);
+    }
+    if (!rc)
+        rc = l->weights->backend->matrix_create(l->weights->ctx, &desc, &stored->matrix, err);
+    mem_free(parts);
+    return rc;
+}
+
+static enum rc choose_types(struct loader *l, uint32_t w, struct err *err)
+{
+    const struct weight *weight = &l->weights->program->weights[w];
+    for (uint32_t i = 0; i < weight->n_parts; i++) {
+        const struct checkpoint_tensor *tensor = NULL;
+        if (!l->options->is_dummy) {
+            tensor = checkpoint_find(l->checkpoint, weight->parts[i].source);
+            enum rc rc = check_tensor(l, weight, &weight->parts[i], tensor, err);
+            if (rc)
+                return rc;
+        }
+        uint32_t own = tensor ? tensor->dtype : DTYPE_F32;
+        bool converts = l->options->dtype != DTYPE_NONE && (is_float(own) || own == DTYPE_F64);
+        l->weights->stored[w].dtypes[i] = converts ? l->options->dtype : own == DTYPE_F64 ? DTYPE_F32 : own;
+        l->all_bytes += tensor ? tensor->size_bytes : (uint64_t)weight->parts[i].rows * weight->cols * 4;
+    }
+    return RC_OK;
+}
+
+static enum rc load_matrix(struct loader *l, uint32_t w, struct err *err)
+{
+    const struct weight *weight = &l->weights->program->weights[w];
+    struct stored *stored = &l->weights->stored[w];
+    enum rc rc = create_matrix(l, w, err);
+    for (uint32_t i = 0; i < weight->n_parts && !rc; i++) {
+        const struct checkpoint_tensor *tensor = l->options->is_dummy ? NULL : checkpoint_find(l->checkpoint, weight->parts[i].source);
+        if (tensor && tensor->dtype == stored->dtypes[i])
+            rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, i, 0, weight->parts[i].rows, tensor->data, err);
+        else
+            rc = write_converted(l, w, i, tensor, err);
+        if (!rc)
+            rc = progress(l, tensor, tensor ? tensor->size_bytes : (uint64_t)weight->parts[i].rows * weight->cols * 4, err);
+    }
+    if (!rc)
+        l->weights->total_bytes += l->weights->backend->matrix_bytes(stored->matrix);
+    return rc;
+}
+
+static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
+{
+    const struct weight *weight = &l->weights->program->weights[w];
+    struct stored *stored = &l->weights->stored[w];
+    float *host = mem_alloc((size_t)weight->rows * sizeof *host);
+    if (!host)
+        return err_set(err, RC_MEMORY, "weights: out of memory");
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < weight->n_parts; at += weight->parts[i++].rows) {
+        uint32_t n = weight->parts[i].rows;
+        if (l->options->is_dummy)
+            for (uint32_t j = 0; j < n; j++)
+                host[at + j] = 1 + random_value(l) - weight->offset;
+        else
+            dtype_to_float(checkpoint_find(l->checkpoint, weight->parts[i].source)->dtype,
+                           checkpoint_find(l->checkpoint, weight->parts[i].source)->data, host + at, n);
+    }
+    for (uint32_t i = 0; i < weight->rows; i++)
+        host[i] += weight->offset;
+    enum rc rc = l->weights->backend->buffer_create(l->weights->ctx, weight->rows * sizeof *host, (void **)&stored->vector, err);
+    if (!rc)
+        rc = l->weights->backend->upload(l->weights->ctx, stored->vector, host, weight->rows * sizeof *host, err);
+    l->weights->total_bytes += weight->rows * sizeof *host;
+    mem_free(host);
+    return rc;
+}
+
+static enum rc load_all(struct loader *l, struct err *err)
+{
+    const struct program *p = l->weights->program;
+    uint32_t widest = 1;
+    enum rc rc = RC_OK;
+    for (uint32_t w = 0; w < p->n_weights && !rc; w++) {
+        widest = p->weights[w].cols > widest ? p->weights[w].cols : widest;
+        l->weights->stored[w].dtypes = mem_calloc(p->weights[w].n_parts, sizeof(uint32_t));
+        rc = l->weights->stored[w].dtypes ? choose_types(l, w, err) : err_set(err, RC_MEMORY, "weights: out of memory");
+    }
+    if (rc)
+        return rc;
+    l->floats_bytes = (size_t)widest * 4 * PANEL_ROWS > CHUNK_BYTES ? (size_t)widest * 4 * PANEL_ROWS : CHUNK_BYTES;
+    l->floats = mem_alloc(2 * l->floats_bytes);
+    if (!l->floats)
+        return err_set(err, RC_MEMORY, "weights: out of memory");
+    l->converted = (char *)l->floats + l->floats_bytes;
+    for (uint32_t w = 0; w < p->n_weights && !rc; w++)
+        rc = p->weights[w].kind == WEIGHT_MATRIX ? load_matrix(l, w, err) : load_vector(l, w, err);
+    mem_free(l->floats);
+    return rc;
+}
+
+enum rc weights_load(const struct program *program, const struct checkpoint *checkpoint, const struct weights_options *options,
+                     const struct backend *backend, void *backend_ctx, struct weights **weights, struct err *err)
+{
+    struct weights *w = mem_calloc(1, sizeof *w);
+    if (!w)
+        return err_set(err, RC_MEMORY, "weights: out of memory");
+    *w = (struct weights){program, backend, backend_ctx, mem_calloc(program->n_weights + 1, sizeof *w->stored), 0};
+    struct loader loader = {.weights = w, .checkpoint = checkpoint, .options = options,
+                            .random = (options->seed + 1) * 0x9E3779B97F4A7C15u | 1};
+    enum rc rc = w->stored ? load_all(&loader, err) : err_set(err, RC_MEMORY, "weights: out of memory");
+    if (rc)
+        weights_destroy(w);
+    else
+        *weights = w;
+    return rc;
+}
+
+void weights_destroy(struct weights *w)
+{
+    if (!w)
+        return;
+    for (uint32_t i = 0; w->stored && i < w->program->n_weights; i++) {
+        if (w->stored[i].matrix)
+            w->backend->matrix_destroy(w->ctx, w->stored[i].matrix);
+        if (w->stored[i].vector)
+            w->backend->buffer_destroy(w->ctx, w->stored[i].vector, w->program->weights[i].rows * sizeof(float));
+        mem_free(w->stored[i].dtypes);
+    }
+    mem_free(w->stored);
+    mem_free(w);
+}
+
+struct matrix *weights_matrix(const struct weights *w, uint32_t weight)
+{
+    return w->stored[weight].matrix;
+}
+
+const float *weights_vector(const struct weights *w, uint32_t weight)
+{
+    return weight == NO_INDEX ? NULL : w->stored[weight].vector;
+}
+
+uint32_t weights_stored(const struct weights *w, uint32_t weight, uint32_t part)
+{
+    return w->stored[weight].dtypes[part];
+}
+
+size_t weights_bytes(const struct weights *w)
+{
+    return w->total_bytes;
+}

@@ -1,0 +1,30 @@
+/* weights.h: a program's weights on a backend: matrices in the backend's own layout, vectors as float32. Loaded part by part
+ * from a checkpoint (or made up from a seed), converted on the way where `dtype` asks for it; the file's pages are dropped behind.
+ * Owned by the executor's model; read by every step, written only by a load. */
+#ifndef LLMPY_WEIGHTS_H
+#define LLMPY_WEIGHTS_H
+
+#include "checkpoint.h"
+#include "program.h"
+
+struct weights;
+
+struct weights_options {
+    uint32_t dtype;       /* type that unquantised matrices are converted to; DTYPE_NONE: as in the file */
+    uint32_t arithmetic;  /* enum arithmetic */
+    bool is_dummy;        /* no checkpoint: seeded, non-zero values */
+    uint64_t seed;
+    /* Called after every part; false stops the load with RC_INVALID. May be NULL. */
+    bool (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
+    void *progress_ctx;
+};
+
+enum rc weights_load(const struct program *program, const struct checkpoint *checkpoint, const struct weights_options *options,
+                     const struct backend *backend, void *backend_ctx, struct weights **weights, struct err *err);
+void weights_destroy(struct weights *weights);
+struct matrix *weights_matrix(const struct weights *weights, uint32_t weight);      /* of a WEIGHT_MATRIX */
+const float *weights_vector(const struct weights *weights, uint32_t weight);        /* of a WEIGHT_VECTOR, device memory */
+uint32_t weights_stored(const struct weights *weights, uint32_t weight, uint32_t part); /* enum dtype */
+size_t weights_bytes(const struct weights *weights);
+
+#endif

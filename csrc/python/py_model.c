@@ -1,0 +1,299 @@
+/* py_model.c: the type _core.Model. */
+#include "py.h"
+
+#include "../program/model.h"
+#include "py_program.h"
+
+#include "../base/mem.h"
+
+#include <string.h>
+
+typedef struct {
+    PyObject_HEAD
+    struct model *model;
+    uint32_t max_num_seqs, max_num_batched_tokens;
+} Model;
+
+/* ---- options --------------------------------------------------------------------------------------------------------------- */
+
+static int get_number(PyObject *options, const char *key, uint64_t *out)
+{
+    PyObject *item = PyMapping_GetItemString(options, key);
+    if (!item)
+        return -1;
+    *out = PyLong_AsUnsignedLongLong(item);
+    Py_DECREF(item);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* A borrowed text that lives as long as the options. */
+static const char *get_text(PyObject *options, const char *key)
+{
+    PyObject *item = PyMapping_GetItemString(options, key);
+    const char *text = item ? PyUnicode_AsUTF8AndSize(item, NULL) : NULL;
+    Py_XDECREF(item);
+    return text;
+}
+
+static int get_dtype(PyObject *options, const char *key, uint32_t *dtype)
+{
+    const char *text = get_text(options, key);
+    if (!text)
+        return -1;
+    *dtype = strcmp(text, "auto") == 0 ? DTYPE_NONE : dtype_from_name(text);
+    if (*dtype == DTYPE_NONE || *dtype == DTYPE_F32 || *dtype == DTYPE_F16 || *dtype == DTYPE_BF16)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s: wanted auto, float32, float16 or bfloat16, have %s", key, text);
+    return -1;
+}
+
+static int get_banned(PyObject *options, struct model_options *o)
+{
+    PyObject *item = PyMapping_GetItemString(options, "banned_token_ids");
+    if (!item)
+        return -1;
+    Py_ssize_t n = PySequence_Size(item);
+    int32_t *ids = n < 0 ? NULL : mem_calloc((size_t)n + 1, sizeof *ids);
+    if (n >= 0 && !ids)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; ids && i < n && !PyErr_Occurred(); i++) {
+        PyObject *id = PySequence_GetItem(item, i);
+        ids[i] = id ? (int32_t)PyLong_AsLong(id) : 0;
+        Py_XDECREF(id);
+    }
+    Py_DECREF(item);
+    o->banned = ids;
+    o->n_banned = (uint32_t)n;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_options(PyObject *options, struct model_options *o)
+{
+    const char *arithmetic = get_text(options, "activation_dtype");
+    o->device = get_text(options, "device");
+    o->isa = get_text(options, "isa");
+    if (!arithmetic || !o->device || !o->isa || get_dtype(options, "dtype", &o->weights.dtype) || get_dtype(options, "kv_dtype", &o->kv_dtype))
+        return -1;
+    o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
+                            : strcmp(arithmetic, "float") == 0 ? ARITHMETIC_FLOAT
+                                                               : ARITHMETIC_AUTO;
+    uint64_t n[7];
+    static const char *const keys[] = {"num_threads", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_bytes", "vocab_limit"};
+    for (int i = 0; i < 7; i++)
+        if (get_number(options, keys[i], &n[i]))
+            return -1;
+    o->n_threads = (uint32_t)n[0];
+    o->block_tokens = (uint32_t)n[1];
+    o->max_num_seqs = (uint32_t)n[2];
+    o->max_num_batched_tokens = (uint32_t)n[3];
+    o->max_model_len = (uint32_t)n[4];
+    o->kv_cache_bytes = n[5];
+    o->vocab_limit = (uint32_t)n[6];
+    PyObject *fits = PyMapping_GetItemString(options, "fit_model_len"), *seed = PyMapping_GetItemString(options, "dummy_seed");
+    if (fits && seed) {
+        o->fits_model_len = PyObject_IsTrue(fits) == 1;
+        o->weights.is_dummy = seed != Py_None;
+        o->weights.seed = seed == Py_None ? 0 : PyLong_AsUnsignedLongLong(seed);
+    }
+    Py_XDECREF(fits);
+    Py_XDECREF(seed);
+    return PyErr_Occurred() ? -1 : get_banned(options, o);
+}
+
+/* ---- construction ------------------------------------------------------------------------------------------------------------ */
+
+static bool report_progress(void *callback, uint64_t done_bytes, uint64_t total_bytes)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *result = PyErr_CheckSignals() ? NULL : PyObject_CallFunction(callback, "KK", done_bytes, total_bytes);
+    bool goes_on = result != NULL;
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return goes_on;
+}
+
+static int model_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"spec", "checkpoint", "options", "on_progress", NULL};
+    PyObject *spec, *file, *dict, *callback = Py_None;
+    Model *object = (Model *)self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|O", names, &spec, &file, &dict, &callback))
+        return -1;
+    if (object->model) {
+        PyErr_SetString(PyExc_TypeError, "Model() was initialised before");
+        return -1;
+    }
+    struct model_options options = {0};
+    struct checkpoint *checkpoint = NULL;
+    if (file != Py_None && !(checkpoint = py_checkpoint_get(file)))
+        return -1;
+    struct program *program = parse_options(dict, &options) ? NULL : py_program_parse(spec);
+    if (program && !checkpoint && !options.weights.is_dummy) {
+        PyErr_SetString(PyExc_ValueError, "checkpoint: wanted one, or dummy_seed in the options");
+        program_destroy(program);
+        program = NULL;
+    }
+    struct err err = {0};
+    enum rc rc = RC_INVALID;
+    if (program) {
+        if (callback != Py_None) {
+            options.weights.progress = report_progress;
+            options.weights.progress_ctx = callback;
+        }
+        object->max_num_seqs = options.max_num_seqs;
+        object->max_num_batched_tokens = options.max_num_batched_tokens;
+        PyThreadState *gil = PyEval_SaveThread();
+        rc = model_create(program, checkpoint, &options, &object->model, &err);
+        PyEval_RestoreThread(gil);
+        if (rc && !PyErr_Occurred())
+            py_raise(&err);
+    }
+    mem_free((void *)options.banned);
+    return rc ? -1 : 0;
+}
+
+static PyObject *model_close(PyObject *self, PyObject *args)
+{
+    (void)args;
+    Model *object = (Model *)self;
+    struct model *model = object->model;
+    object->model = NULL;
+    PyThreadState *gil = PyEval_SaveThread();
+    model_destroy(model);
+    PyEval_RestoreThread(gil);
+    Py_RETURN_NONE;
+}
+
+static void model_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    model_destroy(((Model *)self)->model);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static struct model *opened(PyObject *self)
+{
+    struct model *model = ((Model *)self)->model;
+    if (!model) {
+        struct err err;
+        err_set(&err, RC_CLOSED, "engine is closed");
+        py_raise(&err);
+    }
+    return model;
+}
+
+int py_model_get(PyObject *self, struct model_parts *parts)
+{
+    if (PyType_GetSlot(Py_TYPE(self), Py_tp_init) != (void *)model_init) {
+        PyErr_SetString(PyExc_TypeError, "model: wanted a _core.Model");
+        return -1;
+    }
+    struct model *model = opened(self);
+    if (!model)
+        return -1;
+    *parts = (struct model_parts){
+        .layout = *model_layout(model),
+        .n_pages = model_n_pages(model),
+        .vocab_size = model_program(model)->vocab_size,
+        .max_num_seqs = ((Model *)self)->max_num_seqs,
+        .max_num_batched_tokens = ((Model *)self)->max_num_batched_tokens,
+        .max_model_len = model_max_len(model),
+        .runner = {model, model_run},
+    };
+    return 0;
+}
+
+/* ---- introspection ------------------------------------------------------------------------------------------------------------ */
+
+static PyObject *memory(PyObject *self, PyObject *args)
+{
+    (void)args;
+    struct model *model = opened(self);
+    if (!model)
+        return NULL;
+    struct model_memory m;
+    model_memory(model, &m);
+    return Py_BuildValue("{sKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations", m.activations_bytes, "sampler",
+                         m.sampler_bytes, "staging", m.staging_bytes);
+}
+
+static PyObject *part_info(const struct model *model, uint32_t w, uint32_t i)
+{
+    const struct weight *weight = &model_program(model)->weights[w];
+    const struct weight_part *part = &weight->parts[i];
+    const char *dtype = weight->kind == WEIGHT_VECTOR ? "float32" : dtype_info(weights_stored(model_weights(model), w, i))->name;
+    PyObject *shape = weight->kind == WEIGHT_VECTOR ? Py_BuildValue("(I)", part->rows) : Py_BuildValue("(II)", part->rows, weight->cols);
+    return Py_BuildValue("{sssNsssssO}", "name", part->name, "shape", shape, "dtype", dtype, "stored_in", weight->parts[0].name, "shard", Py_None);
+}
+
+static PyObject *weight_info(PyObject *self, PyObject *args)
+{
+    (void)args;
+    struct model *model = opened(self);
+    PyObject *list = model ? PyList_New(0) : NULL;
+    for (uint32_t w = 0; list && w < model_program(model)->n_weights; w++)
+        for (uint32_t i = 0; list && i < model_program(model)->weights[w].n_parts; i++) {
+            PyObject *info = part_info(model, w, i);
+            if (!info || PyList_Append(list, info) < 0)
+                Py_CLEAR(list);
+            Py_XDECREF(info);
+        }
+    return list;
+}
+
+static PyObject *program_text(PyObject *self, PyObject *args)
+{
+    (void)args;
+    struct model *model = opened(self);
+    PyObject *list = model ? PyList_New(0) : NULL;
+    char text[256];
+    for (uint32_t i = 0; list && model_step_text(model, i, text, sizeof text); i++) {
+        PyObject *line = PyUnicode_FromString(text);
+        if (!line || PyList_Append(list, line) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(line);
+    }
+    return list;
+}
+
+static PyObject *describe(PyObject *self, PyObject *args)
+{
+    (void)args;
+    struct model *model = opened(self);
+    if (!model)
+        return NULL;
+    static const char *const arithmetic[] = {"auto", "float", "int8"};
+    const struct kv_layout *layout = model_layout(model);
+    return Py_BuildValue("{sssssssIsIsIsK}", "device", model_description(model), "activation_dtype", arithmetic[model_arithmetic(model)],
+                         "kv_dtype", dtype_info(model_kv_dtype(model))->name, "max_model_len", model_max_len(model), "num_pages",
+                         model_n_pages(model), "num_groups", layout->n_groups, "page_bytes", (unsigned long long)layout->page_bytes);
+}
+
+static PyMethodDef methods[] = {
+    {"memory", memory, METH_NOARGS, "Bytes by purpose."},
+    {"weight_info", weight_info, METH_NOARGS, "Every named weight: shape, type, the matrix that holds it."},
+    {"program", program_text, METH_NOARGS, "The steps that run, one line each."},
+    {"describe", describe, METH_NOARGS, "What was chosen at load."},
+    {"close", model_close, METH_NOARGS, "Frees all memory; safe to call twice."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_init, (void *)model_init},
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_dealloc, (void *)model_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_doc, (void *)"A compiled program with its weights on a device."},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {"llmpy._core.Model", sizeof(Model), 0, Py_TPFLAGS_DEFAULT, slots};
+
+int py_model_register(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
+    Py_XDECREF(type);
+    return result;
+}

@@ -1,0 +1,217 @@
+/* py_program.c: the spec dictionary that llmpy/models writes becomes a struct program. */
+#include "py_program.h"
+
+#include "../base/mem.h"
+
+#include <string.h>
+
+static const char *const OP_NAMES[] = {"embed", "linear", "rms_norm", "rope", "attention", "gated", "add", "logits"};
+_Static_assert(sizeof OP_NAMES / sizeof *OP_NAMES == OP_COUNT, "a name for every operation");
+
+/* The list under a key as a fast sequence, with an array of n records allocated for it. */
+static PyObject *take_list(PyObject *spec, const char *key, size_t record_bytes, void *array, uint32_t *n)
+{
+    PyObject *item = PyMapping_GetItemString(spec, key);
+    PyObject *list = item ? PySequence_List(item) : NULL;
+    Py_XDECREF(item);
+    if (!list)
+        return NULL;
+    void *records = mem_calloc((size_t)PyList_Size(list) + 1, record_bytes);
+    if (!records) {
+        Py_DECREF(list);
+        return PyErr_NoMemory();
+    }
+    memcpy(array, &records, sizeof records);
+    *n = (uint32_t)PyList_Size(list);
+    return list;
+}
+
+/* Fills at most n unsigned numbers from d[key]; -1 in Python is NO_INDEX here; what is missing stays as it was. */
+static int numbers(PyObject *d, const char *key, uint32_t *out, Py_ssize_t n)
+{
+    PyObject *list = PyMapping_GetItemString(d, key);
+    if (!list) {
+        PyErr_Clear();
+        return 0;
+    }
+    Py_ssize_t size = PySequence_Size(list);
+    if (size > n)
+        PyErr_Format(PyExc_ValueError, "program: wanted at most %zd of %s, have %zd", n, key, size);
+    for (Py_ssize_t i = 0; i < size && i < n && !PyErr_Occurred(); i++) {
+        PyObject *item = PySequence_GetItem(list, i);
+        long long value = item ? PyLong_AsLongLong(item) : -1;
+        Py_XDECREF(item);
+        out[i] = value < 0 ? NO_INDEX : (uint32_t)value;
+    }
+    Py_DECREF(list);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int floats(PyObject *d, const char *key, float *out, Py_ssize_t n)
+{
+    PyObject *list = PyMapping_GetItemString(d, key);
+    if (!list) {
+        PyErr_Clear();
+        return 0;
+    }
+    Py_ssize_t size = PySequence_Size(list);
+    for (Py_ssize_t i = 0; i < size && i < n && !PyErr_Occurred(); i++) {
+        PyObject *item = PySequence_GetItem(list, i);
+        out[i] = item ? (float)PyFloat_AsDouble(item) : 0;
+        Py_XDECREF(item);
+    }
+    Py_DECREF(list);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_op(PyObject *item, struct op *op)
+{
+    const char *name;
+    PyObject *d;
+    if (!PyArg_ParseTuple(item, "sO", &name, &d))
+        return -1;
+    *op = (struct op){OP_COUNT, {NO_INDEX, NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}, {0, 0}, {0, 0}};
+    for (uint32_t code = 0; code < OP_COUNT; code++)
+        if (strcmp(OP_NAMES[code], name) == 0)
+            op->code = code;
+    if (op->code == OP_COUNT) {
+        PyErr_Format(PyExc_ValueError, "program: wanted a known operation, have %s", name);
+        return -1;
+    }
+    return numbers(d, "in", op->in, 3) || numbers(d, "out", op->out, 2) || numbers(d, "weights", op->weight, 2) ||
+                   numbers(d, "u", op->u, 2) || floats(d, "f", op->f, 2)
+               ? -1 : 0;
+}
+
+static int parse_value(PyObject *item, struct value *value)
+{
+    long long of;
+    unsigned width, offset;
+    if (!PyArg_ParseTuple(item, "ILI", &width, &of, &offset))
+        return -1;
+    *value = (struct value){width, of < 0 ? NO_INDEX : (uint32_t)of, offset};
+    return 0;
+}
+
+static char *copy_text(const char *text)
+{
+    size_t size = strlen(text) + 1;
+    char *copy = mem_alloc(size);
+    if (!copy) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    return memcpy(copy, text, size);
+}
+
+static int parse_part(PyObject *item, struct weight_part *part)
+{
+    const char *name, *source;
+    unsigned rows;
+    if (!PyArg_ParseTuple(item, "ssI", &name, &source, &rows))
+        return -1;
+    part->rows = rows;
+    part->name = copy_text(name);
+    part->source = part->name ? copy_text(source) : NULL;
+    return part->source ? 0 : -1;
+}
+
+static int parse_weight(PyObject *item, struct weight *weight)
+{
+    uint32_t size[2] = {0, 1};
+    PyObject *kind = PyMapping_GetItemString(item, "kind");
+    if (!kind)
+        return -1;
+    weight->kind = PyUnicode_CompareWithASCIIString(kind, "matrix") == 0 ? WEIGHT_MATRIX : WEIGHT_VECTOR;
+    Py_DECREF(kind);
+    static const char *const keys[] = {"rows", "cols"};
+    for (int i = 0; i < 2; i++) {
+        PyObject *number = PyMapping_GetItemString(item, keys[i]);
+        size[i] = number ? (uint32_t)PyLong_AsUnsignedLong(number) : 0;
+        Py_XDECREF(number);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    weight->rows = size[0];
+    weight->cols = weight->kind == WEIGHT_MATRIX ? size[1] : 1;
+    PyObject *offset = PyMapping_GetItemString(item, "offset");
+    if (offset)
+        weight->offset = (float)PyFloat_AsDouble(offset);
+    else
+        PyErr_Clear();
+    Py_XDECREF(offset);
+    PyObject *parts = PyErr_Occurred() ? NULL : take_list(item, "parts", sizeof *weight->parts, &weight->parts, &weight->n_parts);
+    for (uint32_t i = 0; parts && i < weight->n_parts; i++)
+        if (parse_part(PyList_GetItem(parts, i), &weight->parts[i]) < 0)
+            Py_CLEAR(parts);
+    Py_XDECREF(parts);
+    return parts ? 0 : -1;
+}
+
+static int parse_rope(PyObject *item, struct rope *rope)
+{
+    PyObject *freqs = PyMapping_GetItemString(item, "inv_freq"), *magnitude = PyMapping_GetItemString(item, "magnitude");
+    PyObject *interleaved = PyMapping_GetItemString(item, "interleaved");
+    char *bytes;
+    Py_ssize_t size;
+    int result = -1;
+    if (!freqs || !magnitude || !interleaved || PyBytes_AsStringAndSize(freqs, &bytes, &size) < 0)
+        goto out;
+    rope->n_freqs = (uint32_t)((size_t)size / sizeof(float));
+    rope->magnitude = (float)PyFloat_AsDouble(magnitude);
+    rope->interleaved = PyObject_IsTrue(interleaved) == 1;
+    rope->inv_freq = mem_alloc((size_t)size);
+    if (!rope->inv_freq)
+        PyErr_NoMemory();
+    else
+        memcpy(rope->inv_freq, bytes, (size_t)size);
+    result = PyErr_Occurred() ? -1 : 0;
+out:
+    Py_XDECREF(freqs);
+    Py_XDECREF(magnitude);
+    Py_XDECREF(interleaved);
+    return result;
+}
+
+static int parse_layer(PyObject *item, struct cache_layer *layer)
+{
+    unsigned n_heads, n_kv_heads, head_dim, window;
+    if (!PyArg_ParseTuple(item, "IIII", &n_heads, &n_kv_heads, &head_dim, &window))
+        return -1;
+    *layer = (struct cache_layer){n_heads, n_kv_heads, head_dim, window};
+    return 0;
+}
+
+/* Parses the list under key into records with parse. */
+#define PARSE_LIST(key, records, count, parse)                                                                                     \
+    do {                                                                                                                           \
+        PyObject *list = take_list(spec, key, sizeof *(records), &(records), &(count));                                            \
+        for (uint32_t i = 0; list && i < (count); i++)                                                                             \
+            if (parse(PyList_GetItem(list, (Py_ssize_t)i), &(records)[i]) < 0)                                                     \
+                Py_CLEAR(list);                                                                                                    \
+        if (!list)                                                                                                                 \
+            goto failed;                                                                                                           \
+        Py_DECREF(list);                                                                                                           \
+    } while (0)
+
+struct program *py_program_parse(PyObject *spec)
+{
+    struct program *p = mem_calloc(1, sizeof *p);
+    if (!p) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    PARSE_LIST("values", p->values, p->n_values, parse_value);
+    PARSE_LIST("ops", p->ops, p->n_ops, parse_op);
+    PARSE_LIST("weights", p->weights, p->n_weights, parse_weight);
+    PARSE_LIST("ropes", p->ropes, p->n_ropes, parse_rope);
+    PARSE_LIST("layers", p->layers, p->n_layers, parse_layer);
+    PyObject *vocab = PyMapping_GetItemString(spec, "vocab_size");
+    p->vocab_size = vocab ? (uint32_t)PyLong_AsUnsignedLong(vocab) : 0;
+    Py_XDECREF(vocab);
+    if (!PyErr_Occurred())
+        return p;
+failed:
+    program_destroy(p);
+    return NULL;
+}
