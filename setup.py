@@ -54,6 +54,12 @@ def units() -> list[tuple[Path, list[str], str]]:
     return found
 
 
+def run(command: list[str]) -> None:
+    """Runs a compiler; its own message is all that a failure needs."""
+    if subprocess.run(command).returncode:
+        raise SystemExit("llmpy: failed: " + shlex.join(command))
+
+
 class Build(build_ext):
     """Compiles what changed, in parallel, and links the extension."""
 
@@ -74,7 +80,7 @@ class Build(build_ext):
             target, stamp = objects / name, objects / (name + ".sha256")
             if not (target.exists() and stamp.exists() and stamp.read_text() == state.hexdigest()):
                 stamp.unlink(missing_ok=True)
-                subprocess.run([*command, "-o", str(target)], check=True)
+                run([*command, "-o", str(target)])
                 stamp.write_text(state.hexdigest())
             return target
 
@@ -84,7 +90,7 @@ class Build(build_ext):
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
         link = [f for f in flags() if f.startswith("-fsanitize")] + ["-shared", "-pthread", "-Wl,--exclude-libs,ALL", "-Wl,-z,now"]
-        subprocess.run([*compiler, *link, *map(str, linked), "-lm", "-o", str(output)], check=True)
+        run([*compiler, *link, *map(str, linked), "-lm", "-o", str(output)])
 
 
 setup(

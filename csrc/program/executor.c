@@ -5,7 +5,7 @@ struct running {
     struct model *m;
     struct batch *batch;
     struct batch_view view;
-    const int32_t *tables, *logits_rows;
+    const int32_t *tables[BATCH_MAX_GROUPS], *logits_rows;
     struct err *err;
 };
 
@@ -39,12 +39,8 @@ static enum rc stage_batch(struct running *run)
         rc = stage(run, &used, b->seq_first_row, b->n_seqs + 1, &run->view.seq_first_row);
     if (!rc)
         rc = stage(run, &used, b->logits_rows, b->n_logits_rows, &run->logits_rows);
-    for (uint32_t g = 0; g < run->m->layout.n_groups && !rc; g++) {
-        const int32_t *table;
-        rc = stage(run, &used, b->tables + (size_t)g * b->max_seqs * b->table_stride, (size_t)b->n_seqs * b->table_stride, &table);
-        if (g == 0)
-            run->tables = table;
-    }
+    for (uint32_t g = 0; g < run->m->layout.n_groups && !rc; g++)
+        rc = stage(run, &used, b->tables + (size_t)g * b->max_seqs * b->table_stride, (size_t)b->n_seqs * b->table_stride, &run->tables[g]);
     return rc;
 }
 
@@ -59,12 +55,11 @@ static struct kv_view kv_of(const struct running *run, uint32_t layer)
 {
     const struct model *m = run->m;
     const struct cache_layer *l = &m->program->layers[layer];
-    size_t table_bytes = ((size_t)run->batch->n_seqs * run->batch->table_stride * sizeof(int32_t) + 63) & ~(size_t)63;
     return (struct kv_view){
         .pool = m->pool,
         .page_bytes = m->layout.page_bytes,
         .layer_offset = m->places[layer].index * m->layout.layer_bytes,
-        .table = (const int32_t *)((const char *)run->tables + m->places[layer].group * table_bytes),
+        .table = run->tables[m->places[layer].group],
         .table_stride = run->batch->table_stride,
         .n_kv_heads = l->n_kv_heads,
         .head_dim = l->head_dim,

@@ -22,7 +22,7 @@ struct model {
     void *pool;
     char *staged;                 /* the batch's integers in device memory */
     size_t logits_bytes, staged_bytes, ropes_bytes;
-    uint32_t vocab_stride, max_logits_rows, table_stride;
+    uint32_t vocab_stride, max_logits_rows;
 };
 
 #endif
