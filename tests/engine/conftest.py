@@ -1,0 +1,73 @@
+"""Tiny random models, written without any framework."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+BASE = {
+    "vocab_size": 131, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    "rope_theta": 10000.0, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+FAMILIES = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "mistral-window": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24},
+    "qwen2-mixed": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 24,
+        "max_window_layers": 1, "head_dim": 16,
+    },
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+}  # fmt: skip
+
+
+def tensors(config: dict[str, object], family: str) -> dict[str, np.ndarray]:
+    """Every parameter of the model, random."""
+    rng = np.random.default_rng(7)
+    hidden, ffn, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+
+    def matrix(rows: int, cols: int) -> np.ndarray:
+        return (0.1 * rng.standard_normal((rows, cols))).astype(np.float32)
+
+    def norm(n: int) -> np.ndarray:
+        return (1 + 0.2 * rng.standard_normal(n)).astype(np.float32)
+
+    out = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden) * 5, "model.norm.weight": norm(hidden)}
+    for i in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{i}."
+        shapes = {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
+        for name, shape in shapes.items():
+            out[f"{prefix}self_attn.{name}_proj.weight"] = matrix(*shape)
+            if family.startswith("qwen2") and name != "o":
+                out[f"{prefix}self_attn.{name}_proj.bias"] = matrix(1, shape[0])[0]
+        for name, shape in {"gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)}.items():
+            out[f"{prefix}mlp.{name}_proj.weight"] = matrix(*shape)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            out[f"{prefix}{name}.weight"] = norm(hidden)
+        if family == "qwen3":
+            out[f"{prefix}self_attn.q_norm.weight"] = norm(size)
+            out[f"{prefix}self_attn.k_norm.weight"] = norm(size)
+    return out
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """A directory with a tiny checkpoint of a family in a type ("float32", "bfloat16", "float16")."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def make(family: str, dtype: str = "float32") -> Path:
+        if (family, dtype) not in made:
+            path = tmp_path_factory.mktemp(f"{family}-{dtype}")
+            config = BASE | FAMILIES[family] | {"torch_dtype": dtype}
+            kind = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[dtype]
+            save_file({name: value.astype(kind) for name, value in tensors(config, family).items()}, path / "model.safetensors")
+            (path / "config.json").write_text(json.dumps(config))
+            made[family, dtype] = path
+        return made[family, dtype]
+
+    return make

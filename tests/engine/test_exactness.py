@@ -1,0 +1,192 @@
+"""Law 2: a request's tokens and logprob bits are the same however it is computed. Everything here is compared byte for byte."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmpy import LLM, RequestOutput, SamplingParams, _core
+
+Make = Callable[[str, str], Path]
+MODELS = [("llama", "float32"), ("qwen3", "bfloat16"), ("mistral-window", "float16"), ("qwen2-mixed", "float32")]
+LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
+
+
+def prompts(shared: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    head = rng.integers(3, 131, shared).tolist()
+    return [head + rng.integers(3, 131, n).tolist() for n in LENGTHS]
+
+
+def params(i: int = 0, **changes: object) -> SamplingParams:
+    """Greedy for even requests, everything that sampling has for odd ones."""
+    common = {"max_tokens": 20, "logprobs": 3, "seed": 11 + i, "ignore_eos": True, **changes}
+    if i % 2 == 0:
+        return SamplingParams(temperature=0, **common)
+    return SamplingParams(temperature=0.9, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.2, **common)
+
+
+def open_llm(path: Path, isa: str = "", **options: object) -> LLM:
+    device = f"cpu:{isa}" if isa else "cpu"
+    defaults = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, "device": device}
+    return LLM(path, **(defaults | options))
+
+
+def bits(output: RequestOutput) -> list[tuple[bytes, ...]]:
+    """Everything of a request that must not change."""
+    found = []
+    for sample in output.outputs:
+        s = sample.sampled
+        arrays = [s.raw, s.full, s.processed, s.kept_mass, s.rank, sample.logprobs.ids, sample.logprobs.values, sample.logprobs.ranks]
+        found.append((sample.token_ids_array.tobytes(), *(a.tobytes() for a in arrays)))
+    return found
+
+
+def run(llm: LLM, batch: list[list[int]]) -> list[list[tuple[bytes, ...]]]:
+    return [bits(o) for o in llm.generate(batch, [params(i) for i in range(len(batch))], use_tqdm=False)]
+
+
+def alone(path: Path, batch: list[list[int]], isa: str) -> list[list[tuple[bytes, ...]]]:
+    with open_llm(path, isa, enable_prefix_caching=False) as llm:
+        return [bits(llm.generate([p], [params(i)], use_tqdm=False)[0]) for i, p in enumerate(batch)]
+
+
+@pytest.fixture(scope="module", params=[(m, isa) for m in MODELS for isa in _core.cpu_isas()], ids=lambda p: f"{p[0][0]}-{p[0][1]}-{p[1]}")
+def case(request: pytest.FixtureRequest, tiny_model: Make) -> Iterator[tuple[Path, str, list[list[tuple[bytes, ...]]]]]:
+    (family, dtype), isa = request.param
+    path = tiny_model(family, dtype)
+    yield path, isa, alone(path, prompts(), isa)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 64},
+        {"max_num_batched_tokens": 7, "max_num_seqs": 7},
+        {"max_num_seqs": 3, "max_num_batched_tokens": 20},
+        {"block_size": 32},
+        {"block_size": 64, "max_num_batched_tokens": 100},
+        {"enable_prefix_caching": False},
+    ],
+    ids=str,
+)
+def test_batch_and_chunking(case: tuple[Path, str, list[list[tuple[bytes, ...]]]], options: dict[str, object]) -> None:
+    path, isa, wanted = case
+    with open_llm(path, isa, **options) as llm:
+        assert run(llm, prompts()) == wanted
+        llm.check()
+
+
+def test_order_of_requests(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
+    path, isa, wanted = case
+    with open_llm(path, isa) as llm:
+        order = list(reversed(range(len(LENGTHS))))
+        outputs = llm.generate([prompts()[i] for i in order], [params(i) for i in order], use_tqdm=False)
+        assert [bits(o) for o in outputs] == [wanted[i] for i in order]
+
+
+def test_cache_hits(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
+    path, isa, wanted = case
+    with open_llm(path, isa) as llm:
+        assert run(llm, prompts()) == wanted
+        again = llm.generate(prompts(), [params(i) for i in range(len(LENGTHS))], use_tqdm=False)
+        assert [bits(o) for o in again] == wanted
+        assert [o.num_cached_tokens for o in again] == [(n - 1) // 16 * 16 for n in LENGTHS]
+        assert llm.reset_prefix_cache()
+        assert run(llm, prompts()) == wanted
+
+
+def test_shared_prefixes(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
+    path, isa, _ = case
+    batch = prompts(shared=70)
+    wanted = alone(path, batch, isa)
+    with open_llm(path, isa, max_num_batched_tokens=64) as llm:
+        outputs = llm.generate(batch, [params(i) for i in range(len(batch))], use_tqdm=False)
+        assert [bits(o) for o in outputs] == wanted
+        assert sum(o.num_cached_tokens >= 64 for o in outputs) >= len(batch) - 1
+
+
+def test_preemption(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
+    path, isa, wanted = case
+    page = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
+    with open_llm(path, isa, kv_cache_memory_bytes=24 * page, max_model_len=160) as llm:
+        outputs = llm.generate(prompts(), [params(i) for i in range(len(LENGTHS))], use_tqdm=False)
+        assert [bits(o) for o in outputs] == wanted
+        llm.check()
+
+
+def test_threads(case: tuple[Path, str, list[list[tuple[bytes, ...]]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, isa, wanted = case
+    for threads in ("1", "3"):
+        monkeypatch.setenv("LLMPY_NUM_THREADS", threads)
+        with open_llm(path, isa) as llm:
+            assert run(llm, prompts()) == wanted
+
+
+def test_score_equals_generate(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
+    path, isa, _ = case
+    with open_llm(path, isa) as llm:
+        outputs = llm.generate(prompts(), temperature=0.7, max_tokens=20, logprobs=0, ignore_eos=True, seed=5, use_tqdm=False)
+        whole = [p + o.token_ids for p, o in zip(prompts(), outputs, strict=True)]
+        for temperature, name in ((1.0, "raw"), (0.7, "full")):
+            for chunked in (False, True):
+                scores = llm.score(whole if not chunked else list(reversed(whole)), temperature=temperature, use_tqdm=False)
+                scores = list(reversed(scores)) if chunked else scores
+                for p, o, s in zip(prompts(), outputs, scores, strict=True):
+                    got = s.token_logprobs[len(p) - s.start :]
+                    assert got.tobytes() == getattr(o.outputs[0].sampled, name).tobytes()
+
+
+def test_prompt_logprobs_equal_score(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
+    path, isa, _ = case
+    batch = [p for p in prompts() if len(p) > 1]
+    with open_llm(path, isa, max_num_batched_tokens=64) as llm:
+        scores = llm.score(batch, logprobs=2, use_tqdm=False)
+        for _ in range(2):
+            outputs = llm.generate(batch, temperature=0, max_tokens=1, prompt_logprobs=2, use_tqdm=False)
+            for o, s in zip(outputs, scores, strict=True):
+                assert np.isnan(o.prompt_token_logprobs[0])
+                assert o.prompt_token_logprobs[1:].tobytes() == s.token_logprobs.tobytes()
+
+
+def test_samples_equal_requests(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
+    path, isa, _ = case
+    prompt, common = prompts()[6], {"temperature": 1.0, "max_tokens": 24, "logprobs": 2, "seed": 9, "ignore_eos": True}
+    with open_llm(path, isa) as llm:
+        together = bits(llm.generate([prompt], n=4, use_tqdm=False, **common)[0])
+        apart = [bits(llm.generate([prompt], sample_index=i, use_tqdm=False, **common)[0])[0] for i in range(4)]
+        assert together == apart
+        assert len(set(together)) > 1
+
+
+def test_continuation(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
+    path, isa, _ = case
+    with open_llm(path, isa) as llm:
+        for i, prompt in enumerate(prompts()):
+            whole = llm.generate([prompt], [params(i)], use_tqdm=False)[0].outputs[0]
+            for cut in (1, 7, 19):
+                rest = llm.generate([{"prompt_token_ids": prompt, "output_token_ids": whole.token_ids[:cut]}], [params(i)], use_tqdm=False)
+                sample = rest[0].outputs[0]
+                assert sample.token_ids == whole.token_ids[cut:]
+                assert sample.sampled.raw.tobytes() == whole.sampled.raw[cut:].tobytes()
+
+
+def test_allocations_and_small_pool(tiny_model: Make) -> None:
+    """Law 4, and a thousand requests through a pool of 40 blocks."""
+    page = 16 * 3 * 2 * 2 * 32 * 4
+    with open_llm(tiny_model("llama", "float32"), kv_cache_memory_bytes=40 * page, max_model_len=128) as llm:
+        rng = np.random.default_rng(1)
+        batch = [rng.integers(3, 131, int(rng.integers(1, 60))).tolist() for _ in range(1000)]
+        wanted = {}
+        for i in (0, 17, 500, 999):
+            wanted[i] = llm.generate([batch[i]], temperature=0, max_tokens=12, ignore_eos=True, use_tqdm=False)[0].token_ids
+        outputs = llm.generate(batch, temperature=0, max_tokens=12, ignore_eos=True, use_tqdm=False)
+        assert all(len(o.token_ids) == 12 for o in outputs)
+        assert all(outputs[i].token_ids == ids for i, ids in wanted.items())
+        stats = llm.stats()
+        assert stats.num_preemptions > 0
+        assert stats.allocations_since_warmup == 0
+        assert stats.num_unfinished == 0
+        llm.check()
