@@ -1,0 +1,35 @@
+"""Every example runs on the demo model and prints what it promises."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    result = subprocess.run([sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("generate.py", "Paris"), ("chat.py", "Rome"), ("score.py", "boil the water"), ("logprobs.py", "Jupiter")],
+)
+def test_example(name: str, wanted: str, demo_model: Path) -> None:
+    assert wanted in run(name, str(demo_model))
+
+
+def test_notebook(demo_model: Path, tmp_path: Path) -> None:
+    """The notebook's code cells run in order, in one namespace."""
+    cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    script = tmp_path / "notebook.py"
+    script.write_text(code + "\nprint('all cells ran')\n")
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "all cells ran" in result.stdout
