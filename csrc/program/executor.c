@@ -132,7 +132,7 @@ static enum rc run_logits(struct running *run, const struct step *step)
             b->tasks[task].logits_row -= row;
         struct sample_args args = {
             .logits = m->logits, .vocab_size = m->program->vocab_size, .vocab_stride = m->vocab_stride,
-            .vocab_limit = m->options.vocab_limit, .banned = m->banned, .n_banned = m->options.n_banned,
+            .vocab_limit = b->vocab_limit, .banned = b->banned, .n_banned = b->n_banned,
             .tasks = b->tasks + first, .n_tasks = task - first, .n_logits_rows = n, .results = b->results + first,
             .top_ids = b->top_ids, .top_values = b->top_values, .top_ranks = b->top_ranks,
         };

@@ -170,15 +170,8 @@ enum rc model_create(struct program *program, const struct checkpoint *checkpoin
     }
     m->program = program;
     m->options = *options;
-    m->banned = mem_calloc(options->n_banned + 1, sizeof *m->banned);
-    enum rc rc = m->banned ? RC_OK : out_of_memory(err);
-    if (!rc) {
-        if (options->n_banned)
-            memcpy(m->banned, options->banned, options->n_banned * sizeof *m->banned);
-        rc = build(m, checkpoint, err);
-    }
+    enum rc rc = build(m, checkpoint, err);
     m->options.device = m->options.isa = NULL;
-    m->options.banned = NULL;
     if (rc)
         model_destroy(m);
     else
@@ -208,7 +201,6 @@ void model_destroy(struct model *m)
     mem_free(m->rope_freqs);
     mem_free(m->rope_tables);
     mem_free(m->places);
-    mem_free(m->banned);
     program_destroy(m->program);
     mem_free(m);
 }

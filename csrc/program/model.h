@@ -19,8 +19,6 @@ struct model_options {
     uint32_t max_model_len;
     bool fits_model_len;          /* a pool too small lowers max_model_len instead of failing */
     uint64_t kv_cache_bytes;
-    uint32_t vocab_limit;
-    const int32_t *banned;        uint32_t n_banned; /* copied */
     struct weights_options weights;
 };
 

@@ -13,7 +13,6 @@ struct model {
     const struct backend *backend;
     void *ctx;
     struct model_options options;
-    int32_t *banned;
     struct kv_layout layout;
     struct kv_place *places;      /* [n_layers] */
     uint32_t n_pages;

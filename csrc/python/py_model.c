@@ -4,8 +4,6 @@
 #include "../program/model.h"
 #include "py_program.h"
 
-#include "../base/mem.h"
-
 #include <string.h>
 
 typedef struct {
@@ -47,26 +45,6 @@ static int get_dtype(PyObject *options, const char *key, uint32_t *dtype)
     return -1;
 }
 
-static int get_banned(PyObject *options, struct model_options *o)
-{
-    PyObject *item = PyMapping_GetItemString(options, "banned_token_ids");
-    if (!item)
-        return -1;
-    Py_ssize_t n = PySequence_Size(item);
-    int32_t *ids = n < 0 ? NULL : mem_calloc((size_t)n + 1, sizeof *ids);
-    if (n >= 0 && !ids)
-        PyErr_NoMemory();
-    for (Py_ssize_t i = 0; ids && i < n && !PyErr_Occurred(); i++) {
-        PyObject *id = PySequence_GetItem(item, i);
-        ids[i] = id ? (int32_t)PyLong_AsLong(id) : 0;
-        Py_XDECREF(id);
-    }
-    Py_DECREF(item);
-    o->banned = ids;
-    o->n_banned = (uint32_t)n;
-    return PyErr_Occurred() ? -1 : 0;
-}
-
 static int parse_options(PyObject *options, struct model_options *o)
 {
     const char *arithmetic = get_text(options, "activation_dtype");
@@ -77,9 +55,9 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
                             : strcmp(arithmetic, "float") == 0 ? ARITHMETIC_FLOAT
                                                                : ARITHMETIC_AUTO;
-    uint64_t n[7];
-    static const char *const keys[] = {"num_threads", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_bytes", "vocab_limit"};
-    for (int i = 0; i < 7; i++)
+    uint64_t n[6];
+    static const char *const keys[] = {"num_threads", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_bytes"};
+    for (int i = 0; i < 6; i++)
         if (get_number(options, keys[i], &n[i]))
             return -1;
     o->n_threads = (uint32_t)n[0];
@@ -88,7 +66,6 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->max_num_batched_tokens = (uint32_t)n[3];
     o->max_model_len = (uint32_t)n[4];
     o->kv_cache_bytes = n[5];
-    o->vocab_limit = (uint32_t)n[6];
     PyObject *fits = PyMapping_GetItemString(options, "fit_model_len"), *seed = PyMapping_GetItemString(options, "dummy_seed");
     if (fits && seed) {
         o->fits_model_len = PyObject_IsTrue(fits) == 1;
@@ -97,7 +74,7 @@ static int parse_options(PyObject *options, struct model_options *o)
     }
     Py_XDECREF(fits);
     Py_XDECREF(seed);
-    return PyErr_Occurred() ? -1 : get_banned(options, o);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* ---- construction ------------------------------------------------------------------------------------------------------------ */
@@ -148,7 +125,6 @@ static int model_init(PyObject *self, PyObject *args, PyObject *kwargs)
         if (rc && !PyErr_Occurred())
             py_raise(&err);
     }
-    mem_free((void *)options.banned);
     return rc ? -1 : 0;
 }
 
