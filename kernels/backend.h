@@ -22,7 +22,9 @@ struct view {
     uint32_t stride;
 };
 
-enum arithmetic { ARITHMETIC_AUTO = 0, ARITHMETIC_FLOAT = 1, ARITHMETIC_INT8 = 2 };
+/* What a linear does with its activations: keeps them in float32, or rounds them to int8 with a scale per 32, or to bfloat16
+ * (BF16 weights on processors with bfloat16 products; AUTO alone chooses it). */
+enum arithmetic { ARITHMETIC_AUTO = 0, ARITHMETIC_FLOAT = 1, ARITHMETIC_INT8 = 2, ARITHMETIC_BF16 = 3 };
 enum matrix_use { MATRIX_LINEAR = 1, MATRIX_EMBED = 2 };
 enum act { ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4 };
 

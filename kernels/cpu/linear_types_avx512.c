@@ -1,7 +1,19 @@
-/* The weight types of AVX-512: those without kernels of their own are served by AVX2's, which run on the same machines. */
-#include "linear_type.h"
+/* The weight types of AVX-512. */
+#include "linear_quants_avx512.h"
+
+static const struct linear_type *const TYPES[] = {
+    &linear_f32_avx512,        &linear_f16_avx512,        &linear_bf16_avx512,       &linear_bf16_pairs_avx512,
+    &linear_q8_0_int8_avx512,  &linear_q4_0_int8_avx512,  &linear_q4_1_int8_avx512,  &linear_q5_0_int8_avx512,
+    &linear_q5_1_int8_avx512,  &linear_q2_k_int8_avx512,  &linear_q3_k_int8_avx512,  &linear_q4_k_int8_avx512,
+    &linear_q5_k_int8_avx512,  &linear_q6_k_int8_avx512,  &linear_q8_0_float_avx512, &linear_q4_0_float_avx512,
+    &linear_q4_1_float_avx512, &linear_q5_0_float_avx512, &linear_q5_1_float_avx512, &linear_q2_k_float_avx512,
+    &linear_q3_k_float_avx512, &linear_q4_k_float_avx512, &linear_q5_k_float_avx512, &linear_q6_k_float_avx512,
+};
 
 const struct linear_type *linear_type_avx512(uint32_t dtype, uint32_t arithmetic)
 {
-    return linear_type_avx2(dtype, arithmetic);
+    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++)
+        if (TYPES[i]->dtype == dtype && TYPES[i]->arithmetic == arithmetic)
+            return TYPES[i];
+    return NULL;
 }

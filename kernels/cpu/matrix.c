@@ -14,7 +14,9 @@ static enum rc part_type(const struct matrix_desc *desc, uint32_t i, const struc
     const struct dtype_info *info = dtype_info(part->dtype);
     const char *name = info ? info->name : "an unknown type";
     *type = NULL;
-    if (info && desc->arithmetic != ARITHMETIC_FLOAT)
+    if (info && desc->arithmetic == ARITHMETIC_AUTO)
+        *type = K(linear_type)(part->dtype, ARITHMETIC_BF16);
+    if (info && !*type && desc->arithmetic != ARITHMETIC_FLOAT)
         *type = K(linear_type)(part->dtype, ARITHMETIC_INT8);
     if (info && !*type)
         *type = K(linear_type)(part->dtype, ARITHMETIC_FLOAT);

@@ -1,0 +1,100 @@
+/* y[r] = sum over k of w[r][k] * bf16(x[k]) for BF16 weights: activations are rounded to bfloat16 (nearest even), and
+ * vdpbf16ps adds pairs of products to one float32 chain per output, pairs of k ascending. The instruction rounds to nearest
+ * even and takes denormals as zero, whatever the control register says. Panels [k / 2][16 rows][2], strips [k / 2][n_rows][2].
+ * The same panels serve float arithmetic (linear_float_avx512.c). Bound: one row by the bytes of the weights; from 8 rows on
+ * by 2 instructions of 32 products a cycle. Measured on one Zen 5 core at 3.7 GHz, weights in L1: 475 GFLOP/s, 99 % of the
+ * peak, from 8 rows on. */
+#include "linear_avx512.h"
+
+INLINE void tile(TILE_ARGS, const int n_panels, const int n_rows)
+{
+    const int32_t *pair = (const int32_t *)(const void *)x;
+    __m512 c[FLOAT_ROWS][2];
+    UNROLL for (int i = 0; i < n_rows; i++) UNROLL for (int q = 0; q < n_panels; q++) c[i][q] =
+        _mm512_load_ps(acc + (i * n_panels + q) * 16);
+    for (uint32_t b = 0; b < n_blocks; b++, next += (size_t)next_lines * 64) {
+        prefetch_lines(next, next_lines);
+        for (int k = 0; k < 32; k += 2, w += 64, pair += n_rows) {
+            __m512bh v[2];
+            UNROLL for (int q = 0; q < n_panels; q++) v[q] = (__m512bh)_mm512_loadu_si512(w + q * panel_stride);
+            UNROLL for (int i = 0; i < n_rows; i++) UNROLL for (int q = 0; q < n_panels; q++) c[i][q] =
+                _mm512_dpbf16_ps(c[i][q], v[q], (__m512bh)_mm512_set1_epi32(pair[i]));
+        }
+    }
+    UNROLL for (int i = 0; i < n_rows; i++) UNROLL for (int q = 0; q < n_panels; q++)
+        _mm512_store_ps(acc + (i * n_panels + q) * 16, c[i][q]);
+}
+
+INLINE void gemv_panels(const uint8_t *w, size_t panel_bytes, const int32_t *pair, float *acc, uint32_t n_pairs,
+                        const int n_panels)
+{
+    __m512 c[4];
+    UNROLL for (int q = 0; q < n_panels; q++) c[q] = _mm512_setzero_ps();
+    for (uint32_t k = 0; k < n_pairs; k++, w += 64) {
+        UNROLL for (int q = 0; q < n_panels; q++)
+        {
+            _mm_prefetch((const char *)w + q * panel_bytes + GEMV_AHEAD, _MM_HINT_T0);
+            c[q] =
+                _mm512_dpbf16_ps(c[q], (__m512bh)_mm512_loadu_si512(w + q * panel_bytes), (__m512bh)_mm512_set1_epi32(pair[k]));
+        }
+    }
+    UNROLL for (int q = 0; q < n_panels; q++) _mm512_storeu_ps(acc + q * 16, c[q]);
+}
+
+static void gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)
+{
+    const int32_t *pair = (const int32_t *)(const void *)x;
+    const size_t panel_bytes = (size_t)n_blocks * 1024;
+    for (; n_panels >= 2; n_panels -= 2, w += 2 * panel_bytes, acc += 32)
+        gemv_panels(w, panel_bytes, pair, acc, n_blocks * 16, 2);
+    if (n_panels)
+        gemv_panels(w, panel_bytes, pair, acc, n_blocks * 16, 1);
+}
+
+INLINE __m512 load_columns(const float *row, uint32_t k, uint32_t n_cols)
+{
+    __mmask16 mask = k + 16 <= n_cols ? 0xffff : k < n_cols ? (__mmask16)((1u << (n_cols - k)) - 1) : 0;
+    return _mm512_maskz_loadu_ps(mask, row + k);
+}
+
+static void prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+{
+    for (uint32_t k = 0; k < n_cols; k += 32, strip += (size_t)n_rows * 64) {
+        __m512i rows[16];
+        UNROLL for (uint32_t i = 0; i < 16; i++)
+        {
+            const float *row = x + (size_t)(i < n_rows ? i : 0) * stride;
+            rows[i] = (__m512i)_mm512_cvtne2ps_pbh(load_columns(row, k + 16, n_cols), load_columns(row, k, n_cols));
+        }
+        store_transposed(rows, 16, n_rows, strip, (size_t)n_rows * 4);
+    }
+}
+
+#define TILE(P, R)                                                                                                             \
+    static void tile_##P##_##R(TILE_ARGS)                                                                                      \
+    {                                                                                                                          \
+        tile(w, panel_stride, x, acc, n_blocks, next, next_lines, P, R);                                                       \
+    }
+#define TILES(P)                                                                                                               \
+    TILE(P, 1)                                                                                                                 \
+    TILE(P, 2) TILE(P, 3) TILE(P, 4) TILE(P, 5) TILE(P, 6) TILE(P, 7) TILE(P, 8) TILE(P, 9) TILE(P, 10) TILE(P, 11)            \
+        TILE(P, 12)
+TILES(1)
+TILES(2)
+
+const struct linear_type linear_bf16_pairs_avx512 = {
+    .name = "bf16",
+    .dtype = DTYPE_BF16,
+    .arithmetic = ARITHMETIC_BF16,
+    .block_values = 32,
+    .panel_block_bytes = 1024,
+    .strip_block_bytes = 64,
+    .slab_blocks = 16,
+    .max_rows = FLOAT_ROWS,
+    .max_panels = 2,
+    .tile = FLOAT_TILE_TABLE(tile),
+    .gemv = gemv,
+    .prepare = prepare,
+    .repack = K(repack_bf16),
+    .unpack = bf16_avx512_unpack,
+};
