@@ -31,8 +31,9 @@ class Checkpoint:
 class Backend:
     """One backend's operations on host arrays, for kernel tests and benchmarks.
 
-    Views are two-dimensional float32 buffers whose rows may lie apart; other arrays are contiguous buffers of float32 or
-    int32. A batch is (positions, row_seq, seq_first_row); a table is int32 [n_seqs, pages]. Outputs are written in place.
+    Views are two-dimensional float32 buffers whose rows may lie apart; other arrays are contiguous buffers of float32
+    or int32. A batch is (positions, row_seq, seq_first_row), a table int32 [n_seqs, pages]. Outputs are written in
+    place.
     """
 
     def __init__(self, device: str = "cpu", isa: str = "auto", num_threads: int = 0, max_rows: int = 512,
@@ -67,8 +68,8 @@ class Backend:
     def attention(self, pool: Pool, batch: Batch, table: Buffer, q: Buffer, out: Buffer, scale: float,
                   window: int = 0, softcap: float = 0.0, layer: int = 0) -> None: ...
     def qkv(self, pool: Pool, batch: Batch, table: Buffer, q: Buffer, k: Buffer, v: Buffer,
-            q_norm: Buffer | None = None, k_norm: Buffer | None = None, eps: float = 0.0, rope: Buffer | None = None, interleaved: bool = False,
-            layer: int = 0) -> None: ...
+            q_norm: Buffer | None = None, k_norm: Buffer | None = None, eps: float = 0.0, rope: Buffer | None = None,
+            interleaved: bool = False, layer: int = 0) -> None: ...
     def copy_pages(self, pool: Pool, copies: Buffer, /) -> None: ...
     def sample(self, logits: Buffer, tasks: list[dict[str, Any]], vocab_limit: int = 0,
                banned: Buffer | None = None) -> list[Sampled]: ...

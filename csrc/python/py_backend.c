@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-#pragma weak backend_cpu /* the core also links without kernels */
-
 /* ---- the object ------------------------------------------------------------------------------------------------------- */
 
 static PyObject *backend_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -19,7 +17,7 @@ static PyObject *backend_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     options.max_logits_rows = options.max_rows;
     struct err err = {0};
-    if (strcmp(options.device, "cpu") || !backend_cpu) {
+    if (strcmp(options.device, "cpu")) {
         err_set(&err, RC_UNSUPPORTED, "device: wanted 'cpu', have '%.100s'", options.device);
         return py_raise(&err);
     }

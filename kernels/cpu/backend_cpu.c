@@ -1,4 +1,6 @@
 #define _GNU_SOURCE
+#include "attention.h"
+#include "kv.h"
 #include "linear_type.h"
 #include "matrix.h"
 #include "../../csrc/base/mem.h"
@@ -89,12 +91,19 @@ static size_t round_up(size_t n, size_t step)
     return (n + step - 1) / step * step;
 }
 
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
 /* Scratch for the widest call that the options allow: linear.c's prepared rows are shared, the rest is each thread's own. */
 static void size_scratch(struct cpu *cpu)
 {
     size_t cols = round_up(cpu->options.max_cols, 256);
     cpu->shared_bytes = round_up((size_t)cpu->options.max_rows * cols * STRIP_VALUE_BYTES + 4096, 4096);
     cpu->scratch_bytes = round_up(linear_scratch_bytes(cpu->options.max_rows, cols), 4096);
+    cpu->shared_bytes = larger(cpu->shared_bytes, round_up(attention_shared_bytes(&cpu->options), 4096));
+    cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(attention_scratch_bytes(), 4096));
     long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
     cpu->cache_bytes = cache < (256 << 10) ? 512 << 10 : (size_t)cache;
 }
@@ -217,7 +226,7 @@ static uint32_t cpu_matrix_arithmetic(const struct matrix *matrix, uint32_t part
 static size_t cpu_kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens)
 {
     (void)ctx;
-    return (size_t)2 * n_kv_heads * head_dim * block_tokens * dtype_info(dtype)->block_bytes;
+    return kv_page_layer_bytes(n_kv_heads, head_dim, dtype, block_tokens);
 }
 
 static enum rc cpu_copy_pages(void *ctx, const struct copy_pages_args *args, struct err *err)

@@ -14,6 +14,11 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .gated = K(gated),
         .add = K(add),
         .select = K(select),
+        .rope_table = K(rope_table),
+        .rope = K(rope),
+        .kv_write = K(kv_write),
+        .attention = K(attention),
+        .qkv = K(qkv),
     };
     return &kernels;
 }

@@ -1,0 +1,520 @@
+/* attention.c: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window and soft cap.
+ * Shapes: q, out [n_rows][n_heads * head_dim] float32; pages as kv.h lays them, in float32, float16 or bfloat16; head_dim <= 256.
+ *
+ * Order of the sums, the same for every row count, chunk, page size, tile and thread: keys in tiles of 64 at absolute positions,
+ * ascending, four tiles a split of 256 with fresh (m, l, O). With u = chain over d of (c q_d) k_d, c = scale log2 e (with a soft
+ * cap: c = scale / cap, then u = cap log2 e tanh u), a tile does m' = max(m, max u), p = 2^(u - m'), a = 2^(m - m'),
+ * O = a O then the chain of p v over the visible keys, l = a l + p by lane, in a fixed tree of the tile's vectors. Splits are
+ * folded left, 0, 1, 2, ...: M' = max(M, m), O = O 2^(M - M') + O_split 2^(m - M'), l alike; out = O / l, l summed by v_hsum.
+ * A hidden key's value row is never multiplied, so what lies there (NaN of a stranger) cannot matter.
+ *
+ * A task is up to tile_rows consecutive rows of one sequence and one kv head, a row being (query row, head of the group), so the
+ * heads of a group share every key that is read. A task with few rows but many keys is cut into its splits; their states go to
+ * shared memory and are folded by the same code. Decode is bound by the bytes of the cache, a long prompt by 4 head_dim
+ * operations a key and row: 2 x 512 rows of 2 heads x 128 = 0.27 GFLOP, 1 ms at 256 GFLOP/s. */
+#include "attention.h"
+#include "attention_tile.h"
+#include "ops.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#define SPLIT_KEYS 256u
+#define STATE_PAD 32u /* floats beside O in a row's state: l by lane at 0, m at LANES */
+
+/* Rows [first, first + n_rows) of a sequence, counted over query rows and heads of a group; once for every kv head. A task that
+ * is cut has n_splits > 0 and is n_kv_heads * n_splits units from unit on; else one unit a kv head. */
+struct attention_task {
+    uint32_t seq, first, n_rows, first_split, n_splits, unit;
+};
+
+struct attention_job {
+    struct cpu *cpu;
+    const struct attention_args *args;
+    struct attention_task *tasks; /* cut ones first */
+    uint32_t n_tasks, n_cut;
+    uint32_t n_cut_units, n_units; /* all units: the cut tasks' come first */
+    uint32_t group, value_dim, tile_rows;
+    char *slots;                   /* states of a round of cut units, then two that carry a task over to the next round */
+    size_t slot_bytes;
+    uint32_t n_slots;
+    float q_factor, cap;
+    atomic_uint next;
+};
+
+/* One thread's working memory; every array has ATTENTION_TILE_ROWS rows. */
+struct attention_scratch {
+    float *q;                /* register tiles [head_dim][rows], scaled */
+    float *s;                /* [TILE_KEYS] */
+    float *o, *l, *m;        /* the split's state: [value_dim], [LANES], 1 */
+    float *sum_o, *sum_l, *sum_m; /* what is folded so far */
+    float *a;                /* the tile's factor */
+    char *keys, *values;     /* a tile as float32 */
+};
+
+_Static_assert(sizeof(struct attention_task) == ATTENTION_TASK_BYTES, "attention.h sizes the list of tasks");
+
+static float *scratch_take(char **at, size_t n_floats)
+{
+    float *taken = (float *)*at;
+    *at += (n_floats * sizeof(float) + 63) / 64 * 64;
+    return taken;
+}
+
+static struct attention_scratch scratch_lay(const struct attention_job *job, uint32_t thread)
+{
+    char *at = job->cpu->scratch + thread * job->cpu->scratch_bytes;
+    uint32_t n = ATTENTION_TILE_ROWS, width = job->value_dim;
+    struct attention_scratch s;
+    s.q = scratch_take(&at, n * job->args->kv.head_dim);
+    s.s = scratch_take(&at, n * TILE_KEYS);
+    s.o = scratch_take(&at, n * width);
+    s.l = scratch_take(&at, n * LANES);
+    s.m = scratch_take(&at, n);
+    s.sum_o = scratch_take(&at, n * width);
+    s.sum_l = scratch_take(&at, n * LANES);
+    s.sum_m = scratch_take(&at, n);
+    s.a = scratch_take(&at, n);
+    s.keys = (char *)scratch_take(&at, TILE_KEYS * job->args->kv.head_dim);
+    s.values = (char *)scratch_take(&at, TILE_KEYS * width);
+    return s;
+}
+
+/* ---- one task, one kv head, a range of splits -------------------------------------------------------------------------- */
+
+struct attention_unit {
+    const struct attention_job *job;
+    const struct attention_task *task;
+    struct attention_scratch s;
+    uint32_t head;            /* kv head */
+    uint32_t n_tiles;         /* register tiles, of near equal size */
+    uint32_t type;            /* TILE_F32, ... of what the register tiles read */
+    bool is_expanded;         /* the tile is converted to float32 once for many register tiles */
+    const char *keys[TILE_GROUPS], *values[TILE_GROUPS];
+};
+
+static uint32_t tile_first(const struct attention_unit *u, uint32_t tile)
+{
+    return share_first(u->task->n_rows, tile, u->n_tiles);
+}
+
+static uint32_t row_position(const struct attention_job *job, const struct attention_task *task, uint32_t row)
+{
+    const struct batch_view *batch = job->args->batch;
+    return (uint32_t)batch->positions[batch->seq_first_row[task->seq]] + (task->first + row) / job->group;
+}
+
+static uint32_t visible_from(const struct attention_job *job, uint32_t position)
+{
+    uint32_t window = job->args->window;
+    return window && position + 1 > window ? position + 1 - window : 0;
+}
+
+static const float *row_query(const struct attention_job *job, const struct attention_task *task, uint32_t head, uint32_t row,
+                              float **out)
+{
+    const struct attention_args *args = job->args;
+    uint32_t x = task->first + row, at = (uint32_t)args->batch->seq_first_row[task->seq] + x / job->group;
+    size_t column = (size_t)(head * job->group + x % job->group) * args->kv.head_dim;
+    *out = (float *)args->out.data + (size_t)at * args->out.stride + column;
+    return (const float *)args->q.data + (size_t)at * args->q.stride + column;
+}
+
+/* Lays the queries of every register tile as [head_dim][rows], scaled. */
+static void pack_queries(const struct attention_unit *u)
+{
+    uint32_t head_dim = u->job->args->kv.head_dim;
+    float *out;
+    for (uint32_t t = 0; t < u->n_tiles; t++) {
+        uint32_t first = tile_first(u, t), n = tile_first(u, t + 1) - first;
+        for (uint32_t r = 0; r < n; r++) {
+            const float *q = row_query(u->job, u->task, u->head, first + r, &out);
+            float *packed = u->s.q + (size_t)first * head_dim + r;
+            for (uint32_t d = 0; d < head_dim; d++)
+                packed[(size_t)d * n] = q[d] * u->job->q_factor;
+        }
+    }
+}
+
+/* Finds the groups of the tile at position start; only positions from..to - 1 are looked up, the others repeat a group that is
+ * there (their scores are hidden). Converts the tile where many register tiles read it. */
+static void take_tile(struct attention_unit *u, uint32_t start, uint32_t from, uint32_t to)
+{
+    const struct attention_args *args = u->job->args;
+    const struct kv_view *kv = &args->kv;
+    uint32_t first = (from > start ? from - start : 0) / KV_GROUP;
+    uint32_t end = (to < start + TILE_KEYS ? to - start + KV_GROUP - 1 : TILE_KEYS) / KV_GROUP;
+    size_t item = kv_item_bytes(kv->dtype), key_items = (size_t)KV_GROUP * kv->head_dim;
+    size_t value_items = (size_t)KV_GROUP * u->job->value_dim;
+    for (uint32_t g = first; g < end; g++) {
+        const char *group = kv_group(kv, args->batch->block_tokens, u->task->seq, start + g * KV_GROUP, u->head);
+        u->keys[g] = group;
+        u->values[g] = group + key_items * item;
+        if (!u->is_expanded)
+            continue;
+        float *keys = (float *)u->s.keys + g * key_items, *values = (float *)u->s.values + g * value_items;
+        for (size_t i = 0; i < key_items; i += LANES)
+            v_store(keys + i, kv_load(u->keys[g] + i * item, kv->dtype));
+        for (size_t i = 0; i < value_items; i += LANES)
+            v_store(values + i, kv_load(u->values[g] + i * item, kv->dtype));
+        u->keys[g] = (const char *)keys;
+        u->values[g] = (const char *)values;
+    }
+    for (uint32_t g = 0; g < TILE_GROUPS; g++)
+        if (g < first || g >= end) {
+            u->keys[g] = u->keys[first];
+            u->values[g] = u->values[first];
+        }
+}
+
+/* Keys of the tile at start that a row sees: [*lo, *hi) within the tile; false: none. */
+static bool row_range(const struct attention_unit *u, uint32_t row, uint32_t start, uint32_t *lo, uint32_t *hi)
+{
+    uint32_t position = row_position(u->job, u->task, row), from = visible_from(u->job, position), to = position + 1;
+    *lo = from > start ? from - start : 0;
+    *hi = to < start + TILE_KEYS ? (to > start ? to - start : 0) : TILE_KEYS;
+    return *lo < *hi;
+}
+
+static void score_tile(struct attention_unit *u, uint32_t t, uint32_t start)
+{
+    uint32_t first = tile_first(u, t), n = tile_first(u, t + 1) - first, head_dim = u->job->args->kv.head_dim, lo, hi;
+    float *s = u->s.s + (size_t)first * TILE_KEYS;
+    if (!row_range(u, first, start, &lo, &hi) && !row_range(u, first + n - 1, start, &lo, &hi))
+        return;
+    SCORES[u->type][n - 1](u->s.q + (size_t)first * head_dim, u->keys, head_dim, s);
+    for (uint32_t r = first; r < first + n; r++)
+        if (row_range(u, r, start, &lo, &hi))
+            u->s.a[r] = softmax_step(u->s.s + (size_t)r * TILE_KEYS, lo, hi, u->job->cap, &u->s.m[r], u->s.l + r * LANES);
+}
+
+static const float ONES[TILE_ROWS] = {1, 1, 1, 1, 1, 1};
+
+/* One row's values over keys lo..hi - 1 of the tile. */
+static void value_row(const struct attention_unit *u, uint32_t row, const float *a, uint32_t lo, uint32_t hi)
+{
+    uint32_t width = u->job->value_dim;
+    if (lo < hi)
+        VALUES[u->type][0](u->s.s + (size_t)row * TILE_KEYS, a, u->values, width, lo, hi, u->s.o + (size_t)row * width);
+}
+
+/* O of a register tile. Positions ascend with the rows, so what all of them see is [lo of the last, hi of the first); the ends
+ * are done row by row. */
+static void value_tile(struct attention_unit *u, uint32_t t, uint32_t start)
+{
+    uint32_t first = tile_first(u, t), n = tile_first(u, t + 1) - first, width = u->job->value_dim, lo, hi, unused;
+    row_range(u, first, start, &unused, &hi);
+    row_range(u, first + n - 1, start, &lo, &unused);
+    if (lo == 0 && hi == TILE_KEYS) {
+        VALUES[u->type][n - 1](u->s.s + (size_t)first * TILE_KEYS, u->s.a + first, u->values, width, 0, TILE_KEYS,
+                               u->s.o + (size_t)first * width);
+        return;
+    }
+    for (uint32_t r = first; r < first + n; r++) {
+        uint32_t row_lo, row_hi;
+        if (!row_range(u, r, start, &row_lo, &row_hi))
+            continue;
+        if (lo >= hi) {
+            value_row(u, r, &u->s.a[r], row_lo, row_hi);
+            continue;
+        }
+        value_row(u, r, &u->s.a[r], row_lo, lo);
+        if (row_lo < lo)
+            u->s.a[r] = 1;
+    }
+    if (lo >= hi)
+        return;
+    VALUES[u->type][n - 1](u->s.s + (size_t)first * TILE_KEYS, u->s.a + first, u->values, width, lo, hi,
+                           u->s.o + (size_t)first * width);
+    for (uint32_t r = first; r < first + n; r++) {
+        row_range(u, r, start, &unused, &unused);
+        value_row(u, r, ONES, hi, unused);
+    }
+}
+
+static void state_clear(float *o, float *l, float *m, uint32_t width)
+{
+    memset(o, 0, width * sizeof *o);
+    memset(l, 0, LANES * sizeof *l);
+    *m = -INFINITY;
+}
+
+/* The left fold of the next split into what is folded so far. */
+static void state_fold(float *sum_o, float *sum_l, float *sum_m, const float *o, const float *l, float m, uint32_t width)
+{
+    float top = *sum_m > m ? *sum_m : m;
+    vf old = v_exp2(v_set1(*sum_m - top)), new = v_exp2(v_set1(m - top));
+    for (uint32_t i = 0; i < width; i += LANES)
+        v_store(sum_o + i, v_fma(v_load(o + i), new, v_mul(v_load(sum_o + i), old)));
+    v_store(sum_l, v_fma(v_load(l), new, v_mul(v_load(sum_l), old)));
+    *sum_m = top;
+}
+
+/* out = O / l. Adding +0 makes every zero positive: how many hidden keys were passed over may decide a zero's sign. */
+static void state_write(const float *o, const float *l, uint32_t head_dim, float *out)
+{
+    vf sum = v_set1(v_hsum(v_load(l)));
+    uint32_t i = 0;
+    for (; i + LANES <= head_dim; i += LANES)
+        v_store(out + i, v_add(v_div(v_load(o + i), sum), v_zero()));
+    if (i < head_dim)
+        v_store_n(out + i, v_add(v_div(v_load(o + i), sum), v_zero()), head_dim - i);
+}
+
+/* The states of all rows of the unit over one split; false in *is_seen for rows that see none of it. */
+static void run_split(struct attention_unit *u, uint32_t split, uint32_t from, uint32_t to)
+{
+    uint32_t n = u->task->n_rows, width = u->job->value_dim;
+    for (uint32_t r = 0; r < n; r++)
+        state_clear(u->s.o + (size_t)r * width, u->s.l + r * LANES, &u->s.m[r], width);
+    for (uint32_t start = split * SPLIT_KEYS; start < (split + 1) * SPLIT_KEYS && start < to; start += TILE_KEYS) {
+        if (start + TILE_KEYS <= from)
+            continue;
+        take_tile(u, start, from, to);
+        for (uint32_t t = 0; t < u->n_tiles; t++)
+            score_tile(u, t, start);
+        for (uint32_t t = 0; t < u->n_tiles; t++)
+            value_tile(u, t, start);
+    }
+}
+
+/* Does a row see a key of this split? */
+static bool row_sees(const struct attention_job *job, const struct attention_task *task, uint32_t row, uint32_t split)
+{
+    uint32_t position = row_position(job, task, row);
+    return position >= split * SPLIT_KEYS && visible_from(job, position) < (split + 1) * SPLIT_KEYS;
+}
+
+static void unit_open(struct attention_unit *u, const struct attention_job *job, const struct attention_task *task, uint32_t head,
+                      uint32_t thread)
+{
+    uint32_t dtype = job->args->kv.dtype;
+    u->job = job;
+    u->task = task;
+    u->head = head;
+    u->s = scratch_lay(job, thread);
+    u->n_tiles = (task->n_rows + TILE_ROWS - 1) / TILE_ROWS;
+    u->is_expanded = dtype != DTYPE_F32 && u->n_tiles > 1;
+    u->type = u->is_expanded || dtype == DTYPE_F32 ? TILE_F32 : dtype == DTYPE_F16 ? TILE_F16 : TILE_BF16;
+    pack_queries(u);
+}
+
+/* First and last position that any row of the task sees. */
+static void task_range(const struct attention_job *job, const struct attention_task *task, uint32_t *from, uint32_t *to)
+{
+    *from = visible_from(job, row_position(job, task, 0));
+    *to = row_position(job, task, task->n_rows - 1) + 1;
+}
+
+static void run_whole(const struct attention_job *job, const struct attention_task *task, uint32_t head, uint32_t thread)
+{
+    struct attention_unit u;
+    uint32_t from, to, width = job->value_dim;
+    unit_open(&u, job, task, head, thread);
+    task_range(job, task, &from, &to);
+    for (uint32_t r = 0; r < task->n_rows; r++)
+        state_clear(u.s.sum_o + (size_t)r * width, u.s.sum_l + r * LANES, &u.s.sum_m[r], width);
+    for (uint32_t split = from / SPLIT_KEYS; split * SPLIT_KEYS < to; split++) {
+        run_split(&u, split, from, to);
+        for (uint32_t r = 0; r < task->n_rows; r++)
+            if (row_sees(job, task, r, split))
+                state_fold(u.s.sum_o + (size_t)r * width, u.s.sum_l + r * LANES, &u.s.sum_m[r], u.s.o + (size_t)r * width,
+                           u.s.l + r * LANES, u.s.m[r], width);
+    }
+    for (uint32_t r = 0; r < task->n_rows; r++) {
+        float *out;
+        row_query(job, task, head, r, &out);
+        state_write(u.s.sum_o + (size_t)r * width, u.s.sum_l + r * LANES, job->args->kv.head_dim, out);
+    }
+}
+
+/* ---- cut tasks: rounds of as many units as there are slots --------------------------------------------------------------- */
+
+static float *slot_state(const struct attention_job *job, uint32_t slot, uint32_t row)
+{
+    return (float *)(job->slots + slot * job->slot_bytes) + (size_t)row * (job->value_dim + STATE_PAD);
+}
+
+static void run_cut(const struct attention_job *job, const struct attention_task *task, uint32_t unit, uint32_t slot,
+                    uint32_t thread)
+{
+    struct attention_unit u;
+    uint32_t from, to, width = job->value_dim, split = task->first_split + (unit - task->unit) % task->n_splits;
+    unit_open(&u, job, task, (unit - task->unit) / task->n_splits, thread);
+    task_range(job, task, &from, &to);
+    run_split(&u, split, from, to);
+    for (uint32_t r = 0; r < task->n_rows; r++) {
+        float *state = slot_state(job, slot, r);
+        memcpy(state, u.s.l + r * LANES, LANES * sizeof *state);
+        state[LANES] = u.s.m[r];
+        memcpy(state + STATE_PAD, u.s.o + (size_t)r * width, width * sizeof *state);
+    }
+}
+
+static const struct attention_task *find_task(const struct attention_job *job, uint32_t unit)
+{
+    uint32_t low = 0, high = job->n_tasks - 1;
+    while (low < high) {
+        uint32_t middle = (low + high + 1) / 2;
+        if (job->tasks[middle].unit <= unit)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return &job->tasks[low];
+}
+
+/* Folds units [begin, end) of one kv head of a cut task, all in this round (which starts at unit `round`). What came before, if
+ * anything, lies in the carry slot of the last round; what is not complete goes to this round's. */
+static void fold_cut(const struct attention_job *job, const struct attention_task *task, uint32_t begin, uint32_t end,
+                     uint32_t round, uint32_t thread)
+{
+    struct attention_scratch s = scratch_lay(job, thread);
+    uint32_t width = job->value_dim, head = (begin - task->unit) / task->n_splits;
+    uint32_t parity = round / job->n_slots % 2;
+    bool is_start = (begin - task->unit) % task->n_splits == 0, is_end = (end - task->unit) % task->n_splits == 0;
+    for (uint32_t r = 0; r < task->n_rows; r++) {
+        const float *before = slot_state(job, job->n_slots + !parity, r);
+        float *after = slot_state(job, job->n_slots + parity, r), *out;
+        state_clear(s.sum_o, s.sum_l, s.sum_m, width);
+        if (!is_start) {
+            memcpy(s.sum_l, before, LANES * sizeof *before);
+            *s.sum_m = before[LANES];
+            memcpy(s.sum_o, before + STATE_PAD, width * sizeof *before);
+        }
+        for (uint32_t unit = begin; unit < end; unit++) {
+            const float *state = slot_state(job, unit - round, r);
+            if (row_sees(job, task, r, task->first_split + (unit - task->unit) % task->n_splits))
+                state_fold(s.sum_o, s.sum_l, s.sum_m, state + STATE_PAD, state, state[LANES], width);
+        }
+        row_query(job, task, head, r, &out);
+        if (is_end) {
+            state_write(s.sum_o, s.sum_l, job->args->kv.head_dim, out);
+            continue;
+        }
+        memcpy(after, s.sum_l, LANES * sizeof *after);
+        after[LANES] = *s.sum_m;
+        memcpy(after + STATE_PAD, s.sum_o, width * sizeof *after);
+    }
+}
+
+static void run_round(struct attention_job *job, uint32_t round, uint32_t thread)
+{
+    uint32_t end = round + job->n_slots < job->n_cut_units ? round + job->n_slots : job->n_cut_units;
+    for (uint32_t unit; (unit = atomic_fetch_add(&job->next, 1)) < end;)
+        run_cut(job, find_task(job, unit), unit, unit - round, thread);
+    pool_barrier(job->cpu->pool);
+    if (thread == 0)
+        atomic_store(&job->next, end);
+    uint32_t n_done = 0;
+    for (uint32_t unit = round; unit < end; n_done++) {
+        const struct attention_task *task = find_task(job, unit);
+        uint32_t next = task->unit + ((unit - task->unit) / task->n_splits + 1) * task->n_splits;
+        next = next < end ? next : end;
+        if (n_done % job->cpu->n_threads == thread)
+            fold_cut(job, task, unit, next, round, thread);
+        unit = next;
+    }
+    pool_barrier(job->cpu->pool);
+}
+
+static void run_tasks(void *job_args, uint32_t thread)
+{
+    struct attention_job *job = job_args;
+    for (uint32_t round = 0; round < job->n_cut_units; round += job->n_slots)
+        run_round(job, round, thread);
+    for (uint32_t unit; (unit = atomic_fetch_add(&job->next, 1)) < job->n_units;) {
+        const struct attention_task *task = find_task(job, unit);
+        run_whole(job, task, unit - task->unit, thread);
+    }
+}
+
+/* ---- the plan of a call -------------------------------------------------------------------------------------------------- */
+
+/* Rows of a task: fewer when the call is small, so that every thread has work; never less than a group, up to the limit. */
+static uint32_t choose_tile_rows(const struct attention_job *job)
+{
+    const struct attention_args *args = job->args;
+    uint64_t rows = (uint64_t)args->batch->n_rows * args->n_heads / (4 * job->cpu->n_threads);
+    uint64_t least = job->group < 8 * TILE_ROWS ? 8 * TILE_ROWS : job->group;
+    rows = rows / TILE_ROWS * TILE_ROWS;
+    rows = rows > least ? rows : least;
+    return rows < ATTENTION_TILE_ROWS ? (uint32_t)rows : ATTENTION_TILE_ROWS;
+}
+
+/* Register tiles times keys: what a task costs, for each kv head. */
+static uint64_t task_cost(const struct attention_job *job, const struct attention_task *task)
+{
+    uint32_t from, to;
+    task_range(job, task, &from, &to);
+    return (uint64_t)(to - from) * ((task->n_rows + TILE_ROWS - 1) / TILE_ROWS);
+}
+
+/* Lists the tasks of every sequence, those with the most keys first, and returns their cost. */
+static uint64_t list_tasks(struct attention_job *job)
+{
+    const struct batch_view *batch = job->args->batch;
+    uint64_t cost = 0;
+    job->n_tasks = 0;
+    for (uint32_t seq = 0; seq < batch->n_seqs; seq++) {
+        uint32_t n = (uint32_t)(batch->seq_first_row[seq + 1] - batch->seq_first_row[seq]) * job->group;
+        for (uint32_t i = (n + job->tile_rows - 1) / job->tile_rows; i-- > 0;) {
+            struct attention_task *task = &job->tasks[job->n_tasks++];
+            uint32_t first = i * job->tile_rows;
+            *task = (struct attention_task){.seq = seq, .first = first};
+            task->n_rows = n - first < job->tile_rows ? n - first : job->tile_rows;
+            cost += task_cost(job, task);
+        }
+    }
+    return cost;
+}
+
+/* Cuts the tasks that would keep one thread busy while others wait, moves them to the front and numbers the units. */
+static void cut_tasks(struct attention_job *job, uint64_t cost)
+{
+    uint32_t n_heads = job->args->kv.n_kv_heads, most_rows = 1;
+    uint64_t limit = cost * n_heads / (4 * job->cpu->n_threads);
+    job->n_cut = 0;
+    for (uint32_t i = 0; i < job->n_tasks && job->cpu->n_threads > 1; i++) {
+        struct attention_task task = job->tasks[i];
+        uint32_t from, to;
+        task_range(job, &task, &from, &to);
+        if (task_cost(job, &task) <= limit || to - from <= SPLIT_KEYS)
+            continue;
+        task.first_split = from / SPLIT_KEYS;
+        task.n_splits = (to + SPLIT_KEYS - 1) / SPLIT_KEYS - task.first_split;
+        most_rows = task.n_rows > most_rows ? task.n_rows : most_rows;
+        job->tasks[i] = job->tasks[job->n_cut];
+        job->tasks[job->n_cut++] = task;
+    }
+    uint32_t unit = 0;
+    for (uint32_t i = 0; i < job->n_tasks; i++) {
+        job->tasks[i].unit = unit;
+        unit += n_heads * (i < job->n_cut ? job->tasks[i].n_splits : 1);
+        if (i + 1 == job->n_cut)
+            job->n_cut_units = unit;
+    }
+    job->n_units = unit;
+    job->slot_bytes = (size_t)most_rows * (job->value_dim + STATE_PAD) * sizeof(float);
+    job->n_slots = (uint32_t)(ATTENTION_SLOT_BYTES / job->slot_bytes) - 2;
+}
+
+enum rc K(attention)(struct cpu *cpu, const struct attention_args *args, struct err *err)
+{
+    const struct kv_view *kv = &args->kv;
+    uint32_t group = args->n_heads / kv->n_kv_heads;
+    if (kv->head_dim > 256 || args->n_heads % kv->n_kv_heads || group > ATTENTION_MAX_GROUP)
+        return err_set(err, RC_UNSUPPORTED, "attention: wanted head_dim <= 256 and groups of <= %u whole heads, have %u and %u / %u",
+                       ATTENTION_MAX_GROUP, kv->head_dim, args->n_heads, kv->n_kv_heads);
+    const float log2e = 0x1.715476p+0f;
+    struct attention_job job = {.cpu = cpu, .args = args, .group = group, .value_dim = kv_value_dim(kv->head_dim)};
+    job.q_factor = args->softcap > 0 ? args->scale / args->softcap : args->scale * log2e;
+    job.cap = args->softcap > 0 ? args->softcap * log2e : 0;
+    job.tasks = cpu->shared;
+    job.slots = (char *)cpu->shared + attention_task_bytes(&cpu->options);
+    job.tile_rows = choose_tile_rows(&job);
+    cut_tasks(&job, list_tasks(&job));
+    if (job.n_units)
+        pool_run(cpu->pool, run_tasks, &job);
+    return RC_OK;
+}

@@ -1,0 +1,30 @@
+/* attention.h: what attention.c needs of the context's memory; backend_cpu.c sizes it at open. */
+#ifndef LLMPY_CPU_ATTENTION_H
+#define LLMPY_CPU_ATTENTION_H
+
+#include "cpu.h"
+
+#define ATTENTION_TILE_ROWS 96u           /* most rows of a task */
+#define ATTENTION_MAX_GROUP 192u          /* most query heads of a kv head */
+#define ATTENTION_SLOT_BYTES (4u << 20)   /* states of cut tasks */
+#define ATTENTION_TASK_BYTES 24u
+
+/* At most two tasks a row (a group of up to 192 heads in tasks of at least 96 rows), and one more a sequence. */
+static inline size_t attention_task_bytes(const struct backend_options *options)
+{
+    return ((size_t)options->max_rows * 3 * ATTENTION_TASK_BYTES + 63) / 64 * 64;
+}
+
+static inline size_t attention_shared_bytes(const struct backend_options *options)
+{
+    return attention_task_bytes(options) + ATTENTION_SLOT_BYTES;
+}
+
+/* A thread's: for each row of a task a query, 64 scores, two states and a factor; a tile of keys and values as float32. */
+static inline size_t attention_scratch_bytes(void)
+{
+    size_t row = 256 + 64 + 2 * (256 + 16 + 1) + 1;
+    return (ATTENTION_TILE_ROWS * row + 2ul * 64 * 256) * sizeof(float) + 1024;
+}
+
+#endif

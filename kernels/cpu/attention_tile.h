@@ -1,0 +1,193 @@
+/* attention_tile.h: the register tiles of attention: up to TILE_ROWS rows (a row is a query row of one head) against one tile of
+ * 64 keys. A tile is four groups of kv.h, each of its own address. Every sum is one chain in a fixed order for each element, so
+ * the number of rows in a register tile, and the columns that a pass takes, change no bit. Included by attention.c alone. */
+#ifndef LLMPY_ATTENTION_TILE_H
+#define LLMPY_ATTENTION_TILE_H
+
+#include "kv.h"
+#include "simd.h"
+
+#include <math.h>
+
+#define TILE_KEYS 64u
+#define TILE_GROUPS (TILE_KEYS / KV_GROUP)
+#define TILE_ROWS 6u                      /* of a register tile */
+#define TILE_VECTORS (TILE_KEYS / LANES)
+
+V_INLINE vf kv_load(const char *p, uint32_t dtype)
+{
+    if (dtype == DTYPE_F32)
+        return v_load((const float *)p);
+    return dtype == DTYPE_F16 ? v_load_f16((const uint16_t *)p) : v_load_bf16((const uint16_t *)p);
+}
+
+/* s[r][64] = chain over d of q[d][r] * k[d][j]; nv vectors of keys at a time. */
+V_INLINE void scores_pass(uint32_t rows, uint32_t nv, uint32_t dtype, const float *q, const char *const *keys, uint32_t first,
+                          uint32_t head_dim, float *s)
+{
+    const uint32_t item = dtype == DTYPE_F32 ? 4 : 2;
+    const char *k[8];
+    vf sum[TILE_ROWS][8];
+#pragma GCC unroll 8
+    for (uint32_t v = 0; v < nv; v++) {
+        uint32_t key = (first + v) * LANES;
+        k[v] = keys[key / KV_GROUP] + key % KV_GROUP * item;
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < nv; v++)
+            sum[r][v] = v_zero();
+    for (size_t d = 0; d < head_dim; d++, q += rows) {
+        vf key[8];
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < nv; v++)
+            key[v] = kv_load(k[v] + d * KV_GROUP * item, dtype);
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
+            vf x = v_set1(q[r]);
+#pragma GCC unroll 8
+            for (uint32_t v = 0; v < nv; v++)
+                sum[r][v] = v_fma(x, key[v], sum[r][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < nv; v++)
+            v_store(s + r * TILE_KEYS + (first + v) * LANES, sum[r][v]);
+}
+
+/* o[r][c] = a[r] * o[r][c], then the chain over keys j0 <= j < j1 of p[r][j] * v[j][c]; nc vectors of columns from c on. */
+V_INLINE void values_pass(uint32_t rows, uint32_t nc, uint32_t dtype, const float *p, const float *a, const char *const *values,
+                          uint32_t c, uint32_t value_dim, uint32_t j0, uint32_t j1, float *o)
+{
+    const size_t item = dtype == DTYPE_F32 ? 4 : 2, stride = value_dim * item;
+    vf sum[TILE_ROWS][8];
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < nc; v++)
+            sum[r][v] = v_mul(v_set1(a[r]), v_load(o + r * value_dim + c + v * LANES));
+    for (uint32_t j = j0; j < j1;) {
+        uint32_t end = (j / KV_GROUP + 1) * KV_GROUP;
+        const char *row = values[j / KV_GROUP] + (j % KV_GROUP) * stride + c * item;
+        for (end = end < j1 ? end : j1; j < end; j++, row += stride) {
+            vf value[8];
+#pragma GCC unroll 8
+            for (uint32_t v = 0; v < nc; v++)
+                value[v] = kv_load(row + v * LANES * item, dtype);
+#pragma GCC unroll 8
+            for (uint32_t r = 0; r < rows; r++) {
+                vf x = v_set1(p[r * TILE_KEYS + j]);
+#pragma GCC unroll 8
+                for (uint32_t v = 0; v < nc; v++)
+                    sum[r][v] = v_fma(x, value[v], sum[r][v]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < nc; v++)
+            v_store(o + r * value_dim + c + v * LANES, sum[r][v]);
+}
+
+/* As many vectors a pass as the registers hold beside the operands. */
+#if LANES == 16
+#define SCORES_VECTORS(rows) 4u
+#define VALUES_VECTORS(rows) ((rows) > 3 ? 4u : 8u)
+#else
+#define SCORES_VECTORS(rows) ((rows) > 3 ? 2u : (rows) > 1 ? 4u : 8u)
+#define VALUES_VECTORS(rows) ((rows) > 3 ? 2u : (rows) > 1 ? 4u : 8u)
+#endif
+
+V_INLINE void scores_any(uint32_t rows, uint32_t dtype, const float *q, const char *const *keys, uint32_t head_dim, float *s)
+{
+    for (uint32_t first = 0; first < TILE_VECTORS; first += SCORES_VECTORS(rows))
+        scores_pass(rows, SCORES_VECTORS(rows), dtype, q, keys, first, head_dim, s);
+}
+
+V_INLINE void values_any(uint32_t rows, uint32_t dtype, const float *p, const float *a, const char *const *values,
+                         uint32_t value_dim, uint32_t j0, uint32_t j1, float *o)
+{
+    const uint32_t step = VALUES_VECTORS(rows);
+    uint32_t c = 0;
+    for (; c + step * LANES <= value_dim; c += step * LANES)
+        values_pass(rows, step, dtype, p, a, values, c, value_dim, j0, j1, o);
+    for (; c + 2 * LANES <= value_dim; c += 2 * LANES)
+        values_pass(rows, 2, dtype, p, a, values, c, value_dim, j0, j1, o);
+    if (c < value_dim)
+        values_pass(rows, 1, dtype, p, a, values, c, value_dim, j0, j1, o);
+}
+
+typedef void scores_tile(const float *q, const char *const *keys, uint32_t head_dim, float *s);
+typedef void values_tile(const float *p, const float *a, const char *const *values, uint32_t value_dim, uint32_t j0, uint32_t j1,
+                         float *o);
+
+#define TILE(type, dtype, rows)                                                                                                 \
+    static void scores_##type##_##rows(const float *q, const char *const *keys, uint32_t head_dim, float *s)                    \
+    {                                                                                                                           \
+        scores_any(rows, dtype, q, keys, head_dim, s);                                                                          \
+    }                                                                                                                           \
+    static void values_##type##_##rows(const float *p, const float *a, const char *const *values, uint32_t value_dim,           \
+                                       uint32_t j0, uint32_t j1, float *o)                                                      \
+    {                                                                                                                           \
+        values_any(rows, dtype, p, a, values, value_dim, j0, j1, o);                                                            \
+    }
+#define TILES(type, dtype)                                                                                                      \
+    TILE(type, dtype, 1) TILE(type, dtype, 2) TILE(type, dtype, 3) TILE(type, dtype, 4) TILE(type, dtype, 5) TILE(type, dtype, 6)
+TILES(f32, DTYPE_F32)
+TILES(f16, DTYPE_F16)
+TILES(bf16, DTYPE_BF16)
+
+#define TILE_ROW(name, type) {name##_##type##_1, name##_##type##_2, name##_##type##_3, name##_##type##_4, name##_##type##_5, \
+                              name##_##type##_6}
+enum { TILE_F32, TILE_F16, TILE_BF16 };
+static scores_tile *const SCORES[3][TILE_ROWS] = {TILE_ROW(scores, f32), TILE_ROW(scores, f16), TILE_ROW(scores, bf16)};
+static values_tile *const VALUES[3][TILE_ROWS] = {TILE_ROW(values, f32), TILE_ROW(values, f16), TILE_ROW(values, bf16)};
+
+/* Lanes lo <= i < hi of vector v of a tile. */
+V_INLINE vm tile_visible(uint32_t v, uint32_t lo, uint32_t hi)
+{
+    uint32_t first = v * LANES, from = lo > first ? lo - first : 0, to = hi > first ? hi - first : 0;
+    vf lane = v_from_int(vi_lane());
+    vf low = v_set1((float)from), high = v_set1((float)to);
+    return v_lt(v_select(v_lt(lane, low), high, lane), high); /* lane >= low and lane < high */
+}
+
+/* One row's softmax step over the keys lo <= j < hi of a tile: s becomes p (0 where hidden), m the new maximum, l the sums of p
+ * by lane, and the factor for what was summed before is returned. cap: 0, or the soft cap times log2 e. */
+static inline float softmax_step(float *s, uint32_t lo, uint32_t hi, float cap, float *m, float *l)
+{
+    vf u[TILE_VECTORS];
+    bool is_full = lo == 0 && hi == TILE_KEYS;
+    for (uint32_t v = 0; v < TILE_VECTORS; v++) {
+        u[v] = v_load(s + v * LANES);
+        if (cap > 0)
+            u[v] = v_mul(v_set1(cap), v_tanh(u[v]));
+        if (!is_full)
+            u[v] = v_select(tile_visible(v, lo, hi), u[v], v_set1(-INFINITY));
+    }
+    vf top = v_max(v_max(u[0], u[1]), v_max(u[2], u[3]));
+#if LANES == 8
+    top = v_max(top, v_max(v_max(u[4], u[5]), v_max(u[6], u[7])));
+#endif
+    float old = *m, tile_top = v_hmax(top), next = old > tile_top ? old : tile_top;
+    float a = 1.0f;
+    if (old != next)
+        a = v_hmax(v_exp2(v_set1(old - next)));
+    for (uint32_t v = 0; v < TILE_VECTORS; v++) {
+        u[v] = v_exp2(v_sub(u[v], v_set1(next)));
+        v_store(s + v * LANES, u[v]);
+    }
+    vf sum = v_add(v_add(u[0], u[1]), v_add(u[2], u[3]));
+#if LANES == 8
+    sum = v_add(sum, v_add(v_add(u[4], u[5]), v_add(u[6], u[7])));
+#endif
+    v_store(l, v_fma(v_set1(a), v_load(l), sum));
+    *m = next;
+    return a;
+}
+
+#endif

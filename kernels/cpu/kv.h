@@ -1,0 +1,45 @@
+/* kv.h: how the CPU backend lays keys and values into a page. A layer's part of a page is [kv head][group of 16 tokens], and a
+ * group is keys [head_dim][16 tokens], then values [16 tokens][value_dim], value_dim = head_dim rounded up to 16 (the rest holds
+ * zeros). So a vector of keys is 16 tokens wide, a vector of values 16 columns wide, and neither product of attention sums
+ * across lanes; pages of 16, 32 and 64 tokens hold the same groups. */
+#ifndef LLMPY_KV_H
+#define LLMPY_KV_H
+
+#include "../backend.h"
+
+#define KV_GROUP 16u
+
+static inline uint32_t kv_value_dim(uint32_t head_dim)
+{
+    return (head_dim + 15) / 16 * 16;
+}
+
+static inline size_t kv_item_bytes(uint32_t dtype)
+{
+    return dtype == DTYPE_F32 ? 4 : 2;
+}
+
+static inline size_t kv_group_bytes(uint32_t head_dim, uint32_t dtype)
+{
+    return (size_t)KV_GROUP * (head_dim + kv_value_dim(head_dim)) * kv_item_bytes(dtype);
+}
+
+/* Bytes of one layer in a page, or 0 for a type or size that the kernels do not take. */
+static inline size_t kv_page_layer_bytes(uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens)
+{
+    bool is_type = dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
+    bool is_block = block_tokens && block_tokens % KV_GROUP == 0;
+    if (!is_type || !is_block || !head_dim || head_dim > 256)
+        return 0;
+    return (size_t)n_kv_heads * (block_tokens / KV_GROUP) * kv_group_bytes(head_dim, dtype);
+}
+
+/* The group of one kv head that holds a position of a sequence. */
+static inline char *kv_group(const struct kv_view *kv, uint32_t block_tokens, uint32_t seq, uint32_t position, uint32_t head)
+{
+    size_t page = (size_t)kv->table[(size_t)seq * kv->table_stride + position / block_tokens];
+    size_t group = (size_t)head * (block_tokens / KV_GROUP) + position % block_tokens / KV_GROUP;
+    return (char *)kv->pool + page * kv->page_bytes + kv->layer_offset + group * kv_group_bytes(kv->head_dim, kv->dtype);
+}
+
+#endif

@@ -1,0 +1,226 @@
+/* rope.c: rotary positions, and the cache writes that follow them.
+ * rope_table: table[r][i] = {m cos a, m sin a}, a = (float)position_r * inv_freq_i, libm's cosf and sinf, once a step.
+ * rope: (x0, x1) -> (fma(x0, cos, -(x1 sin)), fma(x1, cos, x0 sin)) for the pairs (i, i + n_freqs), or (2i, 2i + 1) where
+ * interleaved; elements from 2 n_freqs of a head on stay. kv_write: rounds to the page's type, to nearest even.
+ * qkv: norm, rotation and cache write of one head while it lies in the first-level cache, by the functions of the separate
+ * operations, so it equals them bit for bit. All of it is bound by bytes: 512 rows of 32 heads x 128 are 8 MB. */
+#include "kv.h"
+#include "ops.h"
+#include "rows.h"
+
+#include <math.h>
+
+struct rows_job {
+    struct cpu *cpu;
+    const void *args;
+};
+
+/* ---- the table ---------------------------------------------------------------------------------------------------------- */
+
+static void fill_table(void *job_args, uint32_t thread)
+{
+    const struct rows_job *job = job_args;
+    const struct rope_table_args *args = job->args;
+    uint32_t end = share_first(args->n_rows, thread + 1, job->cpu->n_threads);
+    for (uint32_t r = share_first(args->n_rows, thread, job->cpu->n_threads); r < end; r++) {
+        float *row = args->table + (size_t)r * args->n_freqs * 2;
+        for (uint32_t i = 0; i < args->n_freqs; i++) {
+            float angle = (float)args->positions[r] * args->inv_freq[i];
+            row[2 * i] = args->magnitude * cosf(angle);
+            row[2 * i + 1] = args->magnitude * sinf(angle);
+        }
+    }
+}
+
+enum rc K(rope_table)(struct cpu *cpu, const struct rope_table_args *args, struct err *err)
+{
+    (void)err;
+    struct rows_job job = {cpu, args};
+    pool_run(cpu->pool, fill_table, &job);
+    return RC_OK;
+}
+
+/* ---- the rotation ------------------------------------------------------------------------------------------------------- */
+
+/* n <= LANES pairs {cos, sin} as two vectors. */
+V_INLINE void load_pairs(const float *p, uint32_t n, vf *cosine, vf *sine)
+{
+    uint32_t first = 2 * n < LANES ? 2 * n : LANES;
+    vf a = v_load_n(p, first), b = first < 2 * n ? v_load_n(p + LANES, 2 * n - LANES) : v_zero();
+#if LANES == 16
+    __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    *cosine = _mm512_permutex2var_ps(a, even, b);
+    *sine = _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+#else
+    __m256 low = _mm256_permute2f128_ps(a, b, 0x20), high = _mm256_permute2f128_ps(a, b, 0x31);
+    *cosine = _mm256_shuffle_ps(low, high, 0x88);
+    *sine = _mm256_shuffle_ps(low, high, 0xdd);
+#endif
+}
+
+static void rotate_halves(float *x, const float *table, uint32_t n_freqs)
+{
+    for (uint32_t i = 0; i < n_freqs; i += LANES) {
+        uint32_t n = n_freqs - i < LANES ? n_freqs - i : LANES;
+        vf cosine, sine, x0 = v_load_n(x + i, n), x1 = v_load_n(x + n_freqs + i, n);
+        load_pairs(table + 2 * i, n, &cosine, &sine);
+        v_store_n(x + i, v_fma(x0, cosine, v_neg(v_mul(x1, sine))), n);
+        v_store_n(x + n_freqs + i, v_fma(x1, cosine, v_mul(x0, sine)), n);
+    }
+}
+
+static void rotate_pairs(float *x, const float *table, uint32_t n_freqs)
+{
+    for (uint32_t i = 0; i < 2 * n_freqs; i += LANES) {
+        uint32_t n = 2 * n_freqs - i < LANES ? 2 * n_freqs - i : LANES;
+        vf pair = v_load_n(x + i, n), turn = v_load_n(table + i, n);
+#if LANES == 16
+        vf other = v_mul(_mm512_permute_ps(pair, 0xb1), _mm512_movehdup_ps(turn));
+        v_store_n(x + i, _mm512_fmaddsub_ps(pair, _mm512_moveldup_ps(turn), other), n);
+#else
+        vf other = v_mul(_mm256_permute_ps(pair, 0xb1), _mm256_movehdup_ps(turn));
+        v_store_n(x + i, _mm256_fmaddsub_ps(pair, _mm256_moveldup_ps(turn), other), n);
+#endif
+    }
+}
+
+/* Rotates one head of row r. */
+static void rotate_head(const struct rope_args *args, uint32_t r, float *x)
+{
+    const float *table = args->table + (size_t)r * args->n_freqs * 2;
+    if (args->interleaved)
+        rotate_pairs(x, table, args->n_freqs);
+    else
+        rotate_halves(x, table, args->n_freqs);
+}
+
+static float *head_of(const struct view *view, uint32_t row, uint32_t head, uint32_t head_dim)
+{
+    return (float *)view->data + (size_t)row * view->stride + (size_t)head * head_dim;
+}
+
+static void rotate_rows(void *job_args, uint32_t thread)
+{
+    const struct rows_job *job = job_args;
+    const struct rope_args *args = job->args;
+    uint32_t end = share_first(args->n_rows, thread + 1, job->cpu->n_threads);
+    for (uint32_t r = share_first(args->n_rows, thread, job->cpu->n_threads); r < end; r++) {
+        for (uint32_t h = 0; h < args->q.width / args->head_dim; h++)
+            rotate_head(args, r, head_of(&args->q, r, h, args->head_dim));
+        for (uint32_t h = 0; h < args->k.width / args->head_dim; h++)
+            rotate_head(args, r, head_of(&args->k, r, h, args->head_dim));
+    }
+}
+
+enum rc K(rope)(struct cpu *cpu, const struct rope_args *args, struct err *err)
+{
+    (void)err;
+    struct rows_job job = {cpu, args};
+    pool_run(cpu->pool, rotate_rows, &job);
+    return RC_OK;
+}
+
+/* ---- the cache ---------------------------------------------------------------------------------------------------------- */
+
+/* items[i * step] = x[i] in the page's type. */
+static void store_apart(const float *x, uint32_t n, uint32_t dtype, char *items, uint32_t step)
+{
+    uint16_t rounded[256];
+    if (dtype == DTYPE_F32) {
+        for (uint32_t i = 0; i < n; i++)
+            ((float *)items)[(size_t)i * step] = x[i];
+        return;
+    }
+    for (uint32_t i = 0; i < n; i += LANES) {
+        uint32_t part = n - i < LANES ? n - i : LANES;
+        if (dtype == DTYPE_F16)
+            v_store_f16(rounded + i, v_load_n(x + i, part));
+        else
+            v_store_bf16(rounded + i, v_load_n(x + i, part));
+    }
+    for (uint32_t i = 0; i < n; i++)
+        ((uint16_t *)items)[(size_t)i * step] = rounded[i];
+}
+
+/* items[0..width) = x in the page's type, zeros from n on; width is a multiple of 16. */
+static void store_padded(const float *x, uint32_t n, uint32_t dtype, char *items, uint32_t width)
+{
+    for (uint32_t i = 0; i < width; i += LANES) {
+        uint32_t part = i >= n ? 0 : n - i < LANES ? n - i : LANES;
+        vf v = v_load_n(x + i, part);
+        if (dtype == DTYPE_F32)
+            v_store((float *)items + i, v);
+        else if (dtype == DTYPE_F16)
+            v_store_f16((uint16_t *)items + i, v);
+        else
+            v_store_bf16((uint16_t *)items + i, v);
+    }
+}
+
+static void write_head(const struct kv_write_args *args, uint32_t r, uint32_t head)
+{
+    const struct kv_view *kv = &args->kv;
+    const struct batch_view *batch = args->batch;
+    uint32_t position = (uint32_t)batch->positions[r], token = position % KV_GROUP, width = kv_value_dim(kv->head_dim);
+    size_t item = kv_item_bytes(kv->dtype);
+    char *group = kv_group(kv, batch->block_tokens, (uint32_t)batch->row_seq[r], position, head);
+    store_apart(head_of(&args->k, r, head, kv->head_dim), kv->head_dim, kv->dtype, group + token * item, KV_GROUP);
+    store_padded(head_of(&args->v, r, head, kv->head_dim), kv->head_dim, kv->dtype,
+                 group + ((size_t)KV_GROUP * kv->head_dim + (size_t)token * width) * item, width);
+}
+
+/* Head by head, so that the tokens of a group are written by one thread while its lines are near. */
+static void write_rows(void *job_args, uint32_t thread)
+{
+    const struct rows_job *job = job_args;
+    const struct kv_write_args *args = job->args;
+    uint32_t n_rows = args->batch->n_rows, n = n_rows * args->kv.n_kv_heads;
+    uint32_t end = share_first(n, thread + 1, job->cpu->n_threads);
+    for (uint32_t i = share_first(n, thread, job->cpu->n_threads); i < end; i++)
+        write_head(args, i % n_rows, i / n_rows);
+}
+
+enum rc K(kv_write)(struct cpu *cpu, const struct kv_write_args *args, struct err *err)
+{
+    (void)err;
+    struct rows_job job = {cpu, args};
+    pool_run(cpu->pool, write_rows, &job);
+    return RC_OK;
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------------------------------- */
+
+static void prepare_head(const struct qkv_args *args, const struct view *view, const float *norm, uint32_t r, uint32_t head)
+{
+    uint32_t head_dim = args->write.kv.head_dim;
+    float *x = head_of(view, r, head, head_dim);
+    if (norm)
+        row_rms_norm(x, norm, args->eps, head_dim, x);
+    if (args->rope.table)
+        rotate_head(&args->rope, r, x);
+}
+
+/* A unit is a row's kv head with its query heads. */
+static void prepare_rows(void *job_args, uint32_t thread)
+{
+    const struct rows_job *job = job_args;
+    const struct qkv_args *args = job->args;
+    uint32_t n_rows = args->write.batch->n_rows, n_heads = args->write.kv.n_kv_heads, n = n_rows * n_heads;
+    uint32_t group = args->rope.q.width / args->write.kv.head_dim / n_heads;
+    uint32_t end = share_first(n, thread + 1, job->cpu->n_threads);
+    for (uint32_t i = share_first(n, thread, job->cpu->n_threads); i < end; i++) {
+        uint32_t r = i % n_rows, head = i / n_rows;
+        for (uint32_t h = head * group; h < (head + 1) * group; h++)
+            prepare_head(args, &args->rope.q, args->q_norm, r, h);
+        prepare_head(args, &args->rope.k, args->k_norm, r, head);
+        write_head(&args->write, r, head);
+    }
+}
+
+enum rc K(qkv)(struct cpu *cpu, const struct qkv_args *args, struct err *err)
+{
+    (void)err;
+    struct rows_job job = {cpu, args};
+    pool_run(cpu->pool, prepare_rows, &job);
+    return RC_OK;
+}
