@@ -12,9 +12,6 @@
 
 /* linear_float_avx2.c */
 extern const struct linear_type linear_f32_avx2, linear_f16_avx2, linear_bf16_avx2;
-linear_prepare linear_prepare_float_avx2;
-extern linear_tile *const linear_value_tiles_avx2[FLOAT_ROWS + 1];   /* blocks of 32 exact values [k][16] */
-extern linear_tile *const linear_value_tiles_k_avx2[FLOAT_ROWS + 1]; /* blocks of 256 */
 
 V_INLINE void prefetch_lines(const char *next, uint32_t n)
 {

@@ -3,11 +3,11 @@
  * << 16, so that one shift and one mask widen 16 weights). Strips are [k][n_rows] floats. Quantised types come here through their
  * exact values (value tiles). 6 rows x 16 weights a tile; a 2-core Zen 3 reaches 96 to 99 % of its read bandwidth with one row
  * of bfloat16 and 70 to 80 % of its multiply peak with many. */
-#include "linear_avx2.h"
+#include "linear_quants_avx2.h"
 
 #include <string.h>
 
-void linear_prepare_float_avx2(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+static void prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
 {
     float *out = (float *)strip;
     uint32_t n_whole = n_cols / 8 * 8;
@@ -133,9 +133,6 @@ GEMV(f32, 64)
 GEMV(f16, 32)
 GEMV(bf16, 32)
 
-linear_tile *const linear_value_tiles_avx2[FLOAT_ROWS + 1] = TILE_LIST(f32);
-linear_tile *const linear_value_tiles_k_avx2[FLOAT_ROWS + 1] = TILE_LIST(f32_k);
-
 /* ---- layouts: 32 columns at a time, so that the lines being written stay in cache ---- */
 
 static void f32_repack(const uint8_t *rows, size_t row_bytes, uint32_t first_lane, uint32_t n_lanes, uint32_t n_cols,
@@ -220,10 +217,40 @@ static void bf16_unpack(const uint8_t *w, uint32_t n_blocks, float *values)
         .max_panels = 1,                                                                                                         \
         .tile = {TILE_LIST(type)},                                                                                               \
         .gemv = type##_gemv,                                                                                                     \
-        .prepare = linear_prepare_float_avx2,                                                                                    \
+        .prepare = prepare,                                                                                    \
         .repack = type##_repack,                                                                                                 \
         .unpack = type##_unpack,                                                                                                 \
     }
 FLOAT_TYPE(f32, "float32", DTYPE_F32, 64, 8);
 FLOAT_TYPE(f16, "float16", DTYPE_F16, 32, 16);
 FLOAT_TYPE(bf16, "bfloat16", DTYPE_BF16, 32, 16);
+
+/* Quantised: the tiles multiply exact values, unpacked a slab at a time. */
+#define VALUES_TYPE(type, label, number, subs, bytes, tiles)                                                                     \
+    const struct linear_type linear_##type##_float_avx2 = {                                                                      \
+        .name = label " float",                                                                                                  \
+        .dtype = number,                                                                                                         \
+        .arithmetic = ARITHMETIC_FLOAT,                                                                                          \
+        .block_values = 32 * (subs),                                                                                             \
+        .panel_block_bytes = bytes,                                                                                              \
+        .strip_block_bytes = 128 * (subs),                                                                                       \
+        .expanded_block_bytes = 2048 * (subs),                                                                                   \
+        .slab_blocks = 8 / (subs),                                                                                               \
+        .max_rows = FLOAT_ROWS,                                                                                                  \
+        .max_panels = 1,                                                                                                         \
+        .tile = {TILE_LIST(tiles)},                                                                                              \
+        .prepare = prepare,                                                                                                      \
+        .repack = linear_##type##_repack_avx2,                                                                                   \
+        .unpack = linear_##type##_unpack_avx2,                                                                                   \
+        .expand = linear_##type##_values_avx2,                                                                                   \
+    }
+VALUES_TYPE(q8_0, "q8_0", DTYPE_Q8_0, 1, 544, f32);
+VALUES_TYPE(q4_0, "q4_0", DTYPE_Q4_0, 1, 288, f32);
+VALUES_TYPE(q4_1, "q4_1", DTYPE_Q4_1, 1, 320, f32);
+VALUES_TYPE(q5_0, "q5_0", DTYPE_Q5_0, 1, 352, f32);
+VALUES_TYPE(q5_1, "q5_1", DTYPE_Q5_1, 1, 384, f32);
+VALUES_TYPE(q2_k, "q2_k", DTYPE_Q2_K, 8, 1344, f32_k);
+VALUES_TYPE(q3_k, "q3_k", DTYPE_Q3_K, 8, 1760, f32_k);
+VALUES_TYPE(q4_k, "q4_k", DTYPE_Q4_K, 8, 2304, f32_k);
+VALUES_TYPE(q5_k, "q5_k", DTYPE_Q5_K, 8, 2816, f32_k);
+VALUES_TYPE(q6_k, "q6_k", DTYPE_Q6_K, 8, 3360, f32_k);

@@ -1,9 +1,13 @@
-#include "linear_avx2.h"
+/* The weight types of AVX2. */
+#include "linear_quants_avx2.h"
+
+#define BOTH(type) &linear_##type##_float_avx2, &linear_##type##_int8_avx2,
 
 static const struct linear_type *const TYPES[] = {
     &linear_f32_avx2,
     &linear_f16_avx2,
     &linear_bf16_avx2,
+    BOTH(q8_0) EACH_QUANT(BOTH)
 };
 
 const struct linear_type *linear_type_avx2(uint32_t dtype, uint32_t arithmetic)
