@@ -1,7 +1,7 @@
 """Runs a program with NumPy, one sequence at a time in float64: the oracle of every backend."""
 
 from collections.abc import Callable, Sequence
-from math import erf
+from math import erf, pi, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,13 @@ Read = Callable[[str, tuple[int, ...]], NDArray[np.float32]]
 
 
 def _gelu(x: Array) -> Array:
-    return x * (1 + np.asarray(np.vectorize(erf)(x / np.sqrt(2)))) / 2
+    erfs: Array = np.vectorize(erf)(x / sqrt(2))
+    return x * (1 + erfs) / 2
 
 
 def _gelu_tanh(x: Array) -> Array:
-    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+    tanh: Array = np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))
+    return x * (1 + tanh) / 2
 
 
 _ACTS: list[Callable[[Array], Array]] = [
