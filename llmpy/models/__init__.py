@@ -66,9 +66,9 @@ def load(
     if is_gguf:
         if checkpoint is None:
             raise UnsupportedError("load_format='dummy' needs a config.json, a GGUF file has none; give a directory")
-        raw, source = from_gguf(checkpoint.metadata, checkpoint.tensors(), checkpoint.read_float32, file), file
+        raw, source = from_gguf(checkpoint.metadata, tensors or {}, checkpoint.read_float32, file), file
     else:
-        raw, source = dict(files.config), str((files.directory or "") and f"{files.directory}/") + "config.json"
+        raw, source = dict(files.config), f"{files.directory}/config.json"
     raw = _overridden(raw, hf_overrides)
     _refuse_quantised(raw, source)
     found = registry.find(ModelConfig(raw, source).architecture)

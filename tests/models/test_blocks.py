@@ -1,6 +1,7 @@
 """Programs as data, the texts of mistakes, registration, and what a configuration or a checkpoint may get wrong."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,3 +267,10 @@ def test_registration():
     finally:
         registry._REGISTRY.pop("Twice", None)
         registry._REGISTRY.pop("TwiceToo", None)
+
+
+def test_the_documentation_shows_the_code_as_it_is():
+    root = Path(__file__).parents[2]
+    code = (root / "llmpy/models/qwen3.py").read_text()
+    shown = (root / "docs/adding-an-architecture.md").read_text().split("```python\n")
+    assert code.endswith("".join(part.split("```")[0] for part in shown[1:3]))
