@@ -1,6 +1,6 @@
-"""An architecture of your own, in your own file: a Llama that stops after some layers and says what it would answer there.
+"""An architecture of your own, in your own file: a Llama that stops early and says what it would answer there.
 
-python examples/own_architecture.py [model] [prompt]
+Run it: python examples/own_architecture.py [model] [prompt]
 """
 
 import sys

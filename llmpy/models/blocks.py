@@ -255,8 +255,9 @@ class Model(Block):
     # What follows writes and checks; architecture functions have no need of it.
 
     def refuse(self, op: str, name: str, problem: str) -> NoReturn:
-        """ValueError: a mistake in the architecture function."""
-        raise ValueError(f"{op} {name}".strip(" .") + f" ({self.config.architecture}): {problem}")
+        """CheckpointError: the architecture function and the configuration do not fit together."""
+        where = f"{op} {name}".strip(" .")
+        raise CheckpointError(f"{self.config.file}: {where} of {self.config.architecture}: {problem}", file=self._file)
 
     def expect(self, op: str, name: str, *values: Value) -> None:
         """Refuses what is no value of this program."""

@@ -1,6 +1,6 @@
 """A model's configuration in Hugging Face's words, from config.json or from the metadata of a GGUF file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Generic, NoReturn, TypeVar, overload
 
@@ -38,7 +38,7 @@ _GGUF_REFUSED = (
 
 
 class _Field(Generic[T]):
-    """A required field, checked when it is used; whole numbers are sizes, so at least 1."""
+    """A required field, checked when it is used; a whole number is a size."""
 
     def __init__(self, kind: type[T], name: str | None = None) -> None:
         self.kind, self.name = kind, name
@@ -48,9 +48,7 @@ class _Field(Generic[T]):
 
     def __get__(self, config: "ModelConfig", owner: type | None = None) -> T:
         value = config.need(str(self.name), self.kind)
-        if isinstance(value, int) and value < 1:
-            raise CheckpointError(f"{config.file}: {self.name}: wanted at least 1, have {value}", file=config.file)
-        return value
+        return value if self.kind is not int else self.kind(config.size(str(self.name), int(value)))
 
 
 class ModelConfig:
@@ -90,6 +88,15 @@ class ModelConfig:
         """An optional field; absent and null give the default, whose type the field must have."""
         return default if self.raw.get(name) is None else self.need(name, type(default))
 
+    def size(self, name: str, default: int) -> int:
+        """A whole number of at least 1 that fits 31 bits."""
+        value = self.get(name, default)
+        if not 1 <= value < 2**31:
+            raise CheckpointError(
+                f"{self.file}: {name}: wanted 1 to 2147483647, have {value}; hf_overrides can set it", file=self.file
+            )
+        return value
+
     @property
     def architecture(self) -> str:
         """Name under which the architecture is registered."""
@@ -104,12 +111,12 @@ class ModelConfig:
     @property
     def num_key_value_heads(self) -> int:
         """Heads of k and v; as many as query heads where the field is absent."""
-        return self.get("num_key_value_heads", self.num_attention_heads)
+        return self.size("num_key_value_heads", self.num_attention_heads)
 
     @property
     def head_dim(self) -> int:
         """Elements of a head; hidden_size / num_attention_heads where the field is absent."""
-        return self.get("head_dim", self.hidden_size // self.num_attention_heads)
+        return self.size("head_dim", self.hidden_size // self.num_attention_heads)
 
     @property
     def tie_word_embeddings(self) -> bool:
@@ -121,7 +128,7 @@ class ModelConfig:
         """Ids that end a sequence, as the configuration has them; may be empty."""
         value = self.raw.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(i, int) for i in ids):
+        if not all(isinstance(i, int) and 0 <= i < 2**31 for i in ids):
             raise CheckpointError(f"{self.file}: eos_token_id: wanted ids, have {value!r}", file=self.file)
         return list(ids)
 
@@ -132,9 +139,9 @@ class ModelConfig:
     @property
     def max_position_embeddings(self) -> int:
         """Longest sequence in tokens, rope scaling counted (`raw` has the file's number)."""
-        return rope.context_length(
-            self._rope_parameters, self.need("max_position_embeddings", int), self._max_model_len
-        )
+        return rope.context_length(self._rope_parameters, self._max_position, self._max_model_len)
+
+    _max_position = _Field(int, "max_position_embeddings")
 
     @cached_property
     def rope(self) -> rope.Rope:
@@ -143,18 +150,18 @@ class ModelConfig:
         return rope.make(
             self._rope_parameters,
             self.head_dim,
-            self.need("max_position_embeddings", int),
+            self._max_position,
             min(self._max_model_len or self.max_position_embeddings, self.max_position_embeddings),
             interleaved=self.get("rope_interleaved", False),
             divisors=None if divisors is None else np.asarray(divisors, dtype=np.float32),
         )
 
-    def layer_windows(self) -> list[int]:
+    def layer_windows(self) -> Iterator[int]:
         """Attention window of every layer, 0 for full attention, from `layer_types` or `max_window_layers`."""
         window = self.get("sliding_window", 0) if self.get("use_sliding_window", False) else 0
         first, kinds = self.get("max_window_layers", 0), self.raw.get("layer_types")
         if kinds is None:
-            return [window if i >= first else 0 for i in range(self.num_layers)]
+            return (window if i >= first else 0 for i in range(self.num_layers))
         if not isinstance(kinds, list) or len(kinds) < self.num_layers:
             raise CheckpointError(
                 f"{self.file}: layer_types: wanted a list of {self.num_layers} names, have {kinds!r}", file=self.file
@@ -162,7 +169,7 @@ class ModelConfig:
         for kind in kinds:
             if kind not in ("full_attention", "sliding_attention"):
                 raise UnsupportedError(f"layer_types: {kind!r} is not supported by {self.architecture}")
-        return [window if kind == "sliding_attention" else 0 for kind in kinds[: self.num_layers]]
+        return (window if kind == "sliding_attention" else 0 for kind in kinds[: self.num_layers])
 
 
 class _Metadata:

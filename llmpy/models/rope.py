@@ -7,6 +7,7 @@ Formulas as in Hugging Face transformers, rounded to float32 where it rounds. Bo
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,32 +49,42 @@ class Parameters:
         if raw.get("original_max_position_embeddings") is not None:
             fields["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
         self.fields = fields
-        self.theta = self.number("rope_theta", 10000.0)
-        self.partial = self.number("partial_rotary_factor", 1.0)
+        self.theta = self.positive("rope_theta", 10000.0)
+        self.partial = self.positive("partial_rotary_factor", 1.0)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A numeric field; CheckpointError if it is no number, or missing without a default."""
+        """A numeric field; CheckpointError if it is no number, negative, or missing without a default."""
         value = self.fields.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            have = "nothing" if value is None else repr(value)
-            raise CheckpointError(
-                f"{self.file}: rope field {name} of rope_type {self.kind!r}: wanted a number, have {have}; "
-                "hf_overrides can set rope_parameters",
-                file=self.file,
-            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            self._refuse(name, "a number", value)
         return float(value)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A numeric field above 0."""
+        value = self.number(name, default)
+        if value == 0:
+            self._refuse(name, "a number above 0", value)
+        return value
+
+    def _refuse(self, name: str, wanted: str, value: object) -> NoReturn:
+        have = "nothing" if value is None else repr(value)
+        raise CheckpointError(
+            f"{self.file}: rope field {name} of rope_type {self.kind!r}: wanted {wanted}, have {have}; "
+            "hf_overrides can set rope_parameters",
+            file=self.file,
+        )
 
     def original_length(self, max_position: int) -> float:
         """The length that the model was trained with before its rope was scaled."""
-        return self.number("original_max_position_embeddings", float(max_position))
+        return self.positive("original_max_position_embeddings", float(max_position))
 
     def factor(self, max_position: int) -> float:
         """The scaling factor; absent means max_position / original length for yarn."""
         if self.kind == "yarn" and self.fields.get("factor") is None:
             return max_position / self.original_length(max_position)
-        return self.number("factor")
+        return self.positive("factor")
 
 
 def base_frequencies(theta: float, n_dims: int) -> Floats:
@@ -103,7 +114,7 @@ def _dynamic(p: Parameters, n_dims: int, max_position: int, length: int) -> Scal
 
 def _llama3(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
     factor, original = p.factor(max_position), p.original_length(max_position)
-    low, high = p.number("low_freq_factor"), p.number("high_freq_factor")
+    low, high = p.positive("low_freq_factor"), p.positive("high_freq_factor")
     plain = base_frequencies(p.theta, n_dims)
     wavelength = np.float32(2 * math.pi) / plain
     smooth = (np.float32(original) / wavelength - low) / (high - low)
@@ -178,13 +189,22 @@ def make(
         raise CheckpointError(
             f"{p.file}: rope turns {n_dims} of the {head_dim} elements of a head: wanted an even number", file=p.file
         )
-    inv_freq, magnitude = _KINDS[p.kind](p, n_dims, max_position, length)
+    with np.errstate(all="ignore"):
+        try:
+            inv_freq, magnitude = _KINDS[p.kind](p, n_dims, max_position, length)
+        except (ArithmeticError, ValueError) as error:
+            raise CheckpointError(
+                f"{p.file}: rope fields {p.fields} give no frequencies: {error}", file=p.file
+            ) from error
     if divisors is not None:
         if divisors.shape != inv_freq.shape:
             raise CheckpointError(
                 f"{p.file}: rope_freqs.weight: wanted [{inv_freq.size}], have {list(divisors.shape)}", file=p.file
             )
-        inv_freq = inv_freq / divisors
+        with np.errstate(all="ignore"):
+            inv_freq = inv_freq / divisors
+    if not (np.isfinite(inv_freq).all() and math.isfinite(magnitude)):
+        raise CheckpointError(f"{p.file}: rope fields {p.fields} give frequencies that are not finite", file=p.file)
     return Rope(np.ascontiguousarray(inv_freq, dtype=np.float32), magnitude, interleaved)
 
 
@@ -194,10 +214,13 @@ def context_length(p: Parameters, max_position: int, max_model_len: int | None) 
     linear: factor times max_position. yarn: factor times the original length. dynamic: max_position, or what was
     asked for, because its frequencies follow the length. Otherwise max_position.
     """
+    length = float(max_position)
     if p.kind == "linear":
-        return int(max_position * p.factor(max_position))
-    if p.kind == "yarn":
-        return int(p.original_length(max_position) * p.factor(max_position))
-    if p.kind == "dynamic":
-        return max(max_position, max_model_len or 0)
-    return max_position
+        length = max_position * p.factor(max_position)
+    elif p.kind == "yarn":
+        length = p.original_length(max_position) * p.factor(max_position)
+    elif p.kind == "dynamic":
+        length = max(max_position, max_model_len or 0)
+    if not 1 <= length < 2**31:
+        raise CheckpointError(f"{p.file}: rope fields {p.fields} give a length of {length} tokens", file=p.file)
+    return int(length)

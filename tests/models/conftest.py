@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
 
-from llmpy import models  # noqa: E402
+from llmpy import _core, models  # noqa: E402
 from llmpy.models.gguf_names import to_gguf  # noqa: E402
 from llmpy.models.interpret import Interpreter  # noqa: E402
 
@@ -300,3 +300,73 @@ def load_module(tmp_path: Path) -> Callable[[str], object]:
         return module
 
     return load
+
+
+class Engine:
+    """The real engine on a model, straight over the C core: token ids in, ids and logprobs out."""
+
+    def __init__(self, path: Path, *, config: Mapping[str, object] | None = None, **options: object) -> None:
+        files = model_files(path, **(config or {}))
+        self.checkpoint = _core.Checkpoint([str(shard) for shard in files.weights])
+        length = int(options.pop("max_model_len", 128))
+        compiled = models.load(files, self.checkpoint, max_model_len=length)
+        self.vocab_size = compiled.config.vocab_size
+        settings = {
+            **{"device": "cpu", "isa": "auto", "num_threads": 2, "dtype": "auto", "kv_dtype": "float32"},
+            **{"activation_dtype": "float", "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 512},
+            **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None},
+        }
+        self.model = _core.Model(compiled.spec, self.checkpoint, {**settings, **options})
+        rules = {
+            **{"max_logprobs": 128, "enable_prefix_caching": False, "policy": "fcfs", "eos_token_ids": []},
+            **{"token_bytes": None, "special_token_ids": [], "vocab_limit": self.vocab_size, "banned_token_ids": []},
+        }
+        self.engine = _core.Engine(self.model, rules)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+        self.model.close()
+
+    def run(self, prompts: Sequence[Sequence[int]], max_tokens: int = 16, top: int = 0) -> list["Answer"]:
+        """Greedy answers of one batch, with the logprobs of the prompt (of `top` ids each) and of the output."""
+        params = {"temperature": 0.0, "max_tokens": max_tokens, "seed": 0, "logprobs": 0, "prompt_logprobs": top}
+        numbers = [self.engine.submit(np.asarray(p, np.int32).tobytes(), dict(params)) for p in prompts]
+        answers = {number: Answer() for number in numbers}
+        while self.engine.has_unfinished():
+            self.engine.run(1000)
+            for news in self.engine.take(False):
+                answers[news["request"]].add(news, top)
+        return [answers[number] for number in numbers]
+
+
+class Answer:
+    """What one request has given so far."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.prompt = self.prompt_ids = self.prompt_top = np.zeros(0, np.float32)
+
+    def add(self, news: Mapping[str, object], top: int) -> None:
+        assert news["status"] == 0 and news["finish"] in (None, "length")
+        self.ids += np.frombuffer(news["ids"], np.int32).tolist()
+        self.logprobs += np.frombuffer(news["logprobs"][0], np.float32).tolist() if news["logprobs"] else []
+        if news["prompt_logprobs"]:
+            self.prompt = np.frombuffer(news["prompt_logprobs"][0], np.float32)
+        if news["prompt_top"] and top:
+            self.prompt_ids = np.frombuffer(news["prompt_top"][0], np.int32).reshape(-1, top)
+            self.prompt_top = np.frombuffer(news["prompt_top"][1], np.float32).reshape(-1, top)
+
+    def table(self, vocab_size: int) -> np.ndarray:
+        """Logprobs of all ids at every prompt position but the last, [n - 1, vocab_size], if all were asked for."""
+        table = np.full((len(self.prompt_ids), vocab_size), np.nan)
+        np.put_along_axis(table, self.prompt_ids.astype(np.int64), self.prompt_top.astype(np.float64), 1)
+        return table
+
+
+@pytest.fixture(scope="session")
+def engine() -> type[Engine]:
+    return Engine

@@ -97,7 +97,7 @@ def test_mistakes_in_an_architecture_function(text):
     m = toy(tie_word_embeddings=True)
     x = m.embed("embed")
     (layer,) = m.layers("layers", 1)
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(CheckpointError, match=text):
         MISTAKES[text](m, layer, x)
 
 
@@ -144,9 +144,17 @@ BROKEN = [
     ("llama", configure(hidden_size=None), CheckpointError, "hidden_size: wanted int, have nothing; hf_overrides"),
     ("llama", configure(hidden_size=True), CheckpointError, "hidden_size: wanted int, have True"),
     ("llama", configure(rms_norm_eps="x"), CheckpointError, "rms_norm_eps: wanted float, have 'x'"),
-    ("llama", configure(num_attention_heads=0), CheckpointError, "num_attention_heads: wanted at least 1, have 0"),
+    ("llama", configure(num_attention_heads=0), CheckpointError, "num_attention_heads: wanted 1 to 2147483647, have 0"),
     ("llama", configure(architectures=["LlamaForX"]), UnsupportedError, "'LlamaForX' is not supported; known: .*Qwen3"),
     ("llama", configure(architectures=None), CheckpointError, "architectures: wanted a list with one name, have None"),
+    ("llama", configure(num_key_value_heads=-2), CheckpointError, "num_key_value_heads: wanted 1 to .*have -2"),
+    ("llama", configure(rope_parameters={"rope_theta": 0}), CheckpointError, "rope_theta .*wanted a number above 0"),
+    (
+        "llama",
+        configure(rope_parameters={"rope_type": "yarn", "rope_theta": 1}),
+        CheckpointError,
+        "give no frequencies",
+    ),
     ("llama", configure(hidden_act="mish"), UnsupportedError, "mish"),
     ("llama", configure(quantization_config={"quant_method": "gptq"}), UnsupportedError, "quant_method 'gptq'"),
     ("llama", configure(rope_parameters={"rope_type": "longrope"}), UnsupportedError, "rope_type 'longrope'"),
