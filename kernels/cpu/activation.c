@@ -1,6 +1,6 @@
-/* out = act(gate) * up, out = a + b, out row i = x row rows[i]: element by element on float32, so any division of the work gives
- * the same bits. Bound by bytes (12 a value) but for the exponentials of act. Rows are cut into chunks of columns, so that one
- * wide row is shared by all threads. */
+/* out = act(gate) * up, out = a + b, out row i = x row rows[i]: element by element on float32, so any division of the work
+ * gives the same bits. Bound by bytes (12 a value) but for the exponentials of act. Rows are cut into chunks of columns, so
+ * that one wide row is shared by all threads. */
 #include "ops.h"
 #include "rows.h"
 

@@ -260,11 +260,11 @@ static enum rc cpu_matrix_read(void *ctx, const struct matrix *matrix, uint32_t 
     return cpu->kernels->matrix_read(cpu, matrix, first_row, n_rows, rows, err);
 }
 
-#define FORWARD(op)                                                                                                              \
-    static enum rc cpu_##op(void *ctx, const struct op##_args *args, struct err *err)                                            \
-    {                                                                                                                            \
-        struct cpu *cpu = ctx;                                                                                                   \
-        return cpu->kernels->op(cpu, args, err);                                                                                 \
+#define FORWARD(op)                                                                                                            \
+    static enum rc cpu_##op(void *ctx, const struct op##_args *args, struct err *err)                                          \
+    {                                                                                                                          \
+        struct cpu *cpu = ctx;                                                                                                 \
+        return cpu->kernels->op(cpu, args, err);                                                                               \
     }
 FORWARD(embed)
 FORWARD(linear)

@@ -1,7 +1,7 @@
 /* cpu.h: what the files of the CPU backend share. backend_cpu.c owns the context, picks the instruction set once by cpuid and
- * hands out the table; every other file of this folder is compiled once per instruction set, with ISA defined as avx2 or avx512,
- * and names its symbols with K(name). An operation runs on all threads at once: pool_run calls it with (job, thread), and it
- * divides its own work; pool_barrier joins the threads in between. No result depends on the number of threads. */
+ * hands out the table; every other file of this folder is compiled once per instruction set, with ISA defined as avx2 or
+ * avx512, and names its symbols with K(name). An operation runs on all threads at once: pool_run calls it with (job, thread),
+ * and it divides its own work; pool_barrier joins the threads in between. No result depends on the number of threads. */
 #ifndef LLMPY_CPU_H
 #define LLMPY_CPU_H
 

@@ -1,10 +1,10 @@
 /* y[r][n] = sum over k of f(x)[r][k] * W[n][k] (+ bias[n]) (+ add[r][n]), float32 rows, W in panels of 16 rows (matrix.h).
- * Each output is one chain over k in the order of its weight type; slabs of k carry the chain in a small accumulator, so neither
- * tiles, slabs, threads nor row counts change a bit. f is computed row by row with the functions of rows.h while the strips are
- * packed, bias and add are added to the finished sum: fused equals composed.
- * One row is bound by the bytes of W: every thread streams its panels once. Many rows are bound by multiplications: the strips
- * of X that fit half of the second-level cache stay there, a slab of W stays in the first-level cache while it meets them all, and
- * each tile prefetches its share of the weights that come next. */
+ * Each output is one chain over k in the order of its weight type; slabs of k carry the chain in a small accumulator, so
+ * neither tiles, slabs, threads nor row counts change a bit. f is computed row by row with the functions of rows.h while the
+ * strips are packed, bias and add are added to the finished sum: fused equals composed. One row is bound by the bytes of W:
+ * every thread streams its panels once. Many rows are bound by multiplications: the strips of X that fit half of the
+ * second-level cache stay there, a slab of W stays in the first-level cache while it meets them all, and each tile prefetches
+ * its share of the weights that come next. */
 #include "matrix.h"
 #include "ops.h"
 #include "rows.h"
@@ -95,7 +95,8 @@ static void finish(const struct linear_args *args, const struct cpu_part *part, 
 }
 
 /* One row: panels [first, end) of the run, in calls of up to GEMV_PANELS. */
-static void one_row(const struct linear_args *args, const struct run *run, uint32_t first, uint32_t end, const char *x, float *acc)
+static void one_row(const struct linear_args *args, const struct run *run, uint32_t first, uint32_t end, const char *x,
+                    float *acc)
 {
     uint32_t before = 0;
     for (const struct cpu_part *part = run->parts; part < run->parts + run->n_parts; before += part++->n_panels) {
@@ -110,17 +111,7 @@ static void one_row(const struct linear_args *args, const struct run *run, uint3
     }
 }
 
-/* Asks for the lines of y that finish will write; without it each of them is waited for. */
-static void touch(const struct linear_args *args, const struct cpu_part *part, uint32_t panel, uint32_t n_panels, uint32_t first,
-                  uint32_t n)
-{
-    float *y = (float *)args->y.data + (size_t)first * args->y.stride + part->first_row + panel * PANEL_ROWS;
-    for (uint32_t i = 0; i < n; i++, y += args->y.stride)
-        for (uint32_t q = 0; q < n_panels; q++)
-            __builtin_prefetch(y + q * PANEL_ROWS, 1);
-}
-
-/* Each panel's next slab is shared out among the tiles that meet this one: tile i of n fetches some lines per block, or none. */
+/* Each panel's next slab is shared out among the tiles that meet this one: tile i of n fetches some lines per block or none. */
 struct fetch_plan {
     uint32_t n_tiles, n_calls, lines;
 };
@@ -133,22 +124,21 @@ static struct fetch_plan plan_fetch(const struct linear_type *type, uint32_t n_t
     return plan;
 }
 
-/* Strips [strip, end_strip) of the rows times one group of panels. Sums that more than one slab adds to wait in
- * acc [rows of the strips][16 * n_panels]; those of a single slab go straight on to y. */
+/* Strips [strip, end_strip) of the rows times one group of panels; acc is [rows of the strips][16 * n_panels]. */
 static void multiply_group(const struct linear_args *args, const struct run *run, const struct cpu_part *part, uint32_t panel,
                            uint32_t n_panels, uint32_t strip, uint32_t end_strip, const char *strips, struct lane_scratch *s)
 {
     const struct linear_type *type = run->type;
     uint32_t first_row = share_first(args->n_rows, strip, run->n_strips), width = n_panels * PANEL_ROWS;
-    bool is_one_slab = part->n_blocks <= type->slab_blocks;
+    uint32_t n_rows = share_first(args->n_rows, end_strip, run->n_strips) - first_row;
+    memset(s->acc, 0, (size_t)n_rows * width * sizeof *s->acc);
     struct fetch_plan plan = plan_fetch(type, (end_strip - strip) / n_panels);
     for (uint32_t block = 0; block < part->n_blocks; block += type->slab_blocks) {
         uint32_t n = part->n_blocks - block < type->slab_blocks ? part->n_blocks - block : type->slab_blocks;
         const uint8_t *w = part->panels + panel * part->panel_bytes + (size_t)block * type->panel_block_bytes;
         const char *next = (const char *)w + (size_t)n * type->panel_block_bytes;
         size_t stride = part->panel_bytes;
-        bool is_last = block + n == part->n_blocks;
-        if (is_last)
+        if (block + n == part->n_blocks)
             next += (n_panels - 1) * stride; /* on to the next group */
         if (type->expand) {
             size_t expanded = (size_t)n * type->expanded_block_bytes;
@@ -164,21 +154,15 @@ static void multiply_group(const struct linear_args *args, const struct run *run
             uint32_t tile = (i - strip) / n_panels, call = share_first(plan.n_calls, tile, plan.n_tiles);
             uint32_t lines = share_first(plan.n_calls, tile + 1, plan.n_tiles) > call ? plan.lines : 0;
             const char *fetch = next + (i - strip) % n_panels * part->panel_bytes + (size_t)call * plan.lines * 64 * n;
-            float *acc = s->acc + (is_one_slab ? 0 : (size_t)(row - first_row) * width);
-            if (!block)
-                memset(acc, 0, (size_t)rows * width * sizeof *acc);
-            if (is_last)
-                touch(args, part, panel, n_panels, row, rows);
-            type->tile[n_panels - 1][rows](w, stride, x, acc, n, fetch, lines);
-            if (is_last)
-                finish(args, part, panel, n_panels, acc, width, row, rows);
+            type->tile[n_panels - 1][rows](w, stride, x, s->acc + (size_t)(row - first_row) * width, n, fetch, lines);
         }
     }
+    finish(args, part, panel, n_panels, s->acc, width, first_row, n_rows);
 }
 
 /* All rows: panels [first, end) of the run, in chunks of strips that stay in the second-level cache. */
-static void many_rows(const struct cpu *cpu, const struct linear_args *args, const struct run *run, uint32_t first, uint32_t end,
-                      const char *strips, struct lane_scratch *s)
+static void many_rows(const struct cpu *cpu, const struct linear_args *args, const struct run *run, uint32_t first,
+                      uint32_t end, const char *strips, struct lane_scratch *s)
 {
     const struct linear_type *type = run->type;
     size_t strip_bytes = (size_t)run->parts->n_blocks * type->strip_block_bytes * type->max_rows;
@@ -186,7 +170,8 @@ static void many_rows(const struct cpu *cpu, const struct linear_args *args, con
     uint32_t n_chunks = per_chunk ? (run->n_strips + per_chunk - 1) / per_chunk : run->n_strips;
     uint32_t max_panels = run->n_strips > 1 ? type->max_panels : 1; /* one strip: bound by the bytes of W, one stream is best */
     for (uint32_t c = 0; c < n_chunks; c++) {
-        uint32_t before = 0, strip = share_first(run->n_strips, c, n_chunks), end_strip = share_first(run->n_strips, c + 1, n_chunks);
+        uint32_t before = 0, strip = share_first(run->n_strips, c, n_chunks);
+        uint32_t end_strip = share_first(run->n_strips, c + 1, n_chunks);
         for (const struct cpu_part *part = run->parts; part < run->parts + run->n_parts; before += part++->n_panels) {
             uint32_t p = first > before ? first - before : 0, last = end < before ? 0 : end - before;
             if (last > part->n_panels)

@@ -1,8 +1,8 @@
 /* Float arithmetic on AVX2: y[i] = one chain of fused multiply-adds over k = 0, 1, 2, ... from 0, the weight's exact value as
  * float32 times the float32 activation. Panels are [k][16 rows] in the file's type (bfloat16: dword r of 8 = row r | row r + 8
- * << 16, so that one shift and one mask widen 16 weights). Strips are [k][n_rows] floats. Quantised types come here through their
- * exact values (value tiles). 6 rows x 16 weights a tile; a 2-core Zen 3 reaches 96 to 99 % of its read bandwidth with one row
- * of bfloat16 and 70 to 80 % of its multiply peak with many. */
+ * << 16, so that one shift and one mask widen 16 weights). Strips are [k][n_rows] floats. Quantised types come here through
+ * their exact values (value tiles). 6 rows x 16 weights a tile; a 2-core Zen 3 reaches 96 to 99 % of its read bandwidth with
+ * one row of bfloat16 and 70 to 80 % of its multiply peak with many. */
 #include "linear_quants_avx2.h"
 
 #include <string.h>
@@ -75,8 +75,8 @@ V_INLINE void float_tile(weights *load, const uint32_t n_rows, const uint32_t bl
 }
 
 /* Two panels at a time: four chains hide the latency of the additions, and two streams are what the hardware follows best. */
-V_INLINE void float_gemv(weights *load, const size_t k_bytes, const uint32_t n_panels, const uint8_t *w, const float *x, float *acc,
-                         uint32_t n_blocks)
+V_INLINE void float_gemv(weights *load, const size_t k_bytes, const uint32_t n_panels, const uint8_t *w, const float *x,
+                         float *acc, uint32_t n_blocks)
 {
     size_t panel_bytes = (size_t)n_blocks * 32 * k_bytes;
     __m256 c[4];
@@ -98,31 +98,31 @@ V_INLINE void float_gemv(weights *load, const size_t k_bytes, const uint32_t n_p
         _mm256_store_ps(acc + 8 * i, c[i]);
 }
 
-#define TILE(name, load, block_values, rows)                                                                                     \
-    static void name##_tile_##rows(const uint8_t *w, size_t panel_stride, const char *x, float *acc, uint32_t n_blocks,          \
-                                   const char *next, uint32_t next_lines)                                                        \
-    {                                                                                                                            \
-        (void)panel_stride;                                                                                                      \
-        float_tile(load, rows, block_values, w, (const float *)x, acc, n_blocks, next, next_lines);                              \
+#define TILE(name, load, block_values, rows)                                                                                   \
+    static void name##_tile_##rows(const uint8_t *w, size_t panel_stride, const char *x, float *acc, uint32_t n_blocks,        \
+                                   const char *next, uint32_t next_lines)                                                      \
+    {                                                                                                                          \
+        (void)panel_stride;                                                                                                    \
+        float_tile(load, rows, block_values, w, (const float *)x, acc, n_blocks, next, next_lines);                            \
     }
-#define TILES(name, load, block_values)                                                                                          \
-    TILE(name, load, block_values, 1)                                                                                            \
-    TILE(name, load, block_values, 2)                                                                                            \
-    TILE(name, load, block_values, 3)                                                                                            \
-    TILE(name, load, block_values, 4)                                                                                            \
-    TILE(name, load, block_values, 5)                                                                                            \
+#define TILES(name, load, block_values)                                                                                        \
+    TILE(name, load, block_values, 1)                                                                                          \
+    TILE(name, load, block_values, 2)                                                                                          \
+    TILE(name, load, block_values, 3)                                                                                          \
+    TILE(name, load, block_values, 4)                                                                                          \
+    TILE(name, load, block_values, 5)                                                                                          \
     TILE(name, load, block_values, 6)
-#define TILE_LIST(name)                                                                                                          \
+#define TILE_LIST(name)                                                                                                        \
     {NULL, name##_tile_1, name##_tile_2, name##_tile_3, name##_tile_4, name##_tile_5, name##_tile_6}
-#define GEMV(name, k_bytes)                                                                                                      \
-    static void name##_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)                   \
-    {                                                                                                                            \
-        size_t panel_bytes = (size_t)n_blocks * 32 * (k_bytes);                                                                  \
-        uint32_t p = 0;                                                                                                          \
-        for (; p + 2 <= n_panels; p += 2)                                                                                        \
-            float_gemv(name##_weights, k_bytes, 2, w + p * panel_bytes, (const float *)x, acc + 16 * p, n_blocks);               \
-        if (p < n_panels)                                                                                                        \
-            float_gemv(name##_weights, k_bytes, 1, w + p * panel_bytes, (const float *)x, acc + 16 * p, n_blocks);               \
+#define GEMV(name, k_bytes)                                                                                                    \
+    static void name##_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)                 \
+    {                                                                                                                          \
+        size_t panel_bytes = (size_t)n_blocks * 32 * (k_bytes);                                                                \
+        uint32_t p = 0;                                                                                                        \
+        for (; p + 2 <= n_panels; p += 2)                                                                                      \
+            float_gemv(name##_weights, k_bytes, 2, w + p * panel_bytes, (const float *)x, acc + 16 * p, n_blocks);             \
+        if (p < n_panels)                                                                                                      \
+            float_gemv(name##_weights, k_bytes, 1, w + p * panel_bytes, (const float *)x, acc + 16 * p, n_blocks);             \
     }
 
 TILES(f32, f32_weights, 32)
@@ -204,45 +204,45 @@ static void bf16_unpack(const uint8_t *w, uint32_t n_blocks, float *values)
     float_unpack(bf16_weights, w, n_blocks, values);
 }
 
-#define FLOAT_TYPE(type, label, number, k_bytes, slab)                                                                           \
-    const struct linear_type linear_##type##_avx2 = {                                                                            \
-        .name = label,                                                                                                           \
-        .dtype = number,                                                                                                         \
-        .arithmetic = ARITHMETIC_FLOAT,                                                                                          \
-        .block_values = 32,                                                                                                      \
-        .panel_block_bytes = 32 * (k_bytes),                                                                                     \
-        .strip_block_bytes = 128,                                                                                                \
-        .slab_blocks = slab,                                                                                                     \
-        .max_rows = FLOAT_ROWS,                                                                                                  \
-        .max_panels = 1,                                                                                                         \
-        .tile = {TILE_LIST(type)},                                                                                               \
-        .gemv = type##_gemv,                                                                                                     \
-        .prepare = prepare,                                                                                    \
-        .repack = type##_repack,                                                                                                 \
-        .unpack = type##_unpack,                                                                                                 \
+#define FLOAT_TYPE(type, label, number, k_bytes, slab)                                                                         \
+    const struct linear_type linear_##type##_avx2 = {                                                                          \
+        .name = label,                                                                                                         \
+        .dtype = number,                                                                                                       \
+        .arithmetic = ARITHMETIC_FLOAT,                                                                                        \
+        .block_values = 32,                                                                                                    \
+        .panel_block_bytes = 32 * (k_bytes),                                                                                   \
+        .strip_block_bytes = 128,                                                                                              \
+        .slab_blocks = slab,                                                                                                   \
+        .max_rows = FLOAT_ROWS,                                                                                                \
+        .max_panels = 1,                                                                                                       \
+        .tile = {TILE_LIST(type)},                                                                                             \
+        .gemv = type##_gemv,                                                                                                   \
+        .prepare = prepare,                                                                                                    \
+        .repack = type##_repack,                                                                                               \
+        .unpack = type##_unpack,                                                                                               \
     }
 FLOAT_TYPE(f32, "float32", DTYPE_F32, 64, 8);
 FLOAT_TYPE(f16, "float16", DTYPE_F16, 32, 16);
 FLOAT_TYPE(bf16, "bfloat16", DTYPE_BF16, 32, 16);
 
 /* Quantised: the tiles multiply exact values, unpacked a slab at a time. */
-#define VALUES_TYPE(type, label, number, subs, bytes, tiles)                                                                     \
-    const struct linear_type linear_##type##_float_avx2 = {                                                                      \
-        .name = label " float",                                                                                                  \
-        .dtype = number,                                                                                                         \
-        .arithmetic = ARITHMETIC_FLOAT,                                                                                          \
-        .block_values = 32 * (subs),                                                                                             \
-        .panel_block_bytes = bytes,                                                                                              \
-        .strip_block_bytes = 128 * (subs),                                                                                       \
-        .expanded_block_bytes = 2048 * (subs),                                                                                   \
-        .slab_blocks = 8 / (subs),                                                                                               \
-        .max_rows = FLOAT_ROWS,                                                                                                  \
-        .max_panels = 1,                                                                                                         \
-        .tile = {TILE_LIST(tiles)},                                                                                              \
-        .prepare = prepare,                                                                                                      \
-        .repack = linear_##type##_repack_avx2,                                                                                   \
-        .unpack = linear_##type##_unpack_avx2,                                                                                   \
-        .expand = linear_##type##_values_avx2,                                                                                   \
+#define VALUES_TYPE(type, label, number, subs, bytes, tiles)                                                                   \
+    const struct linear_type linear_##type##_float_avx2 = {                                                                    \
+        .name = label " float",                                                                                                \
+        .dtype = number,                                                                                                       \
+        .arithmetic = ARITHMETIC_FLOAT,                                                                                        \
+        .block_values = 32 * (subs),                                                                                           \
+        .panel_block_bytes = bytes,                                                                                            \
+        .strip_block_bytes = 128 * (subs),                                                                                     \
+        .expanded_block_bytes = 2048 * (subs),                                                                                 \
+        .slab_blocks = 8 / (subs),                                                                                             \
+        .max_rows = FLOAT_ROWS,                                                                                                \
+        .max_panels = 1,                                                                                                       \
+        .tile = {TILE_LIST(tiles)},                                                                                            \
+        .prepare = prepare,                                                                                                    \
+        .repack = linear_##type##_repack_avx2,                                                                                 \
+        .unpack = linear_##type##_unpack_avx2,                                                                                 \
+        .expand = linear_##type##_values_avx2,                                                                                 \
     }
 VALUES_TYPE(q8_0, "q8_0", DTYPE_Q8_0, 1, 544, f32);
 VALUES_TYPE(q4_0, "q4_0", DTYPE_Q4_0, 1, 288, f32);

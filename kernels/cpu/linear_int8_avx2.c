@@ -1,17 +1,17 @@
-/* Integer arithmetic on AVX2. Activations: 32 columns of a row become int8 with one float32 scale, s = max|x| / 127, rounded to
- * nearest even (unbiased); the error is 0.5 % of a row's norm (1.3 % with channels 50 times the others), whatever the weight type.
- * The sum over a sub of 32 columns is integer and exact in any order; the only float chain, subs ascending, is
+/* Integer arithmetic on AVX2. Activations: 32 columns of a row become int8 with one float32 scale, s = max|x| / 127, rounded
+ * to nearest even (unbiased); the error is 0.5 % of a row's norm (1.3 % with channels 50 times the others), whatever the
+ * weight type. The sum over a sub of 32 columns is integer and exact in any order; the only float chain, subs ascending, is
  *   y = fma(float(isum), scale * s, y), then where the type has an addend: y = fma(addend, s * sum(x), y);
- * isum = sum of (q - offset) x; with integer scales for each 16 columns, isum = sc0 * isum0 + sc1 * isum1 (below 2^24) and
- * y = fma(float(sum of minimums * sums of x), addend * s, y). vpmaddubsw multiplies unsigned weights by signed activations into
- * pairs of 16 bits; the sums start at -offset * sum(x), so that what a lane holds in the end fits 16 bits (intermediate sums may
- * wrap, which loses nothing). Q8_0 multiplies pairs of 16 bits. Bound: multiplications with many rows (655 GOP/s for vpmaddubsw on
- * a 2-core Zen 3, three times float32's peak), bytes of the weights with one. */
+ * isum = sum of (q - offset) x; with integer scales for each 16 columns, isum = sc0 * isum0 + sc1 * isum1 (below 2^24) and y =
+ * fma(float(sum of minimums * sums of x), addend * s, y). vpmaddubsw multiplies unsigned weights by signed activations into
+ * pairs of 16 bits; the sums start at -offset * sum(x), so that what a lane holds in the end fits 16 bits (intermediate sums
+ * may wrap, which loses nothing). Q8_0 multiplies pairs of 16 bits. Bound: multiplications with many rows (655 GOP/s for
+ * vpmaddubsw on a 2-core Zen 3, three times float32's peak), bytes of the weights with one. */
 #include "linear_quants_avx2.h"
 
 #include <string.h>
 
-/* ---- strips: a sub is int8 quads [8][rows], float s[rows], then what the kind adds; Q8_0: int16 pairs [16][rows], s[rows] ---- */
+/* ---- strips: a sub is int8 quads [8][rows], float s[rows], then what the kind adds; Q8_0: int16 pairs [16][rows], s ---- */
 
 enum strip_kind {
     STRIP_OFFSET,     /* c: pair of int16, -offset * sum */
@@ -30,7 +30,7 @@ V_INLINE float quantize_32(const float *x, __m256i *q)
     __m256i magnitude = _mm256_set1_epi32(0x7fffffff), most = _mm256_setzero_si256();
     UNROLL for (int j = 0; j < 4; j++) {
         v[j] = _mm256_loadu_ps(x + 8 * j);
-        most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(v[j]), magnitude)); /* as integers: NaN is greatest */
+        most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(v[j]), magnitude)); /* NaN is greatest so */
     }
     __m128i m = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
     m = _mm_max_epu32(m, _mm_unpackhi_epi64(m, m));
@@ -107,10 +107,10 @@ V_INLINE void prepare_quads(const enum strip_kind kind, const int offset, const 
         }
 }
 
-#define PREPARE(name, kind, offset)                                                                                              \
-    static void prepare_##name(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)                   \
-    {                                                                                                                            \
-        prepare_quads(kind, offset, x, stride, n_rows, n_cols, strip);                                                           \
+#define PREPARE(name, kind, offset)                                                                                            \
+    static void prepare_##name(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)                 \
+    {                                                                                                                          \
+        prepare_quads(kind, offset, x, stride, n_rows, n_cols, strip);                                                         \
     }
 PREPARE(offset_8, STRIP_OFFSET, 8)
 PREPARE(offset_16, STRIP_OFFSET, 16)
@@ -148,29 +148,29 @@ static void prepare_pairs(const float *x, uint32_t stride, uint32_t n_rows, uint
 #define START_OFFSET(i) __m256i a##i = _mm256_set1_epi32(c[i]), b##i = a##i;
 #define RESTART_ZERO(i) a##i = b##i = _mm256_setzero_si256();
 #define RESTART_OFFSET(i) a##i = b##i = _mm256_set1_epi32(c[i]);
-#define DOT(i, multiply, add)                                                                                                    \
-    {                                                                                                                            \
-        __m256i v, t;                                                                                                            \
-        __asm__("vpbroadcastd %6,%2\n\t" multiply " %2,%4,%3\n\t" multiply " %2,%5,%2\n\t" add " %3,%0,%0\n\t" add " %2,%1,%1"   \
-                : "+x"(a##i), "+x"(b##i), "=&x"(v), "=&x"(t)                                                                     \
-                : "x"(w0), "x"(w1), "m"(xq[i]));                                                                                 \
+#define DOT(i, multiply, add)                                                                                                  \
+    {                                                                                                                          \
+        __m256i v, t;                                                                                                          \
+        __asm__("vpbroadcastd %6,%2\n\t" multiply " %2,%4,%3\n\t" multiply " %2,%5,%2\n\t" add " %3,%0,%0\n\t" add " %2,%1,%1" \
+                : "+x"(a##i), "+x"(b##i), "=&x"(v), "=&x"(t)                                                                   \
+                : "x"(w0), "x"(w1), "m"(xq[i]));                                                                               \
     }
 #define DOT_QUAD(i) DOT(i, "vpmaddubsw", "vpaddw")
 #define DOT_PAIR(i) DOT(i, "vpmaddwd", "vpaddd")
 
 /* quads first .. first + 3 of every row; QUAD(q, half) reads the weights */
-#define FOUR_QUADS(rows, QUAD, first)                                                                                            \
-    UNROLL for (uint32_t q = first; q < first + 4; q++, xq += rows)                                                              \
-    {                                                                                                                            \
-        __m256i w0 = QUAD(q, 0), w1 = QUAD(q, 1);                                                                                \
-        ROWS_##rows(DOT_QUAD)                                                                                                    \
+#define FOUR_QUADS(rows, QUAD, first)                                                                                          \
+    UNROLL for (uint32_t q = first; q < first + 4; q++, xq += rows)                                                            \
+    {                                                                                                                          \
+        __m256i w0 = QUAD(q, 0), w1 = QUAD(q, 1);                                                                              \
+        ROWS_##rows(DOT_QUAD)                                                                                                  \
     }
 
-#define ACCUMULATE(i, half, isum)                                                                                                \
-    {                                                                                                                            \
-        float *y = acc + 16 * i + 8 * half;                                                                                      \
-        __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(s + i));                                                        \
-        _mm256_store_ps(y, _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), factor, _mm256_load_ps(y)));                                \
+#define ACCUMULATE(i, half, isum)                                                                                              \
+    {                                                                                                                          \
+        float *y = acc + 16 * i + 8 * half;                                                                                    \
+        __m256 factor = _mm256_mul_ps(scale, _mm256_broadcast_ss(s + i));                                                      \
+        _mm256_store_ps(y, _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), factor, _mm256_load_ps(y)));                              \
     }
 #define FINISH_WIDE_LOW(i) ACCUMULATE(i, 0, _mm256_madd_epi16(a##i, one))
 #define FINISH_WIDE_HIGH(i) ACCUMULATE(i, 1, _mm256_madd_epi16(b##i, one))
@@ -178,102 +178,102 @@ static void prepare_pairs(const float *x, uint32_t stride, uint32_t n_rows, uint
 #define FINISH_FIVE_HIGH(i) ACCUMULATE(i, 1, _mm256_add_epi32(_mm256_madd_epi16(b##i, one), _mm256_set1_epi32(back[i])))
 #define FINISH_PAIRS_LOW(i) ACCUMULATE(i, 0, a##i)
 #define FINISH_PAIRS_HIGH(i) ACCUMULATE(i, 1, b##i)
-#define KEEP_SC(i)                                                                                                               \
-    kept[2 * i] = _mm256_madd_epi16(a##i, sc0);                                                                                  \
+#define KEEP_SC(i)                                                                                                             \
+    kept[2 * i] = _mm256_madd_epi16(a##i, sc0);                                                                                \
     kept[2 * i + 1] = _mm256_madd_epi16(b##i, sc1);
 #define FINISH_SC_LOW(i) ACCUMULATE(i, 0, _mm256_add_epi32(kept[2 * i], _mm256_madd_epi16(a##i, sc)))
 #define FINISH_SC_HIGH(i) ACCUMULATE(i, 1, _mm256_add_epi32(kept[2 * i + 1], _mm256_madd_epi16(b##i, sc)))
 
-#define ADD_ADDEND(i, half)                                                                                                      \
-    {                                                                                                                            \
-        float *y = acc + 16 * i + 8 * half;                                                                                      \
-        _mm256_store_ps(y, _mm256_fmadd_ps(addend, _mm256_broadcast_ss(m + i), _mm256_load_ps(y)));                              \
+#define ADD_ADDEND(i, half)                                                                                                    \
+    {                                                                                                                          \
+        float *y = acc + 16 * i + 8 * half;                                                                                    \
+        _mm256_store_ps(y, _mm256_fmadd_ps(addend, _mm256_broadcast_ss(m + i), _mm256_load_ps(y)));                            \
     }
 #define ADDEND_LOW(i) ADD_ADDEND(i, 0)
 #define ADDEND_HIGH(i) ADD_ADDEND(i, 1)
-#define ADD_MINS(i, half)                                                                                                        \
-    {                                                                                                                            \
-        float *y = acc + 16 * i + 8 * half;                                                                                      \
-        __m256 sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(mins, _mm256_set1_epi32(c[i])));                                       \
-        __m256 factor = _mm256_mul_ps(addend, _mm256_broadcast_ss(s + i));                                                       \
-        _mm256_store_ps(y, _mm256_fmadd_ps(sum, factor, _mm256_load_ps(y)));                                                     \
+#define ADD_MINS(i, half)                                                                                                      \
+    {                                                                                                                          \
+        float *y = acc + 16 * i + 8 * half;                                                                                    \
+        __m256 sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(mins, _mm256_set1_epi32(c[i])));                                     \
+        __m256 factor = _mm256_mul_ps(addend, _mm256_broadcast_ss(s + i));                                                     \
+        _mm256_store_ps(y, _mm256_fmadd_ps(sum, factor, _mm256_load_ps(y)));                                                   \
     }
 #define MINS_LOW(i) ADD_MINS(i, 0)
 #define MINS_HIGH(i) ADD_MINS(i, 1)
 
 /* The bodies of one sub. SCALE(half), ADDEND(half): 8 floats. c follows s in the strip; so does m. */
-#define FINISH_BY_HALF(rows, SCALE, LOW, HIGH)                                                                                   \
-    {                                                                                                                            \
-        __m256 scale = SCALE(0);                                                                                                 \
-        ROWS_##rows(LOW)                                                                                                         \
-    }                                                                                                                            \
-    {                                                                                                                            \
-        __m256 scale = SCALE(1);                                                                                                 \
-        ROWS_##rows(HIGH)                                                                                                        \
+#define FINISH_BY_HALF(rows, SCALE, LOW, HIGH)                                                                                 \
+    {                                                                                                                          \
+        __m256 scale = SCALE(0);                                                                                               \
+        ROWS_##rows(LOW)                                                                                                       \
+    }                                                                                                                          \
+    {                                                                                                                          \
+        __m256 scale = SCALE(1);                                                                                               \
+        ROWS_##rows(HIGH)                                                                                                      \
     }
-#define ADDEND_BY_HALF(rows, ADDEND)                                                                                             \
-    {                                                                                                                            \
-        __m256 addend = ADDEND(0);                                                                                               \
-        ROWS_##rows(ADDEND_LOW)                                                                                                  \
-    }                                                                                                                            \
-    {                                                                                                                            \
-        __m256 addend = ADDEND(1);                                                                                               \
-        ROWS_##rows(ADDEND_HIGH)                                                                                                 \
+#define ADDEND_BY_HALF(rows, ADDEND)                                                                                           \
+    {                                                                                                                          \
+        __m256 addend = ADDEND(0);                                                                                             \
+        ROWS_##rows(ADDEND_LOW)                                                                                                \
+    }                                                                                                                          \
+    {                                                                                                                          \
+        __m256 addend = ADDEND(1);                                                                                             \
+        ROWS_##rows(ADDEND_HIGH)                                                                                               \
     }
-#define BODY_OFFSET(rows, QUAD, SCALE, ADDEND)                                                                                   \
-    const int32_t *c = (const int32_t *)s + rows;                                                                                \
-    ROWS_##rows(START_OFFSET) FOUR_QUADS(rows, QUAD, 0) FOUR_QUADS(rows, QUAD, 4)                                                \
+#define BODY_OFFSET(rows, QUAD, SCALE, ADDEND)                                                                                 \
+    const int32_t *c = (const int32_t *)s + rows;                                                                              \
+    ROWS_##rows(START_OFFSET) FOUR_QUADS(rows, QUAD, 0) FOUR_QUADS(rows, QUAD, 4)                                              \
     FINISH_BY_HALF(rows, SCALE, FINISH_WIDE_LOW, FINISH_WIDE_HIGH)
-#define BODY_ADDEND(rows, QUAD, SCALE, ADDEND)                                                                                   \
-    const float *m = s + rows;                                                                                                   \
-    ROWS_##rows(START_ZERO) FOUR_QUADS(rows, QUAD, 0) FOUR_QUADS(rows, QUAD, 4)                                                  \
+#define BODY_ADDEND(rows, QUAD, SCALE, ADDEND)                                                                                 \
+    const float *m = s + rows;                                                                                                 \
+    ROWS_##rows(START_ZERO) FOUR_QUADS(rows, QUAD, 0) FOUR_QUADS(rows, QUAD, 4)                                                \
     FINISH_BY_HALF(rows, SCALE, FINISH_WIDE_LOW, FINISH_WIDE_HIGH) ADDEND_BY_HALF(rows, ADDEND)
-#define BODY_FIVE_BITS(rows, QUAD, SCALE, ADDEND)                                                                                \
-    const int32_t *c = (const int32_t *)s + rows, *back = c + rows;                                                              \
-    const float *m = s + 3 * rows;                                                                                               \
-    ROWS_##rows(START_OFFSET) FOUR_QUADS(rows, QUAD, 0) FOUR_QUADS(rows, QUAD, 4)                                                \
+#define BODY_FIVE_BITS(rows, QUAD, SCALE, ADDEND)                                                                              \
+    const int32_t *c = (const int32_t *)s + rows, *back = c + rows;                                                            \
+    const float *m = s + 3 * rows;                                                                                             \
+    ROWS_##rows(START_OFFSET) FOUR_QUADS(rows, QUAD, 0) FOUR_QUADS(rows, QUAD, 4)                                              \
     FINISH_BY_HALF(rows, SCALE, FINISH_FIVE_LOW, FINISH_FIVE_HIGH) ADDEND_BY_HALF(rows, ADDEND)
-#define SC_SUMS(rows, QUAD, SCALE, START, RESTART, advance)                                                                      \
-    __m256i kept[2 * rows];                                                                                                      \
-    ROWS_##rows(START) FOUR_QUADS(rows, QUAD, 0)                                                                                 \
-    {                                                                                                                            \
-        __m256i sc0 = load_256(w + EXPANDED_SC), sc1 = load_256(w + EXPANDED_SC + 32);                                           \
-        ROWS_##rows(KEEP_SC)                                                                                                     \
-    }                                                                                                                            \
-    advance;                                                                                                                     \
-    ROWS_##rows(RESTART) FOUR_QUADS(rows, QUAD, 4)                                                                               \
-    {                                                                                                                            \
-        __m256 scale = SCALE(0);                                                                                                 \
-        __m256i sc = load_256(w + EXPANDED_SC + 64);                                                                             \
-        ROWS_##rows(FINISH_SC_LOW)                                                                                               \
-    }                                                                                                                            \
-    {                                                                                                                            \
-        __m256 scale = SCALE(1);                                                                                                 \
-        __m256i sc = load_256(w + EXPANDED_SC + 96);                                                                             \
-        ROWS_##rows(FINISH_SC_HIGH)                                                                                              \
+#define SC_SUMS(rows, QUAD, SCALE, START, RESTART, advance)                                                                    \
+    __m256i kept[2 * rows];                                                                                                    \
+    ROWS_##rows(START) FOUR_QUADS(rows, QUAD, 0)                                                                               \
+    {                                                                                                                          \
+        __m256i sc0 = load_256(w + EXPANDED_SC), sc1 = load_256(w + EXPANDED_SC + 32);                                         \
+        ROWS_##rows(KEEP_SC)                                                                                                   \
+    }                                                                                                                          \
+    advance;                                                                                                                   \
+    ROWS_##rows(RESTART) FOUR_QUADS(rows, QUAD, 4)                                                                             \
+    {                                                                                                                          \
+        __m256 scale = SCALE(0);                                                                                               \
+        __m256i sc = load_256(w + EXPANDED_SC + 64);                                                                           \
+        ROWS_##rows(FINISH_SC_LOW)                                                                                             \
+    }                                                                                                                          \
+    {                                                                                                                          \
+        __m256 scale = SCALE(1);                                                                                               \
+        __m256i sc = load_256(w + EXPANDED_SC + 96);                                                                           \
+        ROWS_##rows(FINISH_SC_HIGH)                                                                                            \
     }
-#define BODY_SC(rows, QUAD, SCALE, ADDEND)                                                                                       \
-    const int32_t *c = (const int32_t *)s + rows;                                                                                \
+#define BODY_SC(rows, QUAD, SCALE, ADDEND)                                                                                     \
+    const int32_t *c = (const int32_t *)s + rows;                                                                              \
     SC_SUMS(rows, QUAD, SCALE, START_OFFSET, RESTART_OFFSET, c += rows)
-#define BODY_SC_ADDEND(rows, QUAD, SCALE, ADDEND)                                                                                \
-    const int32_t *c = (const int32_t *)s + rows;                                                                                \
-    SC_SUMS(rows, QUAD, SCALE, START_ZERO, RESTART_ZERO, (void)0)                                                                \
-    {                                                                                                                            \
-        __m256 addend = ADDEND(0);                                                                                               \
-        __m256i mins = load_256(w + EXPANDED_MINS);                                                                              \
-        ROWS_##rows(MINS_LOW)                                                                                                    \
-    }                                                                                                                            \
-    {                                                                                                                            \
-        __m256 addend = ADDEND(1);                                                                                               \
-        __m256i mins = load_256(w + EXPANDED_MINS + 32);                                                                         \
-        ROWS_##rows(MINS_HIGH)                                                                                                   \
+#define BODY_SC_ADDEND(rows, QUAD, SCALE, ADDEND)                                                                              \
+    const int32_t *c = (const int32_t *)s + rows;                                                                              \
+    SC_SUMS(rows, QUAD, SCALE, START_ZERO, RESTART_ZERO, (void)0)                                                              \
+    {                                                                                                                          \
+        __m256 addend = ADDEND(0);                                                                                             \
+        __m256i mins = load_256(w + EXPANDED_MINS);                                                                            \
+        ROWS_##rows(MINS_LOW)                                                                                                  \
+    }                                                                                                                          \
+    {                                                                                                                          \
+        __m256 addend = ADDEND(1);                                                                                             \
+        __m256i mins = load_256(w + EXPANDED_MINS + 32);                                                                       \
+        ROWS_##rows(MINS_HIGH)                                                                                                 \
     }
-#define BODY_PAIRS(rows, QUAD, SCALE, ADDEND)                                                                                    \
-    ROWS_##rows(START_ZERO) UNROLL for (uint32_t p = 0; p < 16; p++, xq += rows)                                                 \
-    {                                                                                                                            \
-        __m256i w0 = QUAD(p, 0), w1 = QUAD(p, 1);                                                                                \
-        ROWS_##rows(DOT_PAIR)                                                                                                    \
-    }                                                                                                                            \
+#define BODY_PAIRS(rows, QUAD, SCALE, ADDEND)                                                                                  \
+    ROWS_##rows(START_ZERO) UNROLL for (uint32_t p = 0; p < 16; p++, xq += rows)                                               \
+    {                                                                                                                          \
+        __m256i w0 = QUAD(p, 0), w1 = QUAD(p, 1);                                                                              \
+        ROWS_##rows(DOT_PAIR)                                                                                                  \
+    }                                                                                                                          \
     FINISH_BY_HALF(rows, SCALE, FINISH_PAIRS_LOW, FINISH_PAIRS_HIGH)
 
 /* Where weights and scales lie: in Q4_0's and Q4_1's panels, in expanded subs, in Q8_0's panels. */
@@ -286,24 +286,25 @@ static void prepare_pairs(const float *x, uint32_t stride, uint32_t n_rows, uint
 #define PAIR_WEIGHTS(p, half) _mm256_cvtepi8_epi16(load_16(w + 32 + 32 * (p) + 16 * (half)))
 #define PAIR_SCALE(half) load_halves(w + 16 * (half))
 
-#define TILE(name, rows, n_subs, sub_bytes, strip_dwords, s_dword, BODY, QUAD, SCALE, ADDEND)                                    \
-    static void name##_tile_##rows(const uint8_t *w, size_t panel_stride, const char *x, float *acc, uint32_t n_blocks,          \
-                                   const char *next, uint32_t next_lines)                                                        \
-    {                                                                                                                            \
-        const __m256i one = _mm256_set1_epi16(1);                                                                                \
-        (void)panel_stride, (void)one;                                                                                           \
-        for (uint32_t sub = 0; sub < n_blocks * n_subs; sub++, w += sub_bytes, x += strip_dwords * 4 * rows) {                   \
-            const int32_t *xq = (const int32_t *)x;                                                                              \
-            const float *s = (const float *)x + s_dword * rows;                                                                  \
-            if (sub % n_subs == 0) {                                                                                             \
-                prefetch_lines(next, next_lines);                                                                                \
-                next += (size_t)64 * next_lines;                                                                                 \
-            }                                                                                                                    \
-            BODY(rows, QUAD, SCALE, ADDEND)                                                                                      \
-        }                                                                                                                        \
+#define TILE(name, rows, n_subs, sub_bytes, strip_dwords, s_dword, BODY, QUAD, SCALE, ADDEND)                                  \
+    static void name##_tile_##rows(const uint8_t *w, size_t panel_stride, const char *x, float *acc, uint32_t n_blocks,        \
+                                   const char *next, uint32_t next_lines)                                                      \
+    {                                                                                                                          \
+        const __m256i one = _mm256_set1_epi16(1);                                                                              \
+        (void)panel_stride, (void)one;                                                                                         \
+        for (uint32_t sub = 0; sub < n_blocks * n_subs; sub++, w += sub_bytes, x += strip_dwords * 4 * rows) {                 \
+            const int32_t *xq = (const int32_t *)x;                                                                            \
+            const float *s = (const float *)x + s_dword * rows;                                                                \
+            if (sub % n_subs == 0) {                                                                                           \
+                prefetch_lines(next, next_lines);                                                                              \
+                next += (size_t)64 * next_lines;                                                                               \
+            }                                                                                                                  \
+            BODY(rows, QUAD, SCALE, ADDEND)                                                                                    \
+        }                                                                                                                      \
     }
-#define TILES(name, ...) TILE(name, 1, __VA_ARGS__) TILE(name, 2, __VA_ARGS__) TILE(name, 3, __VA_ARGS__) TILE(name, 4, __VA_ARGS__)
-#define BYTE_TILES(name, n_subs, kind)                                                                                           \
+#define TILES(name, ...)                                                                                                       \
+    TILE(name, 1, __VA_ARGS__) TILE(name, 2, __VA_ARGS__) TILE(name, 3, __VA_ARGS__) TILE(name, 4, __VA_ARGS__)
+#define BYTE_TILES(name, n_subs, kind)                                                                                         \
     TILES(name, n_subs, EXPANDED_SUB_BYTES, STRIP_DWORDS(STRIP_##kind), 8, BODY_##kind, BYTE_QUAD, BYTE_SCALE, BYTE_ADDEND)
 
 TILES(nibbles_offset, 1, 288, 10, 8, BODY_OFFSET, NIBBLE_QUAD, NIBBLE_SCALE, NIBBLE_ADDEND)
@@ -328,8 +329,8 @@ V_INLINE void row_quads(const struct quant *type, const uint8_t *sub, const int3
     }
 }
 
-V_INLINE void row_sub(const struct quant *type, const enum strip_kind kind, const uint8_t *block, uint32_t sub, const int32_t *xq,
-                      __m256 y[2])
+V_INLINE void row_sub(const struct quant *type, const enum strip_kind kind, const uint8_t *block, uint32_t sub,
+                      const int32_t *xq, __m256 y[2])
 {
     const __m256i one = _mm256_set1_epi16(1);
     const float *s = (const float *)xq + 8;
@@ -409,37 +410,37 @@ static void q8_0_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_bl
 
 /* ---- the types ---- */
 
-#define INT8_TYPE(type, label, number, subs, bytes, dwords, expanded, slab, tiles, preparation, expansion)                       \
-    const struct linear_type linear_##type##_int8_avx2 = {                                                                       \
-        .name = label " int8",                                                                                                   \
-        .dtype = number,                                                                                                         \
-        .arithmetic = ARITHMETIC_INT8,                                                                                           \
-        .block_values = 32 * (subs),                                                                                             \
-        .panel_block_bytes = bytes,                                                                                              \
-        .strip_block_bytes = 4 * (dwords) * (subs),                                                                              \
-        .expanded_block_bytes = (expanded) * (subs),                                                                             \
-        .slab_blocks = slab,                                                                                                     \
-        .max_rows = INT8_ROWS,                                                                                                   \
-        .max_panels = 1,                                                                                                         \
-        .tile = {{NULL, tiles##_tile_1, tiles##_tile_2, tiles##_tile_3, tiles##_tile_4}},                                        \
-        .gemv = type##_gemv,                                                                                                     \
-        .prepare = prepare_##preparation,                                                                                        \
-        .repack = linear_##type##_repack_avx2,                                                                                   \
-        .unpack = linear_##type##_unpack_avx2,                                                                                   \
-        .expand = expansion,                                                                                                     \
+#define INT8_TYPE(type, label, number, subs, bytes, dwords, expanded, slab, tiles, preparation, expansion)                     \
+    const struct linear_type linear_##type##_int8_avx2 = {                                                                     \
+        .name = label " int8",                                                                                                 \
+        .dtype = number,                                                                                                       \
+        .arithmetic = ARITHMETIC_INT8,                                                                                         \
+        .block_values = 32 * (subs),                                                                                           \
+        .panel_block_bytes = bytes,                                                                                            \
+        .strip_block_bytes = 4 * (dwords) * (subs),                                                                            \
+        .expanded_block_bytes = (expanded) * (subs),                                                                           \
+        .slab_blocks = slab,                                                                                                   \
+        .max_rows = INT8_ROWS,                                                                                                 \
+        .max_panels = 1,                                                                                                       \
+        .tile = {{NULL, tiles##_tile_1, tiles##_tile_2, tiles##_tile_3, tiles##_tile_4}},                                      \
+        .gemv = type##_gemv,                                                                                                   \
+        .prepare = prepare_##preparation,                                                                                      \
+        .repack = linear_##type##_repack_avx2,                                                                                 \
+        .unpack = linear_##type##_unpack_avx2,                                                                                 \
+        .expand = expansion,                                                                                                   \
     }
-#define ROW_GEMV(type, kind)                                                                                                     \
-    static void type##_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)                   \
-    {                                                                                                                            \
-        row_gemv(&type, STRIP_##kind, w, x, acc, n_blocks, n_panels);                                                            \
+#define ROW_GEMV(type, kind)                                                                                                   \
+    static void type##_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)                 \
+    {                                                                                                                          \
+        row_gemv(&type, STRIP_##kind, w, x, acc, n_blocks, n_panels);                                                          \
     }
-#define NIBBLE_TYPE(type, label, number, bytes, kind, tiles, preparation)                                                        \
-    ROW_GEMV(type, kind)                                                                                                         \
+#define NIBBLE_TYPE(type, label, number, bytes, kind, tiles, preparation)                                                      \
+    ROW_GEMV(type, kind)                                                                                                       \
     INT8_TYPE(type, label, number, 1, bytes, 10, 0, 32, tiles, preparation, NULL)
-#define BYTE_TYPE(type, label, number, subs, bytes, kind, tiles, preparation)                                                    \
-    ROW_GEMV(type, kind)                                                                                                         \
-    INT8_TYPE(type, label, number, subs, bytes, STRIP_DWORDS(STRIP_##kind), EXPANDED_SUB_BYTES, 16 / (subs), tiles, preparation, \
-              linear_##type##_expand_avx2)
+#define BYTE_TYPE(type, label, number, subs, bytes, kind, tiles, preparation)                                                  \
+    ROW_GEMV(type, kind)                                                                                                       \
+    INT8_TYPE(type, label, number, subs, bytes, STRIP_DWORDS(STRIP_##kind), EXPANDED_SUB_BYTES, 16 / (subs), tiles,            \
+              preparation, linear_##type##_expand_avx2)
 
 NIBBLE_TYPE(q4_0, "q4_0", DTYPE_Q4_0, 288, OFFSET, nibbles_offset, offset_8);
 NIBBLE_TYPE(q4_1, "q4_1", DTYPE_Q4_1, 320, ADDEND, nibbles_addend, addend);

@@ -258,7 +258,8 @@ V_INLINE void expand_blocks(const struct quant *type, const uint8_t *w, uint32_t
             type->scales(w, sub, &s);
             UNROLL for (uint32_t half = 0; half < 2; half++) {
                 UNROLL for (uint32_t quad = 0; quad < 8; quad++)
-                    _mm256_store_si256((void *)(out + 64 * quad + 32 * half), type->quad(w + sub * type->sub_bytes, quad, half));
+                    _mm256_store_si256((void *)(out + 64 * quad + 32 * half),
+                                       type->quad(w + sub * type->sub_bytes, quad, half));
                 _mm256_store_ps((float *)(out + EXPANDED_SCALE + 32 * half), s.scale[half]);
                 if (type->has_addend)
                     _mm256_store_ps((float *)(out + EXPANDED_ADDEND + 32 * half), s.addend[half]);
@@ -272,23 +273,23 @@ V_INLINE void expand_blocks(const struct quant *type, const uint8_t *w, uint32_t
         }
 }
 
-#define LAYOUT(type, file_bytes, put)                                                                                            \
-    void linear_##type##_repack_avx2(const uint8_t *rows, size_t row_bytes, uint32_t first_lane, uint32_t n_lanes,               \
-                                     uint32_t n_cols, uint8_t *panel)                                                            \
-    {                                                                                                                            \
-        repack_lanes(&type, file_bytes, type##_read, put, rows, row_bytes, first_lane, n_lanes, n_cols, panel);                  \
-    }                                                                                                                            \
-    void linear_##type##_unpack_avx2(const uint8_t *w, uint32_t n_blocks, float *values)                                         \
-    {                                                                                                                            \
-        unpack_blocks(&type, w, n_blocks, values);                                                                               \
-    }                                                                                                                            \
-    void linear_##type##_values_avx2(const uint8_t *w, uint32_t n_blocks, uint8_t *values)                                       \
-    {                                                                                                                            \
-        unpack_blocks(&type, w, n_blocks, (float *)values);                                                                      \
-    }                                                                                                                            \
-    void linear_##type##_expand_avx2(const uint8_t *w, uint32_t n_blocks, uint8_t *expanded)                                     \
-    {                                                                                                                            \
-        expand_blocks(&type, w, n_blocks, expanded);                                                                             \
+#define LAYOUT(type, file_bytes, put)                                                                                          \
+    void linear_##type##_repack_avx2(const uint8_t *rows, size_t row_bytes, uint32_t first_lane, uint32_t n_lanes,             \
+                                     uint32_t n_cols, uint8_t *panel)                                                          \
+    {                                                                                                                          \
+        repack_lanes(&type, file_bytes, type##_read, put, rows, row_bytes, first_lane, n_lanes, n_cols, panel);                \
+    }                                                                                                                          \
+    void linear_##type##_unpack_avx2(const uint8_t *w, uint32_t n_blocks, float *values)                                       \
+    {                                                                                                                          \
+        unpack_blocks(&type, w, n_blocks, values);                                                                             \
+    }                                                                                                                          \
+    void linear_##type##_values_avx2(const uint8_t *w, uint32_t n_blocks, uint8_t *values)                                     \
+    {                                                                                                                          \
+        unpack_blocks(&type, w, n_blocks, (float *)values);                                                                    \
+    }                                                                                                                          \
+    void linear_##type##_expand_avx2(const uint8_t *w, uint32_t n_blocks, uint8_t *expanded)                                   \
+    {                                                                                                                          \
+        expand_blocks(&type, w, n_blocks, expanded);                                                                           \
     }
 LAYOUT(q4_0, 18, put_nibbles)
 LAYOUT(q4_1, 20, put_nibbles)

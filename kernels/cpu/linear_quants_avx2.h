@@ -1,9 +1,9 @@
-/* linear_quants_avx2.h: where the AVX2 panels keep quantised weights, lossless and as small as in the file.
- * A block is n_subs pieces ("subs") of 32 columns, then the scales of its 16 rows. In a sub the unsigned weights q of 4 columns
- * (a quad: columns 4Q .. 4Q + 3, Q = 0..7) of one row share a dword, low column in the low byte; rows 0..7 and 8..15 are the two
- * halves, a vector each. Planes of a sub: nibbles, 4 x 64 bytes (quads Q | Q + 4 << 4); 2 bits, 2 x 64 bytes (quad Q at plane
- * Q % 2, bit 2 (Q / 2)); 1 bit, 64 bytes (quad Q at bit Q). A weight is (q - offset) * scale + addend, where K types scale every
- * 16 or 32 columns by a small integer. Scale and addend of K types are exact products of a float16 and that integer. */
+/* linear_quants_avx2.h: where the AVX2 panels keep quantised weights, lossless and as small as in the file. A block is n_subs
+ * pieces ("subs") of 32 columns, then the scales of its 16 rows. In a sub the unsigned weights q of 4 columns (a quad: columns
+ * 4Q .. 4Q + 3, Q = 0..7) of one row share a dword, low column in the low byte; rows 0..7 and 8..15 are the two halves, a
+ * vector each. Planes of a sub: nibbles, 4 x 64 bytes (quads Q | Q + 4 << 4); 2 bits, 2 x 64 bytes (quad Q at plane Q % 2, bit
+ * 2 (Q / 2)); 1 bit, 64 bytes (quad Q at bit Q). A weight is (q - offset) * scale + addend, where K types scale every 16 or 32
+ * columns by a small integer. Scale and addend of K types are exact products of a float16 and that integer. */
 #ifndef LLMPY_LINEAR_QUANTS_AVX2_H
 #define LLMPY_LINEAR_QUANTS_AVX2_H
 
@@ -187,14 +187,14 @@ V_INLINE void q2_k_scales(const uint8_t *p, uint32_t sub, struct sub_scales *s)
 
 /* ---- the types ---- */
 
-#define QUANT(type, subs, bytes_of_sub, bytes_of_scales, off, addend, sc, quad_function, read_scales)                            \
-    V_INLINE void type##_sub_scales(const uint8_t *block, uint32_t sub, struct sub_scales *s)                                    \
-    {                                                                                                                            \
-        const uint8_t *p = block + (subs) * (bytes_of_sub);                                                                      \
-        (void)sub;                                                                                                               \
-        read_scales;                                                                                                             \
-    }                                                                                                                            \
-    static const struct quant type = {subs,   bytes_of_sub, (subs) * (bytes_of_sub) + (bytes_of_scales), off, addend, sc,       \
+#define QUANT(type, subs, bytes_of_sub, bytes_of_scales, off, addend, sc, quad_function, read_scales)                          \
+    V_INLINE void type##_sub_scales(const uint8_t *block, uint32_t sub, struct sub_scales *s)                                  \
+    {                                                                                                                          \
+        const uint8_t *p = block + (subs) * (bytes_of_sub);                                                                    \
+        (void)sub;                                                                                                             \
+        read_scales;                                                                                                           \
+    }                                                                                                                          \
+    static const struct quant type = {subs,   bytes_of_sub, (subs) * (bytes_of_sub) + (bytes_of_scales), off, addend, sc,      \
                                       quad_function, type##_sub_scales}
 
 QUANT(q4_0, 1, NIBBLE_PLANE, 32, 8, false, false, nibble_quad, d_scales(p, s));
@@ -217,10 +217,10 @@ QUANT(q2_k, 8, TWO_BIT_PLANE, 320, 0, true, true, q2_quad, q2_k_scales(p, sub, s
 #define EXPANDED_SUB_BYTES 832u
 
 /* linear_layout_avx2.c; the values' own layout for Q8_0: 16 float16 d, then [16 pairs of k][16 rows][2] int8 */
-#define LAYOUT(type)                                                                                                             \
-    linear_repack linear_##type##_repack_avx2;                                                                                   \
-    linear_unpack linear_##type##_unpack_avx2;                                                                                   \
-    linear_expand linear_##type##_values_avx2;                                                                                   \
+#define LAYOUT(type)                                                                                                           \
+    linear_repack linear_##type##_repack_avx2;                                                                                 \
+    linear_unpack linear_##type##_unpack_avx2;                                                                                 \
+    linear_expand linear_##type##_values_avx2;                                                                                 \
     extern const struct linear_type linear_##type##_float_avx2, linear_##type##_int8_avx2;
 #define EXPAND(type) linear_expand linear_##type##_expand_avx2;
 EACH_QUANT(LAYOUT)

@@ -1,8 +1,8 @@
-/* linear_type.h: one weight type on one instruction set, as the table that linear.c and matrix.c drive.
- * A matrix part is stored as panels of 16 rows, one after the other; a panel is n_blocks blocks of block_values columns, each
- * panel_block_bytes long, in any layout that suits the kernels (each instruction set repacks for itself, losslessly). Activations
- * are packed ("prepared") in strips of 1 to max_rows rows. A tile multiplies one strip with 1 or 2 panels. The order of the float
- * sums is fixed by the type alone: a tile of any size, the gemv, and any cut of k into slabs give the same bits for a row. */
+/* linear_type.h: one weight type on one instruction set, as the table that linear.c and matrix.c drive. A matrix part is
+ * stored as panels of 16 rows, one after the other; a panel is n_blocks blocks of block_values columns, each panel_block_bytes
+ * long, in any layout that suits the kernels (each instruction set repacks for itself, losslessly). Activations are packed
+ * ("prepared") in strips of 1 to max_rows rows. A tile multiplies one strip with 1 or 2 panels. The order of the float sums is
+ * fixed by the type alone: a tile of any size, the gemv, and any cut of k into slabs give the same bits for a row. */
 #ifndef LLMPY_LINEAR_TYPE_H
 #define LLMPY_LINEAR_TYPE_H
 
@@ -43,7 +43,7 @@ struct linear_type {
     const char *name;                /* "q4_0 int8" */
     uint32_t dtype, arithmetic;      /* enum dtype; enum arithmetic, not AUTO */
     uint32_t block_values;           /* columns of a block: 32 or 256 */
-    uint32_t panel_block_bytes;      /* 16 rows x block_values weights; a multiple of 32, panels are 32-byte aligned or better */
+    uint32_t panel_block_bytes;      /* 16 rows x block_values weights; a multiple of 32, so panels lie on 32 bytes */
     uint32_t strip_block_bytes;      /* one prepared row x block_values */
     uint32_t expanded_block_bytes;   /* 0: tiles read the packed weights (then expand is NULL) */
     uint32_t slab_blocks;            /* blocks of a slab of k: the weights (as the tiles read them) that stay in L1 */

@@ -1,5 +1,5 @@
-/* Weight matrices: rows of the checkpoint's types, repacked losslessly into the instruction set's panels, and read back exactly.
- * Both ways are bound by memory: 2 bytes moved for each byte of weights. */
+/* Weight matrices: rows of the checkpoint's types, repacked losslessly into the instruction set's panels, and read back
+ * exactly. Both ways are bound by memory: 2 bytes moved for each byte of weights. */
 #include "matrix.h"
 #include "ops.h"
 #include "../../csrc/base/mem.h"
@@ -21,8 +21,8 @@ static enum rc part_type(const struct matrix_desc *desc, uint32_t i, const struc
     if (info && !*type)
         *type = K(linear_type)(part->dtype, ARITHMETIC_FLOAT);
     if (!*type)
-        return err_set(err, RC_UNSUPPORTED, "matrix: wanted a float or GGUF quantised type of the CPU backend, have %s (%u)", name,
-                       part->dtype);
+        return err_set(err, RC_UNSUPPORTED, "matrix: wanted a float or GGUF quantised type of the CPU backend, have %s (%u)",
+                       name, part->dtype);
     if (desc->n_cols % info->block_values)
         return err_set(err, RC_UNSUPPORTED, "matrix: %s wants columns in multiples of %u, have %u", name, info->block_values,
                        desc->n_cols);
@@ -96,7 +96,8 @@ enum rc K(matrix_write)(struct cpu *cpu, struct matrix *matrix, uint32_t part_id
                         const void *rows, struct err *err)
 {
     if (part_idx >= matrix->n_parts || (uint64_t)first_row + n_rows > matrix->parts[part_idx].n_rows)
-        return err_set(err, RC_INTERNAL, "matrix: rows %u + %u of part %u are outside of the matrix", first_row, n_rows, part_idx);
+        return err_set(err, RC_INTERNAL, "matrix: rows %u + %u of part %u are outside of the matrix", first_row, n_rows,
+                       part_idx);
     const struct cpu_part *part = &matrix->parts[part_idx];
     const struct dtype_info *info = dtype_info(part->type->dtype);
     struct write_job job = {cpu, part, matrix->n_cols, first_row, n_rows,

@@ -1,6 +1,7 @@
-/* matrix.h: the CPU backend's struct matrix. Every part starts on a panel boundary of its own and is padded to whole panels with
- * zeros; consecutive parts of one type form a run, whose panels linear.c streams as one. Row numbers (of the output of a linear,
- * of matrix_read and embed) count the parts' real rows, without padding. matrix.c creates and fills it, one matrix at a time. */
+/* matrix.h: the CPU backend's struct matrix. Every part starts on a panel boundary of its own and is padded to whole panels
+ * with zeros; consecutive parts of one type form a run, whose panels linear.c streams as one. Row numbers (of the output of a
+ * linear, of matrix_read and embed) count the parts' real rows, without padding. matrix.c creates and fills it, one matrix at
+ * a time. */
 #ifndef LLMPY_CPU_MATRIX_H
 #define LLMPY_CPU_MATRIX_H
 

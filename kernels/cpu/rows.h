@@ -1,5 +1,5 @@
-/* rows.h: what the CPU backend computes on one row of float32, wherever it is fused: the separate operation and every fused form
- * call the same function, which is why they agree bit for bit. A result depends on the row and its width alone. */
+/* rows.h: what the CPU backend computes on one row of float32, wherever it is fused: the separate operation and every fused
+ * form call the same function, which is why they agree bit for bit. A result depends on the row and its width alone. */
 #ifndef LLMPY_ROWS_H
 #define LLMPY_ROWS_H
 

@@ -73,7 +73,7 @@ def test_values_and_rows(dtype: str, arithmetic: int, shape: tuple[int, int], ba
     for backend in backends:
         matrix = backend.matrix([(dtype, n, raw)], k, 1, arithmetic)
         assert backend.matrix_info(matrix, 0)[1] == arithmetic
-        counts = list(range(1, 34)) + [47, 64, 100, 255, 512] if backend is backends[0] else [1, 3, 29, 512]
+        counts = [*range(1, 34), 47, 64, 100, 255, 512] if backend is backends[0] else [1, 3, 29, 512]
         full = linear(backend, matrix, x, n)
         whole = full if whole is None else whole
         assert equal_bits(full, whole)
@@ -83,13 +83,13 @@ def test_values_and_rows(dtype: str, arithmetic: int, shape: tuple[int, int], ba
         assert backend.allocations == 0
     exact = x.astype(np.float64) @ values.T.astype(np.float64)
     error = np.linalg.norm(whole - exact) / np.linalg.norm(exact)
-    # float: rounding of one chain; int8: rounding of the activations. bfloat16 on AVX-512 may round the activations to bfloat16.
+    # float: rounding of one chain; int8: of the activations; bfloat16 on AVX-512 may round the activations, too
     assert error < (0.012 if arithmetic == INT8 else 4e-3 if dtype == "bfloat16" else 2e-6)
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), CASES)
 def test_read_back(dtype: str, arithmetic: int, isa: str) -> None:
-    """matrix_read and embed give the checkpoint's exact values, whatever the panels look like, written in pieces or at once."""
+    """matrix_read and embed give the checkpoint's exact values, written in pieces or at once."""
     rng = np.random.default_rng(2)
     backend = _core.Backend("cpu", isa, 2)
     n, k = 77, 768
@@ -141,7 +141,9 @@ def test_mixed_parts(arithmetic: int, backends: list[_core.Backend]) -> None:
             assert equal_bits(linear(backend, matrix, x[:rows], 207), np.concatenate(alone, 1))
 
 
-@pytest.mark.parametrize(("dtype", "arithmetic"), [("float32", FLOAT), ("bfloat16", FLOAT), ("q4_0", INT8), ("q6_k", INT8)])
+@pytest.mark.parametrize(
+    ("dtype", "arithmetic"), [("float32", FLOAT), ("bfloat16", FLOAT), ("q4_0", INT8), ("q6_k", INT8)]
+)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_fused_equals_composed(dtype: str, arithmetic: int, rows: int, isa: str) -> None:
     """rms_norm, gated, bias and add inside the linear have the bits of the separate operations; y may be add."""

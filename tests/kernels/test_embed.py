@@ -1,0 +1,27 @@
+"""Embedding rows: exact values of every part of a matrix (more types in test_linear.py), refused ids, no allocation."""
+
+import numpy as np
+import pytest
+
+from llmpy import _core
+
+
+@pytest.mark.parametrize("isa", _core.cpu_isas())
+@pytest.mark.parametrize("threads", [1, 3])
+def test_embed(isa: str, threads: int) -> None:
+    rng = np.random.default_rng(0)
+    backend = _core.Backend("cpu", isa, threads)
+    first = rng.standard_normal((37, 72)).astype(np.float32)
+    second = rng.standard_normal((50, 72)).astype(np.float16)
+    matrix = backend.matrix([("float32", 37, first), ("float16", 50, second)], 72, 2)
+    table = np.concatenate([first, second.astype(np.float32)])
+    ids = np.array([0, 36, 37, 86, 86, 15, 52], np.int32)
+    out = np.empty((7, 72), np.float32)
+    backend.embed(matrix, ids, out)
+    assert backend.allocations == 0
+    assert out.tobytes() == table[ids].tobytes()
+    backend.embed(matrix, ids, out, 8.5)
+    assert out.tobytes() == (table[ids] * np.float32(8.5)).tobytes()
+    for bad in (-1, 87):
+        with pytest.raises(Exception, match="token id"):
+            backend.embed(matrix, np.array([0, bad], np.int32), out[:2])
