@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
     )
     from .config import EngineConfig
-    from .devices import build_info, devices
     from .errors import (
         ChatTemplateError,
         CheckpointError,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
         WeightsMissingError,
         WeightUpdateError,
     )
+    from .hardware import build_info, devices
     from .inputs import TextPrompt, TokensPrompt
     from .llm import LLM
     from .logprobs import Logprob
@@ -68,7 +68,7 @@ _MODULES = {
     "_later": "AsyncEngine BeamSearchOutput BeamSearchParams BeamSearchSequence EmbeddingRequestOutput LoRARequest "
     "PoolingParams PoolingRequestOutput StructuredOutputsParams",
     "config": "EngineConfig",
-    "devices": "build_info devices",
+    "hardware": "build_info devices",
     "errors": "ChatTemplateError CheckpointError ConfigError DeviceError DeviceMemoryError EngineAsleepError "
     "EngineBusyError EngineClosedError EngineDeadError GenerationInterrupted InvalidRequestError LlmpyError "
     "ModelNotFoundError NoAllowedTokenError NonFiniteLogitsError QueueFullError RequestFailedError UnsupportedError "

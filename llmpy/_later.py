@@ -1,6 +1,8 @@
-"""Names of the public API that are not built yet. Making one raises UnsupportedError; nothing pretends."""
+"""Names of the public API that are not built yet. Using one raises UnsupportedError; nothing pretends."""
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 from .errors import UnsupportedError
 
@@ -56,3 +58,87 @@ class LoRARequest(_Later):
     """An adapter."""
 
     _instead = "; merge the adapter into the checkpoint"
+
+
+class LaterMethods:
+    """Methods of LLM that are not built yet."""
+
+    def as_completed(self, *args: object, **kwargs: object) -> NoReturn:
+        """Outputs as they finish."""
+        _refuse("as_completed()", "use add_request() and step()")
+
+    def enqueue(self, *args: object, **kwargs: object) -> NoReturn:
+        """Queues prompts."""
+        _refuse("enqueue()", "use add_request()")
+
+    def enqueue_chat(self, *args: object, **kwargs: object) -> NoReturn:
+        """Queues conversations."""
+        _refuse("enqueue_chat()", "use add_request()")
+
+    def wait_for_completion(self, *args: object, **kwargs: object) -> NoReturn:
+        """Waits for what was queued."""
+        _refuse("wait_for_completion()", "use step()")
+
+    def beam_search(self, *args: object, **kwargs: object) -> NoReturn:
+        """Beam search."""
+        _refuse("beam_search()", "use generate() with n")
+
+    def embed(self, *args: object, **kwargs: object) -> NoReturn:
+        """Embeddings."""
+        _refuse("embed()", "generate() and score() are")
+
+    def encode(self, *args: object, **kwargs: object) -> NoReturn:
+        """Pooled states."""
+        _refuse("encode()", "for token ids use get_tokenizer().encode()")
+
+    def classify(self, *args: object, **kwargs: object) -> NoReturn:
+        """Classification."""
+        _refuse("classify()", "score() gives logprobs of labels")
+
+    def similarity(self, *args: object, **kwargs: object) -> NoReturn:
+        """Similarity of pairs."""
+        _refuse("similarity()", "generate() and score() are")
+
+    def sleep(self, *args: object, **kwargs: object) -> NoReturn:
+        """Gives memory back."""
+        _refuse("sleep()", "use close()")
+
+    def wake_up(self, *args: object, **kwargs: object) -> NoReturn:
+        """Ends sleep."""
+        _refuse("wake_up()", "the engine cannot sleep")
+
+    def update_weights(self, *args: object, **kwargs: object) -> NoReturn:
+        """New weights in place."""
+        _refuse("update_weights()", "make a new LLM")
+
+    def begin_update(self, *args: object, **kwargs: object) -> NoReturn:
+        """New weights in place."""
+        _refuse("begin_update()", "make a new LLM")
+
+    def weight_checksum(self, *args: object, **kwargs: object) -> NoReturn:
+        """Checksums of the weights."""
+        _refuse("weight_checksum()", "weight_info() is")
+
+    def compare_weights(self, *args: object, **kwargs: object) -> NoReturn:
+        """Compares the weights with others."""
+        _refuse("compare_weights()", "weight_info() is")
+
+    def tap(self, *args: object, **kwargs: object) -> NoReturn:
+        """Intermediate tensors."""
+        _refuse("tap()", "program() and weight_info() are")
+
+    def get_metrics(self, *args: object, **kwargs: object) -> NoReturn:
+        """Metrics under other names."""
+        _refuse("get_metrics()", "use stats()")
+
+    def collective_rpc(self, *args: object, **kwargs: object) -> NoReturn:
+        """Calls on all ranks."""
+        _refuse("collective_rpc()", "there is one rank: call the methods of LLM")
+
+    def apply_model(self, *args: object, **kwargs: object) -> NoReturn:
+        """There is no module tree to apply a function to."""
+        raise UnsupportedError("apply_model(): there is no module tree; see program(), weight_info() and tap()")
+
+
+def _refuse(name: str, instead: str) -> NoReturn:
+    raise UnsupportedError(f"{name} is not supported yet; {instead}")

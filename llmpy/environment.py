@@ -37,18 +37,23 @@ def num_threads() -> int:
 
 
 def start() -> None:
-    """Sets the level of the log and warns of LLMPY_* names that mean nothing."""
+    """Sets up the log, and warns of LLMPY_* names that mean nothing."""
     import logging
+    import warnings
 
     logger = logging.getLogger("llmpy")
     level = os.environ.get("LLMPY_LOG", "").lower()
-    if level in _LOG_LEVELS:
-        logger.setLevel(_LOG_LEVELS[level])
+    if level and level not in _LOG_LEVELS:
+        warnings.warn(f"LLMPY_LOG is {level!r}; it must be one of {', '.join(_LOG_LEVELS)}", stacklevel=2)
     elif level:
-        logger.warning("LLMPY_LOG is %r; it must be one of %s", level, ", ".join(_LOG_LEVELS))
+        logger.setLevel(_LOG_LEVELS[level])
+    if not logger.handlers:
+        # Whoever sets the level wants to see something, even where the program has no logging of its own.
+        logger.addHandler(logging.StreamHandler() if level and not logging.root.handlers else logging.NullHandler())
     for name in sorted(os.environ):
         if name.startswith("LLMPY_") and name not in _NAMES and name not in _BUILD_NAMES:
             from difflib import get_close_matches
 
             nearest = get_close_matches(name, _NAMES, 1, 0)[0]
-            logger.warning("environment variable %s is unknown and has no effect; the nearest is %s", name, nearest)
+            message = f"environment variable {name} is unknown and has no effect; the nearest is {nearest}"
+            warnings.warn(message, stacklevel=2)

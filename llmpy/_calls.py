@@ -1,0 +1,247 @@
+"""The calls of LLM: many prompts at once, scores, streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ._frontend import Frontend, at
+from ._requests import Request, ScoreRequest
+from .errors import GenerationInterrupted, InvalidRequestError, LlmpyError, RequestFailedError
+from .inputs import Prompt
+from .outputs import Chunk, RequestOutput, RequestOutputs, ScoreOutput
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from ._driver import Driver
+    from .progress import UseTqdm
+    from .sampling_params import SamplingParams
+
+Submission = tuple[Request, dict[str, Any]]
+Output = TypeVar("Output", RequestOutput, ScoreOutput)
+
+
+def prepare(
+    frontend: Frontend,
+    prompts: Sequence[Prompt | LlmpyError],
+    params: Sequence[SamplingParams],
+    priorities: Sequence[int],
+) -> list[Submission]:
+    """Requests with what the core takes; a bad one carries its error."""
+    translated: dict[int, dict[str, Any]] = {}
+    submissions = []
+    for index, (prompt, param, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
+        request = new_request(frontend, prompt, param, index)
+        core: dict[str, Any] = {}
+        try:
+            if isinstance(prompt, LlmpyError):
+                raise prompt
+            frontend.check(prompt, param, priority)
+            if id(param) not in translated:
+                translated[id(param)] = frontend.translator.core_params(param)
+            core = frontend.translator.prompt_params(request, translated[id(param)], priority)
+        except LlmpyError as error:
+            request.fail(at(error, index))
+        submissions.append((request, core))
+    return submissions
+
+
+def new_request(
+    frontend: Frontend, prompt: Prompt | LlmpyError, params: SamplingParams, index: int = 0, queued: bool = False
+) -> Request:
+    """A request with its seed, not yet submitted."""
+    ordinal, seed = frontend.next_seed()
+    known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
+    seed = seed if params.seed is None else params.seed
+    mode = frontend.translator.mode(params)
+    request = Request(str(ordinal), index, known, params, mode, seed, frontend.context, queued)
+    request.match_stops = bool(params.stop_strings) and not frontend.translator.core_matches_stops(params)
+    return request
+
+
+def run(
+    driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str, collect: Callable[[], Any]
+) -> None:
+    """Submits all and waits for them. The caller drives.
+
+    Args:
+        driver: The engine.
+        submissions: Requests; those that failed already are left aside.
+        use_tqdm: As in `LLM.generate`.
+        on_error: "raise" or "return".
+        collect: Makes the outputs, for an interruption.
+    """
+    if on_error not in ("raise", "return"):
+        message = f"on_error must be 'raise' or 'return', got {on_error!r}."
+        raise InvalidRequestError(message, parameter="on_error", value=on_error)
+    if on_error == "raise":
+        for request, _ in submissions:
+            if request.error is not None:
+                raise request.error
+    requests = [request for request, _ in submissions]
+    try:
+        with Progress(use_tqdm, len(requests), lambda: _counts(driver)) as progress:
+            _submit(driver, submissions, on_error)
+            progress.update(sum(request.finished for request in requests))
+            driver.finish(requests, progress.update)
+    except KeyboardInterrupt:
+        driver.drop(requests)
+        raise GenerationInterrupted(partial=collect()) from None
+
+
+def _submit(driver: Driver, submissions: Sequence[Submission], on_error: str) -> None:
+    """Queues all, or none when one of them raises."""
+    done: list[Request] = []
+    try:
+        for request, core in submissions:
+            if request.finished:
+                continue
+            try:
+                if request.match_stops:
+                    request.prepare_text()
+                driver.submit(request, core)
+                done.append(request)
+            except InvalidRequestError as error:
+                if on_error == "raise":
+                    raise at(error, request.index) from None
+                request.fail(at(error, request.index))
+    except BaseException:
+        driver.drop(done)
+        raise
+
+
+def _counts(driver: Driver) -> tuple[int, int]:
+    """Prompt and output tokens computed so far."""
+    stats = driver.engine.stats()
+    return int(stats["prompt_tokens"]), int(stats["generation_tokens"])
+
+
+def generate(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str) -> RequestOutputs:
+    """Outputs of all requests in order. The caller drives."""
+    start = time.perf_counter()
+
+    def collect() -> RequestOutputs:
+        outputs = [request.output() for request, _ in submissions]
+        return RequestOutputs(outputs, time.perf_counter() - start)
+
+    run(driver, submissions, use_tqdm, on_error, collect)
+    outputs = collect()
+    if on_error == "raise":
+        raise_failure(outputs)
+    return outputs
+
+
+def score(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str) -> list[ScoreOutput]:
+    """Scores of all sequences in order. The caller drives."""
+
+    def collect() -> list[ScoreOutput]:
+        return [request.score() for request, _ in submissions if isinstance(request, ScoreRequest)]
+
+    run(driver, submissions, use_tqdm, on_error, collect)
+    outputs = collect()
+    if on_error == "raise":
+        raise_failure(outputs)
+    return outputs
+
+
+def raise_failure(outputs: Sequence[RequestOutput] | Sequence[ScoreOutput]) -> None:
+    """Raises RequestFailedError if one of the requests failed, with all outputs."""
+    failed = [output for output in outputs if output.error is not None]
+    if failed:
+        error = RequestFailedError(
+            f"{len(failed)} of {len(outputs)} requests failed; number {failed[0].index}: {failed[0].error}; "
+            "the outputs are in .outputs",
+            outputs=outputs,
+            output=failed[0],
+        )
+        raise error from failed[0].error
+
+
+def prepare_scores(
+    frontend: Frontend,
+    prompts: Sequence[Prompt | LlmpyError],
+    starts: Sequence[int],
+    params: SamplingParams,
+) -> list[Submission]:
+    """Score requests with what the core takes; `params` carries temperature and logprobs."""
+    submissions: list[Submission] = []
+    for index, (prompt, start) in enumerate(zip(prompts, starts, strict=True)):
+        known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
+        request = ScoreRequest(str(index), index, known, params, "raw_logprobs", 0, frontend.context)
+        request.start = start
+        core: dict[str, Any] = {
+            "seed": 0,
+            "score_start": start,
+            "temperature": params.temperature,
+            "logprobs": params.logprobs,
+        }
+        try:
+            if isinstance(prompt, LlmpyError):
+                raise prompt
+            _check_score(frontend, prompt, start, params)
+            core = frontend.translator.prompt_params(request, core)
+            if prompt.ids is not None and start == len(prompt.ids):
+                request.finished = True
+        except LlmpyError as error:
+            request.fail(at(error, index))
+        submissions.append((request, core))
+    return submissions
+
+
+def _check_score(frontend: Frontend, prompt: Prompt, start: int, params: SamplingParams) -> None:
+    if prompt.prior is not None:
+        raise InvalidRequestError("score() takes whole sequences, not output_token_ids", parameter="output_token_ids")
+    frontend.check_length(prompt, room=0)
+    assert prompt.ids is not None
+    length = len(prompt.ids)
+    if not 1 <= start <= length:
+        message = f"start must be in [1, {length}], the length of the sequence, got {start}."
+        raise InvalidRequestError(message, parameter="start", value=start)
+    frontend.check_size("logprobs", params.logprobs or 0, length)
+
+
+def stream(driver: Driver, request: Request, core: dict[str, Any], keep: object) -> Iterator[Chunk]:
+    """New text of one request, step by step. Closing or dropping the iterator aborts it.
+
+    Args:
+        driver: The engine.
+        request, core: Checked, not yet submitted.
+        keep: Lives as long as the iterator.
+    """
+    chars = tokens = 0
+    shown_all = False
+    try:
+        with driver.driving():
+            if request.match_stops:
+                request.prepare_text()
+            driver.submit(request, core)
+        while not shown_all:
+            if not request.finished:
+                _advance(driver, request)
+            output, shown_all = request.output(), request.finished
+            sample = output.outputs[0]
+            if len(sample.token_ids_array) > tokens or shown_all:
+                logprobs = None if sample.token_logprobs is None else sample.token_logprobs[tokens:]
+                yield Chunk(sample.text[chars:], sample.token_ids_array[tokens:].tolist(), logprobs, output)
+                chars, tokens = len(sample.text), len(sample.token_ids_array)
+        if request.error is not None:
+            outputs = RequestOutputs([request.output()])
+            raise RequestFailedError(
+                f"request failed: {request.error}", outputs=outputs, output=outputs[0]
+            ) from request.error
+    finally:
+        if not request.finished and request.number >= 0:
+            driver.forget(request)
+
+
+def _advance(driver: Driver, request: Request) -> None:
+    """Steps until there is news of the request."""
+    with driver.driving():
+        try:
+            while request not in driver.advance(until_finished=False):
+                if not driver.engine.has_unfinished():
+                    raise RuntimeError("engine lost the request of a stream")
+        except KeyboardInterrupt:
+            driver.drop([request])
+            raise GenerationInterrupted(partial=RequestOutputs([request.output()])) from None

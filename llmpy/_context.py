@@ -1,0 +1,57 @@
+"""What the outputs of an engine's requests have in common: vocabulary, tokenizer, label of the weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .inputs import Prompt
+    from .sampling_params import SamplingParams
+    from .text import SampleText
+    from .tokenizer import Tokenizer
+
+
+class Context:
+    """Shared by all requests of an engine; knows nothing of the engine, so outputs may outlive it.
+
+    Args:
+        vocab_size: Rows of the vocabulary.
+        tokenizer: None: no text is made.
+        token_bytes: Text bytes of every token, or None if text is no concatenation of them.
+        version: The caller's label of the weights; None = their epoch.
+    """
+
+    __slots__ = ("token_bytes", "tokenizer", "version", "vocab_size")
+
+    def __init__(
+        self,
+        vocab_size: int,
+        tokenizer: Tokenizer | None = None,
+        token_bytes: list[bytes] | None = None,
+        version: str | None = None,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.tokenizer = tokenizer
+        self.token_bytes = token_bytes
+        self.version = version
+
+    def decode(self, token: int) -> str | None:
+        """Text of one token, partial bytes as U+FFFD; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        table = self.token_bytes
+        if table is not None and token < len(table) and table[token]:
+            return table[token].decode("utf-8", "replace")
+        text: str = self.tokenizer.decode([token])
+        return text
+
+    def make_text(self, prompt: Prompt, params: SamplingParams) -> SampleText | None:
+        """Makes the text of one sample; None where no text is wanted."""
+        if self.tokenizer is None or prompt.ids is None or not params.detokenize:
+            return None
+        from .text import SampleText
+
+        text = SampleText(self.tokenizer, prompt.ids.tolist(), params)
+        if prompt.prior is not None:
+            text.prime(prompt.prior.tolist())
+        return text

@@ -1,0 +1,168 @@
+"""Drives the core's engine: one thread at a time, news of every request to where it belongs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .errors import EngineBusyError, EngineClosedError
+
+if TYPE_CHECKING:
+    from ._core import Engine, Model, News
+    from ._requests import Request
+
+SLICE_MS = 40
+"""Longest stay in the core without looking for signals, besides the step in flight."""
+
+
+class Driver:
+    """One engine of the core and the requests that it holds.
+
+    Args:
+        model, engine: The core's; closed by `close`.
+    """
+
+    def __init__(self, model: Model, engine: Engine) -> None:
+        self.model = model
+        self.engine = engine
+        self.closed = False
+        self._pid = os.getpid()
+        self.queued_news: dict[int, Request] = {}
+        """Requests with news that `step` has yet to hand out."""
+        self._requests: dict[int, Request] = {}
+        self._inbox: deque[News] = deque()
+        self._table = threading.Lock()
+        self._busy = threading.Lock()
+
+    def check(self) -> None:
+        """Raises unless the engine can be used.
+
+        Raises:
+            EngineClosedError: It was closed, or belongs to another process.
+        """
+        if os.getpid() != self._pid:
+            raise EngineClosedError(f"engine belongs to process {self._pid}; create one in this process")
+        if self.closed:
+            raise EngineClosedError("engine is closed")
+
+    @contextmanager
+    def driving(self) -> Iterator[None]:
+        """Claims the engine for this thread.
+
+        Raises:
+            EngineBusyError: Another thread has it.
+        """
+        self.check()
+        if not self._busy.acquire(blocking=False):
+            raise EngineBusyError("engine is in use by another thread")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def submit(self, request: Request, params: Mapping[str, Any]) -> None:
+        """Queues a request; from any thread."""
+        assert request.prompt.ids is not None
+        with self._table:
+            self.check()
+            request.number = self.engine.submit(request.prompt.ids.tobytes(), dict(params))
+            self._requests[request.number] = request
+
+    def abort(self, requests: Iterable[Request]) -> None:
+        """Ends requests at the next step boundary; finished ones are passed over. From any thread."""
+        numbers = [request.number for request in requests if not request.finished and request.number >= 0]
+        if numbers and not self.closed:
+            self.engine.abort(numbers)
+
+    def advance(self, until_finished: bool) -> list[Request]:
+        """Runs the engine and hands out what is new. The caller drives.
+
+        Args:
+            until_finished: Run until a sample finishes or a short time is over, and leave running samples alone; else
+                run one step and take everything.
+
+        Returns:
+            The requests with news.
+        """
+        if not self._inbox:
+            if until_finished:
+                self.engine.run(SLICE_MS)
+            else:
+                self.engine.step()
+            with self._table:
+                self._inbox.extend(self.engine.take(until_finished))
+        return self._deliver()
+
+    def _deliver(self) -> list[Request]:
+        """Hands out the news. An interruption in between loses none: what is handed out twice is known."""
+        touched: dict[int, Request] = {}
+        while self._inbox:
+            news = self._inbox[0]
+            number = news["request"]
+            request = self._requests.get(number)
+            if request is not None:
+                request.absorb(news)
+                touched[number] = request
+                if request.queued:
+                    self.queued_news[number] = request
+                if request.finished:
+                    if not news["is_last"]:
+                        self.engine.abort([number])
+                    del self._requests[number]
+            self._inbox.popleft()
+        return list(touched.values())
+
+    def finish(self, requests: Iterable[Request], progress: Callable[[int], None]) -> None:
+        """Runs until these requests are finished. The caller drives.
+
+        Args:
+            requests: Submitted requests.
+            progress: Called after every slice with the number of them that finished in it.
+        """
+        pending = {request.number: request for request in requests if not request.finished}
+        stepwise = any(request.match_stops for request in pending.values())
+        try:
+            while pending:
+                touched = self.advance(until_finished=not stepwise)
+                done = [
+                    pending.pop(request.number) for request in touched if request.finished and request.number in pending
+                ]
+                if pending and not touched and not self.engine.has_unfinished():
+                    raise RuntimeError(f"engine lost {len(pending)} requests")
+                progress(len(done))
+        except BaseException:
+            self.drop(pending.values())
+            raise
+
+    def drop(self, requests: Iterable[Request]) -> None:
+        """Aborts requests and takes what they have produced."""
+        left = [request for request in requests if not request.finished]
+        try:
+            self.abort(left)
+            for _ in range(2):
+                if any(request.number in self._requests and not request.finished for request in left):
+                    self.advance(until_finished=False)
+        finally:
+            for request in left:
+                self._requests.pop(request.number, None)
+                request.abort()
+
+    def forget(self, request: Request) -> None:
+        """Aborts a request that nobody wants any more. From any thread, even one that cannot drive."""
+        self.abort([request])
+        self._requests.pop(request.number, None)
+
+    def close(self) -> None:
+        """Frees everything; twice is fine. A child process only forgets it."""
+        with self._table:
+            if self.closed:
+                return
+            self.closed = True
+            self._requests.clear()
+        if os.getpid() == self._pid:
+            self.engine.close()
+            self.model.close()

@@ -1,0 +1,209 @@
+"""From what a caller passes to what the core takes: prompts tokenised, parameters checked against the model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from ._context import Context
+from ._translate import Translator
+from .checks import as_bool
+from .errors import InvalidRequestError, LlmpyError, UnsupportedError
+from .inputs import Prompt, parse, parse_ids
+
+if TYPE_CHECKING:
+    from ._loading import Loaded
+    from .sampling_params import SamplingParams
+
+MAX_PROMPT_LOGPROBS_BYTES = 1 << 30
+
+
+def one_each(params: object, length: int, name: str = "params") -> list[Any]:
+    """One value for all prompts, or one each."""
+    if isinstance(params, Sequence) and not isinstance(params, str):
+        if len(params) != length:
+            raise InvalidRequestError(
+                f"The lengths of prompts ({length}) and {name} ({len(params)}) must be the same.", parameter=name
+            )
+        return list(params)
+    return [params] * length
+
+
+class Frontend:
+    """Checks and translates requests for one engine.
+
+    Args:
+        loaded: The engine's parts.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.config = loaded.config
+        self.tokenizer = loaded.tokenizer
+        self.vocab_size = loaded.vocab_size
+        length = loaded.config.max_model_len
+        assert isinstance(length, int)
+        self.max_model_len = length
+        self.generation_defaults = loaded.generation_defaults
+        self._root = loaded.config.seed or 0
+        self._ordinals = count()
+        self._warned_of_bos = False
+        version = "dummy" if loaded.config.load_format == "dummy" else None
+        self.context = Context(self.vocab_size, loaded.tokenizer, loaded.token_bytes, version)
+        self.translator = Translator(self.context, self.config, length)
+
+    def prompts(self, items: Iterable[object], special_tokens: bool = True) -> list[Prompt | LlmpyError]:
+        """Prompts with ids, or what is wrong with them."""
+        found: list[Prompt | LlmpyError] = []
+        for index, item in enumerate(items):
+            try:
+                found.append(item if isinstance(item, Prompt | LlmpyError) else parse(item))
+            except LlmpyError as error:
+                found.append(at(error, index))
+        texts = [item for item in found if isinstance(item, Prompt) and item.ids is None]
+        if texts and self.tokenizer is None:
+            message = "a text prompt needs a tokenizer; skip_tokenizer_init is True: pass token ids"
+            return [
+                at(InvalidRequestError(message, parameter="prompt"), index)
+                if isinstance(item, Prompt) and item.ids is None
+                else item
+                for index, item in enumerate(found)
+            ]
+        if texts:
+            self._tokenize(texts, special_tokens)
+        return found
+
+    def _tokenize(self, prompts: list[Prompt], special_tokens: bool) -> None:
+        assert self.tokenizer is not None
+        encoded = self.tokenizer.encode_batch([prompt.text or "" for prompt in prompts], special_tokens)
+        bos = self.tokenizer.bos_token_id
+        for prompt, ids in zip(prompts, encoded, strict=True):
+            prompt.ids = parse_ids(ids)
+            if special_tokens and not self._warned_of_bos and bos is not None and list(ids[:2]) == [bos, bos]:
+                self._warned_of_bos = True
+                warnings.warn(
+                    f"the prompt begins with {self.tokenizer.bos_token} and the tokenizer adds one more; both stay. "
+                    "Leave it out, or pass tokenization_kwargs={'add_special_tokens': False}",
+                    stacklevel=4,
+                )
+
+    def check_length(self, prompt: Prompt, room: int = 1) -> None:
+        """Refuses prompts that are empty, too long, or hold ids outside the vocabulary."""
+        ids, prior = prompt.ids, prompt.prior
+        if ids is None or len(ids) == 0:
+            raise InvalidRequestError("The decoder prompt cannot be empty", parameter="prompt", value=prompt.text)
+        length = len(ids) + (0 if prior is None else len(prior))
+        most, advice = self.max_model_len, "Shorten it, or raise max_model_len."
+        if length > self.max_model_len:
+            raise InvalidRequestError(
+                f"The decoder prompt (length {length}) is longer than the maximum model length of {most}. {advice}",
+                parameter="prompt",
+                value=length,
+            )
+        if room and length == self.max_model_len and prior is None:
+            raise InvalidRequestError(
+                f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) "
+                f"is longer than the maximum model length of {most}. {advice}",
+                parameter="prompt",
+                value=length,
+            )
+        for part in (ids, prior):
+            if part is not None and len(part) and int(part.max()) >= self.vocab_size:
+                wrong = int(part[part >= self.vocab_size][0])
+                raise InvalidRequestError(
+                    f"Token id {wrong} is out of vocabulary (size {self.vocab_size})",
+                    parameter="prompt_token_ids",
+                    value=wrong,
+                )
+
+    def next_seed(self) -> tuple[int, int]:
+        """Ordinal of the next request, and the seed that it has if it brings none."""
+        ordinal = next(self._ordinals)
+        return ordinal, mix(self._root, ordinal)
+
+    def check(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
+        """Checks that need the model."""
+        self.check_length(prompt)
+        most = self.config.max_logprobs
+        for name, label in (("logprobs", "sample"), ("prompt_logprobs", "prompt")):
+            count = getattr(params, name)
+            if count is not None and count > most:
+                raise InvalidRequestError(
+                    f"Requested {label} logprobs of {count}, which is greater than max allowed: {most}. "
+                    "Raise max_logprobs.",
+                    parameter=name,
+                    value=count,
+                )
+        assert prompt.ids is not None
+        if params.prompt_logprobs is not None:
+            self.check_size("prompt_logprobs", params.prompt_logprobs, len(prompt.ids))
+        self._check_ids(params)
+        for name in ("stop", "bad_words"):
+            if self.tokenizer is None and getattr(params, name):
+                raise InvalidRequestError(f"{name} needs a tokenizer; skip_tokenizer_init is True", parameter=name)
+        if priority != 0 and self.config.scheduling_policy != "priority":
+            raise InvalidRequestError(
+                f"priority is {priority} but scheduling_policy is '{self.config.scheduling_policy}'",
+                parameter="priority",
+                value=priority,
+            )
+        if prompt.prior is not None and params.n != 1:
+            raise InvalidRequestError(
+                f"n must be 1 with output_token_ids, got {params.n}.", parameter="n", value=params.n
+            )
+
+    def check_size(self, name: str, count: int, tokens: int) -> None:
+        """Refuses logprobs of a prompt that would take too much memory."""
+        size = tokens * (count + 1) * 12
+        if size > MAX_PROMPT_LOGPROBS_BYTES:
+            raise InvalidRequestError(
+                f"{name}={count} for {tokens} tokens would take {size} bytes, more than 1 GiB; ask for fewer",
+                parameter=name,
+                value=count,
+            )
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        size = self.vocab_size
+        outside = [token for token in params.logit_bias or () if not 0 <= token < size]
+        if outside:
+            raise InvalidRequestError(
+                f"token_id(s) {outside} in logit_bias contain out-of-vocab token ids. Vocabulary size: {size}",
+                parameter="logit_bias",
+                value=outside,
+            )
+        outside = [token for token in params.allowed_token_ids or () if not 0 <= token < size]
+        if outside:
+            raise InvalidRequestError(
+                f"allowed_token_ids contains out-of-vocab token id! {outside[0]} is not below {size}",
+                parameter="allowed_token_ids",
+                value=outside[0],
+            )
+
+
+def at(error: LlmpyError, index: int) -> LlmpyError:
+    """The error with the place of its prompt."""
+    if isinstance(error, InvalidRequestError):
+        error.index = index
+    return error
+
+
+def special_tokens_wanted(tokenization_kwargs: Mapping[str, object] | None, default: bool) -> bool:
+    """`add_special_tokens` of tokenization_kwargs; other keys are refused."""
+    for name in tokenization_kwargs or {}:
+        if name in ("truncate_prompt_tokens", "truncation_side"):
+            raise UnsupportedError(f"tokenization_kwargs[{name!r}] is not supported yet; cut the ids yourself")
+        if name != "add_special_tokens":
+            raise TypeError(f"unknown key {name!r} in tokenization_kwargs; known is add_special_tokens")
+    return as_bool("add_special_tokens", (tokenization_kwargs or {}).get("add_special_tokens", default))
+
+
+def mix(root: int, ordinal: int) -> int:
+    """A seed of 64 bits from the engine's seed and a request's ordinal (the finaliser of splitmix64, twice)."""
+    value = root
+    for number in (ordinal, 0x9E3779B97F4A7C15):
+        value = (value + number + 0x9E3779B97F4A7C15) % 2**64
+        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+        value ^= value >> 31
+    return value

@@ -1,0 +1,246 @@
+"""From options to a loaded engine: files, program, tokenizer, weights, cache. Options are resolved on the way."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import _core, environment, hardware
+from .errors import ChatTemplateError, ConfigError, ModelNotFoundError
+from .options import refuse
+
+if TYPE_CHECKING:
+    from .config import EngineConfig
+    from .hub import ModelFiles
+    from .models import ModelConfig
+    from .tokenizer import Tokenizer
+
+logger = logging.getLogger("llmpy")
+
+MAX_CPU_POOL_BYTES = 4 << 30
+DUMMY_VERSION = "dummy"
+
+
+class Loaded:
+    """What a constructor needs: the core's objects, the tokenizer and what they were made from.
+
+    Args:
+        config: Resolved options.
+        name: Short name of the model.
+        model, engine: The core's.
+        tokenizer: None if it was not wanted.
+        token_bytes: Text bytes of every token, or None if text is no concatenation of them.
+        eos_token_ids: Of generation config, config and tokenizer together.
+        vocab_size: Rows of the vocabulary.
+        generation_defaults: What generation_config.json and its overrides say.
+    """
+
+    __slots__ = (
+        "config",
+        "engine",
+        "eos_token_ids",
+        "generation_defaults",
+        "model",
+        "name",
+        "token_bytes",
+        "tokenizer",
+        "vocab_size",
+        "weight_type",
+    )
+
+    config: EngineConfig
+    name: str
+    weight_type: str
+    model: _core.Model
+    engine: _core.Engine
+    tokenizer: Tokenizer | None
+    token_bytes: list[bytes] | None
+    eos_token_ids: list[int]
+    vocab_size: int
+    generation_defaults: dict[str, Any]
+
+
+def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> Loaded:
+    """Loads what the options say.
+
+    Args:
+        config: Checked options.
+        on_progress: Called with bytes of weights done and in all.
+
+    Returns:
+        A ready engine and the resolved options.
+    """
+    from . import hub, models
+
+    environment.start()
+    result = Loaded()
+    config = _resolve_sizes(config.replace(device=hardware.choose(config.device)))
+    files = hub.resolve(config.model, config.revision, config.hf_token, weights=config.load_format != "dummy")
+    _check_format(config, files)
+    result.name = files.name
+    result.generation_defaults = _generation_defaults(config, files)
+    dummy = config.load_format == "dummy"
+    checkpoint = None if dummy and files.kind != "gguf" else _core.Checkpoint([str(path) for path in files.weights])
+    wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
+    compiled = models.load(files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted)
+    result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
+    result.vocab_size = compiled.spec["vocab_size"]
+    result.eos_token_ids = _eos_ids(result, compiled.config.eos_token_ids)
+    result.weight_type = compiled.config.dtype
+    config = _resolve_dtypes(config, compiled.config.dtype)
+    options = _model_options(config, compiled.config, result)
+    result.model = _core.Model(compiled.spec, None if dummy else checkpoint, options, on_progress)
+    result.config = _resolved(config, options, result.model.describe())
+    result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
+    result.engine = _core.Engine(result.model, _engine_options(result))
+    logger.info("%s: %s", result.name, {**result.model.memory(), **result.model.describe()})
+    return result
+
+
+def _resolve_sizes(config: EngineConfig) -> EngineConfig:
+    """Fills in the sizes that depend on the machine alone."""
+    tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
+    if seqs is None:
+        seqs = 64 if tokens is None else min(64, tokens)
+    if tokens is None:
+        tokens = max(512, seqs)
+    pool = config.kv_cache_memory_bytes
+    if pool is None:
+        pool = min(hardware.total_memory_bytes() // 4, MAX_CPU_POOL_BYTES)
+    return config.replace(max_num_seqs=seqs, max_num_batched_tokens=tokens, kv_cache_memory_bytes=pool)
+
+
+def _check_format(config: EngineConfig, files: ModelFiles) -> None:
+    """Refuses a load_format that the files do not have."""
+    have = "gguf" if files.kind == "gguf" else "safetensors"
+    if config.load_format in ("gguf", "safetensors") and config.load_format != have:
+        refuse("load_format", f"'auto' or {have!r} for {config.model}", config.load_format)
+
+
+def _generation_defaults(config: EngineConfig, files: ModelFiles) -> dict[str, Any]:
+    """generation_config.json, or nothing, or another directory's, and the overrides on top."""
+    if config.generation_config in ("none", "vllm"):
+        found: dict[str, Any] = {}
+    elif config.generation_config == "auto":
+        found = dict(files.generation_config)
+    else:
+        from .hub import read_json
+
+        path = Path(config.generation_config).expanduser() / "generation_config.json"
+        if not path.is_file():
+            raise ModelNotFoundError(f"generation_config: {path} does not exist; give its directory, 'auto' or 'none'")
+        found = read_json(path)
+    return {**found, **config.override_generation_config}
+
+
+def _load_tokenizer(config: EngineConfig, files: ModelFiles, checkpoint: _core.Checkpoint | None) -> Tokenizer:
+    from .tokenizer import load_tokenizer
+
+    template = _template_text(config.chat_template)
+    if config.tokenizer is None or config.tokenizer == config.model:
+        return load_tokenizer(files, checkpoint, template)
+    from . import hub
+
+    files = hub.resolve(config.tokenizer, config.tokenizer_revision, config.hf_token, weights=False)
+    checkpoint = _core.Checkpoint([str(path) for path in files.weights]) if files.kind == "gguf" else None
+    return load_tokenizer(files, checkpoint, template)
+
+
+def _template_text(template: str | None) -> str | None:
+    """Jinja text: the option itself, or the content of the file that it names."""
+    if template is None or "{" in template or "\n" in template:
+        return template
+    try:
+        return Path(template).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ChatTemplateError(
+            f"chat_template: {template!r} is neither jinja text nor a readable file ({error.strerror})",
+            parameter="chat_template",
+            value=template,
+        ) from error
+
+
+def _eos_ids(loaded: Loaded, of_config: list[int]) -> list[int]:
+    """End-of-sequence ids of all sources, each once."""
+    given = loaded.generation_defaults.get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    of_tokenizer = [] if loaded.tokenizer is None else loaded.tokenizer.eos_token_ids
+    merged = dict.fromkeys(int(token) for token in (*ids, *of_config, *of_tokenizer))
+    return [token for token in merged if 0 <= token < loaded.vocab_size]
+
+
+def _resolve_dtypes(config: EngineConfig, stored: str) -> EngineConfig:
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if stored == "quantized" else stored
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    return config.replace(dtype=dtype, kv_cache_dtype=kv_dtype)
+
+
+def _model_options(config: EngineConfig, model: ModelConfig, loaded: Loaded) -> dict[str, Any]:
+    """The options of the core's model."""
+    longest = model.max_position_embeddings
+    length = config.max_model_len
+    if isinstance(length, int) and length > longest:
+        raise ConfigError(
+            f"max_model_len must be at most {longest}, the model's max_position_embeddings, got {length}. "
+            f"hf_overrides={{'max_position_embeddings': {length}}} raises that.",
+            option="max_model_len",
+            value=length,
+        )
+    limit = config.vocab_limit
+    if limit is None and loaded.tokenizer is not None:
+        limit = loaded.tokenizer.max_token_id + 1
+    limit = min(limit or loaded.vocab_size, loaded.vocab_size)
+    banned = [token for token in config.banned_token_ids if token < loaded.vocab_size]
+    return {
+        "device": config.device,
+        "isa": "auto",
+        "num_threads": environment.num_threads(),
+        "dtype": config.dtype,
+        "kv_dtype": config.kv_cache_dtype,
+        "activation_dtype": config.activation_dtype,
+        "block_size": config.block_size,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_model_len": length if isinstance(length, int) else longest,
+        "fit_model_len": not isinstance(length, int),
+        "kv_cache_bytes": config.kv_cache_memory_bytes,
+        "dummy_seed": (config.seed or 0) if config.load_format == "dummy" else None,
+        "vocab_limit": limit,
+        "banned_token_ids": banned,
+    }
+
+
+def _resolved(config: EngineConfig, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> EngineConfig:
+    """The options as they came out."""
+    length = int(chosen["max_model_len"])
+    if config.max_model_len is None and length < options["max_model_len"]:
+        warnings.warn(
+            f"max_model_len is {length}, not the model's {options['max_model_len']}: the KV cache of "
+            f"{config.kv_cache_memory_bytes} bytes holds no more; raise kv_cache_memory_bytes",
+            stacklevel=4,
+        )
+    activation = str(chosen["activation_dtype"])
+    return config.replace(
+        max_model_len=length,
+        kv_cache_dtype=str(chosen["kv_dtype"]),
+        activation_dtype=config.activation_dtype if activation == "auto" else activation,
+        vocab_limit=options["vocab_limit"],
+    )
+
+
+def _engine_options(loaded: Loaded) -> dict[str, Any]:
+    """The options of the core's engine."""
+    config = loaded.config
+    return {
+        "max_logprobs": min(config.max_logprobs, loaded.vocab_size),
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "policy": config.scheduling_policy,
+        "eos_token_ids": loaded.eos_token_ids,
+        "token_bytes": loaded.token_bytes,
+        "special_token_ids": [] if loaded.tokenizer is None else loaded.tokenizer.special_ids,
+    }

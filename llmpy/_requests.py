@@ -1,0 +1,202 @@
+"""A request while it runs: what the core has told of it, and how that becomes an output."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ._samples import NO_FLOATS, NO_IDS, Sample, prompt_view, spans, top_arrays, view
+from .errors import LlmpyError, NoAllowedTokenError, NonFiniteLogitsError
+from .outputs import RequestMetrics, RequestOutput, ScoreOutput
+
+if TYPE_CHECKING:
+    from ._context import Context
+    from ._core import News
+    from .inputs import Prompt
+    from .sampling_params import SamplingParams
+
+
+class Request:
+    """A request.
+
+    Args:
+        request_id, index: As in RequestOutput.
+        prompt: With ids.
+        params: As used.
+        mode: The logprobs mode.
+        seed: The seed used.
+        context: Shared by the engine's requests.
+        queued: Whether `step` takes its outputs.
+    """
+
+    match_stops = False
+    """Stop strings are searched here, because the core has no bytes for the tokens."""
+
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        mode: str,
+        seed: int,
+        context: Context,
+        queued: bool = False,
+    ) -> None:
+        self.request_id = request_id
+        self.index = index
+        self.prompt = prompt
+        self.params = params
+        self.mode = mode
+        self.seed = seed
+        self.context = context
+        self.queued = queued
+        self.number = -1
+        self.arrival_time = time.time()
+        self.samples = [Sample() for _ in range(params.n)]
+        self.error: LlmpyError | None = None
+        self.finished = False
+        self.num_cached_tokens = 0
+        self._num_preemptions = 0
+        self._epoch = 0
+        self._times = (0.0, 0.0, 0.0, 0.0)
+        self._prompt_logprobs: tuple[bytes, ...] | None = None
+        self._prompt_top: tuple[bytes, ...] | None = None
+
+    def prepare_text(self) -> None:
+        """Makes the text makers; before the request is submitted where stop strings are searched here."""
+        for sample in self.samples:
+            if sample.text is None:
+                sample.text = self.context.make_text(self.prompt, self.params)
+
+    def absorb(self, news: News) -> None:
+        """Takes what the core tells."""
+        self.num_cached_tokens = news["num_cached_tokens"]
+        self._num_preemptions = news["num_preemptions"]
+        self._epoch = news["epoch"]
+        self._times = news["times"]
+        if news["prompt_logprobs"] is not None:
+            self._prompt_logprobs, self._prompt_top = news["prompt_logprobs"], news["prompt_top"]
+        if news["finish"] == "error" and self.error is None:
+            self.error = failure(news["status"], news["error_position"], self.params)
+        self._absorb_sample(self.samples[news["sample"]], news)
+        if news["is_last"]:
+            self.finished = True
+
+    def _absorb_sample(self, sample: Sample, news: News) -> None:
+        sample.add(news, self.params)
+        if self.match_stops:
+            sample.match_stops(self.params)
+            self.finished = self.finished or all(item.finish is not None for item in self.samples)
+
+    @property
+    def version(self) -> int | str:
+        """Label of the weights of the last token."""
+        return self._epoch if self.context.version is None else self.context.version
+
+    def output(self, delta: bool = False) -> RequestOutput:
+        """The output so far; with `delta` only what is new since the last delta."""
+        self.prepare_text()
+        prior = 0 if self.prompt.prior is None else len(self.prompt.prior)
+        outputs = []
+        for index, sample in enumerate(self.samples):
+            start = sample.shown_tokens if delta else 0
+            if not delta or self.finished or sample.finish is not None or sample.num_tokens > start:
+                completion = sample.output(index, self.params, self.mode, self.context, delta)
+                completion.num_prior_tokens = prior
+                completion.weight_versions = spans(start, sample.num_tokens, self.version, self._epoch)
+                outputs.append(completion)
+        ids = NO_IDS if self.prompt.ids is None else self.prompt.ids
+        output = RequestOutput(
+            request_id=self.request_id,
+            index=self.index,
+            prompt=self.prompt.text,
+            prompt_token_ids_array=ids,
+            outputs=outputs,
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens,
+            weight_version=self.version,
+            seed=self.seed,
+            metrics=self._metrics(),
+            error=self.error,
+            sampling_params=self.params,
+        )
+        if self._prompt_logprobs is not None and self.params.prompt_logprobs is not None:
+            output.prompt_logprobs, output.prompt_token_logprobs = prompt_view(
+                ids, self._prompt_logprobs, self._prompt_top, self.context, self.params.detokenize
+            )
+        return output
+
+    def _metrics(self) -> RequestMetrics:
+        queued, scheduled, first, last = (moment or None for moment in self._times)
+        return RequestMetrics(
+            arrival_time=self.arrival_time,
+            queued_ts=queued,
+            scheduled_ts=scheduled,
+            first_token_ts=first,
+            last_token_ts=last,
+            num_preemptions=self._num_preemptions,
+            num_generation_tokens=sum(sample.num_tokens for sample in self.samples),
+        )
+
+    def fail(self, error: LlmpyError) -> None:
+        """Ends the request with an error before it ran."""
+        self.error = error
+        self.finished = True
+        for sample in self.samples:
+            sample.finish = "error"
+
+    def abort(self) -> None:
+        """Ends what is unfinished, as an abort does."""
+        self.finished = True
+        for sample in self.samples:
+            sample.finish = sample.finish or "abort"
+
+
+class ScoreRequest(Request):
+    """A request that scores the tokens of its prompt from `start` on."""
+
+    start = 1
+
+    def _absorb_sample(self, sample: Sample, news: News) -> None:
+        sample.finish = news["finish"]
+
+    def score(self) -> ScoreOutput:
+        """The output."""
+        ids = NO_IDS if self.prompt.ids is None else self.prompt.ids
+        values, ranks, top = NO_FLOATS, NO_IDS, None
+        if self._prompt_logprobs is not None:
+            values = np.frombuffer(self._prompt_logprobs[0], np.float32)
+            ranks = np.frombuffer(self._prompt_logprobs[1], np.int32)
+            if self.params.logprobs:
+                best = top_arrays(self._prompt_top, len(values))
+                top = view(ids[self.start :], values, ranks, best, self.context, True)
+        return ScoreOutput(
+            index=self.index,
+            token_ids_array=ids,
+            start=self.start,
+            token_logprobs=values,
+            ranks=ranks,
+            top=top,
+            num_cached_tokens=self.num_cached_tokens,
+            weight_version=self.version,
+            error=self.error,
+        )
+
+
+def failure(status: int, position: int, params: SamplingParams) -> LlmpyError:
+    """The error that a failed sample's status stands for."""
+    if status == 1:
+        return NonFiniteLogitsError(
+            f"logits at position {position}: wanted finite numbers, have NaN or +inf; try dtype='float32'",
+            position=position,
+        )
+    candidates = ("allowed_token_ids", "logit_bias", "bad_words", "bad_token_ids", "min_tokens")
+    names = [name for name in candidates if getattr(params, name)] or ["vocab_limit", "banned_token_ids"]
+    return NoAllowedTokenError(
+        f"no token is allowed at position {position}: {', '.join(names)} leave none; relax one of them",
+        position=position,
+        fields=tuple(names),
+    )

@@ -1,0 +1,172 @@
+"""One sample of a running request: the pieces that the core has delivered, and the output made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from .logprobs import Floats, Ints, Logprobs, SampledLogprobs, join
+from .outputs import CompletionOutput, VersionSpan, sum_in_order
+from .text import HIDDEN_ENDS, SampleText
+
+if TYPE_CHECKING:
+    from ._context import Context
+    from ._core import News
+    from .sampling_params import SamplingParams
+
+Top: TypeAlias = "tuple[Ints, Floats, Ints]"
+
+_REASONS = {"eos": "stop", "stop_id": "stop", "stop_string": "stop", None: None}
+_MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs")
+NO_IDS: Ints = np.frombuffer(b"", np.int32)
+NO_FLOATS: Floats = np.frombuffer(b"", np.float32)
+
+
+class Sample:
+    """One sample.
+
+    `pieces` holds what came with each news, as bytes: ids; with logprobs raw, full, processed, kept mass and rank; with
+    alternatives their ids, values and ranks.
+    """
+
+    __slots__ = (
+        "_text_is_complete",
+        "_text_tokens",
+        "finish",
+        "num_tokens",
+        "pieces",
+        "shown_chars",
+        "shown_tokens",
+        "stop",
+        "text",
+    )
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[bytes, ...]] = []
+        self.num_tokens = 0
+        self.finish: str | None = None
+        self.stop: int | str | None = None
+        self.text: SampleText | None = None
+        self._text_tokens = 0
+        self._text_is_complete = False
+        self.shown_tokens = 0
+        self.shown_chars = 0
+
+    def add(self, news: News, params: SamplingParams) -> None:
+        """Takes what the core tells; what is already known is passed over."""
+        if self.finish is not None:
+            return
+        if news["first"] == self.num_tokens and news["ids"]:
+            self.pieces.append((news["ids"], *(news["logprobs"] or ()), *(news["top"] or ())))
+            self.num_tokens += len(news["ids"]) // 4
+        self.finish = news["finish"]
+        if self.finish == "stop_id":
+            self.stop = news["stop"]
+        elif self.finish == "stop_string":
+            self.stop = params.stop_strings[news["stop"]]
+
+    def columns(self) -> tuple[bytes, ...]:
+        """The pieces joined."""
+        if len(self.pieces) > 1:
+            self.pieces = [tuple(b"".join(parts) for parts in zip(*self.pieces, strict=True))]
+        return self.pieces[0] if self.pieces else (b"",) * 6
+
+    def match_stops(self, params: SamplingParams) -> None:
+        """Searches the new text for a stop string; a match ends the sample and drops the tokens behind it."""
+        if self.text is None or self._text_is_complete:
+            return
+        columns = self.columns()
+        ids = np.frombuffer(columns[0], np.int32)[self._text_tokens :].tolist()
+        usable = ids[:-1] if self.finish in HIDDEN_ENDS else ids
+        found = self.text.match(usable, params.min_tokens)
+        if found is None:
+            self.text.push(ids[len(usable) :], self.finish, None)
+        else:
+            kept, self.finish, self.stop = self._text_tokens + found[0], "stop_string", params.stop_strings[found[1]]
+            self.pieces = [tuple(part[: len(part) // self.num_tokens * kept] for part in columns)]
+            self.num_tokens = kept
+        self._text_tokens = self.num_tokens
+        self._text_is_complete = self.finish is not None
+
+    def shown_text(self) -> str:
+        """Text of the tokens so far, without what may still become a stop string."""
+        if self.text is None:
+            return ""
+        if not self._text_is_complete:
+            ids = np.frombuffer(self.columns()[0], np.int32)[self._text_tokens :].tolist()
+            self.text.push(ids, self.finish, self.stop if isinstance(self.stop, str) else None)
+            self._text_tokens = self.num_tokens
+            self._text_is_complete = self.finish is not None
+        return self.text.shown
+
+    def output(self, index: int, params: SamplingParams, mode: str, context: Context, delta: bool) -> CompletionOutput:
+        """The sample's output so far; with `delta` what no earlier delta has shown."""
+        text = self.shown_text()
+        columns = self.columns()
+        start, chars = (self.shown_tokens, self.shown_chars) if delta else (0, 0)
+        ids = np.frombuffer(columns[0], np.int32)
+        output = CompletionOutput(
+            index=index,
+            text=text[chars:],
+            token_ids_array=ids[start:],
+            finish_reason=_REASONS.get(self.finish, self.finish),
+            stop_reason=self.stop,
+        )
+        if params.logprobs is not None:
+            _add_logprobs(output, columns, start, _MODES.index(mode), context, params.detokenize)
+        if delta:
+            self.shown_tokens, self.shown_chars = len(ids), len(text)
+        return output
+
+
+def spans(start: int, end: int, version: int | str, epoch: int) -> list[VersionSpan]:
+    """The span of tokens start to end, if there are any."""
+    return [VersionSpan(start, end, version, epoch)] if end > start else []
+
+
+def _add_logprobs(
+    output: CompletionOutput, columns: tuple[bytes, ...], start: int, mode: int, context: Context, decode: bool
+) -> None:
+    """Puts the logprobs of the tokens from `start` on into the output."""
+    raw, full, processed, kept = (np.frombuffer(part, np.float32)[start:] for part in columns[1:5])
+    rank = np.frombuffer(columns[5], np.int32)[start:]
+    values = (raw, full, processed)[mode]
+    output.sampled = SampledLogprobs(raw, full, processed, kept, rank)
+    output.token_logprobs = values
+    output.cumulative_logprob = sum_in_order(np.frombuffer(columns[1 + mode], np.float32))
+    top = top_arrays(columns[6:], len(columns[0]) // 4, start)
+    output.logprobs = view(output.token_ids_array, values, rank, top, context, decode)
+
+
+def top_arrays(parts: tuple[bytes, ...] | None, rows: int, start: int = 0) -> Top | None:
+    """Ids, values and ranks [rows - start, k] of the alternatives, or None."""
+    if not parts or not rows or not parts[0]:
+        return None
+    ids, ranks = (np.frombuffer(part, np.int32).reshape(rows, -1)[start:] for part in (parts[0], parts[2]))
+    return ids, np.frombuffer(parts[1], np.float32).reshape(rows, -1)[start:], ranks
+
+
+def view(ids: Ints, values: Floats, ranks: Ints, top: Top | None, context: Context, decode: bool) -> Logprobs:
+    """Logprobs of the tokens and their alternatives."""
+    return Logprobs(*join(ids, values, ranks, top), context.vocab_size, context.decode if decode else None)
+
+
+def prompt_view(
+    ids: Ints, logprobs: tuple[bytes, ...], top: tuple[bytes, ...] | None, context: Context, decode: bool
+) -> tuple[Logprobs, Floats]:
+    """Logprobs of a prompt, whose first row stands for None, and their values with NaN at 0."""
+    values = np.concatenate([np.array([np.nan], np.float32), np.frombuffer(logprobs[0], np.float32)])
+    values.setflags(write=False)
+    ranks = np.concatenate([np.zeros(1, np.int32), np.frombuffer(logprobs[1], np.int32)])
+    ids = ids.copy()
+    ids[0] = context.vocab_size
+    best = top_arrays(top, len(ids) - 1)
+    if top is not None and top[0] and best is not None:
+        padding = np.full_like(best[0][:1], context.vocab_size), np.full_like(best[1][:1], -np.inf)
+        best = (
+            np.concatenate([padding[0], best[0]]),
+            np.concatenate([padding[1], best[1]]),
+            np.concatenate([np.zeros_like(best[2][:1]), best[2]]),
+        )
+    return view(ids, values, ranks, best, context, decode), values

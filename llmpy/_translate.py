@@ -1,0 +1,102 @@
+"""SamplingParams in the words of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._context import Context
+    from ._requests import Request
+    from .config import EngineConfig
+    from .sampling_params import SamplingParams
+
+_FLOAT32 = (1.1754943508222875e-38, 3.4028234663852886e38)
+
+
+class Translator:
+    """Translates checked parameters for one engine.
+
+    Args:
+        context: Vocabulary and tokenizer.
+        config: Resolved options.
+        max_model_len: Longest sequence.
+    """
+
+    def __init__(self, context: Context, config: EngineConfig, max_model_len: int) -> None:
+        self._context = context
+        self._default_mode = config.logprobs_mode
+        self._max_model_len = max_model_len
+        self._bad_words: dict[str, list[list[int]]] = {}
+
+    def mode(self, params: SamplingParams) -> str:
+        """The logprobs mode that holds for a request."""
+        return params.logprobs_mode or self._default_mode
+
+    def core_matches_stops(self, params: SamplingParams) -> bool:
+        """Whether the bytes of the tokens, joined, are their text; else stop strings are searched in the text."""
+        joined = params.skip_special_tokens or params.spaces_between_special_tokens
+        return joined and self._context.token_bytes is not None
+
+    def core_params(self, params: SamplingParams) -> dict[str, Any]:
+        """The parameters as the core takes them, without seed and what belongs to the prompt."""
+        size = self._context.vocab_size
+        found: dict[str, Any] = {
+            "n": params.n,
+            "temperature": 0.0 if params.is_greedy else min(params.temperature, _FLOAT32[1]),
+            "top_p": params.top_p,
+            "top_k": min(max(params.top_k, 0), size),
+            "min_p": params.min_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "repetition_penalty": min(max(params.repetition_penalty, _FLOAT32[0]), _FLOAT32[1]),
+            "max_tokens": None if params.max_tokens is None else min(params.max_tokens, self._max_model_len),
+            "min_tokens": min(params.min_tokens, self._max_model_len),
+            "ignore_eos": params.ignore_eos,
+            "sample_index": params.sample_index,
+            "logprobs": _at_most(params.logprobs, size),
+            "prompt_logprobs": _at_most(params.prompt_logprobs, size),
+            "logprobs_mode": self.mode(params),
+            "hide_special": params.skip_special_tokens,
+        }
+        if params.stop_token_ids:
+            found["stop_token_ids"] = sorted({token for token in params.stop_token_ids if 0 <= token < size})
+        if params.logit_bias:
+            found["logit_bias"] = dict(params.logit_bias)
+        if params.allowed_token_ids is not None:
+            found["allowed_token_ids"] = sorted(set(params.allowed_token_ids))
+        if params.bad_words or params.bad_token_ids:
+            found["bad_words"] = self._bad_sequences(params)
+        if params.stop_strings and self.core_matches_stops(params):
+            found["stop"] = [stop.encode("utf-8", "surrogatepass") for stop in params.stop_strings]
+        return found
+
+    def _bad_sequences(self, params: SamplingParams) -> list[list[int]]:
+        """Id sequences of the bad words, each bare and with a leading space, and the given ones."""
+        found = [list(ids) for ids in params.bad_token_ids or ()]
+        for word in params.bad_words or ():
+            if word not in self._bad_words:
+                self._bad_words[word] = self._tokenize_bad_word(word.lstrip() or word)
+            found += self._bad_words[word]
+        return [ids for ids in found if ids and all(0 <= token < self._context.vocab_size for token in ids)]
+
+    def _tokenize_bad_word(self, word: str) -> list[list[int]]:
+        assert self._context.tokenizer is not None
+        bare = self._context.tokenizer.encode(word, add_special_tokens=False)
+        spaced = self._context.tokenizer.encode(" " + word, add_special_tokens=False)
+        return [bare, spaced] if spaced[:1] != bare[:1] and len(spaced) == len(bare) else [bare]
+
+    def prompt_params(self, request: Request, base: Mapping[str, Any], priority: int = 0) -> dict[str, Any]:
+        """All that the core takes with a request's prompt."""
+        found = {**base, "seed": request.seed}
+        if priority:
+            found["priority"] = priority
+        if request.prompt.prior is not None and len(request.prompt.prior):
+            found["prior"] = request.prompt.prior.tobytes()
+        if request.prompt.salt is not None:
+            found["salt"] = request.prompt.salt.encode("utf-8", "surrogatepass")
+        return found
+
+
+def _at_most(count: int | None, size: int) -> int | None:
+    return None if count is None else min(count, size)

@@ -1,0 +1,107 @@
+"""Which devices there are, how much memory they have, and how this build was made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import _core, environment
+from .errors import ConfigError, DeviceError
+
+
+def build_info() -> dict[str, str]:
+    """Version, compiler and backends of this build."""
+    return dict(_core.build_info())
+
+
+def devices() -> list[dict[str, Any]]:
+    """The devices that an engine can be made on, and those that it cannot, with the reason.
+
+    Returns:
+        One dict per device with `device`, `name`, `available`; if available `memory_bytes` and `isas` (instruction sets
+        that have kernels), else `reason`.
+    """
+    isas = _core.cpu_isas()
+    cpu: dict[str, Any] = {"device": "cpu", "name": cpu_name(), "available": bool(isas)}
+    if isas:
+        cpu |= {"memory_bytes": total_memory_bytes(), "isas": isas}
+    else:
+        cpu |= {"reason": "the processor has neither AVX2 with FMA nor AVX-512"}
+    return [cpu, {"device": "cuda", "name": "CUDA", "available": False, "reason": _NO_CUDA}]
+
+
+_NO_CUDA = "this build has no CUDA backend"
+
+
+def choose(option: str | int | None) -> str:
+    """The device's name, from the option or LLMPY_DEVICE.
+
+    Raises:
+        ConfigError: It is no device's name.
+        DeviceError: It is one that is not there.
+    """
+    name = environment.device() if option is None else option
+    if name is None or name == "cpu":
+        if not _core.cpu_isas():
+            raise DeviceError("device 'cpu': the processor has neither AVX2 with FMA nor AVX-512", operation="open")
+        return "cpu"
+    if isinstance(name, int) or name.startswith(("cuda", "GPU-")) or name.isdecimal():
+        raise DeviceError(f"device {name!r}: {_NO_CUDA}; use device='cpu'", operation="open")
+    _refuse(name)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ConfigError(
+        f"device must be 'cpu', 'cuda:N', a number or a GPU's UUID, got {name!r}.", option="device", value=name
+    )
+
+
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "CPU"
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def total_memory_bytes() -> int:
+    """Memory that this process may use: the machine's, or its control group's limit if that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_limits()])
+
+
+def free_memory_bytes() -> int:
+    """Memory that is free or can be freed, within the total."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return total_memory_bytes()
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 0)
+    return min(free, total_memory_bytes())
+
+
+def _limits() -> list[int]:
+    """Memory limits of the process's control groups, of version 2 and 1, up to the root."""
+    root = Path("/sys/fs/cgroup")
+    places = [(root, "memory.max"), (root / "memory", "memory.limit_in_bytes")]
+    try:
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            version1 = "memory" in controllers.split(",")
+            if version1 or not controllers:
+                base, name = (root / "memory", "memory.limit_in_bytes") if version1 else (root, "memory.max")
+                group = base / path.lstrip("/")
+                places += [(place, name) for place in (group, *group.parents) if place.is_relative_to(base)]
+    except (OSError, ValueError):
+        pass
+    found = []
+    for place, name in places:
+        try:
+            text = (place / name).read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            found.append(int(text))
+    return found

@@ -1,0 +1,149 @@
+"""The forms that a prompt may have, brought into one: text or ids, prior output, salt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+from .checks import as_int
+from .errors import InvalidRequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from typing import NotRequired
+
+    import numpy as np
+    import numpy.typing as npt
+
+    Ids: TypeAlias = npt.NDArray[np.int32]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    output_token_ids: NotRequired[Sequence[int]]
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; `prompt` is only echoed."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    output_token_ids: NotRequired[Sequence[int]]
+    cache_salt: NotRequired[str]
+
+
+PromptType: TypeAlias = "str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt"
+
+_KEYS = ("prompt", "prompt_token_ids", "output_token_ids", "cache_salt")
+_LATER = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "encoder_prompt")
+_PADDED = "would include padding; pass a list of unpadded lists"
+
+
+class Prompt:
+    """One prompt. `ids` is None until the text is tokenised."""
+
+    __slots__ = ("ids", "prior", "salt", "text")
+
+    def __init__(self, text: str | None, ids: Ids | None, prior: Ids | None = None, salt: str | None = None) -> None:
+        self.text = text
+        self.ids = ids
+        self.prior = prior
+        self.salt = salt
+
+
+def is_single(prompts: object) -> bool:
+    """Whether this is one prompt rather than a batch of them."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    if hasattr(prompts, "ndim"):
+        return True
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and _is_scalar(prompts[0])
+
+
+def batch(prompts: object) -> list[object]:
+    """The prompts of a call's first argument, one after another."""
+    if is_single(prompts):
+        return [prompts]
+    if isinstance(prompts, Sequence):
+        return list(prompts)
+    if isinstance(prompts, Iterable):
+        raise UnsupportedError("an iterator of prompts is not supported yet; pass list(prompts)")
+    raise TypeError(
+        f"prompts must be text, token ids, a dict or a list of these, but is of type {type(prompts).__name__}"
+    )
+
+
+def parse(prompt: object) -> Prompt:
+    """One prompt of any form."""
+    if isinstance(prompt, str):
+        return Prompt(_unicode(prompt), None)
+    if isinstance(prompt, Mapping):
+        return _parse_dict(prompt)
+    return Prompt(None, parse_ids(prompt))
+
+
+def _parse_dict(prompt: Mapping[str, Any]) -> Prompt:
+    if "attention_mask" in prompt:
+        raise TypeError(f"a dict with 'attention_mask' {_PADDED}")
+    for key in prompt:
+        if key in _LATER:
+            raise UnsupportedError(f"prompts with {key!r} are not supported; pass text or token ids")
+        if key not in _KEYS:
+            raise TypeError(f"unknown key {key!r} in a prompt; known are {', '.join(_KEYS)}")
+    text, salt, prior = prompt.get("prompt"), prompt.get("cache_salt"), prompt.get("output_token_ids")
+    if not (text is None or isinstance(text, str)):
+        raise TypeError(f"prompt must be a str, but is of type {type(text).__name__}")
+    if not (salt is None or isinstance(salt, str)):
+        raise TypeError(f"cache_salt must be a str, but is of type {type(salt).__name__}")
+    ids = prompt.get("prompt_token_ids")
+    if ids is None and text is None:
+        raise TypeError("a prompt dict must have 'prompt' or 'prompt_token_ids'")
+    if ids is None and text is not None:
+        _unicode(text)
+    return Prompt(
+        text, None if ids is None else parse_ids(ids), None if prior is None else parse_ids(prior), salt or None
+    )
+
+
+def _unicode(text: str) -> str:
+    """The text, unless it holds half a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"prompt: wanted Unicode text, have a lone surrogate at {error.start}", parameter="prompt", value=text
+        ) from None
+    return text
+
+
+def parse_ids(ids: object) -> Ids:
+    """Token ids as a read-only int32 array of our own."""
+    import numpy as np
+
+    if hasattr(ids, "__array__") and not isinstance(ids, np.ndarray):
+        ids = np.asarray(ids)
+    if isinstance(ids, np.ndarray):
+        if ids.ndim != 1:
+            raise TypeError(f"an array of {ids.ndim} dimensions {_PADDED}")
+        if ids.dtype.kind not in "iu":
+            raise TypeError(f"token ids must be integers, but are of type {ids.dtype}")
+        low, high = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
+    elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes):
+        if ids and not _is_scalar(ids[0]):
+            raise TypeError(f"a prompt is a list of ints, but an id is of type {type(ids[0]).__name__}")
+        if not set(map(type, ids)) <= {int}:
+            ids = [as_int("a token id", item) for item in ids]
+        low, high = (min(ids), max(ids)) if ids else (0, 0)
+    else:
+        raise TypeError(f"a prompt is text, a list of token ids or a dict, but is of type {type(ids).__name__}")
+    if low < 0 or high >= 2**31:
+        wrong = low if low < 0 else high
+        raise InvalidRequestError(f"Token id {wrong} is out of vocabulary", parameter="prompt_token_ids", value=wrong)
+    return np.frombuffer(np.array(ids, np.int32).tobytes(), np.int32)
+
+
+def _is_scalar(item: object) -> bool:
+    """Whether an item is a number, right or wrong as a token id, rather than a prompt."""
+    return isinstance(item, int | float) or (getattr(item, "ndim", None) == 0)

@@ -1,0 +1,246 @@
+"""Rules of the constructor's options: each takes a value, refuses a bad one, and returns its plain form."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .checks import as_bool, as_float, as_int, is_int, refuse_names
+from .errors import ConfigError, UnsupportedError
+
+Rule = Callable[[str, Any], Any]
+
+_UNITS = {"": 1, "b": 1} | {
+    unit.lower() + suffix: base ** (power + 1)
+    for power, unit in enumerate("KMGT")
+    for suffix, base in (("b", 1000), ("ib", 1024), ("", 1000))
+}
+
+
+def refuse(name: str, wanted: str, value: object) -> NoReturn:
+    """Raises the ConfigError of a bad value."""
+    raise ConfigError(f"{name} must be {wanted}, got {value!r}.", option=name, value=value)
+
+
+def later(name: str, value: object, knob: str) -> NoReturn:
+    """Raises the UnsupportedError of a value that may come later."""
+    raise UnsupportedError(f"{name}={value!r} is not supported yet; {knob}")
+
+
+def parse_size(name: str, value: object) -> int:
+    """Bytes of a size: an int, or text such as "8GiB" (1024) or "8GB" (1000)."""
+    if is_int(value):
+        size = operator.index(value)
+        return size if size >= 0 else refuse(name, "a size in bytes", value)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be an int or text like '8GiB', but is of type {type(value).__name__}")
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value.lower())
+    if not match or match[2] not in _UNITS:
+        refuse(name, "a size such as '8GiB' or '8GB'", value)
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def optional(rule: Rule) -> Rule:
+    """None, or what the rule takes."""
+    return lambda name, value: None if value is None else rule(name, value)
+
+
+def integer(least: int, most: float = math.inf) -> Rule:
+    """An int within bounds."""
+    bounds = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+
+    def rule(name: str, value: object) -> int:
+        number = as_int(name, value)
+        return number if least <= number <= most else refuse(name, bounds, value)
+
+    return rule
+
+
+def choice(*allowed: object, not_yet: tuple[object, ...] = (), knob: str = "leave it out") -> Rule:
+    """One of a few values of one type."""
+
+    def rule(name: str, value: object) -> object:
+        if not isinstance(value, type(allowed[0])) or (isinstance(value, bool) and not isinstance(allowed[0], bool)):
+            raise TypeError(
+                f"{name} must be of type {type(allowed[0]).__name__}, but is of type {type(value).__name__}"
+            )
+        if value in not_yet:
+            later(name, value, knob)
+        return value if value in allowed else refuse(name, "one of " + ", ".join(map(str, allowed)), value)
+
+    return rule
+
+
+def only(default: object, knob: str) -> Rule:
+    """What has one value so far."""
+    return lambda name, value: value if value == default else later(name, value, knob)
+
+
+def text(name: str, value: object) -> str:
+    """A str."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, but is of type {type(value).__name__}")
+    return value
+
+
+def path(name: str, value: object) -> str:
+    """A str or Path, as a str."""
+    if not isinstance(value, str | Path):
+        raise TypeError(f"{name} must be a str or Path, but is of type {type(value).__name__}")
+    return str(value) if str(value) else refuse(name, "a name or a path", value)
+
+
+def tokenizer(name: str, value: object) -> str:
+    """A name or path; an object comes later."""
+    if not isinstance(value, str | Path) and hasattr(value, "encode") and hasattr(value, "decode"):
+        raise UnsupportedError(f"{name} as an object is not supported yet; pass its directory")
+    return path(name, value)
+
+
+def share(name: str, value: object) -> float:
+    """A float in (0, 1]."""
+    number = as_float(name, value)
+    return number if 0 < number <= 1 else refuse(name, "in (0, 1]", value)
+
+
+def model_length(name: str, value: object) -> int | str:
+    """An int, "auto", or -1 for "auto"."""
+    if isinstance(value, str):
+        return value if value == "auto" else refuse(name, "an int or 'auto'", value)
+    number = as_int(name, value)
+    return "auto" if number == -1 else number if number >= 1 else refuse(name, "at least 1 or 'auto'", value)
+
+
+def mapping(name: str, value: object) -> dict[str, Any]:
+    """A dict with names as keys."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, but is of type {type(value).__name__}")
+    return {text(f"a key of {name}", key): item for key, item in value.items()}
+
+
+def overrides(name: str, value: object) -> object:
+    """A dict, or a callable that changes the config."""
+    return value if callable(value) else mapping(name, value)
+
+
+def generation_overrides(name: str, value: object) -> dict[str, Any]:
+    """A dict with keys of generation_config.json that mean something here."""
+    from .sampling_params import GENERATION_KEYS
+
+    known = (*GENERATION_KEYS, "do_sample", "eos_token_id")
+    found = mapping(name, value)
+    for key in found:
+        if key not in known:
+            refuse(name, "a dict with keys among " + ", ".join(known), found)
+    return found
+
+
+def token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Ids that are not negative, as a tuple."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a list of ints, but is of type {type(value).__name__}")
+    ids = tuple(as_int(f"every id of {name}", item) for item in value)
+    return ids if all(item >= 0 for item in ids) else refuse(name, "a list of ids that are not negative", list(ids))
+
+
+def root_seed(name: str, value: object) -> int:
+    """A seed; None draws one."""
+    if value is None:
+        import os
+
+        return int.from_bytes(os.urandom(8), "little")
+    seed = as_int(name, value)
+    return seed if 0 <= seed < 2**64 else refuse(name, "None or in [0, 2**64)", value)
+
+
+DTYPES = choice("auto", "bfloat16", "float16", "half", "float32")
+
+RULES: dict[str, Rule] = {
+    "model": path,
+    "tokenizer": optional(tokenizer),
+    "skip_tokenizer_init": as_bool,
+    "revision": optional(text),
+    "tokenizer_revision": optional(text),
+    "hf_token": optional(text),
+    "hf_overrides": optional(overrides),
+    "dtype": DTYPES,
+    "quantization": only(None, "None takes what the checkpoint says"),
+    "load_format": choice("auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'"),
+    "device": lambda name, value: value if value is None or isinstance(value, str) else as_int(name, value),
+    "tensor_parallel_size": only(1, "it has to be 1"),
+    "device_ids": only(None, "use device"),
+    "max_model_len": optional(model_length),
+    "max_num_seqs": optional(integer(1, 65536)),
+    "max_num_batched_tokens": optional(integer(1, 1 << 20)),
+    "gpu_memory_utilization": share,
+    "kv_cache_memory_bytes": optional(parse_size),
+    "host_cache_bytes": lambda name, value: only(0, "preempted sequences are recomputed; use 0")(
+        name, parse_size(name, value)
+    ),
+    "kv_cache_dtype": choice(
+        "auto",
+        "bfloat16",
+        "float16",
+        "float32",
+        not_yet=("fp8", "fp8_e4m3", "fp8_e5m2"),
+        knob="use 'auto' or 'bfloat16'",
+    ),
+    "activation_dtype": choice("auto", "int8", "float"),
+    "block_size": choice(16, 32, 64),
+    "enable_prefix_caching": as_bool,
+    "enforce_eager": as_bool,
+    "scheduling_policy": choice("fcfs", "priority"),
+    "seed": root_seed,
+    "logprobs_mode": choice(
+        "raw_logprobs",
+        "full_logprobs",
+        "processed_logprobs",
+        not_yet=("raw_logits", "processed_logits"),
+        knob="use 'raw_logprobs'",
+    ),
+    "max_logprobs": lambda name, value: (
+        later(name, -1, "use a number") if value == -1 else integer(0, 1 << 20)(name, value)
+    ),
+    "generation_config": path,
+    "override_generation_config": generation_overrides,
+    "chat_template": optional(path),
+    "vocab_limit": optional(integer(1)),
+    "banned_token_ids": token_ids,
+    "enable_return_routed_experts": only(False, "leave it out"),
+    "enable_lora": only(False, "merge the adapter into the checkpoint"),
+    "max_loras": only(1, "leave it out"),
+    "max_lora_rank": only(16, "leave it out"),
+    "max_queued_requests": only(None, "it is an option of AsyncEngine"),
+    "pipeline_parallel_size": only(1, "it has to be 1"),
+    "speculative_config": only(None, "leave it out"),
+}
+
+# Keywords of other engines that are true here anyway, and the values that say so (None: any).
+ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
+    "trust_remote_code": None,
+    "enable_sleep_mode": None,
+    "disable_log_stats": None,
+    "disable_custom_all_reduce": None,
+    "async_scheduling": None,
+    "enable_chunked_prefill": (True, None),
+    "tokenizer_mode": ("auto",),
+    "runner": ("auto", "generate"),
+    "model_impl": ("auto",),
+    "distributed_executor_backend": (None, "uni", "mp"),
+    "cpu_offload_gb": (0,),
+    "data_parallel_size": (1,),
+}
+
+
+def check_keywords(unknown: Mapping[str, object]) -> None:
+    """Passes over keywords that are always so, and refuses the others."""
+    for name, value in unknown.items():
+        if name not in ALWAYS_SO:
+            refuse_names("LLM", [name], [*RULES, "use_tqdm_on_load"])
+        values = ALWAYS_SO[name]
+        if values is not None and value not in values:
+            later(name, value, f"it is always {' or '.join(map(repr, values))}")

@@ -1,0 +1,155 @@
+"""The progress bar of a call, and whether there is one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    UseTqdm: TypeAlias = "bool | Callable[..., Any] | None"
+
+PATIENCE_S = 0.5
+REFRESH_S = 0.1
+
+
+class _Bar(Protocol):
+    def update(self, n: int) -> object: ...
+    def close(self) -> object: ...
+
+
+class Progress:
+    """A bar over the prompts of a call, with the speeds of input and output; silent where none is wanted.
+
+    Args:
+        use_tqdm: True, False, a callable like tqdm, or None: a bar if there is more than one prompt, the call lasts and
+            somebody looks.
+        total: Prompts of the call.
+        counts: Gives the prompt and output tokens computed so far.
+    """
+
+    def __init__(self, use_tqdm: UseTqdm, total: int, counts: Callable[[], tuple[int, int]]) -> None:
+        self._make = _maker(use_tqdm, total)
+        self._delay = PATIENCE_S if use_tqdm is None else 0.0
+        self._total = total
+        self._counts = counts
+        self._bar: _Bar | None = None
+        self._done = 0
+        self._shown = 0
+        self._start = self._refreshed = time.perf_counter()
+        self._base = counts() if self._make else (0, 0)
+
+    def __enter__(self) -> Progress:
+        if self._make is not None and not self._delay:
+            self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            try:
+                self._refresh()
+            finally:
+                self._bar.close()
+
+    def update(self, done: int) -> None:
+        """Shows that so many prompts more are finished; cheap."""
+        self._done += done
+        if self._make is None:
+            return
+        now = time.perf_counter()
+        if self._bar is None and now - self._start >= self._delay and self._done < self._total:
+            self._open()
+        if self._bar is not None and now - self._refreshed >= REFRESH_S:
+            self._refreshed = now
+            self._refresh()
+
+    def _open(self) -> None:
+        assert self._make is not None
+        self._bar = self._make(
+            total=self._total,
+            desc="Processed prompts",
+            unit="it",
+            dynamic_ncols=True,
+            postfix="est. speed input: 0.00 toks/s, output: 0.00 toks/s",
+        )
+
+    def _refresh(self) -> None:
+        assert self._bar is not None
+        elapsed = max(time.perf_counter() - self._start, 1e-9)
+        speeds = [(now - base) / elapsed for now, base in zip(self._counts(), self._base, strict=True)]
+        if hasattr(self._bar, "set_postfix_str"):
+            self._bar.set_postfix_str(f"est. speed input: {speeds[0]:.2f} toks/s, output: {speeds[1]:.2f} toks/s")
+        if self._done > self._shown:
+            self._bar.update(self._done - self._shown)
+            self._shown = self._done
+
+
+class LoadBar:
+    """A bar over the bytes of weights while they are read; gives a callback.
+
+    Args:
+        use_tqdm: As for Progress; None: if it lasts and somebody looks.
+    """
+
+    def __init__(self, use_tqdm: UseTqdm) -> None:
+        self._make = _maker(use_tqdm, 2)
+        self._delay = PATIENCE_S if use_tqdm is None else 0.0
+        self._start = time.perf_counter()
+        self._bar: _Bar | None = None
+        self._shown = 0
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        return self._update
+
+    def __exit__(self, *unused: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _update(self, done: int, total: int) -> None:
+        if self._make is None:
+            return
+        if self._bar is None and done < total and time.perf_counter() - self._start >= self._delay:
+            self._bar = self._make(total=total, desc="Loading weights", unit="B", unit_scale=True, dynamic_ncols=True)
+        if self._bar is not None and done > self._shown:
+            self._bar.update(done - self._shown)
+            self._shown = done
+
+
+def _maker(use_tqdm: UseTqdm, total: int) -> Callable[..., _Bar] | None:
+    """What makes the bar, or None for no bar."""
+    if use_tqdm is False or (use_tqdm is None and (total < 2 or not (_in_notebook() or _is_terminal()))):
+        return None
+    if callable(use_tqdm):
+        return use_tqdm
+    if use_tqdm not in (True, None):
+        raise TypeError(
+            f"use_tqdm must be a bool, a callable like tqdm or None, but is of type {type(use_tqdm).__name__}"
+        )
+    return tqdm_class()
+
+
+def tqdm_class() -> Callable[..., Any]:
+    """The notebook's bar where widgets can be shown, else the terminal's."""
+    from importlib.util import find_spec
+
+    if _in_notebook() and find_spec("ipywidgets") is not None:
+        from tqdm.auto import tqdm
+    else:
+        from tqdm import tqdm
+    found: Callable[..., Any] = tqdm
+    return found
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")
+    active = shell.get_ipython() if shell is not None and hasattr(shell, "get_ipython") else None
+    return active is not None and hasattr(active, "kernel")
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()

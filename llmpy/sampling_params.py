@@ -1,0 +1,212 @@
+"""SamplingParams: what a request asks of the sampler, checked when it is made and never changed afterwards."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from .checks import refuse_names
+
+LOGPROBS_MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+GREEDY_BELOW = 1e-5
+
+
+class RequestOutputKind(enum.Enum):
+    """What step() and AsyncEngine show of a running request: everything so far, only what is new, or only the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request. Frozen: `replace()` gives a changed copy.
+
+    Args:
+        n: Samples per prompt.
+        temperature: Divides the logits; below 1e-5 the most likely token is taken.
+        top_p: Keeps the fewest most probable tokens that reach this probability; 1 = off.
+        top_k: Keeps this many most probable tokens; 0 or -1 = off.
+        min_p: Removes tokens less probable than this share of the most probable one; 0 = off.
+        presence_penalty: Subtracted once from the logits of tokens already generated.
+        frequency_penalty: Subtracted for every time a token was generated.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output; 1 = off.
+        max_tokens: Most tokens to generate; None = up to `max_model_len`.
+        min_tokens: Nothing but length stops before this many tokens.
+        stop: Strings that end the text.
+        stop_token_ids: Ids that end the output.
+        ignore_eos: Goes on behind the end-of-sequence token.
+        include_stop_str_in_output: Keeps the stop string, or stop token's text, in the text.
+        seed: Root of the random numbers; None = from the engine's seed and the request's ordinal.
+        sample_index: Index of the first of the n samples; sample i draws as sample_index + i.
+        logprobs: None = none; 0 = those of the sampled tokens; k = and of the k best alternatives. True = 1.
+        prompt_logprobs: The same for the prompt's tokens, in raw mode.
+        prompt_logprobs_start: Not supported yet.
+        logprobs_mode: "raw_logprobs", "full_logprobs" or "processed_logprobs"; None = the engine's.
+        logprob_token_ids: Not supported yet.
+        logit_bias: Token id -> number added to its logit; -inf bans it.
+        allowed_token_ids: All other ids are banned, end of sequence too unless listed.
+        bad_words: Words that are never completed.
+        bad_token_ids: Id sequences that are never completed.
+        detokenize: Whether text is made.
+        skip_special_tokens: Hides special tokens in the text.
+        spaces_between_special_tokens: Whether neighbouring added tokens that are shown have a space between them.
+        output_kind: What `step()` returns while the request runs.
+        stream_interval, structured_outputs, routed_experts, repetition_detection, thinking_token_budget, extra_args:
+            Not supported yet.
+
+    Raises:
+        TypeError: A field has a wrong type, or the name is no field.
+        InvalidRequestError: A field has a bad value; `.parameter` and `.value` tell which.
+        UnsupportedError: A field that is not supported yet was set.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    seed: int | None = None
+    sample_index: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
+    logprobs_mode: (
+        Literal["raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None
+    ) = None
+    logprob_token_ids: Sequence[int] | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = ()
+    bad_token_ids: Sequence[Sequence[int]] | None = ()
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int = 1
+    structured_outputs: object = None
+    routed_experts: bool = False
+    repetition_detection: object = None
+    thinking_token_budget: object = None
+    extra_args: object = None
+
+    def __post_init__(self) -> None:
+        from .sampling_checks import check
+
+        check(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, checked again."""
+        changed = SamplingParams(**{**{name: getattr(self, name) for name in _DEFAULTS}, **changes})
+        changed.__dict__["_given"] = self.__dict__["_given"] | changes.keys()
+        return changed
+
+    def clone(self) -> SamplingParams:
+        """A copy."""
+        return copy.copy(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON; `SamplingParams(**d)` takes them back."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        values["bad_token_ids"] = [list(ids) for ids in values["bad_token_ids"]]
+        values["output_kind"] = self.output_kind.name
+        return values
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
+        """Parameters of a model's generation_config.json; what is absent or null keeps its default.
+
+        Args:
+            config: The file's content. `max_new_tokens` and `min_new_tokens` become `max_tokens` and `min_tokens`;
+                `do_sample: false` is greedy; keys about other things are left aside.
+        """
+        return cls(**sampling_fields(config))
+
+    def __repr__(self) -> str:
+        defaults = _DEFAULTS
+        shown = {name: getattr(self, name) for name in defaults}
+        parts = [f"{name}={value!r}" for name, value in shown.items() if value != defaults[name]]
+        return f"SamplingParams({', '.join(parts)})"
+
+
+# Keys of generation_config.json that are fields here, and their names.
+GENERATION_KEYS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+}
+
+
+def sampling_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingParams that a generation config sets."""
+    found = {ours: config[key] for key, ours in GENERATION_KEYS.items() if config.get(key) is not None}
+    if config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
+
+
+def has_default_length(params: SamplingParams) -> bool:
+    """Whether `max_tokens` was nobody's choice."""
+    return "max_tokens" not in params.__dict__["_given"]
+
+
+def default_params(config: Mapping[str, Any], max_tokens: int) -> SamplingParams:
+    """Parameters of a generation config, with a limit that counts as nobody's choice."""
+    found = sampling_fields(config)
+    params = SamplingParams(**{"max_tokens": max_tokens, **found})
+    params.__dict__["_given"] = frozenset(found)
+    return params
+
+
+def _refuse(self: object, name: str, *value: object) -> None:
+    raise AttributeError(f"SamplingParams is frozen: cannot change {name!r}; use params.replace({name}=...)")
+
+
+def _finish() -> None:
+    """Gives the class an __init__ that knows near names and what was set, and an advice when a field is assigned."""
+    generated = SamplingParams.__init__
+
+    @functools.wraps(generated)
+    def __init__(self: SamplingParams, *args: object, **given: Any) -> None:
+        if args:
+            raise TypeError("SamplingParams() takes keyword arguments only: SamplingParams(temperature=0.8)")
+        if not given.keys() <= _DEFAULTS.keys():
+            refuse_names("SamplingParams", [name for name in given if name not in _DEFAULTS], _DEFAULTS)
+        self.__dict__["_given"] = frozenset(given)
+        generated(self, **given)
+
+    for name, method in {"__init__": __init__, "__setattr__": _refuse, "__delattr__": _refuse}.items():
+        type.__setattr__(SamplingParams, name, method)
+
+
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
+_finish()

@@ -1,0 +1,108 @@
+"""Text of a running sample, made as ids come, cut by the stop rule, held back where a stop string may begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .sampling_params import SamplingParams
+    from .tokenizer import Tokenizer
+
+HIDDEN_ENDS = ("eos", "stop_id")
+
+
+class SampleText:
+    """Text of one sample.
+
+    Args:
+        tokenizer: Knows the tokens' text.
+        prompt_ids: The prompt's ids; spaces come out as in one decode of prompt and output.
+        params: Stop strings and what is shown.
+    """
+
+    __slots__ = ("_detokenizer", "_full", "_include", "_num_tokens", "_prior_chars", "_stops", "shown")
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        from .detokenizer import Detokenizer
+
+        self._detokenizer = Detokenizer(
+            tokenizer, prompt_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+        )
+        self._stops = params.stop_strings
+        self._include = params.include_stop_str_in_output
+        self._full = ""
+        self._prior_chars = 0
+        self._num_tokens = 0
+        self.shown = ""
+        """What may be shown: new text that will not be taken back."""
+
+    def prime(self, prior: Sequence[int]) -> None:
+        """Takes output ids that were generated earlier: searched for stop strings, not shown."""
+        self._full += self._detokenizer.push(prior, False)
+        self._num_tokens += len(prior)
+        self._prior_chars = len(self._full)
+
+    def push(self, ids: Sequence[int], finish: str | None, stop: str | None) -> None:
+        """Adds new ids.
+
+        Args:
+            ids: The new ids; with `finish` "stop_string" the last one completes the string.
+            finish: Why the sample ends, as the core says it, or None.
+            stop: The stop string that ended it, or None.
+        """
+        self._num_tokens += len(ids)
+        if finish in HIDDEN_ENDS and not self._include:
+            ids = ids[:-1]
+        if finish == "stop_string" and stop is not None:
+            self._full += self._detokenizer.push(ids[:-1], False)
+            before = len(self._full)
+            self._full += self._detokenizer.push(ids[-1:], True)
+            self._cut(stop, self._find(stop, before))
+        else:
+            self._full += self._detokenizer.push(ids, finish is not None)
+        hidden = 0 if finish or self._include else held_back(self._full, self._stops)
+        self.shown = self._full[self._prior_chars : len(self._full) - hidden]
+
+    def match(self, ids: Sequence[int], first_counting: int) -> tuple[int, int] | None:
+        """Adds ids one by one until a stop string is complete, where the core cannot match on bytes.
+
+        Args:
+            ids: The new ids that may take part in a match.
+            first_counting: Tokens (prior ones counted) from which a match counts.
+
+        Returns:
+            How many of the ids were used and the index of the string in `stop`, or None without a match.
+        """
+        for used, token in enumerate(ids, 1):
+            before = len(self._full)
+            self._full += self._detokenizer.push([token], False)
+            self._num_tokens += 1
+            if self._num_tokens > first_counting:
+                ends = [(self._find(stop, before), -len(stop), index) for index, stop in enumerate(self._stops)]
+                found = min((end for end in ends if end[0] is not None), default=None)
+                if found is not None:
+                    self._cut(self._stops[found[2]], found[0])
+                    self.shown = self._full[self._prior_chars :]
+                    return used, found[2]
+        return None
+
+    def _find(self, stop: str, before: int) -> int | None:
+        """End of the first occurrence that ends behind `before` characters."""
+        start = self._full.find(stop, max(0, before - len(stop) + 1))
+        return None if start < 0 else start + len(stop)
+
+    def _cut(self, stop: str, end: int | None) -> None:
+        if end is not None:
+            self._full = self._full[: end if self._include else max(end - len(stop), self._prior_chars)]
+
+
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """Length of the longest suffix of the text that can still become a stop string."""
+    longest = 0
+    for stop in stops:
+        for length in range(min(len(stop) - 1, len(text)), longest, -1):
+            if text.endswith(stop[:length]):
+                longest = length
+                break
+    return longest
