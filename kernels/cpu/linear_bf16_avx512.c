@@ -25,30 +25,17 @@ INLINE void tile(TILE_ARGS, const int n_panels, const int n_rows)
         _mm512_store_ps(acc + (i * n_panels + q) * 16, c[i][q]);
 }
 
-INLINE void gemv_panels(const uint8_t *w, size_t panel_bytes, const int32_t *pair, float *acc, uint32_t n_pairs,
-                        const int n_panels)
-{
-    __m512 c[4];
-    UNROLL for (int q = 0; q < n_panels; q++) c[q] = _mm512_setzero_ps();
-    for (uint32_t k = 0; k < n_pairs; k++, w += 64) {
-        UNROLL for (int q = 0; q < n_panels; q++)
-        {
-            _mm_prefetch((const char *)w + q * panel_bytes + GEMV_AHEAD, _MM_HINT_T0);
-            c[q] =
-                _mm512_dpbf16_ps(c[q], (__m512bh)_mm512_loadu_si512(w + q * panel_bytes), (__m512bh)_mm512_set1_epi32(pair[k]));
-        }
-    }
-    UNROLL for (int q = 0; q < n_panels; q++) _mm512_storeu_ps(acc + q * 16, c[q]);
-}
-
 static void gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)
 {
     const int32_t *pair = (const int32_t *)(const void *)x;
-    const size_t panel_bytes = (size_t)n_blocks * 1024;
-    for (; n_panels >= 2; n_panels -= 2, w += 2 * panel_bytes, acc += 32)
-        gemv_panels(w, panel_bytes, pair, acc, n_blocks * 16, 2);
-    if (n_panels)
-        gemv_panels(w, panel_bytes, pair, acc, n_blocks * 16, 1);
+    for (; n_panels; n_panels--, acc += 16) {
+        __m512 c = _mm512_setzero_ps();
+        for (uint32_t k = 0; k < n_blocks * 16; k++, w += 64) {
+            _mm_prefetch((const char *)w + GEMV_AHEAD, _MM_HINT_T0);
+            c = _mm512_dpbf16_ps(c, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(pair[k]));
+        }
+        _mm512_storeu_ps(acc, c);
+    }
 }
 
 INLINE __m512 load_columns(const float *row, uint32_t k, uint32_t n_cols)

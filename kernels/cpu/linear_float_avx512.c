@@ -49,35 +49,19 @@ INLINE void tile(TILE_ARGS, const int type, const int n_panels, const int n_rows
         _mm512_store_ps(acc + (i * n_panels + q) * 16, c[i][q]);
 }
 
-/* One row times n_panels (1, 2 or 4) neighbouring panels: as many independent chains, and streams from memory. */
-INLINE void gemv_panels(const uint8_t *w, size_t panel_bytes, const float *x, float *acc, uint32_t n_cols, const int type,
-                        const int n_panels)
-{
-    const size_t pair_bytes = type == F32 ? 128 : 64;
-    __m512 c[4];
-    UNROLL for (int q = 0; q < n_panels; q++) c[q] = _mm512_setzero_ps();
-    for (uint32_t k = 0; k < n_cols; k += 2, w += pair_bytes) {
-        UNROLL for (int q = 0; q < n_panels; q++)
-        {
-            const uint8_t *wq = w + q * panel_bytes;
-            _mm_prefetch((const char *)wq + GEMV_AHEAD, _MM_HINT_T0);
-            if (type == F32)
-                _mm_prefetch((const char *)wq + GEMV_AHEAD + 64, _MM_HINT_T0);
-            c[q] = _mm512_fmadd_ps(load_even(wq, type), _mm512_set1_ps(x[k]), c[q]);
-            c[q] = _mm512_fmadd_ps(load_odd(wq, type), _mm512_set1_ps(x[k + 1]), c[q]);
-        }
-    }
-    UNROLL for (int q = 0; q < n_panels; q++) _mm512_storeu_ps(acc + q * 16, c[q]);
-}
-
 INLINE void gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels, const int type)
 {
-    const float *xf = (const float *)(const void *)x;
-    const size_t panel_bytes = (size_t)n_blocks * (type == F32 ? 2048 : 1024);
-    for (; n_panels >= 2; n_panels -= 2, w += 2 * panel_bytes, acc += 32)
-        gemv_panels(w, panel_bytes, xf, acc, n_blocks * 32, type, 2);
-    if (n_panels)
-        gemv_panels(w, panel_bytes, xf, acc, n_blocks * 32, type, 1);
+    const size_t pair_bytes = type == F32 ? 128 : 64;
+    const float *xk = (const float *)(const void *)x;
+    for (; n_panels; n_panels--, acc += 16) {
+        __m512 c = _mm512_setzero_ps();
+        for (uint32_t k = 0; k < n_blocks * 32; k += 2, w += pair_bytes) {
+            prefetch_lines((const char *)w + GEMV_AHEAD, type == F32 ? 2 : 1);
+            c = _mm512_fmadd_ps(load_even(w, type), _mm512_set1_ps(xk[k]), c);
+            c = _mm512_fmadd_ps(load_odd(w, type), _mm512_set1_ps(xk[k + 1]), c);
+        }
+        _mm512_storeu_ps(acc, c);
+    }
 }
 
 void K(prepare_float)(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)

@@ -58,28 +58,19 @@ INLINE void int8_tile(TILE_ARGS, const enum form f, const int n_panels, const in
         _mm512_store_ps(acc + (i * n_panels + q) * 16, c[i][q]);
 }
 
-INLINE void int8_gemv_panels(const uint8_t *w, size_t panel_bytes, const char *x, float *acc, uint32_t n_blocks,
-                             const enum form f, const int n_panels)
-{
-    __m512 c[INT8_ROWS][2];
-    UNROLL for (int q = 0; q < n_panels; q++) c[0][q] = _mm512_setzero_ps();
-    for (uint32_t b = 0; b < n_blocks; b++, w += FORM_BYTES(f))
-        for (int j = 0; j < FORM_BLOCKS(f); j++, x += FORM_STRIP_BYTES(f)) {
-            const uint8_t *block = w + j * FORM_BLOCK_BYTES(f);
-            UNROLL for (int q = 0; q < n_panels; q++)
-                prefetch_lines((const char *)block + q * panel_bytes + GEMV_AHEAD, (uint32_t)(FORM_BLOCK_BYTES(f) + 63) / 64);
-            int8_block(block, w + 8 * FORM_BLOCK_BYTES(f), panel_bytes, x, c, f, n_panels, 1);
-        }
-    UNROLL for (int q = 0; q < n_panels; q++) _mm512_storeu_ps(acc + q * 16, c[0][q]);
-}
-
 INLINE void int8_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels, const enum form f)
 {
-    const size_t panel_bytes = (size_t)n_blocks * FORM_BYTES(f);
-    for (; n_panels >= 2; n_panels -= 2, w += 2 * panel_bytes, acc += 32)
-        int8_gemv_panels(w, panel_bytes, x, acc, n_blocks, f, 2);
-    if (n_panels)
-        int8_gemv_panels(w, panel_bytes, x, acc, n_blocks, f, 1);
+    for (; n_panels; n_panels--, acc += 16) {
+        __m512 c[INT8_ROWS][2] = {{_mm512_setzero_ps()}};
+        const char *xb = x;
+        for (uint32_t b = 0; b < n_blocks; b++, w += FORM_BYTES(f))
+            for (int j = 0; j < FORM_BLOCKS(f); j++, xb += FORM_STRIP_BYTES(f)) {
+                const uint8_t *block = w + j * FORM_BLOCK_BYTES(f);
+                prefetch_lines((const char *)block + GEMV_AHEAD, (FORM_BLOCK_BYTES(f) + 63) / 64);
+                int8_block(block, w + 8 * FORM_BLOCK_BYTES(f), 0, xb, c, f, 1, 1);
+            }
+        _mm512_storeu_ps(acc, c[0][0]);
+    }
 }
 
 /* Quantises a block of 32 values of one row into 32 bytes; returns their scale, NaN if one of them is none. */

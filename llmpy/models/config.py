@@ -37,6 +37,13 @@ _GGUF_REFUSED = (
 )
 
 
+def _typed(value: object, kind: type[T]) -> T | None:
+    """The value if it has the type; a whole number serves as a float, a truth value not as a number."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300:
+        value = float(value)
+    return value if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) else None
+
+
 class _Field(Generic[T]):
     """A required field, checked when it is used; a whole number is a size."""
 
@@ -75,14 +82,13 @@ class ModelConfig:
     def need(self, name: str, kind: type[T]) -> T:
         """A required field; CheckpointError names it when it is missing or of another type."""
         value = self.raw.get(name)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        found = _typed(value, kind)
+        if found is None:
             have = "nothing" if value is None else repr(value)
             raise CheckpointError(
                 f"{self.file}: {name}: wanted {kind.__name__}, have {have}; hf_overrides can set it", file=self.file
             )
-        return value
+        return found
 
     def get(self, name: str, default: T) -> T:
         """An optional field; absent and null give the default, whose type the field must have."""
@@ -192,9 +198,10 @@ class _Metadata:
             value = value[0]
         if value is None:
             return default
-        if not isinstance(value, int | float | str) or (kind is not str and isinstance(value, str)):
+        found = _typed(value, kind)
+        if found is None:
             self._refuse(key, kind, repr(value))
-        return kind(value)
+        return found
 
     def need(self, key: str, kind: type[T]) -> T:
         """A scalar that must be there."""

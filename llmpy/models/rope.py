@@ -57,7 +57,7 @@ class Parameters:
         value = self.fields.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
             self._refuse(name, "a number", value)
         return float(value)
 

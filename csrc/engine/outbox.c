@@ -1,0 +1,110 @@
+#include "outbox.h"
+
+static void list_push(struct outbox_list *list, struct sequence *q)
+{
+    q->links = (struct links){list->last, NULL};
+    if (list->last)
+        list->last->links.next = q;
+    else
+        list->first = q;
+    list->last = q;
+}
+
+static void list_remove(struct outbox_list *list, struct sequence *q)
+{
+    if (q->links.prev)
+        q->links.prev->links.next = q->links.next;
+    else
+        list->first = q->links.next;
+    if (q->links.next)
+        q->links.next->links.prev = q->links.prev;
+    else
+        list->last = q->links.prev;
+}
+
+void outbox_note(struct outbox *outbox, struct sequence *q)
+{
+    if (!q->has_news)
+        list_push(&outbox->fresh, q);
+    q->has_news = true;
+}
+
+void outbox_finish(struct outbox *outbox, struct sequence *q)
+{
+    if (q->has_news)
+        list_remove(&outbox->fresh, q);
+    q->has_news = true;
+    list_push(&outbox->finished, q);
+    outbox->n_finished++;
+}
+
+static void add_scores(struct news *news, const struct request *r)
+{
+    news->n_prompt_results = r->n_scored;
+    news->n_prompt_logprobs = r->n_score_top;
+    news->prompt_results = r->score_results;
+    news->prompt_top_ids = r->score_top_ids;
+    news->prompt_top_values = r->score_top_values;
+    news->prompt_top_ranks = r->score_top_ranks;
+}
+
+static void report(struct sequence *q, uint64_t epoch, struct news *news)
+{
+    const struct request *r = q->request;
+    uint32_t n_new = q->n_output - r->spec.prior.n, first = q->n_reported;
+    size_t first_top = (size_t)first * r->spec.n_logprobs;
+    *news = (struct news){
+        .request = r->number,
+        .sample = q->sample,
+        .finish = q->state == SEQUENCE_FINISHED ? q->finish : FINISH_NONE,
+        .stop = q->stop,
+        .status = q->status,
+        .error_position = q->error_position,
+        .first = first,
+        .n_new = n_new - first,
+        .ids = q->output + r->spec.prior.n + first,
+        .n_cached_tokens = r->n_cached,
+        .n_preemptions = q->n_preemptions,
+        .epoch = epoch,
+        .queued = r->queued,
+        .scheduled = r->scheduled,
+        .first_token = q->first_token,
+        .last_token = q->last_token,
+    };
+    if (q->results) {
+        news->results = q->results + first;
+        news->n_logprobs = r->spec.n_logprobs;
+        news->top_ids = q->top_ids + first_top;
+        news->top_values = q->top_values + first_top;
+        news->top_ranks = q->top_ranks + first_top;
+    }
+    q->n_reported = n_new;
+}
+
+uint32_t outbox_take(struct outbox *outbox, bool finished_only, uint64_t epoch, struct news *news, uint32_t max)
+{
+    uint32_t n = 0;
+    for (struct sequence *q; n < max && (q = outbox->finished.first); n++) {
+        list_remove(&outbox->finished, q);
+        list_push(&outbox->delivered, q);
+        outbox->n_finished--;
+        report(q, epoch, &news[n]);
+        news[n].is_last_of_request = --q->request->n_unreported == 0;
+        if (q->sample == 0 && q->request->n_to_score)
+            add_scores(&news[n], q->request);
+    }
+    for (struct sequence *q; n < max && !finished_only && (q = outbox->fresh.first); n++) {
+        list_remove(&outbox->fresh, q);
+        q->has_news = false;
+        report(q, epoch, &news[n]);
+    }
+    return n;
+}
+
+struct sequence *outbox_next_delivered(struct outbox *outbox)
+{
+    struct sequence *q = outbox->delivered.first;
+    if (q)
+        list_remove(&outbox->delivered, q);
+    return q;
+}

@@ -1,0 +1,18 @@
+/* queue.h: the waiting sequences in rank, furthest ahead first: a treap through fields of struct sequence, so that it never
+ * allocates. Insertion and removal at any place cost O(log n). Driver's thread only. */
+#ifndef LLMPY_QUEUE_H
+#define LLMPY_QUEUE_H
+
+#include "sequence.h"
+
+struct queue {
+    struct sequence *root;
+    uint64_t n, random;
+};
+
+void queue_insert(struct queue *queue, struct sequence *sequence);
+void queue_remove(struct queue *queue, struct sequence *sequence);
+struct sequence *queue_first(const struct queue *queue);
+struct sequence *queue_next(const struct sequence *sequence); /* the next behind, or NULL */
+
+#endif

@@ -1,0 +1,154 @@
+#include "request_check.h"
+
+#include <math.h>
+
+#define MAX_SAMPLES 16384u
+#define MAX_PROMPT_RESULT_BYTES ((uint64_t)1 << 30)
+
+#define REFUSE(parameter, ...)                        \
+    do {                                              \
+        err_set(err, RC_INVALID, __VA_ARGS__);        \
+        err_name(err, parameter, NULL);               \
+        return RC_INVALID;                            \
+    } while (0)
+
+static bool in_vocabulary(const struct engine_config *config, int32_t id)
+{
+    return id >= 0 && (uint32_t)id < config->vocab_size;
+}
+
+static enum rc check_ids(const struct engine_config *config, const struct id_list *list, const char *parameter, struct err *err)
+{
+    for (uint32_t i = 0; i < list->n; i++)
+        if (!in_vocabulary(config, list->ids[i]))
+            REFUSE(parameter, "Token id %d is out of vocabulary", list->ids[i]);
+    return RC_OK;
+}
+
+static enum rc check_lengths(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
+    uint64_t length = (uint64_t)spec->prompt.n + spec->prior.n;
+    uint32_t most = config->max_model_len;
+    if (!spec->prompt.n)
+        REFUSE("prompt", "The decoder prompt cannot be empty");
+    if (length > most)
+        REFUSE("prompt", "The decoder prompt (length %llu) is longer than the maximum model length of %u.", (unsigned long long)length, most);
+    if (length == most && !spec->prior.n && !spec->is_score)
+        REFUSE("prompt", "The decoder prompt (length %llu) plus the number of requested output tokens (at least 1) is longer than the "
+               "maximum model length of %u.", (unsigned long long)length, most);
+    return RC_OK;
+}
+
+static enum rc check_samples(const struct request_spec *spec, struct err *err)
+{
+    if (spec->n < 1)
+        REFUSE("n", "n must be at least 1, got %u.", spec->n);
+    if (spec->n > MAX_SAMPLES)
+        REFUSE("n", "n must be at most %u, got %u.", MAX_SAMPLES, spec->n);
+    if (spec->n > 1 && spec->prior.n)
+        REFUSE("n", "n must be 1 with output_token_ids, got %u.", spec->n);
+    if (spec->sample_index > UINT32_MAX - spec->n)
+        REFUSE("sample_index", "sample_index must be less than 2**32 - n, got %u.", spec->sample_index);
+    return RC_OK;
+}
+
+static enum rc check_score(const struct request_spec *spec, struct err *err)
+{
+    if (spec->n != 1 || spec->prior.n)
+        REFUSE("n", "a score request has one sample and no output_token_ids, got n=%u and %u ids.", spec->n, spec->prior.n);
+    if (spec->score_start < 1 || spec->score_start > spec->prompt.n)
+        REFUSE("start", "start must be in [1, %u], got %u.", spec->prompt.n, spec->score_start);
+    if (!isfinite(spec->temperature) || spec->temperature <= 0)
+        REFUSE("temperature", "temperature must be greater than zero, got %g.", (double)spec->temperature);
+    return RC_OK;
+}
+
+static enum rc check_sampling(const struct request_spec *spec, struct err *err)
+{
+    if (!isfinite(spec->temperature))
+        REFUSE("temperature", "temperature must be a finite number, got %g.", (double)spec->temperature);
+    if (spec->temperature < 0)
+        REFUSE("temperature", "temperature must be non-negative, got %g.", (double)spec->temperature);
+    if (!(spec->top_p > 0 && spec->top_p <= 1))
+        REFUSE("top_p", "top_p must be in (0, 1], got %g.", (double)spec->top_p);
+    if (!(spec->min_p >= 0 && spec->min_p <= 1))
+        REFUSE("min_p", "min_p must be in [0, 1], got %g.", (double)spec->min_p);
+    if (!(fabsf(spec->presence_penalty) <= 2))
+        REFUSE("presence_penalty", "presence_penalty must be in [-2, 2], got %g.", (double)spec->presence_penalty);
+    if (!(fabsf(spec->frequency_penalty) <= 2))
+        REFUSE("frequency_penalty", "frequency_penalty must be in [-2, 2], got %g.", (double)spec->frequency_penalty);
+    if (!isfinite(spec->repetition_penalty))
+        REFUSE("repetition_penalty", "repetition_penalty must be a finite number, got %g.", (double)spec->repetition_penalty);
+    if (spec->repetition_penalty <= 0)
+        REFUSE("repetition_penalty", "repetition_penalty must be greater than zero, got %g.", (double)spec->repetition_penalty);
+    if (spec->max_tokens < 1)
+        REFUSE("max_tokens", "max_tokens must be at least 1, got %u.", spec->max_tokens);
+    if (spec->min_tokens > spec->max_tokens)
+        REFUSE("min_tokens", "min_tokens must be less than or equal to max_tokens=%u, got %u.", spec->max_tokens, spec->min_tokens);
+    return RC_OK;
+}
+
+static enum rc check_logprobs(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
+    if (spec->n_logprobs > config->max_logprobs)
+        REFUSE("logprobs", "Requested sample logprobs of %u, which is greater than max allowed: %u", spec->n_logprobs, config->max_logprobs);
+    if (spec->n_prompt_logprobs > config->max_logprobs)
+        REFUSE("prompt_logprobs", "Requested prompt logprobs of %u, which is greater than max allowed: %u", spec->n_prompt_logprobs,
+               config->max_logprobs);
+    uint32_t n_top = spec->is_score ? spec->n_logprobs : spec->n_prompt_logprobs;
+    uint64_t n_bytes = (uint64_t)spec->prompt.n * (sizeof(struct sample_result) + n_top * 3 * sizeof(float));
+    if ((spec->is_score || spec->wants_prompt_logprobs) && n_bytes > MAX_PROMPT_RESULT_BYTES)
+        REFUSE(spec->is_score ? "logprobs" : "prompt_logprobs", "prompt logprobs: wanted at most %llu bytes, have %llu; ask for fewer alternatives",
+               (unsigned long long)MAX_PROMPT_RESULT_BYTES, (unsigned long long)n_bytes);
+    if (spec->mode > LOGPROB_PROCESSED)
+        REFUSE("logprobs_mode", "logprobs_mode must be one of 0, 1, 2, got %u.", spec->mode);
+    return RC_OK;
+}
+
+static enum rc check_lists(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
+    for (uint32_t i = 0; i < spec->n_stop_strings; i++)
+        if (!spec->stop_strings[i].n)
+            REFUSE("stop", "stop cannot contain an empty string.");
+    if (spec->n_stop_strings && !config->token_offsets)
+        REFUSE("stop", "stop needs a tokenizer; skip_tokenizer_init is True");
+    for (uint32_t i = 0; i < spec->n_bias; i++) {
+        const struct token_bias *bias = &spec->bias[i];
+        if (!in_vocabulary(config, bias->id))
+            REFUSE("logit_bias", "token_id(s) [%d] in logit_bias contain out-of-vocab token ids. Vocabulary size: %u", bias->id,
+                   config->vocab_size);
+        if (isnan(bias->value) || bias->value == INFINITY)
+            REFUSE("logit_bias", "logit_bias values must be finite or -inf, got %g for token %d.", (double)bias->value, bias->id);
+    }
+    for (uint32_t i = 0; i < spec->allowed.n; i++)
+        if (!in_vocabulary(config, spec->allowed.ids[i]))
+            REFUSE("allowed_token_ids", "allowed_token_ids contains out-of-vocab token id!");
+    for (uint32_t i = 0; i < spec->n_bad_words; i++) {
+        if (!spec->bad_words[i].n)
+            REFUSE("bad_words", "bad_words cannot contain an empty string.");
+        enum rc rc = check_ids(config, &spec->bad_words[i], "bad_words", err);
+        if (rc)
+            return rc;
+    }
+    return RC_OK;
+}
+
+enum rc request_check(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
+    enum rc rc = check_lengths(config, spec, err);
+    if (!rc)
+        rc = check_ids(config, &spec->prompt, "prompt", err);
+    if (!rc)
+        rc = check_ids(config, &spec->prior, "output_token_ids", err);
+    if (!rc)
+        rc = check_samples(spec, err);
+    if (!rc)
+        rc = spec->is_score ? check_score(spec, err) : check_sampling(spec, err);
+    if (!rc)
+        rc = check_logprobs(config, spec, err);
+    if (!rc)
+        rc = check_lists(config, spec, err);
+    if (!rc && spec->priority && config->policy == POLICY_FCFS)
+        REFUSE("priority", "priority is %lld but scheduling_policy is 'fcfs'", (long long)spec->priority);
+    return rc;
+}

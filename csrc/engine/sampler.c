@@ -1,0 +1,128 @@
+#include "sampler.h"
+
+#define GREEDY_BELOW 1e-5f
+
+/* What a step's batch has grown to. */
+struct filler {
+    struct batch *batch;
+    struct task_owner *owners;
+    uint32_t n_top;
+};
+
+/* Bans bad words whose last id would complete them, and what would stop too early. */
+static uint32_t fill_banned(struct sequence *q)
+{
+    const struct request_spec *spec = &q->request->spec;
+    const struct engine_config *config = q->request->context->config;
+    uint32_t n = 0;
+    if (q->n_output < spec->min_tokens) {
+        for (uint32_t i = 0; !spec->ignore_eos && i < config->n_eos; i++)
+            q->banned[n++] = config->eos_ids[i];
+        for (uint32_t i = 0; i < spec->stop_ids.n; i++)
+            q->banned[n++] = spec->stop_ids.ids[i];
+    }
+    for (uint32_t i = 0; i < spec->n_bad_words; i++) {
+        const struct id_list *word = &spec->bad_words[i];
+        uint32_t n_before = word->n - 1, same = 0;
+        if (n_before > q->n_output)
+            continue;
+        while (same < n_before && q->output[q->n_output - 1 - same] == word->ids[n_before - 1 - same])
+            same++;
+        if (same == n_before)
+            q->banned[n++] = word->ids[n_before];
+    }
+    return n;
+}
+
+static struct sample_task *add_task(struct filler *f, struct sequence *q, uint32_t position, uint32_t n_top)
+{
+    struct batch *batch = f->batch;
+    struct sample_task *task = &batch->tasks[batch->n_tasks];
+    f->owners[batch->n_tasks++] = (struct task_owner){q, position};
+    *task = (struct sample_task){
+        .logits_row = batch->n_logits_rows - 1,
+        .temperature = 1,
+        .top_p = 1,
+        .repetition_penalty = 1,
+        .position = position,
+        .n_top = n_top,
+        .top_offset = f->n_top,
+    };
+    f->n_top += n_top;
+    return task;
+}
+
+static void add_draw(struct filler *f, struct sequence *q)
+{
+    const struct request_spec *spec = &q->request->spec;
+    struct sample_task *task = add_task(f, q, sequence_n_known(q), spec->wants_logprobs ? spec->n_logprobs : 0);
+    task->is_greedy = spec->temperature < GREEDY_BELOW;
+    task->wants_logprobs = spec->wants_logprobs;
+    task->temperature = task->is_greedy ? 1 : spec->temperature;
+    task->top_p = spec->top_p;
+    task->min_p = spec->min_p;
+    task->top_k = spec->top_k;
+    task->repetition_penalty = spec->repetition_penalty;
+    task->presence_penalty = spec->presence_penalty;
+    task->frequency_penalty = spec->frequency_penalty;
+    task->seed = spec->seed;
+    task->sample_index = spec->sample_index + q->sample;
+    task->mode = spec->mode;
+    task->bias = spec->bias;
+    task->n_bias = spec->n_bias;
+    task->seen = q->seen;
+    task->n_seen = q->n_seen;
+    task->banned = q->banned;
+    task->n_banned = fill_banned(q);
+    task->allowed = spec->allowed.ids;
+    task->n_allowed = spec->allowed.n;
+}
+
+static void add_score(struct filler *f, struct sequence *q, uint32_t position)
+{
+    const struct request *r = q->request;
+    struct sample_task *task = add_task(f, q, position, r->n_score_top);
+    task->is_score = task->wants_logprobs = true;
+    task->target = r->spec.prompt.ids[position];
+    task->temperature = r->spec.is_score ? r->spec.temperature : 1;
+    task->mode = r->spec.is_score ? LOGPROB_FULL : LOGPROB_RAW;
+}
+
+static void add_sequence(struct filler *f, struct sequence *q)
+{
+    struct batch *batch = f->batch;
+    const struct request *r = q->request;
+    uint32_t first = q->n_computed - q->n_rows, first_scored = UINT32_MAX;
+    if (sequence_is_scoring(q))
+        first_scored = r->first_scored + r->n_scored;
+    for (uint32_t i = 0; i < q->n_rows; i++) {
+        uint32_t row = batch->n_rows++, position = first + i;
+        bool draws = q->draws && i + 1 == q->n_rows, scores = position + 1 >= first_scored && position + 1 < r->spec.prompt.n;
+        batch->token_ids[row] = sequence_token(q, position);
+        batch->positions[row] = (int32_t)position;
+        batch->row_seq[row] = (int32_t)q->slot;
+        if (!draws && !scores)
+            continue;
+        batch->logits_rows[batch->n_logits_rows++] = (int32_t)row;
+        if (scores)
+            add_score(f, q, position + 1);
+        for (struct sequence *drawing = draws ? q : NULL; drawing; drawing = drawing->next_fork)
+            add_draw(f, drawing);
+    }
+}
+
+void sampler_fill(const struct scheduler *scheduler, struct batch *batch, struct task_owner *owners)
+{
+    struct filler f = {batch, owners, 0};
+    batch->n_rows = batch->n_seqs = batch->n_logits_rows = batch->n_tasks = 0;
+    batch->seq_first_row[0] = 0;
+    for (uint32_t slot = 0, left = scheduler->n_running; left; slot++) {
+        struct sequence *q = scheduler->slots[slot];
+        if (q) {
+            left--;
+            add_sequence(&f, q);
+        }
+        batch->n_seqs = slot + 1;
+        batch->seq_first_row[slot + 1] = (int32_t)batch->n_rows;
+    }
+}

@@ -1,0 +1,18 @@
+/* sampler.h: turns a scheduled step into the arrays of a struct batch: rows in the order of slots, and for each row whose
+ * logits are wanted the tasks of drawing or scoring, with the penalties' counts, biases and bans of that moment. The kernels
+ * draw; this file only asks. Driver's thread only. */
+#ifndef LLMPY_SAMPLER_H
+#define LLMPY_SAMPLER_H
+
+#include "scheduler.h"
+
+/* Whom a task's result goes to. */
+struct task_owner {
+    struct sequence *sequence;
+    uint32_t position; /* of the token drawn or scored */
+};
+
+/* Fills batch from the scheduler's slots; owners: [max_tasks]. */
+void sampler_fill(const struct scheduler *scheduler, struct batch *batch, struct task_owner *owners);
+
+#endif

@@ -1,0 +1,476 @@
+#include "scheduler.h"
+
+#include "../base/mem.h"
+#include "kv_cache.h"
+
+#include <string.h>
+
+static const struct engine_config *config_of(const struct scheduler *s)
+{
+    return s->context->config;
+}
+
+static uint32_t block_tokens(const struct scheduler *s)
+{
+    return config_of(s)->layout.block_tokens;
+}
+
+static uint32_t n_groups(const struct scheduler *s)
+{
+    return config_of(s)->layout.n_groups;
+}
+
+static uint32_t blocks_of(const struct scheduler *s, uint32_t n_positions)
+{
+    return (n_positions + block_tokens(s) - 1) / block_tokens(s);
+}
+
+int32_t *scheduler_table(const struct scheduler *s, uint32_t group, uint32_t slot)
+{
+    return s->batch->tables + ((size_t)group * s->batch->max_seqs + slot) * s->batch->table_stride;
+}
+
+/* ---- running sequences ---- */
+
+static void running_insert(struct scheduler *s, struct sequence *q)
+{
+    uint32_t at = s->n_running++;
+    for (; at && sequence_is_ahead(q, s->running[at - 1]); at--)
+        s->running[at] = s->running[at - 1];
+    s->running[at] = q;
+    for (q->slot = 0; s->slots[q->slot];)
+        q->slot++;
+    s->slots[q->slot] = q;
+    q->state = SEQUENCE_RUNNING;
+}
+
+static void running_remove(struct scheduler *s, struct sequence *q)
+{
+    uint32_t at = s->n_running - 1;
+    while (s->running[at] != q)
+        at--;
+    memmove(&s->running[at], &s->running[at + 1], (s->n_running - at - 1) * sizeof *s->running);
+    s->n_running--;
+    s->slots[q->slot] = NULL;
+}
+
+/* ---- pages ---- */
+
+/* Gives back every page, suffix before prefix. */
+static void pages_release(struct scheduler *s, struct sequence *q)
+{
+    for (uint32_t b = blocks_of(s, q->n_computed); b-- > 0;)
+        for (uint32_t g = 0; g < n_groups(s); g++) {
+            int32_t *page = &scheduler_table(s, g, q->slot)[b];
+            if (*page)
+                block_manager_release(s->blocks, *page);
+            *page = 0;
+        }
+    memset(q->first_block, 0, sizeof q->first_block);
+}
+
+/* First block that a row at `position` or behind it can see. */
+static uint32_t first_seen_block(const struct scheduler *s, uint32_t group, uint32_t position)
+{
+    uint32_t window = config_of(s)->layout.groups[group].window;
+    return window && position + 1 > window ? (position + 1 - window) / block_tokens(s) : 0;
+}
+
+/* Gives back the blocks that have left their window for good. */
+static void windows_advance(struct scheduler *s, struct sequence *q)
+{
+    for (uint32_t g = 0; g < n_groups(s); g++) {
+        int32_t *table = scheduler_table(s, g, q->slot);
+        uint32_t first = first_seen_block(s, g, q->n_computed);
+        for (; q->first_block[g] < first; q->first_block[g]++) {
+            block_manager_release(s->blocks, table[q->first_block[g]]);
+            table[q->first_block[g]] = 0;
+        }
+    }
+}
+
+/* Groups in which the block to be written next belongs to others too. */
+static uint32_t shared_tails(const struct scheduler *s, const struct sequence *q)
+{
+    uint32_t n = 0;
+    for (uint32_t g = 0; q->shares_tail && g < n_groups(s); g++)
+        n += !block_manager_is_writable(s->blocks, scheduler_table(s, g, q->slot)[q->n_computed / block_tokens(s)]);
+    return n;
+}
+
+/* Replaces shared tails by fresh pages, to be filled by the copies of this step. */
+static void tails_copy(struct scheduler *s, struct sequence *q)
+{
+    for (uint32_t g = 0; q->shares_tail && g < n_groups(s); g++) {
+        int32_t *page = &scheduler_table(s, g, q->slot)[q->n_computed / block_tokens(s)];
+        if (block_manager_is_writable(s->blocks, *page))
+            continue;
+        struct page_copy copy = {*page, block_manager_take(s->blocks)};
+        block_manager_hold(s->blocks, copy.source);
+        block_manager_release(s->blocks, copy.source);
+        s->copy_owners[s->batch->n_copies] = q;
+        s->batch->copies[s->batch->n_copies++] = copy;
+        *page = copy.target;
+    }
+    q->shares_tail = false;
+}
+
+/* All pages for the next n rows, or none. */
+static bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
+{
+    uint32_t have = blocks_of(s, q->n_computed), want = blocks_of(s, q->n_computed + n_rows);
+    if ((want - have) * n_groups(s) + shared_tails(s, q) > block_manager_n_free(s->blocks))
+        return false;
+    tails_copy(s, q);
+    for (uint32_t g = 0; g < n_groups(s); g++) {
+        int32_t *table = scheduler_table(s, g, q->slot);
+        for (uint32_t b = have; b < want; b++)
+            table[b] = block_manager_take(s->blocks);
+    }
+    return true;
+}
+
+/* The blocks [from, to) are full and known: others may find them. */
+static void blocks_publish(struct scheduler *s, struct sequence *q, uint32_t from, uint32_t to)
+{
+    if (!config_of(s)->prefix_caching || q->is_stale)
+        return;
+    for (uint32_t b = from; b < to; b++) {
+        const struct hash *key = sequence_key(q, b);
+        for (uint32_t g = 0; g < n_groups(s); g++)
+            block_manager_publish(s->blocks, scheduler_table(s, g, q->slot)[b], key, g);
+    }
+}
+
+static void copies_cancel(struct scheduler *s, const struct sequence *q)
+{
+    struct batch *batch = s->batch;
+    for (uint32_t i = batch->n_copies; i-- > 0;)
+        if (s->copy_owners[i] == q) {
+            block_manager_unhold(s->blocks, batch->copies[i].source);
+            batch->copies[i] = batch->copies[--batch->n_copies];
+            s->copy_owners[i] = s->copy_owners[batch->n_copies];
+        }
+}
+
+/* ---- preemption ---- */
+
+static void count_rows(struct scheduler *s, const struct sequence *q, uint32_t from, uint32_t n_rows, bool undo)
+{
+    uint32_t n_redone = from < q->n_ever_computed ? q->n_ever_computed - from : 0;
+    n_redone = n_redone < n_rows ? n_redone : n_rows;
+    uint32_t n_prefilled = q->request->spec.prompt.n + q->request->spec.prior.n, first = from + n_redone, n_new = n_rows - n_redone;
+    uint32_t n_prompt = first < n_prefilled ? n_prefilled - first : 0;
+    n_prompt = n_prompt < n_new ? n_prompt : n_new;
+    uint64_t sign = undo ? UINT64_MAX : 1;
+    s->n_redone_rows += sign * n_redone;
+    s->n_prompt_rows += sign * n_prompt;
+    s->n_decode_rows += sign * (n_new - n_prompt);
+}
+
+/* Undoes what a sequence got in this step. */
+static void rows_give_back(struct scheduler *s, struct sequence *q)
+{
+    uint32_t before = q->n_computed - q->n_rows;
+    for (uint32_t b = before / block_tokens(s); b < q->n_computed / block_tokens(s); b++)
+        for (uint32_t g = 0; g < n_groups(s); g++)
+            block_manager_withdraw(s->blocks, scheduler_table(s, g, q->slot)[b]);
+    copies_cancel(s, q);
+    count_rows(s, q, before, q->n_rows, true);
+    s->rows_left += q->n_rows;
+    q->n_rows = 0;
+    q->draws = false;
+}
+
+static void preempt(struct scheduler *s, struct sequence *q)
+{
+    if (q->n_rows)
+        rows_give_back(s, q);
+    pages_release(s, q);
+    running_remove(s, q);
+    q->n_computed = q->n_hit = q->n_taken_rows = 0;
+    q->is_stale = q->shares_tail = false;
+    q->failed_room = 0;
+    q->state = SEQUENCE_WAITING;
+    q->n_preemptions++;
+    queue_insert(&s->waiting, q);
+    s->n_preemptions++;
+    s->n_preempted++;
+    s->last_victim = sequence_rank(q);
+}
+
+/* ---- a step ---- */
+
+/* Gives a running sequence what it owes, as far as rows are left; may preempt those behind it, or itself. */
+static void rows_take(struct scheduler *s, struct sequence *q)
+{
+    uint32_t owed = sequence_goal(q) - q->n_computed, n = owed < s->rows_left ? owed : s->rows_left;
+    if (!n)
+        return;
+    windows_advance(s, q);
+    while (!pages_take(s, q, n)) {
+        struct sequence *victim = s->running[s->n_running - 1];
+        preempt(s, victim);
+        if (victim == q)
+            return;
+    }
+    count_rows(s, q, q->n_computed, n, false);
+    blocks_publish(s, q, q->n_computed / block_tokens(s), (q->n_computed + n) / block_tokens(s));
+    s->rows_left -= n;
+    q->n_computed += n;
+    q->n_taken_rows += n;
+    q->n_rows = n;
+    q->draws = n == owed && !q->request->spec.is_score;
+}
+
+/* The largest number of cached blocks that serve q, none beyond `limit`; their pages go into the slot's tables. */
+static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t limit)
+{
+    uint32_t n_hit = limit;
+    for (uint32_t g = 0; g < n_groups(s); g++) {
+        if (config_of(s)->layout.groups[g].window)
+            continue;
+        int32_t *table = scheduler_table(s, g, slot);
+        uint32_t b = 0;
+        while (b < n_hit && (table[b] = block_manager_find(s->blocks, sequence_key(q, b), g)))
+            b++;
+        n_hit = b;
+    }
+    /* A window group needs the blocks that the first row behind the hit sees; each that is missing shortens the hit to its
+     * place, until a whole round of the groups finds nothing missing. */
+    for (uint32_t n_settled = 0, g = 0; n_settled < n_groups(s); g = (g + 1) % n_groups(s), n_settled++) {
+        if (!config_of(s)->layout.groups[g].window)
+            continue;
+        for (uint32_t b = n_hit; b-- > first_seen_block(s, g, n_hit * block_tokens(s));)
+            if (!block_manager_find(s->blocks, sequence_key(q, b), g)) {
+                n_hit = b;
+                n_settled = 0;
+            }
+    }
+    for (uint32_t g = 0; g < n_groups(s); g++) {
+        int32_t *table = scheduler_table(s, g, slot);
+        uint32_t first = first_seen_block(s, g, n_hit * block_tokens(s));
+        for (uint32_t b = 0; b < limit; b++) /* also clears what lies behind a shortened hit */
+            table[b] = b >= first && b < n_hit ? block_manager_find(s->blocks, sequence_key(q, b), g) : 0;
+    }
+    return n_hit;
+}
+
+/* ---- admission ---- */
+
+static uint64_t room(const struct scheduler *s)
+{
+    uint64_t kept = s->n_promised + (s->n_running ? config_of(s)->n_pages / 100 : 0), n_free = block_manager_n_free(s->blocks);
+    return n_free > kept ? n_free - kept : 0;
+}
+
+/* Pages that all rows behind the hit will take. */
+static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q, uint32_t n_hit)
+{
+    const struct engine_config *config = config_of(s);
+    uint32_t goal = sequence_goal(q);
+    uint64_t need = 0;
+    for (uint32_t g = 0; g < n_groups(s); g++) {
+        uint32_t first = first_seen_block(s, g, n_hit * block_tokens(s)), held = n_hit - first;
+        uint32_t all = blocks_of(s, goal) - first, most = kv_group_blocks(&config->layout, g, goal, config->max_num_batched_tokens);
+        most = most < all ? most : all;
+        need += most > held ? most - held : 0;
+    }
+    return need;
+}
+
+/* Pages of a hit that are on the free list and will leave it. */
+static uint32_t hit_free_pages(const struct scheduler *s, uint32_t slot, uint32_t n_hit)
+{
+    uint32_t n = 0;
+    for (uint32_t g = 0; g < n_groups(s); g++)
+        for (uint32_t b = 0; b < n_hit; b++) {
+            int32_t page = scheduler_table(s, g, slot)[b];
+            n += page && block_manager_is_free(s->blocks, page);
+        }
+    return n;
+}
+
+/* Whether anything has changed for the better since q did not fit: looking the whole hit up costs its length. */
+static bool is_worth_trying(struct scheduler *s, struct sequence *q, uint32_t limit)
+{
+    if (!q->failed_room || !s->n_running || room(s) >= q->failed_room)
+        return true;
+    return q->failed_hit < limit && block_manager_find(s->blocks, sequence_key(q, q->failed_hit), 0);
+}
+
+static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_hit_tokens, double now)
+{
+    struct request *r = q->request;
+    s->n_admitted++;
+    s->last_admitted = sequence_rank(q);
+    if (r->scheduled)
+        return;
+    r->scheduled = now;
+    r->n_cached = n_hit_tokens < r->spec.prompt.n ? n_hit_tokens : r->spec.prompt.n;
+    s->prompt_tokens += r->spec.prompt.n;
+    s->cache_queries += config_of(s)->prefix_caching ? sequence_n_known(q) : 0;
+    s->cache_hits += n_hit_tokens;
+}
+
+/* Takes the first waiting sequence in with what the cache has of it, if all its rows fit. */
+static bool admit(struct scheduler *s, struct sequence *q, double now)
+{
+    uint32_t limit = config_of(s)->prefix_caching ? sequence_hit_limit(q) / block_tokens(s) : 0, slot = 0;
+    if (!is_worth_trying(s, q, limit))
+        return false;
+    while (s->slots[slot])
+        slot++;
+    uint32_t n_hit = hit_find(s, q, slot, limit);
+    bool fits = pages_needed(s, q, n_hit) + hit_free_pages(s, slot, n_hit) <= room(s);
+    for (uint32_t g = 0; g < n_groups(s); g++) {
+        int32_t *table = scheduler_table(s, g, slot);
+        for (uint32_t b = 0; b < n_hit; b++)
+            if (table[b] && fits)
+                block_manager_share(s->blocks, table[b]);
+            else
+                table[b] = 0;
+        q->first_block[g] = fits ? first_seen_block(s, g, n_hit * block_tokens(s)) : 0;
+    }
+    if (!fits) {
+        q->failed_room = room(s) + 1;
+        q->failed_hit = n_hit;
+        return false;
+    }
+    queue_remove(&s->waiting, q);
+    running_insert(s, q);
+    q->n_computed = q->n_hit = n_hit * block_tokens(s);
+    q->n_taken_rows = 0;
+    count_admission(s, q, q->n_hit, now);
+    rows_take(s, q);
+    return true;
+}
+
+/* The sibling whose last prompt row is computed in this step, from which q can start at once. */
+static struct sequence *fork_source(const struct sequence *q)
+{
+    struct sequence *lead = q->request->sequences[0];
+    return lead && lead != q && lead->draws && !lead->n_output && !q->n_output ? lead : NULL;
+}
+
+/* Shares every block of the lead, the unfilled tail included. */
+static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequence *q)
+{
+    if (n_groups(s) > room(s))
+        return false;
+    queue_remove(&s->waiting, q);
+    running_insert(s, q);
+    for (uint32_t g = 0; g < n_groups(s); g++) {
+        const int32_t *source = scheduler_table(s, g, lead->slot);
+        int32_t *target = scheduler_table(s, g, q->slot);
+        for (uint32_t b = lead->first_block[g]; b < blocks_of(s, lead->n_computed); b++) {
+            target[b] = source[b];
+            block_manager_share(s->blocks, target[b]);
+        }
+        q->first_block[g] = lead->first_block[g];
+    }
+    q->n_computed = q->n_hit = q->n_ever_computed = lead->n_computed;
+    q->n_taken_rows = 0;
+    q->is_stale = lead->is_stale;
+    q->shares_tail = lead->shares_tail = lead->n_computed % block_tokens(s) != 0;
+    q->draws = true;
+    q->next_fork = lead->next_fork;
+    lead->next_fork = q;
+    s->n_promised += n_groups(s);
+    s->n_admitted++;
+    s->last_admitted = sequence_rank(q);
+    return true;
+}
+
+static void admit_waiting(struct scheduler *s, double now)
+{
+    struct sequence *q;
+    while (s->n_running < config_of(s)->max_num_seqs && (q = queue_first(&s->waiting))) {
+        struct sequence *lead = fork_source(q);
+        if (lead ? !fork_from(s, lead, q) : !s->rows_left || !admit(s, q, now))
+            break;
+    }
+}
+
+void scheduler_begin_step(struct scheduler *s, double now)
+{
+    s->rows_left = config_of(s)->max_num_batched_tokens;
+    s->n_promised = s->n_preempted = s->n_admitted = 0;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (sequence_goal(s->running[i]) - s->running[i]->n_computed == 1)
+            rows_take(s, s->running[i]);
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (!s->running[i]->n_rows)
+            rows_take(s, s->running[i]);
+    if (!s->n_preempted)
+        admit_waiting(s, now);
+    s->has_stalled = s->rows_left == config_of(s)->max_num_batched_tokens && s->waiting.n + s->n_running;
+}
+
+void scheduler_end_step(struct scheduler *s)
+{
+    for (uint32_t i = 0; i < s->batch->n_copies; i++)
+        block_manager_unhold(s->blocks, s->batch->copies[i].source);
+    s->batch->n_copies = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct sequence *q = s->running[i];
+        q->n_ever_computed = q->n_computed > q->n_ever_computed ? q->n_computed : q->n_ever_computed;
+        q->n_rows = 0;
+        q->draws = false;
+        q->next_fork = NULL;
+    }
+}
+
+/* ---- commands ---- */
+
+void scheduler_add(struct scheduler *s, struct sequence *q)
+{
+    queue_insert(&s->waiting, q);
+    s->n_admitted = 0; /* the newcomer may be ahead of those admitted before it came */
+}
+
+void scheduler_remove(struct scheduler *s, struct sequence *q)
+{
+    if (q->state == SEQUENCE_RUNNING) {
+        pages_release(s, q);
+        running_remove(s, q);
+    } else {
+        queue_remove(&s->waiting, q);
+    }
+    q->state = SEQUENCE_FINISHED;
+}
+
+void scheduler_reset_cache(struct scheduler *s, bool recompute)
+{
+    block_manager_reset(s->blocks);
+    for (uint32_t i = 0; i < s->n_running; i++)
+        s->running[i]->is_stale = true;
+    while (recompute && s->n_running)
+        preempt(s, s->running[s->n_running - 1]);
+    s->n_preempted = s->n_admitted = 0; /* this was no step */
+}
+
+enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct batch *batch, struct err *err)
+{
+    uint32_t n_slots = context->config->max_num_seqs;
+    *s = (struct scheduler){.context = context, .batch = batch};
+    s->running = mem_calloc(n_slots, sizeof *s->running);
+    s->slots = mem_calloc(n_slots, sizeof *s->slots);
+    s->copy_owners = mem_calloc((size_t)n_slots * context->config->layout.n_groups, sizeof *s->copy_owners);
+    s->scratch = mem_calloc((size_t)context->config->n_pages * 2, sizeof *s->scratch);
+    enum rc rc = block_manager_create(context->config->n_pages, &s->blocks, err);
+    if (!rc && s->running && s->slots && s->copy_owners && s->scratch)
+        return RC_OK;
+    scheduler_destroy(s);
+    return err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; max_num_seqs", n_slots);
+}
+
+void scheduler_destroy(struct scheduler *s)
+{
+    block_manager_destroy(s->blocks);
+    mem_free(s->running);
+    mem_free(s->slots);
+    mem_free(s->copy_owners);
+    mem_free(s->scratch);
+    *s = (struct scheduler){0};
+}

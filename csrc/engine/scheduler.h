@@ -1,0 +1,50 @@
+/* scheduler.h: which rows a step computes, and in which pages. Owns the waiting queue, the running sequences with their slots
+ * and tables (rows of batch->tables) and the block manager. There are no phases: a step spends a budget of rows on running
+ * sequences in rank, decodes first, then admits waiting ones in rank. Driver's thread only; nothing here allocates after
+ * scheduler_create. Semantics: docs/engine.md 3 and 4.
+ *
+ * BLOCKED(prefix) needs no state: a prompt that still owes rows when its turn is over has taken the last row of the step, so
+ * nobody is admitted who would have to wait for blocks that it has yet to compute. */
+#ifndef LLMPY_SCHEDULER_H
+#define LLMPY_SCHEDULER_H
+
+#include "block_manager.h"
+#include "queue.h"
+
+struct scheduler {
+    const struct sequence_context *context;
+    struct batch *batch;             /* tables and copies */
+    struct block_manager *blocks;
+    struct queue waiting;
+    struct sequence **running;       /* [max_num_seqs] in rank */
+    uint32_t n_running;
+    struct sequence **slots;         /* [max_num_seqs], NULL: free */
+    struct sequence **copy_owners;   /* [max_num_seqs * n_groups], of batch->copies */
+    uint32_t *scratch;               /* [2 * n_pages], of scheduler_check */
+
+    /* The step being built. */
+    uint32_t rows_left, n_promised;  /* n_promised: pages that fresh forks will take with their first row */
+    uint32_t n_preempted, n_admitted;
+    struct rank last_victim, last_admitted;
+    bool has_stalled;                /* the last step scheduled nothing though sequences waited */
+
+    uint64_t n_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens, cache_queries, cache_hits;
+};
+
+enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct batch *batch, struct err *err);
+void scheduler_destroy(struct scheduler *scheduler);
+
+void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);
+/* Chooses the rows of a step: n_rows and draws of running sequences, n_computed moved on, tables and copies filled. */
+void scheduler_begin_step(struct scheduler *scheduler, double now);
+/* The step's results are there, or will never be. */
+void scheduler_end_step(struct scheduler *scheduler);
+/* Takes a waiting or running sequence out and frees its pages; at a step boundary, or once its results are applied. */
+void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
+/* Nothing published so far can be found any more; recompute also preempts everyone. */
+void scheduler_reset_cache(struct scheduler *scheduler, bool recompute);
+
+int32_t *scheduler_table(const struct scheduler *scheduler, uint32_t group, uint32_t slot);
+enum rc scheduler_check(const struct scheduler *scheduler, struct err *err);
+
+#endif

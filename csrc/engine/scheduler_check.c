@@ -1,0 +1,94 @@
+/* scheduler_check.c: the invariants of docs/engine.md 12 that can be seen between two steps. */
+#include "scheduler.h"
+
+#include <string.h>
+
+#define BROKEN(...) return err_set(err, RC_INTERNAL, __VA_ARGS__)
+
+static enum rc check_sequence(const struct scheduler *s, const struct sequence *q, struct err *err)
+{
+    if (q->n_computed > sequence_n_known(q) || q->n_computed != q->n_hit + q->n_taken_rows)
+        BROKEN("invariant 12: computed %u of %u known, hit %u, rows %u", q->n_computed, sequence_n_known(q), q->n_hit, q->n_taken_rows);
+    if (q->state != SEQUENCE_RUNNING || s->slots[q->slot] != q)
+        BROKEN("running sequence: slot %u is not its own, or its state is %d", q->slot, q->state);
+    return RC_OK;
+}
+
+static enum rc check_running(const struct scheduler *s, struct err *err)
+{
+    uint32_t n_slots = 0;
+    for (uint32_t i = 0; i < s->context->config->max_num_seqs; i++)
+        n_slots += s->slots[i] != NULL;
+    if (n_slots != s->n_running)
+        BROKEN("invariant 9: %u sequences run, %u slots are taken", s->n_running, n_slots);
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct rank rank = sequence_rank(s->running[i]);
+        enum rc rc = check_sequence(s, s->running[i], err);
+        if (rc)
+            return rc;
+        if (i && !sequence_is_ahead(s->running[i - 1], s->running[i]))
+            BROKEN("running sequences: number %u is out of rank", i);
+        if (s->n_preempted && !rank_is_ahead(&rank, &s->last_victim))
+            BROKEN("invariant 10: somebody was preempted while a sequence further behind kept running");
+    }
+    if (s->n_preempted && s->n_admitted)
+        BROKEN("invariant 9: a step preempted %u and admitted %u", s->n_preempted, s->n_admitted);
+    return RC_OK;
+}
+
+static enum rc check_waiting(const struct scheduler *s, struct err *err)
+{
+    const struct sequence *before = NULL;
+    uint64_t n = 0;
+    for (const struct sequence *q = queue_first(&s->waiting); q; before = q, q = queue_next(q), n++) {
+        struct rank rank = sequence_rank(q);
+        if (before && !sequence_is_ahead(before, q))
+            BROKEN("waiting queue: place %llu is out of rank", (unsigned long long)n);
+        if (q->state != SEQUENCE_WAITING || q->n_computed)
+            BROKEN("waiting queue: place %llu has state %d and %u computed rows", (unsigned long long)n, q->state, q->n_computed);
+        if (q->parent && q->parent->heap < q->heap)
+            BROKEN("waiting queue: place %llu breaks the heap", (unsigned long long)n);
+        if (s->n_admitted && !s->n_preempted && !rank_is_ahead(&s->last_admitted, &rank))
+            BROKEN("invariant 10: a waiting sequence was passed over");
+    }
+    if (n != s->waiting.n)
+        BROKEN("waiting queue: %llu found, %llu counted", (unsigned long long)n, (unsigned long long)s->waiting.n);
+    if (s->has_stalled)
+        BROKEN("invariant 11: a step scheduled nothing though %llu sequences wait", (unsigned long long)n);
+    return RC_OK;
+}
+
+/* Counts the references of a slot's tables and sees that they hold the computed positions and nothing else. */
+static enum rc count_tables(const struct scheduler *s, uint32_t slot, uint32_t *refs, struct err *err)
+{
+    const struct kv_layout *layout = &s->context->config->layout;
+    const struct sequence *q = s->slots[slot];
+    for (uint32_t g = 0; g < layout->n_groups; g++) {
+        const int32_t *table = scheduler_table(s, g, slot);
+        uint32_t first = q ? q->first_block[g] : 0, end = q ? (q->n_computed + layout->block_tokens - 1) / layout->block_tokens : 0;
+        uint32_t window = layout->groups[g].window, next = q ? q->n_computed : 0;
+        if (first && (!window || next + 1 < window + first * layout->block_tokens))
+            BROKEN("invariant 6: slot %u gave up block %u of group %u too early, at position %u", slot, first - 1, g, next);
+        for (uint32_t b = 0; b < s->batch->table_stride; b++) {
+            if ((table[b] != 0) != (b >= first && b < end) || table[b] < 0 || (uint32_t)table[b] >= s->context->config->n_pages)
+                BROKEN("invariant 6: slot %u has page %d at block %u of group %u, blocks %u to %u are computed", slot, table[b], b, g,
+                       first, end);
+            refs[table[b]] += table[b] != 0;
+        }
+    }
+    return RC_OK;
+}
+
+enum rc scheduler_check(const struct scheduler *s, struct err *err)
+{
+    uint32_t n_pages = s->context->config->n_pages, *refs = s->scratch, *holds = s->scratch + n_pages;
+    enum rc rc = check_running(s, err);
+    if (!rc)
+        rc = check_waiting(s, err);
+    memset(s->scratch, 0, (size_t)n_pages * 2 * sizeof *s->scratch);
+    for (uint32_t slot = 0; slot < s->context->config->max_num_seqs && !rc; slot++)
+        rc = count_tables(s, slot, refs, err);
+    for (uint32_t i = 0; i < s->batch->n_copies; i++)
+        holds[s->batch->copies[i].source]++;
+    return rc ? rc : block_manager_check(s->blocks, refs, holds, err);
+}

@@ -1,0 +1,413 @@
+#include "sequence.h"
+
+#include "../base/mem.h"
+#include "request_check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Lays arrays one behind the other: once without memory to learn the size, once more to give out the places. */
+struct carver {
+    char *base;
+    size_t used;
+};
+
+static void *carve(struct carver *carver, size_t count, size_t size_bytes)
+{
+    size_t at = (carver->used + 15) & ~(size_t)15;
+    carver->used = at + count * size_bytes;
+    return carver->base ? carver->base + at : NULL;
+}
+
+#define CARVE(carver, pointer, count) ((pointer) = carve(carver, count, sizeof *(pointer)))
+
+/* ---- requests ---- */
+
+/* The arrays of a request; the pointers of `r` stay NULL in the pass without memory. */
+static void request_lay(struct carver *c, const struct request_spec *spec, uint32_t block_tokens, struct request *r)
+{
+    int32_t *prompt, *stop_ids, *allowed;
+    struct token_bias *bias;
+    struct id_list *bad_words;
+    struct byte_string *strings;
+    CARVE(c, prompt, spec->prompt.n);
+    CARVE(c, stop_ids, spec->stop_ids.n);
+    CARVE(c, allowed, spec->allowed.n);
+    CARVE(c, bias, spec->n_bias);
+    CARVE(c, bad_words, spec->n_bad_words);
+    CARVE(c, strings, spec->n_stop_strings);
+    CARVE(c, r->stops.fallback, spec->n_stop_strings);
+    CARVE(c, r->prompt_keys, spec->prompt.n / block_tokens);
+    CARVE(c, r->sequences, spec->n);
+    for (uint32_t i = 0; i < spec->n_bad_words; i++) {
+        int32_t *ids = carve(c, spec->bad_words[i].n, sizeof *ids);
+        if (c->base)
+            bad_words[i] = (struct id_list){memcpy(ids, spec->bad_words[i].ids, spec->bad_words[i].n * sizeof *ids), spec->bad_words[i].n};
+    }
+    for (uint32_t i = 0; i < spec->n_stop_strings; i++) {
+        char *bytes = carve(c, spec->stop_strings[i].n, 1);
+        uint32_t *fallback = carve(c, spec->stop_strings[i].n, sizeof *fallback);
+        if (c->base) {
+            strings[i] = (struct byte_string){memcpy(bytes, spec->stop_strings[i].bytes, spec->stop_strings[i].n), spec->stop_strings[i].n};
+            r->stops.fallback[i] = fallback;
+        }
+    }
+    r->spec.prompt.ids = prompt;
+    r->spec.stop_ids.ids = stop_ids;
+    r->spec.allowed.ids = allowed;
+    r->spec.bias = bias;
+    r->spec.bad_words = bad_words;
+    r->spec.stop_strings = r->stops.strings = strings;
+    r->stops.n = spec->n_stop_strings;
+    CARVE(c, r->score_results, r->n_to_score);
+    CARVE(c, r->score_top_ids, (size_t)r->n_to_score * r->n_score_top);
+    CARVE(c, r->score_top_values, (size_t)r->n_to_score * r->n_score_top);
+    CARVE(c, r->score_top_ranks, (size_t)r->n_to_score * r->n_score_top);
+}
+
+static int compare_ids(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Copies the ids that the vocabulary has, ascending, each once. */
+static void copy_sorted(struct id_list *target, const struct id_list *source, uint32_t vocab_size)
+{
+    int32_t *ids = (int32_t *)target->ids;
+    uint32_t n = 0, n_unique = 0;
+    for (uint32_t i = 0; i < source->n; i++)
+        if (source->ids[i] >= 0 && (uint32_t)source->ids[i] < vocab_size)
+            ids[n++] = source->ids[i];
+    if (n)
+        qsort(ids, n, sizeof *ids, compare_ids);
+    for (uint32_t i = 0; i < n; i++)
+        if (!n_unique || ids[i] != ids[n_unique - 1])
+            ids[n_unique++] = ids[i];
+    target->n = n_unique;
+}
+
+static void copy_bytes(const void *target, const void *source, size_t n_bytes)
+{
+    if (n_bytes)
+        memcpy((void *)target, source, n_bytes);
+}
+
+static struct hash block_key(const struct sequence_context *context, const struct hash *parent, const int32_t *ids)
+{
+    char bytes[sizeof *parent + MAX_BLOCK_TOKENS * sizeof *ids];
+    size_t n_bytes = context->config->layout.block_tokens * sizeof *ids;
+    memcpy(bytes, parent, sizeof *parent);
+    memcpy(bytes + sizeof *parent, ids, n_bytes);
+    return hash_bytes(&context->key, bytes, sizeof *parent + n_bytes);
+}
+
+static void request_fill(struct request *r, const struct request_spec *spec)
+{
+    const struct sequence_context *context = r->context;
+    uint32_t block_tokens = context->config->layout.block_tokens;
+    copy_bytes(r->spec.prompt.ids, spec->prompt.ids, spec->prompt.n * sizeof *spec->prompt.ids);
+    copy_bytes(r->spec.bias, spec->bias, spec->n_bias * sizeof *spec->bias);
+    copy_sorted(&r->spec.stop_ids, &spec->stop_ids, context->config->vocab_size);
+    copy_sorted(&r->spec.allowed, &spec->allowed, context->config->vocab_size);
+    stop_set_prepare(&r->stops);
+    r->spec.prior.ids = NULL;
+    r->spec.salt.bytes = NULL;
+    r->root = hash_bytes(&context->key, spec->salt.n ? spec->salt.bytes : "", spec->salt.n);
+    if (context->config->prefix_caching)
+        for (uint32_t b = 0; b < spec->prompt.n / block_tokens; b++)
+            r->prompt_keys[b] = block_key(context, b ? &r->prompt_keys[b - 1] : &r->root, spec->prompt.ids + (size_t)b * block_tokens);
+}
+
+static void request_plan_scores(struct request *r)
+{
+    const struct request_spec *spec = &r->spec;
+    if (!spec->is_score && !spec->wants_prompt_logprobs)
+        return;
+    r->first_scored = spec->is_score ? spec->score_start : 1;
+    r->n_to_score = spec->prompt.n - r->first_scored;
+    r->n_score_top = spec->is_score ? spec->n_logprobs : spec->n_prompt_logprobs;
+}
+
+/* ---- sequences ---- */
+
+static bool has_penalties(const struct request_spec *spec)
+{
+    return !spec->is_score && (spec->repetition_penalty != 1 || spec->presence_penalty != 0 || spec->frequency_penalty != 0);
+}
+
+static uint32_t output_capacity(const struct request *r)
+{
+    uint32_t n_prior = r->spec.prior.n, room = r->context->config->max_model_len - r->spec.prompt.n - n_prior;
+    uint32_t wanted = r->spec.max_tokens > n_prior ? r->spec.max_tokens - n_prior : 0;
+    if (r->spec.is_score)
+        return 0;
+    return wanted < room ? wanted : room;
+}
+
+static uint32_t seen_capacity(const struct request *r)
+{
+    uint64_t n = (uint64_t)r->spec.prior.n + output_capacity(r) + (r->spec.repetition_penalty != 1 ? r->spec.prompt.n : 0);
+    if (!has_penalties(&r->spec))
+        return 0;
+    return (uint32_t)(n < r->context->config->vocab_size ? n : r->context->config->vocab_size);
+}
+
+/* What must be zero comes first; what may stay untouched for long comes last. Returns the bytes to clear. */
+static size_t sequence_lay(struct carver *c, const struct request *r, struct sequence *q)
+{
+    const struct request_spec *spec = &r->spec;
+    uint32_t block_tokens = r->context->config->layout.block_tokens, n_seen = seen_capacity(r), n_slots = 0;
+    uint32_t n_prior = spec->prior.n, capacity = output_capacity(r), n_most = spec->prompt.n + n_prior + capacity;
+    if (n_seen)
+        for (n_slots = 16; n_slots < 2 * n_seen;)
+            n_slots *= 2;
+    CARVE(c, q->stop_states, r->stops.n);
+    CARVE(c, q->seen_slots, n_slots);
+    size_t n_zero = c->used;
+    CARVE(c, q->banned, (size_t)r->context->config->n_eos + spec->stop_ids.n + spec->n_bad_words);
+    CARVE(c, q->seen, n_seen);
+    CARVE(c, q->keys, n_most / block_tokens - spec->prompt.n / block_tokens);
+    CARVE(c, q->output, (size_t)n_prior + capacity);
+    if (spec->wants_logprobs) {
+        CARVE(c, q->results, capacity);
+        CARVE(c, q->top_ids, (size_t)capacity * spec->n_logprobs);
+        CARVE(c, q->top_values, (size_t)capacity * spec->n_logprobs);
+        CARVE(c, q->top_ranks, (size_t)capacity * spec->n_logprobs);
+    }
+    q->seen_mask = n_slots ? n_slots - 1 : 0;
+    q->capacity = capacity;
+    if (!n_seen)
+        q->seen = NULL;
+    return n_zero;
+}
+
+/* The entry of an id in the list of seen tokens, made if there is none. */
+static struct token_seen *seen_entry(struct sequence *q, int32_t id)
+{
+    uint32_t slot = (uint32_t)id * 2654435769u & q->seen_mask;
+    while (q->seen_slots[slot] && q->seen[q->seen_slots[slot] - 1].id != id)
+        slot = (slot + 1) & q->seen_mask;
+    if (!q->seen_slots[slot]) {
+        q->seen[q->n_seen] = (struct token_seen){.id = id};
+        q->seen_slots[slot] = ++q->n_seen;
+    }
+    return &q->seen[q->seen_slots[slot] - 1];
+}
+
+static bool contains(const int32_t *ids, uint32_t n, int32_t id)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+static bool completes_stop_string(struct sequence *q, int32_t id, uint32_t *which)
+{
+    const struct request *r = q->request;
+    const struct engine_config *config = r->context->config;
+    if (!r->stops.n || (uint32_t)id >= config->n_tokens || (r->spec.hide_special && r->context->is_special[id]))
+        return false;
+    uint64_t begin = config->token_offsets[id], end = config->token_offsets[id + 1];
+    bool counts = q->n_output > r->spec.min_tokens;
+    return stop_set_feed(&r->stops, q->stop_states, config->token_bytes + begin, (uint32_t)(end - begin), counts, which);
+}
+
+/* The first rule that ends the sequence with its newest token, in the order of api.md 6.6. */
+static enum finish stop_rule(struct sequence *q, int32_t id)
+{
+    const struct request_spec *spec = &q->request->spec;
+    const struct engine_config *config = q->request->context->config;
+    uint32_t which;
+    bool ends_text = completes_stop_string(q, id, &which); /* always asked: the automaton must see every token */
+    if (q->n_output >= spec->min_tokens) {
+        if (!spec->ignore_eos && contains(config->eos_ids, config->n_eos, id))
+            return FINISH_EOS;
+        if (spec->stop_ids.n && bsearch(&id, spec->stop_ids.ids, spec->stop_ids.n, sizeof id, compare_ids)) {
+            q->stop = id;
+            return FINISH_STOP_ID;
+        }
+        if (ends_text) {
+            q->stop = (int32_t)which;
+            return FINISH_STOP_STRING;
+        }
+    }
+    if (q->n_output >= spec->max_tokens || sequence_n_known(q) >= config->max_model_len)
+        return FINISH_LENGTH;
+    return FINISH_NONE;
+}
+
+static void add_token(struct sequence *q, int32_t id)
+{
+    q->output[q->n_output++] = id;
+    if (q->seen)
+        seen_entry(q, id)->count++;
+    if (q->finish == FINISH_NONE)
+        q->finish = stop_rule(q, id);
+}
+
+static struct sequence *sequence_create(struct request *r, const struct request_spec *spec, uint32_t sample)
+{
+    struct carver size = {NULL, sizeof(struct sequence)};
+    struct sequence dummy;
+    size_t n_zero = sequence_lay(&size, r, &dummy);
+    struct carver c = {mem_alloc(size.used), sizeof(struct sequence)};
+    if (!c.base)
+        return NULL;
+    memset(c.base, 0, n_zero);
+    struct sequence *q = (struct sequence *)c.base;
+    sequence_lay(&c, r, q);
+    q->request = r;
+    q->sample = sample;
+    if (q->seen && spec->repetition_penalty != 1)
+        for (uint32_t i = 0; i < spec->prompt.n; i++)
+            seen_entry(q, spec->prompt.ids[i])->in_prompt = 1;
+    for (uint32_t i = 0; i < spec->prior.n; i++)
+        add_token(q, spec->prior.ids[i]);
+    if (spec->is_score && !r->n_to_score)
+        q->finish = FINISH_LENGTH;
+    uint32_t n_blocks = sequence_n_known(q) / r->context->config->layout.block_tokens;
+    if (n_blocks && r->context->config->prefix_caching)
+        sequence_key(q, n_blocks - 1);
+    return q;
+}
+
+enum rc request_create(const struct sequence_context *context, const struct request_spec *spec, struct request **result,
+                       struct err *err)
+{
+    enum rc rc = request_check(context->config, spec, err);
+    if (rc)
+        return rc;
+    struct request plan = {.spec = *spec, .context = context};
+    request_plan_scores(&plan);
+    struct carver size = {NULL, sizeof plan};
+    request_lay(&size, spec, context->config->layout.block_tokens, &plan);
+    struct carver c = {mem_alloc(size.used), sizeof plan};
+    if (!c.base)
+        return err_set(err, RC_MEMORY, "request: out of memory, wanted %zu bytes", size.used);
+    struct request *r = (struct request *)c.base;
+    *r = plan;
+    request_lay(&c, spec, context->config->layout.block_tokens, r);
+    request_fill(r, spec);
+    for (r->n_held = 0; r->n_held < spec->n; r->n_held++) {
+        struct sequence *q = sequence_create(r, spec, r->n_held);
+        if (!q) {
+            rc = err_set(err, RC_MEMORY, "request: out of memory for sample %u of %u", r->n_held, spec->n);
+            request_destroy(r);
+            return rc;
+        }
+        r->sequences[r->n_held] = q;
+    }
+    r->n_unreported = spec->n;
+    *result = r;
+    return RC_OK;
+}
+
+void sequence_release(struct sequence *q)
+{
+    struct request *r = q->request;
+    r->sequences[q->sample] = NULL;
+    mem_free(q);
+    if (--r->n_held == 0)
+        mem_free(r);
+}
+
+void request_destroy(struct request *r)
+{
+    uint32_t n = r->spec.n;
+    if (!r->n_held) {
+        mem_free(r);
+        return;
+    }
+    for (uint32_t i = 0, left = r->n_held; i < n && left; i++)
+        if (r->sequences[i]) {
+            left--;
+            sequence_release(r->sequences[i]);
+        }
+}
+
+/* ---- questions ---- */
+
+struct rank sequence_rank(const struct sequence *q)
+{
+    return (struct rank){q->request->spec.priority, q->request->number, q->sample};
+}
+
+bool rank_is_ahead(const struct rank *a, const struct rank *b)
+{
+    if (a->priority != b->priority)
+        return a->priority < b->priority;
+    return a->number != b->number ? a->number < b->number : a->sample < b->sample;
+}
+
+bool sequence_is_ahead(const struct sequence *a, const struct sequence *b)
+{
+    struct rank x = sequence_rank(a), y = sequence_rank(b);
+    return rank_is_ahead(&x, &y);
+}
+
+uint32_t sequence_n_known(const struct sequence *q)
+{
+    return q->request->spec.prompt.n + q->n_output;
+}
+
+uint32_t sequence_goal(const struct sequence *q)
+{
+    return q->request->spec.is_score ? q->request->spec.prompt.n - 1 : sequence_n_known(q);
+}
+
+bool sequence_is_scoring(const struct sequence *q)
+{
+    return q->sample == 0 && q->request->n_scored < q->request->n_to_score;
+}
+
+uint32_t sequence_hit_limit(const struct sequence *q)
+{
+    const struct request *r = q->request;
+    uint32_t most = sequence_n_known(q) - 1;
+    uint32_t first_wanted = r->first_scored + r->n_scored - 1; /* the row before the token that is scored next */
+    return sequence_is_scoring(q) && first_wanted < most ? first_wanted : most;
+}
+
+int32_t sequence_token(const struct sequence *q, uint32_t position)
+{
+    uint32_t n_prompt = q->request->spec.prompt.n;
+    return position < n_prompt ? q->request->spec.prompt.ids[position] : q->output[position - n_prompt];
+}
+
+const struct hash *sequence_key(struct sequence *q, uint32_t block)
+{
+    const struct request *r = q->request;
+    uint32_t block_tokens = r->context->config->layout.block_tokens, n_prompt_keys = r->spec.prompt.n / block_tokens;
+    if (block < n_prompt_keys)
+        return &r->prompt_keys[block];
+    while (n_prompt_keys + q->n_keys <= block) {
+        uint32_t b = n_prompt_keys + q->n_keys;
+        int32_t ids[MAX_BLOCK_TOKENS];
+        for (uint32_t i = 0; i < block_tokens; i++)
+            ids[i] = sequence_token(q, b * block_tokens + i);
+        q->keys[q->n_keys] = block_key(r->context, b ? sequence_key(q, b - 1) : &r->root, ids);
+        q->n_keys++;
+    }
+    return &q->keys[block - n_prompt_keys];
+}
+
+/* ---- tokens ---- */
+
+void sequence_accept(struct sequence *q, const struct sample_result *result, const int32_t *top_ids, const float *top_values,
+                     const int32_t *top_ranks, double now)
+{
+    const struct request_spec *spec = &q->request->spec;
+    uint32_t at = q->n_output - spec->prior.n, k = spec->n_logprobs;
+    if (q->results) {
+        q->results[at] = *result;
+        copy_bytes(q->top_ids + (size_t)at * k, top_ids, k * sizeof *top_ids);
+        copy_bytes(q->top_values + (size_t)at * k, top_values, k * sizeof *top_values);
+        copy_bytes(q->top_ranks + (size_t)at * k, top_ranks, k * sizeof *top_ranks);
+    }
+    if (!q->first_token)
+        q->first_token = now;
+    q->last_token = now;
+    add_token(q, result->id);
+}

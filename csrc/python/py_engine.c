@@ -1,0 +1,359 @@
+/* py_engine.c: the class _core.Engine. */
+#define _GNU_SOURCE
+#include "py_engine.h"
+
+#include <stdatomic.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TAKEN_AT_ONCE 64
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *model;           /* keeps the runner alive */
+    struct engine *engine;     /* NULL once closed */
+    bool is_driven;            /* by a call that may let go of the GIL */
+    unsigned long driver;      /* its thread */
+    bool closes_later;         /* closed from within such a call */
+    atomic_bool stops;         /* asks run() to come back */
+    pid_t pid;
+} Engine;
+
+/* ---- who may call ---- */
+
+static PyObject *raise(enum rc rc, const char *message)
+{
+    struct err err;
+    err_set(&err, rc, "%s", message);
+    return py_raise(&err);
+}
+
+static struct engine *opened(Engine *self)
+{
+    if (!self->engine) {
+        raise(RC_CLOSED, "engine is closed");
+        return NULL;
+    }
+    if (self->pid != getpid()) {
+        struct err err;
+        err_set(&err, RC_CLOSED, "engine belongs to process %ld; create one in this process", (long)self->pid);
+        py_raise(&err);
+        return NULL;
+    }
+    return self->engine;
+}
+
+/* Claims the engine for one driving call. */
+static struct engine *begin(Engine *self)
+{
+    struct engine *engine = opened(self);
+    if (engine && self->is_driven) {
+        raise(RC_BUSY, "engine is in use by another thread");
+        return NULL;
+    }
+    if (engine) {
+        self->is_driven = true;
+        self->driver = PyThread_get_thread_ident();
+    }
+    return engine;
+}
+
+static void destroy(Engine *self)
+{
+    struct engine *engine = self->engine;
+    self->engine = NULL;
+    if (self->pid == getpid())
+        engine_destroy(engine);
+    Py_CLEAR(self->model);
+}
+
+static void end(Engine *self)
+{
+    self->is_driven = false;
+    if (self->closes_later)
+        destroy(self);
+}
+
+static PyObject *close_engine(PyObject *object, PyObject *args)
+{
+    Engine *self = (Engine *)object;
+    (void)args;
+    atomic_store(&self->stops, true);
+    if (self->is_driven && self->driver == PyThread_get_thread_ident())
+        self->closes_later = true;
+    while (self->is_driven && !self->closes_later) {
+        Py_BEGIN_ALLOW_THREADS
+        nanosleep(&(struct timespec){0, 200000}, NULL);
+        Py_END_ALLOW_THREADS
+    }
+    if (!self->closes_later)
+        destroy(self);
+    Py_RETURN_NONE;
+}
+
+/* ---- life ---- */
+
+static int init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"model", "options", NULL};
+    Engine *self = (Engine *)object;
+    PyObject *model, *options;
+    struct model_parts parts;
+    struct engine_config config;
+    struct py_scratch scratch = {0};
+    struct err err;
+    if (self->model) {
+        PyErr_SetString(PyExc_RuntimeError, "Engine: initialised twice");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!:Engine", names, &model, &PyDict_Type, &options))
+        return -1;
+    int result = -1;
+    if (py_model_get(model, &parts) < 0 || py_parse_engine(options, &parts, &config, &scratch) < 0)
+        goto out;
+    if (engine_create(&config, &self->engine, &err)) {
+        py_raise(&err);
+        goto out;
+    }
+    self->model = Py_NewRef(model);
+    self->pid = getpid();
+    result = 0;
+out:
+    py_scratch_free(&scratch);
+    return result;
+}
+
+static void dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    destroy((Engine *)object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* ---- requests ---- */
+
+static PyObject *submit(PyObject *object, PyObject *args)
+{
+    Engine *self = (Engine *)object;
+    PyObject *prompt, *params, *result = NULL;
+    struct request_spec spec;
+    struct py_scratch scratch = {0};
+    struct err err;
+    uint64_t number;
+    if (!opened(self) || !PyArg_ParseTuple(args, "SO!:submit", &prompt, &PyDict_Type, &params))
+        return NULL;
+    if (py_parse_request(prompt, params, &spec, &scratch) == 0 && opened(self)) { /* parsing may have run Python code */
+        if (engine_submit(self->engine, &spec, &number, &err))
+            py_raise(&err);
+        else
+            result = PyLong_FromUnsignedLongLong(number);
+    }
+    py_scratch_free(&scratch);
+    return result;
+}
+
+static PyObject *abort_requests(PyObject *object, PyObject *numbers)
+{
+    Engine *self = (Engine *)object;
+    struct err err;
+    if (!opened(self))
+        return NULL;
+    Py_ssize_t n = numbers == Py_None ? 0 : PySequence_Size(numbers);
+    if (n < 0)
+        return NULL;
+    if (numbers == Py_None && engine_abort(self->engine, NULL, 0, &err))
+        return py_raise(&err);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(numbers, i);
+        uint64_t number = item ? PyLong_AsUnsignedLongLong(item) : 0;
+        Py_XDECREF(item);
+        if (PyErr_Occurred() || !opened(self))
+            return NULL;
+        if (engine_abort(self->engine, &number, 1, &err))
+            return py_raise(&err);
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- steps ---- */
+
+static double seconds_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static PyObject *step(PyObject *object, PyObject *args)
+{
+    Engine *self = (Engine *)object;
+    (void)args;
+    struct err err;
+    bool progressed;
+    enum rc rc;
+    struct engine *engine = begin(self);
+    if (!engine)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = engine_step(engine, &progressed, &err);
+    Py_END_ALLOW_THREADS
+    end(self);
+    return rc ? py_raise(&err) : PyBool_FromLong(progressed);
+}
+
+static PyObject *run(PyObject *object, PyObject *timeout)
+{
+    Engine *self = (Engine *)object;
+    struct err err;
+    bool progressed, has_unfinished;
+    enum rc rc;
+    long long timeout_ms = PyLong_AsLongLong(timeout);
+    if (timeout_ms == -1 && PyErr_Occurred())
+        return NULL;
+    struct engine *engine = begin(self);
+    if (!engine)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    double deadline = seconds_now() + (double)timeout_ms * 1e-3;
+    do {
+        rc = engine_step(engine, &progressed, &err);
+        has_unfinished = engine_has_unfinished(engine);
+    } while (!rc && has_unfinished && !engine_n_finished(engine) && !atomic_load(&self->stops) && seconds_now() < deadline);
+    Py_END_ALLOW_THREADS
+    end(self);
+    return rc ? py_raise(&err) : PyBool_FromLong(has_unfinished);
+}
+
+static int append_news(PyObject *list, const struct news *news, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        PyObject *record = py_news(&news[i]);
+        int bad = !record || PyList_Append(list, record) < 0;
+        Py_XDECREF(record);
+        if (bad)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *take(PyObject *object, PyObject *finished_only)
+{
+    Engine *self = (Engine *)object;
+    struct news news[TAKEN_AT_ONCE];
+    struct err err;
+    uint32_t n = TAKEN_AT_ONCE;
+    int only = PyObject_IsTrue(finished_only);
+    struct engine *engine = only < 0 ? NULL : begin(self);
+    if (!engine)
+        return NULL;
+    PyObject *list = PyList_New(0);
+    while (list && n == TAKEN_AT_ONCE) {
+        if (engine_take(engine, only, news, TAKEN_AT_ONCE, &n, &err)) {
+            py_raise(&err);
+            Py_CLEAR(list);
+        } else if (append_news(list, news, n) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    end(self);
+    return list;
+}
+
+/* ---- the rest ---- */
+
+static PyObject *has_unfinished(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct engine *engine = opened((Engine *)object);
+    return engine ? PyBool_FromLong(engine_has_unfinished(engine)) : NULL;
+}
+
+static PyObject *reset_prefix_cache(PyObject *object, PyObject *recompute)
+{
+    struct err err;
+    int truth = PyObject_IsTrue(recompute);
+    struct engine *engine = truth < 0 ? NULL : opened((Engine *)object);
+    if (!engine)
+        return NULL;
+    if (engine_reset_prefix_cache(engine, truth, &err))
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stats(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct engine_stats s;
+    struct engine *engine = opened((Engine *)object);
+    if (!engine)
+        return NULL;
+    engine_stats(engine, &s);
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsdsdsd}",
+                         "num_running", (unsigned long long)s.num_running,
+                         "num_waiting", (unsigned long long)s.num_waiting,
+                         "num_unfinished", (unsigned long long)s.num_unfinished,
+                         "num_preemptions", (unsigned long long)s.num_preemptions,
+                         "num_steps", (unsigned long long)s.num_steps,
+                         "prompt_tokens", (unsigned long long)s.prompt_tokens,
+                         "generation_tokens", (unsigned long long)s.generation_tokens,
+                         "prefix_cache_queries", (unsigned long long)s.prefix_cache_queries,
+                         "prefix_cache_hits", (unsigned long long)s.prefix_cache_hits,
+                         "kv_blocks_total", (unsigned long long)s.kv_blocks_total,
+                         "kv_blocks_free", (unsigned long long)s.kv_blocks_free,
+                         "evictions", (unsigned long long)s.evictions,
+                         "weight_epoch", (unsigned long long)s.weight_epoch,
+                         "wasted_rows", (unsigned long long)s.wasted_rows,
+                         "nonfinite_rows", (unsigned long long)s.nonfinite_rows,
+                         "allocations_since_warmup", (unsigned long long)s.allocations_since_warmup,
+                         "last_step_ms", s.last_step_ms,
+                         "last_host_us", s.last_host_us,
+                         "uptime_s", s.uptime_s);
+}
+
+static PyObject *check(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct err err;
+    struct engine *engine = begin((Engine *)object);
+    if (!engine)
+        return NULL;
+    enum rc rc = engine_check(engine, &err);
+    end((Engine *)object);
+    if (rc)
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"submit", submit, METH_VARARGS, "Queues a request; returns its number."},
+    {"abort", abort_requests, METH_O, "Ends the requests of these numbers, or all (None), at the next step boundary."},
+    {"step", step, METH_NOARGS, "One step; False when there was nothing to do."},
+    {"run", run, METH_O, "Steps until a sample finishes, the milliseconds are over or nothing is left; False in the last case."},
+    {"take", take, METH_O, "News since the last call; with True only of finished samples."},
+    {"has_unfinished", has_unfinished, METH_NOARGS, "Whether any sample has not finished."},
+    {"reset_prefix_cache", reset_prefix_cache, METH_O, "Forgets all cached blocks; with True running requests recompute theirs."},
+    {"stats", stats, METH_NOARGS, "A snapshot of the counters."},
+    {"check", check, METH_NOARGS, "Walks the invariants; RuntimeError names a broken one."},
+    {"close", close_engine, METH_NOARGS, "Frees everything; twice is fine."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_init, init},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_doc, "Scheduler, block manager and sequences over a Model. One driver thread at a time."},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {"llmpy._core.Engine", sizeof(Engine), 0, Py_TPFLAGS_DEFAULT, slots};
+
+int py_engine_register(PyObject *module)
+{
+    PyObject *type = PyType_FromSpec(&spec);
+    int result = type ? PyModule_AddObjectRef(module, "Engine", type) : -1;
+    Py_XDECREF(type);
+    return result;
+}

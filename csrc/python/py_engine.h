@@ -1,0 +1,19 @@
+/* py_engine.h: parsing of a request's and an engine's dictionaries, for py_engine.c alone. What is parsed borrows from the
+ * dictionaries, which must outlive it, and from a scratch of its own. */
+#ifndef LLMPY_PY_ENGINE_H
+#define LLMPY_PY_ENGINE_H
+
+#include "py.h"
+
+struct py_scratch {
+    struct py_block *first;
+};
+
+void py_scratch_free(struct py_scratch *scratch);
+/* Each returns 0, or -1 with an exception set. */
+int py_parse_request(PyObject *prompt, PyObject *params, struct request_spec *spec, struct py_scratch *scratch);
+int py_parse_engine(PyObject *options, const struct model_parts *parts, struct engine_config *config, struct py_scratch *scratch);
+/* A dictionary of one record of news (class News of _core.pyi). */
+PyObject *py_news(const struct news *news);
+
+#endif

@@ -1,0 +1,92 @@
+/* py_engine_news.c: records of news as Python dictionaries; arrays become bytes, copied once. */
+#include "py_engine.h"
+
+#include <string.h>
+
+static const char *const FINISHES[] = {
+    [FINISH_NONE] = NULL,
+    [FINISH_EOS] = "eos",
+    [FINISH_STOP_ID] = "stop_id",
+    [FINISH_STOP_STRING] = "stop_string",
+    [FINISH_LENGTH] = "length",
+    [FINISH_ABORT] = "abort",
+    [FINISH_ERROR] = "error",
+};
+
+static PyObject *bytes_of(const void *data, size_t count, size_t size_bytes)
+{
+    return PyBytes_FromStringAndSize(data, (Py_ssize_t)(count * size_bytes));
+}
+
+/* One field of an array of results as an array of its own. */
+static PyObject *column(const struct sample_result *results, uint32_t n, size_t offset)
+{
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n * 4);
+    char *target = bytes ? PyBytes_AsString(bytes) : NULL;
+    for (uint32_t i = 0; target && i < n; i++)
+        memcpy(target + (size_t)i * 4, (const char *)&results[i] + offset, 4);
+    return bytes;
+}
+
+#define COLUMN(results, n, field) column(results, n, offsetof(struct sample_result, field))
+
+static PyObject *logprobs_of(const struct news *news)
+{
+    if (!news->results)
+        return Py_NewRef(Py_None);
+    return Py_BuildValue("(NNNNN)", COLUMN(news->results, news->n_new, raw), COLUMN(news->results, news->n_new, full),
+                         COLUMN(news->results, news->n_new, processed), COLUMN(news->results, news->n_new, kept_mass),
+                         COLUMN(news->results, news->n_new, rank));
+}
+
+static PyObject *top_of(const int32_t *ids, const float *values, const int32_t *ranks, size_t n)
+{
+    return Py_BuildValue("(NNN)", bytes_of(ids, n, sizeof *ids), bytes_of(values, n, sizeof *values), bytes_of(ranks, n, sizeof *ranks));
+}
+
+static PyObject *news_top(const struct news *news)
+{
+    if (!news->results)
+        return Py_NewRef(Py_None);
+    return top_of(news->top_ids, news->top_values, news->top_ranks, (size_t)news->n_new * news->n_logprobs);
+}
+
+/* At temperature 1 and without biases `full` has the bits of `raw`, so one field serves scoring and prompt logprobs. */
+static PyObject *prompt_logprobs_of(const struct news *news)
+{
+    if (!news->prompt_results)
+        return Py_NewRef(Py_None);
+    return Py_BuildValue("(NN)", COLUMN(news->prompt_results, news->n_prompt_results, full),
+                         COLUMN(news->prompt_results, news->n_prompt_results, rank));
+}
+
+static PyObject *prompt_top_of(const struct news *news)
+{
+    if (!news->prompt_results)
+        return Py_NewRef(Py_None);
+    return top_of(news->prompt_top_ids, news->prompt_top_values, news->prompt_top_ranks,
+                  (size_t)news->n_prompt_results * news->n_prompt_logprobs);
+}
+
+PyObject *py_news(const struct news *news)
+{
+    return Py_BuildValue(
+        "{sKsIszsisIsIsIsNsNsNsNsNsIsIsKs(dddd)sN}",
+        "request", (unsigned long long)news->request,
+        "sample", news->sample,
+        "finish", FINISHES[news->finish],
+        "stop", (int)news->stop,
+        "status", news->status,
+        "error_position", news->error_position,
+        "first", news->first,
+        "ids", bytes_of(news->ids, news->n_new, sizeof *news->ids),
+        "logprobs", logprobs_of(news),
+        "top", news_top(news),
+        "prompt_logprobs", prompt_logprobs_of(news),
+        "prompt_top", prompt_top_of(news),
+        "num_cached_tokens", news->n_cached_tokens,
+        "num_preemptions", news->n_preemptions,
+        "epoch", (unsigned long long)news->epoch,
+        "times", news->queued, news->scheduled, news->first_token, news->last_token,
+        "is_last", PyBool_FromLong(news->is_last_of_request));
+}
