@@ -1,17 +1,17 @@
 /* attention.c: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window and soft cap.
- * Shapes: q, out [n_rows][n_heads * head_dim] float32; pages as kv.h lays them, in float32, float16 or bfloat16; head_dim <= 256.
+ * Shapes: q, out [n_rows][n_heads * head_dim] float32; pages as kv.h lays them, in float32, float16 or bfloat16.
  *
- * Order of the sums, the same for every row count, chunk, page size, tile and thread: keys in tiles of 64 at absolute positions,
- * ascending, four tiles a split of 256 with fresh (m, l, O). With u = chain over d of (c q_d) k_d, c = scale log2 e (with a soft
- * cap: c = scale / cap, then u = cap log2 e tanh u), a tile does m' = max(m, max u), p = 2^(u - m'), a = 2^(m - m'),
- * O = a O then the chain of p v over the visible keys, l = a l + p by lane, in a fixed tree of the tile's vectors. Splits are
- * folded left, 0, 1, 2, ...: M' = max(M, m), O = O 2^(M - M') + O_split 2^(m - M'), l alike; out = O / l, l summed by v_hsum.
- * A hidden key's value row is never multiplied, so what lies there (NaN of a stranger) cannot matter.
+ * Order of the sums, the same for every row count, chunk, page size, tile and thread: keys in tiles of 64 at absolute
+ * positions, ascending, four tiles a split of 256 with fresh (m, l, O). With u = chain over d of (c q_d) k_d, c = scale log2 e
+ * (with a soft cap: c = scale / cap, then u = cap log2 e tanh u), a tile does m' = max(m, max u), p = 2^(u - m'),
+ * a = 2^(m - m'), O = a O then the chain of p v over the visible keys, l = a l + p by lane, in a fixed tree of the tile's
+ * vectors. Splits are folded left, 0, 1, 2, ...: M' = max(M, m), O = O 2^(M - M') + O_split 2^(m - M'), l alike; out = O / l,
+ * l summed by v_hsum. A hidden key's value row is never multiplied, so what lies there (NaN of a stranger) cannot matter.
  *
- * A task is up to tile_rows consecutive rows of one sequence and one kv head, a row being (query row, head of the group), so the
- * heads of a group share every key that is read. A task with few rows but many keys is cut into its splits; their states go to
- * shared memory and are folded by the same code. Decode is bound by the bytes of the cache, a long prompt by 4 head_dim
- * operations a key and row: 2 x 512 rows of 2 heads x 128 = 0.27 GFLOP, 1 ms at 256 GFLOP/s. */
+ * A task is up to tile_rows consecutive rows of one sequence and one kv head, a row being (query row, head of the group), so
+ * the heads of a group share every key that is read. A task with few rows but many keys is cut into its splits; their states
+ * go to shared memory and are folded by the same code. Decode is bound by the bytes of the cache, a long prompt by 4 head_dim
+ * operations a key and row: 512 tokens of 16 heads x 128 are 1.1 GFLOP, 4 ms at 256 GFLOP/s. */
 #include "attention.h"
 #include "attention_tile.h"
 #include "ops.h"
@@ -285,8 +285,8 @@ static bool row_sees(const struct attention_job *job, const struct attention_tas
     return position >= split * SPLIT_KEYS && visible_from(job, position) < (split + 1) * SPLIT_KEYS;
 }
 
-static void unit_open(struct attention_unit *u, const struct attention_job *job, const struct attention_task *task, uint32_t head,
-                      uint32_t thread)
+static void unit_open(struct attention_unit *u, const struct attention_job *job, const struct attention_task *task,
+                      uint32_t head, uint32_t thread)
 {
     uint32_t dtype = job->args->kv.dtype;
     u->job = job;
@@ -504,7 +504,7 @@ enum rc K(attention)(struct cpu *cpu, const struct attention_args *args, struct 
     const struct kv_view *kv = &args->kv;
     uint32_t group = args->n_heads / kv->n_kv_heads;
     if (kv->head_dim > 256 || args->n_heads % kv->n_kv_heads || group > ATTENTION_MAX_GROUP)
-        return err_set(err, RC_UNSUPPORTED, "attention: wanted head_dim <= 256 and groups of <= %u whole heads, have %u and %u / %u",
+        return err_set(err, RC_UNSUPPORTED, "attention: wanted head_dim <= 256, groups of <= %u whole heads; have %u, %u / %u",
                        ATTENTION_MAX_GROUP, kv->head_dim, args->n_heads, kv->n_kv_heads);
     const float log2e = 0x1.715476p+0f;
     struct attention_job job = {.cpu = cpu, .args = args, .group = group, .value_dim = kv_value_dim(kv->head_dim)};

@@ -1,6 +1,6 @@
-/* attention_tile.h: the register tiles of attention: up to TILE_ROWS rows (a row is a query row of one head) against one tile of
- * 64 keys. A tile is four groups of kv.h, each of its own address. Every sum is one chain in a fixed order for each element, so
- * the number of rows in a register tile, and the columns that a pass takes, change no bit. Included by attention.c alone. */
+/* attention_tile.h: the register tiles of attention: up to TILE_ROWS rows (a row is a query row of one head) against one tile
+ * of 64 keys. A tile is four groups of kv.h, each of its own address. Every sum is one chain in a fixed order for each element,
+ * so the number of rows in a register tile, and the columns that a pass takes, change no bit. Included by attention.c alone. */
 #ifndef LLMPY_ATTENTION_TILE_H
 #define LLMPY_ATTENTION_TILE_H
 
@@ -122,21 +122,22 @@ V_INLINE void values_any(uint32_t rows, uint32_t dtype, const float *p, const fl
 }
 
 typedef void scores_tile(const float *q, const char *const *keys, uint32_t head_dim, float *s);
-typedef void values_tile(const float *p, const float *a, const char *const *values, uint32_t value_dim, uint32_t j0, uint32_t j1,
-                         float *o);
+typedef void values_tile(const float *p, const float *a, const char *const *values, uint32_t value_dim, uint32_t j0,
+                         uint32_t j1, float *o);
 
-#define TILE(type, dtype, rows)                                                                                                 \
-    static void scores_##type##_##rows(const float *q, const char *const *keys, uint32_t head_dim, float *s)                    \
-    {                                                                                                                           \
-        scores_any(rows, dtype, q, keys, head_dim, s);                                                                          \
-    }                                                                                                                           \
-    static void values_##type##_##rows(const float *p, const float *a, const char *const *values, uint32_t value_dim,           \
-                                       uint32_t j0, uint32_t j1, float *o)                                                      \
-    {                                                                                                                           \
-        values_any(rows, dtype, p, a, values, value_dim, j0, j1, o);                                                            \
+#define TILE(type, dtype, rows) \
+    static void scores_##type##_##rows(const float *q, const char *const *keys, uint32_t head_dim, float *s)          \
+    {                                                                                                                 \
+        scores_any(rows, dtype, q, keys, head_dim, s);                                                                \
+    }                                                                                                                 \
+    static void values_##type##_##rows(const float *p, const float *a, const char *const *values, uint32_t value_dim, \
+                                       uint32_t j0, uint32_t j1, float *o)                                            \
+    {                                                                                                                 \
+        values_any(rows, dtype, p, a, values, value_dim, j0, j1, o);                                                  \
     }
-#define TILES(type, dtype)                                                                                                      \
-    TILE(type, dtype, 1) TILE(type, dtype, 2) TILE(type, dtype, 3) TILE(type, dtype, 4) TILE(type, dtype, 5) TILE(type, dtype, 6)
+#define TILES(type, dtype) \
+    TILE(type, dtype, 1) TILE(type, dtype, 2) TILE(type, dtype, 3) TILE(type, dtype, 4) TILE(type, dtype, 5) \
+    TILE(type, dtype, 6)
 TILES(f32, DTYPE_F32)
 TILES(f16, DTYPE_F16)
 TILES(bf16, DTYPE_BF16)

@@ -3,6 +3,7 @@
 #include "kv.h"
 #include "linear_type.h"
 #include "matrix.h"
+#include "sample.h"
 #include "../../csrc/base/mem.h"
 
 #include <sched.h>
@@ -104,6 +105,7 @@ static void size_scratch(struct cpu *cpu)
     cpu->scratch_bytes = round_up(linear_scratch_bytes(cpu->options.max_rows, cols), 4096);
     cpu->shared_bytes = larger(cpu->shared_bytes, round_up(attention_shared_bytes(&cpu->options), 4096));
     cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(attention_scratch_bytes(), 4096));
+    cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(sample_scratch_bytes(cpu->options.vocab_size), 4096));
     long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
     cpu->cache_bytes = cache < (256 << 10) ? 512 << 10 : (size_t)cache;
 }

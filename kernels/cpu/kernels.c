@@ -18,6 +18,7 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .rope = K(rope),
         .kv_write = K(kv_write),
         .attention = K(attention),
+        .sample = K(sample),
         .qkv = K(qkv),
     };
     return &kernels;
