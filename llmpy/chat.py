@@ -1,0 +1,359 @@
+"""Chat templates: conversations to text, byte for byte as transformers renders them. Templates are untrusted code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from .errors import ChatTemplateError, InvalidRequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.parser import Parser
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+END_MARK = "CONTINUE_FINAL_MESSAGE_HERE "  # ends with a space, so that a template that strips it is noticed
+PROBE = "PROBE OF CONTENT PARTS"
+
+_marks: ContextVar[tuple[str, str] | None] = ContextVar("marks", default=None)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to render.
+
+    Args:
+        template: Jinja text.
+        add_generation_prompt: Open the assistant's next message.
+        continue_final_message: Leave the last message open; a str names the field to continue.
+        tools: JSON schemas of functions.
+        documents: Documents with "title" and "text".
+        mask: Find what generation blocks made.
+        variables: Further variables of the template; the special tokens among them.
+    """
+
+    template: str
+    add_generation_prompt: bool = False
+    continue_final_message: bool | str = False
+    tools: Sequence[Mapping[str, object]] | None = None
+    documents: Sequence[Mapping[str, object]] | None = None
+    mask: bool = False
+    variables: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequestError(
+                "Cannot set both `add_generation_prompt` and `continue_final_message` to True.",
+                parameter="continue_final_message",
+                value=self.continue_final_message,
+            )
+        if self.continue_final_message and self.mask:
+            raise InvalidRequestError(
+                "Cannot set both `continue_final_message` and `return_assistant_tokens_mask` to True.",
+                parameter="return_assistant_tokens_mask",
+                value=True,
+            )
+        for tool in self.tools or ():
+            if not isinstance(tool, Mapping):
+                raise UnsupportedError(f"tools: wanted JSON schemas as dicts, have {type(tool).__name__}")
+
+
+def choose(templates: Mapping[str, str], given: str | None, has_tools: bool) -> str:
+    """The template to use: the given text or name, the one for tools, or the default."""
+    if given is not None:
+        return templates.get(given, given)
+    if has_tools and "tool_use" in templates:
+        return templates["tool_use"]
+    if "default" in templates:
+        return templates["default"]
+    names = f"; it has those named {', '.join(sorted(templates))}, name one" if templates else ""
+    raise ChatTemplateError(
+        f"the model has no chat template{names}; chat_template, or generate() with a text prompt",
+        parameter="chat_template",
+    )
+
+
+def conversation(messages: str | Sequence[Message], template: str) -> list[Message]:
+    """Messages with their content as this template reads it.
+
+    Args:
+        messages: A conversation; a str means one user message.
+        template: Jinja text that will render it.
+
+    Returns:
+        The messages; lists of text parts are joined by newlines unless the template reads parts.
+
+    Raises:
+        UnsupportedError: A content part that is no text.
+        TypeError: Messages that are no dicts.
+    """
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return [_with_text(message, template) for message in messages]
+
+
+def _with_text(message: Message, template: str) -> Message:
+    """A message whose parts, if it has any, are text."""
+    if not isinstance(message, Mapping):
+        raise TypeError(f"messages must be dicts with 'role' and 'content', got {type(message).__name__}")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    if isinstance(content, Mapping) or not isinstance(content, Sequence):
+        raise TypeError(f"content must be a str, None or a list of parts, got {type(content).__name__}")
+    texts = []
+    for part in content:
+        kind = (
+            "text" if isinstance(part, str) else part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        )
+        if kind != "text":
+            raise UnsupportedError(f"content part of type '{kind}'")
+        texts.append(part if isinstance(part, str) else str(part.get("text", "")))
+    if reads_parts(template):
+        return {**message, "content": [{"type": "text", "text": text} for text in texts]}
+    return {**message, "content": "\n".join(texts)}
+
+
+@lru_cache(maxsize=32)
+def reads_parts(template: str) -> bool:
+    """Whether a template takes the text out of a list of content parts; found by trying."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
+    try:
+        text, _ = render(parts, Options(template))
+    except ChatTemplateError:
+        return False
+    return PROBE in text and not re.search(r"""['"]type['"]\s*:\s*['"]text""", text)
+
+
+def render(messages: Sequence[Message], options: Options) -> tuple[str, list[Span]]:
+    """Renders one conversation.
+
+    Args:
+        messages: The conversation, one dict each.
+        options: The template and what it is given.
+
+    Returns:
+        The text, and the spans of characters that generation blocks made ([] unless `mask`).
+
+    Raises:
+        ChatTemplateError: The template does not compile, or raises, or drops the message to continue.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise TypeError(f"messages must be a list of dicts, got {type(messages).__name__}")
+    if not messages:
+        raise ChatTemplateError("the conversation is empty; give at least one message", parameter="messages", value=[])
+    plain = [_message(message) for message in messages]
+    field = _mark_end(plain, options) if options.continue_final_message else ""
+    text, spans = _run(plain, options)
+    return (_cut(text, field), spans) if options.continue_final_message else (text, spans)
+
+
+def token_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
+    """1 for each token that holds a character of one of the spans."""
+    return [int(any(low < end and start < high for start, end in spans)) for low, high in offsets]
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """A message of plain data without fields that are None; reasoning under all names that templates read."""
+    if not isinstance(message, Mapping):
+        raise TypeError(f"messages must be dicts with 'role' and 'content', got {type(message).__name__}")
+    plain: dict[str, Any] = _plain({name: value for name, value in message.items() if value is not None})
+    reasoning = next((plain[name] for name in REASONING_FIELDS if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _plain(value: object) -> Any:
+    """A copy in plain JSON types, so that a template can neither change nor call anything of the caller's."""
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return value if type(value) is kind else kind(value)
+    if isinstance(value, Mapping):
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return (
+            type(value)(_plain(item) for item in value)
+            if type(value) in (list, tuple)
+            else [_plain(item) for item in value]
+        )
+    for method in ("model_dump", "tolist"):  # pydantic models; NumPy scalars and arrays
+        if callable(dump := getattr(value, method, None)):
+            return _plain(dump())
+    raise TypeError(f"chat templates take JSON data, got {type(value).__name__}")
+
+
+def _mark_end(messages: list[dict[str, Any]], options: Options) -> str:
+    """Marks the end of the text to continue; returns that text."""
+    chosen = options.continue_final_message
+    field = chosen if isinstance(chosen, str) else "content"
+    last = messages[-1]
+    text = last.get(field)
+    if text is None:
+        raise _refused(f"the final message has no '{field}' to continue")
+    fields = [name for name in REASONING_FIELDS if last.get(name) == text] if field in REASONING_FIELDS else [field]
+    if not any(name in options.template for name in fields):
+        raise _refused(f"the template does not read '{field}'")
+    if isinstance(text, list):
+        part = next((part for part in reversed(text) if isinstance(part, dict) and "text" in part), None)
+        if part is None:
+            raise _refused("the final message has no text to continue")
+        text = part["text"]
+        part["text"] = text + END_MARK
+    else:
+        for name in fields:
+            last[name] = text + END_MARK
+    return str(text)
+
+
+def _cut(text: str, final: str) -> str:
+    """The rendered text up to the end mark."""
+    bare = END_MARK.strip()
+    if final.strip() not in text or bare not in text:
+        raise _refused("the template drops the final message or a part of it")
+    end = text.rindex(bare)
+    kept = text[:end]
+    return kept if text.startswith(END_MARK, end) else kept.rstrip()
+
+
+def _refused(reason: str) -> ChatTemplateError:
+    return ChatTemplateError(f"continue_final_message: {reason}", parameter="continue_final_message", value=True)
+
+
+def _run(messages: list[dict[str, Any]], options: Options) -> tuple[str, list[Span]]:
+    """Executes the template."""
+    from uuid import uuid4
+
+    mark = uuid4().hex if options.mask else ""
+    token = _marks.set((f"<{mark}>", f"</{mark}>") if mark else None)
+    try:
+        text = _compile(options.template).render(
+            **_plain(options.variables or {})
+            | {
+                "messages": messages,
+                "tools": _plain(options.tools),
+                "documents": _plain(options.documents),
+                "add_generation_prompt": options.add_generation_prompt,
+            }
+        )
+    except TemplateError as error:
+        raise ChatTemplateError(f"chat template: {error}", parameter="messages") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        message = f"chat template: {type(error).__name__}: {error}"
+        raise ChatTemplateError(message, parameter="messages") from error
+    finally:
+        _marks.reset(token)
+    return _take_marks(text, mark) if mark else (text, [])
+
+
+def _take_marks(marked: str, mark: str) -> tuple[str, list[Span]]:
+    """A text without its marks, and where they were."""
+    spans: list[Span] = []
+    opened: list[int] = []
+    parts: list[str] = []
+    length = 0
+    for piece in re.split(f"(</?{mark}>)", marked):
+        if piece == f"<{mark}>":
+            opened.append(length)
+        elif piece == f"</{mark}>":
+            spans.append((opened.pop(), length))
+        else:
+            parts.append(piece)
+            length += len(piece)
+    return "".join(parts), spans
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}: the assistant's own text."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Callable[[], str]) -> str:
+        marks = _marks.get()
+        text = caller()
+        return text if marks is None else f"{marks[0]}{text}{marks[1]}"
+
+
+class _Dict:
+    """dict() of templates, without the attributes of the real one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(Namespace):
+    """namespace() of templates, without names that reach into Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        found = dict(*rest, **kwargs)
+        for name in found:
+            _Namespace._check(name)
+        Namespace.__init__(self, found)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._check(name)
+        super().__setitem__(name, value)
+
+    @staticmethod
+    def _check(name: object) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r}")
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(pattern: str) -> str:
+    from datetime import datetime
+
+    return datetime.now().strftime(pattern)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    extensions = [_Generation, "jinja2.ext.loopcontrols"]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
+    )
+    return environment
+
+
+@lru_cache(maxsize=32)
+def _compile(template: str) -> Template:
+    return _environment().from_string(template)

@@ -1,0 +1,438 @@
+"""The tokenizer of a model: text to ids and back, and chat templates. Names and defaults are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast, overload
+
+from .errors import CheckpointError, UnsupportedError
+from .hub import read_json
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from . import _core
+    from .chat import Message
+    from .hub import ModelFiles
+    from .token_texts import TokenTexts
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+DEFAULT_TEMPLATE = "default"
+
+
+class Encoding(Protocol):
+    """Ids of a text, and for each the characters of the text that it covers."""
+
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...
+
+
+class Backend(Protocol):
+    """What a Tokenizer needs: a tokenizers.Tokenizer, or one that looks like it."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding: ...
+    def encode_batch(self, input: list[str], *, add_special_tokens: bool = True) -> Sequence[Encoding]: ...
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def id_to_token(self, id: int) -> str | None: ...
+    def token_to_id(self, token: str) -> int | None: ...
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int: ...
+    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]: ...
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Args:
+        backend: Does the work.
+        texts: Text bytes of every id; None if decoding is no joining of bytes.
+        special_ids: Ids that `skip_special_tokens` hides.
+        named: Special tokens by role: "bos_token", "eos_token", ...
+        eos_token_ids: Ids that end a sequence, of all sources together.
+        templates: Chat templates by name; "default" is the one of `chat_template`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        texts: TokenTexts | None,
+        special_ids: Iterable[int],
+        named: Mapping[str, str],
+        eos_token_ids: Iterable[int],
+        templates: Mapping[str, str],
+    ) -> None:
+        self._backend = backend
+        self.texts = texts
+        self.special_ids: list[int] = sorted(special_ids)
+        self.eos_token_ids: list[int] = list(dict.fromkeys(eos_token_ids))
+        self._named = dict(named)
+        self.chat_templates: dict[str, str] = dict(templates)
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({len(self)} tokens, {type(self._backend).__name__}, eos {self.eos_token_ids})"
+
+    @property
+    def backend(self) -> Any:
+        """The object that does the work: a `tokenizers.Tokenizer` in most cases."""
+        return self._backend
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens without added ones, as in transformers; `len(tokenizer)` counts them too."""
+        return self._backend.get_vocab_size(with_added_tokens=False)
+
+    @cached_property
+    def max_token_id(self) -> int:
+        """The largest id."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @cached_property
+    def special_tokens(self) -> list[str]:
+        """Texts of the tokens that `skip_special_tokens` hides."""
+        names = (self._backend.id_to_token(token) for token in self.special_ids)
+        return [name for name in names if name is not None]
+
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        """Special tokens by role; chat templates see them as variables."""
+        return dict(self._named)
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of the token that begins a sequence."""
+        return self._named.get("bos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the token that begins a sequence."""
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Text of the tokenizer's own end-of-sequence token."""
+        return self._named.get("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the tokenizer's own end-of-sequence token; `eos_token_ids` has all."""
+        return self._id_of("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        """Text of the padding token."""
+        return self._named.get("pad_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of the padding token."""
+        return self._id_of("pad_token")
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja text of the default chat template."""
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
+
+    def _id_of(self, role: str) -> int | None:
+        name = self._named.get(role)
+        return None if name is None else self._backend.token_to_id(name)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text.
+
+        Args:
+            text: Any text; special tokens in it become their ids.
+            add_special_tokens: Add BOS and EOS where the model's tokenizer does.
+
+        Returns:
+            The ids.
+        """
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Ids of several texts, as `encode` of each."""
+        # encode_batch_fast leaves the offsets out, which is most of the time for long texts
+        run = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
+        return [encoding.ids for encoding in run(list(texts), add_special_tokens=add_special_tokens)]
+
+    def encode_with_ends(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
+        """Ids of a text, and for each the number of characters of the text up to its end."""
+        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, [end for _, end in encoding.offsets]
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        """Ids and attention mask (all ones; nothing is padded) of a text or of several."""
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens)
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        batch = self.encode_batch(text, add_special_tokens)
+        return {"input_ids": batch, "attention_mask": [[1] * len(ids) for ids in batch]}
+
+    def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Text of some ids.
+
+        Args:
+            ids: One id or several; those that the tokenizer does not know add nothing.
+            skip_special_tokens: Leave special tokens out.
+
+        Returns:
+            The text; bytes that are no UTF-8 come out as U+FFFD.
+        """
+        listed = _as_ids(ids)
+        if self.texts is not None:
+            return self.texts.decode(listed, skip_special_tokens)
+        known = [token for token in listed if token >= 0 and self._backend.id_to_token(token) is not None]
+        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(self, sequences: Iterable[Iterable[int]], skip_special_tokens: bool = False) -> list[str]:
+        """Texts of several sequences of ids."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def token_bytes(self) -> list[bytes] | None:
+        """Text bytes of every id, special tokens included; None if decoding is no joining of bytes."""
+        return None if self.texts is None else self.texts.table
+
+    @overload
+    def convert_ids_to_tokens(self, ids: int) -> str | None: ...
+    @overload
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str | None]: ...
+    def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | list[str | None] | None:
+        """Vocabulary entries of ids; None for an unknown one."""
+        names = [None if token < 0 else self._backend.id_to_token(token) for token in _as_ids(ids)]
+        return names if isinstance(ids, Iterable) else names[0]
+
+    @overload
+    def convert_tokens_to_ids(self, tokens: str) -> int | None: ...  # type: ignore[overload-overlap]
+    @overload
+    def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int | None]: ...
+    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> int | list[int | None] | None:
+        """Ids of vocabulary entries; of an unknown one that of the unknown token, else None."""
+        unknown = self._id_of("unk_token")
+        names = [tokens] if isinstance(tokens, str) else list(tokens)
+        found = [self._backend.token_to_id(name) for name in names]
+        ids = [unknown if token is None else token for token in found]
+        return ids[0] if isinstance(tokens, str) else ids
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by vocabulary entry, added tokens included."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool | str = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
+        chat_template: str | None = None,
+        return_assistant_tokens_mask: bool = False,
+        **kwargs: object,
+    ) -> Any:
+        """Renders a conversation, or several, with the model's chat template.
+
+        Args:
+            messages: Dicts with "role" and "content"; or a sequence of such conversations.
+            tokenize: True: ids; False: text.
+            add_generation_prompt: Open the assistant's next message.
+            continue_final_message: Leave the last message open (a str: this field of it).
+            tools: JSON schemas of functions that the model may call.
+            documents: Documents with "title" and "text".
+            chat_template: Jinja text, or the name of one of `chat_templates`; None = the default.
+            return_assistant_tokens_mask: Also a mask of 0 and 1: tokens inside the template's generation blocks.
+            **kwargs: Further variables of the template.
+
+        Returns:
+            A list of ids or a text, with the mask a pair; for several conversations a list of these.
+
+        Raises:
+            ChatTemplateError: No template, or one that refuses the messages.
+            InvalidRequestError: Options that exclude each other.
+        """
+        from . import chat
+
+        options = chat.Options(
+            template=chat.choose(self.chat_templates, chat_template, tools is not None),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            mask=return_assistant_tokens_mask,
+            variables={**self._named, **kwargs},
+        )
+        if messages and not isinstance(messages[0], Mapping) and isinstance(messages[0], Sequence):
+            many = cast("Sequence[Sequence[Message]]", messages)
+            return [self._render(one, options, tokenize) for one in many]
+        return self._render(cast("Sequence[Message]", messages), options, tokenize)
+
+    def _render(self, messages: Sequence[Message], options: Any, tokenize: bool) -> Any:
+        """One conversation as ids or text, with the mask a pair."""
+        from . import chat
+
+        text, spans = chat.render(messages, options)
+        if not tokenize:
+            if not options.mask:
+                return text
+            return text, [int(any(start <= place < end for start, end in spans)) for place in range(len(text))]
+        if not options.mask:
+            return self.encode(text, add_special_tokens=False)
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, chat.token_mask(encoding.offsets, spans)
+
+
+def _as_ids(ids: int | Iterable[int]) -> list[int]:
+    """Plain ints of one id or several; arrays become lists."""
+    if isinstance(ids, Iterable):
+        to_list: Callable[[], list[int]] | None = getattr(ids, "tolist", None)
+        return to_list() if to_list is not None else [int(token) for token in ids]
+    return [int(ids)]
+
+
+def load_tokenizer(
+    files: ModelFiles, checkpoint: _core.Checkpoint | None = None, chat_template: str | None = None
+) -> Tokenizer:
+    """The tokenizer of a model.
+
+    Args:
+        files: Where the model lies.
+        checkpoint: The opened GGUF file, whose metadata hold the tokenizer; not needed for a Hugging Face directory.
+        chat_template: Jinja text that replaces the model's own default template.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        CheckpointError: A file that is damaged or contradicts itself.
+        UnsupportedError: No tokenizer.json, or a kind of GGUF vocabulary that is not known.
+    """
+    if files.kind == "gguf":
+        from .gguf_tokenizer import from_metadata
+
+        assert checkpoint is not None
+        tokenizer = from_metadata(checkpoint.metadata, str(files.weights[0]))
+    else:
+        assert files.directory is not None
+        tokenizer = _from_directory(files.directory, files.config, files.generation_config)
+    if chat_template is not None:
+        tokenizer.chat_templates[DEFAULT_TEMPLATE] = chat_template
+    return tokenizer
+
+
+def _from_directory(directory: Path, config: Mapping[str, object], generation: Mapping[str, object]) -> Tokenizer:
+    """From tokenizer.json and its companions."""
+    from . import token_texts
+
+    settings = {**read_json(directory / "special_tokens_map.json"), **read_json(directory / "tokenizer_config.json")}
+    backend = _open_backend(directory)
+    named = {name: _content(settings[name]) for name in SPECIAL_NAMES if settings.get(name)}
+    _add_tokens(backend, settings, named)
+    _set_bos_and_eos(backend, settings, named)
+    added = backend.get_added_tokens_decoder()
+    eos = named.get("eos_token")
+    of_tokenizer = [] if eos is None else [backend.token_to_id(eos)]
+    ids = [*_id_list(generation), *_id_list(config), *(token for token in of_tokenizer if token is not None)]
+    return Tokenizer(
+        cast(Backend, backend),
+        token_texts.of_backend(backend),
+        (place for place, token in added.items() if token.special),
+        named,
+        ids,
+        _templates(directory, settings.get("chat_template")),
+    )
+
+
+def _open_backend(directory: Path) -> tokenizers.Tokenizer:
+    """Reads tokenizer.json."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (directory / name).is_file()]
+        have = ", ".join(others) or "nothing of the kind"
+        raise UnsupportedError(
+            f"{directory}: wanted tokenizer.json, have {have}; save the tokenizer as tokenizer.json with transformers, "
+            "name another one with tokenizer=, or pass ids with skip_tokenizer_init=True"
+        )
+    import tokenizers
+
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception for every kind of damage
+        raise CheckpointError(f"{path}: not a tokenizer: {error}", file=str(path)) from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _content(token: object) -> str:
+    """Text of a token that a configuration gives as a str or as a dict."""
+    return str(token["content"]) if isinstance(token, Mapping) else str(token)
+
+
+def _id_list(config: Mapping[str, object]) -> list[int]:
+    """The end-of-sequence ids of a configuration, given as one id, several, or none."""
+    given = config.get("eos_token_id")
+    if isinstance(given, list):
+        return [token for token in given if isinstance(token, int)]
+    return [given] if isinstance(given, int) else []
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """Adds the tokens that tokenizer_config.json names and tokenizer.json lacks, in the order of their ids."""
+    from tokenizers import AddedToken
+
+    present = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed: dict[str, Any] = settings.get("added_tokens_decoder") or {}
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    fresh = [
+        AddedToken(spec["content"], **{flag: bool(spec[flag]) for flag in flags if flag in spec})
+        for _, spec in sorted(listed.items(), key=lambda item: int(item[0]))
+        if spec["content"] not in present
+    ]
+    present.update(token.content for token in fresh)
+    extra = [_content(token) for token in settings.get("additional_special_tokens") or []]
+    roles = dict.fromkeys([*named.values(), *extra])
+    backend.add_tokens([*fresh, *(AddedToken(name, special=True) for name in roles if name not in present)])
+
+
+def _set_bos_and_eos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """What tokenizer_config.json says of BOS and EOS goes before tokenizer.json, as in transformers."""
+    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+        return
+    bos = named.get("bos_token") if settings.get("add_bos_token") else None
+    eos = named.get("eos_token") if settings.get("add_eos_token") else None
+    add_bos_and_eos(
+        backend,
+        None if bos is None else backend.token_to_id(bos),
+        None if eos is None else backend.token_to_id(eos),
+    )
+
+
+def add_bos_and_eos(backend: tokenizers.Tokenizer, bos: int | None, eos: int | None) -> None:
+    """Makes a backend add these ids at the begin and the end of a text."""
+    from tokenizers.processors import TemplateProcessing
+
+    parts = [*(["[BOS]"] if bos is not None else []), "$A", *(["[EOS]"] if eos is not None else [])]
+    ids = [(name, token) for name, token in (("[BOS]", bos), ("[EOS]", eos)) if token is not None]
+    backend.post_processor = TemplateProcessing(single=" ".join(parts), special_tokens=ids)
+
+
+def _templates(directory: Path, given: object) -> dict[str, str]:
+    """Chat templates of a directory by name; files of their own win over tokenizer_config.json."""
+    found: dict[str, str] = {}
+    if isinstance(given, str):
+        found[DEFAULT_TEMPLATE] = given
+    elif isinstance(given, list):
+        found.update({str(one["name"]): str(one["template"]) for one in given})
+    legacy = read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(legacy, str):
+        found[DEFAULT_TEMPLATE] = legacy
+    if (directory / "chat_template.jinja").is_file():
+        found[DEFAULT_TEMPLATE] = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    return found
