@@ -33,7 +33,7 @@ void json_release(struct json *json);
 /* "at byte N: wanted X", or "out of memory". */
 void json_problem(const struct json *json, char *text, size_t n_bytes);
 
-/* json_open_object(json), then while (json_key(json, &key)) one value each; json_key closes the object when it returns false. */
+/* json_open_object(json), then while (json_key(json, &key)) one value each; json_key closes the object when it gives false. */
 bool json_open_object(struct json *json);
 bool json_key(struct json *json, struct json_string *key);
 /* json_open_array(json), then while (json_element(json)) one value each. */

@@ -33,7 +33,8 @@ const struct gguf *checkpoint_gguf(const struct checkpoint *checkpoint); /* key-
 const char *checkpoint_path(const struct checkpoint *checkpoint, uint32_t file);
 uint32_t checkpoint_n_tensors(const struct checkpoint *checkpoint);
 const struct checkpoint_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, uint32_t index);
-const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name); /* NULL: absent; hashed */
+/* NULL: absent. Hashed. */
+const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name);
 /* The same for a tensor that must be there and readable: RC_CHECKPOINT when absent, RC_UNSUPPORTED for its type. */
 enum rc checkpoint_need(const struct checkpoint *checkpoint, const char *name, const struct checkpoint_tensor **tensor,
                         struct err *err);

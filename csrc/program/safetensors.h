@@ -1,5 +1,5 @@
 /* safetensors.h: reads the header of one safetensors file (8 bytes of length, JSON, then the tensors' bytes).
- * Strict as the format demands: the data are covered by the tensors once, without holes. Called by checkpoint.c and the fuzzer. */
+ * Strict as the format demands: the data are covered by the tensors once, without holes. Called by checkpoint.c, the fuzzer. */
 #ifndef LLMPY_SAFETENSORS_H
 #define LLMPY_SAFETENSORS_H
 

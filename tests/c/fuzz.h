@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PROMISED(condition)                                                                                                      \
-    do {                                                                                                                         \
-        if (!(condition))                                                                                                        \
-            __builtin_trap();                                                                                                    \
+#define PROMISED(condition)                                                                                                    \
+    do {                                                                                                                       \
+        if (!(condition))                                                                                                      \
+            __builtin_trap();                                                                                                  \
     } while (0)
 
 /* Reads every byte, so that ASan sees one that is not there. */

@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TESTS = sorted((ROOT / "tests/c").glob("test_*.c"))
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
-FLAGS = (
+FLAGS = shlex.split(
     "-std=c11 -Wall -Wextra -Werror -O1 -g -DLLMPY_DEBUG -pthread -ffp-contract=off -fno-omit-frame-pointer "
     "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-).split()
+)
 
 
 def run(command: list[str | Path]) -> None:
@@ -39,7 +39,7 @@ def core_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run([*COMPILER, *FLAGS, "-c", source, "-o", target])
         return target
 
-    sources = [source for part in ("base", "program", "engine") for source in sorted((ROOT / "csrc" / part).glob("*.c"))]
+    sources = sorted(path for part in ("base", "program", "engine") for path in (ROOT / "csrc" / part).glob("*.c"))
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_file, sources))
     library = folder / "libcore.a"
@@ -51,6 +51,6 @@ def core_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_c(source: Path, core_library: Path, tmp_path: Path) -> None:
     program = tmp_path / source.stem
     run([*COMPILER, *FLAGS, source, core_library, "-lm", "-o", program])
-    options = {"ASAN_OPTIONS": "allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    result = subprocess.run([program], capture_output=True, text=True, cwd=tmp_path, env=os.environ | options, timeout=300)
+    env = os.environ | {"ASAN_OPTIONS": "allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    result = subprocess.run([program], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import struct
 import subprocess
@@ -11,10 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60 if os.environ.get("CI") else 20
-FLAGS = (
+FLAGS = shlex.split(
     "-std=c11 -Wall -Wextra -Werror -O1 -g -ffp-contract=off -fsanitize=fuzzer,address,undefined "
     "-fno-sanitize-recover=undefined"
-).split()
+)
 SOURCES = [
     *(ROOT / "csrc/base" / name for name in ("dtype.c", "json.c", "mem.c", "name_table.c", "status.c")),
     *(ROOT / "csrc/program" / name for name in ("gguf.c", "safetensors.c", "tensor_list.c")),
@@ -56,7 +57,9 @@ def gguf_seeds() -> list[bytes]:
     ]
     tensors = [
         gguf_string(name) + struct.pack("<IQQIQ", 2, columns, 1, kind, offset)
-        for name, columns, kind, offset in [(b"a", 32, 3, 0), (b"b", 256, 14, 32), (b"c", 4, 0, 256), (b"d", 8, 16, 288)]
+        for name, columns, kind, offset in [
+            (b"a", 32, 3, 0), (b"b", 256, 14, 32), (b"c", 4, 0, 256), (b"d", 8, 16, 288)
+        ]
     ]
     files = []
     for chosen, infos, n_data in [([], [], 0), (pairs, [], 0), ([], tensors, 296), (pairs, tensors, 296)]:

@@ -1,0 +1,176 @@
+"""The house rules that a machine can check: sizes of files and functions, calls, exports."""
+
+import ast
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SUFFIXES = {".c", ".h", ".cu", ".cuh"}
+C_FILES = sorted(p for part in ("csrc", "kernels") for p in (ROOT / part).rglob("*") if p.suffix in SUFFIXES)
+C_TESTS = sorted((ROOT / "tests/c").glob("*.[ch]"))
+PYTHON_FILES = sorted((ROOT / "llmpy").rglob("*.py"))
+HEAP_OWNER = ROOT / "csrc/base/mem.c"
+FORBIDDEN = ["printf", "fprintf", "vprintf", "vfprintf", "dprintf", "puts", "fputs", "putchar", "perror"]
+FORBIDDEN += ["abort", "exit", "_exit", "_Exit", "quick_exit"]
+HEAP = ["malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_memalign", "strdup", "asprintf"]
+
+
+def load_parser() -> ModuleType:
+    """The module beside this file, which importlib mode does not put on the path."""
+    spec = importlib.util.spec_from_file_location("c_source", Path(__file__).with_name("c_source.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["c_source"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+parser = load_parser()
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def calls(path: Path, names: list[str]) -> list[str]:
+    """Places where one of these functions is called (or taken) by the code, comments and texts aside."""
+    pattern = re.compile(rf"(?<![\w.])(?<!->)({'|'.join(names)})\s*\(")
+    text = parser.blank(path.read_text())
+    return [f"{name(path)}:{text.count(chr(10), 0, m.start()) + 1}: {m[1]}" for m in pattern.finditer(text)]
+
+
+def python_functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{name(path)}:{node.lineno}: {node.name}", (node.end_lineno or 0) - node.lineno + 1
+
+
+def test_the_parser_finds_functions() -> None:
+    source = r'''
+/* int comment(void) { */
+#define MACRO(x) \
+    do { x; } while (0)
+struct point { int x; };
+static const int TABLE[] = {1, 2}; enum { A, B };
+static const struct { int a; } LIST[] = {[0] = {f(3)}};
+static char open = '{', *text = "}{\"";
+#ifdef WIDE
+static int either(void) {
+#else
+static int either(long x) {
+#endif
+    struct point p = {.x = '\''};
+    return p.x;
+}
+__attribute__((format(printf, 1, 2)))
+static enum rc
+two_lines(const char *format, ...)
+{
+    for (;;) { if (1) { } }
+} // }
+extern "C" {
+namespace {
+template <int N> __global__ void __launch_bounds__(256) kernel(float *x) { x[0] = N; }
+}
+}
+'''
+    assert parser.functions(source) == [("either", 10, 16), ("two_lines", 17, 22), ("kernel", 25, 25)]
+    assert parser.macros(source) == [("MACRO", 3, 4)]
+    long = "static void f(void)\n{\n" + "    x();\n" * 98 + "}\n"
+    assert parser.functions(long) == [("f", 1, 101)]
+
+
+def test_file_sizes() -> None:
+    over = []
+    for path in [*C_FILES, *C_TESTS, *PYTHON_FILES, *(ROOT / "tests").rglob("*.py")]:
+        limit = 1000 if ROOT / "kernels" in path.parents else 800
+        n = len(path.read_text().splitlines())
+        if n > limit:
+            over.append(f"{name(path)}: wanted at most {limit} lines, have {n}")
+    assert len((ROOT / "setup.py").read_text().splitlines()) <= 200
+    assert not over, "\n".join(over)
+
+
+def test_function_sizes() -> None:
+    over, seen = [], 0
+    for path in [*C_FILES, *C_TESTS]:
+        source = path.read_text()
+        lines = source.splitlines()
+        for function in [*parser.functions(source), *parser.macros(source)]:
+            seen += 1
+            n = function.last - function.first + 1
+            body = "\n".join(lines[max(0, function.first - 2) : function.last])
+            excused = ROOT / "kernels" in path.parents and re.search(r"/\* long: \w", body)
+            if n > 100 and not excused:
+                over.append(f"{name(path)}:{function.first}: {function.name}: wanted at most 100 lines, have {n}")
+    for path in PYTHON_FILES:
+        over += [f"{place}: wanted at most 100 lines, have {n}" for place, n in python_functions(path) if n > 100]
+    assert seen > 200
+    assert not over, "\n".join(over)
+
+
+def test_python_is_known_in_csrc_python_only() -> None:
+    found = [
+        name(path)
+        for path in C_FILES
+        if re.search(r'#\s*include\s*[<"](Python|numpy/.*)\.h[>"]', path.read_text()) and path.parent.name != "python"
+    ]
+    assert not found
+
+
+def test_nothing_prints_or_ends_the_process() -> None:
+    found = [place for path in C_FILES for place in calls(path, FORBIDDEN)]
+    assert not found, "\n".join(found)
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    found = {place.split(":")[0] for path in C_FILES for place in calls(path, ["getenv", "secure_getenv"])}
+    assert len(found) <= 1, found
+    from llmpy import environment
+
+    texts = {name(path): path.read_text() for path in PYTHON_FILES}
+    names = {match for text in texts.values() for match in re.findall(r"\bLLMPY_[A-Z_]+\b", text)}
+    assert names - set(environment._BUILD_NAMES) == set(environment._NAMES) and len(environment._NAMES) <= 8
+    readers = {file for file, text in texts.items() if re.search(r"environ.*LLMPY_|getenv\(.LLMPY_", text)}
+    assert readers == {"llmpy/environment.py"}
+
+
+def test_the_heap_has_one_door() -> None:
+    found = [place for path in C_FILES if path != HEAP_OWNER for place in calls(path, HEAP)]
+    assert not found, "\n".join(found)
+
+
+def test_headers_open_with_prose() -> None:
+    bare = [name(path) for path in C_FILES if path.suffix == ".h" and not path.read_text().startswith("/*")]
+    assert not bare
+
+
+def core_path() -> Path:
+    from llmpy import _core
+
+    return Path(_core.__file__)
+
+
+def run_tool(*command: str | Path) -> str:
+    if not shutil.which(str(command[0])):
+        pytest.skip(f"no {command[0]} on this machine")
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_only_the_init_function_is_exported() -> None:
+    symbols = {line.split()[-1] for line in run_tool("nm", "-D", "--defined-only", core_path()).splitlines()}
+    assert symbols == {"PyInit__core"}
+
+
+def test_needed_libraries() -> None:
+    needed = set(re.findall(r"NEEDED.*\[(.+?)\]", run_tool("readelf", "-d", core_path())))
+    allowed = {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    assert "libc.so.6" in needed and needed <= allowed
