@@ -52,6 +52,9 @@ static void running_remove(struct scheduler *s, struct sequence *q)
     memmove(&s->running[at], &s->running[at + 1], (s->n_running - at - 1) * sizeof *s->running);
     s->n_running--;
     s->slots[q->slot] = NULL;
+    q->n_rows = 0;
+    q->draws = false;
+    q->next_fork = NULL;
 }
 
 /* ---- pages ---- */
@@ -178,8 +181,6 @@ static void rows_give_back(struct scheduler *s, struct sequence *q)
     copies_cancel(s, q);
     count_rows(s, q, before, q->n_rows, true);
     s->rows_left += q->n_rows;
-    q->n_rows = 0;
-    q->draws = false;
 }
 
 static void preempt(struct scheduler *s, struct sequence *q)

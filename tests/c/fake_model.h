@@ -1,0 +1,723 @@
+/* fake_model.h: a runner whose "model" is a hash of everything that a row may see, read back through the tables from a pool of
+ * pages as a real one would read keys and values; and an oracle that computes the same from the tokens alone, with its own plain
+ * version of every sampling and stopping rule. One wrong page, count, ban or position changes tokens. */
+#ifndef LLMPY_FAKE_MODEL_H
+#define LLMPY_FAKE_MODEL_H
+
+#include "../../csrc/engine/engine.h"
+#include "../../csrc/engine/kv_cache.h"
+#include "check.h"
+
+#include <math.h>
+
+#define VOCAB 40u
+#define MAX_LENGTH 96u
+#define MAX_N 4u
+#define MAX_TOP 3u
+
+static const char *const TOKEN_TEXTS[VOCAB] = {
+    "a", "b", "c", "d", "ab", "ba", "abc", "", "aa", "bb", "ca", "x", "y", "z", "xy", "yx", "\xc3", "\xa9", "\xc3\xa9", " ",
+    "a ", " b", "cab", "xyz", "q", "r", "s", "t", "u", "v", "w", "A", "B", "C", "<s>", "</s>", "zz", "zy", "k", "l",
+};
+static const int32_t EOS[2] = {35, 12};
+static const int32_t SPECIAL[2] = {34, 35};
+static const int32_t BANNED[1] = {24};
+#define VOCAB_LIMIT 39u
+
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+    uint64_t state = a * 0x9e3779b97f4a7c15u ^ b;
+    return check_random(&state);
+}
+
+/* ---- the model ---- */
+
+struct cell {
+    int32_t token, position;
+    uint32_t group;
+    uint64_t deep, stamp; /* deep: what a second layer would store */
+};
+
+struct fake {
+    struct kv_layout layout;
+    uint32_t n_pages;
+    struct cell *pool;     /* [n_pages][block_tokens] */
+    bool has_nan;          /* some histories give non-finite logits */
+    uint64_t n_runs, fails_at, n_rows, max_rows_seen;
+    struct engine *engine; /* for a test of the busy flag */
+    enum rc busy;
+};
+
+/* Gives the cell of a visible position. */
+typedef const struct cell *fetch_fn(const void *ctx, uint32_t group, uint32_t position);
+
+static uint64_t attend(const struct kv_layout *layout, fetch_fn *fetch, const void *ctx, uint32_t position, bool deep)
+{
+    uint64_t hash = mix(position, deep);
+    for (uint32_t g = 0; g < layout->n_groups; g++) {
+        uint32_t window = layout->groups[g].window;
+        for (uint32_t j = window && position + 1 > window ? position + 1 - window : 0; j <= position; j++) {
+            const struct cell *cell = fetch(ctx, g, j);
+            hash = mix(hash, deep ? cell->deep : (uint64_t)cell->token);
+        }
+    }
+    return hash;
+}
+
+/* What a draw depends on, gathered from a task or, by the oracle, from a request. */
+struct draw {
+    uint64_t logits, random, settings, seen, bias;
+    bool is_banned[VOCAB];
+    bool wants_logprobs, has_nan;
+    uint32_t n_top;
+};
+
+static uint64_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static void fake_top(uint64_t hash, uint32_t n, int32_t *ids, float *values, int32_t *ranks)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        ids[i] = (int32_t)(mix(hash, i) % VOCAB);
+        values[i] = -(float)(mix(hash, i + 100) % 4096) / 64;
+        ranks[i] = (int32_t)i + 1;
+    }
+}
+
+static struct sample_result fake_result(uint64_t hash, int32_t id, bool wants_logprobs)
+{
+    struct sample_result result = {.id = id};
+    if (wants_logprobs) {
+        uint64_t h = mix(hash, (uint64_t)id);
+        result.raw = -(float)(h & 4095) / 64;
+        result.full = -(float)(h >> 12 & 4095) / 64;
+        result.processed = -(float)(h >> 24 & 4095) / 64;
+        result.kept_mass = (float)(h >> 36 & 4095) / 4096;
+        result.rank = (int32_t)(h >> 48 & 31) + 1;
+    }
+    return result;
+}
+
+static struct sample_result fake_draw(const struct draw *draw, int32_t *top_ids, float *top_values, int32_t *top_ranks)
+{
+    uint64_t hash = mix(mix(mix(draw->logits, draw->random), draw->settings), mix(draw->seen, draw->bias));
+    uint32_t id = (uint32_t)(hash % VOCAB), tried = 0;
+    if (draw->has_nan && draw->logits % 97 == 0)
+        return (struct sample_result){.status = SAMPLE_NON_FINITE};
+    for (; tried < VOCAB && draw->is_banned[id]; tried++)
+        id = (id + 1) % VOCAB;
+    if (tried == VOCAB)
+        return (struct sample_result){.status = SAMPLE_NONE_ALLOWED};
+    fake_top(hash, draw->n_top, top_ids, top_values, top_ranks);
+    return fake_result(hash, (int32_t)id, draw->wants_logprobs);
+}
+
+static struct sample_result fake_score(uint64_t logits, int32_t target, float temperature, uint32_t mode, uint32_t n_top, bool has_nan,
+                                       int32_t *top_ids, float *top_values, int32_t *top_ranks)
+{
+    uint64_t hash = mix(mix(logits, bits_of(temperature)), mode);
+    if (has_nan && logits % 97 == 0)
+        return (struct sample_result){.status = SAMPLE_NON_FINITE};
+    fake_top(hash, n_top, top_ids, top_values, top_ranks);
+    return fake_result(hash, target, true);
+}
+
+static uint64_t settings_hash(bool is_greedy, float temperature, float top_p, float min_p, uint32_t top_k, float repetition, float presence,
+                              float frequency, uint32_t mode)
+{
+    return mix(mix(bits_of(temperature) ^ is_greedy, bits_of(top_p)), mix(mix(bits_of(min_p), top_k), mode)) ^
+           mix(bits_of(repetition), mix(bits_of(presence), bits_of(frequency)));
+}
+
+static uint64_t seen_hash(int32_t id, uint32_t count, bool in_prompt)
+{
+    return mix((uint64_t)id, count * 2 + in_prompt); /* summed: the list's order means nothing */
+}
+
+/* ---- the runner ---- */
+
+struct view_of_batch {
+    const struct fake *fake;
+    const struct batch *batch;
+    uint32_t seq;
+};
+
+static struct cell *cell_at(const struct view_of_batch *view, uint32_t group, uint32_t position)
+{
+    const struct batch *b = view->batch;
+    uint32_t bt = view->fake->layout.block_tokens;
+    int32_t page = b->tables[((size_t)group * b->max_seqs + view->seq) * b->table_stride + position / bt];
+    return &view->fake->pool[(size_t)page * bt + position % bt];
+}
+
+static const struct cell *fetch_from_pool(const void *ctx, uint32_t group, uint32_t position)
+{
+    const struct cell *cell = cell_at(ctx, group, position);
+    if (cell->position != (int32_t)position || cell->group != group || !cell->stamp)
+        CHECK_FAIL("group %u position %u is visible, the page holds position %d of group %u", group, position, cell->position, cell->group);
+    return cell;
+}
+
+static void fake_copy(struct fake *fake, const struct batch *b)
+{
+    uint32_t bt = fake->layout.block_tokens;
+    for (uint32_t i = 0; i < b->n_copies; i++) {
+        struct page_copy copy = b->copies[i];
+        for (uint32_t j = 0; j < b->n_copies; j++)
+            if (b->copies[j].source == copy.target || (j != i && b->copies[j].target == copy.target))
+                CHECK_FAIL("page %d is copied to twice, or to and from", copy.target);
+        memcpy(&fake->pool[(size_t)copy.target * bt], &fake->pool[(size_t)copy.source * bt], bt * sizeof *fake->pool);
+    }
+}
+
+static void fake_write(struct fake *fake, const struct batch *b)
+{
+    for (uint32_t s = 0; s < b->n_seqs; s++)
+        for (int32_t row = b->seq_first_row[s]; row < b->seq_first_row[s + 1]; row++) {
+            struct view_of_batch view = {fake, b, s};
+            CHECK_EQ(b->row_seq[row], s);
+            CHECK(row == b->seq_first_row[s] || b->positions[row] == b->positions[row - 1] + 1);
+            for (uint32_t g = 0; g < fake->layout.n_groups; g++) {
+                struct cell *cell = cell_at(&view, g, (uint32_t)b->positions[row]);
+                CHECK(cell >= fake->pool + fake->layout.block_tokens); /* not the reserved page */
+                CHECK(cell->stamp != fake->n_runs);                    /* nobody else writes here in this step */
+                *cell = (struct cell){b->token_ids[row], b->positions[row], g, 0, fake->n_runs};
+            }
+        }
+}
+
+static void fake_attend(struct fake *fake, const struct batch *b)
+{
+    for (uint32_t row = 0; row < b->n_rows; row++) {
+        struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
+        uint32_t position = (uint32_t)b->positions[row];
+        uint64_t deep = attend(&fake->layout, fetch_from_pool, &view, position, false);
+        for (uint32_t g = 0; g < fake->layout.n_groups; g++)
+            cell_at(&view, g, position)->deep = deep;
+    }
+}
+
+static struct draw draw_of_task(const struct fake *fake, const struct batch *b, const struct sample_task *t, uint64_t logits)
+{
+    struct draw draw = {.logits = logits, .wants_logprobs = t->wants_logprobs, .has_nan = fake->has_nan, .n_top = t->n_top};
+    draw.random = t->is_greedy ? 0 : mix(mix(t->seed, t->sample_index), t->position);
+    draw.settings = settings_hash(t->is_greedy, t->temperature, t->top_p, t->min_p, t->top_k, t->repetition_penalty, t->presence_penalty,
+                                  t->frequency_penalty, t->mode);
+    for (uint32_t i = 0; i < t->n_seen; i++)
+        draw.seen += seen_hash(t->seen[i].id, t->seen[i].count, t->seen[i].in_prompt);
+    for (uint32_t i = 0; i < t->n_bias; i++)
+        draw.bias += mix((uint64_t)t->bias[i].id, bits_of(t->bias[i].value));
+    for (uint32_t id = 0; id < VOCAB; id++)
+        draw.is_banned[id] = t->n_allowed || id >= b->vocab_limit;
+    for (uint32_t i = 0; i < t->n_allowed; i++)
+        draw.is_banned[t->allowed[i]] = (uint32_t)t->allowed[i] >= b->vocab_limit;
+    for (uint32_t i = 0; i < t->n_banned; i++)
+        draw.is_banned[t->banned[i]] = true;
+    for (uint32_t i = 0; i < b->n_banned; i++)
+        draw.is_banned[b->banned[i]] = true;
+    return draw;
+}
+
+static enum rc fake_run(void *ctx, struct batch *b, struct err *err)
+{
+    struct fake *fake = ctx;
+    fake->n_runs++;
+    fake->n_rows += b->n_rows;
+    fake->max_rows_seen = b->n_rows > fake->max_rows_seen ? b->n_rows : fake->max_rows_seen;
+    if (fake->n_runs == fake->fails_at)
+        return err_set(err, RC_DEVICE, "the device is on fire");
+    if (fake->engine) {
+        bool progressed;
+        fake->busy = engine_step(fake->engine, &progressed, NULL);
+    }
+    CHECK(b->n_rows > 0 && b->n_rows <= b->max_rows && b->n_seqs <= b->max_seqs && b->n_tasks <= b->max_tasks);
+    CHECK_EQ(b->seq_first_row[b->n_seqs], b->n_rows);
+    fake_copy(fake, b);
+    fake_write(fake, b);
+    fake_attend(fake, b);
+    uint32_t n_top = 0;
+    for (uint32_t t = 0; t < b->n_tasks; t++) {
+        const struct sample_task *task = &b->tasks[t];
+        uint32_t row = (uint32_t)b->logits_rows[task->logits_row];
+        struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
+        uint64_t logits = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true);
+        CHECK(!t || task->logits_row >= b->tasks[t - 1].logits_row);
+        CHECK_EQ(task->top_offset, n_top);
+        CHECK_EQ(task->position, b->positions[row] + 1);
+        n_top += task->n_top;
+        int32_t *ids = b->top_ids + task->top_offset, *ranks = b->top_ranks + task->top_offset;
+        float *values = b->top_values + task->top_offset;
+        struct draw draw = draw_of_task(fake, b, task, logits);
+        b->results[t] = task->is_score ? fake_score(logits, task->target, task->temperature, task->mode, task->n_top, fake->has_nan, ids, values, ranks)
+                                       : fake_draw(&draw, ids, values, ranks);
+    }
+    return RC_OK;
+}
+
+/* ---- requests and the oracle ---- */
+
+struct expected {
+    uint32_t n;
+    int32_t ids[MAX_LENGTH];
+    struct sample_result results[MAX_LENGTH];
+    int32_t top_ids[MAX_LENGTH][MAX_TOP], top_ranks[MAX_LENGTH][MAX_TOP];
+    float top_values[MAX_LENGTH][MAX_TOP];
+    enum finish finish;
+    int32_t stop;
+    uint32_t status, error_position;
+};
+
+/* A request with its memory, what must come of it, and what has come. */
+struct job {
+    struct request_spec spec;
+    int32_t prompt[MAX_LENGTH], prior[MAX_LENGTH], stop_ids[4], allowed[VOCAB], words[3][3];
+    struct token_bias bias[4];
+    struct id_list bad_words[3];
+    struct byte_string stops[3];
+    bool has_nan;
+    const struct kv_layout *layout;
+
+    struct expected expected[MAX_N];
+    uint32_t n_scores;
+    struct sample_result scores[MAX_LENGTH];
+    int32_t score_ids[MAX_LENGTH][MAX_TOP];
+
+    uint64_t number;
+    bool is_submitted, may_abort, is_done;
+    uint32_t n_received[MAX_N], n_finals;
+    enum finish finish[MAX_N];
+    bool has_scores;
+};
+
+struct history {
+    struct cell cells[MAX_LENGTH];
+    const struct kv_layout *layout;
+    uint32_t n;
+};
+
+static const struct cell *fetch_from_history(const void *ctx, uint32_t group, uint32_t position)
+{
+    (void)group;
+    return &((const struct history *)ctx)->cells[position];
+}
+
+static void history_add(struct history *h, int32_t token)
+{
+    h->cells[h->n] = (struct cell){.token = token};
+    h->cells[h->n].deep = attend(h->layout, fetch_from_history, h, h->n, false);
+    h->n++;
+}
+
+static bool in_list(const int32_t *ids, uint32_t n, int32_t id)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+static struct draw draw_of_job(const struct job *job, uint32_t sample, const int32_t *output, uint32_t n_output, uint64_t logits)
+{
+    const struct request_spec *spec = &job->spec;
+    bool is_greedy = spec->temperature < 1e-5f;
+    struct draw draw = {.logits = logits, .wants_logprobs = spec->wants_logprobs, .has_nan = job->has_nan};
+    draw.n_top = spec->wants_logprobs ? spec->n_logprobs : 0;
+    draw.random = is_greedy ? 0 : mix(mix(spec->seed, spec->sample_index + sample), spec->prompt.n + n_output);
+    draw.settings = settings_hash(is_greedy, is_greedy ? 1 : spec->temperature, spec->top_p, spec->min_p, spec->top_k, spec->repetition_penalty,
+                                  spec->presence_penalty, spec->frequency_penalty, spec->mode);
+    bool repeats = spec->repetition_penalty != 1, counts = repeats || spec->presence_penalty != 0 || spec->frequency_penalty != 0;
+    for (int32_t id = 0; counts && id < (int32_t)VOCAB; id++) {
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < n_output; i++)
+            count += output[i] == id;
+        bool in_prompt = repeats && in_list(job->prompt, spec->prompt.n, id);
+        if (count || in_prompt)
+            draw.seen += seen_hash(id, count, in_prompt);
+    }
+    for (uint32_t i = 0; i < spec->n_bias; i++)
+        draw.bias += mix((uint64_t)spec->bias[i].id, bits_of(spec->bias[i].value));
+    for (int32_t id = 0; id < (int32_t)VOCAB; id++) {
+        bool banned = id >= (int32_t)VOCAB_LIMIT || in_list(BANNED, 1, id);
+        banned |= spec->allowed.n && !in_list(spec->allowed.ids, spec->allowed.n, id);
+        if (n_output < spec->min_tokens)
+            banned |= (!spec->ignore_eos && in_list(EOS, 2, id)) || in_list(spec->stop_ids.ids, spec->stop_ids.n, id);
+        for (uint32_t w = 0; w < spec->n_bad_words; w++) {
+            const struct id_list *word = &spec->bad_words[w];
+            banned |= word->ids[word->n - 1] == id && n_output >= word->n - 1 &&
+                      !memcmp(output + n_output - (word->n - 1), word->ids, (word->n - 1) * sizeof *output);
+        }
+        draw.is_banned[id] = banned;
+    }
+    return draw;
+}
+
+/* The text of an output, special tokens hidden as asked. */
+static uint32_t text_of(const struct job *job, const int32_t *output, uint32_t n, char *text)
+{
+    uint32_t n_bytes = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (!(job->spec.hide_special && in_list(SPECIAL, 2, output[i]))) {
+            strcpy(text + n_bytes, TOKEN_TEXTS[output[i]]);
+            n_bytes += (uint32_t)strlen(TOKEN_TEXTS[output[i]]);
+        }
+    return n_bytes;
+}
+
+static bool ends_text(const struct job *job, const int32_t *output, uint32_t n, int32_t *which)
+{
+    char text[MAX_LENGTH * 4];
+    uint32_t begin = text_of(job, output, n - 1, text), end = text_of(job, output, n, text);
+    for (uint32_t at = begin + 1; at <= end && n > job->spec.min_tokens; at++) {
+        uint32_t longest = 0;
+        for (uint32_t i = 0; i < job->spec.n_stop_strings; i++) {
+            const struct byte_string *stop = &job->spec.stop_strings[i];
+            if (stop->n > longest && stop->n <= at && !memcmp(text + at - stop->n, stop->bytes, stop->n)) {
+                longest = stop->n;
+                *which = (int32_t)i;
+            }
+        }
+        if (longest)
+            return true;
+    }
+    return false;
+}
+
+static enum finish expected_finish(const struct job *job, const int32_t *output, uint32_t n, int32_t *stop)
+{
+    const struct request_spec *spec = &job->spec;
+    int32_t last = output[n - 1], which;
+    if (n >= spec->min_tokens) {
+        if (!spec->ignore_eos && in_list(EOS, 2, last))
+            return FINISH_EOS;
+        if (in_list(spec->stop_ids.ids, spec->stop_ids.n, last)) {
+            *stop = last;
+            return FINISH_STOP_ID;
+        }
+        if (ends_text(job, output, n, &which)) {
+            *stop = which;
+            return FINISH_STOP_STRING;
+        }
+    }
+    return n >= spec->max_tokens || spec->prompt.n + n >= MAX_LENGTH ? FINISH_LENGTH : FINISH_NONE;
+}
+
+static void expect_sample(struct job *job, uint32_t sample, struct history h)
+{
+    const struct request_spec *spec = &job->spec;
+    struct expected *e = &job->expected[sample];
+    int32_t output[MAX_LENGTH];
+    uint32_t n = 0;
+    for (; n < spec->prior.n; n++) {
+        output[n] = spec->prior.ids[n];
+        history_add(&h, output[n]);
+        if (!e->finish)
+            e->finish = expected_finish(job, output, n + 1, &e->stop);
+    }
+    while (!e->finish) {
+        struct draw draw = draw_of_job(job, sample, output, n, attend(h.layout, fetch_from_history, &h, h.n - 1, true));
+        struct sample_result result = fake_draw(&draw, e->top_ids[e->n], e->top_values[e->n], e->top_ranks[e->n]);
+        if (result.status) {
+            e->finish = FINISH_ERROR;
+            e->status = result.status;
+            e->error_position = h.n;
+            return;
+        }
+        e->results[e->n] = result;
+        e->ids[e->n++] = output[n++] = result.id;
+        e->finish = expected_finish(job, output, n, &e->stop);
+        history_add(&h, result.id);
+    }
+}
+
+static bool is_done_by_prior(const struct job *job)
+{
+    int32_t stop;
+    for (uint32_t n = 1; n <= job->spec.prior.n; n++)
+        if (expected_finish(job, job->spec.prior.ids, n, &stop))
+            return true;
+    return false;
+}
+
+/* Fills what must come of a job, from nothing but its spec. */
+static void expect(struct job *job)
+{
+    const struct request_spec *spec = &job->spec;
+    struct history h = {.layout = job->layout};
+    uint32_t start = spec->is_score ? spec->score_start : 1, n_top = spec->is_score ? spec->n_logprobs : spec->n_prompt_logprobs;
+    float values[MAX_TOP];
+    int32_t ranks[MAX_TOP];
+    memset(job->expected, 0, sizeof job->expected);
+    job->n_scores = 0;
+    for (uint32_t i = 0; i < spec->prompt.n; i++) {
+        if ((spec->is_score || spec->wants_prompt_logprobs) && i >= start) {
+            uint64_t logits = attend(h.layout, fetch_from_history, &h, i - 1, true);
+            job->scores[job->n_scores] = fake_score(logits, spec->prompt.ids[i], spec->is_score ? spec->temperature : 1,
+                                                    spec->is_score ? LOGPROB_FULL : LOGPROB_RAW, n_top, job->has_nan,
+                                                    job->score_ids[job->n_scores], values, ranks);
+            if (job->scores[job->n_scores].status) {
+                job->expected[0] = (struct expected){.finish = FINISH_ERROR, .status = SAMPLE_NON_FINITE, .error_position = i};
+                break;
+            }
+            job->n_scores++;
+        }
+        history_add(&h, spec->prompt.ids[i]);
+    }
+    while (h.n < spec->prompt.n)
+        history_add(&h, spec->prompt.ids[h.n]);
+    if (is_done_by_prior(job)) { /* no row is ever computed */
+        job->n_scores = 0;
+        job->expected[0] = (struct expected){0};
+    }
+    if (spec->is_score && !job->expected[0].finish)
+        job->expected[0].finish = FINISH_LENGTH;
+    for (uint32_t s = 0; s < spec->n; s++)
+        if (!job->expected[s].finish)
+            expect_sample(job, s, h);
+}
+
+/* ---- random requests ---- */
+
+static int32_t random_id(uint64_t *random)
+{
+    return (int32_t)check_below(random, VOCAB);
+}
+
+static void random_prompt(struct job *job, uint64_t *random)
+{
+    uint64_t base = check_below(random, 3);
+    uint32_t n = 1 + check_below(random, 60), n_own = check_below(random, 3) ? 0 : check_below(random, n);
+    for (uint32_t i = 0; i < n; i++)
+        job->prompt[i] = i + n_own < n ? (int32_t)(mix(base, i) % VOCAB) : random_id(random);
+    job->spec.prompt = (struct id_list){job->prompt, n};
+}
+
+static void random_lists(struct job *job, uint64_t *random)
+{
+    static const char *const STOPS[] = {"ab", "abab", "cabx", "\xc3\xa9", "b a", "zz", "</s>", "aba", "b"};
+    struct request_spec *spec = &job->spec;
+    spec->n_stop_strings = check_below(random, 4);
+    for (uint32_t i = 0; i < spec->n_stop_strings; i++) {
+        const char *text = STOPS[check_below(random, sizeof STOPS / sizeof *STOPS)];
+        job->stops[i] = (struct byte_string){text, (uint32_t)strlen(text)};
+    }
+    spec->stop_strings = job->stops;
+    spec->stop_ids = (struct id_list){job->stop_ids, check_below(random, 3)};
+    for (uint32_t i = 0; i < spec->stop_ids.n; i++)
+        job->stop_ids[i] = (int32_t)check_below(random, VOCAB + 10); /* may lie outside the vocabulary */
+    spec->n_bias = check_below(random, 2) * 3;
+    spec->bias = job->bias;
+    for (uint32_t i = 0; i < spec->n_bias; i++)
+        job->bias[i] = (struct token_bias){(int32_t)i * 7, (float)i};
+    spec->allowed.ids = job->allowed;
+    if (check_below(random, 8) == 0)
+        for (spec->allowed.n = 0; spec->allowed.n < 10; spec->allowed.n++)
+            job->allowed[spec->allowed.n] = random_id(random);
+    spec->n_bad_words = check_below(random, 3);
+    spec->bad_words = job->bad_words;
+    for (uint32_t i = 0; i < spec->n_bad_words; i++) {
+        job->bad_words[i] = (struct id_list){job->words[i], 1 + check_below(random, 3)};
+        for (uint32_t j = 0; j < 3; j++)
+            job->words[i][j] = random_id(random);
+    }
+}
+
+/* Any request that the engine takes; its expectation is filled too. */
+static void random_job(struct job *job, const struct fake *fake, enum engine_policy policy, uint64_t *random)
+{
+    static const char *const SALTS[] = {"", "", "", "pepper"};
+    memset(job, 0, sizeof *job);
+    job->layout = &fake->layout;
+    job->has_nan = fake->has_nan;
+    struct request_spec *spec = &job->spec;
+    *spec = (struct request_spec){.n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = check_below(random, 5)};
+    random_prompt(job, random);
+    const char *salt = SALTS[check_below(random, 4)];
+    spec->salt = (struct byte_string){salt, (uint32_t)strlen(salt)};
+    spec->priority = policy == POLICY_PRIORITY ? (int64_t)check_below(random, 3) - 1 : 0;
+    spec->n_logprobs = check_below(random, MAX_TOP + 1);
+    if (check_below(random, 5) == 0) {
+        spec->is_score = true;
+        spec->score_start = 1 + check_below(random, spec->prompt.n);
+        spec->temperature = check_below(random, 2) ? 1 : 0.5f;
+    } else {
+        spec->max_tokens = check_below(random, 6) ? 1 + check_below(random, 30) : UINT32_MAX;
+        spec->min_tokens = check_below(random, 3) ? 0 : check_below(random, spec->max_tokens < 12 ? spec->max_tokens : 12);
+        spec->wants_logprobs = check_below(random, 2);
+        spec->wants_prompt_logprobs = check_below(random, 5) == 0;
+        spec->n_prompt_logprobs = check_below(random, MAX_TOP + 1);
+        spec->mode = check_below(random, 3);
+        spec->hide_special = check_below(random, 2);
+        spec->ignore_eos = check_below(random, 2);
+        spec->temperature = check_below(random, 3) ? 0.7f : 0;
+        spec->sample_index = check_below(random, 2);
+        if (check_below(random, 3) == 0) {
+            spec->repetition_penalty = check_below(random, 2) ? 1.25f : 1;
+            spec->presence_penalty = check_below(random, 2) ? 0.5f : 0;
+            spec->frequency_penalty = check_below(random, 2) ? -0.5f : 0;
+        }
+        if (check_below(random, 2))
+            random_lists(job, random);
+        if (check_below(random, 5) == 0) {
+            spec->prior = (struct id_list){job->prior, check_below(random, 20)};
+            for (uint32_t i = 0; i < spec->prior.n; i++)
+                job->prior[i] = random_id(random);
+        } else if (check_below(random, 3) == 0) {
+            spec->n = 1 + check_below(random, MAX_N);
+        }
+    }
+    expect(job);
+}
+
+/* ---- engines ---- */
+
+struct setup {
+    uint32_t block_tokens, n_pages, max_num_seqs, max_num_batched_tokens;
+    uint32_t windows[4], n_layers; /* 0: one full layer */
+    enum engine_policy policy;
+    bool caches, has_nan;
+};
+
+/* An engine over a fake model; NULL with err filled. */
+static struct engine *fake_engine(const struct setup *setup, struct fake *fake, struct err *err)
+{
+    static char bytes[VOCAB * 4];
+    static uint64_t offsets[VOCAB + 1];
+    struct kv_place places[4];
+    struct engine *engine = NULL;
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        offsets[i + 1] = offsets[i] + strlen(TOKEN_TEXTS[i]);
+        memcpy(bytes + offsets[i], TOKEN_TEXTS[i], strlen(TOKEN_TEXTS[i]));
+    }
+    *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan};
+    if (kv_layout_make(setup->windows, setup->n_layers ? setup->n_layers : 1, setup->block_tokens, 64, &fake->layout, places, err))
+        return NULL;
+    fake->pool = calloc((size_t)setup->n_pages * setup->block_tokens, sizeof *fake->pool);
+    struct engine_config config = {
+        .layout = fake->layout, .n_pages = setup->n_pages, .max_num_seqs = setup->max_num_seqs,
+        .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_TOP,
+        .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy,
+        .prefix_caching = setup->caches, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
+        .special_ids = SPECIAL, .n_special = 2, .runner = {fake, fake_run},
+    };
+    if (engine_create(&config, &engine, err))
+        free(fake->pool);
+    return engine;
+}
+
+static void fake_close(struct engine *engine, struct fake *fake)
+{
+    engine_destroy(engine);
+    free(fake->pool);
+}
+
+/* ---- what has come ---- */
+
+static void check_scores(struct job *job, const struct news *news)
+{
+    bool is_whole = news->finish != FINISH_ABORT;
+    CHECK(is_whole ? news->n_prompt_results == job->n_scores : news->n_prompt_results <= job->n_scores);
+    uint32_t k = news->n_prompt_logprobs;
+    for (uint32_t i = 0; i < news->n_prompt_results && i < job->n_scores; i++) {
+        CHECK(!memcmp(&news->prompt_results[i], &job->scores[i], sizeof job->scores[i]));
+        CHECK(!memcmp(&news->prompt_top_ids[(size_t)i * k], job->score_ids[i], k * sizeof(int32_t)));
+    }
+    CHECK(!job->has_scores);
+    job->has_scores = true;
+}
+
+/* Compares a record with the oracle and counts it. */
+static void check_news(struct job *job, const struct news *news)
+{
+    const struct expected *e = &job->expected[news->sample];
+    uint32_t *n = &job->n_received[news->sample], k = job->spec.n_logprobs;
+    CHECK_EQ(job->finish[news->sample], FINISH_NONE); /* nothing follows a final record */
+    CHECK_EQ(news->first, *n);
+    for (uint32_t i = 0; i < news->n_new; i++, ++*n) {
+        if (*n >= e->n || news->ids[i] != e->ids[*n]) {
+            CHECK_FAIL("request %" PRIu64 " sample %u token %u: wanted %d, have %d", news->request, news->sample, *n,
+                       *n < e->n ? e->ids[*n] : -1, news->ids[i]);
+            return;
+        }
+        CHECK((news->results != NULL) == job->spec.wants_logprobs);
+        if (news->results) {
+            CHECK(!memcmp(&news->results[i], &e->results[*n], sizeof *news->results));
+            CHECK(!memcmp(news->top_ids + (size_t)i * k, e->top_ids[*n], k * sizeof(int32_t)));
+            CHECK(!memcmp(news->top_values + (size_t)i * k, e->top_values[*n], k * sizeof(float)));
+            CHECK(!memcmp(news->top_ranks + (size_t)i * k, e->top_ranks[*n], k * sizeof(int32_t)));
+        }
+    }
+    if (!news->finish)
+        return;
+    job->finish[news->sample] = news->finish;
+    job->n_finals++;
+    job->is_done = job->n_finals == job->spec.n;
+    CHECK_EQ(news->is_last_of_request, job->is_done);
+    if (news->sample == 0 && news->prompt_results)
+        check_scores(job, news);
+    if (news->finish == FINISH_ABORT) {
+        CHECK(job->may_abort);
+        return;
+    }
+    CHECK_EQ(news->finish, e->finish);
+    CHECK_EQ(*n, e->n);
+    if (e->finish == FINISH_STOP_ID || e->finish == FINISH_STOP_STRING)
+        CHECK_EQ(news->stop, e->stop);
+    CHECK_EQ(news->status, e->status);
+    CHECK_EQ(news->error_position, e->error_position);
+}
+
+static void submit_job(struct engine *engine, struct job *job)
+{
+    struct err err;
+    CHECK_OK(engine_submit(engine, &job->spec, &job->number, &err));
+    job->is_submitted = true;
+}
+
+/* Takes everything there is for n jobs. */
+static void take_all(struct engine *engine, bool finished_only, struct job **jobs, uint32_t n_jobs)
+{
+    struct news news[3];
+    struct err err;
+    uint32_t n = 3;
+    while (n == 3) {
+        CHECK_OK(engine_take(engine, finished_only, news, 3, &n, &err));
+        for (uint32_t i = 0; i < n; i++) {
+            struct job *job = NULL;
+            for (uint32_t j = 0; j < n_jobs && !job; j++)
+                if (jobs[j] && jobs[j]->is_submitted && jobs[j]->number == news[i].request)
+                    job = jobs[j];
+            if (job)
+                check_news(job, &news[i]);
+            else
+                CHECK_FAIL("news of request %" PRIu64 ", which is unknown or done", news[i].request);
+        }
+    }
+}
+
+/* Runs until nothing is left, with the invariants walked after each step. */
+static void drain(struct engine *engine, struct job **jobs, uint32_t n_jobs)
+{
+    struct err err;
+    bool progressed = true;
+    for (uint32_t i = 0; engine_has_unfinished(engine) && i < 1000000 && progressed && !check_failures; i++) {
+        REQUIRE_OK(engine_step(engine, &progressed, &err));
+        REQUIRE_OK(engine_check(engine, &err));
+        if (i % 3 == 0)
+            take_all(engine, i % 2, jobs, n_jobs);
+    }
+    CHECK(!engine_has_unfinished(engine));
+    take_all(engine, false, jobs, n_jobs);
+    take_all(engine, false, jobs, n_jobs); /* releases what the first has delivered */
+    struct engine_stats stats;
+    engine_stats(engine, &stats);
+    CHECK_EQ(stats.kv_blocks_free, stats.kv_blocks_total);
+    CHECK_EQ(stats.num_unfinished + stats.num_running + stats.num_waiting, 0);
+    CHECK_EQ(stats.allocations_since_warmup, 0);
+    CHECK_OK(engine_check(engine, &err));
+}
+
+#endif
