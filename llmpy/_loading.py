@@ -197,8 +197,8 @@ def _model_options(config: EngineConfig, model: ModelConfig, loaded: Loaded) -> 
     limit = min(limit or loaded.vocab_size, loaded.vocab_size)
     banned = [token for token in config.banned_token_ids if token < loaded.vocab_size]
     return {
-        "device": config.device,
-        "isa": "auto",
+        "device": "cpu",
+        "isa": str(config.device).partition(":")[2] or "auto",
         "num_threads": environment.num_threads(),
         "dtype": config.dtype,
         "kv_dtype": config.kv_cache_dtype,

@@ -27,25 +27,31 @@ def devices() -> list[dict[str, Any]]:
     if isas:
         cpu |= {"memory_bytes": total_memory_bytes(), "isas": isas}
     else:
-        cpu |= {"reason": "the processor has neither AVX2 with FMA nor AVX-512"}
+        cpu |= {"reason": _NO_ISA}
     return [cpu, {"device": "cuda", "name": "CUDA", "available": False, "reason": _NO_CUDA}]
 
 
 _NO_CUDA = "this build has no CUDA backend"
+_NO_ISA = "the processor has neither AVX2 with FMA nor AVX-512"
 
 
 def choose(option: str | int | None) -> str:
-    """The device's name, from the option or LLMPY_DEVICE.
+    """The device's name, from the option or LLMPY_DEVICE; "cpu:avx2" forces a set of instructions.
 
     Raises:
         ConfigError: It is no device's name.
         DeviceError: It is one that is not there.
     """
     name = environment.device() if option is None else option
+    isas = _core.cpu_isas()
     if name is None or name == "cpu":
-        if not _core.cpu_isas():
-            raise DeviceError("device 'cpu': the processor has neither AVX2 with FMA nor AVX-512", operation="open")
+        if not isas:
+            raise DeviceError(f"device 'cpu': {_NO_ISA}", operation="open")
         return "cpu"
+    if isinstance(name, str) and name.startswith("cpu:"):
+        if name.removeprefix("cpu:") not in isas:
+            raise DeviceError(f"device {name!r}: this processor has {', '.join(isas) or 'none'}", operation="open")
+        return name
     if isinstance(name, int) or name.startswith(("cuda", "GPU-")) or name.isdecimal():
         raise DeviceError(f"device {name!r}: {_NO_CUDA}; use device='cpu'", operation="open")
     _refuse(name)
