@@ -1,8 +1,21 @@
-"""Fixtures that tests of several folders share."""
+"""Fixtures that tests of several folders share, and which llmpy is tested: the installed one.
 
+In a clone the working directory's own package has no built core. It must not shadow the installed one, neither here (as it
+would under `python -m pytest`) nor in the processes that tests start. One built in place is found through PYTHONPATH or an
+editable install.
+"""
+
+import os
+import sys
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
+
+os.environ["PYTHONSAFEPATH"] = "1"
+if not any((ROOT / "llmpy").glob("_core*.so")):
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 
 @pytest.fixture(scope="session")
