@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import CheckpointError, UnsupportedError
-from .gguf_pre_tokenizers import KINDS
+from .gguf_pre_tokenizers import KINDS, regex
 from .token_texts import SPACE_MARK, TokenTexts, byte_characters, byte_fallback, byte_level_text
 from .tokenizer import DEFAULT_TEMPLATE, Backend, Tokenizer, add_bos_and_eos
 
@@ -69,7 +69,7 @@ class _Vocabulary:
         found = self.metadata.get(f"tokenizer.ggml.{key}")
         if found is None:
             raise self.error(key, "is missing")
-        if not isinstance(found, list) or (found and not all(isinstance(item, kinds) for item in found)):
+        if not isinstance(found, list) or not set(map(type, found)) <= set(kinds):
             raise self.error(key, f"wanted an array of {kinds[0].__name__}")
         return found
 
@@ -153,7 +153,7 @@ def _byte_level(vocabulary: _Vocabulary) -> _Made:
         raise UnsupportedError(f"{vocabulary.file}: tokenizer.ggml.pre is {kind!r}; supported are {known}")
     words = KINDS[kind]
     ids = {token: place for place, token in enumerate(vocabulary.tokens)}
-    merges = [_split_merge(merge) for merge in vocabulary.array("merges", str)]
+    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.array("merges", str)]
     try:
         model = models.BPE(ids, merges, ignore_merges=words.whole_words)
     except Exception as error:  # the library raises a bare Exception
@@ -175,18 +175,12 @@ def _byte_level(vocabulary: _Vocabulary) -> _Made:
     return cast(Backend, backend), TokenTexts(table, False, special, cut_out), {}
 
 
-def _split_merge(merge: str) -> tuple[str, str]:
-    """The two halves of a merge; the space between is never its first character."""
-    left, _, right = merge[1:].partition(" ")
-    return merge[:1] + left, right
-
-
 def _cutter(patterns: Sequence[str], ids: Mapping[str, int]) -> tokenizers.pre_tokenizers.PreTokenizer:
     """Cuts by the patterns in turn; then bytes become characters, and those without a token are taken out."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
-    steps: list[PreTokenizer] = [Split(Regex(pattern), "isolated") for pattern in patterns]
+    steps: list[PreTokenizer] = [Split(Regex(regex(pattern)), "isolated") for pattern in patterns]
     steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
     missing = "".join(f"\\x{{{ord(char):x}}}" for char in byte_characters() if char not in ids)
     if missing:
