@@ -6,7 +6,45 @@ import time
 
 import numpy as np
 
+from llmpy.token_texts import of_backend
+from llmpy.tokenizer import Tokenizer
+
 VOCAB = 300
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_backend(vocab_size=VOCAB):
+    """A byte-level tokenizer of single bytes, some letters' pairs, and special tokens at the end."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: place for place, letter in enumerate(letters)}
+    merges = []
+    for first in "abcdefghijklmnopqrstuvwxyz":
+        for second in "eaoi":
+            if len(vocabulary) < vocab_size - 3:
+                vocabulary[first + second] = len(vocabulary)
+                merges.append((first, second))
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<|im_start|>", "<|im_end|>", "<|end|>"]
+    backend.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in special])
+    return backend
+
+
+def make_tokenizer(texts=True, template=TEMPLATE):
+    """A Tokenizer over `make_backend`; without `texts` the core cannot match stop strings."""
+    backend = make_backend()
+    special = [place for place, token in backend.get_added_tokens_decoder().items() if token.special]
+    named = {"eos_token": "<|end|>"}
+    templates = {"default": template} if template else {}
+    end = backend.token_to_id("<|end|>")
+    return Tokenizer(backend, of_backend(backend) if texts else None, special, named, [end], templates)
 
 
 def next_token(ids):

@@ -1,0 +1,215 @@
+"""Every form of a prompt, and every refusal with its text."""
+
+from collections import UserDict
+
+import numpy as np
+import pytest
+
+from llmpy import InvalidRequestError, SamplingParams, TextPrompt, TokensPrompt, UnsupportedError
+
+ONE = SamplingParams(max_tokens=1)
+
+
+def ids_of(llm, prompts):
+    return [output.prompt_token_ids for output in llm.generate(prompts, ONE)]
+
+
+def test_forms_of_one_prompt(fake_llm):
+    llm = fake_llm()
+    text = llm.tokenizer.encode("hello")
+    assert ids_of(llm, "hello") == [text]
+    assert ids_of(llm, TextPrompt(prompt="hello")) == [text]
+    assert ids_of(llm, TokensPrompt(prompt_token_ids=[5, 6], prompt="echo")) == [[5, 6]]
+    for form in ([5, 6], (5, 6), np.array([5, 6]), np.array([5, 6], np.uint8), [np.int64(5), np.int32(6)], range(5, 7)):
+        assert ids_of(llm, form) == [[5, 6]]
+    torch = pytest.importorskip("torch")
+    assert ids_of(llm, torch.tensor([5, 6])) == [[5, 6]]
+    assert llm.generate({"prompt_token_ids": [5], "prompt": "echo"}, ONE)[0].prompt == "echo"
+    assert llm.generate([5], ONE)[0].prompt is None
+
+
+def test_batches(fake_llm):
+    llm = fake_llm()
+    assert ids_of(llm, [[5, 6], [7]]) == [[5, 6], [7]]
+    mixed = ["a", [5], {"prompt": "b"}, np.array([9]), {"prompt_token_ids": [3], "cache_salt": "s"}]
+    encode = llm.tokenizer.encode
+    assert ids_of(llm, mixed) == [encode("a"), [5], encode("b"), [9], [3]]
+    assert ids_of(llm, tuple(["a", "b"])) == [encode("a"), encode("b")]
+    assert llm.generate([]) == [] and ids_of(llm, []) == []
+    assert [params.get("salt") for _, params in llm.fake.submitted][-3:] != []
+
+
+def test_salt_and_prior_reach_the_core(fake_llm):
+    llm = fake_llm()
+    out = llm.generate({"prompt_token_ids": [3, 4], "output_token_ids": [5, 6], "cache_salt": "sä"}, max_tokens=4)[0]
+    params = llm.fake.submitted[-1][1]
+    assert params["salt"] == "sä".encode() and params["prior"] == np.array([5, 6], np.int32).tobytes()
+    assert out.outputs[0].num_prior_tokens == 2 and len(out.token_ids) == 2
+    with pytest.raises(InvalidRequestError, match=r"^n must be 1 with output_token_ids, got 2\."):
+        llm.generate({"prompt_token_ids": [3], "output_token_ids": [5]}, n=2)
+
+
+INVALID = [
+    ("", "The decoder prompt cannot be empty"),
+    ([[]], "The decoder prompt cannot be empty"),
+    (np.array([], np.int64), "The decoder prompt cannot be empty"),
+    ([1] * 65, "The decoder prompt (length 65) is longer than the maximum model length of 64."),
+    (
+        [1] * 64,
+        "The decoder prompt (length 64) plus the number of requested output tokens (at least 1) is longer than the "
+        "maximum model length of 64.",
+    ),
+    ([1, -1], "Token id -1 is out of vocabulary"),
+    ([1, 300], "Token id 300 is out of vocabulary"),
+    ([1, 2**31], f"Token id {2**31} is out of vocabulary"),
+    ([1, 2**70], f"Token id {2**70} is out of vocabulary"),
+    (np.array([1, 2**64 - 1], np.uint64), f"Token id {2**64 - 1} is out of vocabulary"),
+    ({"prompt_token_ids": [1], "output_token_ids": [300]}, "Token id 300 is out of vocabulary"),
+    ("a\ud800b", "prompt: wanted Unicode text, have a lone surrogate at 1"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "text"), INVALID, ids=[text[:40] for _, text in INVALID])
+def test_invalid(fake_llm, prompt, text):
+    llm = fake_llm()
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(prompt)
+    assert str(caught.value).startswith(text) and caught.value.index == 0
+    single = [] if text.endswith("empty") else prompt
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate([[1], single])
+    assert caught.value.index == 1 and not llm.fake.submitted
+    back = llm.generate([[1], single], on_error="return")
+    assert [output.finish_reason for output in back] == ["length", "error"]
+    assert str(back[1].error).startswith(text) and back.errors == [back[1].error]
+
+
+WRONG = [
+    ([1, True], "a token id must be an int, but is of type bool"),
+    ([True], "a token id must be an int"),
+    ([1.0, 2], "a token id must be an int, but is of type float"),
+    (np.array([1.0]), "token ids must be integers"),
+    (np.array([True]), "token ids must be integers"),
+    (np.zeros((2, 3), np.int64), "an array of 2 dimensions would include padding; pass a list of unpadded lists"),
+    ([np.zeros((2, 3), np.int64)], "an array of 2 dimensions would include padding"),
+    (
+        UserDict(input_ids=[[1]], attention_mask=[[1]]),
+        "a dict with 'attention_mask' would include padding; pass a list of unpadded lists",
+    ),
+    ({"prompt": "a", "promt": 1}, "unknown key 'promt' in a prompt"),
+    ({"cache_salt": "x"}, "a prompt dict must have"),
+    ({"prompt": 3}, "prompt must be a str"),
+    ({"prompt": "a", "cache_salt": 3}, "cache_salt must be a str"),
+    ([None], "a prompt is text"),
+    ([["a"]], "a prompt is a list of ints"),
+    (3, "prompts must be text"),
+    (None, "prompts must be text"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "text"), WRONG, ids=[text[:40] for _, text in WRONG])
+def test_wrong_type(fake_llm, prompt, text):
+    with pytest.raises(TypeError) as caught:
+        fake_llm().generate(prompt)
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize("key", ["prompt_embeds", "multi_modal_data", "mm_processor_kwargs", "encoder_prompt"])
+def test_unsupported_keys(fake_llm, key):
+    llm = fake_llm()
+    with pytest.raises(UnsupportedError, match=key):
+        llm.generate({"prompt": "a", key: 1})
+    assert isinstance(llm.generate([{"prompt": "a", key: 1}], on_error="return")[0].error, UnsupportedError)
+
+
+def test_lazy_batches_come_later(fake_llm):
+    with pytest.raises(UnsupportedError, match="iterator"):
+        fake_llm().generate(text for text in ["a"])
+
+
+def test_text_needs_a_tokenizer(fake_llm):
+    llm = fake_llm(tokenizer=False)
+    assert llm.generate([5], ONE)[0].text == ""
+    with pytest.raises(InvalidRequestError, match="skip_tokenizer_init is True") as caught:
+        llm.generate([[5], "a"])
+    assert caught.value.index == 1
+    with pytest.raises(InvalidRequestError, match=r"^stop needs a tokenizer; skip_tokenizer_init is True"):
+        llm.generate([5], stop="x")
+    with pytest.raises(InvalidRequestError, match=r"^bad_words needs a tokenizer; skip_tokenizer_init is True"):
+        llm.generate([5], bad_words=["x"])
+    with pytest.raises(UnsupportedError, match="skip_tokenizer_init"):
+        llm.get_tokenizer()
+
+
+def test_tokenization_kwargs(fake_llm):
+    llm = fake_llm()
+    assert ids_of(llm, "a") == [llm.tokenizer.encode("a")]
+    llm.generate("a", ONE, tokenization_kwargs={"add_special_tokens": False})
+    with pytest.raises(UnsupportedError, match="truncate_prompt_tokens"):
+        llm.generate("a", tokenization_kwargs={"truncate_prompt_tokens": 3})
+    with pytest.raises(TypeError, match="unknown key 'padding'"):
+        llm.generate("a", tokenization_kwargs={"padding": True})
+
+
+def test_double_bos_is_kept_and_warned_of_once(fake_llm):
+    from tokenizers.processors import TemplateProcessing
+
+    llm = fake_llm()
+    backend = llm.tokenizer.backend
+    end = backend.token_to_id("<|end|>")
+    backend.post_processor = TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", end)])
+    llm.tokenizer._named["bos_token"] = "<|end|>"
+    with pytest.warns(UserWarning, match="the prompt begins with <|end|>"):
+        assert ids_of(llm, "<|end|>a")[0][:2] == [end, end]
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ids_of(llm, "<|end|>a")
+
+
+MODEL_CHECKS = [
+    ({"logprobs": 21}, "Requested sample logprobs of 21, which is greater than max allowed: 20"),
+    ({"prompt_logprobs": 21}, "Requested prompt logprobs of 21, which is greater than max allowed: 20"),
+    (
+        {"logit_bias": {299: 1, 300: 1, -1: 2}},
+        "token_id(s) [300, -1] in logit_bias contain out-of-vocab token ids. Vocabulary size: 300",
+    ),
+    ({"allowed_token_ids": [3, 300]}, "allowed_token_ids contains out-of-vocab token id!"),
+]
+
+
+@pytest.mark.parametrize(("fields", "text"), MODEL_CHECKS)
+def test_checks_that_need_the_model(fake_llm, fields, text):
+    llm = fake_llm()
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate("a", **fields)
+    assert str(caught.value).startswith(text) and caught.value.parameter in fields
+
+
+def test_logprobs_of_a_prompt_are_bounded(fake_llm, monkeypatch):
+    monkeypatch.setattr("llmpy._frontend.MAX_PROMPT_LOGPROBS_BYTES", 1000)
+    with pytest.raises(InvalidRequestError, match="prompt_logprobs=20 for 10 tokens would take 2520 bytes"):
+        fake_llm().generate([1] * 10, prompt_logprobs=20)
+
+
+def test_stop_ids_outside_the_vocabulary_cannot_occur(fake_llm):
+    llm = fake_llm()
+    llm.generate("a", stop_token_ids=[5, 100000, -3], max_tokens=1)
+    assert llm.fake.submitted[-1][1]["stop_token_ids"] == [5]
+
+
+def test_priority_needs_its_policy(fake_llm):
+    llm = fake_llm()
+    with pytest.raises(InvalidRequestError, match=r"^priority is 3 but scheduling_policy is 'fcfs'"):
+        llm.generate("a", priority=3)
+    llm = fake_llm(scheduling_policy="priority")
+    llm.generate(["a", "b"], priority=[3, -1], max_tokens=1)
+    assert [params.get("priority") for _, params in llm.fake.submitted] == [3, -1]
+
+
+def test_bad_words_are_tokenised_bare_and_with_a_space(fake_llm):
+    llm = fake_llm()
+    llm.generate("a", bad_words=["x", " yz"], bad_token_ids=[[7, 8], [400]], max_tokens=1)
+    encode = llm.tokenizer.encode
+    assert llm.fake.submitted[-1][1]["bad_words"] == [[7, 8], encode("x"), encode("yz")]
