@@ -38,21 +38,25 @@ static void gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks,
     }
 }
 
-INLINE __m512 load_columns(const float *row, uint32_t k, uint32_t n_cols)
+/* Columns k to k + 31 of a row in bfloat16, zero from n_cols on. */
+INLINE __m512i round_columns(const float *row, uint32_t k, uint32_t n_cols)
 {
-    __mmask16 mask = k + 16 <= n_cols ? 0xffff : k < n_cols ? (__mmask16)((1u << (n_cols - k)) - 1) : 0;
-    return _mm512_maskz_loadu_ps(mask, row + k);
+    uint32_t n = n_cols - k < 32 ? n_cols - k : 32;
+    __mmask32 mask = (__mmask32)((1ull << n) - 1);
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps((__mmask16)(mask >> 16), row + k + 16),
+                                        _mm512_maskz_loadu_ps((__mmask16)mask, row + k));
 }
 
 static void prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
 {
     for (uint32_t k = 0; k < n_cols; k += 32, strip += (size_t)n_rows * 64) {
-        __m512i rows[16];
-        UNROLL for (uint32_t i = 0; i < 16; i++)
-        {
-            const float *row = x + (size_t)(i < n_rows ? i : 0) * stride;
-            rows[i] = (__m512i)_mm512_cvtne2ps_pbh(load_columns(row, k + 16, n_cols), load_columns(row, k, n_cols));
+        if (n_rows == 1) {
+            _mm512_storeu_si512(strip, round_columns(x, k, n_cols));
+            continue;
         }
+        __m512i rows[16];
+        UNROLL for (uint32_t i = 0; i < 16; i++) rows[i] =
+            i < n_rows ? round_columns(x + (size_t)i * stride, k, n_cols) : _mm512_setzero_si512();
         store_transposed(rows, 16, n_rows, strip, (size_t)n_rows * 4);
     }
 }
@@ -64,8 +68,7 @@ static void prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n
     }
 #define TILES(P)                                                                                                               \
     TILE(P, 1)                                                                                                                 \
-    TILE(P, 2) TILE(P, 3) TILE(P, 4) TILE(P, 5) TILE(P, 6) TILE(P, 7) TILE(P, 8) TILE(P, 9) TILE(P, 10) TILE(P, 11)            \
-        TILE(P, 12)
+    TILE(P, 2) TILE(P, 3) TILE(P, 4) TILE(P, 5) TILE(P, 6) TILE(P, 7) TILE(P, 8) TILE(P, 9) TILE(P, 10) TILE(P, 11) TILE(P, 12)
 TILES(1)
 TILES(2)
 

@@ -66,12 +66,16 @@ INLINE void gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks,
 
 void K(prepare_float)(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
 {
-    for (uint32_t k = 0; k < (n_cols + 31) / 32 * 32; k += 16) {
+    for (uint32_t k = 0; k < (n_cols + 31) / 32 * 32; k += 16, strip += (size_t)n_rows * 64) {
         __mmask16 mask = k + 16 <= n_cols ? 0xffff : k < n_cols ? (__mmask16)((1u << (n_cols - k)) - 1) : 0;
+        if (n_rows == 1) {
+            _mm512_storeu_ps(strip, _mm512_maskz_loadu_ps(mask, x + k));
+            continue;
+        }
         __m512i rows[16];
         UNROLL for (uint32_t i = 0; i < 16; i++) rows[i] =
-            _mm512_maskz_loadu_epi32(i < n_rows ? mask : 0, i < n_rows ? x + (size_t)i * stride + k : x);
-        store_transposed(rows, 16, n_rows, strip + (size_t)k * n_rows * 4, (size_t)n_rows * 4);
+            i < n_rows ? _mm512_maskz_loadu_epi32(mask, x + (size_t)i * stride + k) : _mm512_setzero_si512();
+        store_transposed(rows, 16, n_rows, strip, (size_t)n_rows * 4);
     }
 }
 
@@ -115,9 +119,9 @@ INLINE void unpack(const uint8_t *w, uint32_t n_blocks, float *values, const int
     }
 #define TILES(NAME, TYPE, P)                                                                                                   \
     TILE(NAME, TYPE, P, 1)                                                                                                     \
-    TILE(NAME, TYPE, P, 2) TILE(NAME, TYPE, P, 3) TILE(NAME, TYPE, P, 4) TILE(NAME, TYPE, P, 5) TILE(NAME, TYPE, P, 6)         \
-        TILE(NAME, TYPE, P, 7) TILE(NAME, TYPE, P, 8) TILE(NAME, TYPE, P, 9) TILE(NAME, TYPE, P, 10) TILE(NAME, TYPE, P, 11)   \
-            TILE(NAME, TYPE, P, 12)
+    TILE(NAME, TYPE, P, 2)                                                                                                     \
+    TILE(NAME, TYPE, P, 3) TILE(NAME, TYPE, P, 4) TILE(NAME, TYPE, P, 5) TILE(NAME, TYPE, P, 6) TILE(NAME, TYPE, P, 7)         \
+        TILE(NAME, TYPE, P, 8) TILE(NAME, TYPE, P, 9) TILE(NAME, TYPE, P, 10) TILE(NAME, TYPE, P, 11) TILE(NAME, TYPE, P, 12)
 #define KERNELS(NAME, TYPE)                                                                                                    \
     DECLARE_TILES(NAME##_tile);                                                                                                \
     TILES(NAME##_tile, TYPE, 1)                                                                                                \

@@ -127,8 +127,8 @@ INLINE void int8_prepare(const float *x, uint32_t stride, uint32_t n_rows, uint3
     }
 #define INT8_TILES(NAME, FORM, P)                                                                                              \
     INT8_TILE(NAME, FORM, P, 1)                                                                                                \
-    INT8_TILE(NAME, FORM, P, 2) INT8_TILE(NAME, FORM, P, 3) INT8_TILE(NAME, FORM, P, 4) INT8_TILE(NAME, FORM, P, 5)            \
-        INT8_TILE(NAME, FORM, P, 6)
+    INT8_TILE(NAME, FORM, P, 2)                                                                                                \
+    INT8_TILE(NAME, FORM, P, 3) INT8_TILE(NAME, FORM, P, 4) INT8_TILE(NAME, FORM, P, 5) INT8_TILE(NAME, FORM, P, 6)
 
 /* The kernels and the table of a form: linear_##NAME##_int8_avx512. */
 #define INT8_TYPE(NAME, TEXT, FORM, SLAB)                                                                                      \

@@ -196,8 +196,9 @@ INLINE void unpack(const uint8_t *w, uint32_t n_blocks, float *values, const enu
     }
 #define K_TILES(P)                                                                                                             \
     K_TILE(P, 1)                                                                                                               \
-    K_TILE(P, 2) K_TILE(P, 3) K_TILE(P, 4) K_TILE(P, 5) K_TILE(P, 6) K_TILE(P, 7) K_TILE(P, 8) K_TILE(P, 9) K_TILE(P, 10)      \
-        K_TILE(P, 11) K_TILE(P, 12)
+    K_TILE(P, 2)                                                                                                               \
+    K_TILE(P, 3) K_TILE(P, 4) K_TILE(P, 5) K_TILE(P, 6) K_TILE(P, 7) K_TILE(P, 8) K_TILE(P, 9) K_TILE(P, 10) K_TILE(P, 11)     \
+        K_TILE(P, 12)
 K_TILES(1)
 K_TILES(2)
 
