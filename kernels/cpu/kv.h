@@ -1,7 +1,7 @@
-/* kv.h: how the CPU backend lays keys and values into a page. A layer's part of a page is [kv head][group of 16 tokens]; a group
- * is keys [head_dim][16 tokens], then values [16 tokens][value_dim], value_dim = head_dim rounded up to 16 (the rest holds
- * zeros). So a vector of keys is 16 tokens wide, a vector of values 16 columns wide, and neither product of attention sums
- * across lanes; pages of 16, 32 and 64 tokens hold the same groups. */
+/* kv.h: how the CPU backend lays keys and values into a page. A layer's part of a page is [kv head][group of 16 tokens]; a
+ * group is keys [head_dim][16 tokens], then values [16 tokens][value_dim], value_dim = head_dim rounded up to 16 (the rest
+ * holds zeros). So a vector of keys is 16 tokens wide, a vector of values 16 columns wide, and neither product of attention
+ * sums across lanes; pages of 16, 32 and 64 tokens hold the same groups. */
 #ifndef LLMPY_KV_H
 #define LLMPY_KV_H
 

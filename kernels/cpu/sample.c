@@ -670,7 +670,7 @@ static void run_task(const struct team *t)
     }
 }
 
-/* ---- greedy without logprobs: one pass over the row ----------------------------------------------------------------------- */
+/* ---- greedy without logprobs: one pass over the row -------------------------------------------------------------------- */
 
 static bool is_in(const int32_t *ids, uint32_t n, uint32_t id)
 {

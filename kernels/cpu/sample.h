@@ -6,7 +6,7 @@
 
 #define SAMPLE_CHUNK 4096u /* ids; what is summed in one go, whatever the number of threads */
 
-/* A thread's: for each id of the vocabulary its logit, its place among the candidates, {logit, weight} and {id, removed logit}. */
+/* A thread's: for each id its logit, its place among the candidates, {logit, weight} and {id, removed logit}. */
 static inline size_t sample_scratch_bytes(uint32_t vocab_size)
 {
     size_t n_chunks = vocab_size / SAMPLE_CHUNK + 1;

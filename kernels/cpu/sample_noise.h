@@ -1,5 +1,6 @@
-/* sample_noise.h: Gumbel noise from counter-based random numbers (Philox4x32-10). The noise of an id depends on (seed, position,
- * sample index, id) alone: key = seed, counter = (id / 4, position, sample index, 0), output id % 4. Included by sample.c. */
+/* sample_noise.h: Gumbel noise from counter-based random numbers (Philox4x32-10). The noise of an id depends on (seed,
+ * position, sample index, id) alone: key = seed, counter = (id / 4, position, sample index, 0), output id % 4. Included by
+ * sample.c. */
 #ifndef LLMPY_SAMPLE_NOISE_H
 #define LLMPY_SAMPLE_NOISE_H
 
@@ -29,8 +30,8 @@ V_INLINE void noise_block(const struct noise *noise, vi block, vi out[4])
     out[3] = w;
 }
 
-/* -log(-log1p(-v)), v = (u + 1/2) 2^-32 rounded, at most the number below 1: 0 < v < 1 whatever the rounding, and finest near 0,
- * where the winners lie. log1p(-v) is log of the rounded 1 - v plus what the rounding lost. */
+/* -log(-log1p(-v)), v = (u + 1/2) 2^-32 rounded, at most the number below 1: 0 < v < 1 whatever the rounding, and finest near
+ * 0, where the winners lie. log1p(-v) is log of the rounded 1 - v plus what the rounding lost. */
 V_INLINE vf noise_gumbel(vi u)
 {
     vf one = v_set1(1.0f);
@@ -52,11 +53,13 @@ V_INLINE void noise_run(const struct noise *noise, uint32_t id, vf out[4])
 #if LANES == 16
     vi a = _mm512_unpacklo_epi32(u[0], u[1]), b = _mm512_unpackhi_epi32(u[0], u[1]);
     vi c = _mm512_unpacklo_epi32(u[2], u[3]), d = _mm512_unpackhi_epi32(u[2], u[3]);
-    vi t[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)};
+    vi t[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d),
+               _mm512_unpackhi_epi64(b, d)};
 #else
     vi a = _mm256_unpacklo_epi32(u[0], u[1]), b = _mm256_unpackhi_epi32(u[0], u[1]);
     vi c = _mm256_unpacklo_epi32(u[2], u[3]), d = _mm256_unpackhi_epi32(u[2], u[3]);
-    vi t[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c), _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)};
+    vi t[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c), _mm256_unpacklo_epi64(b, d),
+               _mm256_unpackhi_epi64(b, d)};
 #endif
     for (int i = 0; i < 4; i++)
         out[i] = noise_gumbel(t[i]);

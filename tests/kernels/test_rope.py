@@ -1,0 +1,121 @@
+"""Rotary positions, cache writes and their fused form."""
+
+import numpy as np
+import pytest
+
+from llmpy import _core
+
+Array = np.ndarray
+
+
+def table_of(backend: "_core.Backend", positions: Array, n_freqs: int, magnitude: float = 1.0) -> Array:
+    inv_freq = (10000.0 ** (-np.arange(n_freqs) / n_freqs)).astype(np.float32)
+    table = np.empty((len(positions), n_freqs, 2), np.float32)
+    backend.rope_table(positions.astype(np.int32), inv_freq, table, magnitude)
+    assert backend.allocations == 0
+    return table
+
+
+def test_table(isa: str) -> None:
+    backend = _core.Backend("cpu", isa, 2)
+    positions = np.array([0, 1, 2, 100, 4095, 131071], np.int32)
+    inv_freq = (500000.0 ** (-np.arange(37) / 37)).astype(np.float32)
+    table = np.empty((6, 37, 2), np.float32)
+    backend.rope_table(positions, inv_freq, table, 1.25)
+    angle = (positions[:, None].astype(np.float32) * inv_freq).astype(np.float64)  # the product is rounded to float32
+    want = 1.25 * np.stack([np.cos(angle), np.sin(angle)], -1)
+    assert np.abs(table - want).max() < 2e-7
+    alone = np.empty((1, 37, 2), np.float32)
+    backend.rope_table(positions[4:5], inv_freq, alone, 1.25)
+    assert alone.tobytes() == table[4].tobytes()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "n_freqs"), [(128, 64), (64, 32), (80, 40), (24, 12), (40, 5), (96, 16), (10, 1), (256, 100)]
+)
+def test_rotation(dim: int, n_freqs: int, interleaved: bool, isa: str) -> None:
+    rng = np.random.default_rng(dim)
+    n, heads, kv = 33, 3, 2
+    qkv = rng.standard_normal((n, (heads + 2 * kv) * dim + 5)).astype(np.float32)  # as one linear leaves it
+    backend = _core.Backend("cpu", isa, 2)
+    table = table_of(backend, np.arange(n) * 37, n_freqs, 1.1)
+    before = qkv.copy()
+    q, k = qkv[:, : heads * dim], qkv[:, heads * dim : (heads + kv) * dim]
+    backend.rope(table, q, k, dim, interleaved)
+    assert backend.allocations == 0
+    x = before[:, : (heads + kv) * dim].reshape(n, heads + kv, dim).astype(np.float64)
+    cosine, sine = (table[:, None, :, i].astype(np.float64) for i in (0, 1))
+    end = 2 * n_freqs
+    pairs = (slice(0, end, 2), slice(1, end, 2)) if interleaved else (slice(n_freqs), slice(n_freqs, end))
+    want = x.copy()
+    want[:, :, pairs[0]] = x[:, :, pairs[0]] * cosine - x[:, :, pairs[1]] * sine
+    want[:, :, pairs[1]] = x[:, :, pairs[1]] * cosine + x[:, :, pairs[0]] * sine
+    got = qkv[:, : (heads + kv) * dim].reshape(n, heads + kv, dim)
+    assert np.abs(got - want).max() < 1e-6  # two rounded products of numbers up to 5
+    assert got[:, :, end:].tobytes() == before[:, : (heads + kv) * dim].reshape(got.shape)[:, :, end:].tobytes()
+    assert qkv[:, (heads + kv) * dim :].tobytes() == before[:, (heads + kv) * dim :].tobytes()
+    for threads, rows in ((1, slice(4, 5)), (5, slice(7, 30))):
+        part = before[rows].copy()
+        alone = _core.Backend("cpu", isa, threads)
+        alone.rope(
+            np.ascontiguousarray(table[rows]),
+            part[:, : heads * dim],
+            part[:, heads * dim : (heads + kv) * dim],
+            dim,
+            interleaved,
+        )
+        assert part.tobytes() == qkv[rows].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dim", [128, 24, 10])
+def test_cache_rounds_to_nearest_even(dtype: str, dim: int, isa: str, paged: type, rounded) -> None:
+    """With a window of one the output is the stored value; a key's rounding shows in the softmax of two positions."""
+    rng = np.random.default_rng(5)
+    n = 37
+    v = (rng.standard_normal((n, 2, dim)) * 10.0 ** rng.uniform(-7, 3, (n, 2, dim))).astype(np.float32)
+    v[0, 0, :4] = [1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, -(1 + 3 * 2.0**-11)]  # ties of bfloat16 and float16
+    cache = paged(_core.Backend("cpu", isa, 2), [np.abs(v)], [v], dtype, 16)
+    out = cache.attend([(0, 0, n)], np.ones((n, 2, dim), np.float32), 1e-3, window=1)
+    want = rounded(v, dtype)
+    assert (out + 0.0).tobytes() == (want + 0.0).tobytes()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("parts", ["norm rope", "rope", "norm", ""])
+@pytest.mark.parametrize(("dim", "dtype", "block"), [(128, "bfloat16", 16), (40, "float32", 32), (24, "float16", 64)])
+def test_fused_equals_composed(
+    parts: str, interleaved: bool, dim: int, dtype: str, block: int, isa: str, paged: type
+) -> None:
+    rng = np.random.default_rng(dim)
+    heads, kv, lengths = 6, 2, (50, 1, 23)
+    n = sum(lengths)
+    spans = [(s, 3, 3 + m) for s, m in enumerate(lengths)]
+    data = rng.standard_normal((n, (heads + 2 * kv) * dim)).astype(np.float32)
+    norms = [rng.standard_normal(dim).astype(np.float32) for _ in range(2)]
+    backend = _core.Backend("cpu", isa, 3)
+    batch = paged.batch(spans, 3)
+    rope = table_of(backend, batch[0], dim // 4) if "rope" in parts else None
+    table = rng.permutation(20)[: 3 * 5].reshape(3, 5).astype(np.int32)
+    pools = []
+    rows = []
+    for is_fused in (False, True):
+        row = data.copy()
+        q, k, v = row[:, : heads * dim], row[:, heads * dim : (heads + kv) * dim], row[:, (heads + kv) * dim :]
+        pool = backend.kv_pool(20, kv, dim, dtype, block)
+        if is_fused:
+            q_norm, k_norm = norms if "norm" in parts else (None, None)
+            backend.qkv(pool, batch, table, q, k, v, q_norm, k_norm, 1e-6, rope, interleaved)
+            assert backend.allocations == 0
+        else:
+            if "norm" in parts:
+                backend.rms_norm(q, norms[0], q, 1e-6, heads)
+                backend.rms_norm(k, norms[1], k, 1e-6, kv)
+            if rope is not None:
+                backend.rope(rope, q, k, dim, interleaved)
+            backend.kv_write(pool, batch, table, k, v)
+        pools.append(backend.kv_read(pool))
+        rows.append(row.tobytes())
+    assert rows[0] == rows[1]
+    assert pools[0] == pools[1]
