@@ -216,7 +216,7 @@ V_INLINE void values_scale(const struct quant *type, const struct sub_scales *s,
                            __m256 *addend)
 {
     *scale = s->scale[half];
-    *addend = s->addend[half];
+    *addend = type->has_addend ? s->addend[half] : _mm256_setzero_ps();
     if (type->has_sc) {
         *scale = _mm256_mul_ps(*scale, _mm256_cvtepi32_ps(_mm256_srai_epi32(s->sc[h][half], 16)));
         if (type->has_addend) {
