@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define MAX_THREADS 512u
+
 bool cpu_has_isa(const char *isa)
 {
     bool has_v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
@@ -24,6 +26,7 @@ bool cpu_has_isa(const char *isa)
     return false;
 }
 
+/* Names the option that the message just set is about. */
 static enum rc option_error(struct err *err, const char *option)
 {
     err_name(err, option, NULL);
@@ -76,15 +79,29 @@ static bool is_first_of_core(int processor, const cpu_set_t *allowed)
     return is_first;
 }
 
-static uint32_t allowed_cores(void)
+/* Processors' worth of time that the container may use; more threads than that would wait for each other. */
+static uint32_t quota_cores(void)
+{
+    unsigned long quota, period;
+    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
+    if (!file)
+        return MAX_THREADS;
+    bool is_limited = fscanf(file, "%lu %lu", &quota, &period) == 2 && period; /* "max 100000": no limit */
+    fclose(file);
+    unsigned long n = is_limited ? (quota + period - 1) / period : MAX_THREADS;
+    return n < 1 ? 1 : n < MAX_THREADS ? (uint32_t)n : MAX_THREADS;
+}
+
+/* Physical cores that this process may run on. */
+static uint32_t default_threads(void)
 {
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed))
         return 1;
-    uint32_t n = 0;
+    uint32_t n = 0, quota = quota_cores();
     for (int processor = 0; processor < CPU_SETSIZE; processor++)
         n += CPU_ISSET(processor, &allowed) && is_first_of_core(processor, &allowed);
-    return n ? n : 1;
+    return n < 1 ? 1 : n < quota ? n : quota;
 }
 
 static size_t round_up(size_t n, size_t step)
@@ -127,6 +144,10 @@ static enum rc cpu_open(const struct backend_options *options, void **ctx, struc
     enum rc rc = choose_kernels(options->isa, &kernels, err);
     if (rc)
         return rc;
+    if (options->n_threads > MAX_THREADS) {
+        err_set(err, RC_CONFIG, "num_threads: wanted at most %u, have %u", MAX_THREADS, options->n_threads);
+        return option_error(err, "num_threads");
+    }
     if (!options->max_rows || !options->max_cols)
         return err_set(err, RC_INTERNAL, "cpu: wanted at least one row and one column, have %u and %u", options->max_rows,
                        options->max_cols);
@@ -137,7 +158,7 @@ static enum rc cpu_open(const struct backend_options *options, void **ctx, struc
     cpu->options = *options;
     cpu->options.device = "cpu"; /* the caller's strings need not outlive the call */
     cpu->options.isa = kernels->isa;
-    cpu->n_threads = options->n_threads ? options->n_threads : allowed_cores();
+    cpu->n_threads = options->n_threads ? options->n_threads : default_threads();
     size_scratch(cpu);
     rc = pool_create(cpu->n_threads, &cpu->pool, err);
     if (rc)

@@ -177,20 +177,48 @@ static void multiply_group(const struct linear_args *args, const struct run *run
     }
 }
 
-/* All rows: panels [first, end) of the run, in chunks of strips that stay in the second-level cache. */
-static void many_rows(const struct cpu *cpu, const struct linear_args *args, const struct run *run, uint32_t first,
-                      uint32_t end, const char *strips, struct lane_scratch *s)
+/* What a thread does of a run: panels [panel, end_panel) for strips [strip, end_strip). */
+struct share {
+    uint32_t panel, end_panel, strip, end_strip;
+};
+
+/* Threads divide the panels, so that each reads only its own weights; where that leaves some with much more to do than others
+ * (few panels, many threads), bands of strips are divided as well. */
+static struct share share_of(const struct run *run, uint32_t thread, uint32_t n_threads)
+{
+    uint32_t n_bands = 1, n_columns = n_threads;
+    uint64_t least = UINT64_MAX;
+    for (uint32_t bands = 1; bands <= n_threads && bands <= run->n_strips; bands++) {
+        uint32_t columns = n_threads / bands;
+        uint64_t tiles = (uint64_t)((run->n_panels + columns - 1) / columns) * ((run->n_strips + bands - 1) / bands);
+        if (tiles < least - least / 8) { /* each band reads the weights once more */
+            least = tiles;
+            n_bands = bands;
+            n_columns = columns;
+        }
+    }
+    uint32_t band = thread / n_columns, column = thread % n_columns;
+    if (band >= n_bands)
+        return (struct share){0};
+    return (struct share){share_first(run->n_panels, column, n_columns), share_first(run->n_panels, column + 1, n_columns),
+                          share_first(run->n_strips, band, n_bands), share_first(run->n_strips, band + 1, n_bands)};
+}
+
+/* A thread's share of many rows, in chunks of strips that stay in the second-level cache. */
+static void many_rows(const struct cpu *cpu, const struct linear_args *args, const struct run *run, const struct share *share,
+                      const char *strips, struct lane_scratch *s)
 {
     const struct linear_type *type = run->type;
     size_t strip_bytes = (size_t)run->parts->n_blocks * type->strip_block_bytes * type->max_rows;
-    uint32_t per_chunk = (uint32_t)(cpu->cache_bytes * 9 / 16 / strip_bytes);
-    uint32_t n_chunks = per_chunk ? (run->n_strips + per_chunk - 1) / per_chunk : run->n_strips;
-    uint32_t max_panels = run->n_strips > 1 ? type->max_panels : 1; /* one strip: bound by the bytes of W, one stream is best */
+    uint32_t n_strips = share->end_strip - share->strip, per_chunk = (uint32_t)(cpu->cache_bytes * 9 / 16 / strip_bytes);
+    uint32_t n_chunks = per_chunk ? (n_strips + per_chunk - 1) / per_chunk : n_strips;
+    uint32_t max_panels = n_strips > 1 ? type->max_panels : 1; /* one strip: bound by the bytes of W, one stream is best */
     for (uint32_t c = 0; c < n_chunks; c++) {
-        uint32_t before = 0, strip = share_first(run->n_strips, c, n_chunks);
-        uint32_t end_strip = share_first(run->n_strips, c + 1, n_chunks);
+        uint32_t before = 0, strip = share->strip + share_first(n_strips, c, n_chunks);
+        uint32_t end_strip = share->strip + share_first(n_strips, c + 1, n_chunks);
         for (const struct cpu_part *part = run->parts; part < run->parts + run->n_parts; before += part++->n_panels) {
-            uint32_t p = first > before ? first - before : 0, last = end < before ? 0 : end - before;
+            uint32_t p = share->panel > before ? share->panel - before : 0;
+            uint32_t last = share->end_panel < before ? 0 : share->end_panel - before;
             if (last > part->n_panels)
                 last = part->n_panels;
             for (uint32_t n; p < last; p += n) {
@@ -201,6 +229,18 @@ static void many_rows(const struct cpu *cpu, const struct linear_args *args, con
     }
 }
 
+/* Packs a thread's part of the rows; all strips are complete after the barrier. */
+static void prepare_shared(struct cpu *cpu, const struct linear_args *args, const struct run *run, uint32_t thread, float *rows)
+{
+    size_t row_bytes = (size_t)run->parts->n_blocks * run->type->strip_block_bytes;
+    uint32_t end = share_first(run->n_strips, thread + 1, cpu->n_threads);
+    for (uint32_t i = share_first(run->n_strips, thread, cpu->n_threads); i < end; i++) {
+        uint32_t row = share_first(args->n_rows, i, run->n_strips), next = share_first(args->n_rows, i + 1, run->n_strips);
+        prepare_strip(args, run->type, row, next - row, rows, (char *)cpu->shared + row * row_bytes);
+    }
+    pool_barrier(cpu->pool);
+}
+
 static void linear_run(void *job_args, uint32_t thread)
 {
     const struct linear_job *job = job_args;
@@ -209,28 +249,23 @@ static void linear_run(void *job_args, uint32_t thread)
     struct lane_scratch s = scratch_of(cpu, thread, args->matrix->n_cols);
     for (uint32_t part = 0; part < args->matrix->n_parts;) {
         struct run run = next_run(args->matrix, part, args->n_rows);
-        uint32_t first = share_first(run.n_panels, thread, cpu->n_threads);
-        uint32_t end = share_first(run.n_panels, thread + 1, cpu->n_threads);
+        struct share share = share_of(&run, thread, cpu->n_threads);
         part += run.n_parts;
-        if (run.n_strips == 1) { /* each thread packs the one strip for itself: cheaper than a barrier */
-            prepare_strip(args, run.type, 0, args->n_rows, s.rows, s.strip);
-            if (args->n_rows == 1 && run.type->gemv)
-                one_row(args, &run, first, end, s.strip, s.acc);
-            else
-                many_rows(cpu, args, &run, first, end, s.strip, &s);
+        if (run.n_strips > 1) {
+            prepare_shared(cpu, args, &run, thread, s.rows);
+            many_rows(cpu, args, &run, &share, cpu->shared, &s);
+            if (part < args->matrix->n_parts)
+                pool_barrier(cpu->pool); /* the next run's strips take the place of these */
             continue;
         }
-        size_t row_bytes = (size_t)run.parts->n_blocks * run.type->strip_block_bytes;
-        uint32_t end_strip = share_first(run.n_strips, thread + 1, cpu->n_threads);
-        for (uint32_t i = share_first(run.n_strips, thread, cpu->n_threads); i < end_strip; i++) {
-            uint32_t row = share_first(args->n_rows, i, run.n_strips);
-            prepare_strip(args, run.type, row, share_first(args->n_rows, i + 1, run.n_strips) - row, s.rows,
-                          (char *)cpu->shared + row * row_bytes);
-        }
-        pool_barrier(cpu->pool);
-        many_rows(cpu, args, &run, first, end, cpu->shared, &s);
-        if (part < args->matrix->n_parts)
-            pool_barrier(cpu->pool); /* the next run's strips take the place of these */
+        if (share.panel == share.end_panel)
+            continue;
+        /* One strip: each thread packs it for itself, which is cheaper than a barrier. */
+        prepare_strip(args, run.type, 0, args->n_rows, s.rows, s.strip);
+        if (args->n_rows == 1 && run.type->gemv)
+            one_row(args, &run, share.panel, share.end_panel, s.strip, s.acc);
+        else
+            many_rows(cpu, args, &run, &share, s.strip, &s);
     }
 }
 

@@ -48,7 +48,7 @@ def isa(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def backends(isa: str) -> list[_core.Backend]:
     """The same instruction set on one to five threads."""
-    return [_core.Backend("cpu", isa, threads, 512, 4096) for threads in (1, 2, 5)]
+    return [_core.Backend("cpu", isa, threads, 512, 4096) for threads in (1, 2, 7)]
 
 
 def linear(backend: _core.Backend, matrix: object, x: Array, n_out: int, **options: object) -> Array:
@@ -224,3 +224,5 @@ def test_refusals(isa: str) -> None:
         linear(backend, matrix, np.zeros((9, 512), np.float32), 1)
     with pytest.raises(Exception, match="isa"):
         _core.Backend("cpu", "sse9")
+    with pytest.raises(Exception, match="num_threads"):
+        _core.Backend("cpu", isa, 100_000)
