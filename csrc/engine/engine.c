@@ -193,9 +193,11 @@ static bool is_aborted(const struct sequence *q, uint64_t upto)
 /* Ends all sequences that are aborted; all there are, with an upto of UINT64_MAX. */
 static void finish_aborted(struct engine *e, uint64_t upto, enum finish how)
 {
-    for (uint32_t i = e->scheduler.n_running; i-- > 0;)
+    for (uint32_t i = 0; i < e->scheduler.n_running;)
         if (is_aborted(e->scheduler.running[i], upto))
-            finish(e, e->scheduler.running[i], how);
+            finish(e, e->scheduler.running[i], how); /* which moves the next one here */
+        else
+            i++;
     for (struct sequence *q = queue_first(&e->scheduler.waiting), *next; q; q = next) {
         next = queue_next(q);
         if (is_aborted(q, upto))
