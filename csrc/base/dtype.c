@@ -29,16 +29,14 @@ static uint32_t load_u32(const uint8_t *p)
     return load_u16(p) | (uint32_t)load_u16(p + 2) << 16;
 }
 
-/* A NaN becomes quiet and keeps its payload, as the processors' own conversions do it. */
+/* A NaN becomes quiet and keeps its payload, as the processors' own conversions do it. All cases are computed and one is
+ * selected, so that the compiler can do many values at a time. */
 static float f32_from_f16(uint16_t half)
 {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
-    if (exponent == 31)
-        return f32_from_bits(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0));
-    if (exponent)
-        return f32_from_bits(sign | (exponent + 112) << 23 | fraction << 13);
-    float magnitude = (float)fraction * 0x1p-24f;
-    return sign ? -magnitude : magnitude;
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
+    uint32_t normal = (magnitude << 13) + (112u << 23), subnormal = bits_of_f32((float)(int32_t)magnitude * 0x1p-24f);
+    uint32_t special = magnitude << 13 | 0x7f800000u | (magnitude > 0x7c00 ? 0x400000u : 0);
+    return f32_from_bits(sign | (magnitude < 0x400 ? subnormal : magnitude < 0x7c00 ? normal : special));
 }
 
 static uint16_t f16_from_f32(float value)
@@ -69,30 +67,35 @@ static float load_f16(const uint8_t *p)
     return f32_from_f16(load_u16(p));
 }
 
-/* ---- one block each: b is the block, y its values ---- */
+/* ---- plain types: n values at a time ---- */
 
-static void f32_block(const uint8_t *b, float *y)
+static void f32_values(const uint8_t *b, float *y, size_t n)
 {
-    *y = f32_from_bits(load_u32(b));
+    memmove(y, b, n * sizeof *y);
 }
 
-static void f64_block(const uint8_t *b, float *y)
+static void f64_values(const uint8_t *b, float *y, size_t n)
 {
-    uint64_t bits = load_u32(b) | (uint64_t)load_u32(b + 4) << 32;
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    *y = (float)value;
+    for (size_t i = 0; i < n; i++) {
+        double value;
+        memcpy(&value, b + 8 * i, sizeof value);
+        y[i] = (float)value;
+    }
 }
 
-static void f16_block(const uint8_t *b, float *y)
+static void f16_values(const uint8_t *b, float *y, size_t n)
 {
-    *y = load_f16(b);
+    for (size_t i = 0; i < n; i++)
+        y[i] = load_f16(b + 2 * i);
 }
 
-static void bf16_block(const uint8_t *b, float *y)
+static void bf16_values(const uint8_t *b, float *y, size_t n)
 {
-    *y = f32_from_bits((uint32_t)load_u16(b) << 16);
+    for (size_t i = 0; i < n; i++)
+        y[i] = f32_from_bits((uint32_t)load_u16(b + 2 * i) << 16);
 }
+
+/* ---- quantised types: b is one block, y its values ---- */
 
 static void q4_0_block(const uint8_t *b, float *y)
 {
@@ -217,32 +220,34 @@ static void q6_k_block(const uint8_t *b, float *y)
     }
 }
 
+typedef void (*values_reader)(const uint8_t *stored, float *values, size_t n);
 typedef void (*block_reader)(const uint8_t *block, float *values);
 
 static const struct {
     struct dtype_info info;
-    block_reader read; /* NULL: no float value */
+    values_reader values; /* NULL: read block by block */
+    block_reader block;   /* both NULL: no float value */
 } TYPES[] = {
-    [DTYPE_F32] = {{"float32", 1, 4}, f32_block},
-    [DTYPE_F16] = {{"float16", 1, 2}, f16_block},
-    [DTYPE_Q4_0] = {{"q4_0", 32, 18}, q4_0_block},
-    [DTYPE_Q4_1] = {{"q4_1", 32, 20}, q4_1_block},
-    [DTYPE_Q5_0] = {{"q5_0", 32, 22}, q5_0_block},
-    [DTYPE_Q5_1] = {{"q5_1", 32, 24}, q5_1_block},
-    [DTYPE_Q8_0] = {{"q8_0", 32, 34}, q8_0_block},
-    [DTYPE_Q2_K] = {{"q2_k", 256, 84}, q2_k_block},
-    [DTYPE_Q3_K] = {{"q3_k", 256, 110}, q3_k_block},
-    [DTYPE_Q4_K] = {{"q4_k", 256, 144}, q4_k_block},
-    [DTYPE_Q5_K] = {{"q5_k", 256, 176}, q5_k_block},
-    [DTYPE_Q6_K] = {{"q6_k", 256, 210}, q6_k_block},
-    [DTYPE_I8] = {{"int8", 1, 1}, NULL},
-    [DTYPE_I16] = {{"int16", 1, 2}, NULL},
-    [DTYPE_I32] = {{"int32", 1, 4}, NULL},
-    [DTYPE_I64] = {{"int64", 1, 8}, NULL},
-    [DTYPE_F64] = {{"float64", 1, 8}, f64_block},
-    [DTYPE_BF16] = {{"bfloat16", 1, 2}, bf16_block},
-    [DTYPE_U8] = {{"uint8", 1, 1}, NULL},
-    [DTYPE_BOOL] = {{"bool", 1, 1}, NULL},
+    [DTYPE_F32] = {{"float32", 1, 4}, f32_values, NULL},
+    [DTYPE_F16] = {{"float16", 1, 2}, f16_values, NULL},
+    [DTYPE_Q4_0] = {{"q4_0", 32, 18}, NULL, q4_0_block},
+    [DTYPE_Q4_1] = {{"q4_1", 32, 20}, NULL, q4_1_block},
+    [DTYPE_Q5_0] = {{"q5_0", 32, 22}, NULL, q5_0_block},
+    [DTYPE_Q5_1] = {{"q5_1", 32, 24}, NULL, q5_1_block},
+    [DTYPE_Q8_0] = {{"q8_0", 32, 34}, NULL, q8_0_block},
+    [DTYPE_Q2_K] = {{"q2_k", 256, 84}, NULL, q2_k_block},
+    [DTYPE_Q3_K] = {{"q3_k", 256, 110}, NULL, q3_k_block},
+    [DTYPE_Q4_K] = {{"q4_k", 256, 144}, NULL, q4_k_block},
+    [DTYPE_Q5_K] = {{"q5_k", 256, 176}, NULL, q5_k_block},
+    [DTYPE_Q6_K] = {{"q6_k", 256, 210}, NULL, q6_k_block},
+    [DTYPE_I8] = {{"int8", 1, 1}, NULL, NULL},
+    [DTYPE_I16] = {{"int16", 1, 2}, NULL, NULL},
+    [DTYPE_I32] = {{"int32", 1, 4}, NULL, NULL},
+    [DTYPE_I64] = {{"int64", 1, 8}, NULL, NULL},
+    [DTYPE_F64] = {{"float64", 1, 8}, f64_values, NULL},
+    [DTYPE_BF16] = {{"bfloat16", 1, 2}, bf16_values, NULL},
+    [DTYPE_U8] = {{"uint8", 1, 1}, NULL, NULL},
+    [DTYPE_BOOL] = {{"bool", 1, 1}, NULL, NULL},
 };
 #define N_TYPES (sizeof TYPES / sizeof *TYPES)
 
@@ -262,11 +267,14 @@ uint32_t dtype_from_name(const char *name)
 int dtype_to_float(uint32_t dtype, const void *source, float *target, size_t n)
 {
     const struct dtype_info *info = dtype_info(dtype);
-    if (!info || !TYPES[dtype].read)
+    if (!info || (!TYPES[dtype].values && !TYPES[dtype].block))
         return 0;
     const uint8_t *block = source;
-    for (size_t i = 0; i < n; i += info->block_values, block += info->block_bytes)
-        TYPES[dtype].read(block, target + i);
+    if (TYPES[dtype].values)
+        TYPES[dtype].values(block, target, n);
+    else
+        for (size_t i = 0; i < n; i += info->block_values, block += info->block_bytes)
+            TYPES[dtype].block(block, target + i);
     return 1;
 }
 

@@ -61,9 +61,10 @@ static PyObject *checkpoint_new(PyTypeObject *type, PyObject *args, PyObject *kw
         goto out;
     struct err err;
     enum rc rc;
-    Py_BEGIN_ALLOW_THREADS rc = checkpoint_open(paths, n, &self->checkpoint, &err);
-    Py_END_ALLOW_THREADS if (rc != RC_OK)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    rc = checkpoint_open(paths, n, &self->checkpoint, &err);
+    Py_END_ALLOW_THREADS
+    if (rc != RC_OK) {
         py_raise(&err);
         Py_CLEAR(self);
     }
@@ -276,8 +277,11 @@ static PyObject *read_float32(PyObject *object, PyObject *name)
         return NULL;
     float *target = (float *)PyBytes_AsString(result);
     int has_value;
-    Py_BEGIN_ALLOW_THREADS has_value = dtype_to_float(tensor->dtype, tensor->data, target, n);
-    Py_END_ALLOW_THREADS if (has_value) return result;
+    Py_BEGIN_ALLOW_THREADS
+    has_value = dtype_to_float(tensor->dtype, tensor->data, target, n);
+    Py_END_ALLOW_THREADS
+    if (has_value)
+        return result;
     Py_DECREF(result);
     struct err err;
     err_set(&err, RC_UNSUPPORTED, "tensor %.100s: wanted a type with float values, have %s; use read()", tensor->name,
