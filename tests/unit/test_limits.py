@@ -21,6 +21,7 @@ HEAP_OWNER = ROOT / "csrc/base/mem.c"
 FORBIDDEN = ["printf", "fprintf", "vprintf", "vfprintf", "dprintf", "puts", "fputs", "putchar", "perror"]
 FORBIDDEN += ["abort", "exit", "_exit", "_Exit", "quick_exit"]
 HEAP = ["malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_memalign", "strdup", "asprintf"]
+NO_FAMILY = {"backend_cpu", "kernels", "matrix", "pool"}  # files of kernels/cpu that hold no operation
 
 
 def load_parser() -> ModuleType:
@@ -151,6 +152,22 @@ def test_the_heap_has_one_door() -> None:
 def test_headers_open_with_prose() -> None:
     bare = [name(path) for path in C_FILES if path.suffix == ".h" and not path.read_text().startswith("/*")]
     assert not bare
+
+
+def families() -> list[str]:
+    """Operation families of the CPU: linear stands for linear_*.c too."""
+    stems = {path.stem for path in (ROOT / "kernels/cpu").glob("*.c")} - NO_FAMILY
+    return sorted(stem for stem in stems if not any(stem.startswith(other + "_") for other in stems))
+
+
+def test_every_family_is_on_the_cpu_and_tested() -> None:
+    cpu = {path.stem for path in (ROOT / "kernels/cpu").glob("*.c")}
+    own = {"backend_cuda", "comm_nccl"}
+    alone = [name(path) for path in (ROOT / "kernels/cuda").glob("*.cu") if path.stem not in cpu | own]
+    assert not alone, "no kernels/cpu file of the same name"
+    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests/kernels").glob("test_*.py")}
+    untested = [family for family in families() if not any(test.startswith(family) for test in tested)]
+    assert not untested, "no tests/kernels/test_<family>.py"
 
 
 def core_path() -> Path:
