@@ -37,7 +37,7 @@ def tensors(config: dict[str, object], family: str) -> dict[str, np.ndarray]:
     def norm(n: int) -> np.ndarray:
         return (1 + 0.2 * rng.standard_normal(n)).astype(np.float32)
 
-    out = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden) * 5, "model.norm.weight": norm(hidden)}
+    out = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden) * 1.5, "model.norm.weight": norm(hidden)}
     for i in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{i}."
         shapes = {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}

@@ -52,7 +52,11 @@ def alone(path: Path, batch: list[list[int]], isa: str) -> list[list[tuple[bytes
         return [bits(llm.generate([p], [params(i)], use_tqdm=False)[0]) for i, p in enumerate(batch)]
 
 
-@pytest.fixture(scope="module", params=[(m, isa) for m in MODELS for isa in _core.cpu_isas()], ids=lambda p: f"{p[0][0]}-{p[0][1]}-{p[1]}")
+# Every model on the best instruction set, two of them on the others.
+CASES = [(m, isa) for m in MODELS for isa in _core.cpu_isas()[-1:]] + [(m, isa) for m in MODELS[::3] for isa in _core.cpu_isas()[:-1]]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda p: f"{p[0][0]}-{p[0][1]}-{p[1]}")
 def case(request: pytest.FixtureRequest, tiny_model: Make) -> Iterator[tuple[Path, str, list[list[tuple[bytes, ...]]]]]:
     (family, dtype), isa = request.param
     path = tiny_model(family, dtype)
@@ -76,7 +80,7 @@ def test_batch_and_chunking(case: tuple[Path, str, list[list[tuple[bytes, ...]]]
     path, isa, wanted = case
     with open_llm(path, isa, **options) as llm:
         assert run(llm, prompts()) == wanted
-        llm.check()
+        llm._driver.engine.check()
 
 
 def test_order_of_requests(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
@@ -114,7 +118,7 @@ def test_preemption(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> No
     with open_llm(path, isa, kv_cache_memory_bytes=24 * page, max_model_len=160) as llm:
         outputs = llm.generate(prompts(), [params(i) for i in range(len(LENGTHS))], use_tqdm=False)
         assert [bits(o) for o in outputs] == wanted
-        llm.check()
+        llm._driver.engine.check()
 
 
 def test_threads(case: tuple[Path, str, list[list[tuple[bytes, ...]]]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +157,7 @@ def test_prompt_logprobs_equal_score(case: tuple[Path, str, list[list[tuple[byte
 
 def test_samples_equal_requests(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
     path, isa, _ = case
-    prompt, common = prompts()[6], {"temperature": 1.0, "max_tokens": 24, "logprobs": 2, "seed": 9, "ignore_eos": True}
+    prompt, common = prompts()[6], {"temperature": 1.5, "max_tokens": 24, "logprobs": 2, "seed": 9, "ignore_eos": True}
     with open_llm(path, isa) as llm:
         together = bits(llm.generate([prompt], n=4, use_tqdm=False, **common)[0])
         apart = [bits(llm.generate([prompt], sample_index=i, use_tqdm=False, **common)[0])[0] for i in range(4)]
@@ -189,4 +193,4 @@ def test_allocations_and_small_pool(tiny_model: Make) -> None:
         assert stats.num_preemptions > 0
         assert stats.allocations_since_warmup == 0
         assert stats.num_unfinished == 0
-        llm.check()
+        llm._driver.engine.check()
