@@ -26,9 +26,10 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 def flags() -> list[str]:
     """Compiler flags of every object."""
-    common = "-std=c11 -Wall -Wextra -fPIC -fvisibility=hidden -pthread -ffp-contract=off -fno-strict-aliasing -fno-semantic-interposition"
+    common = "-std=c11 -Wall -Wextra -fPIC -fvisibility=hidden -pthread"
+    exact = "-ffp-contract=off -fno-strict-aliasing -fno-semantic-interposition"
     debug = os.environ.get("LLMPY_DEBUG") == "1"
-    result = [*common.split(), *(["-O1", "-g", "-DLLMPY_DEBUG"] if debug else ["-O3", "-DNDEBUG"])]
+    result = [*common.split(), *exact.split(), *(["-O1", "-g", "-DLLMPY_DEBUG"] if debug else ["-O3", "-DNDEBUG"])]
     if os.environ.get("LLMPY_WERROR") == "1":
         result.append("-Werror")
     if sanitize := os.environ.get("LLMPY_SANITIZE"):
@@ -67,7 +68,9 @@ class Build(build_ext):
         compiler = shlex.split(os.environ.get("CC", "cc"))
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
-        version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+        version = subprocess.run(
+            [*compiler, "--version"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()[0]
         headers = sorted([*(ROOT / "csrc").rglob("*.h"), *(ROOT / "kernels").rglob("*.h")])
         shared = hashlib.sha256(version.encode() + b"".join(h.read_bytes() for h in headers))
         info = [f'-DLLMPY_COMPILER="{version}"', f'-DLLMPY_VERSION="{self.distribution.get_version()}"']
@@ -89,7 +92,12 @@ class Build(build_ext):
             linked = list(pool.map(compile_unit, units()))
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
-        link = [f for f in flags() if f.startswith("-fsanitize")] + ["-shared", "-pthread", "-Wl,--exclude-libs,ALL", "-Wl,-z,now"]
+        link = [f for f in flags() if f.startswith("-fsanitize")] + [
+            "-shared",
+            "-pthread",
+            "-Wl,--exclude-libs,ALL",
+            "-Wl,-z,now",
+        ]
         run([*compiler, *link, *map(str, linked), "-lm", "-o", str(output)])
 
 

@@ -2,7 +2,8 @@
 
     python benchmarks/cpu.py [--types bf16,q8_0,q4_0,f32] [--model FILE.gguf] [--rounds 7] [--threads N] [--csv OUT.csv]
 
-Without --model: Qwen3-0.6B's shape with random weights, one file a type. Greedy, token-id prompts, ignore_eos, prefix caching off.
+Without --model: Qwen3-0.6B's shape with random weights, one file a type. Greedy, token-id prompts, ignore_eos, prefix caching
+off.
 Every round measures the ceilings, llmpy and llama.cpp (if `llama_cpp` is installed) one after another; medians are printed.
 """
 
@@ -146,7 +147,13 @@ def measure(path: Path, kind: str, rounds: int, peaks: Peaks) -> list[dict[str, 
             job(engine)
         samples = [(peaks.read(), peaks.multiply(), *(job(engine) for engine in compared)) for _ in range(rounds)]
         reads, flops, mine, *theirs = (statistics.median(column) for column in zip(*samples, strict=True))
-        row: dict[str, object] = {"type": kind, "job": name, "llmpy tok/s": round(mine, 1), "read GB/s": round(reads, 1), "GFLOP/s": round(flops)}
+        row: dict[str, object] = {
+            "type": kind,
+            "job": name,
+            "llmpy tok/s": round(mine, 1),
+            "read GB/s": round(reads, 1),
+            "GFLOP/s": round(flops),
+        }
         if name == "decode 1":
             row["% of read"] = round(100 * mine * path.stat().st_size / 1e9 / reads)
         elif kind != "file":
@@ -184,7 +191,9 @@ def main() -> None:
     if args.csv:
         fields = list(dict.fromkeys(key for row in rows for key in row))
         with args.csv.open("w", newline="") as file:
-            file.write(f"# {processor()}, {args.threads} threads, {time.strftime('%Y-%m-%d')}, python benchmarks/cpu.py\n")
+            file.write(
+                f"# {processor()}, {args.threads} threads, {time.strftime('%Y-%m-%d')}, python benchmarks/cpu.py\n"
+            )
             writer = csv.DictWriter(file, fields)
             writer.writeheader()
             writer.writerows(rows)

@@ -64,7 +64,12 @@ def write(path: Path, kind: str, seed: int = 0) -> Path:
     q, kv = SHAPE["heads"] * SHAPE["head_dim"], SHAPE["kv_heads"] * SHAPE["head_dim"]
     matrices = {"attn_q": (q, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden), "attn_output": (hidden, q),
                 "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn)}  # fmt: skip
-    vectors = {"attn_norm": hidden, "ffn_norm": hidden, "attn_q_norm": SHAPE["head_dim"], "attn_k_norm": SHAPE["head_dim"]}
+    vectors = {
+        "attn_norm": hidden,
+        "ffn_norm": hidden,
+        "attn_q_norm": SHAPE["head_dim"],
+        "attn_k_norm": SHAPE["head_dim"],
+    }
     writer.add_tensor("token_embd.weight", random_tensor(rng, SHAPE["vocab"], hidden, kind), raw_dtype=TYPES[kind])
     writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
     for i in range(SHAPE["layers"]):

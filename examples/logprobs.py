@@ -10,7 +10,9 @@ from llmpy.demo import fetch_model
 
 def main() -> None:
     with LLM(sys.argv[1] if len(sys.argv) > 1 else fetch_model()) as llm:
-        outputs = llm.generate(["The capital of Spain is", "The capital of Japan is"], temperature=0, max_tokens=8, logprobs=3)
+        outputs = llm.generate(
+            ["The capital of Spain is", "The capital of Japan is"], temperature=0, max_tokens=8, logprobs=3
+        )
         print(outputs.to_pandas()[["prompt", "text", "cumulative_logprob", "num_tokens"]].to_string(index=False))
         sample = outputs[0].outputs[0]
         rows = [

@@ -11,15 +11,22 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(name: str, *arguments: str) -> str:
-    result = subprocess.run([sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
-    [("generate.py", "Paris"), ("chat.py", "Rome"), ("score.py", "boil the water"), ("logprobs.py", "Madrid"),
-     ("own_architecture.py", "30 layers: ' Paris")],
+    [
+        ("generate.py", "Paris"),
+        ("chat.py", "Rome"),
+        ("score.py", "boil the water"),
+        ("logprobs.py", "Madrid"),
+        ("own_architecture.py", "30 layers: ' Paris"),
+    ],
 )
 def test_example(name: str, wanted: str, demo_model: Path) -> None:
     assert wanted in run(name, str(demo_model))

@@ -65,7 +65,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
             path = tmp_path_factory.mktemp(f"{family}-{dtype}")
             config = BASE | FAMILIES[family] | {"torch_dtype": dtype}
             kind = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[dtype]
-            save_file({name: value.astype(kind) for name, value in tensors(config, family).items()}, path / "model.safetensors")
+            save_file(
+                {name: value.astype(kind) for name, value in tensors(config, family).items()},
+                path / "model.safetensors",
+            )
             (path / "config.json").write_text(json.dumps(config))
             made[family, dtype] = path
         return made[family, dtype]

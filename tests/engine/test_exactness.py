@@ -24,7 +24,9 @@ def params(i: int = 0, **changes: object) -> SamplingParams:
     common = {"max_tokens": 20, "logprobs": 3, "seed": 11 + i, "ignore_eos": True, **changes}
     if i % 2 == 0:
         return SamplingParams(temperature=0, **common)
-    return SamplingParams(temperature=0.9, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.2, **common)
+    return SamplingParams(
+        temperature=0.9, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.2, **common
+    )
 
 
 def open_llm(path: Path, isa: str = "", **options: object) -> LLM:
@@ -38,7 +40,16 @@ def bits(output: RequestOutput) -> list[tuple[bytes, ...]]:
     found = []
     for sample in output.outputs:
         s = sample.sampled
-        arrays = [s.raw, s.full, s.processed, s.kept_mass, s.rank, sample.logprobs.ids, sample.logprobs.values, sample.logprobs.ranks]
+        arrays = [
+            s.raw,
+            s.full,
+            s.processed,
+            s.kept_mass,
+            s.rank,
+            sample.logprobs.ids,
+            sample.logprobs.values,
+            sample.logprobs.ranks,
+        ]
         found.append((sample.token_ids_array.tobytes(), *(a.tobytes() for a in arrays)))
     return found
 
@@ -53,7 +64,9 @@ def alone(path: Path, batch: list[list[int]], isa: str) -> list[list[tuple[bytes
 
 
 # Every model on the best instruction set, two of them on the others.
-CASES = [(m, isa) for m in MODELS for isa in _core.cpu_isas()[-1:]] + [(m, isa) for m in MODELS[::3] for isa in _core.cpu_isas()[:-1]]
+CASES = [(m, isa) for m in MODELS for isa in _core.cpu_isas()[-1:]] + [
+    (m, isa) for m in MODELS[::3] for isa in _core.cpu_isas()[:-1]
+]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda p: f"{p[0][0]}-{p[0][1]}-{p[1]}")
@@ -132,11 +145,15 @@ def test_threads(case: tuple[Path, str, list[list[tuple[bytes, ...]]]], monkeypa
 def test_score_equals_generate(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
     path, isa, _ = case
     with open_llm(path, isa) as llm:
-        outputs = llm.generate(prompts(), temperature=0.7, max_tokens=20, logprobs=0, ignore_eos=True, seed=5, use_tqdm=False)
+        outputs = llm.generate(
+            prompts(), temperature=0.7, max_tokens=20, logprobs=0, ignore_eos=True, seed=5, use_tqdm=False
+        )
         whole = [p + o.token_ids for p, o in zip(prompts(), outputs, strict=True)]
         for temperature, name in ((1.0, "raw"), (0.7, "full")):
             for chunked in (False, True):
-                scores = llm.score(whole if not chunked else list(reversed(whole)), temperature=temperature, use_tqdm=False)
+                scores = llm.score(
+                    whole if not chunked else list(reversed(whole)), temperature=temperature, use_tqdm=False
+                )
                 scores = list(reversed(scores)) if chunked else scores
                 for p, o, s in zip(prompts(), outputs, scores, strict=True):
                     got = s.token_logprobs[len(p) - s.start :]
@@ -171,7 +188,11 @@ def test_continuation(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> 
         for i, prompt in enumerate(prompts()):
             whole = llm.generate([prompt], [params(i)], use_tqdm=False)[0].outputs[0]
             for cut in (1, 7, 19):
-                rest = llm.generate([{"prompt_token_ids": prompt, "output_token_ids": whole.token_ids[:cut]}], [params(i)], use_tqdm=False)
+                rest = llm.generate(
+                    [{"prompt_token_ids": prompt, "output_token_ids": whole.token_ids[:cut]}],
+                    [params(i)],
+                    use_tqdm=False,
+                )
                 sample = rest[0].outputs[0]
                 assert sample.token_ids == whole.token_ids[cut:]
                 assert sample.sampled.raw.tobytes() == whole.sampled.raw[cut:].tobytes()
@@ -185,7 +206,9 @@ def test_allocations_and_small_pool(tiny_model: Make) -> None:
         batch = [rng.integers(3, 131, int(rng.integers(1, 60))).tolist() for _ in range(1000)]
         wanted = {}
         for i in (0, 17, 500, 999):
-            wanted[i] = llm.generate([batch[i]], temperature=0, max_tokens=12, ignore_eos=True, use_tqdm=False)[0].token_ids
+            wanted[i] = llm.generate([batch[i]], temperature=0, max_tokens=12, ignore_eos=True, use_tqdm=False)[
+                0
+            ].token_ids
         outputs = llm.generate(batch, temperature=0, max_tokens=12, ignore_eos=True, use_tqdm=False)
         assert all(len(o.token_ids) == 12 for o in outputs)
         assert all(outputs[i].token_ids == ids for i, ids in wanted.items())
