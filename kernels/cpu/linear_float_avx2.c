@@ -74,6 +74,8 @@ V_INLINE void float_tile(weights *load, const uint32_t n_rows, const uint32_t bl
     }
 }
 
+#define GEMV_AHEAD 4096 /* bytes that each stream of weights is fetched ahead */
+
 /* Two panels at a time: four chains hide the latency of the additions, and two streams are what the hardware follows best. */
 V_INLINE void float_gemv(weights *load, const size_t k_bytes, const uint32_t n_panels, const uint8_t *w, const float *x,
                          float *acc, uint32_t n_blocks)
@@ -89,7 +91,7 @@ V_INLINE void float_gemv(weights *load, const size_t k_bytes, const uint32_t n_p
                 __m256 low, high;
                 load(w + q * panel_bytes, k + u, &low, &high);
                 if (k_bytes == 64 || u == 0)
-                    _mm_prefetch((const char *)w + q * panel_bytes + (k + u) * k_bytes + 2048, _MM_HINT_T0);
+                    _mm_prefetch((const char *)w + q * panel_bytes + (k + u) * k_bytes + GEMV_AHEAD, _MM_HINT_T0);
                 c[2 * q] = _mm256_fmadd_ps(xk, low, c[2 * q]);
                 c[2 * q + 1] = _mm256_fmadd_ps(xk, high, c[2 * q + 1]);
             }

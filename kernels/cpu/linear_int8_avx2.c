@@ -367,7 +367,7 @@ V_INLINE void row_sub(const struct quant *type, const enum strip_kind kind, cons
     }
 }
 
-#define GEMV_AHEAD 2048 /* bytes that the stream of weights is fetched ahead */
+#define GEMV_AHEAD 8192 /* bytes that the stream of weights is fetched ahead; 2048 loses up to a third on a Zen 5 */
 
 V_INLINE void row_gemv(const struct quant *type, const enum strip_kind kind, const uint8_t *w, const char *x, float *acc,
                        uint32_t n_blocks, uint32_t n_panels)

@@ -136,9 +136,10 @@ V_INLINE void k_scales(const uint8_t *p, uint32_t sub, struct sub_scales *s)
     }
 }
 
-V_INLINE __m256i twice_16(__m256i v) /* dword v -> (v, v) as int16 */
+/* dword r = (a_r, b_r) as int16, rows of one half */
+V_INLINE __m256i byte_pairs(__m128i a, __m128i b, uint32_t half)
 {
-    return _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(v, 16));
+    return _mm256_cvtepi8_epi16(half ? _mm_unpackhi_epi8(a, b) : _mm_unpacklo_epi8(a, b));
 }
 
 /* Q6_K: [16][16 rows] int8, d[16] */
@@ -146,8 +147,8 @@ V_INLINE void q6_k_scales(const uint8_t *p, uint32_t sub, struct sub_scales *s)
 {
     UNROLL for (uint32_t h = 0; h < 2; h++) {
         __m128i sc = load_16(p + 16 * (2 * sub + h));
-        s->sc[h][0] = twice_16(_mm256_cvtepi8_epi32(sc));
-        s->sc[h][1] = twice_16(_mm256_cvtepi8_epi32(_mm_srli_si128(sc, 8)));
+        s->sc[h][0] = byte_pairs(sc, sc, 0);
+        s->sc[h][1] = byte_pairs(sc, sc, 1);
     }
     halves_of(p + 256, s->scale);
 }
@@ -161,8 +162,8 @@ V_INLINE void q3_k_scales(const uint8_t *p, uint32_t sub, struct sub_scales *s)
         low = and_16(j < 8 ? low : _mm_srli_epi16(low, 4), 15);
         high = and_16(_mm_srl_epi16(high, _mm_cvtsi32_si128((int)(j / 4 * 2))), 3);
         __m128i sc = _mm_sub_epi8(_mm_or_si128(low, _mm_slli_epi16(high, 4)), _mm_set1_epi8(32));
-        s->sc[h][0] = twice_16(_mm256_cvtepi8_epi32(sc));
-        s->sc[h][1] = twice_16(_mm256_cvtepi8_epi32(_mm_srli_si128(sc, 8)));
+        s->sc[h][0] = byte_pairs(sc, sc, 0);
+        s->sc[h][1] = byte_pairs(sc, sc, 1);
     }
     halves_of(p + 192, s->scale);
 }
@@ -170,17 +171,19 @@ V_INLINE void q3_k_scales(const uint8_t *p, uint32_t sub, struct sub_scales *s)
 /* Q2_K: [16][16 rows] scale | minimum << 4, d[16], dmin[16] */
 V_INLINE void q2_k_scales(const uint8_t *p, uint32_t sub, struct sub_scales *s)
 {
-    __m128i packed[2] = {load_16(p + 32 * sub), load_16(p + 32 * sub + 16)};
+    __m128i sc[2], minimum[2];
     __m256 dmin[2];
+    UNROLL for (uint32_t h = 0; h < 2; h++) {
+        __m128i packed = load_16(p + 32 * sub + 16 * h);
+        sc[h] = and_16(packed, 15);
+        minimum[h] = and_16(_mm_srli_epi16(packed, 4), 15);
+    }
     halves_of(p + 256, s->scale);
     halves_of(p + 288, dmin);
     UNROLL for (uint32_t half = 0; half < 2; half++) {
-        __m256i low[2];
-        UNROLL for (uint32_t h = 0; h < 2; h++) {
-            s->sc[h][half] = twice_16(half_bytes(and_16(packed[h], 15), half));
-            low[h] = half_bytes(and_16(_mm_srli_epi16(packed[h], 4), 15), half);
-        }
-        s->mins[half] = _mm256_or_si256(low[0], _mm256_slli_epi32(low[1], 16));
+        s->sc[0][half] = byte_pairs(sc[0], sc[0], half);
+        s->sc[1][half] = byte_pairs(sc[1], sc[1], half);
+        s->mins[half] = byte_pairs(minimum[0], minimum[1], half);
         s->addend[half] = _mm256_xor_ps(dmin[half], _mm256_set1_ps(-0.0f));
     }
 }
