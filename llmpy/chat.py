@@ -117,9 +117,7 @@ def _with_text(message: Message, template: str) -> Message:
         raise TypeError(f"content must be a str, None or a list of parts, got {type(content).__name__}")
     texts = []
     for part in content:
-        kind = (
-            "text" if isinstance(part, str) else part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        )
+        kind = "text" if isinstance(part, str) else part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
             raise UnsupportedError(f"content part of type '{kind}'")
         texts.append(part if isinstance(part, str) else str(part.get("text", "")))
@@ -186,11 +184,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {_plain(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return (
-            type(value)(_plain(item) for item in value)
-            if type(value) in (list, tuple)
-            else [_plain(item) for item in value]
-        )
+        return type(value)(_plain(item) for item in value) if type(value) in (list, tuple) else [_plain(item) for item in value]
     for method in ("model_dump", "tolist"):  # pydantic models; NumPy scalars and arrays
         if callable(dump := getattr(value, method, None)):
             return _plain(dump())
@@ -306,21 +300,22 @@ class _Dict:
 class _Namespace(Namespace):
     """namespace() of templates, without names that reach into Python."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
+    def __init__(*args: Any, **kwargs: Any) -> None:  # not self: a template may name an attribute so
         self, *rest = args
         found = dict(*rest, **kwargs)
         for name in found:
-            _Namespace._check(name)
+            _check_name(name)
         Namespace.__init__(self, found)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._check(name)
+        _check_name(name)
         super().__setitem__(name, value)
 
-    @staticmethod
-    def _check(name: object) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r}")
+
+def _check_name(name: object) -> None:
+    """Refuses the names that reach into Python."""
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r}")
 
 
 def _raise_exception(message: str) -> None:
@@ -348,9 +343,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     extensions = [_Generation, "jinja2.ext.loopcontrols"]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _tojson
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
-    )
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
     return environment
 
 
