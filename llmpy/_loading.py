@@ -90,7 +90,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
     result.vocab_size = compiled.spec["vocab_size"]
     result.eos_token_ids = _eos_ids(result, compiled.config.eos_token_ids)
     result.weight_type = compiled.config.dtype
-    config = _resolve_dtypes(config, compiled.config.dtype)
+    config = _resolve_dtypes(config, compiled.config.dtype).replace(vocab_limit=_vocab_limit(config, result))
     options = _model_options(config, compiled.config, result)
     result.model = _core.Model(compiled.spec, None if dummy else checkpoint, options, on_progress)
     result.config = _resolved(config, options, result.model.describe())
@@ -180,6 +180,14 @@ def _resolve_dtypes(config: EngineConfig, stored: str) -> EngineConfig:
     return config.replace(dtype=dtype, kv_cache_dtype=kv_dtype)
 
 
+def _vocab_limit(config: EngineConfig, loaded: Loaded) -> int:
+    """The first id that is never sampled."""
+    limit = config.vocab_limit
+    if limit is None and loaded.tokenizer is not None:
+        limit = loaded.tokenizer.max_token_id + 1
+    return min(limit or loaded.vocab_size, loaded.vocab_size)
+
+
 def _model_options(config: EngineConfig, model: ModelConfig, loaded: Loaded) -> dict[str, Any]:
     """The options of the core's model."""
     longest = model.max_position_embeddings
@@ -191,11 +199,6 @@ def _model_options(config: EngineConfig, model: ModelConfig, loaded: Loaded) -> 
             option="max_model_len",
             value=length,
         )
-    limit = config.vocab_limit
-    if limit is None and loaded.tokenizer is not None:
-        limit = loaded.tokenizer.max_token_id + 1
-    limit = min(limit or loaded.vocab_size, loaded.vocab_size)
-    banned = [token for token in config.banned_token_ids if token < loaded.vocab_size]
     return {
         "device": "cpu",
         "isa": str(config.device).partition(":")[2] or "auto",
@@ -210,8 +213,6 @@ def _model_options(config: EngineConfig, model: ModelConfig, loaded: Loaded) -> 
         "fit_model_len": not isinstance(length, int),
         "kv_cache_bytes": config.kv_cache_memory_bytes,
         "dummy_seed": (config.seed or 0) if config.load_format == "dummy" else None,
-        "vocab_limit": limit,
-        "banned_token_ids": banned,
     }
 
 
@@ -229,7 +230,6 @@ def _resolved(config: EngineConfig, options: Mapping[str, Any], chosen: Mapping[
         max_model_len=length,
         kv_cache_dtype=str(chosen["kv_dtype"]),
         activation_dtype=config.activation_dtype if activation == "auto" else activation,
-        vocab_limit=options["vocab_limit"],
     )
 
 
@@ -237,6 +237,8 @@ def _engine_options(loaded: Loaded) -> dict[str, Any]:
     """The options of the core's engine."""
     config = loaded.config
     return {
+        "vocab_limit": config.vocab_limit,
+        "banned_token_ids": [token for token in config.banned_token_ids if token < loaded.vocab_size],
         "max_logprobs": min(config.max_logprobs, loaded.vocab_size),
         "enable_prefix_caching": config.enable_prefix_caching,
         "policy": config.scheduling_policy,

@@ -1,0 +1,28 @@
+"""What a step costs the host, without any model: at most 50 us for 1 sequence and 150 us for 256."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMITS_US = {1: 50.0, 256: 150.0}
+
+
+def test_host_cost_of_a_step(tmp_path: Path) -> None:
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if not shutil.which(compiler[0]):
+        pytest.skip(f"no C compiler: {compiler[0]}")
+    sources = [ROOT / "tests/c/bench_step.c", *(ROOT / "csrc/base").glob("*.c"), *(ROOT / "csrc/engine").glob("*.c")]
+    program = tmp_path / "bench_step"
+    subprocess.run([*compiler, "-std=c11", "-O3", "-DNDEBUG", "-pthread", *sources, "-lm", "-o", program], check=True)
+    measured = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert len(measured) == 4
+    for line in measured:
+        n_seqs, _, minimum, median = line.split()
+        # The minimum holds on any machine; the median may be a busy one's.
+        assert float(minimum) <= LIMITS_US[int(n_seqs)], line
+        assert float(median) <= 3 * LIMITS_US[int(n_seqs)], line
