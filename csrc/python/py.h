@@ -15,10 +15,10 @@ PyObject *py_raise(const struct err *err);
 PyObject *py_error_class(const char *name);
 
 /* Each file adds its type to the module; 0 or -1 with an exception set. */
-__attribute__((weak)) int py_checkpoint_register(PyObject *module);
-__attribute__((weak)) int py_backend_register(PyObject *module);
-__attribute__((weak)) int py_model_register(PyObject *module);
-__attribute__((weak)) int py_engine_register(PyObject *module);
+int py_checkpoint_register(PyObject *module);
+int py_backend_register(PyObject *module);
+int py_model_register(PyObject *module);
+int py_engine_register(PyObject *module);
 
 /* The checkpoint of a _core.Checkpoint, or NULL with TypeError; borrowed, lives as long as the object. */
 struct checkpoint *py_checkpoint_get(PyObject *object);

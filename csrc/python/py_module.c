@@ -58,7 +58,7 @@ static int module_exec(PyObject *module)
 {
     int (*const registers[])(PyObject *) = {py_checkpoint_register, py_backend_register, py_model_register, py_engine_register};
     for (size_t i = 0; i < sizeof registers / sizeof *registers; i++)
-        if (registers[i] && registers[i](module) < 0)
+        if (registers[i](module) < 0)
             return -1;
     return 0;
 }
