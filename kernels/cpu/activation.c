@@ -8,8 +8,10 @@
 
 #define CHUNK_COLUMNS 1024u
 
+#define ALONE_VALUES 2048u /* up to here waking the other threads costs more than the work */
+
 struct rows_job {
-    struct cpu *cpu;
+    uint32_t n_threads;
     const void *args;
     uint32_t n_rows, width;
     void (*chunk)(const void *args, uint32_t row, uint32_t column, uint32_t n);
@@ -19,16 +21,22 @@ static void share_chunks(void *job_args, uint32_t thread)
 {
     const struct rows_job *job = job_args;
     uint32_t per_row = (job->width + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS, n = job->n_rows * per_row;
-    uint32_t end = share_first(n, thread + 1, job->cpu->n_threads);
-    for (uint32_t i = share_first(n, thread, job->cpu->n_threads); i < end; i++) {
+    uint32_t end = share_first(n, thread + 1, job->n_threads);
+    for (uint32_t i = share_first(n, thread, job->n_threads); i < end; i++) {
         uint32_t column = i % per_row * CHUNK_COLUMNS, left = job->width - column;
         job->chunk(job->args, i / per_row, column, left < CHUNK_COLUMNS ? left : CHUNK_COLUMNS);
     }
 }
 
-static enum rc run_chunks(struct rows_job job)
+static enum rc run_chunks(struct cpu *cpu, struct rows_job job)
 {
-    pool_run(job.cpu->pool, share_chunks, &job);
+    if ((uint64_t)job.n_rows * job.width > ALONE_VALUES) {
+        job.n_threads = cpu->n_threads;
+        pool_run(cpu->pool, share_chunks, &job);
+    } else {
+        job.n_threads = 1;
+        share_chunks(&job, 0);
+    }
     return RC_OK;
 }
 
@@ -59,17 +67,17 @@ static void select_chunk(const void *job_args, uint32_t row, uint32_t column, ui
 enum rc K(gated)(struct cpu *cpu, const struct gated_args *args, struct err *err)
 {
     (void)err;
-    return run_chunks((struct rows_job){cpu, args, args->n_rows, args->out.width, gated_chunk});
+    return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->out.width, gated_chunk});
 }
 
 enum rc K(add)(struct cpu *cpu, const struct add_args *args, struct err *err)
 {
     (void)err;
-    return run_chunks((struct rows_job){cpu, args, args->n_rows, args->out.width, add_chunk});
+    return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->out.width, add_chunk});
 }
 
 enum rc K(select)(struct cpu *cpu, const struct select_args *args, struct err *err)
 {
     (void)err;
-    return run_chunks((struct rows_job){cpu, args, args->n_selected, args->out.width, select_chunk});
+    return run_chunks(cpu, (struct rows_job){0, args, args->n_selected, args->out.width, select_chunk});
 }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define MAX_THREADS 512u
+#define CHUNK_BYTES ((size_t)32 << 20) /* of weights; pages that are never written take no memory */
 
 bool cpu_has_isa(const char *isa)
 {
@@ -227,12 +228,63 @@ static enum rc cpu_synchronize(void *ctx, struct err *err)
     return RC_OK;
 }
 
+struct weight_chunk {
+    struct weight_chunk *next;
+    char *memory;
+    size_t size_bytes, used_bytes;
+    uint32_t n_matrices;
+};
+
+static struct weight_chunk *chunk_create(size_t size_bytes)
+{
+    struct weight_chunk *chunk = mem_calloc(1, sizeof *chunk);
+    if (!chunk)
+        return NULL;
+    chunk->size_bytes = size_bytes;
+    chunk->memory = mem_map(size_bytes);
+    if (chunk->memory)
+        return chunk;
+    mem_free(chunk);
+    return NULL;
+}
+
+void *cpu_weights_take(struct cpu *cpu, size_t size_bytes, struct weight_chunk **out)
+{
+    struct weight_chunk *chunk = cpu->chunks;
+    size_bytes = round_up(size_bytes, 64);
+    if (!chunk || chunk->size_bytes - chunk->used_bytes < size_bytes) {
+        bool is_own = size_bytes > CHUNK_BYTES / 2; /* a large matrix leaves the chunk in use to the small ones */
+        chunk = chunk_create(is_own ? size_bytes : CHUNK_BYTES);
+        if (!chunk)
+            return NULL;
+        struct weight_chunk **place = is_own && cpu->chunks ? &cpu->chunks->next : &cpu->chunks;
+        chunk->next = *place;
+        *place = chunk;
+    }
+    char *memory = chunk->memory + chunk->used_bytes;
+    chunk->used_bytes += size_bytes;
+    chunk->n_matrices++;
+    *out = chunk;
+    return memory;
+}
+
+void cpu_weights_release(struct cpu *cpu, struct weight_chunk *chunk)
+{
+    if (--chunk->n_matrices)
+        return;
+    struct weight_chunk **place = &cpu->chunks;
+    while (*place != chunk)
+        place = &(*place)->next;
+    *place = chunk->next;
+    mem_unmap(chunk->memory, chunk->size_bytes);
+    mem_free(chunk);
+}
+
 static void cpu_matrix_destroy(void *ctx, struct matrix *matrix)
 {
-    (void)ctx;
     if (!matrix)
         return;
-    mem_unmap(matrix->memory, matrix->bytes);
+    cpu_weights_release(ctx, matrix->chunk);
     mem_free(matrix);
 }
 

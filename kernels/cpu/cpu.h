@@ -19,6 +19,13 @@ uint32_t pool_threads(const struct pool *pool);
 void pool_run(struct pool *pool, void (*job)(void *args, uint32_t thread), void *args);
 void pool_barrier(struct pool *pool); /* called by every thread of a running job */
 
+/* Memory of weights, backend_cpu.c: small matrices share chunks of huge pages. It is zeroed, on 64 bytes, and is given back
+ * chunk by chunk when no matrix lives in it any more. Returns NULL when memory is out. */
+struct weight_chunk;
+struct cpu;
+void *cpu_weights_take(struct cpu *cpu, size_t size_bytes, struct weight_chunk **chunk);
+void cpu_weights_release(struct cpu *cpu, struct weight_chunk *chunk);
+
 /* The context that backend_cpu.c opens. scratch is one block per thread plus one shared, sized at open; nothing else is
  * allocated in a step. */
 struct cpu {
@@ -28,6 +35,7 @@ struct cpu {
     void *shared;               size_t shared_bytes;        /* activations prepared for a linear, split partials, ... */
     char *scratch;              size_t scratch_bytes;       /* n_threads blocks of scratch_bytes */
     size_t cache_bytes;                                     /* second-level cache of a core */
+    struct weight_chunk *chunks;
     struct backend_options options;
     char description[64];
 };

@@ -57,14 +57,14 @@ enum rc K(matrix_create)(struct cpu *cpu, const struct matrix_desc *desc, struct
         part->panels = (uint8_t *)matrix->bytes; /* an offset until the memory is there */
         matrix->bytes += part->n_panels * part->panel_bytes;
     }
-    matrix->memory = mem_map(matrix->bytes);
-    if (!matrix->memory) {
+    uint8_t *memory = cpu_weights_take(cpu, matrix->bytes, &matrix->chunk);
+    if (!memory) {
         size_t bytes = matrix->bytes;
         mem_free(matrix);
         return err_set(err, RC_MEMORY, "matrix: no memory for %zu bytes of weights", bytes);
     }
     for (uint32_t i = 0; i < matrix->n_parts; i++)
-        matrix->parts[i].panels = matrix->memory + (size_t)matrix->parts[i].panels;
+        matrix->parts[i].panels = memory + (size_t)matrix->parts[i].panels;
     *out = matrix;
     return RC_OK;
 }

@@ -18,7 +18,7 @@ struct cpu_part {
 struct matrix {
     uint32_t n_parts, n_rows, n_cols;
     size_t bytes;
-    uint8_t *memory;            /* mem_map of bytes */
+    struct weight_chunk *chunk; /* that holds the panels */
     struct cpu_part parts[];    /* [n_parts] */
 };
 

@@ -3,8 +3,10 @@
 #include "ops.h"
 #include "rows.h"
 
+#define ALONE_VALUES 4096u /* up to here waking the other threads costs more than the work */
+
 struct norm_job {
-    struct cpu *cpu;
+    uint32_t n_threads;
     const struct rms_norm_args *args;
 };
 
@@ -13,8 +15,8 @@ static void norm_heads(void *job_args, uint32_t thread)
     const struct norm_job *job = job_args;
     const struct rms_norm_args *args = job->args;
     uint32_t size = args->x.width / args->n_heads, n = args->n_rows * args->n_heads;
-    uint32_t end = share_first(n, thread + 1, job->cpu->n_threads);
-    for (uint32_t i = share_first(n, thread, job->cpu->n_threads); i < end; i++) {
+    uint32_t end = share_first(n, thread + 1, job->n_threads);
+    for (uint32_t i = share_first(n, thread, job->n_threads); i < end; i++) {
         size_t row = i / args->n_heads, column = i % args->n_heads * size;
         row_rms_norm((const float *)args->x.data + row * args->x.stride + column, args->weight, args->eps, size,
                      (float *)args->out.data + row * args->out.stride + column);
@@ -24,7 +26,11 @@ static void norm_heads(void *job_args, uint32_t thread)
 enum rc K(rms_norm)(struct cpu *cpu, const struct rms_norm_args *args, struct err *err)
 {
     (void)err;
-    struct norm_job job = {cpu, args};
-    pool_run(cpu->pool, norm_heads, &job);
+    bool is_small = (uint64_t)args->n_rows * args->x.width <= ALONE_VALUES;
+    struct norm_job job = {is_small ? 1 : cpu->n_threads, args};
+    if (is_small)
+        norm_heads(&job, 0);
+    else
+        pool_run(cpu->pool, norm_heads, &job);
     return RC_OK;
 }
