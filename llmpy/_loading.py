@@ -91,7 +91,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
     result.eos_token_ids = _eos_ids(result, compiled.config.eos_token_ids)
     result.weight_type = compiled.config.dtype
     config = _resolve_dtypes(config, compiled.config.dtype).replace(vocab_limit=_vocab_limit(config, result))
-    options = _model_options(config, compiled.config, result)
+    options = _model_options(config, compiled.config)
     result.model = _core.Model(compiled.spec, None if dummy else checkpoint, options, on_progress)
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
@@ -180,15 +180,7 @@ def _resolve_dtypes(config: EngineConfig, stored: str) -> EngineConfig:
     return config.replace(dtype=dtype, kv_cache_dtype=kv_dtype)
 
 
-def _vocab_limit(config: EngineConfig, loaded: Loaded) -> int:
-    """The first id that is never sampled."""
-    limit = config.vocab_limit
-    if limit is None and loaded.tokenizer is not None:
-        limit = loaded.tokenizer.max_token_id + 1
-    return min(limit or loaded.vocab_size, loaded.vocab_size)
-
-
-def _model_options(config: EngineConfig, model: ModelConfig, loaded: Loaded) -> dict[str, Any]:
+def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     """The options of the core's model."""
     longest = model.max_position_embeddings
     length = config.max_model_len
@@ -216,6 +208,14 @@ def _model_options(config: EngineConfig, model: ModelConfig, loaded: Loaded) -> 
     }
 
 
+def _vocab_limit(config: EngineConfig, loaded: Loaded) -> int:
+    """Ids from here on are never sampled."""
+    limit = config.vocab_limit
+    if limit is None and loaded.tokenizer is not None:
+        limit = loaded.tokenizer.max_token_id + 1
+    return min(limit or loaded.vocab_size, loaded.vocab_size)
+
+
 def _resolved(config: EngineConfig, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> EngineConfig:
     """The options as they came out."""
     length = int(chosen["max_model_len"])
@@ -237,12 +237,12 @@ def _engine_options(loaded: Loaded) -> dict[str, Any]:
     """The options of the core's engine."""
     config = loaded.config
     return {
-        "vocab_limit": config.vocab_limit,
-        "banned_token_ids": [token for token in config.banned_token_ids if token < loaded.vocab_size],
         "max_logprobs": min(config.max_logprobs, loaded.vocab_size),
         "enable_prefix_caching": config.enable_prefix_caching,
         "policy": config.scheduling_policy,
         "eos_token_ids": loaded.eos_token_ids,
         "token_bytes": loaded.token_bytes,
+        "vocab_limit": config.vocab_limit,
+        "banned_token_ids": [token for token in config.banned_token_ids if token < loaded.vocab_size],
         "special_token_ids": [] if loaded.tokenizer is None else loaded.tokenizer.special_ids,
     }

@@ -550,6 +550,11 @@ class LLM(LaterMethods):
         self._driver.check()
         return self._driver.model.program()
 
+    def check(self) -> None:
+        """Walks the invariants of block manager and scheduler; a RuntimeError names one that is broken."""
+        self._driver.check()
+        self._driver.engine.check()
+
     def is_sleeping(self) -> bool:
         """False: this engine cannot sleep yet."""
         self._driver.check()

@@ -1,9 +1,11 @@
-"""An LLM over a stand-in for the core, for what Python alone does; and a tiny real model."""
+"""An LLM over a stand-in for the core, for what Python alone does; and tiny models on the real one."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmpy import LLM, _loading
@@ -43,6 +45,69 @@ def fake_llm(monkeypatch):
         llm.fake = llm._driver.engine
         made.append(llm)
         return llm
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 304, "hidden_size": 64,
+    "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "rope_theta": 10000.0,
+    "hidden_act": "silu", "torch_dtype": "float32",
+}  # fmt: skip
+
+
+def make_model(path, scale=1.0, **changes):
+    """A tiny Llama with random weights, a tokenizer with a chat template, and a generation config."""
+    from safetensors.numpy import save_file
+
+    config, rng = CONFIG | changes, np.random.default_rng(7)
+    hidden, ffn, kv = config["hidden_size"], config["intermediate_size"], 2 * config["head_dim"]
+    shapes = {"model.embed_tokens": (config["vocab_size"], hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for name, shape in {"q": (hidden, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, hidden)}.items():
+            shapes[f"{prefix}self_attn.{name}_proj"] = shape
+        for name, shape in {"gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)}.items():
+            shapes[f"{prefix}mlp.{name}_proj"] = shape
+        shapes |= {f"{prefix}{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+    shapes["model.norm"] = (hidden,)
+    weights = {name + ".weight": rng.standard_normal(shape).astype(np.float32) * 0.2 for name, shape in shapes.items()}
+    for name in weights:
+        if "norm" in name:
+            weights[name] = (1 + weights[name]).astype(np.float32)
+    weights["model.embed_tokens.weight"] *= scale
+    save_file(weights, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "eos_token_id": 2}))
+    fake_core.make_backend().save(str(path / "tokenizer.json"))
+    settings = {"eos_token": "<|end|>", "chat_template": fake_core.TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Directory of a tiny model."""
+    return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def write_model():
+    """Writes a tiny model into a directory."""
+    return make_model
+
+
+@pytest.fixture
+def open_tiny(tiny_model):
+    """Opens the tiny model with a small cache."""
+    made = []
+
+    def make(path=tiny_model, **options):
+        made.append(LLM(path, **({"kv_cache_memory_bytes": "16MiB"} | options)))
+        return made[-1]
 
     yield make
     for llm in made:

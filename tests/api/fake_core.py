@@ -217,5 +217,8 @@ class FakeEngine:
             "uptime_s": 1.0,
         }
 
+    def check(self):
+        assert not self.closed
+
     def close(self):
         self.closed = True

@@ -29,7 +29,7 @@ def test_repr_is_one_line_of_at_most_120_characters():
     assert repr(make("The quick", 128)) == "RequestOutput(3, 128 tokens, stop, 'The quick')"
     for text in ("word " * 100, NASTY * 9, "日本" * 200, "'" * 300, "\\" * 300, ""):
         for line in (repr(make(text)), repr(make(text).outputs[0])):
-            assert (len(line) <= 120 and "\n" not in line and line.endswith("')")) or line.endswith('")')
+            assert len(line) <= 120 and "\n" not in line and line.endswith(("')", '")'))
     assert repr(make("word " * 100)).endswith(" ...')")
 
 

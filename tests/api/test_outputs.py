@@ -133,7 +133,8 @@ def test_pickle(fake_llm):
 
 COLUMNS = [
     "index", "sample", "prompt", "text", "token_ids", "token_logprobs", "cumulative_logprob", "finish_reason",
-    "stop_reason", "num_prompt_tokens", "num_tokens", "num_cached_tokens", "weight_version", "first_token_latency", "error",
+    "stop_reason", "num_prompt_tokens", "num_tokens", "num_cached_tokens", "weight_version", "first_token_latency",
+    "error",
 ]  # fmt: skip
 
 

@@ -1,0 +1,310 @@
+"""The same face on the real core: a tiny random model, and flows as users write them."""
+
+import math
+import os
+import signal
+import threading
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from llmpy import (
+    LLM,
+    ConfigError,
+    EngineBusyError,
+    EngineClosedError,
+    GenerationInterrupted,
+    NoAllowedTokenError,
+    NonFiniteLogitsError,
+    SamplingParams,
+)
+
+PROMPTS = ["hello", "the quick brown fox", "a", "one two three four five six seven", "hello there"]
+RANDOM = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=24, logprobs=4, seed=5, ignore_eos=True)
+
+
+def bits(output):
+    """All that must not change, as bytes."""
+    return [
+        (s.text, s.token_ids_array.tobytes(), *(part.tobytes() for part in s.sampled), s.logprobs.values.tobytes())
+        for s in output.outputs
+    ]
+
+
+def test_batch_order_stream_steps_and_samples_give_the_same(open_tiny):
+    llm = open_tiny()
+    params = [RANDOM.replace(seed=i) for i in range(len(PROMPTS))]
+    alone = [bits(llm.generate(prompt, param)[0]) for prompt, param in zip(PROMPTS, params, strict=True)]
+    assert [bits(out) for out in llm.generate(PROMPTS, params)] == alone
+    assert [bits(out) for out in llm.generate(PROMPTS[::-1], params[::-1])] == alone[::-1]
+    for prompt, param, wanted in zip(PROMPTS, params, alone, strict=True):
+        chunks = list(llm.stream(prompt, param))
+        assert bits(chunks[-1].output) == wanted and "".join(chunks) == wanted[0][0]
+    names = [llm.add_request(prompt, param) for prompt, param in zip(PROMPTS, params, strict=True)]
+    final = {}
+    while llm.has_unfinished_requests():
+        final |= {out.request_id: bits(out) for out in llm.step() if out.finished}
+    assert [final[name] for name in names] == alone
+    four = llm.generate("hello", RANDOM.replace(n=4))[0]
+    assert bits(four) == [bits(llm.generate("hello", RANDOM.replace(sample_index=i))[0])[0] for i in range(4)]
+    llm.check()
+
+
+def test_logprob_views_are_consistent(open_tiny):
+    llm = open_tiny()
+    out = llm.generate("hello", RANDOM.replace(prompt_logprobs=3, temperature=0.7))[0]
+    sample = out.outputs[0]
+    for token, row, value in zip(sample.token_ids, sample.logprobs, sample.token_logprobs, strict=True):
+        assert next(iter(row)) == token and row[token].logprob == value <= 0
+        assert 4 <= len(row) <= 5 and row[token].decoded_token == llm.tokenizer.decode([token])
+        ranked = sorted(row.values(), key=lambda entry: entry.rank)
+        assert all(a.logprob >= b.logprob for a, b in pairwise(ranked))
+    np.testing.assert_allclose(
+        sample.sampled.processed, sample.sampled.full - np.log(sample.sampled.kept_mass), atol=1e-5
+    )
+    score = llm.score([out.prompt_token_ids + out.token_ids], temperature=0.7)[0]
+    start = len(out.prompt_token_ids) - 1
+    assert score.token_logprobs[start:].tobytes() == sample.sampled.full.tobytes()
+    raw = llm.score(out.prompt_token_ids, logprobs=3)[0]
+    assert raw.token_logprobs.tobytes() == out.prompt_token_logprobs[1:].tobytes()
+    assert raw.top == out.prompt_logprobs[1:]
+    assert all(len(row) in (3, 4) for row in raw.top)
+
+
+def test_seeds_replay(open_tiny):
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    first = open_tiny().generate(PROMPTS, params)
+    assert open_tiny().generate(PROMPTS, params).token_ids == first.token_ids
+    llm = open_tiny(seed=3)
+    assert llm.generate(PROMPTS, params).token_ids != first.token_ids
+    for out in first:
+        assert llm.generate(out.prompt, params.replace(seed=out.seed)).token_ids == [out.token_ids]
+
+
+def test_stopping(open_tiny):
+    llm = open_tiny()
+    free = llm.generate("hello", RANDOM)[0].outputs[0]
+    ids = free.token_ids
+
+    def run(**fields):
+        return llm.generate("hello", RANDOM.replace(**fields))[0].outputs[0]
+
+    stopped = run(stop_token_ids=[ids[5], ids[9]])
+    place = min(ids.index(ids[5]), ids.index(ids[9]))
+    assert (
+        stopped.token_ids == ids[: place + 1] and stopped.stop_reason == ids[place] and stopped.finish_reason == "stop"
+    )
+    assert free.text.startswith(stopped.text)
+    banned = run(stop_token_ids=[ids[0]], min_tokens=10)
+    assert ids[0] not in banned.token_ids[:9] and len(banned.token_ids) >= 10
+    clean = [i for i in range(3, len(free.text) - 3) if "\ufffd" not in free.text[i : i + 2]]
+    for i in clean[::3]:
+        stop = free.text[i : i + 2]
+        for include in (False, True):
+            cut = run(stop=["never seen", stop], include_stop_str_in_output=include)
+            assert cut.stop_reason == stop and cut.text == free.text[: free.text.index(stop) + 2 * include]
+            assert ids[: len(cut.token_ids)] == cut.token_ids and len(cut.logprobs) == len(cut.token_ids)
+            chunks = list(llm.stream("hello", RANDOM.replace(stop=[stop], include_stop_str_in_output=include)))
+            assert "".join(chunks) == cut.text and chunks[-1].finish_reason == "stop"
+
+
+def test_end_of_sequence(open_tiny):
+    llm = open_tiny()
+    assert set(llm.tokenizer.eos_token_ids) == {2, llm.tokenizer.eos_token_id}
+    end = llm.tokenizer.eos_token_ids[0]
+    out = llm.generate("hello", logit_bias={end: 100.0}, max_tokens=5)[0].outputs[0]
+    assert out.token_ids == [end] and (out.finish_reason, out.stop_reason) == ("stop", None)
+    out = llm.generate("hello", logit_bias={end: 100.0}, max_tokens=5, ignore_eos=True)[0].outputs[0]
+    assert out.token_ids == [end] * 5 and out.finish_reason == "length"
+    out = llm.generate("hello", logit_bias={end: 100.0}, max_tokens=5, ignore_eos=True, stop_token_ids=[end])[
+        0
+    ].outputs[0]
+    assert out.token_ids == [end] and out.stop_reason == end
+    out = llm.generate("hello", logit_bias={end: 100.0}, max_tokens=5, min_tokens=3)[0].outputs[0]
+    assert end not in out.token_ids[:3] and out.token_ids[3:] == [end]
+
+
+def test_masks(open_tiny):
+    llm = open_tiny()
+    params = RANDOM.replace(max_tokens=40)
+    allowed = llm.generate("hello", params.replace(allowed_token_ids=[70, 71, 72]))[0]
+    assert set(allowed.token_ids) <= {70, 71, 72}
+    free = llm.generate("hello", params)[0]
+    word = llm.tokenizer.decode(free.token_ids[3:4])
+    bad = llm.generate("hello", params.replace(bad_words=[word]))[0]
+    assert free.token_ids[3] not in bad.token_ids
+    pair = llm.generate("hello", params.replace(bad_token_ids=[free.token_ids[4:6]]))[0].token_ids
+    assert pair[:5] == free.token_ids[:5] and pair[5] != free.token_ids[5]
+    limited = open_tiny(vocab_limit=50, banned_token_ids=[3, 4]).generate("hello", params)[0]
+    assert max(limited.token_ids) < 50 and not {3, 4} & set(limited.token_ids)
+    assert max(free.token_ids) < 300, "ids behind the tokenizer's last one are never sampled"
+
+
+def test_failures_end_one_request_alone(open_tiny, write_model, tmp_path):
+    llm = open_tiny()
+    wanted = llm.generate("hello", RANDOM).token_ids
+    nothing = RANDOM.replace(allowed_token_ids=[70], logit_bias={70: -math.inf})
+    outs = llm.generate(["hello", "hello"], [nothing, RANDOM], on_error="return")
+    assert isinstance(outs[0].error, NoAllowedTokenError) and outs[0].error.fields == (
+        "allowed_token_ids",
+        "logit_bias",
+    )
+    assert outs[0].error.position == len(outs[0].prompt_token_ids) and outs.token_ids == [[], *wanted]
+    broken = open_tiny(write_broken(tmp_path, write_model))
+    outs = broken.generate([[70], [71]], max_tokens=3, on_error="return")
+    assert isinstance(outs[0].error, NonFiniteLogitsError) and outs[0].finish_reason == "error"
+    scores = broken.score([[70, 71, 72]], on_error="return")
+    assert isinstance(scores[0].error, NonFiniteLogitsError)
+
+
+def write_broken(path, write_model):
+    """The tiny model with a NaN in its last norm."""
+    from safetensors.numpy import load_file, save_file
+
+    write_model(path)
+    weights = load_file(path / "model.safetensors")
+    weights["model.norm.weight"][3] = np.nan
+    save_file(weights, path / "model.safetensors")
+    return path
+
+
+def test_continuation_goes_on_bit_for_bit(open_tiny):
+    llm = open_tiny()
+    params = RANDOM.replace(repetition_penalty=1.2, frequency_penalty=0.3)
+    whole = llm.generate("hello", params)[0]
+    for cut in (1, 8, 23):
+        prompt = {"prompt_token_ids": whole.prompt_token_ids, "output_token_ids": whole.token_ids[:cut]}
+        rest = llm.generate(prompt, params)[0].outputs[0]
+        assert rest.token_ids == whole.token_ids[cut:] and rest.num_prior_tokens == cut
+        assert rest.sampled.full.tobytes() == whole.outputs[0].sampled.full[cut:].tobytes()
+        assert whole.text.endswith(rest.text) and rest.finish_reason == "length"
+    done = llm.generate({"prompt_token_ids": [5], "output_token_ids": whole.token_ids}, params)[0].outputs[0]
+    assert (done.token_ids, done.finish_reason, done.text) == ([], "length", "")
+    end = llm.tokenizer.eos_token_ids[0]
+    ended = llm.generate({"prompt_token_ids": [5], "output_token_ids": [7, end]}, max_tokens=9)[0].outputs[0]
+    assert (ended.token_ids, ended.finish_reason) == ([], "stop")
+
+
+def test_cache_and_salt(open_tiny):
+    llm = open_tiny()
+    ids = list(range(3, 53))
+    hits = [llm.generate({"prompt_token_ids": ids, "cache_salt": salt}, max_tokens=1)[0] for salt in ("a", "a", "b")]
+    assert [out.num_cached_tokens for out in hits] == [0, 48, 0]
+    assert llm.reset_prefix_cache() and llm.stats().prefix_cache_hits == 48
+    again = llm.generate({"prompt_token_ids": ids, "cache_salt": "a"}, max_tokens=1)[0]
+    assert again.num_cached_tokens == 0
+    off = open_tiny(enable_prefix_caching=False)
+    assert [off.generate([ids], max_tokens=1)[0].num_cached_tokens for _ in range(2)] == [0, 0]
+
+
+def test_model_length(open_tiny, tiny_model):
+    llm = open_tiny(max_model_len=32)
+    out = llm.generate([5] * 30, max_tokens=None, ignore_eos=True)[0]
+    assert len(out.token_ids) == 2 and out.finish_reason == "length"
+    assert open_tiny().config.max_model_len == 256
+    small = 2 * 16 * 2 * 2 * 16 * 4
+    with pytest.warns(UserWarning, match="max_model_len is [0-9]+, not the model's 256"):
+        fits = open_tiny(kv_cache_memory_bytes=9 * small).config.max_model_len
+    assert 64 <= fits < 256
+    assert open_tiny(kv_cache_memory_bytes=9 * small, max_model_len="auto").config.max_model_len == fits
+    with pytest.raises(
+        ConfigError, match=r"^max_model_len=200 needs .* of KV cache, .* available\. [0-9]+ tokens would fit"
+    ):
+        LLM(tiny_model, kv_cache_memory_bytes=9 * small, max_model_len=200)
+    with pytest.raises(ConfigError, match="max_model_len must be at most 256"):
+        LLM(tiny_model, max_model_len=300)
+
+
+def test_dummy_weights(open_tiny, write_model, tmp_path):
+    path = write_model(tmp_path)
+    (path / "model.safetensors").unlink()
+    llm, other = open_tiny(path, load_format="dummy"), open_tiny(path, load_format="dummy", seed=4)
+    outs = [engine.generate("hello", temperature=0, logprobs=0)[0] for engine in (llm, other)]
+    assert llm.weight_version == "dummy" == outs[0].weight_version
+    assert outs[0].outputs[0].sampled.raw.tobytes() != outs[1].outputs[0].sampled.raw.tobytes()
+    assert open_tiny(path, load_format="dummy").generate("hello", temperature=0).token_ids == [outs[0].token_ids]
+    with pytest.raises(ConfigError, match="load_format must be 'auto' or 'safetensors'"):
+        open_tiny(load_format="gguf")
+
+
+def test_config_is_resolved_and_builds_an_equal_engine(open_tiny):
+    llm = open_tiny(max_num_seqs=4)
+    config = llm.config
+    assert (config.device, config.dtype, config.kv_cache_dtype, config.max_num_batched_tokens) == (
+        "cpu", "float32", "float32", 512,
+    )  # fmt: skip
+    assert config.kv_cache_memory_bytes == 16 << 20 and config.vocab_limit == 300
+    with LLM.from_config(config) as other:
+        assert other.config == config
+        assert other.generate("hello", RANDOM).token_ids == llm.generate("hello", RANDOM).token_ids
+    params = llm.get_default_sampling_params()
+    assert params == SamplingParams(temperature=0.7, max_tokens=256)
+    assert open_tiny(generation_config="none").get_default_sampling_params() == SamplingParams(max_tokens=256)
+    half = open_tiny(dtype="bfloat16")
+    assert half.config.kv_cache_dtype == "bfloat16" and half.memory()["weights"] < llm.memory()["weights"]
+
+
+def test_chat_and_introspection(open_tiny):
+    llm = open_tiny()
+    out = llm.chat([{"role": "user", "content": "hi"}], max_tokens=3)[0]
+    assert out.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert open_tiny(chat_template="{{ messages[0].content }}?").chat("hi", max_tokens=1)[0].prompt == "hi?"
+    names = [info["name"] for info in llm.weight_info()]
+    assert "model.layers.0.self_attn.q_proj.weight" in names and len(llm.weight_info("*.mlp.*")) == 6
+    assert llm.program() and llm.memory()["kv"] > 0 and llm.ranks()[0]["weights_bytes"] == llm.memory()["weights"]
+    stats = llm.stats()
+    assert stats.prompt_tokens > 0 and stats.num_unfinished == 0 and stats.kv_usage == 0
+
+
+def test_ctrl_c(open_tiny):
+    llm = open_tiny(max_num_seqs=2)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(GenerationInterrupted) as caught:
+        llm.generate([[5, 6]] * 4000, max_tokens=200, ignore_eos=True)
+    timer.join()
+    reasons = [out.finish_reason for out in caught.value.partial]
+    assert len(reasons) == 4000 and "abort" in reasons and llm.stats().num_unfinished == 0
+    assert llm.generate("hello", RANDOM)[0].finished
+    llm.check()
+
+
+def test_one_driver(open_tiny):
+    llm = open_tiny(max_num_seqs=1)
+    thread = threading.Thread(
+        target=llm.generate, args=([[5, 6]] * 300,), kwargs={"max_tokens": 100, "ignore_eos": True}
+    )
+    thread.start()
+    time.sleep(0.2)
+    with pytest.raises(EngineBusyError, match="engine is in use by another thread"):
+        llm.generate("hello")
+    name = llm.add_request("hello", max_tokens=1)
+    thread.join()
+    assert llm.step()[0].request_id == name
+
+
+def test_fork_and_close(open_tiny):
+    llm = open_tiny()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        message = "nothing"
+        try:
+            llm.generate("a")
+        except EngineClosedError as error:
+            message = str(error)
+        llm.close()
+        del llm
+        os.write(write, message.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1000).decode().startswith(f"engine belongs to process {os.getpid()};")
+    wanted = llm.generate("hello", RANDOM).token_ids
+    llm.add_request("hello")
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineClosedError):
+        llm.generate("hello")
+    assert open_tiny().generate("hello", RANDOM).token_ids == wanted
