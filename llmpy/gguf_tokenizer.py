@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .errors import CheckpointError, UnsupportedError
 from .gguf_pre_tokenizers import KINDS, regex
 from .token_texts import SPACE_MARK, TokenTexts, byte_characters, byte_fallback, byte_level_text
-from .tokenizer import DEFAULT_TEMPLATE, Backend, Tokenizer, add_bos_and_eos
+from .tokenizer import DEFAULT_TEMPLATE, Backend, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -120,9 +120,7 @@ def from_metadata(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     backend, texts, defaults = make(vocabulary)
     places = {name: vocabulary.id_of(role, defaults.get(role)) for role, name in ROLES.items()}
     named = {name: vocabulary.tokens[place] for name, place in places.items() if place is not None}
-    return Tokenizer(
-        backend, texts, texts.special, named, _end_ids(vocabulary, places["eos_token"]), _templates(metadata)
-    )
+    return Tokenizer(backend, texts, texts.special, named, _end_ids(vocabulary, places["eos_token"]), _templates(metadata))
 
 
 def _end_ids(vocabulary: _Vocabulary, eos: int | None) -> list[int]:
@@ -163,16 +161,23 @@ def _byte_level(vocabulary: _Vocabulary) -> _Made:
     backend.decoder = decoders.ByteLevel()
     cut_out, special = vocabulary.ids_of(CUT_OUT), vocabulary.ids_of(SPECIAL)
     hidden = frozenset(special)
-    backend.add_tokens(
-        [AddedToken(vocabulary.tokens[place], special=place in hidden, normalized=False) for place in cut_out]
-    )
+    backend.add_tokens([AddedToken(vocabulary.tokens[place], special=place in hidden, normalized=False) for place in cut_out])
     bos = vocabulary.added_id("bos", vocabulary.flag("add_bos_token", words.adds_bos))
     eos = vocabulary.added_id("eos", vocabulary.flag("add_eos_token", False))
-    add_bos_and_eos(backend, bos, eos)
+    backend.post_processor = _adder(bos, eos)
     table = [byte_level_text(token) for token in vocabulary.tokens]
     for place in cut_out:
         table[place] = vocabulary.tokens[place].encode()
     return cast(Backend, backend), TokenTexts(table, False, special, cut_out), {}
+
+
+def _adder(bos: int | None, eos: int | None) -> tokenizers.processors.PostProcessor:
+    """Adds these ids at the begin and the end of a text."""
+    from tokenizers.processors import TemplateProcessing
+
+    named = [(name, token) for name, token in (("[BOS]", bos), ("[EOS]", eos)) if token is not None]
+    single = " ".join([*(["[BOS]"] if bos is not None else []), "$A", *(["[EOS]"] if eos is not None else [])])
+    return TemplateProcessing(single=single, special_tokens=named)
 
 
 def _cutter(patterns: Sequence[str], ids: Mapping[str, int]) -> tokenizers.pre_tokenizers.PreTokenizer:

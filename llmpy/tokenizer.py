@@ -332,7 +332,6 @@ def _from_directory(directory: Path, config: Mapping[str, object], generation: M
     backend = _open_backend(directory)
     named = {name: _content(settings[name]) for name in SPECIAL_NAMES if settings.get(name)}
     _add_tokens(backend, settings, named)
-    _set_bos_and_eos(backend, settings, named)
     added = backend.get_added_tokens_decoder()
     eos = named.get("eos_token")
     of_tokenizer = [] if eos is None else [backend.token_to_id(eos)]
@@ -397,28 +396,6 @@ def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], name
     extra = [_content(token) for token in settings.get("additional_special_tokens") or []]
     roles = dict.fromkeys([*named.values(), *extra])
     backend.add_tokens([*fresh, *(AddedToken(name, special=True) for name in roles if name not in present)])
-
-
-def _set_bos_and_eos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """What tokenizer_config.json says of BOS and EOS goes before tokenizer.json, as in transformers."""
-    if "add_bos_token" not in settings and "add_eos_token" not in settings:
-        return
-    bos = named.get("bos_token") if settings.get("add_bos_token") else None
-    eos = named.get("eos_token") if settings.get("add_eos_token") else None
-    add_bos_and_eos(
-        backend,
-        None if bos is None else backend.token_to_id(bos),
-        None if eos is None else backend.token_to_id(eos),
-    )
-
-
-def add_bos_and_eos(backend: tokenizers.Tokenizer, bos: int | None, eos: int | None) -> None:
-    """Makes a backend add these ids at the begin and the end of a text."""
-    from tokenizers.processors import TemplateProcessing
-
-    parts = [*(["[BOS]"] if bos is not None else []), "$A", *(["[EOS]"] if eos is not None else [])]
-    ids = [(name, token) for name, token in (("[BOS]", bos), ("[EOS]", eos)) if token is not None]
-    backend.post_processor = TemplateProcessing(single=" ".join(parts), special_tokens=ids)
 
 
 def _templates(directory: Path, given: object) -> dict[str, str]:

@@ -1,0 +1,91 @@
+"""The command line: `llmpy demo`, `generate`, `chat`, `score`, `inspect`, `devices`, `version`; commands load late."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: Words of the command line; None = those of the process.
+
+    Returns:
+        The exit status: 0, 1 after an error that was told, 2 for a wrong command line, 130 after Ctrl-C.
+    """
+    chosen = _parser().parse_args(arguments)
+    from importlib import import_module
+
+    from ..errors import LlmpyError
+
+    try:
+        return int(import_module(f"{__name__}.{chosen.module}").run(chosen) or 0)
+    except LlmpyError as error:
+        print(f"llmpy: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # nobody reads any more; the interpreter would complain at exit
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    parser = argparse.ArgumentParser(prog="llmpy", description="Large-language-model inference, exact and small.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, module: str, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(module=module, command=name)
+        return made
+
+    demo = command("demo", "demo", "Fetch a small model once and answer a few prompts with it.")
+    _add_model(demo)
+    demo.add_argument("--max-tokens", type=int, default=64, metavar="N", help="longest answer (default 64)")
+    demo.add_argument("prompts", nargs="*", metavar="PROMPT", help="your own questions instead")
+
+    generate = command("generate", "text", "Continue prompts: those given, else one per line of standard input.")
+    _add_model(generate)
+    _add_sampling(generate, 128)
+    generate.add_argument("--json", action="store_true", help="one JSON object per prompt")
+    generate.add_argument("prompts", nargs="*", metavar="PROMPT")
+
+    chat = command("chat", "text", "Talk to a model; an empty line or Ctrl-D ends.")
+    _add_model(chat)
+    _add_sampling(chat, 512)
+    chat.add_argument("--system", metavar="TEXT", help="system message")
+
+    score = command("score", "text", "Log-probability and perplexity of texts: those given, else one per line of input.")
+    _add_model(score)
+    score.add_argument("texts", nargs="*", metavar="TEXT")
+
+    inspect = command("inspect", "inspect", "What a model is: configuration, tokenizer, program, weights.")
+    _add_model(inspect)
+    inspect.add_argument("--weights", action="store_true", help="list every weight")
+
+    command("devices", "inspect", "Devices of this machine, and why one cannot be used.")
+    command("version", "inspect", "Version and build.")
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """The options that choose a model and where it runs."""
+    parser.add_argument("--model", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
+    parser.add_argument("--device", help="cpu, cuda:0, ... (default: LLMPY_DEVICE, else the best there is)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
+
+
+def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """The options of sampling; those left out come from the model's generation config."""
+    parser.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"default {max_tokens}")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 = greedy")
+    parser.add_argument("--top-p", type=float, metavar="P")
+    parser.add_argument("--top-k", type=int, metavar="K")
+    parser.add_argument("--seed", type=int, metavar="N")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="stop string; may be given several times")

@@ -1,0 +1,35 @@
+"""What several commands need: the model that was asked for, sampling fields, lines of input."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import Any
+
+from .. import LLM
+
+
+def open_model(chosen: Namespace) -> LLM:
+    """The engine for the model that the options name, else for the demo model."""
+    model = chosen.model
+    if model is None:
+        from ..demo import fetch_model
+
+        model = fetch_model()
+    return LLM(model, device=chosen.device, dtype=chosen.dtype, max_model_len=chosen.max_model_len)
+
+
+def sampling(chosen: Namespace) -> dict[str, Any]:
+    """The sampling fields that were given."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    return {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
+
+
+def texts(given: list[str]) -> list[str]:
+    """The words of the command line, else the lines of standard input that are not empty."""
+    return given or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+
+
+def show(text: str) -> None:
+    """A piece of text at once."""
+    print(text, end="", flush=True)
