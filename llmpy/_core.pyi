@@ -1,7 +1,7 @@
 """The C core. Private: the package's own modules call it; users meet `llmpy.LLM`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict, final, type_check_only
 
 Buffer = Any  # whatever has the buffer protocol
 Matrix = object
@@ -14,12 +14,12 @@ def build_info() -> dict[str, str]: ...
 def cpu_isas() -> list[str]: ...
 def allocation_count() -> int: ...
 def fail_allocation_after(n: int, /) -> None: ...
-def kv_layout(windows: Sequence[int], block_tokens: int, layer_bytes: int, /) -> dict[str, Any]: ...
 
+@final
 class Checkpoint:
     """One GGUF file, or the safetensors files of a model, mapped and validated."""
 
-    def __init__(self, paths: Sequence[str], /) -> None: ...
+    def __new__(cls, paths: Sequence[str], /) -> Self: ...
     @property
     def format(self) -> str: ...  # "gguf" | "safetensors"
     @property
@@ -28,6 +28,7 @@ class Checkpoint:
     def read(self, name: str, /) -> bytes: ...  # as stored
     def read_float32(self, name: str, /) -> bytes: ...  # exact values
 
+@final
 class Backend:
     """One backend's operations on host arrays, for kernel tests and benchmarks.
 
@@ -36,8 +37,8 @@ class Backend:
     place.
     """
 
-    def __init__(self, device: str = "cpu", isa: str = "auto", num_threads: int = 0, max_rows: int = 512,
-                 max_cols: int = 16384, vocab_size: int = 0) -> None: ...
+    def __new__(cls, device: str = "cpu", isa: str = "auto", num_threads: int = 0, max_rows: int = 512,
+                max_cols: int = 16384, vocab_size: int = 0) -> Self: ...
     @property
     def description(self) -> str: ...
     @property
@@ -74,6 +75,7 @@ class Backend:
     def sample(self, logits: Buffer, tasks: list[dict[str, Any]], vocab_limit: int = 0,
                banned: Buffer | None = None) -> list[Sampled]: ...
 
+@final
 class Model:
     """A compiled program with its weights on a device."""
 
@@ -85,6 +87,7 @@ class Model:
     def describe(self) -> dict[str, Any]: ...  # device, isa, threads, activation_dtype, page_bytes, groups
     def close(self) -> None: ...
 
+@type_check_only
 class News(TypedDict):
     request: int
     sample: int
@@ -104,6 +107,7 @@ class News(TypedDict):
     times: tuple[float, float, float, float]  # queued, scheduled, first token, last token
     is_last: bool
 
+@final
 class Engine:
     """Scheduler, block manager and sequences over a Model. One driver thread at a time."""
 

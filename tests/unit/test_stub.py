@@ -1,0 +1,17 @@
+"""The stub of the C core says what the built module has."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_stub_matches_the_built_core(tmp_path: Path) -> None:
+    aliases = re.findall(r"^(\w+) = ", (ROOT / "llmpy/_core.pyi").read_text(), re.MULTILINE)
+    allowed = tmp_path / "allowed"
+    allowed.write_text("".join(f"llmpy._core.{alias}\n" for alias in aliases))
+    command = [sys.executable, "-m", "mypy.stubtest", "llmpy._core", "--concise", "--allowlist", str(allowed)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
