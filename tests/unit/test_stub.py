@@ -13,5 +13,6 @@ def test_the_stub_matches_the_built_core(tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     allowed.write_text("".join(f"llmpy._core.{alias}\n" for alias in aliases))
     command = [sys.executable, "-m", "mypy.stubtest", "llmpy._core", "--concise", "--allowlist", str(allowed)]
+    command += ["--mypy-config-file", "pyproject.toml"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
