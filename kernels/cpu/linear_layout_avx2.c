@@ -83,7 +83,7 @@ static void add_fifth_bits(const uint8_t *qh, uint8_t *q)
         q[j] |= (uint8_t)((high >> j & 1) << 4);
 }
 
-/* rows of `step` bytes by 16 lanes: byte i of the row goes to p + 16 i */
+/* Scales of one byte: byte i of every row lies at p + 16 i. */
 static void put_bytes(const uint8_t *bytes, uint32_t n, uint32_t lane, uint8_t *p)
 {
     for (uint32_t i = 0; i < n; i++)

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -103,7 +104,11 @@ static enum rc start_worker(struct pool *pool, uint32_t thread, struct err *err)
     if (!worker)
         return err_set(err, RC_MEMORY, "threads: no memory for thread %u", thread);
     *worker = (struct worker){pool, thread};
+    sigset_t all, before; /* signals are the application's threads' business */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = pthread_create(&pool->workers[thread - 1], NULL, worker_run, worker);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code) {
         mem_free(worker);
         err_set(err, RC_IO, "threads: the system refuses thread %u of %u; lower num_threads", thread, pool->n_threads);
