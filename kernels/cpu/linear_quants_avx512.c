@@ -197,8 +197,8 @@ INLINE void unpack(const uint8_t *w, uint32_t n_blocks, float *values, const enu
 #define K_TILES(P)                                                                                                             \
     K_TILE(P, 1)                                                                                                               \
     K_TILE(P, 2)                                                                                                               \
-    K_TILE(P, 3) K_TILE(P, 4) K_TILE(P, 5) K_TILE(P, 6) K_TILE(P, 7) K_TILE(P, 8) K_TILE(P, 9) K_TILE(P, 10) K_TILE(P, 11)     \
-        K_TILE(P, 12)
+    K_TILE(P, 3)                                                                                                               \
+    K_TILE(P, 4) K_TILE(P, 5) K_TILE(P, 6) K_TILE(P, 7) K_TILE(P, 8) K_TILE(P, 9) K_TILE(P, 10) K_TILE(P, 11) K_TILE(P, 12)
 K_TILES(1)
 K_TILES(2)
 
@@ -224,7 +224,7 @@ K_TILES(2)
         .panel_block_bytes = FORM_BYTES(F),                                                                                    \
         .strip_block_bytes = 128 * FORM_BLOCKS(F),                                                                             \
         .expanded_block_bytes = 2048 * FORM_BLOCKS(F),                                                                         \
-        .slab_blocks = 8 / FORM_BLOCKS(F),                                                                                     \
+        .slab_blocks = FORM_IS_K(F) ? 1 : 4,                                                                                   \
         .max_rows = FLOAT_ROWS,                                                                                                \
         .max_panels = 2,                                                                                                       \
         .tile = FLOAT_TILE_TABLE(TILE),                                                                                        \
