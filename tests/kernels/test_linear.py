@@ -172,6 +172,24 @@ def test_fused_equals_composed(dtype: str, arithmetic: int, rows: int, isa: str)
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), CASES)
+def test_odd_places(dtype: str, arithmetic: int, isa: str) -> None:
+    """Rows that lie apart at odd addresses: nothing beside them is read into a result, nothing beside y is written."""
+    rng = np.random.default_rng(7)
+    for n, rows, threads in ((1, 1, 1), (17, 5, 2), (31, 60, 3), (129, 2, 2)):
+        backend = _core.Backend("cpu", isa, threads, 64, 512)
+        raw, _ = random_weights(dtype, n, 512, rng)
+        matrix = backend.matrix([(dtype, n, raw)], 512, 1, arithmetic)
+        x = np.full((rows, 519), np.nan, np.float32)
+        x[:, 3:515] = rng.standard_normal((rows, 512))
+        y, add = np.full((2, rows, n + 5), 7.0, np.float32)
+        bias = rng.standard_normal(n).astype(np.float32)
+        backend.linear(matrix, x[:, 3:515], y[:, 1 : n + 1], bias, add[:, 2 : n + 2])
+        plain = linear(backend, matrix, np.ascontiguousarray(x[:, 3:515]), n)
+        assert equal_bits(np.ascontiguousarray(y[:, 1 : n + 1]), (plain + bias) + np.float32(7))
+        assert (y[:, 0] == 7).all() and (y[:, n + 1 :] == 7).all()
+
+
+@pytest.mark.parametrize(("dtype", "arithmetic"), CASES)
 def test_not_finite(dtype: str, arithmetic: int, isa: str) -> None:
     """A NaN or an infinity in one row shows in that row alone."""
     rng = np.random.default_rng(6)
