@@ -76,7 +76,8 @@ struct embed_args {
 };
 
 /* y = f(x) W^T [+ bias] [+ add]. f: plain; rms_norm(x) * norm_weight; act(gate) * up with x = [.., 2 * n_cols] as gate | up.
- * The fused forms are allowed only where the backend's fusions say so, and equal the composed ones bit for bit. y may be add. */
+ * The fused forms are allowed only where the backend's fusions say so, and equal the composed ones bit for bit. y may be add.
+ */
 enum linear_input { LINEAR_PLAIN = 0, LINEAR_RMS_NORM = 1, LINEAR_GATED = 2 };
 struct linear_args {
     const struct matrix *matrix;
@@ -90,7 +91,8 @@ struct linear_args {
     uint32_t act;               /* enum act, LINEAR_GATED */
 };
 
-/* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). In place is fine. */
+/* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). In place is fine.
+ */
 struct rms_norm_args {
     uint32_t n_rows, n_heads;
     struct view x, out;         /* width = n_heads * size */
@@ -222,7 +224,7 @@ struct sample_args {
     const struct sample_task *tasks;   /* ordered by logits_row */
     uint32_t n_tasks, n_logits_rows;
     struct sample_result *results;     /* [n_tasks], host memory */
-    int32_t *top_ids;                  /* n_top entries from top_offset on, best first, ties by lowest id; padding: id vocab_size, value -inf */
+    int32_t *top_ids; /* n_top entries from top_offset on, best first, ties by lowest id; padding: id vocab_size, value -inf */
     float *top_values;
     int32_t *top_ranks;
 };

@@ -11,7 +11,7 @@ void *mem_alloc(size_t size_bytes);                     /* uninitialised; NULL w
 void *mem_calloc(size_t count, size_t size_bytes);      /* zeroed, overflow-checked */
 void *mem_resize(void *block, size_t old_bytes, size_t new_bytes); /* keeps the contents; NULL leaves block as it was */
 void mem_free(void *block);
-void *mem_map(size_t size_bytes);                       /* zeroed pages, 2 MiB aligned, huge pages where the system gives them */
+void *mem_map(size_t size_bytes); /* zeroed pages, 2 MiB aligned, huge pages where the system gives them */
 void mem_unmap(void *block, size_t size_bytes);
 
 uint64_t mem_count(void);                               /* allocations made so far by this process */

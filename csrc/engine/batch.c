@@ -20,11 +20,12 @@ enum rc batch_create(struct batch *b, uint32_t n_groups, uint32_t max_rows, uint
     b->top_ids = mem_calloc(n_top, sizeof *b->top_ids);
     b->top_values = mem_calloc(n_top, sizeof *b->top_values);
     b->top_ranks = mem_calloc(n_top, sizeof *b->top_ranks);
-    if (b->token_ids && b->positions && b->row_seq && b->seq_first_row && b->tables && b->copies && b->logits_rows && b->tasks &&
-        b->results && b->top_ids && b->top_values && b->top_ranks)
+    if (b->token_ids && b->positions && b->row_seq && b->seq_first_row && b->tables && b->copies && b->logits_rows &&
+        b->tasks && b->results && b->top_ids && b->top_values && b->top_ranks)
         return RC_OK;
     batch_destroy(b);
-    return err_set(err, RC_MEMORY, "batch: out of memory for %u rows and %u sequences; max_num_batched_tokens", max_rows, max_seqs);
+    return err_set(err, RC_MEMORY, "batch: out of memory for %u rows and %u sequences; max_num_batched_tokens", max_rows,
+                   max_seqs);
 }
 
 void batch_destroy(struct batch *b)

@@ -261,7 +261,8 @@ static enum rc check_keys(const struct block_manager *manager, struct err *err)
         uint32_t prev = 0;
         for (uint32_t at = manager->buckets[b]; at; prev = at, at = manager->pages[at].chain_next) {
             const struct page *page = &manager->pages[at];
-            bool fits = page->has_key && page->chain_prev == prev && bucket_of(manager, &page->key, page->group) == &manager->buckets[b];
+            bool fits = page->has_key && page->chain_prev == prev &&
+                        bucket_of(manager, &page->key, page->group) == &manager->buckets[b];
             if (!fits || n_chained++ > manager->n_pages)
                 return err_set(err, RC_INTERNAL, "invariant 3: key table and page %u disagree", at);
         }
@@ -269,7 +270,8 @@ static enum rc check_keys(const struct block_manager *manager, struct err *err)
     for (uint32_t i = 0; i < manager->n_pages; i++)
         n_keys += manager->pages[i].has_key;
     if (n_chained != n_keys || n_keys != manager->n_keys)
-        return err_set(err, RC_INTERNAL, "invariant 3: %u keys in the table, %u on pages, %u counted", n_chained, n_keys, manager->n_keys);
+        return err_set(err, RC_INTERNAL, "invariant 3: %u keys in the table, %u on pages, %u counted", n_chained, n_keys,
+                       manager->n_keys);
     return RC_OK;
 }
 
@@ -282,11 +284,11 @@ enum rc block_manager_check(const struct block_manager *manager, const uint32_t 
         const struct page *page = &manager->pages[i];
         n_used += !is_unused(page);
         if (page->refs != refs[i] || page->holds != holds[i])
-            return err_set(err, RC_INTERNAL, "invariant 2: page %u counts %u references and %u copies, tables have %u and %u", i,
-                           page->refs, page->holds, refs[i], holds[i]);
+            return err_set(err, RC_INTERNAL, "invariant 2: page %u counts %u references and %u copies, tables have %u and %u",
+                           i, page->refs, page->holds, refs[i], holds[i]);
     }
     if (n_blank + n_cached != manager->n_free || manager->n_free + n_used + 1 != manager->n_pages)
-        return err_set(err, RC_INTERNAL, "invariant 1: %u + %u on the lists, %u counted free, %u used of %u pages", n_blank, n_cached,
-                       manager->n_free, n_used, manager->n_pages);
+        return err_set(err, RC_INTERNAL, "invariant 1: %u + %u on the lists, %u counted free, %u used of %u pages", n_blank,
+                       n_cached, manager->n_free, n_used, manager->n_pages);
     return check_keys(manager, err);
 }

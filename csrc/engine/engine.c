@@ -270,10 +270,12 @@ static void take_score(struct engine *e, struct sequence *q, const struct sample
         finish(e, q, FINISH_LENGTH);
 }
 
-static void take_token(struct engine *e, struct sequence *q, const struct sample_task *task, const struct sample_result *result, double now)
+static void take_token(struct engine *e, struct sequence *q, const struct sample_task *task, const struct sample_result *result,
+                       double now)
 {
     const struct batch *b = &e->batch;
-    sequence_accept(q, result, b->top_ids + task->top_offset, b->top_values + task->top_offset, b->top_ranks + task->top_offset, now);
+    sequence_accept(q, result, b->top_ids + task->top_offset, b->top_values + task->top_offset, b->top_ranks + task->top_offset,
+                    now);
     e->stats.generation_tokens++;
     if (q->finish != FINISH_NONE)
         finish(e, q, q->finish);
@@ -316,7 +318,8 @@ static enum rc run_batch(struct engine *e, double begun, uint32_t *n_rows, struc
     sampler_fill(&e->scheduler, &e->batch, e->owners);
     *n_rows = e->batch.n_rows;
     if (!e->batch.n_rows)
-        return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row scheduled though sequences wait") : RC_OK;
+        return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row scheduled though sequences wait")
+                                        : RC_OK;
     double started = seconds_now();
     enum rc rc = e->config.runner.run(e->config.runner.ctx, &e->batch, &fault);
     double done = seconds_now();
@@ -418,7 +421,8 @@ enum rc engine_check(struct engine *e, struct err *err)
     rc = scheduler_check(&e->scheduler, err);
     uint64_t n_held = e->scheduler.n_running + e->scheduler.waiting.n, n_live = atomic_load(&e->n_live);
     if (!rc && !atomic_load(&e->has_commands) && n_held != n_live)
-        rc = err_set(err, RC_INTERNAL, "invariant 16: %llu sequences held, %llu alive", (unsigned long long)n_held, (unsigned long long)n_live);
+        rc = err_set(err, RC_INTERNAL, "invariant 16: %llu sequences held, %llu alive", (unsigned long long)n_held,
+                     (unsigned long long)n_live);
     unclaim(e);
     return rc;
 }

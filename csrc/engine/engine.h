@@ -39,7 +39,7 @@ struct request_spec {
     uint32_t n;
     int64_t priority;
     struct byte_string salt;
-    bool is_score;                    /* teacher-forced scoring of prompt tokens from score_start (>= 1) on; generates nothing */
+    bool is_score; /* teacher-forced scoring of prompt tokens from score_start (>= 1) on; generates nothing */
     uint32_t score_start;
     float temperature;                /* is_score: divides the logits, 1: raw */
     float top_p, min_p;
@@ -109,6 +109,7 @@ uint32_t engine_n_finished(struct engine *engine);  /* final records not yet tak
 enum rc engine_take(struct engine *engine, bool finished_only, struct news *news, uint32_t max, uint32_t *n, struct err *err);
 enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
 void engine_stats(struct engine *engine, struct engine_stats *stats);
-enum rc engine_check(struct engine *engine, struct err *err); /* block_manager_check and scheduler_check: RC_INTERNAL names the invariant */
+/* block_manager_check and scheduler_check: RC_INTERNAL names the invariant. */
+enum rc engine_check(struct engine *engine, struct err *err);
 
 #endif

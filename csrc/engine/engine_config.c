@@ -41,10 +41,12 @@ static enum rc check_config(const struct engine_config *c, struct err *err)
                c->max_num_batched_tokens);
     if (!c->max_model_len)
         REFUSE("max_model_len", "max_model_len must be at least 1, got 0.");
-    uint64_t n_needed = kv_layout_pages(&c->layout, c->max_model_len, c->max_num_batched_tokens), n_have = c->n_pages ? c->n_pages - 1 : 0;
+    uint64_t n_needed = kv_layout_pages(&c->layout, c->max_model_len, c->max_num_batched_tokens),
+             n_have = c->n_pages ? c->n_pages - 1 : 0;
     if (n_needed > n_have)
-        REFUSE("max_model_len", "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit.", c->max_model_len,
-               (unsigned long long)n_needed * c->layout.page_bytes, (unsigned long long)n_have * c->layout.page_bytes, longest_that_fits(c));
+        REFUSE("max_model_len", "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit.",
+               c->max_model_len, (unsigned long long)n_needed * c->layout.page_bytes,
+               (unsigned long long)n_have * c->layout.page_bytes, longest_that_fits(c));
     if (!c->vocab_limit || c->vocab_limit > c->vocab_size)
         REFUSE("vocab_limit", "vocab_limit must be in [1, %u], got %u.", c->vocab_size, c->vocab_limit);
     for (uint32_t i = 0; i < c->n_banned; i++)

@@ -50,10 +50,11 @@ enum rc kv_layout_make(const uint32_t *windows, uint32_t n_layers, uint32_t bloc
 {
     struct kinds kinds;
     if (!n_layers || !block_tokens)
-        return err_set(err, RC_UNSUPPORTED, "KV cache: wanted layers and a block size, have %u layers and block_size=%u", n_layers,
-                       block_tokens);
+        return err_set(err, RC_UNSUPPORTED, "KV cache: wanted layers and a block size, have %u layers and block_size=%u",
+                       n_layers, block_tokens);
     if (!kinds_count(windows, n_layers, &kinds))
-        return err_set(err, RC_UNSUPPORTED, "KV cache: wanted at most %d kinds of attention windows, have more", BATCH_MAX_GROUPS);
+        return err_set(err, RC_UNSUPPORTED, "KV cache: wanted at most %d kinds of attention windows, have more",
+                       BATCH_MAX_GROUPS);
 
     uint32_t size = group_size(&kinds, n_layers);
     uint32_t first_group[BATCH_MAX_GROUPS], n_placed[BATCH_MAX_GROUPS] = {0};

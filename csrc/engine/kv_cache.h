@@ -8,9 +8,9 @@ struct kv_place {
     uint32_t group, index; /* the layer lies at page + index * layer_bytes in pages of its group */
 };
 
-/* windows[l]: window of layer l, 0 = full attention. Layers of one kind are split into groups of g, g chosen so that the padding
- * is least among those that make at most BATCH_MAX_GROUPS groups, the largest such g. places: [n_layers]. RC_UNSUPPORTED when
- * there are more kinds of layers than groups. */
+/* windows[l]: window of layer l, 0 = full attention. Layers of one kind are split into groups of g, g chosen so that the
+ * padding is least among those that make at most BATCH_MAX_GROUPS groups, the largest such g. places: [n_layers].
+ * RC_UNSUPPORTED when there are more kinds of layers than groups. */
 enum rc kv_layout_make(const uint32_t *windows, uint32_t n_layers, uint32_t block_tokens, size_t layer_bytes,
                        struct kv_layout *layout, struct kv_place *places, struct err *err);
 /* Pages that one sequence of n_tokens occupies at most, a step of chunk_tokens included. */

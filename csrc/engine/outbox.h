@@ -1,5 +1,5 @@
-/* outbox.h: which sequences have something to tell, and what. Records of one sequence merge until they are taken, so that a slow
- * reader costs nothing; every sequence gives exactly one final record. Driver's thread only. */
+/* outbox.h: which sequences have something to tell, and what. Records of one sequence merge until they are taken, so that a
+ * slow reader costs nothing; every sequence gives exactly one final record. Driver's thread only. */
 #ifndef LLMPY_OUTBOX_H
 #define LLMPY_OUTBOX_H
 

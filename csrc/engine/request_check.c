@@ -32,10 +32,13 @@ static enum rc check_lengths(const struct engine_config *config, const struct re
     if (!spec->prompt.n)
         REFUSE("prompt", "The decoder prompt cannot be empty");
     if (length > most)
-        REFUSE("prompt", "The decoder prompt (length %llu) is longer than the maximum model length of %u.", (unsigned long long)length, most);
+        REFUSE("prompt", "The decoder prompt (length %llu) is longer than the maximum model length of %u.",
+               (unsigned long long)length, most);
     if (length == most && !spec->prior.n && !spec->is_score)
-        REFUSE("prompt", "The decoder prompt (length %llu) plus the number of requested output tokens (at least 1) is longer than the "
-               "maximum model length of %u.", (unsigned long long)length, most);
+        REFUSE("prompt",
+               "The decoder prompt (length %llu) plus the number of requested output tokens (at least 1) is longer than the "
+               "maximum model length of %u.",
+               (unsigned long long)length, most);
     return RC_OK;
 }
 
@@ -84,21 +87,24 @@ static enum rc check_sampling(const struct request_spec *spec, struct err *err)
     if (spec->max_tokens < 1)
         REFUSE("max_tokens", "max_tokens must be at least 1, got %u.", spec->max_tokens);
     if (spec->min_tokens > spec->max_tokens)
-        REFUSE("min_tokens", "min_tokens must be less than or equal to max_tokens=%u, got %u.", spec->max_tokens, spec->min_tokens);
+        REFUSE("min_tokens", "min_tokens must be less than or equal to max_tokens=%u, got %u.", spec->max_tokens,
+               spec->min_tokens);
     return RC_OK;
 }
 
 static enum rc check_logprobs(const struct engine_config *config, const struct request_spec *spec, struct err *err)
 {
     if (spec->n_logprobs > config->max_logprobs)
-        REFUSE("logprobs", "Requested sample logprobs of %u, which is greater than max allowed: %u", spec->n_logprobs, config->max_logprobs);
-    if (spec->n_prompt_logprobs > config->max_logprobs)
-        REFUSE("prompt_logprobs", "Requested prompt logprobs of %u, which is greater than max allowed: %u", spec->n_prompt_logprobs,
+        REFUSE("logprobs", "Requested sample logprobs of %u, which is greater than max allowed: %u", spec->n_logprobs,
                config->max_logprobs);
+    if (spec->n_prompt_logprobs > config->max_logprobs)
+        REFUSE("prompt_logprobs", "Requested prompt logprobs of %u, which is greater than max allowed: %u",
+               spec->n_prompt_logprobs, config->max_logprobs);
     uint32_t n_top = spec->is_score ? spec->n_logprobs : spec->n_prompt_logprobs;
     uint64_t n_bytes = (uint64_t)spec->prompt.n * (sizeof(struct sample_result) + n_top * 3 * sizeof(float));
     if ((spec->is_score || spec->wants_prompt_logprobs) && n_bytes > MAX_PROMPT_RESULT_BYTES)
-        REFUSE(spec->is_score ? "logprobs" : "prompt_logprobs", "prompt logprobs: wanted at most %llu bytes, have %llu; ask for fewer alternatives",
+        REFUSE(spec->is_score ? "logprobs" : "prompt_logprobs",
+               "prompt logprobs: wanted at most %llu bytes, have %llu; ask for fewer alternatives",
                (unsigned long long)MAX_PROMPT_RESULT_BYTES, (unsigned long long)n_bytes);
     if (spec->mode > LOGPROB_PROCESSED)
         REFUSE("logprobs_mode", "logprobs_mode must be one of 0, 1, 2, got %u.", spec->mode);
@@ -118,7 +124,8 @@ static enum rc check_lists(const struct engine_config *config, const struct requ
             REFUSE("logit_bias", "token_id(s) [%d] in logit_bias contain out-of-vocab token ids. Vocabulary size: %u", bias->id,
                    config->vocab_size);
         if (isnan(bias->value) || bias->value == INFINITY)
-            REFUSE("logit_bias", "logit_bias values must be finite or -inf, got %g for token %d.", (double)bias->value, bias->id);
+            REFUSE("logit_bias", "logit_bias values must be finite or -inf, got %g for token %d.", (double)bias->value,
+                   bias->id);
     }
     for (uint32_t i = 0; i < spec->allowed.n; i++)
         if (!in_vocabulary(config, spec->allowed.ids[i]))

@@ -162,7 +162,8 @@ static void count_rows(struct scheduler *s, const struct sequence *q, uint32_t f
 {
     uint32_t n_redone = from < q->n_ever_computed ? q->n_ever_computed - from : 0;
     n_redone = n_redone < n_rows ? n_redone : n_rows;
-    uint32_t n_prefilled = q->request->spec.prompt.n + q->request->spec.prior.n, first = from + n_redone, n_new = n_rows - n_redone;
+    uint32_t n_prefilled = q->request->spec.prompt.n + q->request->spec.prior.n, first = from + n_redone,
+             n_new = n_rows - n_redone;
     uint32_t n_prompt = first < n_prefilled ? n_prefilled - first : 0;
     n_prompt = n_prompt < n_new ? n_prompt : n_new;
     uint64_t sign = undo ? UINT64_MAX : 1;
@@ -273,7 +274,8 @@ static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q
     uint64_t need = 0;
     for (uint32_t g = 0; g < n_groups(s); g++) {
         uint32_t first = first_seen_block(s, g, n_hit * block_tokens(s)), held = n_hit - first;
-        uint32_t all = blocks_of(s, goal) - first, most = kv_group_blocks(&config->layout, g, goal, config->max_num_batched_tokens);
+        uint32_t all = blocks_of(s, goal) - first,
+                 most = kv_group_blocks(&config->layout, g, goal, config->max_num_batched_tokens);
         most = most < all ? most : all;
         need += most > held ? most - held : 0;
     }

@@ -31,7 +31,8 @@ struct scheduler {
     uint64_t n_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens, cache_queries, cache_hits;
 };
 
-enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct batch *batch, struct err *err);
+enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct batch *batch,
+                         struct err *err);
 void scheduler_destroy(struct scheduler *scheduler);
 
 void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);

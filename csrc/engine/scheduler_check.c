@@ -8,7 +8,8 @@
 static enum rc check_sequence(const struct scheduler *s, const struct sequence *q, struct err *err)
 {
     if (q->n_computed > sequence_n_known(q) || q->n_computed != q->n_hit + q->n_taken_rows)
-        BROKEN("invariant 12: computed %u of %u known, hit %u, rows %u", q->n_computed, sequence_n_known(q), q->n_hit, q->n_taken_rows);
+        BROKEN("invariant 12: computed %u of %u known, hit %u, rows %u", q->n_computed, sequence_n_known(q), q->n_hit,
+               q->n_taken_rows);
     if (q->state != SEQUENCE_RUNNING || s->slots[q->slot] != q)
         BROKEN("running sequence: slot %u is not its own, or its state is %d", q->slot, q->state);
     return RC_OK;
@@ -45,7 +46,8 @@ static enum rc check_waiting(const struct scheduler *s, struct err *err)
         if (before && !sequence_is_ahead(before, q))
             BROKEN("waiting queue: place %llu is out of rank", (unsigned long long)n);
         if (q->state != SEQUENCE_WAITING || q->n_computed)
-            BROKEN("waiting queue: place %llu has state %d and %u computed rows", (unsigned long long)n, q->state, q->n_computed);
+            BROKEN("waiting queue: place %llu has state %d and %u computed rows", (unsigned long long)n, q->state,
+                   q->n_computed);
         if (q->parent && q->parent->heap < q->heap)
             BROKEN("waiting queue: place %llu breaks the heap", (unsigned long long)n);
         if (s->n_admitted && !s->n_preempted && !rank_is_ahead(&s->last_admitted, &rank))
@@ -65,14 +67,15 @@ static enum rc count_tables(const struct scheduler *s, uint32_t slot, uint32_t *
     const struct sequence *q = s->slots[slot];
     for (uint32_t g = 0; g < layout->n_groups; g++) {
         const int32_t *table = scheduler_table(s, g, slot);
-        uint32_t first = q ? q->first_block[g] : 0, end = q ? (q->n_computed + layout->block_tokens - 1) / layout->block_tokens : 0;
+        uint32_t first = q ? q->first_block[g] : 0,
+                 end = q ? (q->n_computed + layout->block_tokens - 1) / layout->block_tokens : 0;
         uint32_t window = layout->groups[g].window, next = q ? q->n_computed : 0;
         if (first && (!window || next + 1 < window + first * layout->block_tokens))
             BROKEN("invariant 6: slot %u gave up block %u of group %u too early, at position %u", slot, first - 1, g, next);
         for (uint32_t b = 0; b < s->batch->table_stride; b++) {
             if ((table[b] != 0) != (b >= first && b < end) || table[b] < 0 || (uint32_t)table[b] >= s->context->config->n_pages)
-                BROKEN("invariant 6: slot %u has page %d at block %u of group %u, blocks %u to %u are computed", slot, table[b], b, g,
-                       first, end);
+                BROKEN("invariant 6: slot %u has page %d at block %u of group %u, blocks %u to %u are computed", slot, table[b],
+                       b, g, first, end);
             refs[table[b]] += table[b] != 0;
         }
     }

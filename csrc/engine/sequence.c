@@ -42,13 +42,15 @@ static void request_lay(struct carver *c, const struct request_spec *spec, uint3
     for (uint32_t i = 0; i < spec->n_bad_words; i++) {
         int32_t *ids = carve(c, spec->bad_words[i].n, sizeof *ids);
         if (c->base)
-            bad_words[i] = (struct id_list){memcpy(ids, spec->bad_words[i].ids, spec->bad_words[i].n * sizeof *ids), spec->bad_words[i].n};
+            bad_words[i] =
+                (struct id_list){memcpy(ids, spec->bad_words[i].ids, spec->bad_words[i].n * sizeof *ids), spec->bad_words[i].n};
     }
     for (uint32_t i = 0; i < spec->n_stop_strings; i++) {
         char *bytes = carve(c, spec->stop_strings[i].n, 1);
         uint32_t *fallback = carve(c, spec->stop_strings[i].n, sizeof *fallback);
         if (c->base) {
-            strings[i] = (struct byte_string){memcpy(bytes, spec->stop_strings[i].bytes, spec->stop_strings[i].n), spec->stop_strings[i].n};
+            strings[i] = (struct byte_string){memcpy(bytes, spec->stop_strings[i].bytes, spec->stop_strings[i].n),
+                                              spec->stop_strings[i].n};
             r->stops.fallback[i] = fallback;
         }
     }
@@ -116,7 +118,8 @@ static void request_fill(struct request *r, const struct request_spec *spec)
     r->root = hash_bytes(&context->key, spec->salt.n ? spec->salt.bytes : "", spec->salt.n);
     if (context->config->prefix_caching)
         for (uint32_t b = 0; b < spec->prompt.n / block_tokens; b++)
-            r->prompt_keys[b] = block_key(context, b ? &r->prompt_keys[b - 1] : &r->root, spec->prompt.ids + (size_t)b * block_tokens);
+            r->prompt_keys[b] =
+                block_key(context, b ? &r->prompt_keys[b - 1] : &r->root, spec->prompt.ids + (size_t)b * block_tokens);
 }
 
 static void request_plan_scores(struct request *r)

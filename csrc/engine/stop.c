@@ -20,7 +20,8 @@ void stop_set_prepare(struct stop_set *set)
     }
 }
 
-bool stop_set_feed(const struct stop_set *set, uint32_t *states, const char *bytes, uint32_t n_bytes, bool counts, uint32_t *which)
+bool stop_set_feed(const struct stop_set *set, uint32_t *states, const char *bytes, uint32_t n_bytes, bool counts,
+                   uint32_t *which)
 {
     for (uint32_t b = 0; b < n_bytes; b++) {
         uint32_t longest = 0;

@@ -15,6 +15,7 @@ struct stop_set {
 void stop_set_prepare(struct stop_set *set);
 /* Feeds the bytes of one token; states: [set->n], zero at the start of the text. True when a string ends inside them (and
  * `counts`): *which is the one that ends first, of those the longest, of equal ones the first of the list. */
-bool stop_set_feed(const struct stop_set *set, uint32_t *states, const char *bytes, uint32_t n_bytes, bool counts, uint32_t *which);
+bool stop_set_feed(const struct stop_set *set, uint32_t *states, const char *bytes, uint32_t n_bytes, bool counts,
+                   uint32_t *which);
 
 #endif

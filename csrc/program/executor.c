@@ -40,7 +40,8 @@ static enum rc stage_batch(struct running *run)
     if (!rc)
         rc = stage(run, &used, b->logits_rows, b->n_logits_rows, &run->logits_rows);
     for (uint32_t g = 0; g < run->m->layout.n_groups && !rc; g++)
-        rc = stage(run, &used, b->tables + (size_t)g * b->max_seqs * b->table_stride, (size_t)b->n_seqs * b->table_stride, &run->tables[g]);
+        rc = stage(run, &used, b->tables + (size_t)g * b->max_seqs * b->table_stride, (size_t)b->n_seqs * b->table_stride,
+                   &run->tables[g]);
     return rc;
 }
 
@@ -103,8 +104,8 @@ static enum rc run_cache_step(struct running *run, const struct step *step)
     struct model *m = run->m;
     const struct cache_layer *layer = &m->program->layers[step->layer];
     if (step->code == STEP_ATTENTION) {
-        struct attention_args args = {&run->view, kv_of(run, step->layer), layer->n_heads, layer->window, step->scale, step->softcap,
-                                      view_of(m, step->in[0]), view_of(m, step->out)};
+        struct attention_args args = {&run->view,  kv_of(run, step->layer), layer->n_heads,          layer->window,
+                                      step->scale, step->softcap,           view_of(m, step->in[0]), view_of(m, step->out)};
         return m->backend->attention(m->ctx, &args, run->err);
     }
     struct kv_write_args write = {&run->view, kv_of(run, step->layer), view_of(m, step->in[1]), view_of(m, step->in[2])};
@@ -150,11 +151,17 @@ static enum rc run_step(struct running *run, const struct step *step)
     struct view in0 = view_of(m, step->in[0]), in1 = view_of(m, step->in[1]), out = view_of(m, step->out);
     switch (step->code) {
     case STEP_EMBED:
-        return m->backend->embed(m->ctx, &(struct embed_args){weights_matrix(m->weights, step->weight), run->view.token_ids, n_rows, step->scale, out}, run->err);
+        return m->backend->embed(
+            m->ctx,
+            &(struct embed_args){weights_matrix(m->weights, step->weight), run->view.token_ids, n_rows, step->scale, out},
+            run->err);
     case STEP_LINEAR:
         return run_linear(run, step, n_rows, in0, out);
     case STEP_RMS_NORM:
-        return m->backend->rms_norm(m->ctx, &(struct rms_norm_args){n_rows, step->n_heads, in0, out, weights_vector(m->weights, step->weight), step->eps}, run->err);
+        return m->backend->rms_norm(
+            m->ctx,
+            &(struct rms_norm_args){n_rows, step->n_heads, in0, out, weights_vector(m->weights, step->weight), step->eps},
+            run->err);
     case STEP_ROPE: {
         struct rope_args args = rope_of(run, step, step->n_heads);
         return m->backend->rope(m->ctx, &args, run->err);
@@ -164,7 +171,8 @@ static enum rc run_step(struct running *run, const struct step *step)
     case STEP_ADD:
         return m->backend->add(m->ctx, &(struct add_args){n_rows, in0, in1, out}, run->err);
     case STEP_SELECT:
-        return m->backend->select(m->ctx, &(struct select_args){run->batch->n_logits_rows, run->logits_rows, in0, out}, run->err);
+        return m->backend->select(m->ctx, &(struct select_args){run->batch->n_logits_rows, run->logits_rows, in0, out},
+                                  run->err);
     case STEP_LOGITS:
         return run_logits(run, step);
     default:
@@ -190,7 +198,8 @@ enum rc model_run(void *ctx, struct batch *batch, struct err *err)
     struct running run = {.m = m, .batch = batch, .err = err};
     enum rc rc = stage_batch(&run);
     if (!rc && batch->n_copies)
-        rc = m->backend->copy_pages(m->ctx, &(struct copy_pages_args){m->pool, m->layout.page_bytes, batch->copies, batch->n_copies}, err);
+        rc = m->backend->copy_pages(
+            m->ctx, &(struct copy_pages_args){m->pool, m->layout.page_bytes, batch->copies, batch->n_copies}, err);
     if (!rc)
         rc = run_rope_tables(&run);
     for (uint32_t i = 0; i < m->plan.n_steps && !rc; i++) {

@@ -44,7 +44,8 @@ static enum rc choose_layout(struct model *m, struct err *err)
     size_t layer_bytes = 0;
     for (uint32_t l = 0; l < p->n_layers; l++) {
         const struct cache_layer *layer = &p->layers[l];
-        size_t size = m->backend->kv_layer_bytes(m->ctx, layer->n_kv_heads, layer->head_dim, m->options.kv_dtype, m->options.block_tokens);
+        size_t size = m->backend->kv_layer_bytes(m->ctx, layer->n_kv_heads, layer->head_dim, m->options.kv_dtype,
+                                                 m->options.block_tokens);
         layer_bytes = size > layer_bytes ? size : layer_bytes;
         windows[l] = layer->window;
     }
@@ -74,8 +75,9 @@ static enum rc choose_pool(struct model *m, struct err *err)
         o->max_model_len = fits;
         return RC_OK;
     }
-    err_set(err, RC_CONFIG, "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit.", o->max_model_len,
-            (unsigned long long)(pages_for(m, o->max_model_len) * m->layout.page_bytes), (unsigned long long)o->kv_cache_bytes, fits);
+    err_set(err, RC_CONFIG, "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit.",
+            o->max_model_len, (unsigned long long)(pages_for(m, o->max_model_len) * m->layout.page_bytes),
+            (unsigned long long)o->kv_cache_bytes, fits);
     err_name(err, "max_model_len", NULL);
     return RC_CONFIG;
 }
@@ -108,7 +110,8 @@ static enum rc create_ropes(struct model *m, struct err *err)
     if (!m->rope_freqs || !m->rope_tables)
         return out_of_memory(err);
     for (uint32_t r = 0; r < p->n_ropes; r++) {
-        size_t freqs_bytes = p->ropes[r].n_freqs * sizeof(float), table_bytes = 2 * freqs_bytes * m->options.max_num_batched_tokens;
+        size_t freqs_bytes = p->ropes[r].n_freqs * sizeof(float),
+               table_bytes = 2 * freqs_bytes * m->options.max_num_batched_tokens;
         enum rc rc = buffer(m, freqs_bytes, &m->rope_freqs[r], err);
         if (!rc)
             rc = buffer(m, table_bytes, &m->rope_tables[r], err);
@@ -127,7 +130,8 @@ static enum rc create_buffers(struct model *m, struct err *err)
     m->vocab_stride = (m->program->vocab_size + 15) & ~15u;
     m->logits_bytes = (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
     uint32_t stride = (o->max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens + 1;
-    size_t integers = 5 * ((size_t)o->max_num_batched_tokens + 16) + (size_t)m->layout.n_groups * (o->max_num_seqs * (size_t)stride + 16);
+    size_t integers =
+        5 * ((size_t)o->max_num_batched_tokens + 16) + (size_t)m->layout.n_groups * (o->max_num_seqs * (size_t)stride + 16);
     m->staged_bytes = integers * sizeof(int32_t) + 4096;
     enum rc rc = buffer(m, m->plan.arena_floats * sizeof(float), &m->arena, err);
     if (!rc)
@@ -147,7 +151,8 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
     if (!rc)
         rc = open_backend(m, err);
     if (!rc)
-        rc = plan_make(m->program, m->backend->fusions(m->ctx), m->backend->qkv != NULL, m->options.max_num_batched_tokens, &m->plan, err);
+        rc = plan_make(m->program, m->backend->fusions(m->ctx), m->backend->qkv != NULL, m->options.max_num_batched_tokens,
+                       &m->plan, err);
     if (!rc)
         rc = weights_load(m->program, checkpoint, &m->options.weights, m->backend, m->ctx, &m->weights, err);
     if (rc)
@@ -271,7 +276,7 @@ bool model_step_text(const struct model *m, uint32_t index, char *text, size_t s
     const struct step *step = &m->plan.steps[index];
     const char *weight = step->weight == NO_INDEX ? "" : m->program->weights[step->weight].parts[0].name;
     static const char *const inputs[] = {"", " of rms_norm", " of gated"};
-    snprintf(text, size_bytes, "%s%s %s%s%s", step_name(step->code), inputs[step->input], weight, step->add.width ? " + residual" : "",
-             step->on_selected ? " [wanted rows]" : "");
+    snprintf(text, size_bytes, "%s%s %s%s%s", step_name(step->code), inputs[step->input], weight,
+             step->add.width ? " + residual" : "", step->on_selected ? " [wanted rows]" : "");
     return true;
 }

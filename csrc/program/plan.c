@@ -129,7 +129,8 @@ static void absorb_qkv(struct planner *b, struct node *node, const struct op *op
     const struct cache_layer *layer = &b->p->layers[op->u[0]];
     uint32_t q = op->in[0], k = op->in[1];
     uint32_t rope = sole_producer(b, q, OP_ROPE);
-    if (rope != NO_INDEX && rope == sole_producer(b, k, OP_ROPE) && b->p->ops[rope].out[0] == q && b->p->ops[rope].u[1] == layer->head_dim) {
+    if (rope != NO_INDEX && rope == sole_producer(b, k, OP_ROPE) && b->p->ops[rope].out[0] == q &&
+        b->p->ops[rope].u[1] == layer->head_dim) {
         node->step.rope = b->p->ops[rope].u[0];
         q = b->p->ops[rope].in[0];
         k = b->p->ops[rope].in[1];

@@ -36,7 +36,8 @@ static const char *check_widths(const struct program *p, const struct op *op)
     case OP_LINEAR:
         if (in0 != weight->cols || out0 != weight->rows)
             return "input and output fit the matrix";
-        if (op->weight[1] != NO_INDEX && (p->weights[op->weight[1]].kind != WEIGHT_VECTOR || p->weights[op->weight[1]].rows != out0))
+        if (op->weight[1] != NO_INDEX &&
+            (p->weights[op->weight[1]].kind != WEIGHT_VECTOR || p->weights[op->weight[1]].rows != out0))
             return "the bias is a vector of the output's width";
         return NULL;
     case OP_RMS_NORM:
@@ -50,14 +51,18 @@ static const char *check_widths(const struct program *p, const struct op *op)
             return "the cache layer exists";
         const struct cache_layer *layer = &p->layers[op->u[0]];
         uint32_t kv = layer->n_kv_heads * layer->head_dim;
-        return in0 == layer->n_heads * layer->head_dim && out0 == in0 && width_of(p, op->in[1]) == kv && width_of(p, op->in[2]) == kv
-                   ? NULL : "q, k and v are heads * head_dim wide";
+        return in0 == layer->n_heads * layer->head_dim && out0 == in0 && width_of(p, op->in[1]) == kv &&
+                       width_of(p, op->in[2]) == kv
+                   ? NULL
+                   : "q, k and v are heads * head_dim wide";
     }
     case OP_GATED:
     case OP_ADD:
         return in0 == width_of(p, op->in[1]) && in0 == out0 ? NULL : "all widths are equal";
     case OP_LOGITS:
-        return in0 == weight->cols && weight->rows == p->vocab_size && op->f[0] == 1 ? NULL : "the head is [vocab_size][hidden], its scale 1";
+        return in0 == weight->cols && weight->rows == p->vocab_size && op->f[0] == 1
+                   ? NULL
+                   : "the head is [vocab_size][hidden], its scale 1";
     default:
         return "the operation is known";
     }
@@ -74,7 +79,8 @@ static const char *check_op(const struct program *p, const struct op *op, const 
             return "inputs are written before they are read";
     }
     for (uint32_t i = 0; i < 2; i++)
-        if (op->out[i] == NO_INDEX ? i < OPS[op->code].n_out : op->out[i] >= p->n_values || p->values[op->out[i]].of != NO_INDEX)
+        if (op->out[i] == NO_INDEX ? i < OPS[op->code].n_out
+                                   : op->out[i] >= p->n_values || p->values[op->out[i]].of != NO_INDEX)
             return "outputs are values of their own";
     for (uint32_t i = 0; i < 2; i++)
         if (op->weight[i] != NO_INDEX && op->weight[i] >= p->n_weights)

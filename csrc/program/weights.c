@@ -86,7 +86,8 @@ static enum rc progress(struct loader *l, const struct checkpoint_tensor *tensor
 }
 
 /* Writes a part whose file type is not the stored one, or that no file has: some rows at a time through floats. */
-static enum rc write_converted(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor, struct err *err)
+static enum rc write_converted(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor,
+                               struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
     struct stored *stored = &l->weights->stored[w];
@@ -94,7 +95,8 @@ static enum rc write_converted(struct loader *l, uint32_t w, uint32_t part, cons
     for (uint32_t row = 0; row < rows; row += at_once) {
         uint32_t n = rows - row < at_once ? rows - row : at_once;
         if (tensor)
-            dtype_to_float(tensor->dtype, (const char *)tensor->data + row * row_bytes(tensor->dtype, cols), l->floats, (size_t)n * cols);
+            dtype_to_float(tensor->dtype, (const char *)tensor->data + row * row_bytes(tensor->dtype, cols), l->floats,
+                           (size_t)n * cols);
         else
             for (size_t i = 0; i < (size_t)n * cols; i++)
                 l->floats[i] = random_value(l);
@@ -162,9 +164,11 @@ static enum rc load_matrix(struct loader *l, uint32_t w, struct err *err)
     struct stored *stored = &l->weights->stored[w];
     enum rc rc = create_matrix(l, w, err);
     for (uint32_t i = 0; i < weight->n_parts && !rc; i++) {
-        const struct checkpoint_tensor *tensor = l->options->is_dummy ? NULL : checkpoint_find(l->checkpoint, weight->parts[i].source);
+        const struct checkpoint_tensor *tensor =
+            l->options->is_dummy ? NULL : checkpoint_find(l->checkpoint, weight->parts[i].source);
         if (tensor && tensor->dtype == stored->dtypes[i])
-            rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, i, 0, weight->parts[i].rows, tensor->data, err);
+            rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, i, 0, weight->parts[i].rows, tensor->data,
+                                                   err);
         else
             rc = write_converted(l, w, i, tensor, err);
         if (!rc)
@@ -194,7 +198,8 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     }
     for (uint32_t i = 0; i < weight->rows; i++)
         host[i] += weight->offset;
-    enum rc rc = l->weights->backend->buffer_create(l->weights->ctx, weight->rows * sizeof *host, (void **)&stored->vector, err);
+    enum rc rc =
+        l->weights->backend->buffer_create(l->weights->ctx, weight->rows * sizeof *host, (void **)&stored->vector, err);
     if (!rc)
         rc = l->weights->backend->upload(l->weights->ctx, stored->vector, host, weight->rows * sizeof *host, err);
     l->weights->total_bytes += weight->rows * sizeof *host;

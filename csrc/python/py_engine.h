@@ -12,7 +12,8 @@ struct py_scratch {
 void py_scratch_free(struct py_scratch *scratch);
 /* Each returns 0, or -1 with an exception set. */
 int py_parse_request(PyObject *prompt, PyObject *params, struct request_spec *spec, struct py_scratch *scratch);
-int py_parse_engine(PyObject *options, const struct model_parts *parts, struct engine_config *config, struct py_scratch *scratch);
+int py_parse_engine(PyObject *options, const struct model_parts *parts, struct engine_config *config,
+                    struct py_scratch *scratch);
 /* A dictionary of one record of news (class News of _core.pyi). */
 PyObject *py_news(const struct news *news);
 

@@ -41,7 +41,8 @@ static PyObject *logprobs_of(const struct news *news)
 
 static PyObject *top_of(const int32_t *ids, const float *values, const int32_t *ranks, size_t n)
 {
-    return Py_BuildValue("(NNN)", bytes_of(ids, n, sizeof *ids), bytes_of(values, n, sizeof *values), bytes_of(ranks, n, sizeof *ranks));
+    return Py_BuildValue("(NNN)", bytes_of(ids, n, sizeof *ids), bytes_of(values, n, sizeof *values),
+                         bytes_of(ranks, n, sizeof *ranks));
 }
 
 static PyObject *news_top(const struct news *news)

@@ -129,8 +129,8 @@ static int parse_id(const struct item *item, int32_t *id)
 }
 
 /* Calls `parse_element` for each element of a sequence, with the i-th place of an array. */
-static int parse_sequence(const struct item *item, size_t size_bytes, int (*parse_element)(const struct item *, void *), void **array,
-                          uint32_t *n)
+static int parse_sequence(const struct item *item, size_t size_bytes, int (*parse_element)(const struct item *, void *),
+                          void **array, uint32_t *n)
 {
     Py_ssize_t size = PySequence_Size(item->value);
     char *places = size < 0 ? NULL : scratch_alloc(item->scratch, (size_t)size, size_bytes);
@@ -447,7 +447,8 @@ static int parse_option(const struct item *item, struct engine_target *target)
     return -1;
 }
 
-int py_parse_engine(PyObject *options, const struct model_parts *parts, struct engine_config *config, struct py_scratch *scratch)
+int py_parse_engine(PyObject *options, const struct model_parts *parts, struct engine_config *config,
+                    struct py_scratch *scratch)
 {
     PyObject *key, *value;
     Py_ssize_t at = 0;
@@ -466,7 +467,8 @@ int py_parse_engine(PyObject *options, const struct model_parts *parts, struct e
     };
     while (PyDict_Next(options, &at, &key, &value)) {
         PyObject *name = PyUnicode_AsUTF8String(key);
-        int bad = !name || (value != Py_None && parse_option(&(struct item){PyBytes_AsString(name), value, scratch}, &target) < 0);
+        int bad =
+            !name || (value != Py_None && parse_option(&(struct item){PyBytes_AsString(name), value, scratch}, &target) < 0);
         Py_XDECREF(name);
         if (bad)
             return -1;

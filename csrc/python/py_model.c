@@ -12,7 +12,7 @@ typedef struct {
     uint32_t max_num_seqs, max_num_batched_tokens;
 } Model;
 
-/* ---- options --------------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------------------------------- */
 
 static int get_number(PyObject *options, const char *key, uint64_t *out)
 {
@@ -50,13 +50,15 @@ static int parse_options(PyObject *options, struct model_options *o)
     const char *arithmetic = get_text(options, "activation_dtype");
     o->device = get_text(options, "device");
     o->isa = get_text(options, "isa");
-    if (!arithmetic || !o->device || !o->isa || get_dtype(options, "dtype", &o->weights.dtype) || get_dtype(options, "kv_dtype", &o->kv_dtype))
+    if (!arithmetic || !o->device || !o->isa || get_dtype(options, "dtype", &o->weights.dtype) ||
+        get_dtype(options, "kv_dtype", &o->kv_dtype))
         return -1;
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
                             : strcmp(arithmetic, "float") == 0 ? ARITHMETIC_FLOAT
                                                                : ARITHMETIC_AUTO;
     uint64_t n[6];
-    static const char *const keys[] = {"num_threads", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_bytes"};
+    static const char *const keys[] = {"num_threads",   "block_size",    "max_num_seqs", "max_num_batched_tokens",
+                                       "max_model_len", "kv_cache_bytes"};
     for (int i = 0; i < 6; i++)
         if (get_number(options, keys[i], &n[i]))
             return -1;
@@ -77,7 +79,7 @@ static int parse_options(PyObject *options, struct model_options *o)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* ---- construction ------------------------------------------------------------------------------------------------------------ */
+/* ---- construction ---------------------------------------------------------------------------------------------------- */
 
 static bool report_progress(void *callback, uint64_t done_bytes, uint64_t total_bytes)
 {
@@ -180,7 +182,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
     return 0;
 }
 
-/* ---- introspection ------------------------------------------------------------------------------------------------------------ */
+/* ---- introspection --------------------------------------------------------------------------------------------------- */
 
 static PyObject *memory(PyObject *self, PyObject *args)
 {
@@ -190,17 +192,20 @@ static PyObject *memory(PyObject *self, PyObject *args)
         return NULL;
     struct model_memory m;
     model_memory(model, &m);
-    return Py_BuildValue("{sKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations", m.activations_bytes, "sampler",
-                         m.sampler_bytes, "staging", m.staging_bytes);
+    return Py_BuildValue("{sKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations", m.activations_bytes,
+                         "sampler", m.sampler_bytes, "staging", m.staging_bytes);
 }
 
 static PyObject *part_info(const struct model *model, uint32_t w, uint32_t i)
 {
     const struct weight *weight = &model_program(model)->weights[w];
     const struct weight_part *part = &weight->parts[i];
-    const char *dtype = weight->kind == WEIGHT_VECTOR ? "float32" : dtype_info(weights_stored(model_weights(model), w, i))->name;
-    PyObject *shape = weight->kind == WEIGHT_VECTOR ? Py_BuildValue("(I)", part->rows) : Py_BuildValue("(II)", part->rows, weight->cols);
-    return Py_BuildValue("{sssNsssssO}", "name", part->name, "shape", shape, "dtype", dtype, "stored_in", weight->parts[0].name, "shard", Py_None);
+    const char *dtype =
+        weight->kind == WEIGHT_VECTOR ? "float32" : dtype_info(weights_stored(model_weights(model), w, i))->name;
+    PyObject *shape =
+        weight->kind == WEIGHT_VECTOR ? Py_BuildValue("(I)", part->rows) : Py_BuildValue("(II)", part->rows, weight->cols);
+    return Py_BuildValue("{sssNsssssO}", "name", part->name, "shape", shape, "dtype", dtype, "stored_in", weight->parts[0].name,
+                         "shard", Py_None);
 }
 
 static PyObject *weight_info(PyObject *self, PyObject *args)
@@ -241,9 +246,10 @@ static PyObject *describe(PyObject *self, PyObject *args)
         return NULL;
     static const char *const arithmetic[] = {"auto", "float", "int8"};
     const struct kv_layout *layout = model_layout(model);
-    return Py_BuildValue("{sssssssIsIsIsK}", "device", model_description(model), "activation_dtype", arithmetic[model_arithmetic(model)],
-                         "kv_dtype", dtype_info(model_kv_dtype(model))->name, "max_model_len", model_max_len(model), "num_pages",
-                         model_n_pages(model), "num_groups", layout->n_groups, "page_bytes", (unsigned long long)layout->page_bytes);
+    return Py_BuildValue("{sssssssIsIsIsK}", "device", model_description(model), "activation_dtype",
+                         arithmetic[model_arithmetic(model)], "kv_dtype", dtype_info(model_kv_dtype(model))->name,
+                         "max_model_len", model_max_len(model), "num_pages", model_n_pages(model), "num_groups",
+                         layout->n_groups, "page_bytes", (unsigned long long)layout->page_bytes);
 }
 
 static PyMethodDef methods[] = {

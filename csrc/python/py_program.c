@@ -140,7 +140,8 @@ static int parse_weight(PyObject *item, struct weight *weight)
     else
         PyErr_Clear();
     Py_XDECREF(offset);
-    PyObject *parts = PyErr_Occurred() ? NULL : take_list(item, "parts", sizeof *weight->parts, &weight->parts, &weight->n_parts);
+    PyObject *parts =
+        PyErr_Occurred() ? NULL : take_list(item, "parts", sizeof *weight->parts, &weight->parts, &weight->n_parts);
     for (uint32_t i = 0; parts && i < weight->n_parts; i++)
         if (parse_part(PyList_GetItem(parts, i), &weight->parts[i]) < 0)
             Py_CLEAR(parts);
@@ -183,15 +184,15 @@ static int parse_layer(PyObject *item, struct cache_layer *layer)
 }
 
 /* Parses the list under key into records with parse. */
-#define PARSE_LIST(key, records, count, parse)                                                                                     \
-    do {                                                                                                                           \
-        PyObject *list = take_list(spec, key, sizeof *(records), &(records), &(count));                                            \
-        for (uint32_t i = 0; list && i < (count); i++)                                                                             \
-            if (parse(PyList_GetItem(list, (Py_ssize_t)i), &(records)[i]) < 0)                                                     \
-                Py_CLEAR(list);                                                                                                    \
-        if (!list)                                                                                                                 \
-            goto failed;                                                                                                           \
-        Py_DECREF(list);                                                                                                           \
+#define PARSE_LIST(key, records, count, parse)                                                                                 \
+    do {                                                                                                                       \
+        PyObject *list = take_list(spec, key, sizeof *(records), &(records), &(count));                                        \
+        for (uint32_t i = 0; list && i < (count); i++)                                                                         \
+            if (parse(PyList_GetItem(list, (Py_ssize_t)i), &(records)[i]) < 0)                                                 \
+                Py_CLEAR(list);                                                                                                \
+        if (!list)                                                                                                             \
+            goto failed;                                                                                                       \
+        Py_DECREF(list);                                                                                                       \
     } while (0)
 
 struct program *py_program_parse(PyObject *spec)

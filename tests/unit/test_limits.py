@@ -118,6 +118,16 @@ def test_function_sizes() -> None:
     assert not over, "\n".join(over)
 
 
+def test_line_widths() -> None:
+    over = [
+        f"{name(path)}:{number}: wanted at most 128 columns, have {len(line)}"
+        for path in C_FILES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 128 or "\t" in line or line != line.rstrip()
+    ]
+    assert not over, "\n".join(over)
+
+
 def test_python_is_known_in_csrc_python_only() -> None:
     found = [
         name(path)
