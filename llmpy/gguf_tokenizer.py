@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +13,8 @@ from .tokenizer import DEFAULT_TEMPLATE, Backend, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
+
+logger = logging.getLogger("llmpy")
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPECIAL = frozenset({CONTROL, UNKNOWN})
@@ -145,7 +148,10 @@ def _byte_level(vocabulary: _Vocabulary) -> _Made:
     import tokenizers
     from tokenizers import AddedToken, decoders, models
 
-    kind = vocabulary.metadata.get("tokenizer.ggml.pre") or "default"
+    kind = vocabulary.metadata.get("tokenizer.ggml.pre")
+    if not kind:
+        logger.warning("%s: tokenizer.ggml.pre is missing; words are cut as in 'default', which is a guess", vocabulary.file)
+        kind = "default"
     if kind not in KINDS:
         known = ", ".join(sorted(KINDS))
         raise UnsupportedError(f"{vocabulary.file}: tokenizer.ggml.pre is {kind!r}; supported are {known}")

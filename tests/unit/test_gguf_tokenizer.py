@@ -309,6 +309,17 @@ def test_demo_model_equals_llama_cpp(demo_model: Path) -> None:
     assert_equal_ids(ours(demo_model), llama_cpp_of(demo_model), SENTENCES + random_texts(5000, 1))
 
 
+def test_demo_model_loads_quickly(demo_model: Path) -> None:
+    import time
+
+    def spent() -> float:
+        start = time.process_time()
+        ours(demo_model)
+        return time.process_time() - start
+
+    assert min(spent() for _ in range(3)) < 0.3
+
+
 def test_demo_model_later_unicode(demo_model: Path) -> None:
     texts = [f"{chr(code)}'s {chr(code)}1" for code in range(0x80, 0x20000, 7) if not 0xD800 <= code < 0xE000]
     assert_equal_ids(ours(demo_model), llama_cpp_of(demo_model), texts)
@@ -335,9 +346,13 @@ def test_demo_model_later_unicode(demo_model: Path) -> None:
 def test_refused(change: dict[str, Any], error: type[Exception], text: str) -> None:
     metadata = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b", "ab"], "merges": ["a b"], **change}
     with pytest.raises(error, match=text):
-        from_metadata(
-            {f"tokenizer.ggml.{key}": value for key, value in metadata.items() if value is not None}, "x.gguf"
-        )
+        from_metadata({f"tokenizer.ggml.{key}": value for key, value in metadata.items() if value is not None}, "x.gguf")
+
+
+def test_missing_kind_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    metadata: dict[str, Any] = {"model": "gpt2", "tokens": ["a"], "merges": []}
+    from_metadata({f"tokenizer.ggml.{key}": value for key, value in metadata.items()}, "x.gguf")
+    assert "tokenizer.ggml.pre is missing" in caplog.text
 
 
 def test_named_templates() -> None:

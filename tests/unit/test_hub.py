@@ -288,6 +288,9 @@ def test_hub_errors(hub: type[Hub], tmp_path: Path) -> None:
     for (_, text), part in zip(failed, wanted, strict=True):
         assert part in text
     assert good[3] == [["model.safetensors", "weights"]]
+    by_commit = [{"model": "org/secret", "revision": COMMIT}]
+    assert in_process(by_commit, tmp_path, url, HF_TOKEN="hf_good") == [good]
+    assert in_process(by_commit, tmp_path, url, HF_HUB_OFFLINE="1") == [good]
 
 
 def test_offline_without_a_copy(tmp_path: Path) -> None:
