@@ -227,9 +227,7 @@ def stream(driver: Driver, request: Request, core: dict[str, Any], keep: object)
                 chars, tokens = len(sample.text), len(sample.token_ids_array)
         if request.error is not None:
             outputs = RequestOutputs([request.output()])
-            raise RequestFailedError(
-                f"request failed: {request.error}", outputs=outputs, output=outputs[0]
-            ) from request.error
+            raise RequestFailedError(f"request failed: {request.error}", outputs=outputs, output=outputs[0]) from request.error
     finally:
         if not request.finished and request.number >= 0:
             driver.forget(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -9,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .errors import EngineBusyError, EngineClosedError
+from .errors import EngineBusyError, EngineClosedError, LlmpyError
 
 if TYPE_CHECKING:
     from ._core import Engine, Model, News
     from ._requests import Request
+
+logger = logging.getLogger("llmpy")
 
 SLICE_MS = 40
 """Longest stay in the core without looking for signals, besides the step in flight."""
@@ -128,9 +131,7 @@ class Driver:
         try:
             while pending:
                 touched = self.advance(until_finished=not stepwise)
-                done = [
-                    pending.pop(request.number) for request in touched if request.finished and request.number in pending
-                ]
+                done = [pending.pop(request.number) for request in touched if request.finished and request.number in pending]
                 if pending and not touched and not self.engine.has_unfinished():
                     raise RuntimeError(f"engine lost {len(pending)} requests")
                 progress(len(done))
@@ -146,6 +147,8 @@ class Driver:
             for _ in range(2):
                 if any(request.number in self._requests and not request.finished for request in left):
                     self.advance(until_finished=False)
+        except LlmpyError:
+            logger.debug("abort failed", exc_info=True)  # the caller has a better error at hand
         finally:
             for request in left:
                 self._requests.pop(request.number, None)

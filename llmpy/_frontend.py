@@ -130,8 +130,7 @@ class Frontend:
             count = getattr(params, name)
             if count is not None and count > most:
                 raise InvalidRequestError(
-                    f"Requested {label} logprobs of {count}, which is greater than max allowed: {most}. "
-                    "Raise max_logprobs.",
+                    f"Requested {label} logprobs of {count}, which is greater than max allowed: {most}. Raise max_logprobs.",
                     parameter=name,
                     value=count,
                 )
@@ -149,9 +148,7 @@ class Frontend:
                 value=priority,
             )
         if prompt.prior is not None and params.n != 1:
-            raise InvalidRequestError(
-                f"n must be 1 with output_token_ids, got {params.n}.", parameter="n", value=params.n
-            )
+            raise InvalidRequestError(f"n must be 1 with output_token_ids, got {params.n}.", parameter="n", value=params.n)
 
     def check_size(self, name: str, count: int, tokens: int) -> None:
         """Refuses logprobs of a prompt that would take too much memory."""

@@ -89,6 +89,8 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
     result.vocab_size = compiled.spec["vocab_size"]
     result.eos_token_ids = _eos_ids(result, compiled.config.eos_token_ids)
+    if result.tokenizer is not None:
+        result.tokenizer.eos_token_ids = result.eos_token_ids
     result.weight_type = compiled.config.dtype
     config = _resolve_dtypes(config, compiled.config.dtype).replace(vocab_limit=_vocab_limit(config, result))
     options = _model_options(config, compiled.config)

@@ -131,8 +131,6 @@ class QueueFullError(LlmpyError, RuntimeError):
 class GenerationInterrupted(KeyboardInterrupt):
     """Ctrl-C during a call. Its requests were aborted; `partial` holds what they had produced."""
 
-    def __init__(
-        self, message: str = "interrupted", partial: RequestOutputs | Sequence[ScoreOutput] | None = None
-    ) -> None:
+    def __init__(self, message: str = "interrupted", partial: RequestOutputs | Sequence[ScoreOutput] | None = None) -> None:
         super().__init__(message)
         self.partial = partial

@@ -58,9 +58,7 @@ def choose(option: str | int | None) -> str:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ConfigError(
-        f"device must be 'cpu', 'cuda:N', a number or a GPU's UUID, got {name!r}.", option="device", value=name
-    )
+    raise ConfigError(f"device must be 'cpu', 'cuda:N', a number or a GPU's UUID, got {name!r}.", option="device", value=name)
 
 
 def cpu_name() -> str:

@@ -64,9 +64,7 @@ class ModelFiles:
         return f"ModelFiles({self.kind}, {self.name}, {where}, {len(self.weights)} weight files)"
 
 
-def resolve(
-    model: str | Path, revision: str | None = None, token: str | None = None, *, weights: bool = True
-) -> ModelFiles:
+def resolve(model: str | Path, revision: str | None = None, token: str | None = None, *, weights: bool = True) -> ModelFiles:
     """Finds the files of a model, downloading those of a hub repository that the cache lacks.
 
     Args:
@@ -235,9 +233,7 @@ def _list_repository(repository: str, revision: str | None, token: str | None) -
         message = f"{repository} is gated: accept its terms on the hub and give a token; {knob}"
         raise ModelNotFoundError(message) from error
     except errors.RepositoryNotFoundError as error:
-        message = (
-            f"{repository}: no such file or directory here, and no such repository on the hub or a private one; {knob}"
-        )
+        message = f"{repository}: no such file or directory here, and no such repository on the hub or a private one; {knob}"
         raise ModelNotFoundError(message) from error
     except errors.RevisionNotFoundError as error:
         message = f"{repository} has no revision {revision}; give a branch, a tag or a commit"

@@ -70,9 +70,7 @@ def batch(prompts: object) -> list[object]:
         return list(prompts)
     if isinstance(prompts, Iterable):
         raise UnsupportedError("an iterator of prompts is not supported yet; pass list(prompts)")
-    raise TypeError(
-        f"prompts must be text, token ids, a dict or a list of these, but is of type {type(prompts).__name__}"
-    )
+    raise TypeError(f"prompts must be text, token ids, a dict or a list of these, but is of type {type(prompts).__name__}")
 
 
 def parse(prompt: object) -> Prompt:
@@ -102,9 +100,7 @@ def _parse_dict(prompt: Mapping[str, Any]) -> Prompt:
         raise TypeError("a prompt dict must have 'prompt' or 'prompt_token_ids'")
     if ids is None and text is not None:
         _unicode(text)
-    return Prompt(
-        text, None if ids is None else parse_ids(ids), None if prior is None else parse_ids(prior), salt or None
-    )
+    return Prompt(text, None if ids is None else parse_ids(ids), None if prior is None else parse_ids(prior), salt or None)
 
 
 def _unicode(text: str) -> str:

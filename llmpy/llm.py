@@ -254,9 +254,7 @@ class LLM(LaterMethods):
         with self._driver.driving():
             if completions is None:
                 prompts = self._frontend.prompts(batch(sequences))
-                starts = [
-                    as_int("start", item) for item in one_each(1 if start is None else start, len(prompts), "start")
-                ]
+                starts = [as_int("start", item) for item in one_each(1 if start is None else start, len(prompts), "start")]
             elif start is not None:
                 raise TypeError("start cannot be given with completions")
             else:
@@ -264,9 +262,7 @@ class LLM(LaterMethods):
             submissions = _calls.prepare_scores(self._frontend, prompts, starts, params)
             return _calls.score(self._driver, submissions, use_tqdm, on_error)
 
-    def stream(
-        self, prompt: PromptType, sampling_params: SamplingParams | None = None, **sampling: Any
-    ) -> Iterator[Chunk]:
+    def stream(self, prompt: PromptType, sampling_params: SamplingParams | None = None, **sampling: Any) -> Iterator[Chunk]:
         """New text of one prompt as it comes.
 
         The engine advances only inside `next()`; closing or dropping the iterator aborts.
@@ -360,9 +356,7 @@ class LLM(LaterMethods):
         if not is_single(prompt):
             raise TypeError("add_request() takes one prompt; call it once for each")
         if request_id in self._named:
-            raise InvalidRequestError(
-                f"request_id {request_id} is already in use", parameter="request_id", value=request_id
-            )
+            raise InvalidRequestError(f"request_id {request_id} is already in use", parameter="request_id", value=request_id)
         params = self._params(sampling_params, sampling)
         _check_params_type(params)
         request, core = self._single(prompt, params, True, as_int("priority", priority), queued=True)
@@ -550,6 +544,11 @@ class LLM(LaterMethods):
         self._driver.check()
         return self._driver.model.program()
 
+    @property
+    def num_cache_groups(self) -> int:
+        """Blocks of the cache that the tokens of one block take: 1, or more where layers have unlike windows."""
+        return int(self._driver.model.describe()["num_groups"])
+
     def check(self) -> None:
         """Walks the invariants of block manager and scheduler; a RuntimeError names one that is broken."""
         self._driver.check()
@@ -599,9 +598,7 @@ class LLM(LaterMethods):
 
 def _check_params_type(params: object) -> None:
     if not isinstance(params, SamplingParams):
-        raise TypeError(
-            f"sampling_params must be SamplingParams or a list of them, but is of type {type(params).__name__}"
-        )
+        raise TypeError(f"sampling_params must be SamplingParams or a list of them, but is of type {type(params).__name__}")
 
 
 def _refuse_adapters(adapters: Iterable[object]) -> None:

@@ -119,9 +119,7 @@ def _restore(ids: Ints, values: Floats, ranks: Ints, vocab_size: int, texts: dic
     return Logprobs(ids, values, ranks, vocab_size, texts.get if texts else None)
 
 
-def join(
-    token_ids: Ints, values: Floats, ranks: Ints, top: tuple[Ints, Floats, Ints] | None
-) -> tuple[Ints, Floats, Ints]:
+def join(token_ids: Ints, values: Floats, ranks: Ints, top: tuple[Ints, Floats, Ints] | None) -> tuple[Ints, Floats, Ints]:
     """Puts the tokens themselves before their k alternatives: three arrays [T, k + 1], read-only."""
     import numpy as np
 

@@ -153,7 +153,7 @@ def llm_line(llm: LLM) -> str:
     if llm.closed:
         return f"LLM({llm.name}, closed)"
     stats, config, memory = llm.stats(), llm.config, llm.memory()
-    tokens = stats.kv_blocks_total * config.block_size
+    tokens = stats.kv_blocks_total // llm.num_cache_groups * config.block_size
     state = f"{stats.num_running} running, {stats.num_waiting} waiting" if stats.num_unfinished else "idle"
     weights = size(memory.get("weights", 0))
     return f"LLM({llm.name}, {llm.weight_type}, {config.device}, weights {weights}, cache {tokens:,} tokens, {state})"

@@ -65,9 +65,7 @@ def choice(*allowed: object, not_yet: tuple[object, ...] = (), knob: str = "leav
 
     def rule(name: str, value: object) -> object:
         if not isinstance(value, type(allowed[0])) or (isinstance(value, bool) and not isinstance(allowed[0], bool)):
-            raise TypeError(
-                f"{name} must be of type {type(allowed[0]).__name__}, but is of type {type(value).__name__}"
-            )
+            raise TypeError(f"{name} must be of type {type(allowed[0]).__name__}, but is of type {type(value).__name__}")
         if value in not_yet:
             later(name, value, knob)
         return value if value in allowed else refuse(name, "one of " + ", ".join(map(str, allowed)), value)
@@ -178,9 +176,7 @@ RULES: dict[str, Rule] = {
     "max_num_batched_tokens": optional(integer(1, 1 << 20)),
     "gpu_memory_utilization": share,
     "kv_cache_memory_bytes": optional(parse_size),
-    "host_cache_bytes": lambda name, value: only(0, "preempted sequences are recomputed; use 0")(
-        name, parse_size(name, value)
-    ),
+    "host_cache_bytes": lambda name, value: only(0, "preempted sequences are recomputed; use 0")(name, parse_size(name, value)),
     "kv_cache_dtype": choice(
         "auto",
         "bfloat16",
@@ -202,9 +198,7 @@ RULES: dict[str, Rule] = {
         not_yet=("raw_logits", "processed_logits"),
         knob="use 'raw_logprobs'",
     ),
-    "max_logprobs": lambda name, value: (
-        later(name, -1, "use a number") if value == -1 else integer(0, 1 << 20)(name, value)
-    ),
+    "max_logprobs": lambda name, value: later(name, -1, "use a number") if value == -1 else integer(0, 1 << 20)(name, value),
     "generation_config": path,
     "override_generation_config": generation_overrides,
     "chat_template": optional(path),

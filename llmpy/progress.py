@@ -47,9 +47,7 @@ class Progress:
             self._open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar is not None:
             try:
                 self._refresh()
@@ -127,9 +125,7 @@ def _maker(use_tqdm: UseTqdm, total: int) -> Callable[..., _Bar] | None:
     if callable(use_tqdm):
         return use_tqdm
     if use_tqdm not in (True, None):
-        raise TypeError(
-            f"use_tqdm must be a bool, a callable like tqdm or None, but is of type {type(use_tqdm).__name__}"
-        )
+        raise TypeError(f"use_tqdm must be a bool, a callable like tqdm or None, but is of type {type(use_tqdm).__name__}")
     return tqdm_class()
 
 

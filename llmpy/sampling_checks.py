@@ -134,9 +134,7 @@ def _check_numbers(values: dict[str, Any]) -> None:
     _require(values, "min_tokens", lambda least: least >= 0, "must be greater than or equal to 0, got {}.")
     most = values["max_tokens"]
     if most is not None and values["min_tokens"] > most:
-        raise _bad(
-            "min_tokens", values["min_tokens"], f"min_tokens must be less than or equal to max_tokens={most}, got {{}}."
-        )
+        raise _bad("min_tokens", values["min_tokens"], f"min_tokens must be less than or equal to max_tokens={most}, got {{}}.")
 
 
 def _check_logprobs(values: dict[str, Any]) -> None:
@@ -204,9 +202,7 @@ def _bias(given: Mapping[object, object]) -> dict[int, float]:
             wrong.append(key)
             continue
         if not is_number(value):
-            raise TypeError(
-                f"logit_bias values must be numbers, but is of type {type(value).__name__} for token {token}"
-            )
+            raise TypeError(f"logit_bias values must be numbers, but is of type {type(value).__name__} for token {token}")
         bias[token] = float(value)
     if wrong:
         message = "logit_bias contains key(s) that cannot be converted to integer token IDs: {}"

@@ -155,12 +155,7 @@ class SpmTokenizer:
         while queue:
             _, left, right, end = heappop(queue)
             # A pair is out of date once one of its symbols is gone or has grown.
-            if (
-                not lengths[left]
-                or left + lengths[left] != right
-                or not lengths[right]
-                or right + lengths[right] != end
-            ):
+            if not lengths[left] or left + lengths[left] != right or not lengths[right] or right + lengths[right] != end:
                 continue
             lengths[left], lengths[right] = end - left, 0
             if end < size:

@@ -26,9 +26,7 @@ class SampleText:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         from .detokenizer import Detokenizer
 
-        self._detokenizer = Detokenizer(
-            tokenizer, prompt_ids, params.skip_special_tokens, params.spaces_between_special_tokens
-        )
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens, params.spaces_between_special_tokens)
         self._stops = params.stop_strings
         self._include = params.include_stop_str_in_output
         self._full = ""

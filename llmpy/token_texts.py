@@ -21,9 +21,7 @@ def byte_characters() -> list[str]:
     return [chr(places.get(byte, byte)) for byte in range(256)]
 
 
-_TO_LATIN = {code: "\ufffd" for code in range(256)} | {
-    ord(char): chr(byte) for byte, char in enumerate(byte_characters())
-}
+_TO_LATIN = {code: "\ufffd" for code in range(256)} | {ord(char): chr(byte) for byte, char in enumerate(byte_characters())}
 
 
 def byte_level_text(token: str) -> bytes:

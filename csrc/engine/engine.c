@@ -66,6 +66,22 @@ static enum rc dead(struct engine *e, struct err *err)
 
 /* ---- life ---- */
 
+static void publish_stats(struct engine *e)
+{
+    struct engine_stats *stats = &e->stats;
+    stats->num_running = e->scheduler.n_running;
+    stats->num_preemptions = e->scheduler.n_preemptions;
+    stats->prompt_tokens = e->scheduler.prompt_tokens;
+    stats->prefix_cache_queries = e->scheduler.cache_queries;
+    stats->prefix_cache_hits = e->scheduler.cache_hits;
+    stats->kv_blocks_free = block_manager_n_free(e->scheduler.blocks);
+    stats->evictions = block_manager_n_evictions(e->scheduler.blocks);
+    uint64_t words[N_STATS];
+    memcpy(words, stats, sizeof words);
+    for (size_t i = 0; i < N_STATS; i++)
+        atomic_store_explicit(&e->published[i], words[i], memory_order_relaxed);
+}
+
 enum rc engine_create(const struct engine_config *config, struct engine **result, struct err *err)
 {
     struct engine *e = mem_calloc(1, sizeof *e);
@@ -88,11 +104,13 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
     }
     if (!rc && !(e->owners = mem_calloc(e->batch.max_tasks, sizeof *e->owners)))
         rc = err_set(err, RC_MEMORY, "engine: out of memory for %u tasks", e->batch.max_tasks);
-    if (rc)
+    if (rc) {
         engine_destroy(e);
-    else
-        *result = e;
-    return rc;
+        return rc;
+    }
+    publish_stats(e);
+    *result = e;
+    return RC_OK;
 }
 
 void engine_destroy(struct engine *e)
@@ -238,22 +256,6 @@ static bool take_commands(struct engine *e)
     bool is_dead = atomic_load(&e->is_dead);
     finish_aborted(e, is_dead ? UINT64_MAX : upto, is_dead ? FINISH_ERROR : FINISH_ABORT);
     return true;
-}
-
-static void publish_stats(struct engine *e)
-{
-    struct engine_stats *stats = &e->stats;
-    stats->num_running = e->scheduler.n_running;
-    stats->num_preemptions = e->scheduler.n_preemptions;
-    stats->prompt_tokens = e->scheduler.prompt_tokens;
-    stats->prefix_cache_queries = e->scheduler.cache_queries;
-    stats->prefix_cache_hits = e->scheduler.cache_hits;
-    stats->kv_blocks_free = block_manager_n_free(e->scheduler.blocks);
-    stats->evictions = block_manager_n_evictions(e->scheduler.blocks);
-    uint64_t words[N_STATS];
-    memcpy(words, stats, sizeof words);
-    for (size_t i = 0; i < N_STATS; i++)
-        atomic_store_explicit(&e->published[i], words[i], memory_order_relaxed);
 }
 
 static void take_score(struct engine *e, struct sequence *q, const struct sample_task *task, const struct sample_result *result)

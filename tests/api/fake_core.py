@@ -67,6 +67,9 @@ class FakeModel:
             }
         ]
 
+    def describe(self):
+        return {"num_groups": 1}
+
     def program(self):
         return ["embed", "logits"]
 
@@ -191,9 +194,7 @@ class FakeEngine:
     def top(self, ids, count):
         if not count:
             return None
-        best = (
-            np.stack([np.arange(count, dtype=np.int32) + 1] * len(ids)) if len(ids) else np.zeros((0, count), np.int32)
-        )
+        best = np.stack([np.arange(count, dtype=np.int32) + 1] * len(ids)) if len(ids) else np.zeros((0, count), np.int32)
         values = -0.1 * (best.astype(np.float32) + 1)
         return best.tobytes(), values.astype(np.float32).tobytes(), best.tobytes()
 

@@ -251,10 +251,7 @@ def test_chat(fake_llm):
     go_on = [user, {"role": "assistant", "content": "Well,"}]
     out = llm.chat(go_on, add_generation_prompt=False, continue_final_message=True, max_tokens=1)
     assert out[0].prompt.endswith("assistant\nWell,")
-    assert (
-        llm.chat([user], chat_template="{{ extra }}!", chat_template_kwargs={"extra": "x"}, max_tokens=1)[0].prompt
-        == "x!"
-    )
+    assert llm.chat([user], chat_template="{{ extra }}!", chat_template_kwargs={"extra": "x"}, max_tokens=1)[0].prompt == "x!"
     with pytest.raises(TypeError, match="messages must be"):
         llm.chat(3)
 
@@ -296,9 +293,7 @@ def test_score_refusals(fake_llm):
     for temperature in (0, -1, float("nan")):
         with pytest.raises(InvalidRequestError, match="temperature must be a finite number greater than zero"):
             llm.score([5, 6], temperature=temperature)
-    with pytest.raises(
-        InvalidRequestError, match="Requested prompt logprobs of 21, which is greater than max allowed: 20"
-    ):
+    with pytest.raises(InvalidRequestError, match="Requested prompt logprobs of 21, which is greater than max allowed: 20"):
         llm.score([5, 6], logprobs=21)
     with pytest.raises(UnsupportedError, match="sampling_params"):
         llm.score([5, 6], sampling_params=SamplingParams())

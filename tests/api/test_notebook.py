@@ -101,11 +101,7 @@ def test_html_tints_tokens_by_logprob(fake_llm):
 def test_table_is_bounded(fake_llm):
     outs = fake_llm().generate([[5]] * 60, max_tokens=1)
     checked = Check(outs._repr_html_())
-    assert (
-        sum(tag == "tr" for tag, _ in checked.tags) == 51
-        and "10 more" in checked.text
-        and "60 requests" in checked.text
-    )
+    assert sum(tag == "tr" for tag, _ in checked.tags) == 51 and "10 more" in checked.text and "60 requests" in checked.text
 
 
 def test_llm_html(fake_llm):
@@ -116,9 +112,7 @@ def test_llm_html(fake_llm):
     assert "closed" in Check(llm._repr_html_()).text
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(98_362_432, "98.4 MB"), (1_200_000_000, "1.2 GB"), (5, "5 B"), (123e9, "123 GB")]
-)
+@pytest.mark.parametrize(("count", "text"), [(98_362_432, "98.4 MB"), (1_200_000_000, "1.2 GB"), (5, "5 B"), (123e9, "123 GB")])
 def test_size(count, text):
     assert size(int(count)) == text
 

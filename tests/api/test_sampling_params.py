@@ -203,9 +203,7 @@ def test_replace_clone_to_dict_pickle():
     assert dataclasses.replace(params, n=2).n == 2
     with pytest.raises(InvalidRequestError):
         params.replace(top_p=0)
-    assert repr(params.replace(output_kind="CUMULATIVE", bad_token_ids=())) == (
-        "SamplingParams(temperature=0.5, stop=('a',))"
-    )
+    assert repr(params.replace(output_kind="CUMULATIVE", bad_token_ids=())) == ("SamplingParams(temperature=0.5, stop=('a',))")
 
 
 def test_from_generation_config():

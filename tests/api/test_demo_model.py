@@ -1,0 +1,73 @@
+"""The demo model through the whole face: real text, real templates, real stop strings."""
+
+import gc
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from llmpy import LLM, SamplingParams
+
+TEXTS = ["The capital of France is", "日本の首都は", "def add(a, b):\n    return", "Привет, как", "😀😀😀 means", "A list:\n1."]
+
+
+@pytest.fixture(scope="module")
+def llm(demo_model):
+    with LLM(demo_model, max_model_len=2048, kv_cache_memory_bytes="256MiB") as llm:
+        yield llm
+
+
+def test_deltas_join_to_the_text_and_to_one_decode(llm):
+    params = SamplingParams(max_tokens=12, temperature=1.5, seed=3, ignore_eos=True, logit_bias={3: 3.0})
+    for skip in (True, False):
+        wanted = llm.generate(TEXTS, params.replace(skip_special_tokens=skip))
+        for text, out in zip(TEXTS, wanted, strict=True):
+            chunks = list(llm.stream(text, params.replace(skip_special_tokens=skip)))
+            assert "".join(chunks) == out.text and not any("\ufffd" in chunk for chunk in chunks if "\ufffd" not in out.text)
+            decode = llm.tokenizer.decode
+            whole = decode(out.prompt_token_ids + out.token_ids, skip_special_tokens=skip)
+            assert whole == decode(out.prompt_token_ids, skip_special_tokens=skip) + out.text
+
+
+def test_stop_strings_across_tokens(llm):
+    free = llm.generate("Once upon a time", temperature=0, max_tokens=24)[0]
+    for start in range(3, len(free.text) - 9, 19):
+        stop = free.text[start : start + 6]
+        out = llm.generate("Once upon a time", temperature=0, max_tokens=24, stop=stop)[0].outputs[0]
+        assert out.text == free.text[: free.text.index(stop)] and out.stop_reason == stop
+        assert out.token_ids == free.token_ids[: len(out.token_ids)]
+        assert stop not in llm.tokenizer.decode(out.token_ids[:-1])
+
+
+def test_chat_ends_where_the_model_ends(llm):
+    out = llm.chat("What is the capital of Italy?", temperature=0, max_tokens=60)[0]
+    assert "Rome" in out.text and out.finish_reason == "stop" and "<|im_end|>" not in out.text
+    assert out.token_ids[-1] in llm.tokenizer.eos_token_ids
+    assert "".join(llm.stream_chat("What is the capital of Italy?", temperature=0, max_tokens=60)) == out.text
+    shown = llm.chat(
+        "What is the capital of Italy?", temperature=0, max_tokens=60, include_stop_str_in_output=True,
+        skip_special_tokens=False,
+    )[0]  # fmt: skip
+    assert shown.text == out.text + "<|im_end|>"
+
+
+def test_score_prefers_the_truth(llm):
+    scores = llm.score(["The capital of France is"] * 3, [" Paris", " Berlin", " banana"])
+    assert scores[0].sum_logprob > scores[1].sum_logprob > scores[2].sum_logprob
+    assert all(score.start == len(llm.tokenizer.encode("The capital of France is")) for score in scores)
+
+
+def test_ready_soon_and_gone_with_its_last_name(demo_model: Path):
+    start = time.process_time()
+    llm = LLM(demo_model)
+    assert time.process_time() - start < 5, "seconds of processor time to load 98 MB"
+    llm.generate("Hi", max_tokens=2)
+    before = int(Path("/proc/self/statm").read_text().split()[1])
+    gc.disable()
+    try:
+        del llm
+        freed = (before - int(Path("/proc/self/statm").read_text().split()[1])) * resource.getpagesize()
+    finally:
+        gc.enable()
+    assert freed > 90e6
