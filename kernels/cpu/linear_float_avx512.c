@@ -66,7 +66,7 @@ INLINE void gemv_panels(const uint8_t *w, size_t panel_bytes, const float *x, fl
     UNROLL for (int q = 0; q < n_panels; q++) _mm512_storeu_ps(acc + q * 16, c[q]);
 }
 
-/* A chain takes 4 cycles a column: 16 bytes a cycle of F32, enough for any memory, but 8 of the 16-bit types, which go in pairs. */
+/* A chain takes 4 cycles a column: of F32 16 bytes a cycle, enough for any memory; of 16-bit types 8, so those go in pairs. */
 INLINE void gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels, const int type)
 {
     const float *xk = (const float *)(const void *)x;
