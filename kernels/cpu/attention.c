@@ -44,12 +44,11 @@ struct attention_job {
 
 /* One thread's working memory; every array has ATTENTION_TILE_ROWS rows. */
 struct attention_scratch {
-    float *q;                /* register tiles [head_dim][rows], scaled */
+    float *q;                /* [QUERY_STRIDE], scaled */
     float *s;                /* [TILE_KEYS] */
     float *o, *l, *m;        /* the split's state: [value_dim], [LANES], 1 */
     float *sum_o, *sum_l, *sum_m; /* what is folded so far */
     float *a;                /* the tile's factor */
-    char *keys, *values;     /* a tile as float32 */
 };
 
 _Static_assert(sizeof(struct attention_task) == ATTENTION_TASK_BYTES, "attention.h sizes the list of tasks");
@@ -66,7 +65,7 @@ static struct attention_scratch scratch_lay(const struct attention_job *job, uin
     char *at = job->cpu->scratch + thread * job->cpu->scratch_bytes;
     uint32_t n = ATTENTION_TILE_ROWS, width = job->value_dim;
     struct attention_scratch s;
-    s.q = scratch_take(&at, n * job->args->kv.head_dim);
+    s.q = scratch_take(&at, n * QUERY_STRIDE);
     s.s = scratch_take(&at, n * TILE_KEYS);
     s.o = scratch_take(&at, n * width);
     s.l = scratch_take(&at, n * LANES);
@@ -75,8 +74,6 @@ static struct attention_scratch scratch_lay(const struct attention_job *job, uin
     s.sum_l = scratch_take(&at, n * LANES);
     s.sum_m = scratch_take(&at, n);
     s.a = scratch_take(&at, n);
-    s.keys = (char *)scratch_take(&at, TILE_KEYS * job->args->kv.head_dim);
-    s.values = (char *)scratch_take(&at, TILE_KEYS * width);
     return s;
 }
 
@@ -88,9 +85,10 @@ struct attention_unit {
     struct attention_scratch s;
     uint32_t head;            /* kv head */
     uint32_t n_tiles;         /* register tiles, of near equal size */
-    uint32_t type;            /* TILE_F32, ... of what the register tiles read */
-    bool is_expanded;         /* the tile is converted to float32 once for many register tiles */
+    uint32_t type;            /* TILE_F32, ... */
     const char *keys[TILE_GROUPS], *values[TILE_GROUPS];
+    uint32_t positions[ATTENTION_TILE_ROWS];
+    const char *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS]; /* what to fetch ahead: the next tile where there is one */
 };
 
 static uint32_t tile_first(const struct attention_unit *u, uint32_t tile)
@@ -120,71 +118,69 @@ static const float *row_query(const struct attention_job *job, const struct atte
     return (const float *)args->q.data + (size_t)at * args->q.stride + column;
 }
 
-/* Lays the queries of every register tile as [head_dim][rows], scaled. */
-static void pack_queries(const struct attention_unit *u)
+static void scale_queries(const struct attention_unit *u)
 {
     uint32_t head_dim = u->job->args->kv.head_dim;
+    vf factor = v_set1(u->job->q_factor);
     float *out;
-    for (uint32_t t = 0; t < u->n_tiles; t++) {
-        uint32_t first = tile_first(u, t), n = tile_first(u, t + 1) - first;
-        for (uint32_t r = 0; r < n; r++) {
-            const float *q = row_query(u->job, u->task, u->head, first + r, &out);
-            float *packed = u->s.q + (size_t)first * head_dim + r;
-            for (uint32_t d = 0; d < head_dim; d++)
-                packed[(size_t)d * n] = q[d] * u->job->q_factor;
+    for (uint32_t r = 0; r < u->task->n_rows; r++) {
+        const float *q = row_query(u->job, u->task, u->head, r, &out);
+        for (uint32_t d = 0; d < head_dim; d += LANES) {
+            uint32_t n = head_dim - d < LANES ? head_dim - d : LANES;
+            v_store_n(u->s.q + (size_t)r * QUERY_STRIDE + d, v_mul(v_load_n(q + d, n), factor), n);
         }
     }
 }
 
-/* Finds the groups of the tile at position start; only positions from..to - 1 are looked up, the others repeat a group that is
- * there (their scores are hidden). Converts the tile where many register tiles read it. */
+/* Finds the groups of the tile at position start and of the next one, from which data is fetched ahead. Only positions
+ * from..to - 1 are looked up; the other groups repeat one that is there (their scores are hidden). */
 static void take_tile(struct attention_unit *u, uint32_t start, uint32_t from, uint32_t to)
 {
     const struct attention_args *args = u->job->args;
     const struct kv_view *kv = &args->kv;
-    uint32_t first = (from > start ? from - start : 0) / KV_GROUP;
-    uint32_t end = (to < start + TILE_KEYS ? to - start + KV_GROUP - 1 : TILE_KEYS) / KV_GROUP;
-    size_t item = kv_item_bytes(kv->dtype), key_items = (size_t)KV_GROUP * kv->head_dim;
-    size_t value_items = (size_t)KV_GROUP * u->job->value_dim;
-    for (uint32_t g = first; g < end; g++) {
-        const char *group = kv_group(kv, args->batch->block_tokens, u->task->seq, start + g * KV_GROUP, u->head);
-        u->keys[g] = group;
-        u->values[g] = group + key_items * item;
-        if (!u->is_expanded)
-            continue;
-        float *keys = (float *)u->s.keys + g * key_items, *values = (float *)u->s.values + g * value_items;
-        for (size_t i = 0; i < key_items; i += LANES)
-            v_store(keys + i, kv_load(u->keys[g] + i * item, kv->dtype));
-        for (size_t i = 0; i < value_items; i += LANES)
-            v_store(values + i, kv_load(u->values[g] + i * item, kv->dtype));
-        u->keys[g] = (const char *)keys;
-        u->values[g] = (const char *)values;
+    uint32_t first = (from > start ? from - start : 0) / KV_GROUP, block_tokens = args->batch->block_tokens;
+    size_t key_bytes = (size_t)KV_GROUP * kv->head_dim * kv_item_bytes(kv->dtype);
+    for (uint32_t i = 0; i < TILE_GROUPS; i++) {
+        uint32_t g = (first + i) % TILE_GROUPS, position = start + g * KV_GROUP, next = position + TILE_KEYS;
+        bool is_there = g >= first && position < to;
+        u->keys[g] = is_there ? kv_group(kv, block_tokens, u->task->seq, position, u->head) : u->keys[first];
+        u->values[g] = u->keys[g] + key_bytes;
+        u->next_keys[g] = next < to ? kv_group(kv, block_tokens, u->task->seq, next, u->head) : u->keys[g];
+        u->next_values[g] = u->next_keys[g] + key_bytes;
     }
-    for (uint32_t g = 0; g < TILE_GROUPS; g++)
-        if (g < first || g >= end) {
-            u->keys[g] = u->keys[first];
-            u->values[g] = u->values[first];
-        }
 }
 
 /* Keys of the tile at start that a row sees: [*lo, *hi) within the tile; false: none. */
 static bool row_range(const struct attention_unit *u, uint32_t row, uint32_t start, uint32_t *lo, uint32_t *hi)
 {
-    uint32_t position = row_position(u->job, u->task, row), from = visible_from(u->job, position), to = position + 1;
+    uint32_t position = u->positions[row], from = visible_from(u->job, position), to = position + 1;
     *lo = from > start ? from - start : 0;
     *hi = to < start + TILE_KEYS ? (to > start ? to - start : 0) : TILE_KEYS;
     return *lo < *hi;
 }
 
+/* The keys of the tile that all rows first..last see, [*lo, *hi), and the end of those that any sees. Positions ascend with the
+ * rows. */
+static uint32_t tile_range(const struct attention_unit *u, uint32_t first, uint32_t last, uint32_t start, uint32_t *lo,
+                           uint32_t *hi)
+{
+    uint32_t unused, end;
+    row_range(u, first, start, &unused, hi);
+    row_range(u, last, start, lo, &end);
+    return end;
+}
+
 static void score_tile(struct attention_unit *u, uint32_t t, uint32_t start)
 {
     uint32_t first = tile_first(u, t), n = tile_first(u, t + 1) - first, head_dim = u->job->args->kv.head_dim, lo, hi;
-    float *s = u->s.s + (size_t)first * TILE_KEYS;
-    if (!row_range(u, first, start, &lo, &hi) && !row_range(u, first + n - 1, start, &lo, &hi))
+    uint32_t end = tile_range(u, first, first + n - 1, start, &lo, &hi);
+    bool is_full = lo == 0 && hi == TILE_KEYS;
+    if (end == 0) /* all of them end before this tile */
         return;
-    SCORES[u->type][n - 1](u->s.q + (size_t)first * head_dim, u->keys, head_dim, s);
+    SCORES[u->type][n - 1](u->s.q + (size_t)first * QUERY_STRIDE, u->keys, t == 0 ? u->next_keys : u->keys, head_dim, end,
+                           u->s.s + (size_t)first * TILE_KEYS);
     for (uint32_t r = first; r < first + n; r++)
-        if (row_range(u, r, start, &lo, &hi))
+        if (is_full || row_range(u, r, start, &lo, &hi))
             u->s.a[r] = softmax_step(u->s.s + (size_t)r * TILE_KEYS, lo, hi, u->job->cap, &u->s.m[r], u->s.l + r * LANES);
 }
 
@@ -195,7 +191,8 @@ static void value_row(const struct attention_unit *u, uint32_t row, const float 
 {
     uint32_t width = u->job->value_dim;
     if (lo < hi)
-        VALUES[u->type][0](u->s.s + (size_t)row * TILE_KEYS, a, u->values, width, lo, hi, u->s.o + (size_t)row * width);
+        VALUES[u->type][0](u->s.s + (size_t)row * TILE_KEYS, a, u->values, u->values, width, lo, hi,
+                           u->s.o + (size_t)row * width);
 }
 
 /* O of a register tile. Positions ascend with the rows, so what all of them see is [lo of the last, hi of the first); the ends
@@ -203,11 +200,10 @@ static void value_row(const struct attention_unit *u, uint32_t row, const float 
 static void value_tile(struct attention_unit *u, uint32_t t, uint32_t start)
 {
     uint32_t first = tile_first(u, t), n = tile_first(u, t + 1) - first, width = u->job->value_dim, lo, hi, unused;
-    row_range(u, first, start, &unused, &hi);
-    row_range(u, first + n - 1, start, &lo, &unused);
+    tile_range(u, first, first + n - 1, start, &lo, &hi);
     if (lo == 0 && hi == TILE_KEYS) {
-        VALUES[u->type][n - 1](u->s.s + (size_t)first * TILE_KEYS, u->s.a + first, u->values, width, 0, TILE_KEYS,
-                               u->s.o + (size_t)first * width);
+        VALUES[u->type][n - 1](u->s.s + (size_t)first * TILE_KEYS, u->s.a + first, u->values,
+                               t == 0 ? u->next_values : u->values, width, 0, TILE_KEYS, u->s.o + (size_t)first * width);
         return;
     }
     for (uint32_t r = first; r < first + n; r++) {
@@ -224,7 +220,7 @@ static void value_tile(struct attention_unit *u, uint32_t t, uint32_t start)
     }
     if (lo >= hi)
         return;
-    VALUES[u->type][n - 1](u->s.s + (size_t)first * TILE_KEYS, u->s.a + first, u->values, width, lo, hi,
+    VALUES[u->type][n - 1](u->s.s + (size_t)first * TILE_KEYS, u->s.a + first, u->values, u->values, width, lo, hi,
                            u->s.o + (size_t)first * width);
     for (uint32_t r = first; r < first + n; r++) {
         row_range(u, r, start, &unused, &unused);
@@ -261,12 +257,13 @@ static void state_write(const float *o, const float *l, uint32_t head_dim, float
         v_store_n(out + i, v_add(v_div(v_load(o + i), sum), v_zero()), head_dim - i);
 }
 
-/* The states of all rows of the unit over one split; false in *is_seen for rows that see none of it. */
+/* The states of all rows of the unit over one split; only those of rows that see a key of it count. */
 static void run_split(struct attention_unit *u, uint32_t split, uint32_t from, uint32_t to)
 {
-    uint32_t n = u->task->n_rows, width = u->job->value_dim;
-    for (uint32_t r = 0; r < n; r++)
-        state_clear(u->s.o + (size_t)r * width, u->s.l + r * LANES, &u->s.m[r], width);
+    for (uint32_t r = 0; r < u->task->n_rows; r++) {
+        u->s.m[r] = -INFINITY; /* so the first factor is 0, and what lies in o does not matter */
+        v_store(u->s.l + r * LANES, v_zero());
+    }
     for (uint32_t start = split * SPLIT_KEYS; start < (split + 1) * SPLIT_KEYS && start < to; start += TILE_KEYS) {
         if (start + TILE_KEYS <= from)
             continue;
@@ -294,9 +291,10 @@ static void unit_open(struct attention_unit *u, const struct attention_job *job,
     u->head = head;
     u->s = scratch_lay(job, thread);
     u->n_tiles = (task->n_rows + TILE_ROWS - 1) / TILE_ROWS;
-    u->is_expanded = dtype != DTYPE_F32 && u->n_tiles > 1;
-    u->type = u->is_expanded || dtype == DTYPE_F32 ? TILE_F32 : dtype == DTYPE_F16 ? TILE_F16 : TILE_BF16;
-    pack_queries(u);
+    u->type = dtype == DTYPE_F32 ? TILE_F32 : dtype == DTYPE_F16 ? TILE_F16 : TILE_BF16;
+    for (uint32_t r = 0; r < task->n_rows; r++)
+        u->positions[r] = row_position(job, task, r);
+    scale_queries(u);
 }
 
 /* First and last position that any row of the task sees. */

@@ -20,11 +20,10 @@ static inline size_t attention_shared_bytes(const struct backend_options *option
     return attention_task_bytes(options) + ATTENTION_SLOT_BYTES;
 }
 
-/* A thread's: for each row of a task a query, 64 scores, two states and a factor; a tile of keys and values as float32. */
+/* A thread's: for each row of a task a query, 64 scores, two states and a factor. */
 static inline size_t attention_scratch_bytes(void)
 {
-    size_t row = 256 + 64 + 2 * (256 + 16 + 1) + 1;
-    return (ATTENTION_TILE_ROWS * row + 2ul * 64 * 256) * sizeof(float) + 1024;
+    return ATTENTION_TILE_ROWS * (272 + 64 + 2 * (256 + 16 + 1) + 1) * sizeof(float) + 1024;
 }
 
 #endif

@@ -13,6 +13,7 @@
 #define TILE_GROUPS (TILE_KEYS / KV_GROUP)
 #define TILE_ROWS 6u                      /* of a register tile */
 #define TILE_VECTORS (TILE_KEYS / LANES)
+#define QUERY_STRIDE 272u                 /* floats from query to query: a constant, and no power of two */
 
 V_INLINE vf kv_load(const char *p, uint32_t dtype)
 {
@@ -21,31 +22,35 @@ V_INLINE vf kv_load(const char *p, uint32_t dtype)
     return dtype == DTYPE_F16 ? v_load_f16((const uint16_t *)p) : v_load_bf16((const uint16_t *)p);
 }
 
-/* s[r][64] = chain over d of q[d][r] * k[d][j]; nv vectors of keys at a time. */
-V_INLINE void scores_pass(uint32_t rows, uint32_t nv, uint32_t dtype, const float *q, const char *const *keys, uint32_t first,
-                          uint32_t head_dim, float *s)
+/* s[r][64] = chain over d of q[r][d] * k[d][j]; nv vectors of keys at a time. The same part of the groups at `next`, which come
+ * after these, is asked for meanwhile. */
+V_INLINE void scores_pass(uint32_t rows, uint32_t nv, uint32_t dtype, const float *q, const char *const *keys,
+                          const char *const *next, uint32_t first, uint32_t head_dim, float *s)
 {
     const uint32_t item = dtype == DTYPE_F32 ? 4 : 2;
-    const char *k[8];
+    const char *k[8], *ahead[8];
     vf sum[TILE_ROWS][8];
 #pragma GCC unroll 8
     for (uint32_t v = 0; v < nv; v++) {
         uint32_t key = (first + v) * LANES;
         k[v] = keys[key / KV_GROUP] + key % KV_GROUP * item;
+        ahead[v] = next[key / KV_GROUP] + key % KV_GROUP * item;
     }
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (uint32_t v = 0; v < nv; v++)
             sum[r][v] = v_zero();
-    for (size_t d = 0; d < head_dim; d++, q += rows) {
+    for (size_t d = 0; d < head_dim; d++) {
         vf key[8];
 #pragma GCC unroll 8
-        for (uint32_t v = 0; v < nv; v++)
+        for (uint32_t v = 0; v < nv; v++) {
             key[v] = kv_load(k[v] + d * KV_GROUP * item, dtype);
+            _mm_prefetch(ahead[v] + d * KV_GROUP * item, _MM_HINT_T1);
+        }
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < rows; r++) {
-            vf x = v_set1(q[r]);
+            vf x = v_set1(q[r * QUERY_STRIDE + d]);
 #pragma GCC unroll 8
             for (uint32_t v = 0; v < nv; v++)
                 sum[r][v] = v_fma(x, key[v], sum[r][v]);
@@ -58,25 +63,32 @@ V_INLINE void scores_pass(uint32_t rows, uint32_t nv, uint32_t dtype, const floa
             v_store(s + r * TILE_KEYS + (first + v) * LANES, sum[r][v]);
 }
 
-/* o[r][c] = a[r] * o[r][c], then the chain over keys j0 <= j < j1 of p[r][j] * v[j][c]; nc vectors of columns from c on. */
+/* o[r][c] = a[r] * o[r][c], then the chain over keys j0 <= j < j1 of p[r][j] * v[j][c]; nc vectors of columns from c on. Where
+ * a[r] is 0 the chain starts from 0, whatever lies in o. */
 V_INLINE void values_pass(uint32_t rows, uint32_t nc, uint32_t dtype, const float *p, const float *a, const char *const *values,
-                          uint32_t c, uint32_t value_dim, uint32_t j0, uint32_t j1, float *o)
+                          const char *const *next, uint32_t c, uint32_t value_dim, uint32_t j0, uint32_t j1, float *o)
 {
     const size_t item = dtype == DTYPE_F32 ? 4 : 2, stride = value_dim * item;
     vf sum[TILE_ROWS][8];
 #pragma GCC unroll 8
-    for (uint32_t r = 0; r < rows; r++)
+    for (uint32_t r = 0; r < rows; r++) {
+        vf factor = v_set1(a[r]);
+        vm is_fresh = v_eq(factor, v_zero());
 #pragma GCC unroll 8
         for (uint32_t v = 0; v < nc; v++)
-            sum[r][v] = v_mul(v_set1(a[r]), v_load(o + r * value_dim + c + v * LANES));
+            sum[r][v] = v_select(is_fresh, v_zero(), v_mul(factor, v_load(o + r * value_dim + c + v * LANES)));
+    }
     for (uint32_t j = j0; j < j1;) {
         uint32_t end = (j / KV_GROUP + 1) * KV_GROUP;
         const char *row = values[j / KV_GROUP] + (j % KV_GROUP) * stride + c * item;
+        ptrdiff_t ahead = next[j / KV_GROUP] - values[j / KV_GROUP];
         for (end = end < j1 ? end : j1; j < end; j++, row += stride) {
             vf value[8];
 #pragma GCC unroll 8
-            for (uint32_t v = 0; v < nc; v++)
+            for (uint32_t v = 0; v < nc; v++) {
                 value[v] = kv_load(row + v * LANES * item, dtype);
+                _mm_prefetch(row + ahead + v * LANES * item, _MM_HINT_T1);
+            }
 #pragma GCC unroll 8
             for (uint32_t r = 0; r < rows; r++) {
                 vf x = v_set1(p[r * TILE_KEYS + j]);
@@ -102,38 +114,47 @@ V_INLINE void values_pass(uint32_t rows, uint32_t nc, uint32_t dtype, const floa
 #define VALUES_VECTORS(rows) ((rows) > 3 ? 2u : (rows) > 1 ? 4u : 8u)
 #endif
 
-V_INLINE void scores_any(uint32_t rows, uint32_t dtype, const float *q, const char *const *keys, uint32_t head_dim, float *s)
+/* Scores of the first n_keys keys at least. */
+V_INLINE void scores_any(uint32_t rows, uint32_t dtype, const float *q, const char *const *keys, const char *const *next,
+                         uint32_t head_dim, uint32_t n_keys, float *s)
 {
-    for (uint32_t first = 0; first < TILE_VECTORS; first += SCORES_VECTORS(rows))
-        scores_pass(rows, SCORES_VECTORS(rows), dtype, q, keys, first, head_dim, s);
+    if (n_keys <= 2 * LANES) {
+        scores_pass(rows, 2, dtype, q, keys, next, 0, head_dim, s);
+        return;
+    }
+    for (uint32_t first = 0; first * LANES < n_keys; first += SCORES_VECTORS(rows))
+        scores_pass(rows, SCORES_VECTORS(rows), dtype, q, keys, next, first, head_dim, s);
 }
 
 V_INLINE void values_any(uint32_t rows, uint32_t dtype, const float *p, const float *a, const char *const *values,
-                         uint32_t value_dim, uint32_t j0, uint32_t j1, float *o)
+                         const char *const *next, uint32_t value_dim, uint32_t j0, uint32_t j1, float *o)
 {
     const uint32_t step = VALUES_VECTORS(rows);
     uint32_t c = 0;
     for (; c + step * LANES <= value_dim; c += step * LANES)
-        values_pass(rows, step, dtype, p, a, values, c, value_dim, j0, j1, o);
+        values_pass(rows, step, dtype, p, a, values, next, c, value_dim, j0, j1, o);
     for (; c + 2 * LANES <= value_dim; c += 2 * LANES)
-        values_pass(rows, 2, dtype, p, a, values, c, value_dim, j0, j1, o);
+        values_pass(rows, 2, dtype, p, a, values, next, c, value_dim, j0, j1, o);
     if (c < value_dim)
-        values_pass(rows, 1, dtype, p, a, values, c, value_dim, j0, j1, o);
+        values_pass(rows, 1, dtype, p, a, values, next, c, value_dim, j0, j1, o);
 }
 
-typedef void scores_tile(const float *q, const char *const *keys, uint32_t head_dim, float *s);
-typedef void values_tile(const float *p, const float *a, const char *const *values, uint32_t value_dim, uint32_t j0,
-                         uint32_t j1, float *o);
+typedef void scores_tile(const float *q, const char *const *keys, const char *const *next, uint32_t head_dim, uint32_t n_keys,
+                         float *s);
+typedef void values_tile(const float *p, const float *a, const char *const *values, const char *const *next, uint32_t value_dim,
+                         uint32_t j0, uint32_t j1, float *o);
 
-#define TILE(type, dtype, rows) \
-    static void scores_##type##_##rows(const float *q, const char *const *keys, uint32_t head_dim, float *s)          \
-    {                                                                                                                 \
-        scores_any(rows, dtype, q, keys, head_dim, s);                                                                \
-    }                                                                                                                 \
-    static void values_##type##_##rows(const float *p, const float *a, const char *const *values, uint32_t value_dim, \
-                                       uint32_t j0, uint32_t j1, float *o)                                            \
-    {                                                                                                                 \
-        values_any(rows, dtype, p, a, values, value_dim, j0, j1, o);                                                  \
+#define TILE(type, dtype, rows)                                                                                      \
+    static void scores_##type##_##rows(const float *q, const char *const *keys, const char *const *next,             \
+                                       uint32_t head_dim, uint32_t n_keys, float *s)                                 \
+    {                                                                                                                \
+        scores_any(rows, dtype, q, keys, next, head_dim, n_keys, s);                                                 \
+    }                                                                                                                \
+    static void values_##type##_##rows(const float *p, const float *a, const char *const *values,                    \
+                                       const char *const *next, uint32_t value_dim, uint32_t j0, uint32_t j1,        \
+                                       float *o)                                                                     \
+    {                                                                                                                \
+        values_any(rows, dtype, p, a, values, next, value_dim, j0, j1, o);                                           \
     }
 #define TILES(type, dtype) \
     TILE(type, dtype, 1) TILE(type, dtype, 2) TILE(type, dtype, 3) TILE(type, dtype, 4) TILE(type, dtype, 5) \
@@ -177,7 +198,7 @@ static inline float softmax_step(float *s, uint32_t lo, uint32_t hi, float cap, 
     float old = *m, tile_top = v_hmax(top), next = old > tile_top ? old : tile_top;
     float a = 1.0f;
     if (old != next)
-        a = v_hmax(v_exp2(v_set1(old - next)));
+        a = v_first_lane(v_exp2(v_set1(old - next)));
     for (uint32_t v = 0; v < TILE_VECTORS; v++) {
         u[v] = v_exp2(v_sub(u[v], v_set1(next)));
         v_store(s + v * LANES, u[v]);

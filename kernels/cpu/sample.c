@@ -96,7 +96,7 @@ V_INLINE vf load_part(const float *p, uint32_t n)
 
 static float exp_one(float x)
 {
-    return v_hmax(v_exp(v_set1(x)));
+    return v_first_lane(v_exp(v_set1(x)));
 }
 
 /* ---- passes over one chunk ---------------------------------------------------------------------------------------------- */
@@ -256,7 +256,7 @@ static struct log_sum join_stats(const struct sample_work *w)
     for (uint32_t c = 0; c < w->n_chunks && all.most > -INFINITY; c++)
         if (w->stats[c].most > -INFINITY)
             all.sum += w->stats[c].sum * exp_one(w->stats[c].most - all.most);
-    all.log = all.sum > 0 ? v_hmax(v_log(v_set1(all.sum))) : 0;
+    all.log = all.sum > 0 ? v_first_lane(v_log(v_set1(all.sum))) : 0;
     return all;
 }
 
@@ -448,7 +448,7 @@ static void sum_list(struct sample_work *w)
         sum = v_add(sum, v_exp(v_sub(v_load(z), v_set1(w->kept.most))));
     }
     w->kept.sum = v_hsum(sum);
-    w->kept.log = v_hmax(v_log(v_set1(w->kept.sum)));
+    w->kept.log = v_first_lane(v_log(v_set1(w->kept.sum)));
 }
 
 static int32_t draw_list(const struct sample_work *w)

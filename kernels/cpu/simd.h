@@ -43,6 +43,7 @@ V_INLINE vm v_le(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
 V_INLINE vm v_eq(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 V_INLINE vf v_select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); } /* m ? a : b */
 V_INLINE uint32_t v_mask(vm m) { return m; }                                    /* bit i = lane i */
+V_INLINE float v_first_lane(vf x) { return _mm512_cvtss_f32(x); }
 
 V_INLINE vi vi_set1(uint32_t x) { return _mm512_set1_epi32((int)x); }
 V_INLINE vi vi_lane(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
@@ -131,6 +132,7 @@ V_INLINE vm v_le(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
 V_INLINE vm v_eq(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
 V_INLINE vf v_select(vm m, vf a, vf b) { return _mm256_blendv_ps(b, a, m); }
 V_INLINE uint32_t v_mask(vm m) { return (uint32_t)_mm256_movemask_ps(m); }
+V_INLINE float v_first_lane(vf x) { return _mm256_cvtss_f32(x); }
 
 V_INLINE vi vi_set1(uint32_t x) { return _mm256_set1_epi32((int)x); }
 V_INLINE vi vi_lane(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
