@@ -266,7 +266,7 @@ static uint64_t room(const struct scheduler *s)
     return n_free > kept ? n_free - kept : 0;
 }
 
-/* Pages that all rows behind the hit will take. */
+/* Pages that all rows q owes will take behind the first n_hit blocks. */
 static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q, uint32_t n_hit)
 {
     const struct engine_config *config = config_of(s);
@@ -280,6 +280,14 @@ static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q
         need += most > held ? most - held : 0;
     }
     return need;
+}
+
+/* A prompt that the step's rows did not suffice for keeps a claim to the pages of its rest. Only forks, which need no rows, can
+ * still come in beside it. */
+static void promise_rest(struct scheduler *s, const struct sequence *q)
+{
+    if (sequence_goal(q) > q->n_computed)
+        s->n_promised += (uint32_t)pages_needed(s, q, blocks_of(s, q->n_computed));
 }
 
 /* Pages of a hit that are on the free list and will leave it. */
@@ -346,6 +354,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     q->n_taken_rows = 0;
     count_admission(s, q, q->n_hit, now);
     rows_take(s, q);
+    promise_rest(s, q);
     return true;
 }
 
@@ -388,6 +397,8 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
 static void admit_waiting(struct scheduler *s, double now)
 {
     struct sequence *q;
+    for (uint32_t i = 0; s->waiting.n && i < s->n_running; i++)
+        promise_rest(s, s->running[i]);
     while (s->n_running < config_of(s)->max_num_seqs && (q = queue_first(&s->waiting))) {
         struct sequence *lead = fork_source(q);
         if (lead ? !fork_from(s, lead, q) : !s->rows_left || !admit(s, q, now))

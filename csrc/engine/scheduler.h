@@ -23,7 +23,7 @@ struct scheduler {
     uint32_t *scratch;               /* [2 * n_pages], of scheduler_check */
 
     /* The step being built. */
-    uint32_t rows_left, n_promised;  /* n_promised: pages that fresh forks will take with their first row */
+    uint32_t rows_left, n_promised;  /* n_promised: pages for unfinished prompts, and for the first rows of fresh forks */
     uint32_t n_preempted, n_admitted;
     struct rank last_victim, last_admitted;
     bool has_stalled;                /* the last step scheduled nothing though sequences waited */

@@ -565,7 +565,7 @@ static void random_job(struct job *job, const struct fake *fake, enum engine_pol
             spec->prior = (struct id_list){job->prior, check_below(random, 20)};
             for (uint32_t i = 0; i < spec->prior.n; i++)
                 job->prior[i] = random_id(random);
-        } else if (check_below(random, 3) == 0) {
+        } else if (check_below(random, 2) == 0) {
             spec->n = 1 + check_below(random, MAX_N);
         }
     }

@@ -321,6 +321,27 @@ TEST(a_reset_forgets_and_harms_nobody)
     fake_close(b.engine, &b.fake);
 }
 
+TEST(what_began_before_a_reset_is_offered_to_nobody)
+{
+    struct bench b;
+    bool progressed;
+    REQUIRE(bench_open(&b, &SMALL));
+    struct job *old = plain_job(&b.fake, 5, 20, 20), *again = plain_job(&b.fake, 5, 20, 1), *longer = plain_job(&b.fake, 5, 20, 1);
+    old->spec.n = 2;
+    expect(old);
+    submit_job(b.engine, old);
+    CHECK_OK(engine_step(b.engine, &progressed, &err)); /* 16 rows of the prompt; the second sample forks later */
+    CHECK_OK(engine_reset_prefix_cache(b.engine, false, &err));
+    drain(b.engine, &old, 1);
+    run_jobs(&b, &again, 1); /* publishes the prompt's five blocks anew */
+    memcpy(longer->prompt + 20, old->expected[1].ids, 19 * sizeof *longer->prompt);
+    longer->spec.prompt.n = 39;
+    run_jobs(&b, &longer, 1);
+    CHECK_EQ(stats_of(&b).prefix_cache_hits, 20);
+    free_jobs((struct job *[]){old, again, longer}, 3);
+    fake_close(b.engine, &b.fake);
+}
+
 TEST(lower_priority_goes_first)
 {
     struct bench b;
@@ -370,6 +391,22 @@ TEST(a_window_holds_no_more_than_it_shows)
     drain(b.engine, &job, 1);
     CHECK_EQ(stats_of(&b).num_preemptions, 0);
     free_jobs(&job, 1);
+    fake_close(b.engine, &b.fake);
+}
+
+TEST(what_is_evicted_first_is_the_end_of_a_prompt)
+{
+    struct bench b;
+    struct setup setup = SMALL;
+    setup.n_pages = 26;
+    REQUIRE(bench_open(&b, &setup));
+    struct job *jobs[3] = {plain_job(&b.fake, 1, 61, 1), plain_job(&b.fake, 2, 61, 1), plain_job(&b.fake, 1, 61, 1)};
+    for (int i = 0; i < 3; i++)
+        run_jobs(&b, &jobs[i], 1);
+    /* 25 pages: the first request leaves 15 blocks, the second needs 16 and finds 10 that hold nothing. */
+    CHECK_EQ(stats_of(&b).evictions, 6 + 6);
+    CHECK_EQ(stats_of(&b).prefix_cache_hits, 9 * 4);
+    free_jobs(jobs, 3);
     fake_close(b.engine, &b.fake);
 }
 

@@ -102,9 +102,11 @@ TEST(random_traces)
         {.block_tokens = 1, .n_pages = 110, .max_num_seqs = 5, .max_num_batched_tokens = 64, .caches = true},
         {.block_tokens = 4, .n_pages = 40, .max_num_seqs = 8, .max_num_batched_tokens = 8, .caches = false},
         {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 6, .max_num_batched_tokens = 12, .windows = {0, 6}, .n_layers = 2, .caches = true},
-        {.block_tokens = 2, .n_pages = 90, .max_num_seqs = 5, .max_num_batched_tokens = 9, .windows = {7, 3}, .n_layers = 2, .caches = true},
+        {.block_tokens = 2, .n_pages = 40, .max_num_seqs = 5, .max_num_batched_tokens = 9, .windows = {3, 7}, .n_layers = 2, .caches = true},
         {.block_tokens = 3, .n_pages = 105, .max_num_seqs = 6, .max_num_batched_tokens = 200, .windows = {1, 0, 10}, .n_layers = 3,
          .caches = true, .policy = POLICY_PRIORITY, .has_nan = true},
+        {.block_tokens = 1, .n_pages = 104, .max_num_seqs = 7, .max_num_batched_tokens = 7, .caches = true, .policy = POLICY_PRIORITY},
+        {.block_tokens = 8, .n_pages = 13, .max_num_seqs = 8, .max_num_batched_tokens = 8, .caches = true, .policy = POLICY_PRIORITY},
         {.block_tokens = 4, .n_pages = 30, .max_num_seqs = 8, .max_num_batched_tokens = 10, .caches = true, .policy = POLICY_PRIORITY},
     };
     const char *wanted = getenv("TRACE_OPERATIONS");
