@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _core, environment, hardware
-from .errors import ChatTemplateError, ConfigError, ModelNotFoundError
+from .errors import ChatTemplateError, ConfigError, DeviceMemoryError, ModelNotFoundError
 from .options import refuse
 
 if TYPE_CHECKING:
@@ -110,8 +110,16 @@ def _resolve_sizes(config: EngineConfig) -> EngineConfig:
     if tokens is None:
         tokens = max(512, seqs)
     pool = config.kv_cache_memory_bytes
+    free = hardware.free_memory_bytes()
     if pool is None:
         pool = min(hardware.total_memory_bytes() // 4, MAX_CPU_POOL_BYTES)
+    elif isinstance(pool, int) and pool > free:
+        raise DeviceMemoryError(
+            f"kv_cache_memory_bytes: wanted {pool} bytes, have {free} free of {hardware.total_memory_bytes()}; "
+            "lower it, or close() another engine",
+            wanted_bytes=pool,
+            free_bytes=free,
+        )
     return config.replace(max_num_seqs=seqs, max_num_batched_tokens=tokens, kv_cache_memory_bytes=pool)
 
 

@@ -123,9 +123,11 @@ class Request:
             error=self.error,
             sampling_params=self.params,
         )
-        if self._prompt_logprobs is not None and self.params.prompt_logprobs is not None:
+        lone = (b"", b"") if len(ids) == 1 and self.error is None else None
+        logprobs = self._prompt_logprobs or lone
+        if logprobs is not None and self.params.prompt_logprobs is not None:
             output.prompt_logprobs, output.prompt_token_logprobs = prompt_view(
-                ids, self._prompt_logprobs, self._prompt_top, self.context, self.params.detokenize
+                ids, logprobs, self._prompt_top, self.context, self.params.detokenize
             )
         return output
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 
 import numpy as np
@@ -50,6 +53,20 @@ def make_tokenizer(texts=True, template=TEMPLATE):
 def next_token(ids):
     """The fake model: depends on the last three ids."""
     return int((31 * ids[-1] + 17 * (ids[-2] if len(ids) > 1 else 3) + 7 * len(ids)) % (VOCAB - 2))
+
+
+class InterruptingBar:
+    """A progress bar that sends Ctrl-C a moment after the requests were prepared."""
+
+    def __init__(self, **options):
+        self.timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        self.timer.start()
+
+    def update(self, n):
+        pass
+
+    def close(self):
+        self.timer.join()
 
 
 class FakeModel:

@@ -3,7 +3,6 @@
 import gc
 import os
 import pickle
-import signal
 import threading
 import time
 import weakref
@@ -140,20 +139,13 @@ def test_finish_and_stop_reasons(fake_llm):
     assert (out.finish_reason, out.stop_reason) == ("length", None)
 
 
-def interrupt_after(seconds):
-    timer = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
-    return timer
-
-
 def test_ctrl_c_keeps_what_there_is_and_the_engine(fake_llm):
     llm = fake_llm(step_s=0.005, max_model_len=100_000)
     llm.generate(PROMPTS, max_tokens=2)
-    timer = interrupt_after(0.2)
+    params = [SamplingParams(max_tokens=n) for n in (3, 50000, 50000, 50000)]
     start = time.perf_counter()
     with pytest.raises(GenerationInterrupted) as caught:
-        llm.generate(PROMPTS, [SamplingParams(max_tokens=n) for n in (3, 50000, 50000, 50000)])
-    timer.join()
+        llm.generate(PROMPTS, params, use_tqdm=fake_core.InterruptingBar)
     assert time.perf_counter() - start < 2
     partial = caught.value.partial
     assert [out.finish_reason for out in partial] == ["length", "abort", "abort", "abort"]

@@ -2,17 +2,18 @@
 
 import math
 import os
-import signal
 import threading
 import time
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from fake_core import InterruptingBar
 
 from llmpy import (
     LLM,
     ConfigError,
+    DeviceMemoryError,
     EngineBusyError,
     EngineClosedError,
     GenerationInterrupted,
@@ -69,6 +70,17 @@ def test_logprob_views_are_consistent(open_tiny):
     assert raw.token_logprobs.tobytes() == out.prompt_token_logprobs[1:].tobytes()
     assert raw.top == out.prompt_logprobs[1:]
     assert all(len(row) in (3, 4) for row in raw.top)
+
+
+def test_logprobs_of_a_prompt_of_one_token(open_tiny):
+    for count in (0, 2):
+        out = open_tiny().generate([5], prompt_logprobs=count, max_tokens=1)[0]
+        assert list(out.prompt_logprobs) == [None] and np.isnan(out.prompt_token_logprobs).tolist() == [True]
+
+
+def test_more_samples_than_slots(open_tiny):
+    out = open_tiny(max_num_seqs=4).generate("hello", n=20, max_tokens=3)[0]
+    assert len({tuple(sample.token_ids) for sample in out.outputs}) > 10 and all(s.finished() for s in out.outputs)
 
 
 def test_seeds_replay(open_tiny):
@@ -207,6 +219,9 @@ def test_model_length(open_tiny, tiny_model):
         LLM(tiny_model, kv_cache_memory_bytes=9 * small, max_model_len=200)
     with pytest.raises(ConfigError, match="max_model_len must be at most 256"):
         LLM(tiny_model, max_model_len=300)
+    with pytest.raises(DeviceMemoryError, match="kv_cache_memory_bytes: wanted") as caught:
+        LLM(tiny_model, kv_cache_memory_bytes="1000TiB")
+    assert caught.value.wanted_bytes > caught.value.free_bytes > 0
 
 
 def test_dummy_weights(open_tiny, write_model, tmp_path):
@@ -252,11 +267,8 @@ def test_chat_and_introspection(open_tiny):
 
 def test_ctrl_c(open_tiny):
     llm = open_tiny(max_num_seqs=2)
-    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(GenerationInterrupted) as caught:
-        llm.generate([[5, 6]] * 4000, max_tokens=200, ignore_eos=True)
-    timer.join()
+        llm.generate([[5, 6]] * 4000, max_tokens=200, ignore_eos=True, use_tqdm=InterruptingBar)
     reasons = [out.finish_reason for out in caught.value.partial]
     assert len(reasons) == 4000 and "abort" in reasons and llm.stats().num_unfinished == 0
     assert llm.generate("hello", RANDOM)[0].finished
