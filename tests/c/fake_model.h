@@ -43,7 +43,7 @@ struct fake {
     uint32_t n_pages;
     struct cell *pool;     /* [n_pages][block_tokens] */
     bool has_nan;          /* some histories give non-finite logits */
-    uint64_t n_runs, fails_at, n_rows, max_rows_seen;
+    uint64_t n_runs, fails_at, n_rows, n_copies;
     struct engine *engine; /* for a test of the busy flag */
     enum rc busy;
 };
@@ -227,7 +227,7 @@ static enum rc fake_run(void *ctx, struct batch *b, struct err *err)
     struct fake *fake = ctx;
     fake->n_runs++;
     fake->n_rows += b->n_rows;
-    fake->max_rows_seen = b->n_rows > fake->max_rows_seen ? b->n_rows : fake->max_rows_seen;
+    fake->n_copies += b->n_copies;
     if (fake->n_runs == fake->fails_at)
         return err_set(err, RC_DEVICE, "the device is on fire");
     if (fake->engine) {

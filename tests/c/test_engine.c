@@ -370,6 +370,37 @@ TEST(lower_priority_goes_first)
     fake_close(b.engine, &b.fake);
 }
 
+/* A fork copies its tail, then a prompt ahead of it wants its pages in the same step: the copy is taken back with the row. */
+TEST(a_victim_takes_its_copy_back)
+{
+    struct bench b;
+    struct setup setup = {.block_tokens = 4, .n_pages = 32, .max_num_seqs = 4, .max_num_batched_tokens = 40, .caches = true,
+                          .policy = POLICY_PRIORITY};
+    bool progressed;
+    REQUIRE(bench_open(&b, &setup));
+    struct job *jobs[3] = {plain_job(&b.fake, 1, 7, 20), plain_job(&b.fake, 2, 38, 10), plain_job(&b.fake, 3, 70, 5)};
+    jobs[0]->spec.priority = 1;
+    jobs[1]->spec.priority = 2;
+    jobs[1]->spec.n = 2;
+    for (int i = 0; i < 3; i++) {
+        expect(jobs[i]);
+        submit_job(b.engine, jobs[i]);
+        if (i)
+            CHECK_OK(engine_step(b.engine, &progressed, &err)); /* 7 + 33 rows; then 1 + 5 + 34, and the fork */
+    }
+    CHECK_EQ(stats_of(&b).num_running, 4);
+    CHECK_EQ(stats_of(&b).kv_blocks_free, 10); /* the long prompt wants 9, the first request 1, the fork's copy 1 */
+    CHECK_OK(engine_step(b.engine, &progressed, &err));
+    CHECK_OK(engine_check(b.engine, &err));
+    CHECK_EQ(stats_of(&b).num_preemptions, 2);
+    CHECK_EQ(b.fake.n_copies, 0);
+    drain(b.engine, jobs, 3);
+    for (int i = 0; i < 3; i++)
+        CHECK(jobs[i]->is_done);
+    free_jobs(jobs, 3);
+    fake_close(b.engine, &b.fake);
+}
+
 TEST(a_window_holds_no_more_than_it_shows)
 {
     struct bench b;
