@@ -23,6 +23,7 @@ import numpy as np
 import random_gguf
 
 DECODE_TOKENS, PROMPT = 24, 16
+REST_S = 0.7  # the peer's workers spin on for a while after a call; nobody shall be measured beside them
 BUFFER_BYTES = 1 << 30
 
 
@@ -145,7 +146,10 @@ def measure(path: Path, kind: str, rounds: int, peaks: Peaks) -> list[dict[str, 
     for name, job in JOBS.items():
         for engine in compared:
             job(engine)
-        samples = [(peaks.read(), peaks.multiply(), *(job(engine) for engine in compared)) for _ in range(rounds)]
+        samples = []
+        for _ in range(rounds):
+            time.sleep(REST_S)
+            samples.append((peaks.read(), peaks.multiply(), *(job(engine) for engine in compared)))
         reads, flops, mine, *theirs = (statistics.median(column) for column in zip(*samples, strict=True))
         row: dict[str, object] = {
             "type": kind,
