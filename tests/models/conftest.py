@@ -213,7 +213,7 @@ def error_of() -> Callable[[np.ndarray, np.ndarray], float]:
     return relative_error
 
 
-K_QUANTS = {"Q2_K": ((80, 84),), "Q3_K": ((108, 110),), "Q4_K": ((0, 4),), "Q5_K": ((0, 4),), "Q6_K": ((208, 210),)}
+K_QUANTS = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}
 
 
 def quantised(values: np.ndarray, kind: str, random: np.random.Generator) -> np.ndarray:
@@ -223,9 +223,10 @@ def quantised(values: np.ndarray, kind: str, random: np.random.Generator) -> np.
         return gguf.quants.quantize(values.astype(np.float32), dtype)
     n_values, n_bytes = gguf.GGML_QUANT_SIZES[dtype]
     blocks = random.integers(0, 256, (values.size // n_values, n_bytes), dtype=np.uint8)
-    for first, last in K_QUANTS[kind]:  # the float16 scales: small, of both signs
-        scales = random.normal(0, 1, (len(blocks), (last - first) // 2)) * {"Q3_K": 5e-4, "Q6_K": 1e-4}.get(kind, 1e-3)
-        blocks[:, first:last] = scales.astype("<f2").view(np.uint8)
+    first, last = K_QUANTS[kind]  # the float16 scales: of both signs, and such that the weights deviate by 0.06
+    scales = random.normal(0, 1, (len(blocks), (last - first) // 2))
+    blocks[:, first:last] = scales.astype("<f2").view(np.uint8)
+    blocks[:, first:last] = (scales * 0.06 / gguf.quants.dequantize(blocks, dtype).std()).astype("<f2").view(np.uint8)
     return blocks.reshape(values.shape[0], -1)
 
 
@@ -314,7 +315,7 @@ class Engine:
         settings = {
             **{"device": "cpu", "isa": "auto", "num_threads": 2, "dtype": "auto", "kv_dtype": "float32"},
             **{"activation_dtype": "float", "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 512},
-            **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None},
+            **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None, "fit_model_len": False},
         }
         self.model = _core.Model(compiled.spec, self.checkpoint, {**settings, **options})
         rules = {

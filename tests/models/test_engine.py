@@ -1,0 +1,123 @@
+"""The engine against the oracle: every family, rope kind and storage type, alone and in a mixed batch in chunks."""
+
+import numpy as np
+import pytest
+
+from llmpy import _core
+
+BOUND = 1e-4  # of a logit, relative to the largest
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def check(answer, ids, logits_of, bound):
+    """All prompt logprobs, and the greedy tokens under the near-tie rule: within the arithmetic's error of the best.
+
+    A difference of logits shows in differences of logprobs, twice as large at most.
+    """
+    logits = logits_of([*ids, *answer.ids])
+    allowed = 2 * bound * np.abs(logits).max()
+    wanted = log_softmax(logits)
+    if len(ids) > 1:
+        assert np.abs(answer.table(logits.shape[1]) - wanted[: len(ids) - 1]).max() <= allowed
+        assert np.allclose(answer.prompt, wanted[np.arange(len(ids) - 1), ids[1:]], rtol=0, atol=allowed)
+    rows = wanted[len(ids) - 1 : -1]
+    assert len(answer.ids) == len(answer.logprobs) == len(rows) > 0
+    chosen = rows[np.arange(len(rows)), answer.ids]
+    assert (chosen >= rows.max(-1) - allowed).all()
+    assert np.abs(chosen - answer.logprobs).max() <= allowed
+
+
+def same(a, b):
+    """Two answers equal to the last bit."""
+    return (
+        a.ids == b.ids
+        and a.logprobs == b.logprobs
+        and np.array_equal(a.prompt, b.prompt)
+        and np.array_equal(a.prompt_ids, b.prompt_ids)
+        and np.array_equal(a.prompt_top, b.prompt_top)
+    )
+
+
+@pytest.mark.parametrize("isa", _core.cpu_isas())
+def test_engine_matches_the_oracle_alone_and_in_a_mixed_batch(case, isa, tiny, oracle, engine, prompts):
+    path = tiny(case).directory
+    reference = oracle(path, max_model_len=128)
+    with engine(path, isa=isa) as one:
+        alone = [one.run([ids], top=99)[0] for ids in prompts]
+    for answer, ids in zip(alone, prompts, strict=True):
+        check(answer, ids, reference.logits, BOUND)
+    with engine(path, isa=isa, max_num_batched_tokens=24, num_threads=1) as chunked:
+        mixed = chunked.run([*prompts, *reversed(prompts)], top=99)
+    for answer, wanted in zip(mixed, [*alone, *reversed(alone)], strict=True):
+        assert same(answer, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_checkpoints(tiny, oracle, engine, prompts, dtype):
+    path = tiny("qwen2", dtype, shards=3).directory
+    reference = oracle(path)
+    with engine(path) as exact, engine(path, kv_dtype="auto") as narrow:
+        for ids in prompts:
+            check(exact.run([ids], top=99)[0], ids, reference.logits, BOUND)
+            check(narrow.run([ids], top=99)[0], ids, reference.logits, {"float16": 1e-3, "bfloat16": 8e-3}[dtype])
+
+
+def test_dtype_converts_at_load(tiny, engine, oracle, prompts):
+    reference = oracle(tiny("llama").directory)
+    with engine(tiny("llama").directory, dtype="bfloat16", kv_dtype="float32") as model:
+        check(model.run([prompts[2]], top=99)[0], prompts[2], reference.logits, 2e-2)
+        assert not np.allclose(
+            model.run([prompts[2]], top=99)[0].table(99), log_softmax(reference.logits(prompts[2]))[:-1], atol=1e-4
+        )
+
+
+BLOCK_256 = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_gguf_storage_types(tiny, gguf_of, oracle, engine, prompts, tmp_path, kind):
+    model = tiny("llama-bias", head_dim=32, **(BLOCK_256 if kind.endswith("K") else {}))
+    path = gguf_of(model, tmp_path / "tiny.gguf", kind)
+    reference = oracle(path)
+    with engine(path) as exact:
+        for ids in prompts[1:3]:
+            check(exact.run([ids], top=99)[0], ids, reference.logits, BOUND)
+    if kind in ("F32", "F16", "BF16"):
+        return
+    with engine(path, activation_dtype="int8") as fast:
+        alone = [fast.run([ids], top=99)[0] for ids in prompts[1:]]
+    with engine(path, activation_dtype="int8", max_num_batched_tokens=24) as chunked:
+        assert all(map(same, chunked.run(prompts[1:], top=99), alone))
+    for answer, ids in zip(alone, prompts[1:], strict=True):
+        check(answer, ids, reference.logits, 3e-2)
+
+
+@pytest.mark.parametrize("case", ["llama-llama3", "llama-yarn", "mistral", "qwen2", "qwen3", "llama-tied"])
+def test_gguf_families(case, tiny, gguf_of, oracle, engine, prompts, tmp_path):
+    metadata = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 32,
+    }
+    path = gguf_of(tiny(case), tmp_path / "tiny.gguf", "F32", metadata=metadata if case == "llama-yarn" else None)
+    reference = oracle(path)
+    with engine(path) as model:
+        for answer, ids in zip(model.run(prompts, top=99), prompts, strict=True):
+            check(answer, ids, reference.logits, BOUND)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_readers_agree(tiny, gguf_of, host_checkpoint, engine, tmp_path, kind):
+    """Our C reader and the gguf package give the same tensors, bit for bit."""
+    model = tiny("llama-bias", head_dim=32, **(BLOCK_256 if kind.endswith("K") else {}))
+    path = gguf_of(model, tmp_path / "tiny.gguf", kind)
+    ours, theirs = _core.Checkpoint([str(path)]), host_checkpoint([path])
+    assert ours.tensors() == theirs.tensors()
+    assert {key: ours.metadata[key] for key in theirs.metadata} == theirs.metadata
+    for name in ours.tensors():
+        assert ours.read_float32(name) == theirs.read_float32(name), name
