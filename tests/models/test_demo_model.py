@@ -17,11 +17,6 @@ STARTS = ["short", "chat", "german", "python"]
 N_GREEDY = 64
 
 
-def log_softmax(logits):
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
 class Reference:
     """Transformers in float32 with the file's weights dequantised by its own loader."""
 
@@ -46,10 +41,14 @@ class Reference:
         model.tie_weights()
         self.model = model.eval()
 
-    def logprobs(self, ids):
-        """float64 [n, vocab_size]."""
+    def logprobs(self, sequences):
+        """float64 [n, vocab_size] for each sequence; all run in one batch, padded on the right, which causality hides."""
+        longest = max(map(len, sequences))
         with torch.no_grad():
-            return log_softmax(self.model(torch.tensor([ids]), use_cache=False).logits[0].double().numpy())
+            padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sequences])
+            hidden = self.model.model(padded, use_cache=False).last_hidden_state
+            for ids, rows in zip(sequences, hidden, strict=True):
+                yield torch.log_softmax(self.model.lm_head(rows[: len(ids)]).double(), -1).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,11 @@ def reference(demo_model):
 @pytest.fixture(scope="module")
 def wanted(reference, texts):
     """The reference's logprob of every token of every text but the first."""
-    return {name: reference.logprobs(ids)[np.arange(len(ids) - 1), ids[1:]] for name, ids in texts.items()}
+    found = {}
+    for group in ([name for name in texts if name != "long"], ["long"]):
+        for name, rows in zip(group, reference.logprobs([texts[name] for name in group]), strict=True):
+            found[name] = rows[np.arange(len(rows) - 1), texts[name][1:]]
+    return found
 
 
 def mean_difference(have, wanted):
@@ -92,29 +95,31 @@ def llama_cpp_logprobs(path, texts):
     for name, ids in texts.items():
         model.reset()
         model.eval(ids)
-        found[name] = log_softmax(model.scores[: len(ids)].astype(np.float64))[np.arange(len(ids) - 1), ids[1:]]
+        logprobs = torch.log_softmax(torch.from_numpy(model.scores[: len(ids)]).double(), -1).numpy()
+        found[name] = logprobs[np.arange(len(ids) - 1), ids[1:]]
     return found
 
 
 def test_float_activations_agree_with_transformers(demo_model, engine, texts, wanted):
     with engine(demo_model, max_model_len=1024) as model:
-        assert mean_difference(prompt_logprobs(model, texts), wanted) <= 1e-3
+        assert mean_difference(prompt_logprobs(model, texts), wanted) <= 1e-4
 
 
 def test_int8_activations_are_as_good_as_those_of_llama_cpp(demo_model, engine, texts, wanted):
     with engine(demo_model, max_model_len=1024, activation_dtype="int8") as model:
         ours = mean_difference(prompt_logprobs(model, texts), wanted)
-    assert ours <= 0.075  # 1.1 times llama.cpp's own, measured once on these texts
+    assert ours <= 0.075  # 1.1 times llama.cpp's own, measured once on these texts: 0.0683 (ours: 0.0665)
     assert ours <= 1.1 * mean_difference(llama_cpp_logprobs(demo_model, texts), wanted)
 
 
-@pytest.mark.parametrize(("activations", "tie"), [("float", 1e-2), ("int8", 0.5)])
+@pytest.mark.parametrize(("activations", "tie"), [("float", 1e-3), ("int8", 0.3)])
 def test_greedy_continuations_are_the_references(demo_model, engine, reference, texts, activations, tie):
     """Teacher-forced: at every step the token is the reference's best, or as good within the arithmetic's error."""
     prompts = [texts[name] for name in STARTS]
     with engine(demo_model, max_model_len=1024, activation_dtype=activations) as model:
         answers = model.run(prompts, max_tokens=N_GREEDY)
-    for ids, answer in zip(prompts, answers, strict=True):
+    wanted = reference.logprobs([[*ids, *answer.ids] for ids, answer in zip(prompts, answers, strict=True)])
+    for ids, answer, logprobs in zip(prompts, answers, wanted, strict=True):
         assert len(answer.ids) == N_GREEDY
-        rows = reference.logprobs([*ids, *answer.ids])[len(ids) - 1 : -1]
+        rows = logprobs[len(ids) - 1 : -1]
         assert (rows[np.arange(N_GREEDY), answer.ids] >= rows.max(-1) - tie).all()
