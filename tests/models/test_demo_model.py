@@ -42,7 +42,7 @@ class Reference:
         self.model = model.eval()
 
     def logprobs(self, sequences):
-        """float64 [n, vocab_size] for each sequence; all run in one batch, padded on the right, which causality hides."""
+        """float64 [n, vocab_size] for each sequence; one batch, padded on the right, where causality hides it."""
         longest = max(map(len, sequences))
         with torch.no_grad():
             padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sequences])
