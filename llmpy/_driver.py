@@ -40,6 +40,7 @@ class Driver:
         self._inbox: deque[News] = deque()
         self._table = threading.Lock()
         self._busy = threading.Lock()
+        self._driving_thread = 0
 
     def check(self) -> None:
         """Raises unless the engine can be used.
@@ -62,9 +63,11 @@ class Driver:
         self.check()
         if not self._busy.acquire(blocking=False):
             raise EngineBusyError("engine is in use by another thread")
+        self._driving_thread = threading.get_ident()
         try:
             yield
         finally:
+            self._driving_thread = 0
             self._busy.release()
 
     def submit(self, request: Request, params: Mapping[str, Any]) -> None:
@@ -91,6 +94,7 @@ class Driver:
         Returns:
             The requests with news.
         """
+        self.check()
         if not self._inbox:
             if until_finished:
                 self.engine.run(SLICE_MS)
@@ -160,12 +164,21 @@ class Driver:
         self._requests.pop(request.number, None)
 
     def close(self) -> None:
-        """Frees everything; twice is fine. A child process only forgets it."""
+        """Frees everything; twice is fine. A thread that drives is interrupted. A child process only forgets it."""
         with self._table:
             if self.closed:
                 return
             self.closed = True
             self._requests.clear()
-        if os.getpid() == self._pid:
-            self.engine.close()
-            self.model.close()
+            self.queued_news.clear()
+        if os.getpid() != self._pid:
+            return
+        if self._driving_thread == threading.get_ident():
+            self._free()
+        else:
+            with self._busy:
+                self._free()
+
+    def _free(self) -> None:
+        self.engine.close()
+        self.model.close()

@@ -182,6 +182,44 @@ def test_close(fake_llm):
     assert repr(llm) == "LLM(Fake, closed)"
 
 
+def test_close_interrupts_the_thread_that_drives(fake_llm):
+    llm = fake_llm(step_s=0.01, max_model_len=100_000)
+    caught = []
+
+    def work():
+        try:
+            llm.generate([5], max_tokens=90_000)
+        except EngineClosedError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.1)
+    start = time.perf_counter()
+    llm.close()
+    assert llm.fake.closed and time.perf_counter() - start < 2
+    thread.join(5)
+    assert caught == ["engine is closed"]
+
+
+def test_close_within_a_callback(fake_llm):
+    llm = fake_llm(step_s=0.005, max_model_len=1000)
+
+    class Bar(fake_core.InterruptingBar):
+        def __init__(self, **options):
+            pass
+
+        def update(self, n):
+            llm.close()
+
+        def close(self):
+            pass
+
+    with pytest.raises(EngineClosedError):
+        llm.generate([[5], [6]], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=500)], use_tqdm=Bar)
+    assert llm.fake.closed
+
+
 def test_del_frees_at_once(fake_llm):
     llm = fake_llm()
     llm.generate(PROMPTS, max_tokens=2, logprobs=1)

@@ -287,6 +287,24 @@ def test_one_driver(open_tiny):
     assert llm.step()[0].request_id == name
 
 
+def test_close_while_another_thread_drives(open_tiny):
+    llm = open_tiny(max_num_seqs=1)
+    caught = []
+
+    def work():
+        try:
+            llm.generate([[5, 6]] * 2000, max_tokens=200, ignore_eos=True)
+        except EngineClosedError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.3)
+    llm.close()
+    thread.join(20)
+    assert caught == ["engine is closed"]
+
+
 def test_fork_and_close(open_tiny):
     llm = open_tiny()
     read, write = os.pipe()
