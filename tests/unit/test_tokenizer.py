@@ -160,5 +160,6 @@ def test_missing_and_damaged(tmp_path: Path) -> None:
 
 def test_library_is_imported_late() -> None:
     script = "import sys, llmpy.tokenizer; print({'tokenizers', 'jinja2', 'huggingface_hub'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)})
+    command = [sys.executable, "-P", "-c", script]
+    run = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)})
     assert run.stdout.strip() == "set()", run.stderr
