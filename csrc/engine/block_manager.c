@@ -16,7 +16,7 @@ struct block_manager {
     struct page *pages;  /* [n_pages + 2]: the last two are the heads of the free lists */
     uint32_t *buckets;   /* [mask + 1] first page of the chain, or 0 */
     uint32_t n_pages, n_free, n_keys, mask, generation;
-    uint32_t blank;      /* list of free pages that hold nothing findable */
+    uint32_t blank;      /* list of free pages that hold nothing findable, most recently released first */
     uint32_t cached;     /* list of free pages that can be found, least recently released first */
     uint64_t n_evictions;
 };
@@ -28,12 +28,17 @@ static void list_clear(struct page *pages, uint32_t head)
     pages[head].prev = pages[head].next = head;
 }
 
+/* Between two neighbours: (last, head) makes it the list's last, (head, first) its first. */
+static void list_insert(struct page *pages, uint32_t before, uint32_t behind, uint32_t page)
+{
+    pages[page].prev = before;
+    pages[page].next = behind;
+    pages[before].next = pages[behind].prev = page;
+}
+
 static void list_push(struct page *pages, uint32_t head, uint32_t page)
 {
-    uint32_t last = pages[head].prev;
-    pages[page].prev = last;
-    pages[page].next = head;
-    pages[last].next = pages[head].prev = page;
+    list_insert(pages, pages[head].prev, head, page);
 }
 
 static void list_remove(struct page *pages, uint32_t page)
@@ -208,7 +213,10 @@ static void free_if_unused(struct block_manager *manager, uint32_t number)
         return;
     if (!is_findable(manager, page))
         key_drop(manager, number);
-    list_push(manager->pages, page->has_key ? manager->cached : manager->blank, number);
+    if (page->has_key)
+        list_push(manager->pages, manager->cached, number);
+    else /* the page touched last is the cheapest to write again, and one never touched the dearest */
+        list_insert(manager->pages, manager->blank, manager->pages[manager->blank].next, number);
     manager->n_free++;
 }
 

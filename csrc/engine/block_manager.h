@@ -1,7 +1,7 @@
 /* block_manager.h: the pages of the KV pool. Counts references, finds full blocks by their key, and decides which page is
- * reused first: those that hold nothing findable, then the least recently released. It knows neither sequences nor tables; the
- * scheduler, on the driver's thread, is its only caller. No operation costs more than the pages it touches, and none
- * allocates. Page 0 is reserved and never handed out. */
+ * reused first: those that hold nothing findable (of them the last released), then the least recently released. It knows
+ * neither sequences nor tables; the scheduler, on the driver's thread, is its only caller. No operation costs more than the
+ * pages it touches, and none allocates. Page 0 is reserved and never handed out. */
 #ifndef LLMPY_BLOCK_MANAGER_H
 #define LLMPY_BLOCK_MANAGER_H
 

@@ -19,11 +19,12 @@ static struct hash key_of(uint32_t number)
 
 struct plain_page {
     uint32_t refs, holds, key, group; /* key 0: none */
-    uint64_t freed;                   /* time; the smallest goes first */
+    int64_t freed;                    /* the smallest goes first; what holds nothing: the last released */
 };
 struct plain {
     struct plain_page pages[N_PAGES];
-    uint64_t time, n_evictions;
+    int64_t time;
+    uint64_t n_evictions;
 };
 
 static bool plain_is_free(const struct plain_page *page)
@@ -111,8 +112,9 @@ static void give_back(struct world *w, uint32_t page, bool hold)
         block_manager_release(w->manager, (int32_t)page);
         plain->refs--;
     }
+    w->plain.time++;
     if (plain_is_free(plain))
-        plain->freed = ++w->plain.time;
+        plain->freed = plain->key ? w->plain.time : -w->plain.time;
 }
 
 static void reset(struct world *w)
