@@ -15,7 +15,7 @@ from .config import EngineConfig
 from .errors import InvalidRequestError, LlmpyError, UnsupportedError
 from .inputs import Prompt, batch, is_single
 from .options import check_keywords
-from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOutput
+from .outputs import Chunk, EngineStats, Histogram, RequestOutput, RequestOutputs, ScoreOutput, StepRecord
 from .sampling_params import RequestOutputKind, SamplingParams, default_params
 
 if TYPE_CHECKING:
@@ -30,6 +30,12 @@ Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 DEFAULT_MAX_TOKENS = 256
+_FINISH_NAMES = {
+    "stop": ("eos", "stop_id", "stop_string"),
+    "length": ("length",),
+    "abort": ("abort",),
+    "error": ("error",),
+}
 
 
 class LLM(LaterMethods):
@@ -506,8 +512,39 @@ class LLM(LaterMethods):
             if name in known:
                 found[name] = float(value) if known[name].type == "float" else int(value)
         total = found.get("kv_blocks_total", 0)
+        found["finished"] = {
+            reason: sum(int(numbers.get(f"finished_{name}", 0)) for name in names)
+            for reason, names in _FINISH_NAMES.items()
+        }
         found["kv_usage"] = 1 - found.get("kv_blocks_free", 0) / total if total else 0.0
         return EngineStats(**found)
+
+    def step_log(self, n: int = 100) -> list[StepRecord]:
+        """The engine's last steps; it remembers 4096.
+
+        Args:
+            n: At most so many.
+
+        Returns:
+            Records, the oldest first.
+
+        Raises:
+            InvalidRequestError: `n` is negative.
+        """
+        self._driver.check()
+        if as_int("n", n) < 0:
+            raise InvalidRequestError(f"n must be at least 0, got {n}.", parameter="n", value=n)
+        return [StepRecord._make(step) for step in self._driver.engine.step_log(n)]
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Distributions over everything that has run so far, counted in fixed buckets.
+
+        Returns:
+            By name: seconds in `time_to_first_token_s`, `time_per_output_token_s`, `end_to_end_s`, `queue_s`; tokens in
+            `prompt_tokens`, `output_tokens`.
+        """
+        self._driver.check()
+        return {name: Histogram(*parts) for name, parts in self._driver.engine.histograms().items()}
 
     def memory(self) -> dict[str, int]:
         """Bytes by purpose, and the device's total and free bytes."""

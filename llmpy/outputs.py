@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
@@ -411,9 +411,59 @@ class Chunk(str):
         return str(self), self.token_ids, self.token_logprobs, self.output
 
 
+class StepRecord(NamedTuple):
+    """One step of an engine, as it was scheduled.
+
+    Args:
+        number: Counts from 1.
+        start: Seconds of the monotonic clock.
+        host_us, device_us: Microseconds in the engine, and in the model and sampler.
+        rows: Positions computed: the sum of `prompt_rows` (prompts and given output, uncached), `decode_rows` (of
+            tokens drawn), `redone_rows` (computed again after a preemption) and `wasted_rows` (their results dropped).
+        tokens: Drawn.
+        admitted, preempted: Samples that came in, and that lost their blocks.
+        running, waiting: Samples in the step, and behind it.
+        blocks_used, blocks_cached: Blocks held by samples; free blocks that the prefix cache can still find.
+    """
+
+    number: int
+    start: float
+    host_us: float
+    device_us: float
+    rows: int
+    prompt_rows: int
+    decode_rows: int
+    redone_rows: int
+    wasted_rows: int
+    tokens: int
+    admitted: int
+    preempted: int
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_cached: int
+
+
+class Histogram(NamedTuple):
+    """How often values fell between fixed bounds.
+
+    Args:
+        bounds: Ascending.
+        counts: `counts[i]` values lay above `bounds[i - 1]`, up to `bounds[i]`; the last one counts those above all.
+        sum: Of all values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot of an engine's counters and gauges. Counters only grow."""
+    """A snapshot of an engine's counters and gauges. Counters only grow.
+
+    `finished` counts samples by finish reason; `redone_rows` are positions computed again after a preemption.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -434,6 +484,8 @@ class EngineStats:
     allocations_since_warmup: int = 0
     last_step_ms: float = 0.0
     uptime_s: float = 0.0
+    finished: Mapping[str, int] = field(default_factory=dict, hash=False)
+    redone_rows: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name."""

@@ -15,7 +15,7 @@ struct page {
 struct block_manager {
     struct page *pages;  /* [n_pages + 2]: the last two are the heads of the free lists */
     uint32_t *buckets;   /* [mask + 1] first page of the chain, or 0 */
-    uint32_t n_pages, n_free, n_keys, mask, generation;
+    uint32_t n_pages, n_free, n_cached, n_keys, mask, generation;
     uint32_t blank;      /* list of free pages that hold nothing findable, most recently released first */
     uint32_t cached;     /* list of free pages that can be found, least recently released first */
     uint64_t n_evictions;
@@ -127,6 +127,7 @@ void block_manager_reset(struct block_manager *manager)
     /* Stale keys stay in the table until somebody meets them. */
     manager->generation++;
     list_append(manager->pages, manager->blank, manager->cached);
+    manager->n_cached = 0;
 }
 
 /* ---- references ---- */
@@ -172,6 +173,11 @@ uint32_t block_manager_n_free(const struct block_manager *manager)
     return manager->n_free;
 }
 
+uint32_t block_manager_n_cached(const struct block_manager *manager)
+{
+    return manager->n_cached;
+}
+
 uint64_t block_manager_n_evictions(const struct block_manager *manager)
 {
     return manager->n_evictions;
@@ -184,6 +190,7 @@ int32_t block_manager_take(struct block_manager *manager)
         number = manager->pages[manager->cached].next;
     struct page *page = &manager->pages[number];
     manager->n_evictions += is_findable(manager, page);
+    manager->n_cached -= is_findable(manager, page);
     key_drop(manager, number);
     list_remove(manager->pages, number);
     manager->n_free--;
@@ -202,6 +209,7 @@ void block_manager_share(struct block_manager *manager, int32_t number)
     if (is_unused(page)) {
         list_remove(manager->pages, (uint32_t)number);
         manager->n_free--;
+        manager->n_cached -= is_findable(manager, page);
     }
     page->refs++;
 }
@@ -218,6 +226,7 @@ static void free_if_unused(struct block_manager *manager, uint32_t number)
     else /* the page touched last is the cheapest to write again, and one never touched the dearest */
         list_insert(manager->pages, manager->blank, manager->pages[manager->blank].next, number);
     manager->n_free++;
+    manager->n_cached += page->has_key;
 }
 
 void block_manager_release(struct block_manager *manager, int32_t page)
@@ -295,7 +304,8 @@ enum rc block_manager_check(const struct block_manager *manager, const uint32_t 
             return err_set(err, RC_INTERNAL, "invariant 2: page %u counts %u references and %u copies, tables have %u and %u",
                            i, page->refs, page->holds, refs[i], holds[i]);
     }
-    if (n_blank + n_cached != manager->n_free || manager->n_free + n_used + 1 != manager->n_pages)
+    if (n_cached != manager->n_cached || n_blank + n_cached != manager->n_free ||
+        manager->n_free + n_used + 1 != manager->n_pages)
         return err_set(err, RC_INTERNAL, "invariant 1: %u + %u on the lists, %u counted free, %u used of %u pages", n_blank,
                        n_cached, manager->n_free, n_used, manager->n_pages);
     return check_keys(manager, err);

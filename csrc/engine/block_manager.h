@@ -14,6 +14,8 @@ enum rc block_manager_create(uint32_t n_pages, struct block_manager **manager, s
 void block_manager_destroy(struct block_manager *manager);
 
 uint32_t block_manager_n_free(const struct block_manager *manager);
+/* Of the free pages, those that can still be found. */
+uint32_t block_manager_n_cached(const struct block_manager *manager);
 uint64_t block_manager_n_evictions(const struct block_manager *manager);
 /* The page to be reused first, with one reference and no key. The caller has checked n_free. */
 int32_t block_manager_take(struct block_manager *manager);

@@ -11,7 +11,8 @@
 #include <time.h>
 
 #define N_BUCKETS 4096u
-#define N_STATS (sizeof(struct engine_stats) / sizeof(uint64_t))
+
+_Static_assert(FINISH_ERROR + 1 == N_FINISHES, "every way to finish is counted");
 
 struct engine {
     struct engine_config config;
@@ -20,7 +21,8 @@ struct engine {
     struct batch batch;
     struct task_owner *owners;     /* [max_tasks] */
     struct outbox outbox;
-    struct engine_stats stats;     /* the driver's */
+    struct statistics *statistics;
+    struct engine_stats *stats;    /* the totals in there, which the driver changes */
     bool is_warm;
     double created;
 
@@ -33,7 +35,6 @@ struct engine {
     atomic_bool has_commands, is_busy, is_dead;
     atomic_uint_least64_t n_live;  /* sequences that are not finished */
     struct err fault;              /* what poisoned the engine; constant once is_dead is set */
-    atomic_uint_least64_t published[N_STATS]; /* stats for other threads */
 };
 
 static double seconds_now(void)
@@ -68,18 +69,20 @@ static enum rc dead(struct engine *e, struct err *err)
 
 static void publish_stats(struct engine *e)
 {
-    struct engine_stats *stats = &e->stats;
+    struct engine_stats *stats = e->stats;
     stats->num_running = e->scheduler.n_running;
     stats->num_preemptions = e->scheduler.n_preemptions;
     stats->prompt_tokens = e->scheduler.prompt_tokens;
+    stats->cached_tokens = e->scheduler.cached_tokens;
     stats->prefix_cache_queries = e->scheduler.cache_queries;
     stats->prefix_cache_hits = e->scheduler.cache_hits;
+    stats->prompt_rows = e->scheduler.n_prompt_rows;
+    stats->decode_rows = e->scheduler.n_decode_rows;
+    stats->redone_rows = e->scheduler.n_redone_rows;
     stats->kv_blocks_free = block_manager_n_free(e->scheduler.blocks);
+    stats->kv_blocks_cached = block_manager_n_cached(e->scheduler.blocks);
     stats->evictions = block_manager_n_evictions(e->scheduler.blocks);
-    uint64_t words[N_STATS];
-    memcpy(words, stats, sizeof words);
-    for (size_t i = 0; i < N_STATS; i++)
-        atomic_store_explicit(&e->published[i], words[i], memory_order_relaxed);
+    statistics_publish(e->statistics);
 }
 
 enum rc engine_create(const struct engine_config *config, struct engine **result, struct err *err)
@@ -89,8 +92,9 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
         return err_set(err, RC_MEMORY, "engine: out of memory");
     pthread_mutex_init(&e->lock, NULL);
     e->created = seconds_now();
-    e->stats.kv_blocks_total = config->n_pages ? config->n_pages - 1 : 0;
-    enum rc rc = engine_config_copy(config, &e->config, &e->context, err);
+    enum rc rc = statistics_create(&e->statistics, err);
+    if (!rc)
+        rc = engine_config_copy(config, &e->config, &e->context, err);
     if (!rc) {
         uint32_t block_tokens = config->layout.block_tokens, stride = (config->max_model_len + block_tokens - 1) / block_tokens;
         rc = batch_create(&e->batch, config->layout.n_groups, config->max_num_batched_tokens, config->max_num_seqs, stride,
@@ -100,7 +104,7 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
         e->batch.vocab_limit = e->config.vocab_limit;
         e->batch.banned = e->config.banned_ids;
         e->batch.n_banned = e->config.n_banned;
-        rc = scheduler_create(&e->scheduler, &e->context, &e->batch, err);
+        rc = scheduler_create(&e->scheduler, &e->context, &e->batch, e->statistics, err);
     }
     if (!rc && !(e->owners = mem_calloc(e->batch.max_tasks, sizeof *e->owners)))
         rc = err_set(err, RC_MEMORY, "engine: out of memory for %u tasks", e->batch.max_tasks);
@@ -108,6 +112,8 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
         engine_destroy(e);
         return rc;
     }
+    e->stats = statistics_totals(e->statistics);
+    e->stats->kv_blocks_total = config->n_pages - 1;
     publish_stats(e);
     *result = e;
     return RC_OK;
@@ -126,6 +132,7 @@ void engine_destroy(struct engine *e)
     batch_destroy(&e->batch);
     mem_free(e->owners);
     engine_config_free(&e->config, &e->context);
+    statistics_destroy(e->statistics);
     pthread_mutex_destroy(&e->lock);
     mem_free(e);
 }
@@ -195,8 +202,19 @@ enum rc engine_reset_prefix_cache(struct engine *e, bool recompute_running, stru
 
 /* ---- the driver ---- */
 
+static void count_finish(struct engine *e, const struct sequence *q, enum finish how)
+{
+    uint32_t n_new = q->n_output - q->request->spec.prior.n;
+    e->stats->finished[how]++;
+    statistics_observe(e->statistics, HISTOGRAM_OUTPUT_TOKENS, n_new);
+    statistics_observe(e->statistics, HISTOGRAM_END_TO_END, seconds_now() - q->request->queued);
+    if (n_new > 1)
+        statistics_observe(e->statistics, HISTOGRAM_PER_TOKEN, (q->last_token - q->first_token) / (n_new - 1));
+}
+
 static void finish(struct engine *e, struct sequence *q, enum finish how)
 {
+    count_finish(e, q, how);
     q->finish = how;
     scheduler_remove(&e->scheduler, q);
     outbox_finish(&e->outbox, q);
@@ -278,7 +296,9 @@ static void take_token(struct engine *e, struct sequence *q, const struct sample
     const struct batch *b = &e->batch;
     sequence_accept(q, result, b->top_ids + task->top_offset, b->top_values + task->top_offset, b->top_ranks + task->top_offset,
                     now);
-    e->stats.generation_tokens++;
+    e->stats->generation_tokens++;
+    if (q->n_output == q->request->spec.prior.n + 1)
+        statistics_observe(e->statistics, HISTOGRAM_FIRST_TOKEN, now - q->request->queued);
     if (q->finish != FINISH_NONE)
         finish(e, q, q->finish);
     else
@@ -293,7 +313,7 @@ static void take_results(struct engine *e, double now)
         if (q->state == SEQUENCE_FINISHED) /* by an error in an earlier row of this step */
             continue;
         if (result->status != SAMPLE_OK) {
-            e->stats.nonfinite_rows += result->status == SAMPLE_NON_FINITE;
+            e->stats->nonfinite_rows += result->status == SAMPLE_NON_FINITE;
             q->status = result->status;
             q->error_position = e->owners[t].position;
             finish(e, q, FINISH_ERROR);
@@ -312,6 +332,37 @@ static void poison(struct engine *e, const struct err *fault)
     finish_aborted(e, UINT64_MAX, FINISH_ERROR);
 }
 
+/* What has been scheduled, before anything of it is done. */
+static struct step_record describe_step(const struct engine *e, double begun)
+{
+    const struct scheduler *s = &e->scheduler;
+    uint32_t n_free = block_manager_n_free(s->blocks);
+    return (struct step_record){
+        .start = begun,
+        .n_rows = e->batch.n_rows,
+        .n_prompt = (uint32_t)(s->n_prompt_rows - e->stats->prompt_rows),
+        .n_decode = (uint32_t)(s->n_decode_rows - e->stats->decode_rows),
+        .n_redone = (uint32_t)(s->n_redone_rows - e->stats->redone_rows),
+        .n_admitted = s->n_admitted,
+        .n_preempted = s->n_preempted,
+        .n_running = s->n_running,
+        .n_waiting = (uint32_t)s->waiting.n,
+        .n_pages_used = (uint32_t)e->stats->kv_blocks_total - n_free,
+        .n_pages_cached = block_manager_n_cached(s->blocks),
+    };
+}
+
+static void count_step(struct engine *e, struct step_record *step, double begun, double run_seconds)
+{
+    double seconds = seconds_now() - begun;
+    step->device_us = (float)(run_seconds * 1e6);
+    step->host_us = (float)((seconds - run_seconds) * 1e6);
+    e->stats->num_steps++;
+    e->stats->last_step_ms = seconds * 1e3;
+    e->stats->last_host_us = (seconds - run_seconds) * 1e6;
+    statistics_log_step(e->statistics, step);
+}
+
 /* Schedules, runs and takes in one batch; *n_rows is 0 when there was nothing to do. */
 static enum rc run_batch(struct engine *e, double begun, uint32_t *n_rows, struct err *err)
 {
@@ -322,6 +373,8 @@ static enum rc run_batch(struct engine *e, double begun, uint32_t *n_rows, struc
     if (!e->batch.n_rows)
         return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row scheduled though sequences wait")
                                         : RC_OK;
+    struct step_record step = describe_step(e, begun);
+    uint64_t n_tokens = e->stats->generation_tokens;
     double started = seconds_now();
     enum rc rc = e->config.runner.run(e->config.runner.ctx, &e->batch, &fault);
     double done = seconds_now();
@@ -334,10 +387,8 @@ static enum rc run_batch(struct engine *e, double begun, uint32_t *n_rows, struc
         take_results(e, done);
     }
     scheduler_end_step(&e->scheduler);
-    e->stats.num_steps++;
-    double end = seconds_now();
-    e->stats.last_step_ms = (end - begun) * 1e3;
-    e->stats.last_host_us = (end - begun - (done - started)) * 1e6;
+    step.n_tokens = (uint32_t)(e->stats->generation_tokens - n_tokens);
+    count_step(e, &step, begun, done - started);
     return rc;
 }
 
@@ -357,7 +408,7 @@ enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
         rc = run_batch(e, begun, &n_rows, err);
     *progressed = has_acted || n_rows;
     if (e->is_warm)
-        e->stats.allocations_since_warmup += mem_count() - n_allocations;
+        e->stats->allocations_since_warmup += mem_count() - n_allocations;
     e->is_warm |= n_rows > 0;
     publish_stats(e);
     unclaim(e);
@@ -398,7 +449,7 @@ enum rc engine_take(struct engine *e, bool finished_only, struct news *news, uin
             forget(e, q->request);
         sequence_release(q);
     }
-    *n = outbox_take(&e->outbox, finished_only, e->stats.weight_epoch, news, max);
+    *n = outbox_take(&e->outbox, finished_only, e->stats->weight_epoch, news, max);
     publish_stats(e);
     unclaim(e);
     return RC_OK;
@@ -406,13 +457,24 @@ enum rc engine_take(struct engine *e, bool finished_only, struct news *news, uin
 
 void engine_stats(struct engine *e, struct engine_stats *stats)
 {
-    uint64_t words[N_STATS];
-    for (size_t i = 0; i < N_STATS; i++)
-        words[i] = atomic_load_explicit(&e->published[i], memory_order_relaxed);
-    memcpy(stats, words, sizeof words);
+    struct snapshot snapshot;
+    statistics_read(e->statistics, &snapshot);
+    *stats = snapshot.totals;
     stats->num_unfinished = atomic_load(&e->n_live);
     stats->num_waiting = stats->num_unfinished > stats->num_running ? stats->num_unfinished - stats->num_running : 0;
     stats->uptime_s = seconds_now() - e->created;
+}
+
+void engine_histograms(struct engine *e, struct histogram *histograms)
+{
+    struct snapshot snapshot;
+    statistics_read(e->statistics, &snapshot);
+    memcpy(histograms, snapshot.histograms, sizeof snapshot.histograms);
+}
+
+uint32_t engine_step_log(struct engine *e, struct step_record *steps, uint32_t max, uint64_t *first)
+{
+    return statistics_read_steps(e->statistics, steps, max, first);
 }
 
 enum rc engine_check(struct engine *e, struct err *err)

@@ -5,6 +5,7 @@
 #define LLMPY_ENGINE_H
 
 #include "batch.h"
+#include "statistics.h"
 
 struct engine;
 
@@ -85,14 +86,6 @@ struct news {
     bool is_last_of_request;          /* nothing follows for this request */
 };
 
-struct engine_stats {
-    uint64_t num_running, num_waiting, num_unfinished, num_preemptions, num_steps;
-    uint64_t prompt_tokens, generation_tokens, prefix_cache_queries, prefix_cache_hits;
-    uint64_t kv_blocks_total, kv_blocks_free, evictions, weight_epoch, wasted_rows, nonfinite_rows;
-    uint64_t allocations_since_warmup;
-    double last_step_ms, last_host_us, uptime_s;
-};
-
 enum rc engine_create(const struct engine_config *config, struct engine **engine, struct err *err);
 void engine_destroy(struct engine *engine);
 /* Validates completely, copies, queues; *number is the request's for life. */
@@ -108,7 +101,11 @@ uint32_t engine_n_finished(struct engine *engine);  /* final records not yet tak
  * take. Driver thread only. */
 enum rc engine_take(struct engine *engine, bool finished_only, struct news *news, uint32_t max, uint32_t *n, struct err *err);
 enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
+/* These three read at any time from any thread. */
 void engine_stats(struct engine *engine, struct engine_stats *stats);
+void engine_histograms(struct engine *engine, struct histogram *histograms); /* [N_HISTOGRAMS] */
+/* As statistics_read_steps. */
+uint32_t engine_step_log(struct engine *engine, struct step_record *steps, uint32_t max, uint64_t *first);
 /* block_manager_check and scheduler_check: RC_INTERNAL names the invariant. */
 enum rc engine_check(struct engine *engine, struct err *err);
 

@@ -320,8 +320,11 @@ static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_
     r->scheduled = now;
     r->n_cached = n_hit_tokens < r->spec.prompt.n ? n_hit_tokens : r->spec.prompt.n;
     s->prompt_tokens += r->spec.prompt.n;
+    s->cached_tokens += r->n_cached;
     s->cache_queries += config_of(s)->prefix_caching ? sequence_n_known(q) : 0;
     s->cache_hits += n_hit_tokens;
+    statistics_observe(s->statistics, HISTOGRAM_QUEUE, now - r->queued);
+    statistics_observe(s->statistics, HISTOGRAM_PROMPT_TOKENS, r->spec.prompt.n);
 }
 
 /* Takes the first waiting sequence in with what the cache has of it, if all its rows fit. */
@@ -464,10 +467,11 @@ void scheduler_reset_cache(struct scheduler *s, bool recompute)
     s->n_preempted = s->n_admitted = 0; /* this was no step */
 }
 
-enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct batch *batch, struct err *err)
+enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct batch *batch,
+                         struct statistics *statistics, struct err *err)
 {
     uint32_t n_slots = context->config->max_num_seqs;
-    *s = (struct scheduler){.context = context, .batch = batch};
+    *s = (struct scheduler){.context = context, .batch = batch, .statistics = statistics};
     s->running = mem_calloc(n_slots, sizeof *s->running);
     s->slots = mem_calloc(n_slots, sizeof *s->slots);
     s->copy_owners = mem_calloc((size_t)n_slots * context->config->layout.n_groups, sizeof *s->copy_owners);

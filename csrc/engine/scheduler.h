@@ -15,6 +15,7 @@ struct scheduler {
     const struct sequence_context *context;
     struct batch *batch;             /* tables and copies */
     struct block_manager *blocks;
+    struct statistics *statistics;   /* the engine's, for what happens at an admission */
     struct queue waiting;
     struct sequence **running;       /* [max_num_seqs] in rank */
     uint32_t n_running;
@@ -28,11 +29,12 @@ struct scheduler {
     struct rank last_victim, last_admitted;
     bool has_stalled;                /* the last step scheduled nothing though sequences waited */
 
-    uint64_t n_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens, cache_queries, cache_hits;
+    uint64_t n_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens, cached_tokens, cache_queries,
+        cache_hits;
 };
 
 enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct batch *batch,
-                         struct err *err);
+                         struct statistics *statistics, struct err *err);
 void scheduler_destroy(struct scheduler *scheduler);
 
 void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);

@@ -290,26 +290,21 @@ static PyObject *stats(PyObject *object, PyObject *args)
     if (!engine)
         return NULL;
     engine_stats(engine, &s);
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsdsdsd}",
-                         "num_running", (unsigned long long)s.num_running,
-                         "num_waiting", (unsigned long long)s.num_waiting,
-                         "num_unfinished", (unsigned long long)s.num_unfinished,
-                         "num_preemptions", (unsigned long long)s.num_preemptions,
-                         "num_steps", (unsigned long long)s.num_steps,
-                         "prompt_tokens", (unsigned long long)s.prompt_tokens,
-                         "generation_tokens", (unsigned long long)s.generation_tokens,
-                         "prefix_cache_queries", (unsigned long long)s.prefix_cache_queries,
-                         "prefix_cache_hits", (unsigned long long)s.prefix_cache_hits,
-                         "kv_blocks_total", (unsigned long long)s.kv_blocks_total,
-                         "kv_blocks_free", (unsigned long long)s.kv_blocks_free,
-                         "evictions", (unsigned long long)s.evictions,
-                         "weight_epoch", (unsigned long long)s.weight_epoch,
-                         "wasted_rows", (unsigned long long)s.wasted_rows,
-                         "nonfinite_rows", (unsigned long long)s.nonfinite_rows,
-                         "allocations_since_warmup", (unsigned long long)s.allocations_since_warmup,
-                         "last_step_ms", s.last_step_ms,
-                         "last_host_us", s.last_host_us,
-                         "uptime_s", s.uptime_s);
+    return py_stats(&s);
+}
+
+static PyObject *step_log(PyObject *object, PyObject *max)
+{
+    long long n = PyLong_AsLongLong(max);
+    struct engine *engine = n == -1 && PyErr_Occurred() ? NULL : opened((Engine *)object);
+    return engine ? py_step_log(engine, n < 0 ? 0 : n > UINT32_MAX ? UINT32_MAX : (uint32_t)n) : NULL;
+}
+
+static PyObject *histograms(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct engine *engine = opened((Engine *)object);
+    return engine ? py_histograms(engine) : NULL;
 }
 
 static PyObject *check(PyObject *object, PyObject *args)
@@ -337,6 +332,8 @@ static PyMethodDef methods[] = {
     {"reset_prefix_cache", reset_prefix_cache, METH_O,
      "Forgets all cached blocks; with True running requests recompute theirs."},
     {"stats", stats, METH_NOARGS, "A snapshot of the counters."},
+    {"step_log", step_log, METH_O, "The last steps, at most so many, the oldest first."},
+    {"histograms", histograms, METH_NOARGS, "By name: bounds, counts (one more than bounds) and the sum of the values."},
     {"check", check, METH_NOARGS, "Walks the invariants; RuntimeError names a broken one."},
     {"close", close_engine, METH_NOARGS, "Frees everything; twice is fine."},
     {NULL, NULL, 0, NULL},

@@ -17,4 +17,11 @@ int py_parse_engine(PyObject *options, const struct model_parts *parts, struct e
 /* A dictionary of one record of news (class News of _core.pyi). */
 PyObject *py_news(const struct news *news);
 
+/* "eos" and so on; NULL for FINISH_NONE. */
+const char *py_finish_name(enum finish finish);
+/* What Engine.stats, step_log and histograms return. */
+PyObject *py_stats(const struct engine_stats *stats);
+PyObject *py_step_log(struct engine *engine, uint32_t max);
+PyObject *py_histograms(struct engine *engine);
+
 #endif

@@ -13,6 +13,11 @@ static const char *const FINISHES[] = {
     [FINISH_ERROR] = "error",
 };
 
+const char *py_finish_name(enum finish finish)
+{
+    return FINISHES[finish];
+}
+
 static PyObject *bytes_of(const void *data, size_t count, size_t size_bytes)
 {
     return PyBytes_FromStringAndSize(data, (Py_ssize_t)(count * size_bytes));
@@ -75,7 +80,7 @@ PyObject *py_news(const struct news *news)
         "{sKsIszsisIsIsIsNsNsNsNsNsIsIsKs(dddd)sN}",
         "request", (unsigned long long)news->request,
         "sample", news->sample,
-        "finish", FINISHES[news->finish],
+        "finish", py_finish_name(news->finish),
         "stop", (int)news->stop,
         "status", news->status,
         "error_position", news->error_position,

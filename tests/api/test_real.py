@@ -265,6 +265,28 @@ def test_chat_and_introspection(open_tiny):
     assert stats.prompt_tokens > 0 and stats.num_unfinished == 0 and stats.kv_usage == 0
 
 
+def test_statistics(open_tiny):
+    llm = open_tiny()
+    assert llm.step_log() == [] and sum(sum(h.counts) for h in llm.histograms().values()) == 0
+    greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    llm.generate([[5, 6, 7], [8] * 40], greedy)
+    llm.generate([8] * 40, greedy.replace(max_tokens=3))
+    steps, stats, histograms = llm.step_log(4096), llm.stats(), llm.histograms()
+    assert [step.number for step in steps] == list(range(1, stats.num_steps + 1))
+    assert all(s.rows == s.prompt_rows + s.decode_rows + s.redone_rows + s.wasted_rows for s in steps)
+    assert sum(s.prompt_rows for s in steps) == 83 - stats.prefix_cache_hits and stats.prefix_cache_hits == 32
+    assert sum(s.decode_rows for s in steps) == 4 + 4 + 2  # the last token is never computed
+    assert sum(s.tokens for s in steps) == stats.generation_tokens == 13
+    assert stats.finished == {"stop": 0, "length": 3, "abort": 0, "error": 0} and stats.redone_rows == 0
+    assert max(s.running for s in steps) == 2 and steps[0].admitted == 2 and steps[-1].device_us > 0
+    assert llm.step_log(2) == steps[-2:] and llm.step_log(0) == []
+    assert histograms["prompt_tokens"].sum == 83 and histograms["output_tokens"].sum == 13
+    assert all(sum(h.counts) == 3 and len(h.counts) == len(h.bounds) + 1 for h in histograms.values())
+    assert 0 < histograms["time_to_first_token_s"].sum < histograms["end_to_end_s"].sum
+    with pytest.raises(ValueError, match="n must be at least 0, got -1"):
+        llm.step_log(-1)
+
+
 def test_ctrl_c(open_tiny):
     llm = open_tiny(max_num_seqs=2)
     with pytest.raises(GenerationInterrupted) as caught:

@@ -1,0 +1,78 @@
+/* statistics.h: what an engine counts: totals, histograms with fixed buckets, and a ring of the last steps. The driver's thread
+ * writes and publishes; any thread reads a consistent snapshot at any time. Nobody takes a lock: a snapshot, and each step of
+ * the ring, carries a counter by which a reader notices that it was overwritten meanwhile. Nothing here allocates after
+ * statistics_create. Semantics: docs/engine.md. */
+#ifndef LLMPY_STATISTICS_H
+#define LLMPY_STATISTICS_H
+
+#include "../base/status.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define N_FINISHES 7          /* values of enum finish */
+#define STEP_LOG_LENGTH 4096u
+#define N_BOUNDS 22
+
+/* Totals and gauges: words of 8 bytes all. Samples are counted, not requests, where both could be meant. */
+struct engine_stats {
+    uint64_t num_running, num_waiting, num_unfinished, num_preemptions, num_steps;
+    uint64_t prompt_tokens, cached_tokens, generation_tokens, prefix_cache_queries, prefix_cache_hits; /* tokens */
+    uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* all rows that were computed */
+    uint64_t kv_blocks_total, kv_blocks_free, kv_blocks_cached, evictions, weight_epoch, nonfinite_rows;
+    uint64_t finished[N_FINISHES]; /* by enum finish */
+    uint64_t allocations_since_warmup;
+    double last_step_ms, last_host_us, uptime_s;
+};
+
+enum histogram_name {
+    HISTOGRAM_FIRST_TOKEN,   /* seconds from submission to a sample's first token */
+    HISTOGRAM_PER_TOKEN,     /* mean seconds between a finished sample's tokens; none for fewer than two */
+    HISTOGRAM_END_TO_END,    /* seconds from submission to a sample's end */
+    HISTOGRAM_QUEUE,         /* seconds from submission to a request's first admission */
+    HISTOGRAM_PROMPT_TOKENS, /* of an admitted request */
+    HISTOGRAM_OUTPUT_TOKENS, /* new tokens of a finished sample */
+    N_HISTOGRAMS,
+};
+
+struct histogram {
+    uint64_t counts[N_BOUNDS + 1]; /* i: values above bound i - 1, up to bound i; the last: above all bounds */
+    double sum;
+};
+
+struct snapshot {
+    struct engine_stats totals;
+    struct histogram histograms[N_HISTOGRAMS];
+};
+
+/* One step as it was scheduled. Times of the monotonic clock. */
+struct step_record {
+    double start;                  /* seconds */
+    float host_us, device_us;
+    uint32_t n_rows, n_prompt, n_decode, n_redone, n_wasted; /* n_rows is the sum of the others */
+    uint32_t n_tokens;             /* drawn, and taken in */
+    uint32_t n_admitted, n_preempted, n_running, n_waiting;
+    uint32_t n_pages_used, n_pages_cached; /* cached: free, and findable */
+};
+
+struct statistics;
+
+enum rc statistics_create(struct statistics **statistics, struct err *err);
+void statistics_destroy(struct statistics *statistics);
+
+/* The driver's thread. Totals are changed in place; others see them from the next statistics_publish on. */
+struct engine_stats *statistics_totals(struct statistics *statistics);
+void statistics_observe(struct statistics *statistics, enum histogram_name name, double value);
+void statistics_publish(struct statistics *statistics);
+/* Seen by others at once. Steps are numbered from 1 on. */
+void statistics_log_step(struct statistics *statistics, const struct step_record *step);
+
+/* Any thread. */
+void statistics_read(struct statistics *statistics, struct snapshot *snapshot);
+/* The last steps, at most max, the oldest first; *first is the number of the first one. Returns how many. */
+uint32_t statistics_read_steps(struct statistics *statistics, struct step_record *steps, uint32_t max, uint64_t *first);
+
+const char *histogram_title(enum histogram_name name);
+const double *histogram_bounds(enum histogram_name name); /* [N_BOUNDS] ascending */
+
+#endif

@@ -1,0 +1,111 @@
+/* py_engine_stats.c: what an engine has counted as Python numbers. */
+#include "py_engine.h"
+
+#include <stdio.h>
+
+static int set(PyObject *dict, const char *name, PyObject *value)
+{
+    int result = value ? PyDict_SetItemString(dict, name, value) : -1;
+    Py_XDECREF(value);
+    return result;
+}
+
+PyObject *py_stats(const struct engine_stats *s)
+{
+    const struct {
+        const char *name;
+        uint64_t value;
+    } counts[] = {
+        {"num_running", s->num_running},
+        {"num_waiting", s->num_waiting},
+        {"num_unfinished", s->num_unfinished},
+        {"num_preemptions", s->num_preemptions},
+        {"num_steps", s->num_steps},
+        {"prompt_tokens", s->prompt_tokens},
+        {"cached_tokens", s->cached_tokens},
+        {"generation_tokens", s->generation_tokens},
+        {"prefix_cache_queries", s->prefix_cache_queries},
+        {"prefix_cache_hits", s->prefix_cache_hits},
+        {"prompt_rows", s->prompt_rows},
+        {"decode_rows", s->decode_rows},
+        {"redone_rows", s->redone_rows},
+        {"wasted_rows", s->wasted_rows},
+        {"kv_blocks_total", s->kv_blocks_total},
+        {"kv_blocks_free", s->kv_blocks_free},
+        {"kv_blocks_cached", s->kv_blocks_cached},
+        {"evictions", s->evictions},
+        {"weight_epoch", s->weight_epoch},
+        {"nonfinite_rows", s->nonfinite_rows},
+        {"allocations_since_warmup", s->allocations_since_warmup},
+    };
+    PyObject *dict = Py_BuildValue("{sdsdsd}", "last_step_ms", s->last_step_ms, "last_host_us", s->last_host_us, "uptime_s",
+                                   s->uptime_s);
+    int bad = !dict;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts && !bad; i++)
+        bad = set(dict, counts[i].name, PyLong_FromUnsignedLongLong(counts[i].value));
+    for (int how = FINISH_NONE + 1; how < N_FINISHES && !bad; how++) {
+        char name[32];
+        snprintf(name, sizeof name, "finished_%s", py_finish_name((enum finish)how));
+        bad = set(dict, name, PyLong_FromUnsignedLongLong(s->finished[how]));
+    }
+    if (bad)
+        Py_CLEAR(dict);
+    return dict;
+}
+
+static PyObject *step_tuple(uint64_t number, const struct step_record *s)
+{
+    return Py_BuildValue("(KdddIIIIIIIIIIII)", (unsigned long long)number, s->start, (double)s->host_us, (double)s->device_us,
+                         s->n_rows, s->n_prompt, s->n_decode, s->n_redone, s->n_wasted, s->n_tokens, s->n_admitted,
+                         s->n_preempted, s->n_running, s->n_waiting, s->n_pages_used, s->n_pages_cached);
+}
+
+PyObject *py_step_log(struct engine *engine, uint32_t max)
+{
+    max = max < STEP_LOG_LENGTH ? max : STEP_LOG_LENGTH;
+    PyObject *memory = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(max * sizeof(struct step_record)));
+    if (!memory) /* Python's memory: the engine's allocations are counted, perhaps in a step right now */
+        return NULL;
+    struct step_record *steps = (struct step_record *)(void *)PyBytes_AsString(memory);
+    uint64_t first;
+    uint32_t n = engine_step_log(engine, steps, max, &first);
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; i < n && list; i++) {
+        PyObject *step = step_tuple(first + i, &steps[i]);
+        if (!step || PyList_Append(list, step) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(step);
+    }
+    Py_DECREF(memory);
+    return list;
+}
+
+static PyObject *histogram_tuple(enum histogram_name name, const struct histogram *histogram)
+{
+    PyObject *bounds = PyTuple_New(N_BOUNDS), *counts = PyTuple_New(N_BOUNDS + 1);
+    int bad = !bounds || !counts;
+    for (Py_ssize_t i = 0; i < N_BOUNDS && !bad; i++) {
+        PyObject *bound = PyFloat_FromDouble(histogram_bounds(name)[i]);
+        bad = !bound || PyTuple_SetItem(bounds, i, bound) < 0;
+    }
+    for (Py_ssize_t i = 0; i <= N_BOUNDS && !bad; i++) {
+        PyObject *count = PyLong_FromUnsignedLongLong(histogram->counts[i]);
+        bad = !count || PyTuple_SetItem(counts, i, count) < 0;
+    }
+    if (!bad)
+        return Py_BuildValue("(NNd)", bounds, counts, histogram->sum);
+    Py_XDECREF(bounds);
+    Py_XDECREF(counts);
+    return NULL;
+}
+
+PyObject *py_histograms(struct engine *engine)
+{
+    struct histogram histograms[N_HISTOGRAMS];
+    engine_histograms(engine, histograms);
+    PyObject *dict = PyDict_New();
+    for (int i = 0; i < N_HISTOGRAMS && dict; i++)
+        if (set(dict, histogram_title((enum histogram_name)i), histogram_tuple((enum histogram_name)i, &histograms[i])) < 0)
+            Py_CLEAR(dict);
+    return dict;
+}
