@@ -8,8 +8,13 @@
 #include <time.h>
 
 #define MAX_THREADS 256
+#ifdef __AVX512F__
 #define LANES 16
 #define CHAINS 24
+#else
+#define LANES 8
+#define CHAINS 12
+#endif
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef long long words __attribute__((vector_size(64)));
 
@@ -50,14 +55,16 @@ static void *multiply(void *argument)
         x[i] = 1.0f + 1e-7f * (float)i;
         y[i] = 1e-9f;
     }
+#pragma GCC unroll 24 /* an array indexed by a loop that stays a loop would live in memory */
     for (int i = 0; i < CHAINS; i++)
         sums[i] = y;
     for (long r = 0; r < w->n_rounds; r++) {
 #pragma GCC unroll 24
         for (int i = 0; i < CHAINS; i++)
             sums[i] = sums[i] * x + y;
-        __asm__ volatile("" : "+m"(x), "+m"(y));
+        __asm__ volatile("" : "+x"(x), "+x"(y));
     }
+#pragma GCC unroll 24
     for (int i = 1; i < CHAINS; i++)
         sums[0] += sums[i];
     w->sink = sums[0][0];
