@@ -57,7 +57,7 @@ static void *multiply(void *argument)
     }
 #pragma GCC unroll 24 /* an array indexed by a loop that stays a loop would live in memory */
     for (int i = 0; i < CHAINS; i++)
-        sums[i] = y;
+        sums[i] = y * (float)(i + 1); /* alike, they would be computed once */
     for (long r = 0; r < w->n_rounds; r++) {
 #pragma GCC unroll 24
         for (int i = 0; i < CHAINS; i++)
