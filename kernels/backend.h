@@ -15,7 +15,7 @@
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* Rows of activations: element (r, c) is data[r * stride + c], c < width. Float32 on the CPU. */
+/* Rows of activations: element (r, c) is data[r * stride + c], c < width, of the type that the backend's `activations` names. */
 struct view {
     void *data;
     uint32_t width;
@@ -89,6 +89,7 @@ struct linear_args {
     const float *norm_weight;   /* [n_cols], LINEAR_RMS_NORM */
     float norm_eps;
     uint32_t act;               /* enum act, LINEAR_GATED */
+    bool is_float_out;          /* y is float32 whatever the type of activations (logits); then add is NULL */
 };
 
 /* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). In place is fine.
@@ -171,7 +172,7 @@ struct page_copy {
 struct copy_pages_args {
     void *pool;
     size_t page_bytes;
-    const struct page_copy *copies;
+    const struct page_copy *copies; /* host memory */
     uint32_t n_copies;
 };
 
@@ -241,6 +242,12 @@ struct backend_options {
     uint32_t max_logits_rows;  /* most rows of one sample call */
     uint32_t max_cols;         /* widest input of a linear, in elements */
     uint32_t vocab_size;
+    uint32_t dtype;            /* type of activations wanted: DTYPE_F32, DTYPE_F16, DTYPE_BF16 */
+};
+
+struct device_info {
+    char name[128];
+    uint64_t total_bytes, free_bytes;
 };
 
 struct backend {
@@ -287,7 +294,14 @@ struct backend {
     enum rc (*sample)(void *ctx, const struct sample_args *args, struct err *err);
 
     enum rc (*qkv)(void *ctx, const struct qkv_args *args, struct err *err); /* optional */
+    uint32_t (*activations)(void *ctx); /* enum dtype of the rows in views; CPU: DTYPE_F32 */
+    /* What a device is, without opening it; an error says why it cannot be used. Optional. */
+    enum rc (*device_info)(const char *device, struct device_info *info, struct err *err);
 };
+
+/* The one symbol that a backend's library exports. */
+#define BACKEND_SYMBOL "llmpy_backend"
+typedef const struct backend *(*backend_entry)(void);
 
 const struct backend *backend_cpu(void);
 

@@ -49,7 +49,7 @@ static enum rc stage_batch(struct running *run)
 
 static struct view view_of(const struct model *m, struct place place)
 {
-    return (struct view){place.width ? m->arena + place.offset : NULL, place.width, place.stride};
+    return (struct view){place.width ? m->arena + place.offset * m->item_bytes : NULL, place.width, place.stride};
 }
 
 static struct kv_view kv_of(const struct running *run, uint32_t layer)
@@ -83,6 +83,7 @@ static enum rc run_linear(struct running *run, const struct step *step, uint32_t
         .norm_weight = weights_vector(m->weights, step->norm[0]),
         .norm_eps = step->eps,
         .act = step->act,
+        .is_float_out = step->code == STEP_LOGITS,
     };
     return m->backend->linear(m->ctx, &args, run->err);
 }
@@ -125,7 +126,7 @@ static enum rc run_logits(struct running *run, const struct step *step)
     for (uint32_t row = 0; row < b->n_logits_rows; row += m->max_logits_rows) {
         uint32_t n = b->n_logits_rows - row < m->max_logits_rows ? b->n_logits_rows - row : m->max_logits_rows, first = task;
         struct view x = view_of(m, step->in[0]), y = {m->logits, m->program->vocab_size, m->vocab_stride};
-        x.data = (float *)x.data + (size_t)row * x.stride;
+        x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
         enum rc rc = run_linear(run, step, n, x, y);
         if (rc)
             return rc;

@@ -1,9 +1,12 @@
 #include "model_state.h"
 
 #include "../base/mem.h"
+#include "backend_library.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#define RESERVED_BYTES ((uint64_t)256 << 20) /* for the driver and the others on a device */
 
 static enum rc out_of_memory(struct err *err)
 {
@@ -13,12 +16,9 @@ static enum rc out_of_memory(struct err *err)
 static enum rc open_backend(struct model *m, struct err *err)
 {
     const struct model_options *o = &m->options;
-    if (strcmp(o->device, "cpu") != 0) {
-        err_set(err, RC_DEVICE, "device: wanted cpu, have %s; device=\"cpu\"", o->device);
-        err_name(err, "open", NULL);
-        return RC_DEVICE;
-    }
-    m->backend = backend_cpu();
+    enum rc rc = backend_find(o->device, o->library, &m->backend, err);
+    if (rc)
+        return rc;
     uint32_t max_cols = 1;
     for (uint32_t w = 0; w < m->program->n_weights; w++)
         max_cols = m->program->weights[w].cols > max_cols ? m->program->weights[w].cols : max_cols;
@@ -26,8 +26,12 @@ static enum rc open_backend(struct model *m, struct err *err)
     struct backend_options options = {
         .device = o->device, .isa = o->isa, .n_threads = o->n_threads, .max_rows = o->max_num_batched_tokens,
         .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
+        .dtype = o->weights.dtype == DTYPE_NONE ? DTYPE_F32 : o->weights.dtype,
     };
-    return m->backend->open(&options, &m->ctx, err);
+    rc = m->backend->open(&options, &m->ctx, err);
+    if (!rc)
+        m->item_bytes = dtype_info(m->backend->activations(m->ctx))->block_bytes;
+    return rc;
 }
 
 /* ---- the cache --------------------------------------------------------------------------------------------------------- */
@@ -60,6 +64,35 @@ static uint64_t pages_for(const struct model *m, uint32_t n_tokens)
     return 1 + kv_layout_pages(&m->layout, n_tokens, m->options.max_num_batched_tokens);
 }
 
+static void size_buffers(struct model *m)
+{
+    const struct model_options *o = &m->options;
+    m->vocab_stride = (m->program->vocab_size + 15) & ~15u;
+    m->logits_bytes = (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
+    uint32_t stride = (o->max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens + 1;
+    size_t integers =
+        5 * ((size_t)o->max_num_batched_tokens + 16) + (size_t)m->layout.n_groups * (o->max_num_seqs * (size_t)stride + 16);
+    m->staged_bytes = integers * sizeof(int32_t) + 4096;
+}
+
+/* No size was given: the pool gets what is left of the device's share once everything else has its place. */
+static enum rc fill_device(struct model *m, struct err *err)
+{
+    struct device_info info;
+    if (!m->backend->device_info)
+        return err_set(err, RC_INTERNAL, "kv_cache_bytes: wanted a size on %s, have none", m->backend->name);
+    enum rc rc = m->backend->device_info(m->options.device, &info, err);
+    if (rc)
+        return rc;
+    uint64_t others = info.total_bytes - info.free_bytes + m->plan.arena_values * m->item_bytes + m->logits_bytes +
+                      m->staged_bytes + RESERVED_BYTES;
+    for (uint32_t r = 0; r < m->program->n_ropes; r++)
+        others += m->program->ropes[r].n_freqs * sizeof(float) * (1 + 2 * (uint64_t)m->options.max_num_batched_tokens);
+    uint64_t share = (uint64_t)(m->options.memory_share * (double)info.total_bytes);
+    m->options.kv_cache_bytes = share > others ? share - others : 0;
+    return RC_OK;
+}
+
 static enum rc choose_pool(struct model *m, struct err *err)
 {
     struct model_options *o = &m->options;
@@ -87,9 +120,11 @@ static uint32_t default_kv_dtype(const struct model *m)
     for (uint32_t w = 0; w < m->program->n_weights; w++)
         if (m->program->weights[w].kind == WEIGHT_MATRIX) {
             uint32_t dtype = weights_stored(m->weights, w, 0);
-            return dtype == DTYPE_F16 || dtype == DTYPE_BF16 ? dtype : DTYPE_F32;
+            if (dtype == DTYPE_F16 || dtype == DTYPE_BF16)
+                return dtype;
+            break;
         }
-    return DTYPE_F32;
+    return m->backend->activations(m->ctx);
 }
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------------- */
@@ -126,14 +161,7 @@ static enum rc create_ropes(struct model *m, struct err *err)
 
 static enum rc create_buffers(struct model *m, struct err *err)
 {
-    const struct model_options *o = &m->options;
-    m->vocab_stride = (m->program->vocab_size + 15) & ~15u;
-    m->logits_bytes = (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
-    uint32_t stride = (o->max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens + 1;
-    size_t integers =
-        5 * ((size_t)o->max_num_batched_tokens + 16) + (size_t)m->layout.n_groups * (o->max_num_seqs * (size_t)stride + 16);
-    m->staged_bytes = integers * sizeof(int32_t) + 4096;
-    enum rc rc = buffer(m, m->plan.arena_floats * sizeof(float), &m->arena, err);
+    enum rc rc = buffer(m, m->plan.arena_values * m->item_bytes, &m->arena, err);
     if (!rc)
         rc = buffer(m, m->logits_bytes, &m->logits, err);
     if (!rc)
@@ -161,6 +189,10 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
         m->options.kv_dtype = default_kv_dtype(m);
     rc = choose_layout(m, err);
     if (!rc)
+        size_buffers(m);
+    if (!rc && !m->options.kv_cache_bytes)
+        rc = fill_device(m, err);
+    if (!rc)
         rc = choose_pool(m, err);
     return rc ? rc : create_buffers(m, err);
 }
@@ -176,7 +208,7 @@ enum rc model_create(struct program *program, const struct checkpoint *checkpoin
     m->program = program;
     m->options = *options;
     enum rc rc = build(m, checkpoint, err);
-    m->options.device = m->options.isa = NULL;
+    m->options.device = m->options.isa = m->options.library = NULL;
     if (rc)
         model_destroy(m);
     else
@@ -191,7 +223,7 @@ void model_destroy(struct model *m)
     if (m->ctx) {
         m->backend->synchronize(m->ctx, NULL);
         weights_destroy(m->weights);
-        m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_floats * sizeof(float));
+        m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_values * m->item_bytes);
         m->backend->buffer_destroy(m->ctx, m->logits, m->logits_bytes);
         m->backend->buffer_destroy(m->ctx, m->staged, m->staged_bytes);
         m->backend->buffer_destroy(m->ctx, m->pool, (size_t)m->n_pages * m->layout.page_bytes);
@@ -263,7 +295,7 @@ void model_memory(const struct model *m, struct model_memory *memory)
     *memory = (struct model_memory){
         .weights_bytes = weights_bytes(m->weights),
         .kv_bytes = (uint64_t)m->n_pages * m->layout.page_bytes,
-        .activations_bytes = m->plan.arena_floats * sizeof(float) + m->ropes_bytes,
+        .activations_bytes = m->plan.arena_values * m->item_bytes + m->ropes_bytes,
         .sampler_bytes = m->logits_bytes,
         .staging_bytes = m->staged_bytes,
     };

@@ -13,12 +13,14 @@ struct model;
 
 struct model_options {
     const char *device, *isa;
+    const char *library;          /* path of the device's backend; unused on the CPU */
     uint32_t n_threads;
     uint32_t kv_dtype;            /* DTYPE_F32, DTYPE_F16, DTYPE_BF16; DTYPE_NONE: that of the first matrix, quantised: F32 */
     uint32_t block_tokens, max_num_seqs, max_num_batched_tokens;
     uint32_t max_model_len;
     bool fits_model_len;          /* a pool too small lowers max_model_len instead of failing */
-    uint64_t kv_cache_bytes;
+    uint64_t kv_cache_bytes;      /* 0: what is left of memory_share of the device's memory */
+    double memory_share;
     struct weights_options weights;
 };
 

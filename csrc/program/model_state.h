@@ -16,7 +16,9 @@ struct model {
     struct kv_layout layout;
     struct kv_place *places;      /* [n_layers] */
     uint32_t n_pages;
-    float *arena, *logits;        /* [.][max_rows], [max_logits_rows][vocab_stride] */
+    char *arena;                  /* items of the type of activations */
+    uint32_t item_bytes;          /* one of them */
+    float *logits;                /* [max_logits_rows][vocab_stride] */
     float **rope_freqs, **rope_tables; /* [n_ropes] */
     void *pool;
     char *staged;                 /* the batch's integers in device memory */

@@ -404,7 +404,7 @@ static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, s
 {
     find_lives(b);
     alias_sums(b);
-    plan->arena_floats = (size_t)place_roots(b) * max_rows;
+    plan->arena_values = (size_t)place_roots(b) * max_rows;
     plan->steps = mem_calloc(b->n_nodes, sizeof *plan->steps);
     if (!plan->steps)
         return err_set(err, RC_MEMORY, "plan: out of memory");

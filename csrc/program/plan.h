@@ -12,7 +12,7 @@ enum step_code {
     STEP_SELECT, STEP_LOGITS, STEP_COUNT
 };
 
-/* Where a tensor of rows lies: element (r, c) at arena[offset + r * stride + c], in floats. width 0: none. */
+/* Where a tensor of rows lies: element (r, c) at arena[offset + r * stride + c], in values. width 0: none. */
 struct place {
     size_t offset;
     uint32_t width, stride;
@@ -33,7 +33,7 @@ struct step {
 struct plan {
     struct step *steps;
     uint32_t n_steps;
-    size_t arena_floats;
+    size_t arena_values;
 };
 
 /* fusions: enum fusion of the backend; has_qkv: whether it has the fused qkv. */

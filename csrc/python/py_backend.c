@@ -3,6 +3,7 @@
 #include "py_stage.h"
 
 #include "../base/mem.h"
+#include "../program/backend_library.h"
 
 #include <string.h>
 
@@ -10,22 +11,24 @@
 
 static PyObject *backend_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"device", "isa", "num_threads", "max_rows", "max_cols", "vocab_size", NULL};
+    static char *names[] = {"device", "isa", "num_threads", "max_rows", "max_cols", "vocab_size", "dtype",
+                            "library", NULL};
     struct backend_options options = {.device = "cpu", .isa = "auto", .max_rows = 512, .max_cols = 16384};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ssIIII", names, &options.device, &options.isa, &options.n_threads,
-                                     &options.max_rows, &options.max_cols, &options.vocab_size))
+    const char *dtype = "float32", *library = "";
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ssIIIIss", names, &options.device, &options.isa, &options.n_threads,
+                                     &options.max_rows, &options.max_cols, &options.vocab_size, &dtype, &library))
         return NULL;
     options.max_logits_rows = options.max_rows;
+    options.dtype = dtype_from_name(dtype);
     struct err err = {0};
-    if (strcmp(options.device, "cpu")) {
-        err_set(&err, RC_UNSUPPORTED, "device: wanted 'cpu', have '%.100s'", options.device);
+    const struct backend *table;
+    if (backend_find(options.device, library, &table, &err))
         return py_raise(&err);
-    }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     struct backend_object *self = (struct backend_object *)allocate(type, 0);
     if (!self)
         return NULL;
-    self->table = backend_cpu();
+    self->table = table;
     if (self->table->open(&options, &self->ctx, &err)) {
         self->ctx = NULL;
         Py_DECREF(self);
@@ -569,8 +572,15 @@ static PyObject *backend_copy_pages(PyObject *object, PyObject *args)
     if (!pool)
         return NULL;
     struct copy_pages_args a = {.pool = pool->view.pool, .page_bytes = pool->view.page_bytes};
-    a.n_copies = (uint32_t)stage_array(&s, "copies", copies, 'i', false, &a.copies) / 2;
-    STAGE_RUN(&s, copy_pages, &a);
+    Py_buffer list;
+    if (PyObject_GetBuffer(copies, &list, PyBUF_SIMPLE) < 0)
+        return NULL;
+    a.copies = list.buf;
+    a.n_copies = (uint32_t)((size_t)list.len / sizeof *a.copies);
+    if (stage_begin(&s))
+        stage_done(&s, s.self->table->copy_pages(s.self->ctx, &a, &s.err));
+    PyBuffer_Release(&list);
+    return stage_end(&s);
 }
 
 /* ---- the type ----------------------------------------------------------------------------------------------------------- */

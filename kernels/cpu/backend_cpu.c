@@ -185,6 +185,12 @@ static const char *cpu_describe(void *ctx)
     return ((struct cpu *)ctx)->description;
 }
 
+static uint32_t cpu_activations(void *ctx)
+{
+    (void)ctx;
+    return DTYPE_F32;
+}
+
 static uint32_t cpu_fusions(void *ctx)
 {
     (void)ctx;
@@ -388,6 +394,7 @@ static const struct backend BACKEND = {
     .copy_pages = cpu_copy_pages,
     .sample = cpu_sample,
     .qkv = cpu_qkv,
+    .activations = cpu_activations,
 };
 
 const struct backend *backend_cpu(void)

@@ -1,0 +1,402 @@
+/* backend_cuda.cu: the CUDA backend's context, memory and matrices, and the table that llmpy_backend hands out. One device, one
+ * stream; the primary context through the static runtime, so it lives beside others in the process. What operations need
+ * besides their arguments (pinned memory, the sampler's rows) is made at open; nothing is allocated afterwards but by
+ * buffer_create and matrix_create. Errors of the driver become RC_DEVICE with its name and code. */
+#include "common.cuh"
+#include "kv.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_SAMPLE_SLOTS 128u
+
+enum rc cuda_fail(struct err *err, cudaError_t code, const char *operation)
+{
+    err_set(err, RC_DEVICE, "CUDA %s: %s (%s)", operation, cudaGetErrorString(code), cudaGetErrorName(code));
+    err_name(err, operation, NULL);
+    if (err)
+        err->code = code;
+    return RC_DEVICE;
+}
+
+static enum rc checked(struct err *err, cudaError_t code, const char *operation)
+{
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, operation);
+}
+
+/* ---- the device ----------------------------------------------------------------------------------------------------------- */
+
+static enum rc find_device(const char *name, int *device, struct err *err)
+{
+    int count = 0;
+    *device = strncmp(name, "cuda:", 5) == 0 ? atoi(name + 5) : 0;
+    cudaError_t code = cudaGetDeviceCount(&count);
+    if (code != cudaSuccess) {
+        cudaGetLastError();
+        return cuda_fail(err, code, "open");
+    }
+    if (*device >= 0 && *device < count)
+        return RC_OK;
+    err_set(err, RC_DEVICE, "device '%.60s': this machine has %d CUDA devices", name, count);
+    err_name(err, "open", NULL);
+    return RC_DEVICE;
+}
+
+static enum rc device_describe(const char *name, struct device_info *info, struct err *err)
+{
+    int device;
+    enum rc rc = find_device(name, &device, err);
+    if (rc)
+        return rc;
+    device_scope scope(device);
+    cudaDeviceProp properties;
+    size_t free_bytes = 0, total_bytes = 0;
+    rc = checked(err, cudaGetDeviceProperties(&properties, device), "open");
+    if (!rc && properties.major < 9)
+        rc = err_set(err, RC_DEVICE, "device '%.60s': wanted compute capability 9.0, have %d.%d", name, properties.major,
+                     properties.minor);
+    if (!rc)
+        rc = checked(err, cudaMemGetInfo(&free_bytes, &total_bytes), "open");
+    if (rc)
+        return rc;
+    snprintf(info->name, sizeof info->name, "%.127s", properties.name);
+    info->free_bytes = free_bytes;
+    info->total_bytes = total_bytes;
+    return RC_OK;
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------------------------- */
+
+static enum rc take_memory(void **memory, size_t size_bytes, struct err *err)
+{
+    cudaError_t code = cudaMalloc(memory, size_bytes ? size_bytes : 1);
+    if (code == cudaSuccess)
+        return RC_OK;
+    *memory = NULL;
+    cudaGetLastError();
+    if (code != cudaErrorMemoryAllocation)
+        return cuda_fail(err, code, "buffer_create");
+    size_t free_bytes = 0, total_bytes = 0;
+    cudaMemGetInfo(&free_bytes, &total_bytes);
+    err_set(err, RC_DEVICE_MEMORY, "CUDA: wanted %zu bytes of device memory, %zu of %zu are free; lower kv_cache_memory_bytes",
+            size_bytes, free_bytes, total_bytes);
+    if (err)
+        err->code = (int64_t)size_bytes;
+    return RC_DEVICE_MEMORY;
+}
+
+static enum rc buffer_create(void *ctx, size_t size_bytes, void **buffer, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    enum rc rc = take_memory(buffer, size_bytes, err);
+    return rc ? rc : checked(err, cudaMemsetAsync(*buffer, 0, size_bytes, cuda->stream), "buffer_create");
+}
+
+static void buffer_destroy(void *ctx, void *buffer, size_t size_bytes)
+{
+    (void)size_bytes;
+    device_scope scope(((struct cuda *)ctx)->device);
+    cudaFree(buffer);
+}
+
+static enum rc wait(struct cuda *cuda, struct err *err, const char *operation)
+{
+    return checked(err, cudaStreamSynchronize(cuda->stream), operation);
+}
+
+static enum rc upload(void *ctx, void *target, const void *host, size_t size_bytes, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    /* From pageable memory the call returns once the bytes have left it. */
+    return checked(err, cudaMemcpyAsync(target, host, size_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload");
+}
+
+static enum rc download(void *ctx, void *host, const void *source, size_t size_bytes, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    enum rc rc =
+        checked(err, cudaMemcpyAsync(host, source, size_bytes, cudaMemcpyDeviceToHost, cuda->stream), "download");
+    return rc ? rc : wait(cuda, err, "download");
+}
+
+static enum rc synchronize(void *ctx, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    return wait(cuda, err, "synchronize");
+}
+
+/* ---- open and close ------------------------------------------------------------------------------------------------------- */
+
+static void cuda_close(void *ctx)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    if (!cuda)
+        return;
+    {
+        device_scope scope(cuda->device);
+        cudaFree(cuda->sample_rows);
+        cudaFree(cuda->staged);
+        if (cuda->pinned)
+            cudaFreeHost(cuda->pinned);
+        if (cuda->stream)
+            cudaStreamDestroy(cuda->stream);
+    }
+    mem_free(cuda);
+}
+
+static enum rc open_memory(struct cuda *cuda, struct err *err)
+{
+    const struct backend_options *options = &cuda->options;
+    cuda->vocab_stride = (options->vocab_size + 15) & ~15u;
+    cuda->sample_slots = options->max_logits_rows < MAX_SAMPLE_SLOTS ? options->max_logits_rows : MAX_SAMPLE_SLOTS;
+    /* The longest lists that one task can have, every id in each of them, fit. */
+    cuda->staged_bytes = ((size_t)64 * options->vocab_size + ((size_t)1 << 20) + 255) & ~(size_t)255;
+    enum rc rc = checked(err, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "open");
+    if (!rc)
+        rc = checked(err, cudaMallocHost((void **)&cuda->pinned, 2 * cuda->staged_bytes), "open");
+    if (!rc)
+        rc = take_memory((void **)&cuda->staged, 2 * cuda->staged_bytes, err);
+    if (!rc)
+        rc = take_memory((void **)&cuda->sample_rows,
+                         (size_t)2 * cuda->sample_slots * cuda->vocab_stride * sizeof(float), err);
+    return rc;
+}
+
+static enum rc cuda_open(const struct backend_options *options, void **ctx, struct err *err)
+{
+    struct device_info info = {};
+    enum rc rc = device_describe(options->device, &info, err);
+    if (rc)
+        return rc;
+    if (options->dtype != DTYPE_F32 && options->dtype != DTYPE_F16 && options->dtype != DTYPE_BF16)
+        return err_set(err, RC_CONFIG, "dtype: wanted float32, float16 or bfloat16 activations, have type %u", options->dtype);
+    struct cuda *cuda = (struct cuda *)mem_calloc(1, sizeof *cuda);
+    if (!cuda)
+        return err_set(err, RC_MEMORY, "cuda: no memory for the context");
+    cuda->options = *options;
+    cuda->options.device = cuda->options.isa = "cuda"; /* the caller's strings need not outlive the call */
+    cuda->dtype = options->dtype;
+    rc = find_device(options->device, &cuda->device, err);
+    if (!rc) {
+        device_scope scope(cuda->device);
+        rc = open_memory(cuda, err);
+    }
+    if (rc) {
+        cuda_close(cuda);
+        return rc;
+    }
+    snprintf(cuda->description, sizeof cuda->description, "cuda:%d %s", cuda->device, info.name);
+    *ctx = cuda;
+    return RC_OK;
+}
+
+static const char *describe(void *ctx)
+{
+    return ((struct cuda *)ctx)->description;
+}
+
+static uint32_t activations(void *ctx)
+{
+    return ((struct cuda *)ctx)->dtype;
+}
+
+static uint32_t fusions(void *ctx)
+{
+    (void)ctx;
+    return FUSION_LINEAR_ADD;
+}
+
+static bool supports(void *ctx, uint32_t dtype, uint32_t use)
+{
+    (void)ctx;
+    (void)use;
+    static const uint32_t types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,
+                                     DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K};
+    for (uint32_t type : types)
+        if (type == dtype)
+            return true;
+    return false;
+}
+
+/* ---- matrices ------------------------------------------------------------------------------------------------------------- */
+
+static bool is_two_bytes(uint32_t dtype)
+{
+    return dtype == DTYPE_F16 || dtype == DTYPE_BF16;
+}
+
+static size_t round_up(size_t n, size_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+static void matrix_destroy(void *ctx, struct matrix *matrix)
+{
+    if (!matrix)
+        return;
+    if (matrix->data)
+        buffer_destroy(ctx, matrix->data, matrix->bytes);
+    mem_free(matrix);
+}
+
+static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
+{
+    struct matrix *matrix = (struct matrix *)mem_calloc(1, sizeof *matrix + desc->n_parts * sizeof *matrix->parts);
+    if (!matrix)
+        return err_set(err, RC_MEMORY, "cuda: no memory for a matrix");
+    matrix->n_parts = desc->n_parts;
+    matrix->n_cols = desc->n_cols;
+    for (uint32_t i = 0; i < desc->n_parts; i++) {
+        struct cuda_part *part = &matrix->parts[i];
+        const struct dtype_info *info = dtype_info(desc->parts[i].dtype);
+        if (!info || !supports(ctx, desc->parts[i].dtype, desc->use) || desc->n_cols % info->block_values) {
+            mem_free(matrix);
+            return err_set(err, RC_UNSUPPORTED, "cuda: wanted whole blocks of a type that it has, have %u columns of %s",
+                           desc->n_cols, info ? info->name : "an unknown type");
+        }
+        part->dtype = desc->parts[i].dtype;
+        part->first_row = matrix->n_rows;
+        part->n_rows = desc->parts[i].n_rows;
+        part->file_row_bytes = (size_t)desc->n_cols / info->block_values * info->block_bytes;
+        part->row_bytes = is_two_bytes(part->dtype) ? round_up(part->file_row_bytes, 32) : part->file_row_bytes;
+        matrix->n_rows += part->n_rows;
+        matrix->bytes += round_up(part->n_rows * part->row_bytes, 256);
+    }
+    enum rc rc = buffer_create(ctx, matrix->bytes, (void **)&matrix->data, err);
+    if (rc) {
+        matrix_destroy(ctx, matrix);
+        return rc;
+    }
+    size_t at = 0;
+    for (uint32_t i = 0; i < matrix->n_parts; i++) {
+        matrix->parts[i].data = matrix->data + at;
+        at += round_up(matrix->parts[i].n_rows * matrix->parts[i].row_bytes, 256);
+    }
+    *result = matrix;
+    return RC_OK;
+}
+
+static size_t matrix_bytes(const struct matrix *matrix)
+{
+    return matrix->bytes;
+}
+
+static uint32_t matrix_arithmetic(const struct matrix *matrix, uint32_t part)
+{
+    (void)matrix;
+    (void)part;
+    return ARITHMETIC_FLOAT;
+}
+
+static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                            const void *data, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    const struct cuda_part *p = &matrix->parts[part];
+    if (!n_rows)
+        return RC_OK;
+    enum rc rc = checked(err,
+                         cudaMemcpy2DAsync(p->data + first_row * p->row_bytes, p->row_bytes, data, p->file_row_bytes,
+                                           p->file_row_bytes, n_rows, cudaMemcpyHostToDevice, cuda->stream),
+                         "matrix_write");
+    return rc ? rc : wait(cuda, err, "matrix_write");
+}
+
+static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *values,
+                           struct err *err)
+{
+    enum rc rc = RC_OK;
+    const struct cuda_part *p = matrix->parts;
+    char *row = (char *)mem_alloc((size_t)matrix->n_cols * sizeof(float));
+    if (!row)
+        return err_set(err, RC_MEMORY, "matrix_read: no memory for a row");
+    for (uint32_t r = first_row; r < first_row + n_rows && !rc; r++, values += matrix->n_cols) {
+        while (r >= p->first_row + p->n_rows)
+            p++;
+        rc = download(ctx, row, p->data + (r - p->first_row) * p->row_bytes, p->file_row_bytes, err);
+        if (!rc)
+            dtype_to_float(p->dtype, row, values, matrix->n_cols);
+    }
+    mem_free(row);
+    return rc;
+}
+
+/* ---- pages ---------------------------------------------------------------------------------------------------------------- */
+
+static size_t kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens)
+{
+    (void)ctx;
+    bool is_type = dtype == DTYPE_F32 || is_two_bytes(dtype);
+    if (!is_type || !block_tokens || !head_dim || head_dim > 256)
+        return 0;
+    return (size_t)2 * n_kv_heads * block_tokens * head_dim * (dtype == DTYPE_F32 ? 4 : 2);
+}
+
+static enum rc copy_pages(void *ctx, const struct copy_pages_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    char *pool = (char *)args->pool;
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < args->n_copies && !rc; i++)
+        rc = checked(err,
+                     cudaMemcpyAsync(pool + (size_t)args->copies[i].target * args->page_bytes,
+                                     pool + (size_t)args->copies[i].source * args->page_bytes, args->page_bytes,
+                                     cudaMemcpyDeviceToDevice, cuda->stream),
+                     "copy_pages");
+    return rc;
+}
+
+/* ---- the table ------------------------------------------------------------------------------------------------------------ */
+
+static struct backend make_table(void)
+{
+    struct backend b = {};
+    b.abi = BACKEND_ABI;
+    b.size_bytes = sizeof b;
+    b.name = "cuda";
+    b.open = cuda_open;
+    b.close = cuda_close;
+    b.describe = describe;
+    b.fusions = fusions;
+    b.supports = supports;
+    b.buffer_create = buffer_create;
+    b.buffer_destroy = buffer_destroy;
+    b.upload = upload;
+    b.download = download;
+    b.synchronize = synchronize;
+    b.matrix_create = matrix_create;
+    b.matrix_destroy = matrix_destroy;
+    b.matrix_bytes = matrix_bytes;
+    b.matrix_arithmetic = matrix_arithmetic;
+    b.matrix_write = matrix_write;
+    b.matrix_read = matrix_read;
+    b.kv_layer_bytes = kv_layer_bytes;
+    b.embed = cuda_embed;
+    b.linear = cuda_linear;
+    b.rms_norm = cuda_rms_norm;
+    b.gated = cuda_gated;
+    b.add = cuda_add;
+    b.select = cuda_select;
+    b.rope_table = cuda_rope_table;
+    b.rope = cuda_rope;
+    b.kv_write = cuda_kv_write;
+    b.attention = cuda_attention;
+    b.copy_pages = copy_pages;
+    b.sample = cuda_sample;
+    b.activations = activations;
+    b.device_info = device_describe;
+    return b;
+}
+
+extern "C" __attribute__((visibility("default"))) const struct backend *llmpy_backend(void)
+{
+    static const struct backend table = make_table();
+    return &table;
+}

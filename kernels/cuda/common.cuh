@@ -1,0 +1,140 @@
+/* common.cuh: what the files of the CUDA backend share: the context, conversions between activation types and float32, and
+ * how a launch is checked. backend_cuda.cu owns the context and hands out the table; every other file holds one family of
+ * operations, named as in kernels/cpu. All work of a context goes to its one stream, so operations run in the order of the
+ * calls. The build keeps products and sums apart (-fmad=false): where they are joined, fmaf says so. */
+#ifndef LLMPY_CUDA_COMMON_CUH
+#define LLMPY_CUDA_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+extern "C" {
+#include "../../csrc/base/mem.h"
+#include "../backend.h"
+}
+
+struct cuda {
+    struct backend_options options;
+    uint32_t dtype;             /* of activations */
+    int device;
+    cudaStream_t stream;
+    char *pinned;               /* host memory that the device copies from and to: lists of the sampler, then its results */
+    char *staged;               /* its twin on the device */
+    size_t staged_bytes;        /* of each half of both */
+    float *sample_rows;         /* [sample_slots][2][vocab_stride]: logits of step 3 and what is kept of them */
+    uint32_t sample_slots, vocab_stride;
+    char description[192];
+};
+
+/* Parts lie one after the other; a row starts on a multiple of row_bytes. Floats of two bytes are padded with zeros to whole
+ * k16 steps, everything else lies as in the file. */
+struct cuda_part {
+    uint32_t dtype, first_row, n_rows;
+    size_t row_bytes, file_row_bytes;
+    char *data;
+};
+struct matrix {
+    uint32_t n_parts, n_rows, n_cols;
+    size_t bytes;
+    char *data;
+    struct cuda_part parts[1]; /* [n_parts] */
+};
+
+/* Makes the context's device current for one call and gives the caller's back. */
+struct device_scope {
+    int before, now;
+    explicit device_scope(int device) : before(device), now(device)
+    {
+        if (cudaGetDevice(&before) == cudaSuccess && before != now)
+            cudaSetDevice(now);
+    }
+    ~device_scope()
+    {
+        if (before != now)
+            cudaSetDevice(before);
+    }
+};
+
+enum rc cuda_fail(struct err *err, cudaError_t code, const char *operation);
+
+/* What the launches of an operation led to. */
+static inline enum rc launched(struct err *err, const char *operation)
+{
+    cudaError_t code = cudaGetLastError();
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, operation);
+}
+
+static inline uint32_t ceil_div(uint32_t n, uint32_t step)
+{
+    return (n + step - 1) / step;
+}
+
+/* Calls f with a value of the type that dtype names. */
+template <class F> static void visit_type(uint32_t dtype, F f)
+{
+    if (dtype == DTYPE_BF16)
+        f(__nv_bfloat16());
+    else if (dtype == DTYPE_F16)
+        f(__half());
+    else
+        f(float());
+}
+
+static __device__ __forceinline__ float to_float(float x) { return x; }
+static __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+static __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+/* Rounds once, to nearest even. */
+template <class T> __device__ __forceinline__ T round_to(float x);
+template <> __device__ __forceinline__ float round_to<float>(float x) { return x; }
+template <> __device__ __forceinline__ __half round_to<__half>(float x) { return __float2half_rn(x); }
+template <> __device__ __forceinline__ __nv_bfloat16 round_to<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+/* A view with its type. */
+template <class T> struct rows {
+    T *data;
+    uint32_t width, stride;
+    explicit rows(const struct view &v) : data((T *)v.data), width(v.width), stride(v.stride) {}
+    __device__ __forceinline__ T *at(uint32_t row, uint32_t column) const { return data + (size_t)row * stride + column; }
+};
+
+/* Value of every thread joined in one fixed tree; the same in all threads. The block is a power of two of at most 1024
+ * threads. */
+template <class T, class F> static __device__ T block_reduce(T value, F join)
+{
+    __shared__ T shared[1024];
+    uint32_t t = threadIdx.x;
+    __syncthreads();
+    shared[t] = value;
+    __syncthreads();
+    for (uint32_t half = blockDim.x / 2; half; half /= 2) {
+        if (t < half)
+            shared[t] = join(shared[t], shared[t + half]);
+        __syncthreads();
+    }
+    value = shared[0];
+    __syncthreads();
+    return value;
+}
+
+struct add_of {
+    template <class T> __device__ T operator()(T a, T b) const { return a + b; }
+};
+struct max_of {
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err);
+enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err);
+enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *err);
+enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err);
+enum rc cuda_add(void *ctx, const struct add_args *args, struct err *err);
+enum rc cuda_select(void *ctx, const struct select_args *args, struct err *err);
+enum rc cuda_rope_table(void *ctx, const struct rope_table_args *args, struct err *err);
+enum rc cuda_rope(void *ctx, const struct rope_args *args, struct err *err);
+enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *err);
+enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err);
+enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
+
+#endif

@@ -1,0 +1,97 @@
+/* weight.cuh: the exact float32 value of element k of a weight row that lies as its file has it. The formulas and their
+ * roundings are those of csrc/base/dtype.c, the oracle; embed.cu and linear.cu read weights through it. One overload a type,
+ * chosen by a tag. */
+#ifndef LLMPY_CUDA_WEIGHT_CUH
+#define LLMPY_CUDA_WEIGHT_CUH
+
+#include "common.cuh"
+
+template <uint32_t DTYPE> struct weight_type {
+    static const uint32_t dtype = DTYPE;
+};
+
+static __device__ __forceinline__ float half_at(const uint8_t *p)
+{
+    return __half2float(__ushort_as_half((unsigned short)(p[0] | p[1] << 8)));
+}
+
+static __device__ __forceinline__ float weight_value(weight_type<DTYPE_F32>, const uint8_t *row, uint32_t k)
+{
+    return ((const float *)row)[k];
+}
+
+static __device__ __forceinline__ float weight_value(weight_type<DTYPE_F16>, const uint8_t *row, uint32_t k)
+{
+    return __half2float(((const __half *)row)[k]);
+}
+
+static __device__ __forceinline__ float weight_value(weight_type<DTYPE_BF16>, const uint8_t *row, uint32_t k)
+{
+    return __bfloat162float(((const __nv_bfloat16 *)row)[k]);
+}
+
+static __device__ __forceinline__ float weight_value(weight_type<DTYPE_Q8_0>, const uint8_t *row, uint32_t k)
+{
+    const uint8_t *b = row + (size_t)(k / 32) * 34;
+    return half_at(b) * (float)(int8_t)b[2 + k % 32];
+}
+
+/* Nibble v of 32: the low halves of 16 bytes, then the high ones. */
+static __device__ __forceinline__ int nibble(const uint8_t *p, uint32_t v)
+{
+    return v < 16 ? p[v] & 15 : p[v - 16] >> 4;
+}
+
+static __device__ __forceinline__ float weight_value(weight_type<DTYPE_Q4_0>, const uint8_t *row, uint32_t k)
+{
+    const uint8_t *b = row + (size_t)(k / 32) * 18;
+    return half_at(b) * (float)(nibble(b + 2, k % 32) - 8);
+}
+
+static __device__ __forceinline__ float weight_value(weight_type<DTYPE_Q4_1>, const uint8_t *row, uint32_t k)
+{
+    const uint8_t *b = row + (size_t)(k / 32) * 20;
+    return half_at(b) * (float)nibble(b + 4, k % 32) + half_at(b + 2);
+}
+
+static __device__ __forceinline__ float weight_value(weight_type<DTYPE_Q4_K>, const uint8_t *row, uint32_t k)
+{
+    const uint8_t *b = row + (size_t)(k / 256) * 144, *packed = b + 4;
+    uint32_t v = k % 256, j = v / 32;
+    int q = b[16 + j / 2 * 32 + v % 32] >> (j % 2 * 4) & 15, scale, minimum;
+    if (j < 4) {
+        scale = packed[j] & 63;
+        minimum = packed[j + 4] & 63;
+    } else {
+        scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
+        minimum = packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
+    }
+    return half_at(b) * (float)scale * (float)q - half_at(b + 2) * (float)minimum;
+}
+
+static __device__ __forceinline__ float weight_value(weight_type<DTYPE_Q6_K>, const uint8_t *row, uint32_t k)
+{
+    const uint8_t *b = row + (size_t)(k / 256) * 210;
+    uint32_t v = k % 256, half = v / 128, part = v % 128 / 32, l = v % 32;
+    int q = b[64 * half + part % 2 * 32 + l] >> (part / 2 * 4) & 15;
+    q |= (b[128 + 32 * half + l] >> (part * 2) & 3) << 4;
+    return half_at(b + 208) * (float)(int8_t)b[192 + 8 * half + part * 2 + l / 16] * (float)(q - 32);
+}
+
+/* Calls f with the tag of a type; false: no kernel reads it. */
+template <class F> static bool visit_weight(uint32_t dtype, F f)
+{
+    switch (dtype) {
+    case DTYPE_F32: f(weight_type<DTYPE_F32>()); return true;
+    case DTYPE_F16: f(weight_type<DTYPE_F16>()); return true;
+    case DTYPE_BF16: f(weight_type<DTYPE_BF16>()); return true;
+    case DTYPE_Q8_0: f(weight_type<DTYPE_Q8_0>()); return true;
+    case DTYPE_Q4_0: f(weight_type<DTYPE_Q4_0>()); return true;
+    case DTYPE_Q4_1: f(weight_type<DTYPE_Q4_1>()); return true;
+    case DTYPE_Q4_K: f(weight_type<DTYPE_Q4_K>()); return true;
+    case DTYPE_Q6_K: f(weight_type<DTYPE_Q6_K>()); return true;
+    default: return false;
+    }
+}
+
+#endif
