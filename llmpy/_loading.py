@@ -110,12 +110,14 @@ def _resolve_sizes(config: EngineConfig) -> EngineConfig:
     if tokens is None:
         tokens = max(512, seqs)
     pool = config.kv_cache_memory_bytes
-    free = hardware.free_memory_bytes()
-    if pool is None:
+    total, free = hardware.memory_bytes(str(config.device))
+    if pool is None and str(config.device).startswith("cuda"):
+        pool = 0  # what is left of gpu_memory_utilization once the weights are there
+    elif pool is None:
         pool = min(hardware.total_memory_bytes() // 4, MAX_CPU_POOL_BYTES)
     elif isinstance(pool, int) and pool > free:
         raise DeviceMemoryError(
-            f"kv_cache_memory_bytes: wanted {pool} bytes, have {free} free of {hardware.total_memory_bytes()}; "
+            f"kv_cache_memory_bytes: wanted {pool} bytes, have {free} free of {total}; "
             "lower it, or close() another engine",
             wanted_bytes=pool,
             free_bytes=free,
@@ -184,8 +186,10 @@ def _eos_ids(loaded: Loaded, of_config: list[int]) -> list[int]:
 
 def _resolve_dtypes(config: EngineConfig, stored: str) -> EngineConfig:
     dtype = config.dtype
-    if dtype == "auto":
-        dtype = "float32" if stored == "quantized" else stored
+    if dtype == "auto" and stored == "quantized":
+        dtype = "bfloat16" if str(config.device).startswith("cuda") else "float32"
+    elif dtype == "auto":
+        dtype = stored
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     return config.replace(dtype=dtype, kv_cache_dtype=kv_dtype)
 
@@ -194,6 +198,8 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     """The options of the core's model."""
     longest = model.max_position_embeddings
     length = config.max_model_len
+    device = str(config.device)
+    on_cuda = device.startswith("cuda")
     if isinstance(length, int) and length > longest:
         raise ConfigError(
             f"max_model_len must be at most {longest}, the model's max_position_embeddings, got {length}. "
@@ -202,8 +208,10 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
             value=length,
         )
     return {
-        "device": "cpu",
-        "isa": str(config.device).partition(":")[2] or "auto",
+        "device": device if on_cuda else "cpu",
+        "library": hardware.cuda_library() if on_cuda else "",
+        "memory_share": config.gpu_memory_utilization,
+        "isa": "auto" if on_cuda else device.partition(":")[2] or "auto",
         "num_threads": environment.num_threads(),
         "dtype": config.dtype,
         "kv_dtype": config.kv_cache_dtype,
@@ -232,7 +240,7 @@ def _resolved(config: EngineConfig, options: Mapping[str, Any], chosen: Mapping[
     if config.max_model_len is None and length < options["max_model_len"]:
         warnings.warn(
             f"max_model_len is {length}, not the model's {options['max_model_len']}: the KV cache of "
-            f"{config.kv_cache_memory_bytes} bytes holds no more; raise kv_cache_memory_bytes",
+            f"{config.kv_cache_memory_bytes or 'the rest of gpu_memory_utilization in'} bytes holds no more; raise kv_cache_memory_bytes",
             stacklevel=4,
         )
     activation = str(chosen["activation_dtype"])

@@ -28,11 +28,30 @@ def devices() -> list[dict[str, Any]]:
         cpu |= {"memory_bytes": total_memory_bytes(), "isas": isas}
     else:
         cpu |= {"reason": _NO_ISA}
-    return [cpu, {"device": "cuda", "name": "CUDA", "available": False, "reason": _NO_CUDA}]
+    return [cpu, *_cuda_devices()]
 
 
-_NO_CUDA = "this build has no CUDA backend"
 _NO_ISA = "the processor has neither AVX2 with FMA nor AVX-512"
+
+
+def cuda_library() -> str:
+    """Path of the CUDA backend; "" where this build has none."""
+    path = Path(__file__).with_name("_backends") / "libllmpy_cuda13.so"
+    return str(path) if path.exists() else ""
+
+
+def _cuda_devices() -> list[dict[str, Any]]:
+    """Every CUDA device, or one entry that says why there is none."""
+    found: list[dict[str, Any]] = []
+    for index in range(64):
+        try:
+            name, total, _ = _core.device_info(f"cuda:{index}", cuda_library())
+        except DeviceError as error:
+            if not found:
+                found.append({"device": "cuda", "name": "CUDA", "available": False, "reason": str(error)})
+            break
+        found.append({"device": f"cuda:{index}", "name": name, "available": True, "memory_bytes": total})
+    return found
 
 
 def choose(option: str | int | None) -> str:
@@ -52,9 +71,29 @@ def choose(option: str | int | None) -> str:
         if name.removeprefix("cpu:") not in isas:
             raise DeviceError(f"device {name!r}: this processor has {', '.join(isas) or 'none'}", operation="open")
         return name
-    if isinstance(name, int) or name.startswith(("cuda", "GPU-")) or name.isdecimal():
-        raise DeviceError(f"device {name!r}: {_NO_CUDA}; use device='cpu'", operation="open")
+    if isinstance(name, int) or name.isdecimal():
+        name = f"cuda:{name}"
+    if name == "cuda":
+        name = "cuda:0"
+    if name.startswith("cuda:") and name.removeprefix("cuda:").isdecimal():
+        _core.device_info(name, cuda_library())  # raises what is missing
+        return name
+    if name.startswith("GPU-"):
+        raise DeviceError(f"device {name!r}: devices are named by number so far, as 'cuda:0'", operation="open")
     _refuse(name)
+
+
+def memory_bytes(device: str) -> tuple[int, int]:
+    """Total and free memory of a device."""
+    if device.startswith("cuda"):
+        _, total, free = _core.device_info(device, cuda_library())
+        return total, free
+    return total_memory_bytes(), free_memory_bytes()
+
+
+def device_name(device: str) -> str:
+    """What a device calls itself."""
+    return _core.device_info(device, cuda_library())[0] if device.startswith("cuda") else cpu_name()
 
 
 def _refuse(name: str) -> NoReturn:

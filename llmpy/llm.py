@@ -551,12 +551,13 @@ class LLM(LaterMethods):
         self._driver.check()
         found = {"weights": 0, "kv": 0, "activations": 0, "graphs": 0, "sampler": 0, "pinned_host": 0}
         found.update(self._driver.model.memory())
-        return {**found, "device_total": hardware.total_memory_bytes(), "device_free": hardware.free_memory_bytes()}
+        total, free = hardware.memory_bytes(str(self.config.device))
+        return {**found, "device_total": total, "device_free": free}
 
     def ranks(self) -> list[dict[str, Any]]:
         """The devices that the model lies on."""
         memory = self.memory()
-        rank = {"rank": 0, "device": self.config.device, "uuid": None, "name": hardware.cpu_name()}
+        rank = {"rank": 0, "device": self.config.device, "uuid": None, "name": hardware.device_name(str(self.config.device))}
         return [{**rank, "weights_bytes": memory["weights"], "kv_bytes": memory["kv"]}]
 
     def get_world_size(self) -> int:

@@ -193,6 +193,7 @@ PyObject *py_backend_sample(PyObject *object, PyObject *args, PyObject *kwargs)
     struct stage s;
     struct view view;
     stage_open(&s, object);
+    s.item_bytes = sizeof(float);
     s.failed = PyErr_Occurred() != NULL;
     stage_view(&s, "logits", logits, false, &view);
     struct sample_args a = {.vocab_size = view.width, .vocab_stride = view.stride, .n_logits_rows = s.n_rows,

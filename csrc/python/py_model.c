@@ -49,7 +49,9 @@ static int parse_options(PyObject *options, struct model_options *o)
 {
     const char *arithmetic = get_text(options, "activation_dtype");
     o->device = get_text(options, "device");
-    o->library = get_text(options, "library");
+    PyObject *library = PyDict_GetItemString(options, "library"), *share = PyDict_GetItemString(options, "memory_share");
+    o->library = library ? PyUnicode_AsUTF8AndSize(library, NULL) : "";
+    o->memory_share = share ? PyFloat_AsDouble(share) : 0;
     o->isa = get_text(options, "isa");
     if (!arithmetic || !o->device || !o->library || !o->isa || get_dtype(options, "dtype", &o->weights.dtype) ||
         get_dtype(options, "kv_dtype", &o->kv_dtype))
@@ -69,10 +71,6 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->max_num_batched_tokens = (uint32_t)n[3];
     o->max_model_len = (uint32_t)n[4];
     o->kv_cache_bytes = n[5];
-    PyObject *share = PyMapping_GetItemString(options, "memory_share");
-    if (share)
-        o->memory_share = PyFloat_AsDouble(share);
-    Py_XDECREF(share);
     PyObject *fits = PyMapping_GetItemString(options, "fit_model_len"), *seed = PyMapping_GetItemString(options, "dummy_seed");
     if (fits && seed) {
         o->fits_model_len = PyObject_IsTrue(fits) == 1;

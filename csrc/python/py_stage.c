@@ -9,6 +9,7 @@ void stage_open(struct stage *s, PyObject *self)
 {
     memset(s, 0, sizeof *s);
     s->self = (struct backend_object *)self;
+    s->item_bytes = s->self->table->activations(s->self->ctx) == DTYPE_F32 ? 4 : 2;
 }
 
 bool stage_fail(struct stage *s, const char *name, const char *wanted)
@@ -80,18 +81,20 @@ void stage_any_view(struct stage *s, const char *name, PyObject *object, bool is
     Py_buffer *buffer = stage_take(s, name, object, is_written);
     if (!buffer)
         return;
-    bool is_fine = buffer->format && !strcmp(buffer->format, "f") && buffer->ndim == 2 && buffer->strides[0] % 4 == 0 &&
-                   (buffer->strides[1] == 4 || buffer->shape[1] <= 1) &&
-                   (buffer->strides[0] >= buffer->shape[1] * 4 || buffer->shape[0] <= 1);
+    Py_ssize_t item = s->item_bytes;
+    bool is_type = item == 4 ? buffer->format && !strcmp(buffer->format, "f") : buffer->itemsize == item;
+    bool is_fine = is_type && buffer->ndim == 2 && buffer->strides[0] % item == 0 &&
+                   (buffer->strides[1] == item || buffer->shape[1] <= 1) &&
+                   (buffer->strides[0] >= buffer->shape[1] * item || buffer->shape[0] <= 1);
     if (!is_fine) {
-        stage_fail(s, name, "a two-dimensional float32 array with contiguous rows");
+        stage_fail(s, name, "a two-dimensional array of the backend's activations with contiguous rows");
         return;
     }
     view->width = (uint32_t)buffer->shape[1];
-    view->stride = buffer->shape[0] > 1 ? (uint32_t)(buffer->strides[0] / 4) : view->width;
+    view->stride = buffer->shape[0] > 1 ? (uint32_t)(buffer->strides[0] / item) : view->width;
     *rows = (uint32_t)buffer->shape[0];
     size_t items = *rows ? (size_t)(*rows - 1) * view->stride + view->width : 0;
-    stage_join(s, buffer->buf, items * sizeof(float), is_written);
+    stage_join(s, buffer->buf, items * s->item_bytes, is_written);
     s->targets[s->n_buffers - 1] = &view->data;
 }
 

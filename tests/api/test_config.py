@@ -140,21 +140,21 @@ def test_options_are_checked_before_the_model_is_looked_for():
 
 def test_devices(monkeypatch):
     assert hardware.choose(None) == "cpu"
-    for wanted in ("cuda:1", 1, "1", "GPU-1234"):
-        with pytest.raises(DeviceError, match="no CUDA backend"):
+    for wanted in ("cuda:63", 63, "63", "GPU-1234"):
+        with pytest.raises(DeviceError):
             hardware.choose(wanted)
     with pytest.raises(ConfigError, match=r"device must be .*, got 'tpu'"):
         hardware.choose("tpu")
-    monkeypatch.setenv("LLMPY_DEVICE", "cuda:0")
+    monkeypatch.setenv("LLMPY_DEVICE", "cuda:63")
     with pytest.raises(DeviceError):
         hardware.choose(None)
     assert hardware.choose("cpu") == "cpu"
     assert hardware.choose("cpu:avx2") == "cpu:avx2"
     with pytest.raises(DeviceError, match=r"device 'cpu:mmx': this processor has .*avx2"):
         hardware.choose("cpu:mmx")
-    cpu, cuda = hardware.devices()
+    cpu, cuda = hardware.devices()[:2]
     assert cpu["available"] and cpu["memory_bytes"] == hardware.total_memory_bytes() > hardware.free_memory_bytes() > 0
-    assert not cuda["available"] and "CUDA" in cuda["reason"]
+    assert cuda["memory_bytes"] > 0 if cuda["available"] else "CUDA" in cuda["reason"]
 
 
 def test_environment(monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmpy import LLM, RequestOutput, SamplingParams, _core
+from llmpy import LLM, RequestOutput, SamplingParams, _core, devices
 
 Make = Callable[[str, str], Path]
 MODELS = [("llama", "float32"), ("qwen3", "bfloat16"), ("mistral-window", "float16"), ("qwen2-mixed", "float32")]
@@ -30,7 +30,7 @@ def params(i: int = 0, **changes: object) -> SamplingParams:
 
 
 def open_llm(path: Path, isa: str = "", **options: object) -> LLM:
-    device = f"cpu:{isa}" if isa else "cpu"
+    device = isa if isa.startswith("cuda") else f"cpu:{isa}" if isa else "cpu"
     defaults = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, "device": device}
     return LLM(path, **(defaults | options))
 
@@ -67,6 +67,7 @@ def alone(path: Path, batch: list[list[int]], isa: str) -> list[list[tuple[bytes
 CASES = [(m, isa) for m in MODELS for isa in _core.cpu_isas()[-1:]] + [
     (m, isa) for m in MODELS[::3] for isa in _core.cpu_isas()[:-1]
 ]
+CASES += [(m, device["device"]) for device in devices()[1:2] if device["available"] for m in MODELS]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda p: f"{p[0][0]}-{p[0][1]}-{p[1]}")

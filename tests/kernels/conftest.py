@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core
+from llmpy import _core, devices, hardware
 
 Array = np.ndarray
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -78,10 +78,40 @@ class Paged:
         return np.ascontiguousarray(out[:, :-3]).reshape(n, -1, self.head_dim)
 
 
+CUDA = [device["device"] for device in devices()[1:2] if device["available"]]
+
+
+def open_on(where: str, num_threads: int = 0, *args: int, **kwargs: object) -> _core.Backend:
+    """The backend of an instruction set of this processor, or of a CUDA device with float32 activations."""
+    if where in CUDA:
+        return _core.Backend(where, "auto", 0, *args, library=hardware.cuda_library(), **kwargs)
+    return _core.Backend("cpu", where, num_threads, *args, **kwargs)
+
+
 @pytest.fixture(scope="module", params=_core.cpu_isas())
 def isa(request: pytest.FixtureRequest) -> str:
     """Each instruction set that this processor has."""
     return request.param
+
+
+@pytest.fixture(scope="module", params=[*_core.cpu_isas(), *CUDA])
+def place(request: pytest.FixtureRequest) -> str:
+    """Each instruction set that this processor has, and the first CUDA device."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def cuda() -> str:
+    """The first CUDA device; skips where there is none."""
+    if not CUDA:
+        pytest.skip("no CUDA device")
+    return CUDA[0]
+
+
+@pytest.fixture(scope="session")
+def open_backend() -> Callable[..., _core.Backend]:
+    """Opens the backend of a place: (place, num_threads, max_rows, max_cols, vocab_size)."""
+    return open_on
 
 
 @pytest.fixture(scope="session")
