@@ -3,7 +3,8 @@
 With nvcc (NVCC, CUDA_HOME/bin, PATH) and LLMPY_CUDA other than 0 (require: nvcc must be there) it also builds
 llmpy/_backends/libllmpy_cuda13.so, a backend that is loaded only when a CUDA device is asked for.
 
-Build variables: CC, NVCC, LLMPY_CUDA, LLMPY_CUDA_ARCHS ("90a,100f"), LLMPY_DEBUG (1: -O1 -g and assertions), LLMPY_SANITIZE (a -fsanitize list), LLMPY_WERROR (1), MAX_JOBS.
+Build variables: CC, NVCC, LLMPY_CUDA, LLMPY_CUDA_ARCHS (90a,...), LLMPY_DEBUG (1: -O1 -g and assertions),
+LLMPY_SANITIZE (a -fsanitize list), LLMPY_WERROR (1), MAX_JOBS.
 """
 
 import hashlib
@@ -25,7 +26,6 @@ ISAS = {
     "avx512": f"{V3} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16",
 }
 BASELINE_KERNELS = {"backend_cpu.c", "pool.c"}
-CUDA_LIBRARY = ROOT / "llmpy/_backends/libllmpy_cuda13.so"
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
@@ -127,6 +127,7 @@ class Build(build_ext):
             if nvcc:
                 self.link_cuda(nvcc, [*(kernel.result() for kernel in kernels), *base])
             else:
+                self.cuda_output().unlink(missing_ok=True)
                 print("llmpy: no CUDA backend (no nvcc, or LLMPY_CUDA=0)")
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -153,8 +154,15 @@ class Build(build_ext):
         run([nvcc, *link, *map(str, objects), "-o", str(output)])
 
     def cuda_output(self) -> Path:
-        """Where the library goes: beside the sources, or into the tree of a wheel."""
-        return CUDA_LIBRARY if self.inplace else Path(self.build_lib) / CUDA_LIBRARY.relative_to(ROOT)
+        """Where the library goes: into the tree of a wheel."""
+        return Path(self.build_lib) / "llmpy/_backends/libllmpy_cuda13.so"
+
+    def copy_extensions_to_source(self) -> None:
+        """Built in place: the library, too, goes beside the sources."""
+        super().copy_extensions_to_source()
+        if self.cuda_output().exists():
+            (ROOT / "llmpy/_backends").mkdir(exist_ok=True)
+            shutil.copy2(self.cuda_output(), ROOT / "llmpy/_backends")
 
     def get_outputs(self) -> list[str]:
         """Everything built, so that installs know it."""

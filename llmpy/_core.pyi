@@ -33,7 +33,8 @@ class Checkpoint:
 class Backend:
     """One backend's operations on host arrays, for kernel tests and benchmarks.
 
-    Views are two-dimensional buffers of the activations' type (two-byte types as any two-byte items) whose rows may lie apart; other arrays are contiguous buffers of float32
+    Views are two-dimensional buffers of the activations' type (any two-byte items for two-byte types)
+    whose rows may lie apart; other arrays are contiguous buffers of float32
     or int32. A batch is (positions, row_seq, seq_first_row), a table int32 [n_seqs, pages]. Outputs are written in
     place.
     """

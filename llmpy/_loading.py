@@ -240,7 +240,7 @@ def _resolved(config: EngineConfig, options: Mapping[str, Any], chosen: Mapping[
     if config.max_model_len is None and length < options["max_model_len"]:
         warnings.warn(
             f"max_model_len is {length}, not the model's {options['max_model_len']}: the KV cache of "
-            f"{config.kv_cache_memory_bytes or 'the rest of gpu_memory_utilization in'} bytes holds no more; raise kv_cache_memory_bytes",
+            f"{config.kv_cache_memory_bytes or 'few'} bytes holds no more; raise kv_cache_memory_bytes",
             stacklevel=4,
         )
     activation = str(chosen["activation_dtype"])

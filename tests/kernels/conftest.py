@@ -1,5 +1,6 @@
 """Fixtures of the kernel tests: every instruction set of this machine, and a paged history to attend to."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import ml_dtypes
@@ -95,9 +96,9 @@ def isa(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=[*_core.cpu_isas(), *CUDA])
-def place(request: pytest.FixtureRequest) -> str:
-    """Each instruction set that this processor has, and the first CUDA device."""
-    return request.param
+def open_backend(request: pytest.FixtureRequest) -> Callable[..., _core.Backend]:
+    """Opens the backend of each instruction set and of a CUDA device: (num_threads, max_rows, max_cols, vocab_size)."""
+    return functools.partial(open_on, request.param)
 
 
 @pytest.fixture(scope="session")
@@ -106,12 +107,6 @@ def cuda() -> str:
     if not CUDA:
         pytest.skip("no CUDA device")
     return CUDA[0]
-
-
-@pytest.fixture(scope="session")
-def open_backend() -> Callable[..., _core.Backend]:
-    """Opens the backend of a place: (place, num_threads, max_rows, max_cols, vocab_size)."""
-    return open_on
 
 
 @pytest.fixture(scope="session")

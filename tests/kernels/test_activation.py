@@ -1,6 +1,7 @@
 """Gated activations, sums and selected rows against float64; elements never depend on their neighbours."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,12 +9,8 @@ import pytest
 from llmpy import _core
 
 Array = np.ndarray
+Open = Callable[..., _core.Backend]
 erf = np.vectorize(math.erf, otypes=[np.float64])
-
-
-@pytest.fixture(scope="module", params=_core.cpu_isas())
-def isa(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 def silu(x: Array) -> Array:
@@ -47,9 +44,9 @@ def gated(backend: _core.Backend, gate: Array, up: Array, act: int) -> Array:
 
 
 @pytest.mark.parametrize("act", range(5))
-def test_gated_values(act: int, isa: str) -> None:
+def test_gated_values(act: int, open_backend: Open) -> None:
     """Near float64 over the whole range; where 1 + erf and 1 + tanh cancel, to the last bit of 1."""
-    backend = _core.Backend("cpu", isa, 2)
+    backend = open_backend(2)
     gate = np.concatenate([np.linspace(-12, 12, 48001), [0.0, 1e-20, -1e-20, 80, -80, 300]]).astype(np.float32)[None, :]
     ones = np.ones_like(gate)
     out = gated(backend, gate, ones, act)
@@ -62,13 +59,13 @@ def test_gated_values(act: int, isa: str) -> None:
 
 @pytest.mark.parametrize("act", range(5))
 @pytest.mark.parametrize("width", [1, 24, 1030, 3072])
-def test_gated_rows(act: int, width: int, isa: str) -> None:
+def test_gated_rows(act: int, width: int, open_backend: Open) -> None:
     rng = np.random.default_rng(width)
     both = rng.standard_normal((33, 2 * width)).astype(np.float32)
     gate, up = both[:, :width], both[:, width:]
-    outs = [gated(_core.Backend("cpu", isa, threads), gate, up, act) for threads in (1, 2, 5)]
+    outs = [gated(open_backend(threads), gate, up, act) for threads in (1, 2, 5)]
     assert len({out.tobytes() for out in outs}) == 1
-    backend = _core.Backend("cpu", isa, 2)
+    backend = open_backend(2)
     for first, rows in ((0, 1), (32, 1), (5, 20)):
         part = gated(backend, gate[first : first + rows], up[first : first + rows], act)
         assert part.tobytes() == outs[0][first : first + rows].tobytes()
@@ -77,10 +74,10 @@ def test_gated_rows(act: int, width: int, isa: str) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 7, 576, 2049])
-def test_add(width: int, isa: str) -> None:
+def test_add(width: int, open_backend: Open) -> None:
     rng = np.random.default_rng(width)
     a, b = rng.standard_normal((2, 9, width)).astype(np.float32)
-    backend = _core.Backend("cpu", isa, 2)
+    backend = open_backend(2)
     expected = a + b
     out = np.empty_like(a)
     backend.add(a, b, out)
@@ -89,10 +86,10 @@ def test_add(width: int, isa: str) -> None:
     assert a.tobytes() == expected.tobytes()
 
 
-def test_select(isa: str) -> None:
+def test_select(open_backend: Open) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((40, 1500)).astype(np.float32)
     rows = np.array([39, 0, 7, 7, 12], np.int32)
     out = np.empty((5, 1500), np.float32)
-    _core.Backend("cpu", isa, 2).select(x, rows, out)
+    open_backend(2).select(x, rows, out)
     assert out.tobytes() == x[rows].tobytes()

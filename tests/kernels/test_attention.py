@@ -9,6 +9,7 @@ import pytest
 from llmpy import _core
 
 Array = np.ndarray
+Open = Callable[..., _core.Backend]
 
 
 def exact(q: Array, k: Array, v: Array, first: int, scale: float, window: int, cap: float) -> Array:
@@ -52,12 +53,12 @@ def test_values(
     block: int,
     window: int,
     cap: float,
-    isa: str,
+    open_backend: Open,
     paged: type,
     rounded: Callable[[Array, str], Array],
 ) -> None:
     q, k, v = 2 * normal(1, n, heads, dim), normal(2, n, kv, dim), normal(3, n, kv, dim)
-    cache = paged(_core.Backend("cpu", isa, 2, max_rows=1024), [k], [v], dtype, block)
+    cache = paged(open_backend(2, max_rows=1024), [k], [v], dtype, block)
     out = cache.attend([(0, 0, n)], q, dim**-0.5, window, cap)
     want = exact(q, rounded(k, dtype), rounded(v, dtype), 0, dim**-0.5, window, cap)
     # Scores up to about 12 are sums of head_dim rounded products: 12 * 2^-24 * a few; they weigh values up to 4.
@@ -68,15 +69,15 @@ def test_values(
 
 
 @pytest.mark.parametrize(("dtype", "window", "cap"), [("float32", 0, 0.0), ("bfloat16", 0, 0.0), ("float16", 90, 30.0)])
-def test_row_never_depends_on_its_batch(dtype: str, window: int, cap: float, isa: str, paged: type) -> None:
+def test_row_never_depends_on_its_batch(dtype: str, window: int, cap: float, open_backend: Open, paged: type) -> None:
     lengths, heads, kv, dim = [700, 1, 130, 64, 333], 8, 2, 48
     q, k, v = ([normal(10 * i + j, n, h, dim) for i, n in enumerate(lengths)] for j, h in enumerate((heads, kv, kv)))
-    backend = _core.Backend("cpu", isa, 1, max_rows=2048)
+    backend = open_backend(1, max_rows=2048)
     cache = paged(backend, k, v, dtype, 16)
     whole = [cache.attend([(s, 0, n)], q[s], 0.3, window, cap) for s, n in enumerate(lengths)]
     rng = np.random.default_rng(7)
     for block, threads in itertools.product((16, 32, 64), (1, 2, 5)):
-        cache = paged(_core.Backend("cpu", isa, threads, max_rows=2048), k, v, dtype, block, seed=block + threads)
+        cache = paged(open_backend(threads, max_rows=2048), k, v, dtype, block, seed=block + threads)
         for _ in range(4):
             spans = []
             for seq, n in enumerate(lengths):
@@ -93,13 +94,13 @@ def test_row_never_depends_on_its_batch(dtype: str, window: int, cap: float, isa
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_decode_is_cut_and_folded(
-    dtype: str, isa: str, paged: type, rounded: Callable[[Array, str], Array]
+    dtype: str, open_backend: Open, paged: type, rounded: Callable[[Array, str], Array]
 ) -> None:
     n, dim = 3000, 64
     q, k, v = normal(1, n, 3, dim), normal(2, n, 1, dim), normal(3, n, 1, dim)
     outs = []
     for threads in (1, 2, 7):
-        cache = paged(_core.Backend("cpu", isa, threads), [k], [v], dtype, 32)
+        cache = paged(open_backend(threads), [k], [v], dtype, 32)
         rows = [cache.attend([(0, p, p + 1)], q[p : p + 1], 0.2) for p in (n - 1, 2047, 2048, 255, 256)]
         outs.append(b"".join(row.tobytes() for row in rows))
         chunk = cache.attend([(0, n - 40, n)], q[n - 40 :], 0.2)
@@ -110,24 +111,24 @@ def test_long_decode_is_cut_and_folded(
     assert outs[0][: 3 * dim * 4] == chunk[-1].tobytes()
 
 
-def test_cut_tasks_in_rounds(isa: str, paged: type) -> None:
+def test_cut_tasks_in_rounds(open_backend: Open, paged: type) -> None:
     """More splits than the states that are kept at once: a task is carried over from round to round."""
     n, heads, dim = 11000, 96, 256
     q, k, v = normal(1, 1, heads, dim), normal(2, n, 1, dim), normal(3, n, 1, dim)
-    one, many = (paged(_core.Backend("cpu", isa, threads), [k], [v], "bfloat16", 64) for threads in (1, 3))
+    one, many = (paged(open_backend(threads), [k], [v], "bfloat16", 64) for threads in (1, 3))
     span = [(0, n - 1, n)]
     assert one.attend(span, q, 0.06).tobytes() == many.attend(span, q, 0.06).tobytes()
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_later_tokens_cannot_be_seen(poison: float, isa: str, paged: type) -> None:
+def test_later_tokens_cannot_be_seen(poison: float, open_backend: Open, paged: type) -> None:
     n, dim = 150, 32
     q, k, v = normal(1, n, 4, dim), normal(2, n, 2, dim), normal(3, n, 2, dim)
-    clean = paged(_core.Backend("cpu", isa, 2), [k], [v], "float32", 16).attend([(0, 0, n)], q, 0.2)
+    clean = paged(open_backend(2), [k], [v], "float32", 16).attend([(0, 0, n)], q, 0.2)
     for bad in (0, 40, 63, 64, 100, n - 1):
         k2, v2 = k.copy(), v.copy()
         k2[bad], v2[bad] = poison, poison
-        cache = paged(_core.Backend("cpu", isa, 2), [k2], [v2], "float32", 16)
+        cache = paged(open_backend(2), [k2], [v2], "float32", 16)
         out = cache.attend([(0, 0, n)], q, 0.2)
         assert out[:bad].tobytes() == clean[:bad].tobytes()
         assert np.isnan(out[bad]).all()
@@ -135,30 +136,30 @@ def test_later_tokens_cannot_be_seen(poison: float, isa: str, paged: type) -> No
         assert np.isfinite(windowed[bad + 20 :]).all()
 
 
-def test_zeros_are_positive(isa: str, paged: type) -> None:
+def test_zeros_are_positive(open_backend: Open, paged: type) -> None:
     """Products that vanish leave a zero whose sign must not tell how many keys were passed over."""
     n, dim = 90, 16
     q, k = normal(1, n, 2, dim), normal(2, n, 1, dim)
     v = np.where(normal(3, n, 1, dim) > 0, 1e-45, -1e-45).astype(np.float32)
-    cache = paged(_core.Backend("cpu", isa, 1), [k], [v], "float32", 16)
+    cache = paged(open_backend(1), [k], [v], "float32", 16)
     out = cache.attend([(0, 0, n)], q, 0.2)
     assert not np.signbit(out[out == 0]).any()
     for p in range(n):
         assert cache.attend([(0, p, p + 1)], q[p : p + 1], 0.2).tobytes() == out[p].tobytes()
 
 
-def test_large_scores_and_one_key(isa: str, paged: type) -> None:
+def test_large_scores_and_one_key(open_backend: Open, paged: type) -> None:
     """Scores of thousands neither overflow nor lose the winner; with a window of one the output is the value itself."""
     n, dim = 100, 64
     q, k, v = 100 * normal(1, n, 2, dim), 100 * normal(2, n, 2, dim), normal(3, n, 2, dim)
-    cache = paged(_core.Backend("cpu", isa, 2), [k], [v], "float32", 16)
+    cache = paged(open_backend(2), [k], [v], "float32", 16)
     out = cache.attend([(0, 0, n)], q, 1.0)
     assert np.abs(out - exact(q, k, v, 0, 1.0, 0, 0.0)).max() < 0.05  # scores near 2^19 have steps of 1/16
     assert cache.attend([(0, 0, n)], q, 1.0, window=1).tobytes() == v.tobytes()
 
 
-def test_copied_pages_and_layers(isa: str) -> None:
-    backend = _core.Backend("cpu", isa, 2)
+def test_copied_pages_and_layers(open_backend: Open) -> None:
+    backend = open_backend(2)
     n, dim = 40, 32
     q, k, v = normal(1, n, 2, dim), normal(2, n, 2, dim), normal(3, n, 2, dim)
     pool = backend.kv_pool(8, 2, dim, "bfloat16", 16, n_layers=2)

@@ -141,9 +141,7 @@ def test_mixed_parts(arithmetic: int, backends: list[_core.Backend]) -> None:
             assert equal_bits(linear(backend, matrix, x[:rows], 207), np.concatenate(alone, 1))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "arithmetic"), [("float32", FLOAT), ("bfloat16", FLOAT), ("q4_0", INT8), ("q6_k", INT8)]
-)
+@pytest.mark.parametrize(("dtype", "arithmetic"), [("float32", FLOAT), ("bfloat16", FLOAT), ("q4_0", INT8), ("q6_k", INT8)])
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_fused_equals_composed(dtype: str, arithmetic: int, rows: int, isa: str) -> None:
     """rms_norm, gated, bias and add inside the linear have the bits of the separate operations; y may be add."""

@@ -1,11 +1,14 @@
 """Rotary positions, cache writes and their fused form."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from llmpy import _core
 
 Array = np.ndarray
+Open = Callable[..., _core.Backend]
 
 
 def table_of(backend: "_core.Backend", positions: Array, n_freqs: int, magnitude: float = 1.0) -> Array:
@@ -16,8 +19,8 @@ def table_of(backend: "_core.Backend", positions: Array, n_freqs: int, magnitude
     return table
 
 
-def test_table(isa: str) -> None:
-    backend = _core.Backend("cpu", isa, 2)
+def test_table(open_backend: Open) -> None:
+    backend = open_backend(2)
     positions = np.array([0, 1, 2, 100, 4095, 131071], np.int32)
     inv_freq = (500000.0 ** (-np.arange(37) / 37)).astype(np.float32)
     table = np.empty((6, 37, 2), np.float32)
@@ -31,14 +34,12 @@ def test_table(isa: str) -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(
-    ("dim", "n_freqs"), [(128, 64), (64, 32), (80, 40), (24, 12), (40, 5), (96, 16), (10, 1), (256, 100)]
-)
-def test_rotation(dim: int, n_freqs: int, interleaved: bool, isa: str) -> None:
+@pytest.mark.parametrize(("dim", "n_freqs"), [(128, 64), (64, 32), (80, 40), (24, 12), (40, 5), (96, 16), (10, 1), (256, 100)])
+def test_rotation(dim: int, n_freqs: int, interleaved: bool, open_backend: Open) -> None:
     rng = np.random.default_rng(dim)
     n, heads, kv = 33, 3, 2
     qkv = rng.standard_normal((n, (heads + 2 * kv) * dim + 5)).astype(np.float32)  # as one linear leaves it
-    backend = _core.Backend("cpu", isa, 2)
+    backend = open_backend(2)
     table = table_of(backend, np.arange(n) * 37, n_freqs, 1.1)
     before = qkv.copy()
     q, k = qkv[:, : heads * dim], qkv[:, heads * dim : (heads + kv) * dim]
@@ -57,7 +58,7 @@ def test_rotation(dim: int, n_freqs: int, interleaved: bool, isa: str) -> None:
     assert qkv[:, (heads + kv) * dim :].tobytes() == before[:, (heads + kv) * dim :].tobytes()
     for threads, rows in ((1, slice(4, 5)), (5, slice(7, 30))):
         part = before[rows].copy()
-        alone = _core.Backend("cpu", isa, threads)
+        alone = open_backend(threads)
         alone.rope(
             np.ascontiguousarray(table[rows]),
             part[:, : heads * dim],
@@ -70,13 +71,13 @@ def test_rotation(dim: int, n_freqs: int, interleaved: bool, isa: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [128, 24, 10])
-def test_cache_rounds_to_nearest_even(dtype: str, dim: int, isa: str, paged: type, rounded) -> None:
+def test_cache_rounds_to_nearest_even(dtype: str, dim: int, open_backend: Open, paged: type, rounded) -> None:
     """With a window of one the output is the stored value; a key's rounding shows in the softmax of two positions."""
     rng = np.random.default_rng(5)
     n = 37
     v = (rng.standard_normal((n, 2, dim)) * 10.0 ** rng.uniform(-7, 3, (n, 2, dim))).astype(np.float32)
     v[0, 0, :4] = [1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, -(1 + 3 * 2.0**-11)]  # ties of bfloat16 and float16
-    cache = paged(_core.Backend("cpu", isa, 2), [np.abs(v)], [v], dtype, 16)
+    cache = paged(open_backend(2), [np.abs(v)], [v], dtype, 16)
     out = cache.attend([(0, 0, n)], np.ones((n, 2, dim), np.float32), 1e-3, window=1)
     want = rounded(v, dtype)
     assert (out + 0.0).tobytes() == (want + 0.0).tobytes()
@@ -86,7 +87,7 @@ def test_cache_rounds_to_nearest_even(dtype: str, dim: int, isa: str, paged: typ
 @pytest.mark.parametrize("parts", ["norm rope", "rope", "norm", ""])
 @pytest.mark.parametrize(("dim", "dtype", "block"), [(128, "bfloat16", 16), (40, "float32", 32), (24, "float16", 64)])
 def test_fused_equals_composed(
-    parts: str, interleaved: bool, dim: int, dtype: str, block: int, isa: str, paged: type
+    parts: str, interleaved: bool, dim: int, dtype: str, block: int, open_backend: Open, paged: type
 ) -> None:
     rng = np.random.default_rng(dim)
     heads, kv, lengths = 6, 2, (50, 1, 23)
@@ -94,7 +95,9 @@ def test_fused_equals_composed(
     spans = [(s, 3, 3 + m) for s, m in enumerate(lengths)]
     data = rng.standard_normal((n, (heads + 2 * kv) * dim)).astype(np.float32)
     norms = [rng.standard_normal(dim).astype(np.float32) for _ in range(2)]
-    backend = _core.Backend("cpu", isa, 3)
+    backend = open_backend(3)
+    if "cuda" in backend.description:
+        pytest.skip("no fused qkv there")
     batch = paged.batch(spans, 3)
     rope = table_of(backend, batch[0], dim // 4) if "rope" in parts else None
     table = rng.permutation(20)[: 3 * 5].reshape(3, 5).astype(np.int32)

@@ -1,6 +1,7 @@
 """The sampler against a plain float64 reference, its bits in every company, the distribution of its draws."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,16 @@ import pytest
 from llmpy import _core
 
 Array = np.ndarray
+Open = Callable[..., _core.Backend]
 RAW, FULL, PROCESSED = 0, 1, 2
 ID, STATUS, RAW_VALUE, FULL_VALUE, PROCESSED_VALUE, MASS, RANK, TOP = range(8)
 
 
-def sampler(isa: str, vocab: int, threads: int = 1) -> "_core.Backend":
-    return _core.Backend("cpu", isa, threads, vocab_size=vocab)
+def sampler(open_backend: Open, vocab: int, threads: int = 1) -> "_core.Backend":
+    return open_backend(threads, vocab_size=vocab)
 
 
-def sample(
-    backend: "_core.Backend", logits: Array, tasks: list[dict[str, Any]], **kwargs: Any
-) -> list[tuple[Any, ...]]:
+def sample(backend: "_core.Backend", logits: Array, tasks: list[dict[str, Any]], **kwargs: Any) -> list[tuple[Any, ...]]:
     before = logits.tobytes()
     results = backend.sample(logits, tasks, **kwargs)
     assert backend.allocations == 0
@@ -105,8 +105,8 @@ def coarse(seed: int, n: int, scale: float = 2.0) -> Array:
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 7, 16, 33, 100])
-def test_every_truncation_of_small_vocabularies(vocab: int, isa: str) -> None:
-    backend = sampler(isa, vocab)
+def test_every_truncation_of_small_vocabularies(vocab: int, open_backend: Open) -> None:
+    backend = sampler(open_backend, vocab)
     n_checked = 0
     for seed, temperature in enumerate((1.0, 0.5, 2.0)):
         logits = coarse(seed, vocab)[None]
@@ -127,9 +127,9 @@ def test_every_truncation_of_small_vocabularies(vocab: int, isa: str) -> None:
 
 
 @pytest.mark.parametrize("vocab", [50, 4096, 4097, 9000])
-def test_edits_and_removals(vocab: int, isa: str) -> None:
+def test_edits_and_removals(vocab: int, open_backend: Open) -> None:
     rng = np.random.default_rng(vocab)
-    backend = sampler(isa, vocab)
+    backend = sampler(open_backend, vocab)
     for seed in range(25):
         logits = coarse(seed, vocab, 3.0)[None]
         ids = rng.permutation(vocab)
@@ -160,13 +160,13 @@ def test_edits_and_removals(vocab: int, isa: str) -> None:
             assert quiet[ID] == result[ID]
 
 
-def test_large_vocabulary_against_reference(isa: str) -> None:
+def test_large_vocabulary_against_reference(open_backend: Open) -> None:
     vocab = 152_064
     rng = np.random.default_rng(3)
     logits = np.stack([rng.standard_normal(vocab) * 3, rng.standard_normal(vocab) * 0.01, rng.gumbel(size=vocab) * 2])
     logits[2] -= 100
     logits = logits.astype(np.float32)
-    backend = sampler(isa, vocab, 2)
+    backend = sampler(open_backend, vocab, 2)
     settings = [{}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.02}, {"top_k": 1000, "top_p": 0.5}, {"top_k": 100_000}]
     tasks = [
         {
@@ -213,26 +213,26 @@ def variants(seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_row_never_depends_on_its_batch(isa: str) -> None:
+def test_row_never_depends_on_its_batch(open_backend: Open) -> None:
     vocab, rows = 9001, 5
     logits = np.random.default_rng(1).standard_normal((rows, vocab)).astype(np.float32) * 4
     alone = {}
     for row in range(rows):
         for i, task in enumerate(variants(row)):
-            alone[row, i] = sample(sampler(isa, vocab), logits[row : row + 1], [task | {"logits_row": 0}])[0]
+            alone[row, i] = sample(sampler(open_backend, vocab), logits[row : row + 1], [task | {"logits_row": 0}])[0]
     tasks = [task | {"logits_row": row} for row in range(rows) for task in variants(row)]
     for threads in (1, 2, 7):
-        backend = sampler(isa, vocab, threads)
+        backend = sampler(open_backend, vocab, threads)
         assert sample(backend, logits, tasks) == [alone[row, i] for row in range(rows) for i in range(len(variants(0)))]
         for row, i in ((0, 2), (3, 3), (4, 9), (2, 0), (1, 6)):  # fewer tasks than threads: they share its chunks
             task = variants(row)[i] | {"logits_row": row}
             assert sample(backend, logits, [task]) == [alone[row, i]]
 
 
-def test_score_has_the_bits_of_generate(isa: str) -> None:
+def test_score_has_the_bits_of_generate(open_backend: Open) -> None:
     vocab = 5000
     logits = np.random.default_rng(2).standard_normal((20, vocab)).astype(np.float32) * 5
-    backend = sampler(isa, vocab, 2)
+    backend = sampler(open_backend, vocab, 2)
     for temperature in (1.0, 0.6):
         draw = [
             {
@@ -258,40 +258,38 @@ def test_score_has_the_bits_of_generate(isa: str) -> None:
             assert temperature != 1.0 or given[RAW_VALUE] == given[FULL_VALUE]
 
 
-def test_score_of_a_removed_token(isa: str) -> None:
+def test_score_of_a_removed_token(open_backend: Open) -> None:
     logits = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
     base = {"is_score": 1, "target": 3, "wants_logprobs": 1, "mode": PROCESSED, "n_top": 3}
     for more, rank in (({"top_k": 2}, 3), ({"banned": [3]}, 4), ({"allowed": [0, 1]}, 3)):
-        result = sample(sampler(isa, 4), logits, [base | more])[0]
+        result = sample(sampler(open_backend, 4), logits, [base | more])[0]
         assert result[PROCESSED_VALUE] == -np.inf and result[RANK] == rank
         assert abs(result[RAW_VALUE] - log_softmax(logits[0].astype(np.float64))[3]) < 1e-6
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("at", [0, 4095, 4999])
-def test_statuses(bad: float, at: int, isa: str) -> None:
+def test_statuses(bad: float, at: int, open_backend: Open) -> None:
     vocab = 5000
     logits = np.random.default_rng(4).standard_normal((3, vocab)).astype(np.float32)
     logits[1, at] = bad
     logits[2] = -np.inf
     tasks = [task | {"logits_row": row} for row in range(3) for task in variants(1)]
     n = len(variants(1))
-    results = sample(sampler(isa, vocab, 2), logits, tasks, vocab_limit=4000)
+    results = sample(sampler(open_backend, vocab, 2), logits, tasks, vocab_limit=4000)
     assert [r[STATUS] for r in results[:n]] == [0] * n
     assert [r[STATUS] for r in results[n : 2 * n]] == [1] * n
-    assert [r[STATUS] for r in results[2 * n :]] == [
-        0 if "target" in t and "top_k" not in t else 2 for t in variants(1)
-    ]
+    assert [r[STATUS] for r in results[2 * n :]] == [0 if "target" in t and "top_k" not in t else 2 for t in variants(1)]
     none: list[dict[str, Any]] = [{"allowed": [4, 5], "banned": [4, 5]}, {"banned": list(range(4000)), "is_greedy": 1}]
     none += [{"allowed": [4500]}, {"bias": [(i, -np.inf) for i in range(4000)], "top_p": 0.5}]
     for task in none:
-        assert sample(sampler(isa, vocab), logits[:1], [task], vocab_limit=4000)[0][STATUS] == 2
+        assert sample(sampler(open_backend, vocab), logits[:1], [task], vocab_limit=4000)[0][STATUS] == 2
 
 
-def test_minus_infinity_is_never_drawn(isa: str) -> None:
+def test_minus_infinity_is_never_drawn(open_backend: Open) -> None:
     logits = np.full((1, 300), -np.inf, np.float32)
     logits[0, [17, 200]] = [1.0, 0.0]
-    backend = sampler(isa, 300)
+    backend = sampler(open_backend, 300)
     tasks = [{"seed": s, "wants_logprobs": 1, "n_top": 4, "temperature": t} for s in range(50) for t in (1.0, 9.0)]
     for result in sample(backend, logits, tasks):
         assert result[ID] in (17, 200) and np.isfinite(result[PROCESSED_VALUE])
@@ -299,14 +297,12 @@ def test_minus_infinity_is_never_drawn(isa: str) -> None:
         assert result[MASS] == 1.0
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"top_k": 24}, {"top_p": 0.9999999}, {"allowed": list(range(24))}, {"min_p": 1e-9}]
-)
-def test_draws_follow_the_distribution(more: dict[str, Any], isa: str) -> None:
+@pytest.mark.parametrize("more", [{}, {"top_k": 24}, {"top_p": 0.9999999}, {"allowed": list(range(24))}, {"min_p": 1e-9}])
+def test_draws_follow_the_distribution(more: dict[str, Any], open_backend: Open) -> None:
     """Chi-square with fixed seeds: seeds, positions and sample indices are all independent streams."""
     vocab, n = 24, 15_000
     logits = np.random.default_rng(8).standard_normal((1, vocab)).astype(np.float32)
-    backend = sampler(isa, vocab)
+    backend = sampler(open_backend, vocab)
     p = np.exp(log_softmax(logits[0].astype(np.float64)))
     streams: dict[str, list[dict[str, Any]]] = {
         "seed": [{"seed": i} for i in range(n)],
@@ -333,11 +329,11 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
     return x, y, z, w
 
 
-def test_noise_is_philox_of_seed_position_and_sample(isa: str) -> None:
+def test_noise_is_philox_of_seed_position_and_sample(open_backend: Open) -> None:
     """With equal logits the id drawn is the one with the greatest noise."""
     assert philox((0, 0), (0, 0, 0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)  # the published answer
     for vocab in (3, 64, 65, 200):
-        backend = sampler(isa, vocab)
+        backend = sampler(open_backend, vocab)
         for seed, position, index in ((0, 0, 0), (12345678901234567, 5, 0), (2**64 - 1, 2**31, 3)):
             key = (seed & 0xFFFFFFFF, seed >> 32)
             u = [philox(key, (i // 4, position, index, 0))[i % 4] for i in range(vocab)]
@@ -346,15 +342,14 @@ def test_noise_is_philox_of_seed_position_and_sample(isa: str) -> None:
             assert sample(backend, logits, [task])[0][ID] == int(np.argmin(u))
             subset = list(range(1, vocab, 2))
             assert (
-                sample(backend, logits, [task | {"allowed": subset}])[0][ID]
-                == subset[int(np.argmin([u[i] for i in subset]))]
+                sample(backend, logits, [task | {"allowed": subset}])[0][ID] == subset[int(np.argmin([u[i] for i in subset]))]
             )
 
 
-def test_truncation_that_cuts_nothing_draws_alike(isa: str) -> None:
+def test_truncation_that_cuts_nothing_draws_alike(open_backend: Open) -> None:
     """The draw over a list of ids and over the whole row use the same noise."""
     logits = np.random.default_rng(9).standard_normal((1, 700)).astype(np.float32)
-    backend = sampler(isa, 700)
+    backend = sampler(open_backend, 700)
     for seed in range(60):
         plain, listed = sample(backend, logits, [{"seed": seed}, {"seed": seed, "allowed": list(range(700))}])
         assert plain[ID] == listed[ID]
