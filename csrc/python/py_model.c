@@ -49,7 +49,8 @@ static int parse_options(PyObject *options, struct model_options *o)
 {
     const char *arithmetic = get_text(options, "activation_dtype");
     o->device = get_text(options, "device");
-    PyObject *library = PyDict_GetItemString(options, "library"), *share = PyDict_GetItemString(options, "memory_share");
+    PyObject *library = PyDict_GetItemString(options, "library");
+    PyObject *share = PyDict_GetItemString(options, "memory_share");
     o->library = library ? PyUnicode_AsUTF8AndSize(library, NULL) : "";
     o->memory_share = share ? PyFloat_AsDouble(share) : 0;
     o->isa = get_text(options, "isa");

@@ -1,0 +1,109 @@
+"""Linears on a CUDA device against float64: every weight type that it has, float32 and two-byte activations, tensor cores."""
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llmpy import _core, hardware
+
+Array = np.ndarray
+KINDS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+# bytes of a block, values of a block, offsets of its float16 fields
+BLOCKS = {
+    "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q4_k": (144, 256, [0, 2]),
+    "q6_k": (210, 256, [208]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def opened(cuda: str) -> Callable[[str], _core.Backend]:
+    """The device's backend with a type of activations."""
+    return lambda dtype: _core.Backend(cuda, max_rows=512, dtype=dtype, library=hardware.cuda_library())
+
+
+def weights(backend: _core.Backend, dtype: str, rows: int, cols: int, rng: np.random.Generator) -> tuple[object, Array]:
+    """(a matrix, its exact values as the CPU reads them)."""
+    if dtype in KINDS:
+        raw = (0.05 * rng.standard_normal((rows, cols))).astype(KINDS[dtype]).view(np.uint8).reshape(rows, -1)
+    else:
+        n_bytes, n_values, scales = BLOCKS[dtype]
+        blocks = rng.integers(0, 256, (rows, cols // n_values, n_bytes), dtype=np.uint8)
+        for offset in scales:
+            scale = rng.uniform(0.001, 0.01, blocks.shape[:2]).astype(np.float16)
+            blocks[:, :, offset : offset + 2] = scale[..., None].view(np.uint8)
+        raw = blocks.reshape(rows, -1)
+    raw = np.ascontiguousarray(raw)
+    values = np.empty((rows, cols), np.float32)
+    cpu = _core.Backend("cpu")
+    cpu.matrix_read(cpu.matrix([(dtype, rows, raw)], cols), 0, rows, values)
+    return backend.matrix([(dtype, rows, raw)], cols, 3), values
+
+
+def linear(backend: _core.Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
+    y = np.zeros((len(x), n), x.dtype)
+    words = np.float32 if x.dtype == np.float32 else np.uint16
+    backend.linear(matrix, x.view(words), y.view(words), **options)
+    return y
+
+
+@pytest.mark.parametrize("activations", list(KINDS))
+@pytest.mark.parametrize("dtype", [*KINDS, *BLOCKS])
+def test_values_and_rows(dtype: str, activations: str, opened: Callable[[str], _core.Backend]) -> None:
+    """Near float64 (one rounding of the result, and of float32 sums), and the same bits for every number of rows."""
+    rng = np.random.default_rng(1)
+    backend = opened(activations)
+    for n, k in ((40, 256), (203, 1280)):
+        matrix, values = weights(backend, dtype, n, k, rng)
+        read, ids = np.empty((n, k), np.float32), rng.integers(0, n, 9).astype(np.int32)
+        backend.matrix_read(matrix, 0, n, read)
+        assert read.tobytes() == values.tobytes()
+        x = rng.standard_normal((300, k)).astype(KINDS[activations])
+        embedded = np.empty((9, k), x.dtype)
+        backend.embed(matrix, ids, embedded.view(np.float32 if activations == "float32" else np.uint16))
+        assert embedded.tobytes() == values[ids].astype(x.dtype).tobytes()
+        y = linear(backend, matrix, x, n)
+        assert backend.allocations == 0
+        exact = x.astype(np.float64) @ values.T.astype(np.float64)
+        error = np.linalg.norm(y.astype(np.float64) - exact) / np.linalg.norm(exact)
+        assert error < {"float32": 2e-6, "float16": 4e-4, "bfloat16": 3e-3}[activations]
+        for rows in (1, 2, 7, 8, 9, 16, 63, 64, 65, 128, 299):
+            first = int(rng.integers(0, 301 - rows))
+            assert linear(backend, matrix, x[first : first + rows], n).tobytes() == y[first : first + rows].tobytes()
+
+
+@pytest.mark.parametrize("activations", list(KINDS))
+@pytest.mark.parametrize("k", [1, 7, 24, 40, 95, 96])
+def test_any_columns_and_places(k: int, activations: str, opened: Callable[[str], _core.Backend]) -> None:
+    """Tails of k, rows that lie apart at odd addresses among NaN, bias and sum; a bad row shows in itself alone."""
+    rng = np.random.default_rng(k)
+    backend, kind = opened(activations), KINDS[activations]
+    matrix, values = weights(backend, activations, 19, k, rng)
+    wide = np.full((21, k + 6), np.nan, kind)
+    wide[:, 3 : k + 3] = rng.standard_normal((21, k)).astype(kind)
+    words = np.float32 if activations == "float32" else np.uint16
+    plain = linear(backend, matrix, np.ascontiguousarray(wide[:, 3 : k + 3]), 19)
+    exact = wide[:, 3 : k + 3].astype(np.float64) @ values.T.astype(np.float64)
+    assert np.abs(plain.astype(np.float64) - exact).max() < (1e-5 if activations == "float32" else 2e-2)
+    y, add = np.full((21, 24), 7, kind), np.full((21, 19), 3, kind)
+    bias = rng.standard_normal(19).astype(np.float32)
+    backend.linear(matrix, wide.view(words)[:, 3 : k + 3], y.view(words)[:, 2:21], bias, add.view(words))
+    alone = linear(backend, matrix, np.ascontiguousarray(wide[:, 3 : k + 3]), 19, bias=bias)
+    assert np.ascontiguousarray(y[:, 2:21]).tobytes() == (alone + add).astype(kind).tobytes()
+    assert (y[:, :2] == 7).all() and (y[:, 21:] == 7).all()
+    wide[4, 3], wide[9, 3] = np.nan, np.inf
+    bad = linear(backend, matrix, np.ascontiguousarray(wide[:, 3 : k + 3]), 19).astype(np.float32)
+    assert not np.isfinite(bad[[4, 9]]).any()
+    rest = [row for row in range(21) if row not in (4, 9)]
+    assert bad[rest].tobytes() == plain.astype(np.float32)[rest].tobytes()
+
+
+def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
+    backend = opened("bfloat16")
+    assert not any(backend.supports(dtype) for dtype in ("q5_0", "q5_1", "q2_k", "q3_k", "q5_k"))
+    with pytest.raises(Exception, match="q5_0"):
+        backend.matrix([("q5_0", 1, np.zeros(22, np.uint8))], 32)
+    matrix = backend.matrix([("bfloat16", 1, np.zeros(16, np.uint16))], 16)
+    with pytest.raises(Exception, match="max_rows"):
+        backend.linear(matrix, np.zeros((513, 16), np.uint16), np.zeros((513, 1), np.uint16))
