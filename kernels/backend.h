@@ -15,7 +15,8 @@
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* Rows of activations: element (r, c) is data[r * stride + c], c < width, of the type that the backend's `activations` names. */
+/* Rows of activations: element (r, c) is data[r * stride + c], c < width, in the type that the backend's `activations`
+ * names. */
 struct view {
     void *data;
     uint32_t width;

@@ -45,7 +45,8 @@ bool stage_fail(struct stage *s, const char *name, const char *wanted);
 /* A contiguous array of one-letter format ('f', 'i'); None leaves *target NULL. Returns the number of items. target is the
  * address of the pointer that the operation reads. */
 size_t stage_array(struct stage *s, const char *name, PyObject *object, char format, bool is_written, void *target);
-/* A two-dimensional array of the backend's activations (float32, or any two-byte items) whose rows may lie apart. stage_view wants the same number of rows from all of them. */
+/* A two-dimensional array of the backend's activations (float32, or any two-byte items) whose rows may lie apart. stage_view
+ * wants the same number of rows from all of them. */
 void stage_any_view(struct stage *s, const char *name, PyObject *object, bool is_written, struct view *view, uint32_t *rows);
 void stage_view(struct stage *s, const char *name, PyObject *object, bool is_written, struct view *view);
 bool stage_begin(struct stage *s);              /* uploads everything and starts the clock */

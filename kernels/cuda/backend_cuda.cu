@@ -25,7 +25,7 @@ static enum rc checked(struct err *err, cudaError_t code, const char *operation)
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, operation);
 }
 
-/* ---- the device ----------------------------------------------------------------------------------------------------------- */
+/* ---- the device --------------------------------------------------------------------------------------------------------- */
 
 static enum rc find_device(const char *name, int *device, struct err *err)
 {
@@ -66,7 +66,7 @@ static enum rc device_describe(const char *name, struct device_info *info, struc
     return RC_OK;
 }
 
-/* ---- memory --------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------------- */
 
 static enum rc take_memory(void **memory, size_t size_bytes, struct err *err)
 {
@@ -130,7 +130,7 @@ static enum rc synchronize(void *ctx, struct err *err)
     return wait(cuda, err, "synchronize");
 }
 
-/* ---- open and close ------------------------------------------------------------------------------------------------------- */
+/* ---- open and close ----------------------------------------------------------------------------------------------------- */
 
 static void cuda_close(void *ctx)
 {
@@ -223,7 +223,7 @@ static bool supports(void *ctx, uint32_t dtype, uint32_t use)
     return false;
 }
 
-/* ---- matrices ------------------------------------------------------------------------------------------------------------- */
+/* ---- matrices ----------------------------------------------------------------------------------------------------------- */
 
 static bool is_two_bytes(uint32_t dtype)
 {
@@ -327,7 +327,7 @@ static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t firs
     return rc;
 }
 
-/* ---- pages ---------------------------------------------------------------------------------------------------------------- */
+/* ---- pages -------------------------------------------------------------------------------------------------------------- */
 
 static size_t kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens)
 {
@@ -353,7 +353,7 @@ static enum rc copy_pages(void *ctx, const struct copy_pages_args *args, struct 
     return rc;
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------------------ */
+/* ---- the table ---------------------------------------------------------------------------------------------------------- */
 
 static struct backend make_table(void)
 {

@@ -30,7 +30,8 @@ enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err)
         visit_weight(args->matrix->parts[i].dtype, [&](auto weight) {
             visit_type(cuda->dtype, [&](auto value) {
                 embed_rows<decltype(value), decltype(weight)><<<args->n_rows, 256, 0, cuda->stream>>>(
-                    args->matrix->parts[i], args->token_ids, args->scale, args->matrix->n_rows, rows<decltype(value)>(args->out));
+                    args->matrix->parts[i], args->token_ids, args->scale, args->matrix->n_rows,
+                    rows<decltype(value)>(args->out));
             });
         });
     return launched(err, "embed");

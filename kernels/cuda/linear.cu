@@ -32,7 +32,7 @@ template <class T> static __device__ __forceinline__ void put(const struct outpu
     ((T *)out.y)[(size_t)r * out.y_stride + n] = value;
 }
 
-/* ---- tensor cores --------------------------------------------------------------------------------------------------------- */
+/* ---- tensor cores ------------------------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __nv_bfloat16)
 {
@@ -106,7 +106,7 @@ static void launch_tiles(const struct cuda *cuda, const struct cuda_part *part, 
     }
 }
 
-/* ---- fused multiply-adds -------------------------------------------------------------------------------------------------- */
+/* ---- fused multiply-adds ------------------------------------------------------------------------------------------------ */
 
 #define THREADS 128u
 #define W_ROWS 16u
@@ -162,7 +162,7 @@ static void launch_values(const struct cuda *cuda, const struct cuda_part *part,
     });
 }
 
-/* ---- the call ------------------------------------------------------------------------------------------------------------- */
+/* ---- the call ----------------------------------------------------------------------------------------------------------- */
 
 static void launch_part(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
                         const struct output &out, float)

@@ -6,7 +6,8 @@
 #define THREADS 128u
 
 template <class T>
-static __global__ void __launch_bounds__(THREADS) norm_rows(rows<T> x, rows<T> out, const float *weight, uint32_t size, float eps)
+static __global__ void __launch_bounds__(THREADS)
+norm_rows(rows<T> x, rows<T> out, const float *weight, uint32_t size, float eps)
 {
     const T *from = x.at(blockIdx.x, blockIdx.y * size);
     T *to = out.at(blockIdx.x, blockIdx.y * size);

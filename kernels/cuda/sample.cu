@@ -33,7 +33,7 @@ struct log_sum {
     float most, sum, log; /* M, S, log S */
 };
 
-/* ---- passes over a row ---------------------------------------------------------------------------------------------------- */
+/* ---- passes over a row -------------------------------------------------------------------------------------------------- */
 
 static __device__ float row_greatest(const float *z, uint32_t n)
 {
@@ -81,7 +81,7 @@ struct best_of {
     }
 };
 
-/* ---- steps 2 and 4 -------------------------------------------------------------------------------------------------------- */
+/* ---- steps 2 and 4 ------------------------------------------------------------------------------------------------------ */
 
 /* True if anything was changed. Ids of a list are unique, so threads do not meet. */
 static __device__ bool edit_logits(const struct sample_place &p)
@@ -153,7 +153,7 @@ static __device__ bool wants_kept(const struct sample_place &p)
     return __syncthreads_or(wants);
 }
 
-/* ---- step 6 --------------------------------------------------------------------------------------------------------------- */
+/* ---- step 6 ------------------------------------------------------------------------------------------------------------- */
 
 /* Bits of a float that ascend with it. */
 static __device__ __forceinline__ uint32_t ascending_bits(float z)
@@ -242,7 +242,7 @@ static __device__ void truncate_tokens(const struct sample_place &p, float most)
     }
 }
 
-/* ---- steps 5 and 7 -------------------------------------------------------------------------------------------------------- */
+/* ---- steps 5 and 7 ------------------------------------------------------------------------------------------------------ */
 
 /* Philox4x32-10: key = seed, counter = (id / 4, position, sample index, 0), output id % 4. */
 static __device__ uint4 philox(uint64_t seed, uint32_t block, uint32_t position, uint32_t sample_index)
@@ -288,7 +288,7 @@ static __device__ int32_t greedy_id(const struct sample_place &p)
     return block_reduce(best, best_of()).id;
 }
 
-/* ---- step 8 and the report ------------------------------------------------------------------------------------------------ */
+/* ---- step 8 and the report ---------------------------------------------------------------------------------------------- */
 
 /* Rank of `own` and the alternatives among values[0..n). */
 static __device__ void rank_and_list(const struct sample_place &p, const float *values, uint32_t n, float own,
@@ -341,7 +341,7 @@ static __device__ void report(const struct sample_place &p, int32_t id, const st
         rank_and_list(p, is_all_kept ? p.z : p.kept, is_all_kept ? p.vocab_size : p.limit, own, kept);
 }
 
-/* ---- a task --------------------------------------------------------------------------------------------------------------- */
+/* ---- a task ------------------------------------------------------------------------------------------------------------- */
 
 static __device__ void finish(const struct sample_place &p, uint32_t status)
 {
@@ -412,7 +412,7 @@ static __global__ void __launch_bounds__(THREADS) run_tasks(const struct sample_
         report(p, id, raw, full, is_all_kept);
 }
 
-/* ---- the call ------------------------------------------------------------------------------------------------------------- */
+/* ---- the call ----------------------------------------------------------------------------------------------------------- */
 
 /* One wave: tasks whose lists and results fit the staging memory. The first half of it goes to the device, the second comes
  * back. */
