@@ -51,7 +51,8 @@ enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err)
     dim3 grid(args->n_rows, ceil_div(args->out.width, THREADS));
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        gated_rows<T><<<grid, THREADS, 0, cuda->stream>>>(rows<T>(args->gate), rows<T>(args->up), rows<T>(args->out), args->act);
+        gated_rows<T><<<grid, THREADS, 0, cuda->stream>>>(rows<T>(args->gate), rows<T>(args->up), rows<T>(args->out),
+                                                          args->act);
     });
     return launched(err, "gated");
 }

@@ -498,8 +498,8 @@ static void collect(const struct cuda *cuda, const struct sample_args *args, uin
 }
 
 /* Stages tasks from `first` on; returns how many. */
-static uint32_t stage_wave(struct wave *wave, const struct sample_args *args, uint32_t first, const struct sample_place **places,
-                           struct task_out *outs)
+static uint32_t stage_wave(struct wave *wave, const struct sample_args *args, uint32_t first,
+                           const struct sample_place **places, struct task_out *outs)
 {
     const int32_t *banned = args->banned;
     uint32_t n = args->n_tasks - first, n_staged = 0;
