@@ -127,7 +127,7 @@ attend_rows(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const
         }
     }
     for (uint32_t c = 0, d = threadIdx.x; c < COLUMNS && d < kv.head_dim; c++, d += THREADS)
-        *out.at(r, h * kv.head_dim + d) = round_to<T>(sum.o[c] / sum.l);
+        *out.at(r, h * kv.head_dim + d) = round_to<T>(sum.o[c] / sum.l + 0.0f); /* as on the CPU, no zero is negative */
 }
 
 enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err)
