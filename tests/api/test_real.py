@@ -299,14 +299,21 @@ def test_ctrl_c(open_tiny):
 
 def test_one_driver(open_tiny):
     llm = open_tiny(max_num_seqs=1)
-    thread = threading.Thread(target=llm.generate, args=([[5, 6]] * 40,), kwargs={"max_tokens": 100, "ignore_eos": True})
+
+    def drive():
+        with pytest.raises(EngineClosedError):
+            llm.generate([[5, 6]] * 2000, max_tokens=200, ignore_eos=True)
+
+    thread = threading.Thread(target=drive)
     thread.start()
-    time.sleep(0.2)
+    while not llm.stats().num_running:
+        time.sleep(0.01)
     with pytest.raises(EngineBusyError, match="engine is in use by another thread"):
         llm.generate("hello")
-    name = llm.add_request("hello", max_tokens=1)
-    thread.join()
-    assert llm.step()[0].request_id == name
+    assert isinstance(llm.add_request("hello", max_tokens=1), str)
+    llm.close()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_close_while_another_thread_drives(open_tiny):
