@@ -50,6 +50,17 @@ static float random_value(struct loader *l)
     return ((float)(l->random >> 40) * 0x1p-24f - 0.5f) * 0.0693f; /* standard deviation 0.02 */
 }
 
+/* The tensor that a part is loaded from; NULL: the checkpoint has none, or none is asked for. */
+static const struct checkpoint_tensor *tensor_of(const struct loader *l, const struct weight_part *part)
+{
+    return l->options->is_dummy ? NULL : checkpoint_find(l->checkpoint, part->source);
+}
+
+static uint64_t part_bytes(const struct weight *weight, uint32_t part, const struct checkpoint_tensor *tensor)
+{
+    return tensor ? tensor->size_bytes : (uint64_t)weight->parts[part].rows * weight->cols * sizeof(float);
+}
+
 static enum rc check_tensor(const struct loader *l, const struct weight *weight, const struct weight_part *part,
                             const struct checkpoint_tensor *tensor, struct err *err)
 {
@@ -143,17 +154,14 @@ static enum rc choose_types(struct loader *l, uint32_t w, struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
     for (uint32_t i = 0; i < weight->n_parts; i++) {
-        const struct checkpoint_tensor *tensor = NULL;
-        if (!l->options->is_dummy) {
-            tensor = checkpoint_find(l->checkpoint, weight->parts[i].source);
-            enum rc rc = check_tensor(l, weight, &weight->parts[i], tensor, err);
-            if (rc)
-                return rc;
-        }
+        const struct checkpoint_tensor *tensor = tensor_of(l, &weight->parts[i]);
+        enum rc rc = l->options->is_dummy ? RC_OK : check_tensor(l, weight, &weight->parts[i], tensor, err);
+        if (rc)
+            return rc;
         uint32_t own = tensor ? tensor->dtype : DTYPE_F32;
         bool converts = l->options->dtype != DTYPE_NONE && (is_float(own) || own == DTYPE_F64);
         l->weights->stored[w].dtypes[i] = converts ? l->options->dtype : own == DTYPE_F64 ? DTYPE_F32 : own;
-        l->all_bytes += tensor ? tensor->size_bytes : (uint64_t)weight->parts[i].rows * weight->cols * 4;
+        l->all_bytes += part_bytes(weight, i, tensor);
     }
     return RC_OK;
 }
@@ -164,15 +172,14 @@ static enum rc load_matrix(struct loader *l, uint32_t w, struct err *err)
     struct stored *stored = &l->weights->stored[w];
     enum rc rc = create_matrix(l, w, err);
     for (uint32_t i = 0; i < weight->n_parts && !rc; i++) {
-        const struct checkpoint_tensor *tensor =
-            l->options->is_dummy ? NULL : checkpoint_find(l->checkpoint, weight->parts[i].source);
+        const struct checkpoint_tensor *tensor = tensor_of(l, &weight->parts[i]);
         if (tensor && tensor->dtype == stored->dtypes[i])
             rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, i, 0, weight->parts[i].rows, tensor->data,
                                                    err);
         else
             rc = write_converted(l, w, i, tensor, err);
         if (!rc)
-            rc = progress(l, tensor, tensor ? tensor->size_bytes : (uint64_t)weight->parts[i].rows * weight->cols * 4, err);
+            rc = progress(l, tensor, part_bytes(weight, i, tensor), err);
     }
     if (!rc)
         l->weights->total_bytes += l->weights->backend->matrix_bytes(stored->matrix);
@@ -188,13 +195,13 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
         return err_set(err, RC_MEMORY, "weights: out of memory");
     uint32_t at = 0;
     for (uint32_t i = 0; i < weight->n_parts; at += weight->parts[i++].rows) {
+        const struct checkpoint_tensor *tensor = tensor_of(l, &weight->parts[i]);
         uint32_t n = weight->parts[i].rows;
-        if (l->options->is_dummy)
+        if (tensor)
+            dtype_to_float(tensor->dtype, tensor->data, host + at, n);
+        else
             for (uint32_t j = 0; j < n; j++)
                 host[at + j] = 1 + random_value(l) - weight->offset;
-        else
-            dtype_to_float(checkpoint_find(l->checkpoint, weight->parts[i].source)->dtype,
-                           checkpoint_find(l->checkpoint, weight->parts[i].source)->data, host + at, n);
     }
     for (uint32_t i = 0; i < weight->rows; i++)
         host[i] += weight->offset;
