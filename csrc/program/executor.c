@@ -30,6 +30,7 @@ static enum rc stage_batch(struct running *run)
     run->view.n_rows = b->n_rows;
     run->view.n_seqs = b->n_seqs;
     run->view.block_tokens = run->m->layout.block_tokens;
+    run->view.host_seq_first_row = b->seq_first_row;
     enum rc rc = stage(run, &used, b->token_ids, b->n_rows, &run->view.token_ids);
     if (!rc)
         rc = stage(run, &used, b->positions, b->n_rows, &run->view.positions);

@@ -470,6 +470,7 @@ static void stage_batch(struct stage *s, PyObject *batch, struct batch_view *vie
     view->n_rows = (uint32_t)stage_array(s, "positions", positions, 'i', false, &view->positions);
     size_t n = stage_array(s, "row_seq", row_seq, 'i', false, &view->row_seq);
     view->n_seqs = (uint32_t)stage_array(s, "seq_first_row", first, 'i', false, &view->seq_first_row) - 1;
+    view->host_seq_first_row = s->failed ? NULL : s->buffers[s->n_buffers - 1].buf;
     if (!s->failed && n != view->n_rows)
         stage_fail(s, "row_seq", "as many items as positions");
     s->n_rows = view->n_rows;

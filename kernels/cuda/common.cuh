@@ -1,7 +1,13 @@
 /* common.cuh: what the files of the CUDA backend share: the context, conversions between activation types and float32, and
  * how a launch is checked. backend_cuda.cu owns the context and hands out the table; every other file holds one family of
  * operations, named as in kernels/cpu. All work of a context goes to its one stream, so operations run in the order of the
- * calls. The build keeps products and sums apart (-fmad=false): where they are joined, fmaf says so. */
+ * calls. The build keeps products and sums apart (-fmad=false): where they are joined, fmaf says so.
+ *
+ * Launches are dependent: a kernel started by launch() may begin while the kernel before it still runs. So each of its threads
+ * calls wait_for_input() before it reads or writes anything that a kernel of this step writes, and no block ends without that
+ * call: a grid that ended early would let its successor overtake its predecessor. start_next() says that the next kernel may be
+ * scheduled; called at the top, its blocks take up the room that this grid leaves. Weights are constant during a step and may
+ * be read before the wait. */
 #ifndef LLMPY_CUDA_COMMON_CUH
 #define LLMPY_CUDA_COMMON_CUH
 
@@ -63,6 +69,33 @@ static inline enum rc launched(struct err *err, const char *operation)
 {
     cudaError_t code = cudaGetLastError();
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, operation);
+}
+
+/* Starts a kernel that waits for its input itself. What went wrong is found by launched(). */
+template <class... P, class... A>
+static void launch(const struct cuda *cuda, void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes, A... args)
+{
+    cudaLaunchAttribute dependent = {};
+    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    dependent.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = cuda->stream;
+    config.attrs = &dependent;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, P(args)...);
+}
+
+static __device__ __forceinline__ void wait_for_input(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+static __device__ __forceinline__ void start_next(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;");
 }
 
 static inline uint32_t ceil_div(uint32_t n, uint32_t step)

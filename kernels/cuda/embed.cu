@@ -7,6 +7,8 @@ template <class T, class W>
 static __global__ void embed_rows(struct cuda_part part, const int32_t *token_ids, float scale, uint32_t n_rows_all,
                                   rows<T> out)
 {
+    start_next();
+    wait_for_input();
     uint32_t id = (uint32_t)token_ids[blockIdx.x];
     if (id >= n_rows_all) {
         for (uint32_t k = threadIdx.x; k < out.width; k += blockDim.x)
@@ -29,9 +31,8 @@ enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err)
     for (uint32_t i = 0; i < args->matrix->n_parts; i++)
         visit_weight(args->matrix->parts[i].dtype, [&](auto weight) {
             visit_type(cuda->dtype, [&](auto value) {
-                embed_rows<decltype(value), decltype(weight)><<<args->n_rows, 256, 0, cuda->stream>>>(
-                    args->matrix->parts[i], args->token_ids, args->scale, args->matrix->n_rows,
-                    rows<decltype(value)>(args->out));
+                launch(cuda, embed_rows<decltype(value), decltype(weight)>, args->n_rows, 256, 0, args->matrix->parts[i],
+                       args->token_ids, args->scale, args->matrix->n_rows, rows<decltype(value)>(args->out));
             });
         });
     return launched(err, "embed");

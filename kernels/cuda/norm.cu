@@ -9,6 +9,8 @@ template <class T>
 static __global__ void __launch_bounds__(THREADS)
 norm_rows(rows<T> x, rows<T> out, const float *weight, uint32_t size, float eps)
 {
+    start_next();
+    wait_for_input();
     const T *from = x.at(blockIdx.x, blockIdx.y * size);
     T *to = out.at(blockIdx.x, blockIdx.y * size);
     float sum = 0;
@@ -29,8 +31,8 @@ enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *e
     dim3 grid(args->n_rows, args->n_heads);
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        norm_rows<T><<<grid, THREADS, 0, cuda->stream>>>(rows<T>(args->x), rows<T>(args->out), args->weight,
-                                                         args->x.width / args->n_heads, args->eps);
+        launch(cuda, norm_rows<T>, grid, THREADS, 0, rows<T>(args->x), rows<T>(args->out), args->weight,
+               args->x.width / args->n_heads, args->eps);
     });
     return launched(err, "rms_norm");
 }

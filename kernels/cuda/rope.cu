@@ -8,6 +8,8 @@
 
 static __global__ void make_table(struct rope_table_args args)
 {
+    start_next();
+    wait_for_input();
     uint32_t r = blockIdx.x;
     for (uint32_t i = threadIdx.x; i < args.n_freqs; i += THREADS) {
         float angle = (float)args.positions[r] * args.inv_freq[i], *to = args.table + 2 * ((size_t)r * args.n_freqs + i);
@@ -22,13 +24,15 @@ enum rc cuda_rope_table(void *ctx, const struct rope_table_args *args, struct er
     device_scope scope(cuda->device);
     if (!args->n_rows)
         return RC_OK;
-    make_table<<<args->n_rows, THREADS, 0, cuda->stream>>>(*args);
+    launch(cuda, make_table, args->n_rows, THREADS, 0, *args);
     return launched(err, "rope_table");
 }
 
 template <class T>
 static __global__ void rotate_heads(rows<T> x, const float *table, uint32_t n_freqs, uint32_t head_dim, bool interleaved)
 {
+    start_next();
+    wait_for_input();
     uint32_t r = blockIdx.x;
     T *head = x.at(r, blockIdx.y * head_dim);
     for (uint32_t i = threadIdx.x; i < n_freqs; i += THREADS) {
@@ -51,8 +55,8 @@ enum rc cuda_rope(void *ctx, const struct rope_args *args, struct err *err)
         visit_type(cuda->dtype, [&](auto value) {
             using T = decltype(value);
             dim3 grid(args->n_rows, view->width / args->head_dim);
-            rotate_heads<T><<<grid, THREADS, 0, cuda->stream>>>(rows<T>(*view), args->table, args->n_freqs, args->head_dim,
-                                                                args->interleaved);
+            launch(cuda, rotate_heads<T>, grid, THREADS, 0, rows<T>(*view), args->table, args->n_freqs, args->head_dim,
+                   args->interleaved);
         });
     return launched(err, "rope");
 }
@@ -60,6 +64,8 @@ enum rc cuda_rope(void *ctx, const struct rope_args *args, struct err *err)
 template <class T, class C>
 static __global__ void write_rows(rows<T> k, rows<T> v, cache<C> kv, const int32_t *positions, const int32_t *row_seq)
 {
+    start_next();
+    wait_for_input();
     uint32_t r = blockIdx.x, head = blockIdx.y;
     C *key = kv.key((uint32_t)row_seq[r], (uint32_t)positions[r], head), *value = key + kv.values();
     for (uint32_t d = threadIdx.x; d < kv.head_dim; d += THREADS) {
@@ -80,9 +86,8 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
         visit_type(args->kv.dtype, [&](auto cached) {
             using T = decltype(value);
             using C = decltype(cached);
-            write_rows<T, C><<<grid, THREADS, 0, cuda->stream>>>(rows<T>(args->k), rows<T>(args->v),
-                                                                 cache<C>(args->kv, batch->block_tokens), batch->positions,
-                                                                 batch->row_seq);
+            launch(cuda, write_rows<T, C>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
+                   cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
         });
     });
     return launched(err, "kv_write");
