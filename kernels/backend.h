@@ -299,6 +299,8 @@ struct backend {
     uint32_t (*activations)(void *ctx); /* enum dtype of the rows in views; CPU: DTYPE_F32 */
     /* What a device is, without opening it; an error says why it cannot be used. Optional. */
     enum rc (*device_info)(const char *device, struct device_info *info, struct err *err);
+    /* Fills a part with csrc/base/dummy.h's values, rounded to its type. Optional. */
+    enum rc (*matrix_fill)(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
 };
 
 /* The one symbol that a backend's library exports. */

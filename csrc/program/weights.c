@@ -1,7 +1,10 @@
 #include "weights.h"
 
+#include "../base/dummy.h"
+#include "../base/hash.h"
 #include "../base/mem.h"
 
+#include <string.h>
 
 #define CHUNK_BYTES ((size_t)1 << 20) /* converted at a time, so that a load needs no second copy of a tensor */
 #define PANEL_ROWS 64
@@ -28,7 +31,7 @@ struct loader {
     float *floats;          /* [PANEL_ROWS or more rows][cols] */
     void *converted;
     size_t floats_bytes;
-    uint64_t done_bytes, all_bytes, random;
+    uint64_t done_bytes, all_bytes;
 };
 
 static bool is_float(uint32_t dtype)
@@ -42,12 +45,10 @@ static size_t row_bytes(uint32_t dtype, uint32_t cols)
     return (size_t)cols / info->block_values * info->block_bytes;
 }
 
-static float random_value(struct loader *l)
+/* What the made-up values of a tensor come from: the seed and its name, not its place in the program. */
+static uint64_t dummy_key(const struct loader *l, const struct weight_part *part)
 {
-    l->random ^= l->random << 13;
-    l->random ^= l->random >> 7;
-    l->random ^= l->random << 17;
-    return ((float)(l->random >> 40) * 0x1p-24f - 0.5f) * 0.0693f; /* standard deviation 0.02 */
+    return hash_bytes(&(struct hash){l->options->seed, 0}, part->source, strlen(part->source)).lo;
 }
 
 /* The tensor that a part is loaded from; NULL: the checkpoint has none, or none is asked for. */
@@ -96,7 +97,7 @@ static enum rc progress(struct loader *l, const struct checkpoint_tensor *tensor
     return RC_OK;
 }
 
-/* Writes a part whose file type is not the stored one, or that no file has: some rows at a time through floats. */
+/* Writes a part whose file type is not the stored one: some rows at a time through floats. */
 static enum rc write_converted(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor,
                                struct err *err)
 {
@@ -105,18 +106,41 @@ static enum rc write_converted(struct loader *l, uint32_t w, uint32_t part, cons
     uint32_t cols = weight->cols, rows = weight->parts[part].rows, at_once = (uint32_t)(l->floats_bytes / 4 / cols);
     for (uint32_t row = 0; row < rows; row += at_once) {
         uint32_t n = rows - row < at_once ? rows - row : at_once;
-        if (tensor)
-            dtype_to_float(tensor->dtype, (const char *)tensor->data + row * row_bytes(tensor->dtype, cols), l->floats,
-                           (size_t)n * cols);
-        else
-            for (size_t i = 0; i < (size_t)n * cols; i++)
-                l->floats[i] = random_value(l);
+        dtype_to_float(tensor->dtype, (const char *)tensor->data + row * row_bytes(tensor->dtype, cols), l->floats,
+                       (size_t)n * cols);
         dtype_from_float(stored->dtypes[part], l->floats, l->converted, (size_t)n * cols);
         enum rc rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, part, row, n, l->converted, err);
         if (rc)
             return rc;
     }
     return RC_OK;
+}
+
+enum rc weights_fill(const struct backend *backend, void *ctx, struct matrix *matrix, uint32_t part,
+                     const struct matrix_part *shape, uint32_t cols, uint64_t key, struct err *err)
+{
+    if (backend->matrix_fill)
+        return backend->matrix_fill(ctx, matrix, part, key, err);
+    uint32_t at_once = (uint32_t)(CHUNK_BYTES / sizeof(float) / cols);
+    at_once = at_once < PANEL_ROWS ? PANEL_ROWS : at_once / PANEL_ROWS * PANEL_ROWS;
+    size_t half_bytes = (size_t)at_once * cols * sizeof(float);
+    float *floats = mem_alloc(2 * half_bytes);
+    if (!floats)
+        return err_set(err, RC_MEMORY, "weights: out of memory");
+    char *converted = (char *)floats + half_bytes;
+    enum rc rc = RC_OK;
+    for (uint32_t row = 0; row < shape->n_rows && !rc; row += at_once) {
+        uint32_t n = shape->n_rows - row < at_once ? shape->n_rows - row : at_once;
+        for (uint32_t r = 0; r < n; r++) {
+            uint64_t row_key = dummy_row(key, row + r);
+            for (uint32_t c = 0; c < cols; c++)
+                floats[(size_t)r * cols + c] = dummy_value(row_key, c);
+        }
+        dtype_from_float(shape->dtype, floats, converted, (size_t)n * cols);
+        rc = backend->matrix_write(ctx, matrix, part, row, n, converted, err);
+    }
+    mem_free(floats);
+    return rc;
 }
 
 static uint32_t uses_of(const struct program *p, uint32_t weight)
@@ -173,7 +197,11 @@ static enum rc load_matrix(struct loader *l, uint32_t w, struct err *err)
     enum rc rc = create_matrix(l, w, err);
     for (uint32_t i = 0; i < weight->n_parts && !rc; i++) {
         const struct checkpoint_tensor *tensor = tensor_of(l, &weight->parts[i]);
-        if (tensor && tensor->dtype == stored->dtypes[i])
+        if (!tensor)
+            rc = weights_fill(l->weights->backend, l->weights->ctx, stored->matrix, i,
+                              &(struct matrix_part){weight->parts[i].rows, stored->dtypes[i]}, weight->cols,
+                              dummy_key(l, &weight->parts[i]), err);
+        else if (tensor->dtype == stored->dtypes[i])
             rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, i, 0, weight->parts[i].rows, tensor->data,
                                                    err);
         else
@@ -197,11 +225,12 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     for (uint32_t i = 0; i < weight->n_parts; at += weight->parts[i++].rows) {
         const struct checkpoint_tensor *tensor = tensor_of(l, &weight->parts[i]);
         uint32_t n = weight->parts[i].rows;
+        uint64_t row_key = dummy_row(dummy_key(l, &weight->parts[i]), 0);
         if (tensor)
             dtype_to_float(tensor->dtype, tensor->data, host + at, n);
         else
             for (uint32_t j = 0; j < n; j++)
-                host[at + j] = 1 + random_value(l) - weight->offset;
+                host[at + j] = 1 + dummy_value(row_key, j) - weight->offset;
     }
     for (uint32_t i = 0; i < weight->rows; i++)
         host[i] += weight->offset;
@@ -244,8 +273,7 @@ enum rc weights_load(const struct program *program, const struct checkpoint *che
     if (!w)
         return err_set(err, RC_MEMORY, "weights: out of memory");
     *w = (struct weights){program, backend, backend_ctx, mem_calloc(program->n_weights + 1, sizeof *w->stored), 0};
-    struct loader loader = {.weights = w, .checkpoint = checkpoint, .options = options,
-                            .random = (options->seed + 1) * 0x9E3779B97F4A7C15u | 1};
+    struct loader loader = {.weights = w, .checkpoint = checkpoint, .options = options};
     enum rc rc = w->stored ? load_all(&loader, err) : err_set(err, RC_MEMORY, "weights: out of memory");
     if (rc)
         weights_destroy(w);

@@ -4,6 +4,7 @@
 
 #include "../base/mem.h"
 #include "../program/backend_library.h"
+#include "../program/weights.h"
 
 #include <string.h>
 
@@ -189,6 +190,25 @@ static PyObject *backend_matrix_write(PyObject *object, PyObject *args)
     struct err err = {0};
     enum rc rc = self->table->matrix_write(self->ctx, matrix, part, first_row, n_rows, buffer.buf, &err);
     PyBuffer_Release(&buffer);
+    return rc ? py_raise(&err) : Py_NewRef(Py_None);
+}
+
+static PyObject *backend_matrix_fill(PyObject *object, PyObject *args)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    PyObject *capsule;
+    uint32_t part, cols;
+    unsigned long long key;
+    const char *dtype;
+    struct matrix_part shape;
+    if (!PyArg_ParseTuple(args, "OIKsII", &capsule, &part, &key, &dtype, &shape.n_rows, &cols))
+        return NULL;
+    struct matrix *matrix = matrix_get(capsule);
+    if (!matrix)
+        return NULL;
+    struct err err = {0};
+    shape.dtype = dtype_from_name(dtype);
+    enum rc rc = weights_fill(self->table, self->ctx, matrix, part, &shape, cols, key, &err);
     return rc ? py_raise(&err) : Py_NewRef(Py_None);
 }
 
@@ -592,6 +612,7 @@ static PyMethodDef methods[] = {
     METHOD(matrix),
     {"matrix_info", backend_matrix_info, METH_VARARGS, NULL},
     {"matrix_write", backend_matrix_write, METH_VARARGS, NULL},
+    {"matrix_fill", backend_matrix_fill, METH_VARARGS, NULL},
     {"matrix_read", backend_matrix_read, METH_VARARGS, NULL},
     {"supports", backend_supports, METH_VARARGS, NULL},
     METHOD(embed),

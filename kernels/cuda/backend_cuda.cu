@@ -392,6 +392,7 @@ static struct backend make_table(void)
     b.sample = cuda_sample;
     b.activations = activations;
     b.device_info = device_describe;
+    b.matrix_fill = cuda_matrix_fill;
     return b;
 }
 

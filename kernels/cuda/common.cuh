@@ -158,6 +158,7 @@ struct max_of {
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
+enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
 enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err);
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err);
 enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *err);

@@ -1,0 +1,34 @@
+/* dummy.h: values of weights that no file gives: odd 24-bit numbers from a counter's hash, times 0.0692 / 2^24: never zero,
+ * uniform, of standard deviation 0.02. The value of row r and column c is a function of (key, r, c) alone and is rounded once,
+ * so every backend that makes its own gets the host's bits. The key comes from the seed and the tensor's name (weights.c). */
+#ifndef LLMPY_DUMMY_H
+#define LLMPY_DUMMY_H
+
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define DUMMY_EVERYWHERE static __host__ __device__ __forceinline__
+#else
+#define DUMMY_EVERYWHERE static inline
+#endif
+
+/* A row's own key: one round of splitmix64. */
+DUMMY_EVERYWHERE uint64_t dummy_row(uint64_t key, uint32_t row)
+{
+    uint64_t z = key + (row + (uint64_t)1) * 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+DUMMY_EVERYWHERE float dummy_value(uint64_t row_key, uint32_t column)
+{
+    uint32_t h = (uint32_t)row_key + column * 0x9E3779B9u;
+    h = (h ^ h >> 16) * 0x21F0AAADu;
+    h ^= (uint32_t)(row_key >> 32);
+    h = (h ^ h >> 15) * 0x735A2D97u;
+    h ^= h >> 15;
+    return (float)((int32_t)(h >> 8 | 1) - (1 << 23)) * (0.0692f * 0x1p-24f);
+}
+
+#endif
