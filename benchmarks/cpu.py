@@ -195,9 +195,7 @@ def main() -> None:
     if args.csv:
         fields = list(dict.fromkeys(key for row in rows for key in row))
         with args.csv.open("w", newline="") as file:
-            file.write(
-                f"# {processor()}, {args.threads} threads, {time.strftime('%Y-%m-%d')}, python benchmarks/cpu.py\n"
-            )
+            file.write(f"# {processor()}, {args.threads} threads, {time.strftime('%Y-%m-%d')}, python benchmarks/cpu.py\n")
             writer = csv.DictWriter(file, fields)
             writer.writeheader()
             writer.writerows(rows)

@@ -1,0 +1,503 @@
+"""Every row of the H200 table: llmpy on one GPU against the machine's own ceilings and against vLLM 0.26.0's numbers.
+
+    python benchmarks/cuda.py [ROW ...] [--rounds 3] [--limit 520] [--out DIR] [--commit ID]
+    python benchmarks/cuda.py --profile ROW [--eager] [--layers N]
+    python benchmarks/cuda.py --merge results.csv [...]
+
+ROW is a name or a pattern ("8b.step.*"); none means all. Random non-zero weights (load_format="dummy"), bfloat16, token-id
+prompts, all different, greedy, ignore_eos, prefix caching on. Medians over rounds, in which the rows of a model take turns.
+
+- step: prompts of 128 tokens, 256 new ones. The mean distance between the starts of the steps that decode every sequence and
+  nothing else, so prefill is left out: ms a step while the context grows from 128 to 384.
+- first: wall time of generate() for one new token. cached: the same prompt of 8192 tokens for the second time.
+- 1024x256, n8, prefill: wall time of generate() for all requests.
+- host: the time of such a step in which the driver's thread does not wait for the device (`step_log`, median).
+- import, start: in a fresh process each time; start is the constructor of the 8B model, ready to run.
+
+"floor" counts the bytes and operations that the work cannot do without, at the read bandwidth and the bf16 matmul rate that
+this script measures first; share = floor / measured. --out DIR writes results.csv, --merge adds such files to the table beside
+this script: a newer run of a row replaces the older one of the same commit. --profile prints the time of every kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import fnmatch
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TABLE = Path(__file__).with_name("results_h200.csv")
+FIELDS = ["device", "date", "commit", "command", "row", "value", "unit", "must", "aim"]
+BUDGET, LENGTH, SEQUENCES = 8192, 8192 + 128, 256  # tokens a step, longest sequence, sequences at a time
+MATMUL = 8192
+PEAK_BYTES = 8 << 30
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model, all bfloat16."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    tied: bool
+    head_dim: int = 128
+
+    def config(self) -> dict[str, object]:
+        """config.json."""
+        return {
+            "architectures": [f"{self.family}ForCausalLM"], "model_type": self.family.lower(), "torch_dtype": "bfloat16",
+            "num_hidden_layers": self.layers, "hidden_size": self.hidden, "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim, "intermediate_size": self.ffn,
+            "vocab_size": self.vocab, "tie_word_embeddings": self.tied, "max_position_embeddings": 16384,
+            "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 500000.0, "bos_token_id": 1, "eos_token_id": 2,
+        }  # fmt: skip
+
+    @property
+    def linear_weights(self) -> int:
+        """Weights of the layers' linears."""
+        heads = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return self.layers * self.hidden * (heads + self.heads * self.head_dim + 3 * self.ffn)
+
+    @property
+    def head_weights(self) -> int:
+        return self.hidden * self.vocab
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one position."""
+        return self.layers * self.kv_heads * self.head_dim * 2 * 2
+
+
+MODELS = {
+    "8b": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False),
+    "qwen8b": Shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, False),
+    "qwen06b": Shape("Qwen3", 28, 1024, 16, 8, 3072, 151936, True),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `job` takes the engine and gives the value; `floor` takes shape and ceilings."""
+
+    unit: str
+    must: float | None = None
+    aim: float | None = None
+    vllm: str = ""
+    job: Callable[[Engine], float] | None = None
+    floor: Callable[[Shape, Ceilings], float] | None = None
+
+    @property
+    def rises(self) -> bool:
+        """Whether more is better."""
+        return self.unit.endswith("/s")
+
+
+@dataclass
+class Ceilings:
+    """What the machine does: bytes and operations a second."""
+
+    read: float
+    copy: float
+    matmul: float
+
+    def step(self, shape: Shape, batch: int, context: float) -> float:
+        """Seconds that a decode step cannot do without."""
+        weights = shape.linear_weights + shape.head_weights
+        linears = max(2 * weights / self.read, 2 * weights * batch / self.matmul)
+        return linears + batch * context * shape.kv_bytes / self.read
+
+    def prefill(self, shape: Shape, n: int, length: int) -> float:
+        """Seconds for n prompts; only their last rows need logits."""
+        attention = 2 * shape.layers * shape.heads * shape.head_dim * length * length
+        operations = n * (2 * shape.linear_weights * length + attention + 2 * shape.head_weights)
+        return max(operations / self.matmul, 2 * (shape.linear_weights + shape.head_weights) / self.read)
+
+
+class Engine:
+    """llmpy on one of the models."""
+
+    def __init__(self, name: str, layers: int = 0, eager: bool = False) -> None:
+        from llmpy import LLM
+
+        shape = MODELS[name]
+        self.shape, self.seeds = replace(shape, layers=layers or shape.layers), itertools.count(1)
+        path = Path(tempfile.mkdtemp(prefix=f"llmpy-{name}-"))
+        (path / "config.json").write_text(json.dumps(self.shape.config()))
+        self.llm = LLM(
+            path,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            device="cuda:0",
+            max_model_len=LENGTH,
+            max_num_seqs=SEQUENCES,
+            max_num_batched_tokens=BUDGET,
+            enforce_eager=eager,
+        )
+        self.host_us: dict[int, list[float]] = defaultdict(list)
+
+    def prompts(self, n: int, length: int) -> list[list[int]]:
+        """New ones each time."""
+        return np.random.default_rng(next(self.seeds)).integers(10, 100_000, (n, length)).tolist()
+
+    def run(self, prompts: list[list[int]], new_tokens: int, **sampling: Any) -> float:
+        """Seconds of one call of generate()."""
+        params = {"temperature": 0.0, "max_tokens": new_tokens, "ignore_eos": True, "use_tqdm": False, **sampling}
+        start = time.perf_counter()
+        outputs = self.llm.generate(prompts, **params)
+        seconds = time.perf_counter() - start
+        assert all(len(sample.token_ids) == new_tokens for output in outputs for sample in output.outputs)
+        return seconds
+
+    def step(self, batch: int, new_tokens: int = 256) -> float:
+        before = self.llm.stats().num_steps
+        self.run(self.prompts(batch, 128), new_tokens)
+        full = [s for s in self.llm.step_log(4096) if s.number > before and s.decode_rows == s.rows == batch]
+        self.host_us[batch].append(statistics.median(s.host_us for s in full))
+        return 1e3 * (full[-1].start - full[0].start) / (full[-1].number - full[0].number)
+
+    def host(self, batch: int) -> float:
+        if not self.host_us[batch]:
+            self.step(batch, 64)
+        return self.host_us[batch].pop()
+
+    def first(self, length: int) -> float:
+        """The median of a few: they are short."""
+        return 1e3 * statistics.median(self.run(self.prompts(1, length), 1) for _ in range(3 if length > 1024 else 7))
+
+    def cached(self) -> float:
+        prompt = self.prompts(1, 8192)
+        self.run(prompt, 1)
+        return 1e3 * statistics.median(self.run(prompt, 1) for _ in range(5))
+
+    def prefill(self, n: int, length: int) -> float:
+        return n * length / self.run(self.prompts(n, length), 1)
+
+    def samples(self) -> float:
+        return self.run(self.prompts(32, 512), 512, temperature=1.0, n=8, logprobs=0)
+
+    def warm_up(self) -> None:
+        for batch, length in ((1, 16), (SEQUENCES, 128), (1, 8192)):
+            self.run(self.prompts(batch, length), 4)
+
+    def close(self) -> None:
+        self.llm.close()
+
+
+def step_row(batch: int, must: float, aim: float, vllm: str) -> Row:
+    return Row("ms", must, aim, vllm, lambda e: e.step(batch), lambda s, c: 1e3 * c.step(s, batch, 256))
+
+
+def first_row(length: int, must: float, aim: float, vllm: str) -> Row:
+    return Row("ms", must, aim, vllm, lambda e: e.first(length), lambda s, c: 1e3 * c.prefill(s, 1, length))
+
+
+def whole_row(must: float, aim: float, vllm: str) -> Row:
+    def floor(s: Shape, c: Ceilings) -> float:
+        return c.prefill(s, 256, 1024) + 1023 * c.step(s, 256, 1536)
+
+    return Row("s", must, aim, vllm, lambda e: e.run(e.prompts(256, 1024), 1024), floor)
+
+
+ROWS: dict[str, Row] = {
+    "machine.read": Row("GB/s"),
+    "machine.copy": Row("GB/s"),
+    "machine.matmul": Row("TFLOP/s"),
+    "import": Row("s", 0.1, 0.05, "12"),
+    "start": Row("s", 5, 2, "50 (66)"),
+    "8b.step.1": step_row(1, 4.1, 3.7, "5.04 (17.5)"),
+    "8b.step.32": step_row(32, 5.0, 4.4, "5.57"),
+    "8b.step.128": step_row(128, 7.2, 6.5, "7.41"),
+    "8b.step.256": step_row(256, 11.0, 9.8, "11.24"),
+    "8b.host.1": Row("us", 50, 30, "", lambda e: e.host(1)),
+    "8b.host.256": Row("us", 150, 80, "", lambda e: e.host(256)),
+    "8b.first.16": first_row(16, 5.5, 4.4, "8.3"),
+    "8b.first.128": first_row(128, 6.0, 4.7, "9.5 (14.6)"),
+    "8b.first.1024": first_row(1024, 26, 23, "27.7"),
+    "8b.first.8192": first_row(8192, 225, 190, "212"),
+    "8b.first.cached": Row(
+        "ms", 7, 5, "12.2", lambda e: e.cached(), lambda s, c: 1e3 * c.step(s, 1, 8192) - 1e3 * c.step(s, 1, 0) +
+        1e3 * c.prefill(s, 1, BLOCK)
+    ),
+    "8b.prefill": Row(
+        "tok/s", 42_000, 46_000, "42200", lambda e: e.prefill(32, 2048), lambda s, c: 65536 / c.prefill(s, 32, 2048)
+    ),
+    "8b.n8": Row(
+        "s", 7.2, 6.3, "7.75", lambda e: e.samples(), lambda s, c: c.prefill(s, 32, 512) + 511 * c.step(s, 256, 768)
+    ),
+    "8b.1024x256": whole_row(28.0, 24.5, "28.1 (33.0)"),
+    "qwen8b.step.1": step_row(1, 4.2, 3.8, "5.13"),
+    "qwen8b.1024x256": whole_row(29.5, 26, "29.8"),
+    "qwen06b.step.1": step_row(1, 0.75, 0.45, "1.59"),
+    "qwen06b.step.32": step_row(32, 1.0, 0.65, "1.80"),
+    "qwen06b.step.256": step_row(256, 4.2, 3.2, "4.60"),
+}  # fmt: skip
+
+
+class Report:
+    """Prints rows as they come and writes them at once."""
+
+    def __init__(self, out: Path | None, commit: str, command: str, is_whole: bool) -> None:
+        from llmpy import hardware
+
+        self.path, self.is_whole = out / "results.csv" if out else None, is_whole
+        date = time.strftime("%Y-%m-%d")
+        self.known = {"device": hardware.device_name("cuda:0"), "date": date, "commit": commit, "command": command}
+        self.lines: list[dict[str, object]] = []
+        print(f"{self.known['device']}, {date}, commit {commit or 'unknown'}")
+        titles = f"{'row':<18}{'measured':>11} {'unit':<8}{'must':>8}{'aim':>8}  {'vLLM (batch-invariant)':<23}"
+        print(f"{titles}{'floor':>9}{'share':>7}")
+
+    def add(self, name: str, values: list[float], floor: float | None = None) -> None:
+        row, value = ROWS[name], statistics.median(values)
+        share = "" if not floor else f"{100 * (value / floor if row.rises else floor / value):.0f} %"
+        verdict = ""
+        if self.is_whole and row.must is not None and row.aim is not None:
+            reaches = [value >= goal if row.rises else value <= goal for goal in (row.must, row.aim)]
+            verdict = "aim" if reaches[1] else "must" if reaches[0] else "SHORT"
+        spread = f"{min(values):.4g}..{max(values):.4g} of {len(values)}"
+        print(
+            f"{name:<18}{value:>11.4g} {row.unit:<8}{row.must or '':>8}{row.aim or '':>8}  {row.vllm:<23}"
+            f"{f'{floor:.4g}' if floor else '':>9}{share:>7}  {verdict:<6} {spread}",
+            flush=True,
+        )
+        line = {"row": name, "value": f"{value:.5g}", "unit": row.unit, "must": row.must or "", "aim": row.aim or ""}
+        self.lines.append(self.known | line)
+        if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_table(self.path, self.lines)
+
+
+def write_table(path: Path, lines: list[dict[str, object]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def merge(paths: list[Path]) -> None:
+    """Adds results to the table: the newer run of a row replaces the older one of the same commit."""
+    lines: dict[tuple[str, str], dict[str, object]] = {}
+    for path in [*([TABLE] if TABLE.exists() else []), *paths]:
+        with path.open(newline="") as file:
+            for line in csv.DictReader(file):
+                key = line["commit"], line["row"]
+                lines.pop(key, None)
+                lines[key] = dict(line)
+    write_table(TABLE, list(lines.values()))
+    print(f"{TABLE}: {len(lines)} rows")
+
+
+def in_fresh_process(*arguments: str) -> dict[str, float]:
+    """What this script prints as JSON on its last line."""
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure_machine() -> dict[str, float]:
+    """Read and copy bandwidth of a plain kernel, and cuBLAS' bf16 matmul of random data, the best of a few."""
+    import torch
+
+    library = Path(tempfile.mkdtemp()) / "peaks.so"
+    nvcc = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin/nvcc"
+    source = str(Path(__file__).with_name("peaks.cu"))
+    subprocess.run([nvcc, "-O3", "-arch=native", "-shared", "-Xcompiler", "-fPIC", source, "-o", library], check=True)
+    peaks = ctypes.CDLL(str(library))
+    peaks.peak_read.restype = peaks.peak_copy.restype = ctypes.c_double
+    a, b = (torch.randn(MATMUL, MATMUL, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    times = []
+    for _ in range(12):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        torch.matmul(a, b)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    size = ctypes.c_size_t(PEAK_BYTES)
+    rates = {"read": peaks.peak_read(size, 12), "copy": peaks.peak_copy(size, 12)}
+    return rates | {"matmul": 2 * MATMUL**3 / 1e9 / statistics.median(times)}
+
+
+def measure_start() -> dict[str, float]:
+    """Seconds of the import and of the constructor."""
+    begin = time.perf_counter()
+    import llmpy  # noqa: F401
+
+    imported = time.perf_counter()
+    engine = Engine("8b")
+    ready = time.perf_counter()
+    engine.close()
+    return {"import": imported - begin, "start": ready - imported}
+
+
+def measure_model(name: str, rows: list[str], args: argparse.Namespace, ceilings: Ceilings, report: Report) -> None:
+    """All rows of one model, in turns; the engine is made once."""
+    engine = Engine(name, args.layers, args.eager)
+    engine.warm_up()
+    samples: dict[str, list[float]] = defaultdict(list)
+    for _ in range(args.rounds):
+        for row in rows:
+            job = ROWS[row].job
+            if job and (not samples[row] or time.perf_counter() - args.begun < args.limit):
+                samples[row].append(job(engine))
+    engine.close()
+    for row in rows:
+        floor = ROWS[row].floor
+        report.add(row, samples[row], floor(engine.shape, ceilings) if floor else None)
+
+
+def measure(wanted: list[str], args: argparse.Namespace) -> None:
+    machine = in_fresh_process("--measure", "machine")
+    ceilings = Ceilings(1e9 * machine["read"], 1e9 * machine["copy"], 1e12 * machine["matmul"])
+    report = Report(args.out, args.commit, " ".join(["benchmarks/cuda.py", *sys.argv[1:]]).split(" --")[0], not args.layers)
+    for name, value in machine.items():
+        report.add(f"machine.{name}", [value])
+    starts = [row for row in ("import", "start") if row in wanted]
+    if starts:
+        found = [in_fresh_process("--measure", "start") for _ in range(args.rounds)]
+        for row in starts:
+            report.add(row, [one[row] for one in found])
+    for name in MODELS:
+        rows = [row for row in wanted if row.startswith(name + ".")]
+        if rows:
+            measure_model(name, rows, args, ceilings, report)
+    print(f"{time.perf_counter() - args.begun:.0f} s in all")
+
+
+def workload(engine: Engine, row: str) -> Callable[[], None]:
+    """One step of the row's work ("step.32"), or one prefill; everything before it is done already."""
+    kind, _, size = row.partition(".")
+    if kind in ("step", "host", "1024x256", "n8"):
+        batch, length = (int(size), 256) if size else (256, 1024)
+        for prompt in engine.prompts(batch, length):
+            engine.llm.add_request(prompt, temperature=0.0, max_tokens=64, ignore_eos=True)
+        while (last := engine.llm.step_log(1)) == [] or last[-1].decode_rows != batch:
+            engine.llm.step()
+        return lambda: (engine.llm.step(), None)[1]
+    if size == "cached":
+        cached = engine.prompts(1, 8192)
+        engine.run(cached, 1)
+        return lambda: (engine.run(cached, 1), None)[1]
+    n, length = (4, 2048) if kind == "prefill" else (1, int(size))
+    return lambda: (engine.run(engine.prompts(n, length), 1), None)[1]
+
+
+def profile(row: str, args: argparse.Namespace) -> None:
+    """Kernel times of a few steps, as CUPTI tells torch's profiler, which sees the kernels of the whole process."""
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    torch.cuda.init()
+    name, _, kind = row.partition(".")
+    if name not in MODELS:
+        raise SystemExit(f"{row}: wanted a row of {', '.join(MODELS)}")
+    engine, n = Engine(name, args.layers, args.eager), 8
+    work = workload(engine, kind)
+    for _ in range(2):
+        work()
+    with record(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
+        begin = time.perf_counter()
+        for _ in range(n):
+            work()
+        seconds = time.perf_counter() - begin
+    trace = Path(tempfile.mkdtemp()) / "trace.json"
+    recorded.export_chrome_trace(str(trace))
+    print(f"{row}{', eager' if args.eager else ''}: {1e6 * seconds / n:.0f} us a step while recorded")
+    print_kernels(json.loads(trace.read_text())["traceEvents"], n)
+    engine.close()
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without its type and parameters."""
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("__nv_bfloat16", "bf16")
+    depth = 0
+    for i, letter in enumerate(name):
+        depth += {"<": 1, ">": -1}.get(letter, 0)
+        if letter == "(" and depth == 0:
+            name = name[:i]
+            break
+    return name if len(name) <= 64 else name[:61] + "..."
+
+
+def print_kernels(events: list[dict[str, Any]], n: int) -> None:
+    """Time a step by kernel and grid. Dependent kernels overlap: "alone" counts from the end of everything before."""
+    found = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    found.sort(key=lambda e: e["ts"] + e["dur"])
+    if not found:
+        raise SystemExit("the profiler recorded no kernel")
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    end = found[0]["ts"]
+    for event in found:
+        args = event.get("args", {})
+        size = f"{'x'.join(map(str, args['grid']))} of {args['block'][0]}" if "grid" in args else ""
+        total = totals[short_name(event["name"]), size]
+        total[0] += 1
+        total[1] += event["dur"]
+        total[2] += max(0.0, event["ts"] + event["dur"] - max(event["ts"], end))
+        end = max(end, event["ts"] + event["dur"])
+    busy = sum(total[2] for total in totals.values())
+    span = end - min(event["ts"] for event in found)
+    print(f"{'kernel':<66}{'grid':<20}{'calls':>8}{'us each':>10}{'us alone':>10}{'a step':>10}{'%':>7}")
+    for (name, size), (calls, spent, alone) in sorted(totals.items(), key=lambda item: -item[1][2]):
+        print(
+            f"{name:<66}{size:<20}{calls / n:>8.1f}{spent / calls:>10.2f}{alone / calls:>10.2f}{alone / n:>10.1f}"
+            f"{100 * alone / busy:>7.1f}"
+        )
+    print(f"a step: busy {busy / n:.1f} us, from the first kernel to the last {span / n:.1f} us, {len(found) / n:.0f} launches")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=520, help="seconds after which no row is measured again")
+    parser.add_argument("--out", type=Path, help="directory for results.csv")
+    parser.add_argument("--commit", default="", help="what is measured; default: git's HEAD, if there is one")
+    parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a try")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--profile", metavar="ROW")
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="CSV")
+    parser.add_argument("--measure", choices=["machine", "start"], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.begun = time.perf_counter()
+    if args.merge:
+        return merge(args.merge)
+    if args.measure:
+        return print(json.dumps(measure_machine() if args.measure == "machine" else measure_start()))
+    if args.profile:
+        return profile(args.profile, args)
+    if not args.commit:
+        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=TABLE.parent)
+        args.commit = git.stdout.strip()
+    patterns = args.rows or ["*"]
+    wanted = [row for row in ROWS if any(fnmatch.fnmatch(row, pattern) for pattern in patterns)]
+    if not wanted:
+        raise SystemExit(f"no row is called {patterns}; there are {', '.join(ROWS)}")
+    measure(wanted, args)
+
+
+if __name__ == "__main__":
+    main()
