@@ -1,25 +1,8 @@
 /* out = act(gate) * up, out = a + b, out row i = x row rows[i]: element by element in float32, rounded once to the type of
  * activations. Bound by bytes: three values an element. In place is fine: an element is read and written by one thread. */
-#include "common.cuh"
+#include "activation.cuh"
 
 #define THREADS 256u
-
-static __device__ float act_value(float x, uint32_t act)
-{
-    switch (act) {
-    case ACT_SILU:
-        return x / (1.0f + expf(-x));
-    case ACT_GELU:
-        return 0.5f * x * (1.0f + erff(x * 0x1.6a09e6p-1f));
-    case ACT_GELU_TANH:
-        return 0.5f * x * (1.0f + tanhf(0x1.988454p-1f * fmaf(x * x * x, 0.044715f, x)));
-    case ACT_RELU:
-        return x < 0 ? 0.0f : x; /* a NaN stays */
-    default:
-        x = x < 0 ? 0.0f : x;
-        return x * x;
-    }
-}
 
 template <class T> static __global__ void gated_rows(rows<T> gate, rows<T> up, rows<T> out, uint32_t act)
 {

@@ -1,0 +1,59 @@
+/* eight.cuh: eight consecutive values of a row as float32, one access of 16 bytes for types of two bytes and two for float32.
+ * Where a row does not start on 16 bytes, or ends before, the same values go one by one. */
+#ifndef LLMPY_CUDA_EIGHT_CUH
+#define LLMPY_CUDA_EIGHT_CUH
+
+#include "common.cuh"
+
+template <class T> struct alignas(16) eight {
+    T values[8];
+};
+
+/* Can rows of a view of T be taken in eights? */
+template <class T> static inline bool has_eights(const struct view &v)
+{
+    return (uintptr_t)v.data % 16 == 0 && v.stride * sizeof(T) % 16 == 0 && v.width % 8 == 0;
+}
+
+template <class T> static __device__ __forceinline__ void load_eight(const T *from, float (&x)[8])
+{
+    struct eight<T> e = *(const struct eight<T> *)from;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        x[i] = to_float(e.values[i]);
+}
+
+template <class T> static __device__ __forceinline__ void store_eight(T *to, const float (&x)[8])
+{
+    struct eight<T> e;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        e.values[i] = round_to<T>(x[i]);
+    *(struct eight<T> *)to = e;
+}
+
+/* The values from `column` of `n_columns` on; zeros beyond. */
+template <bool IS_ALIGNED, class T>
+static __device__ __forceinline__ void load_part(const T *row, uint32_t column, uint32_t n_columns, float (&x)[8])
+{
+    if (IS_ALIGNED && column < n_columns)
+        load_eight(row + column, x);
+    else
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+            x[i] = !IS_ALIGNED && column + i < n_columns ? to_float(row[column + i]) : 0.0f;
+}
+
+template <bool IS_ALIGNED, class T>
+static __device__ __forceinline__ void store_part(T *row, uint32_t column, uint32_t n_columns, const float (&x)[8])
+{
+    if (IS_ALIGNED && column < n_columns)
+        store_eight(row + column, x);
+    else
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+            if (!IS_ALIGNED && column + i < n_columns)
+                row[column + i] = round_to<T>(x[i]);
+}
+
+#endif
