@@ -45,22 +45,25 @@ struct matrix; /* the backend's own */
 
 /* ---- the batch of one step, in device memory ----------------------------------------------------------------------- */
 
+/* A captured batch (graph_begin) holds one row a sequence, and stands for every such batch of its size or below: row_seq and
+ * positions differ at each launch, rows that pad it up lie at position 0 of a table row that names page 0 alone. */
 struct batch_view {
     uint32_t n_rows, n_seqs;
     const int32_t *token_ids;      /* [n_rows] */
     const int32_t *positions;      /* [n_rows] place of the row in its sequence */
-    const int32_t *row_seq;        /* [n_rows] index of the row's sequence in this batch */
+    const int32_t *row_seq;        /* [n_rows] row of the page tables that its sequence has, which is not its index here */
     const int32_t *seq_first_row;  /* [n_seqs + 1] rows of a sequence are consecutive, positions ascending by one */
     uint32_t block_tokens;         /* 16, 32 or 64 */
     const int32_t *host_seq_first_row; /* [n_seqs + 1] seq_first_row in host memory, for the choice of kernels */
 };
 
 /* One layer's keys and values: page p lies at pool + p * page_bytes + layer_offset. Table entry (s, b) is the page that holds
- * positions [b * block_tokens, (b + 1) * block_tokens) of sequence s; page 0 is never read for a visible position. */
+ * positions [b * block_tokens, (b + 1) * block_tokens) of the sequence whose row_seq is s; page 0 is never read for a visible
+ * position. */
 struct kv_view {
     void *pool;
     size_t page_bytes, layer_offset;
-    const int32_t *table; /* [n_seqs][table_stride] */
+    const int32_t *table; /* [table rows][table_stride], as row_seq counts them */
     uint32_t table_stride;
     uint32_t n_kv_heads, head_dim;
     uint32_t dtype;       /* DTYPE_F32, DTYPE_F16, DTYPE_BF16 */
@@ -178,6 +181,35 @@ struct copy_pages_args {
     uint32_t n_copies;
 };
 
+/* ---- the way of a batch to the device -------------------------------------------------------------------------------- */
+
+/* Entries first .. first + count of the tables have changed since the last begin. */
+struct table_run {
+    uint32_t first, count;
+};
+
+/* Arrays of a step in device memory, made once; begin fills them. */
+struct batch_arrays {
+    int32_t *token_ids, *positions, *row_seq; /* [max_rows] */
+    int32_t *seq_first_row;                   /* [max_seqs + 1] */
+    int32_t *logits_rows;                     /* [max_rows] */
+    int32_t *tables;                          /* as the host's */
+};
+
+/* Starts a step: enqueues the way of the batch's host arrays, which the caller may change at once, into the device's. A
+ * token id below 0 is resolved there: it means the id that task -1 - id of the step before drew. Rows n_rows .. n_rows +
+ * n_pad_rows pad a decode batch: token 0, position 0, row_seq pad_row_seq, each a sequence whose logits are wanted. Steps take
+ * slots 0 and 1 by turns; a slot is begun again only after its sample_finish. */
+struct begin_args {
+    uint32_t slot;
+    uint32_t n_rows, n_seqs, n_logits_rows, n_pad_rows, pad_row_seq;
+    const int32_t *token_ids, *positions, *row_seq, *seq_first_row, *logits_rows; /* host memory */
+    const int32_t *tables;                                                        /* host memory */
+    const struct table_run *runs;
+    uint32_t n_runs;
+    struct batch_arrays to;
+};
+
 /* ---- the sampler ----------------------------------------------------------------------------------------------------- */
 
 enum logprob_mode { LOGPROB_RAW = 0, LOGPROB_FULL = 1, LOGPROB_PROCESSED = 2 };
@@ -194,7 +226,7 @@ struct token_seen {
 };
 
 /* One token to draw, or one given token to score (is_score), from one row of logits. Steps are those of docs/sampling.md.
- * The lists lie in host memory and stay unchanged until the results have been read. */
+ * The lists lie in host memory and stay unchanged until the results are there. */
 struct sample_task {
     uint32_t logits_row;               /* row of the logits given to the call; several tasks may name one row */
     bool is_score, is_greedy;
@@ -230,6 +262,8 @@ struct sample_args {
     int32_t *top_ids; /* n_top entries from top_offset on, best first, ties by lowest id; padding: id vocab_size, value -inf */
     float *top_values;
     int32_t *top_ranks;
+    uint32_t slot;                     /* of the step, as in begin_args */
+    uint32_t first_task;               /* number of tasks[0] among the step's tasks, for ids that a later begin resolves */
 };
 
 /* ---- the table ------------------------------------------------------------------------------------------------------- */
@@ -301,6 +335,18 @@ struct backend {
     enum rc (*device_info)(const char *device, struct device_info *info, struct err *err);
     /* Fills a part with csrc/base/dummy.h's values, rounded to its type. Optional. */
     enum rc (*matrix_fill)(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
+    /* Optional; the executor reads the host's arrays in place where it is NULL. */
+    enum rc (*begin)(void *ctx, const struct begin_args *args, struct err *err);
+    /* Optional: without it `sample` returns with its results. With it `sample` only enqueues, keeps the pointers of its
+     * arguments, and this waits until the device has done all that was enqueued up to the slot's last `sample` (which may have
+     * had no task), and fills results and top_*. A slot has one sample in flight. */
+    enum rc (*sample_finish)(void *ctx, uint32_t slot, struct err *err);
+    /* Optional, all four or none. What operations enqueue between graph_begin and graph_end is recorded instead of run; a
+     * launch runs it. graph_end also ends a recording that has failed, then *graph is NULL. */
+    enum rc (*graph_begin)(void *ctx, struct err *err);
+    enum rc (*graph_end)(void *ctx, void **graph, struct err *err);
+    enum rc (*graph_launch)(void *ctx, void *graph, struct err *err);
+    void (*graph_destroy)(void *ctx, void *graph);
 };
 
 /* The one symbol that a backend's library exports. */

@@ -25,8 +25,8 @@ struct batch {
     uint32_t n_rows, n_seqs;
     int32_t *token_ids;      /* [max_rows] */
     int32_t *positions;      /* [max_rows] */
-    int32_t *row_seq;        /* [max_rows] */
-    int32_t *seq_first_row;  /* [max_seqs + 1]; a sequence may have no row in a step */
+    int32_t *row_seq;        /* [max_rows] slot of the row's sequence: its row of the tables */
+    int32_t *seq_first_row;  /* [max_seqs + 1]; every sequence of a step has a row */
     int32_t *tables;         /* [n_groups][max_seqs][table_stride] page numbers; 0 outside a window. Kept from step to step */
     uint32_t max_rows, max_seqs, table_stride;
 

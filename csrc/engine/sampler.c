@@ -118,11 +118,10 @@ void sampler_fill(const struct scheduler *scheduler, struct batch *batch, struct
     batch->seq_first_row[0] = 0;
     for (uint32_t slot = 0, left = scheduler->n_running; left; slot++) {
         struct sequence *q = scheduler->slots[slot];
-        if (q) {
-            left--;
-            add_sequence(&f, q);
-        }
-        batch->n_seqs = slot + 1;
-        batch->seq_first_row[slot + 1] = (int32_t)batch->n_rows;
+        left -= q != NULL;
+        if (!q || !q->n_rows)
+            continue;
+        add_sequence(&f, q);
+        batch->seq_first_row[++batch->n_seqs] = (int32_t)batch->n_rows;
     }
 }

@@ -41,7 +41,7 @@ static enum rc stage_batch(struct running *run)
     if (!rc)
         rc = stage(run, &used, b->logits_rows, b->n_logits_rows, &run->logits_rows);
     for (uint32_t g = 0; g < run->m->layout.n_groups && !rc; g++)
-        rc = stage(run, &used, b->tables + (size_t)g * b->max_seqs * b->table_stride, (size_t)b->n_seqs * b->table_stride,
+        rc = stage(run, &used, b->tables + (size_t)g * b->max_seqs * b->table_stride, (size_t)b->max_seqs * b->table_stride,
                    &run->tables[g]);
     return rc;
 }

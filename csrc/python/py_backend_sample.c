@@ -208,7 +208,10 @@ PyObject *py_backend_sample(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     if (stage_begin(&s)) {
         a.logits = view.data;
-        stage_done(&s, s.self->table->sample(s.self->ctx, &a, &s.err));
+        enum rc rc = s.self->table->sample(s.self->ctx, &a, &s.err);
+        if (!rc && s.self->table->sample_finish)
+            rc = s.self->table->sample_finish(s.self->ctx, a.slot, &s.err);
+        stage_done(&s, rc);
     }
     if (ids.obj)
         PyBuffer_Release(&ids);

@@ -138,14 +138,16 @@ static void take_tile(struct attention_unit *u, uint32_t start, uint32_t from, u
 {
     const struct attention_args *args = u->job->args;
     const struct kv_view *kv = &args->kv;
-    uint32_t first = (from > start ? from - start : 0) / KV_GROUP, block_tokens = args->batch->block_tokens;
+    const struct batch_view *batch = args->batch;
+    uint32_t seq = (uint32_t)batch->row_seq[batch->seq_first_row[u->task->seq]]; /* in the table */
+    uint32_t first = (from > start ? from - start : 0) / KV_GROUP, block_tokens = batch->block_tokens;
     size_t key_bytes = (size_t)KV_GROUP * kv->head_dim * kv_item_bytes(kv->dtype);
     for (uint32_t i = 0; i < TILE_GROUPS; i++) {
         uint32_t g = (first + i) % TILE_GROUPS, position = start + g * KV_GROUP, next = position + TILE_KEYS;
         bool is_there = g >= first && position < to;
-        u->keys[g] = is_there ? kv_group(kv, block_tokens, u->task->seq, position, u->head) : u->keys[first];
+        u->keys[g] = is_there ? kv_group(kv, block_tokens, seq, position, u->head) : u->keys[first];
         u->values[g] = u->keys[g] + key_bytes;
-        u->next_keys[g] = next < to ? kv_group(kv, block_tokens, u->task->seq, next, u->head) : u->keys[g];
+        u->next_keys[g] = next < to ? kv_group(kv, block_tokens, seq, next, u->head) : u->keys[g];
         u->next_values[g] = u->next_keys[g] + key_bytes;
     }
 }

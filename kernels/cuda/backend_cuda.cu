@@ -141,6 +141,9 @@ static void cuda_close(void *ctx)
         device_scope scope(cuda->device);
         cudaFree(cuda->sample_rows);
         cudaFree(cuda->staged);
+        cudaFree(cuda->sampled);
+        if (cuda->begun)
+            cudaFreeHost(cuda->begun);
         if (cuda->pinned)
             cudaFreeHost(cuda->pinned);
         if (cuda->stream)
@@ -164,6 +167,12 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
     if (!rc)
         rc = take_memory((void **)&cuda->sample_rows,
                          (size_t)2 * cuda->sample_slots * cuda->vocab_stride * sizeof(float), err);
+    cuda->max_tasks = options->max_rows + options->max_logits_rows;
+    cuda->begun_values = cuda_begun_values(options);
+    if (!rc)
+        rc = take_memory((void **)&cuda->sampled, (size_t)2 * cuda->max_tasks * sizeof(int32_t), err);
+    if (!rc)
+        rc = checked(err, cudaMallocHost((void **)&cuda->begun, 2 * cuda->begun_values * sizeof(int32_t)), "open");
     return rc;
 }
 
@@ -393,6 +402,12 @@ static struct backend make_table(void)
     b.activations = activations;
     b.device_info = device_describe;
     b.matrix_fill = cuda_matrix_fill;
+    b.begin = cuda_begin;
+    b.sample_finish = cuda_sample_finish;
+    b.graph_begin = cuda_graph_begin;
+    b.graph_end = cuda_graph_end;
+    b.graph_launch = cuda_graph_launch;
+    b.graph_destroy = cuda_graph_destroy;
     return b;
 }
 

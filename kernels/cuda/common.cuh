@@ -30,6 +30,10 @@ struct cuda {
     size_t staged_bytes;        /* of each half of both */
     float *sample_rows;         /* [sample_slots][2][vocab_stride]: logits of step 3 and what is kept of them */
     uint32_t sample_slots, vocab_stride;
+    int32_t *sampled;           /* [2][max_tasks]: id that each task of a slot's step drew, for the begin of the next step */
+    uint32_t max_tasks;
+    int32_t *begun;             /* pinned, [2][begun_values]: batches on their way to the device (staging.cu) */
+    size_t begun_values;
     char description[192];
 };
 
@@ -170,5 +174,14 @@ enum rc cuda_rope(void *ctx, const struct rope_args *args, struct err *err);
 enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *err);
 enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err);
 enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
+enum rc cuda_sample_finish(void *ctx, uint32_t slot, struct err *err);
+
+/* staging.cu */
+size_t cuda_begun_values(const struct backend_options *options);
+enum rc cuda_begin(void *ctx, const struct begin_args *args, struct err *err);
+enum rc cuda_graph_begin(void *ctx, struct err *err);
+enum rc cuda_graph_end(void *ctx, void **graph, struct err *err);
+enum rc cuda_graph_launch(void *ctx, void *graph, struct err *err);
+void cuda_graph_destroy(void *ctx, void *graph);
 
 #endif

@@ -568,3 +568,12 @@ enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err)
     }
     return RC_OK;
 }
+
+enum rc cuda_sample_finish(void *ctx, uint32_t slot, struct err *err)
+{
+    (void)slot;
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    cudaError_t code = cudaStreamSynchronize(cuda->stream);
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "sample");
+}

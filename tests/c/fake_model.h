@@ -178,8 +178,9 @@ static void fake_write(struct fake *fake, const struct batch *b)
 {
     for (uint32_t s = 0; s < b->n_seqs; s++)
         for (int32_t row = b->seq_first_row[s]; row < b->seq_first_row[s + 1]; row++) {
-            struct view_of_batch view = {fake, b, s};
-            CHECK_EQ(b->row_seq[row], s);
+            struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
+            CHECK_EQ(b->row_seq[row], b->row_seq[b->seq_first_row[s]]);
+            CHECK(b->seq_first_row[s] < b->seq_first_row[s + 1]);
             CHECK(row == b->seq_first_row[s] || b->positions[row] == b->positions[row - 1] + 1);
             for (uint32_t g = 0; g < fake->layout.n_groups; g++) {
                 struct cell *cell = cell_at(&view, g, (uint32_t)b->positions[row]);
