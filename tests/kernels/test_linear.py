@@ -40,11 +40,6 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(rows, cols)
 
 
-@pytest.fixture(scope="module", params=_core.cpu_isas())
-def isa(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def backends(isa: str) -> list[_core.Backend]:
     """The same instruction set on one to five threads."""
