@@ -34,6 +34,12 @@ CUDA = [GPU["device"]] if GPU["available"] else []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--without-demo-model", action="store_true", help="skip what needs it: a machine without a network")
+    parser.addoption("--shard", default="0/1", metavar="I/N", help="every Nth test from the Ith on, for N processes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first, step = map(int, config.getoption("--shard").split("/"))
+    items[:] = items[first::step]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

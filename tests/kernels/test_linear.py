@@ -1,10 +1,11 @@
 """Linears of every weight type and arithmetic against float64, bit for bit over row counts, threads and fused forms."""
 
-import gguf
 import numpy as np
 import pytest
 
 from llmpy import _core
+
+gguf = pytest.importorskip("gguf")
 
 Array = np.ndarray
 INT8, FLOAT = 2, 1
