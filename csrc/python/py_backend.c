@@ -261,19 +261,25 @@ static PyObject *backend_embed(PyObject *object, PyObject *args, PyObject *kwarg
 
 static PyObject *backend_linear(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"matrix", "x", "y", "bias", "add", "input", "norm_weight", "norm_eps", "act", NULL};
+    static char *names[] = {"matrix", "x", "y", "bias", "add", "input", "norm_weight", "norm_eps",
+                            "act", "is_float_out", NULL};
     PyObject *matrix, *x, *y, *bias = Py_None, *add = Py_None, *norm = Py_None;
+    int is_float_out = 0;
     struct linear_args a = {0};
     struct view added;
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|OOIOfI", names, &matrix, &x, &y, &bias, &add, &a.input, &norm,
-                                     &a.norm_eps, &a.act))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|OOIOfIp", names, &matrix, &x, &y, &bias, &add, &a.input, &norm,
+                                     &a.norm_eps, &a.act, &is_float_out))
         return NULL;
     if (!(a.matrix = matrix_get(matrix)))
         return NULL;
+    a.is_float_out = is_float_out;
     stage_view(&s, "x", x, false, &a.x);
+    uint32_t item_bytes = s.item_bytes;
+    s.item_bytes = is_float_out ? sizeof(float) : item_bytes;
     stage_view(&s, "y", y, true, &a.y);
+    s.item_bytes = item_bytes;
     stage_array(&s, "bias", bias, 'f', false, &a.bias);
     stage_array(&s, "norm_weight", norm, 'f', false, &a.norm_weight);
     if (add != Py_None) {

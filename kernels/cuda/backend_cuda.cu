@@ -139,6 +139,7 @@ static void cuda_close(void *ctx)
         return;
     {
         device_scope scope(cuda->device);
+        linear_close(cuda);
         cudaFree(cuda->sample_rows);
         cudaFree(cuda->staged);
         cudaFree(cuda->sampled);
@@ -173,7 +174,7 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
         rc = take_memory((void **)&cuda->sampled, (size_t)2 * cuda->max_tasks * sizeof(int32_t), err);
     if (!rc)
         rc = checked(err, cudaMallocHost((void **)&cuda->begun, 2 * cuda->begun_values * sizeof(int32_t)), "open");
-    return rc;
+    return rc ? rc : linear_open(cuda, err);
 }
 
 static enum rc cuda_open(const struct backend_options *options, void **ctx, struct err *err)
@@ -255,13 +256,12 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
 
 static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
 {
-    if (desc->arithmetic == ARITHMETIC_INT8)
-        return err_set(err, RC_UNSUPPORTED, "cuda: wanted float activations, have int8; set activation_dtype to 'auto'");
     struct matrix *matrix = (struct matrix *)mem_calloc(1, sizeof *matrix + desc->n_parts * sizeof *matrix->parts);
     if (!matrix)
         return err_set(err, RC_MEMORY, "cuda: no memory for a matrix");
     matrix->n_parts = desc->n_parts;
     matrix->n_cols = desc->n_cols;
+    matrix->is_whole = true;
     for (uint32_t i = 0; i < desc->n_parts; i++) {
         struct cuda_part *part = &matrix->parts[i];
         const struct dtype_info *info = dtype_info(desc->parts[i].dtype);
@@ -275,8 +275,12 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         part->n_rows = desc->parts[i].n_rows;
         part->file_row_bytes = (size_t)desc->n_cols / info->block_values * info->block_bytes;
         part->row_bytes = is_two_bytes(part->dtype) ? round_up(part->file_row_bytes, 32) : part->file_row_bytes;
+        if (i && part->dtype != part[-1].dtype) {
+            matrix->bytes = round_up(matrix->bytes, 256);
+            matrix->is_whole = false;
+        }
         matrix->n_rows += part->n_rows;
-        matrix->bytes += round_up(part->n_rows * part->row_bytes, 256);
+        matrix->bytes += part->n_rows * part->row_bytes;
     }
     enum rc rc = buffer_create(ctx, matrix->bytes, (void **)&matrix->data, err);
     if (rc) {
@@ -285,11 +289,17 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
     }
     size_t at = 0;
     for (uint32_t i = 0; i < matrix->n_parts; i++) {
+        if (i && matrix->parts[i].dtype != matrix->parts[i - 1].dtype)
+            at = round_up(at, 256);
         matrix->parts[i].data = matrix->data + at;
-        at += round_up(matrix->parts[i].n_rows * matrix->parts[i].row_bytes, 256);
+        at += matrix->parts[i].n_rows * matrix->parts[i].row_bytes;
     }
-    *result = matrix;
-    return RC_OK;
+    rc = linear_take((struct cuda *)ctx, matrix, err);
+    if (rc)
+        matrix_destroy(ctx, matrix);
+    else
+        *result = matrix;
+    return rc;
 }
 
 static size_t matrix_bytes(const struct matrix *matrix)

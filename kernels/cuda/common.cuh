@@ -34,20 +34,34 @@ struct cuda {
     uint32_t max_tasks;
     int32_t *begun;             /* pinned, [2][begun_values]: batches on their way to the device (staging.cu) */
     size_t begun_values;
+    struct linear_state *linear; /* linear.cu's own */
     char description[192];
 };
 
-/* Parts lie one after the other; a row starts on a multiple of row_bytes. Floats of two bytes are padded with zeros to whole
- * k16 steps, everything else lies as in the file. */
+/* Parts lie one after the other, without a gap where the type stays the same; a row starts on a multiple of row_bytes. Floats
+ * of two bytes are padded with zeros to whole k16 steps, everything else lies as in the file. */
 struct cuda_part {
     uint32_t dtype, first_row, n_rows;
     size_t row_bytes, file_row_bytes;
     char *data;
 };
+
+/* A tensor map of the driver (tensor_map.cuh). */
+struct tensor_map {
+    uint64_t words[16];
+};
+/* How skinny.cuh reads a matrix: tiles of tile_rows rows (0: it does not read it), in stages of 128 and of 256 columns. */
+struct skinny_form {
+    uint32_t tile_rows, n_tiles;
+    struct tensor_map maps[2];
+};
+
 struct matrix {
     uint32_t n_parts, n_rows, n_cols;
+    bool is_whole;             /* all parts are of one type: one launch reads them */
     size_t bytes;
     char *data;
+    struct skinny_form skinny;
     struct cuda_part parts[1]; /* [n_parts] */
 };
 
@@ -163,6 +177,10 @@ struct max_of {
 };
 
 enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
+enum rc linear_open(struct cuda *cuda, struct err *err);
+void linear_close(struct cuda *cuda);
+/* Completes a matrix whose parts have their places. */
+enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err);
 enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err);
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err);
 enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *err);

@@ -6,31 +6,8 @@
  * - anything else: the exact float32 value of W (weight.cuh) times that of x in fused multiply-adds, k ascending. A block
  *   unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
  * One row is bound by the bytes of W; this plain form is latency bound and reaches a part of that. */
+#include "skinny.cuh"
 #include "weight.cuh"
-
-struct output {
-    char *y;
-    const char *add;
-    const float *bias;
-    uint32_t y_stride, add_stride, n_rows, n_out;
-    bool is_float;
-};
-
-template <class T> static __device__ __forceinline__ void put(const struct output &out, uint32_t r, uint32_t n, float sum)
-{
-    if (r >= out.n_rows || n >= out.n_out)
-        return;
-    if (out.bias)
-        sum += out.bias[n];
-    if (out.is_float) {
-        ((float *)out.y)[(size_t)r * out.y_stride + n] = sum;
-        return;
-    }
-    T value = round_to<T>(sum);
-    if (out.add)
-        value = round_to<T>(to_float(value) + to_float(((const T *)out.add)[(size_t)r * out.add_stride + n]));
-    ((T *)out.y)[(size_t)r * out.y_stride + n] = value;
-}
 
 /* ---- tensor cores ------------------------------------------------------------------------------------------------------- */
 
@@ -62,6 +39,8 @@ template <class T, uint32_t EIGHTS>
 static __global__ void __launch_bounds__(32)
 multiply_tiles(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, bool is_aligned, struct output out)
 {
+    start_next();
+    wait_for_input();
     uint32_t g = threadIdx.x / 4, t = threadIdx.x % 4, n = blockIdx.x * 16 + g, r = blockIdx.y * 8 * EIGHTS + g;
     /* Rows beyond the last read the last one; their sums are not stored. */
     const uint32_t *low = (const uint32_t *)(w + min(n, out.n_out - 1) * w_row_bytes) + t;
@@ -95,15 +74,10 @@ static void launch_tiles(const struct cuda *cuda, const struct cuda_part *part, 
 {
     uint32_t n_cols = args->matrix->n_cols;
     bool is_aligned = (uintptr_t)args->x.data % 4 == 0 && args->x.stride % 2 == 0;
-    if (args->n_rows <= 8) {
-        dim3 grid(ceil_div(part->n_rows, 16), 1);
-        multiply_tiles<T, 1>
-            <<<grid, 32, 0, cuda->stream>>>(part->data, part->row_bytes, rows<T>(args->x), n_cols, is_aligned, out);
-    } else {
-        dim3 grid(ceil_div(part->n_rows, 16), ceil_div(args->n_rows, 64));
-        multiply_tiles<T, 8>
-            <<<grid, 32, 0, cuda->stream>>>(part->data, part->row_bytes, rows<T>(args->x), n_cols, is_aligned, out);
-    }
+    bool is_few = args->n_rows <= 8;
+    dim3 grid(ceil_div(part->n_rows, 16), ceil_div(args->n_rows, is_few ? 8 : 64));
+    launch(cuda, is_few ? multiply_tiles<T, 1> : multiply_tiles<T, 8>, grid, 32, 0, part->data, part->row_bytes,
+           rows<T>(args->x), n_cols, is_aligned, out);
 }
 
 /* ---- fused multiply-adds ------------------------------------------------------------------------------------------------ */
@@ -116,6 +90,8 @@ template <class T, class W, uint32_t X_ROWS>
 static __global__ void __launch_bounds__(THREADS)
 multiply_values(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, struct output out)
 {
+    start_next();
+    wait_for_input();
     const uint32_t per_thread = X_ROWS * W_ROWS / THREADS;
     __shared__ float w_values[W_ROWS][CHUNK + 1], x_values[X_ROWS][CHUNK + 1];
     uint32_t n = threadIdx.x % W_ROWS, first = threadIdx.x / W_ROWS;
@@ -150,16 +126,129 @@ static void launch_values(const struct cuda *cuda, const struct cuda_part *part,
 {
     visit_weight(part->dtype, [&](auto weight) {
         using W = decltype(weight);
-        if (args->n_rows <= 8) {
-            dim3 grid(ceil_div(part->n_rows, W_ROWS), 1);
-            multiply_values<T, W, 8><<<grid, THREADS, 0, cuda->stream>>>(part->data, part->row_bytes, rows<T>(args->x),
-                                                                         args->matrix->n_cols, out);
-        } else {
-            dim3 grid(ceil_div(part->n_rows, W_ROWS), ceil_div(args->n_rows, 64));
-            multiply_values<T, W, 64><<<grid, THREADS, 0, cuda->stream>>>(part->data, part->row_bytes, rows<T>(args->x),
-                                                                          args->matrix->n_cols, out);
-        }
+        bool is_few = args->n_rows <= 8;
+        dim3 grid(ceil_div(part->n_rows, W_ROWS), ceil_div(args->n_rows, is_few ? 8 : 64));
+        launch(cuda, is_few ? multiply_values<T, W, 8> : multiply_values<T, W, 64>, grid, THREADS, 0, part->data,
+               part->row_bytes, rows<T>(args->x), args->matrix->n_cols, out);
     });
+}
+
+/* ---- skinny ------------------------------------------------------------------------------------------------------------- */
+
+#define N_X_MAPS 64u /* a model has some 5 places that linears read, each with a few numbers of rows */
+
+struct x_map {
+    const void *data;
+    uint32_t stride, n_rows, n_cols, box_rows, box_blocks;
+    struct tensor_map map;
+};
+struct linear_state {
+    map_encoder encode;
+    uint32_t n_processors;
+    struct x_map x_maps[N_X_MAPS];
+};
+
+template <class T> static cudaError_t allow_shared(void)
+{
+    cudaError_t code = cudaSuccess;
+    for (uint32_t eights = 1; eights <= 8 && code == cudaSuccess; eights *= 2)
+        skinny_visit(eights, [&](auto n) {
+            code = cudaFuncSetAttribute(multiply_skinny<T, decltype(n)::value>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        SKINNY_SHARED);
+        });
+    return code;
+}
+
+enum rc linear_open(struct cuda *cuda, struct err *err)
+{
+    int n_processors = 0;
+    cuda->linear = (struct linear_state *)mem_calloc(1, sizeof *cuda->linear);
+    if (!cuda->linear)
+        return err_set(err, RC_MEMORY, "cuda: no memory for the context");
+    cudaError_t code = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, cuda->device);
+    if (code == cudaSuccess && cuda->dtype == DTYPE_BF16)
+        code = allow_shared<__nv_bfloat16>();
+    if (code == cudaSuccess && cuda->dtype == DTYPE_F16)
+        code = allow_shared<__half>();
+    cuda->linear->n_processors = (uint32_t)n_processors;
+    return code == cudaSuccess ? map_encoder_find(&cuda->linear->encode, err) : cuda_fail(err, code, "open");
+}
+
+void linear_close(struct cuda *cuda)
+{
+    mem_free(cuda->linear);
+}
+
+enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
+{
+    const struct cuda_part *first = &matrix->parts[0];
+    if (cuda->dtype == DTYPE_F32 || !matrix->is_whole || first->dtype != cuda->dtype || !matrix->n_rows ||
+        matrix->n_cols % 64)
+        return RC_OK;
+    struct skinny_form *form = &matrix->skinny;
+    form->tile_rows = skinny_tile_rows(matrix->n_rows, matrix->n_cols, cuda->linear->n_processors);
+    form->n_tiles = ceil_div(matrix->n_rows, form->tile_rows);
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < 2 && !rc; i++) {
+        struct map_dims dims = {2, {matrix->n_rows, matrix->n_cols / 64}, {first->row_bytes, 128}, {form->tile_rows, 2u << i}};
+        rc = map_make(cuda->linear->encode, cuda->dtype, matrix->data, &dims, &form->maps[i], err);
+    }
+    return rc;
+}
+
+/* The map of rows of x; made where the cache has another in its place. */
+static enum rc find_x_map(struct cuda *cuda, const struct view *x, uint32_t n_rows, uint32_t n_cols, uint32_t box_rows,
+                          uint32_t box_blocks, const struct tensor_map **map, struct err *err)
+{
+    uint64_t key = ((uintptr_t)x->data >> 4) * 0x9E3779B97F4A7C15u;
+    key = (key ^ ((uint64_t)n_cols << 32 | n_rows * 2 + box_blocks)) * 0x9E3779B97F4A7C15u;
+    struct x_map *found = &cuda->linear->x_maps[key >> 32 & (N_X_MAPS - 1)];
+    *map = &found->map;
+    if (found->data == x->data && found->stride == x->stride && found->n_rows == n_rows && found->n_cols == n_cols &&
+        found->box_rows == box_rows && found->box_blocks == box_blocks)
+        return RC_OK;
+    struct map_dims dims = {2, {n_rows, n_cols / 64}, {(uint64_t)x->stride * 2, 128}, {box_rows, box_blocks}};
+    enum rc rc = map_make(cuda->linear->encode, cuda->dtype, x->data, &dims, &found->map, err);
+    found->data = rc ? NULL : x->data;
+    found->stride = x->stride;
+    found->n_rows = n_rows;
+    found->n_cols = n_cols;
+    found->box_rows = box_rows;
+    found->box_blocks = box_blocks;
+    return rc;
+}
+
+/* At most SKINNY_ROWS rows. */
+static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, const struct view *x, const struct output &out,
+                             struct err *err)
+{
+    uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
+    const struct skinny_form *form = &matrix->skinny;
+    const struct tensor_map *x_map;
+    enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
+    if (rc)
+        return rc;
+    struct skinny_shape shape = {matrix->n_cols / 64, skinny_stages(stage_blocks, form->tile_rows, eights), form->tile_rows,
+                                 form->n_tiles};
+    uint32_t n_rounds = ceil_div(form->n_tiles, cuda->linear->n_processors);
+    size_t bytes = skinny_bytes(shape.n_stages, stage_blocks, form->tile_rows, eights);
+    skinny_visit(eights, [&](auto n) {
+        void (*kernel)(CUtensorMap, CUtensorMap, struct skinny_shape, struct output) =
+            cuda->dtype == DTYPE_F16 ? multiply_skinny<__half, decltype(n)::value>
+                                     : multiply_skinny<__nv_bfloat16, decltype(n)::value>;
+        launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, bytes,
+               map_of(&form->maps[stage_blocks / 4]), map_of(x_map), shape, out);
+    });
+    return RC_OK;
+}
+
+static struct output rows_from(const struct output &out, uint32_t row, uint32_t n_rows, uint32_t item)
+{
+    struct output rest = out;
+    rest.y += (size_t)row * out.y_stride * (out.is_float ? 4 : item);
+    rest.add = out.add ? out.add + (size_t)row * out.add_stride * item : NULL;
+    rest.n_rows = n_rows;
+    return rest;
 }
 
 /* ---- the call ----------------------------------------------------------------------------------------------------------- */
@@ -180,6 +269,49 @@ static void launch_part(const struct cuda *cuda, const struct cuda_part *part, c
         launch_values<T>(cuda, part, args, out);
 }
 
+/* What rows of a matrix from first_row on write. */
+static struct output output_of(const struct linear_args *args, uint32_t first_row, uint32_t n_out, uint32_t item)
+{
+    struct output out = {};
+    out.y = (char *)args->y.data + (size_t)first_row * (args->is_float_out ? 4 : item);
+    out.add = args->add ? (const char *)args->add->data + (size_t)first_row * item : NULL;
+    out.bias = args->bias ? args->bias + first_row : NULL;
+    out.y_stride = args->y.stride;
+    out.add_stride = args->add ? args->add->stride : 0;
+    out.n_rows = args->n_rows;
+    out.n_out = n_out;
+    out.is_float = args->is_float_out;
+    return out;
+}
+
+static enum rc multiply_streamed(struct cuda *cuda, const struct linear_args *args, struct err *err)
+{
+    struct output out = output_of(args, 0, args->matrix->n_rows, 2);
+    enum rc rc = RC_OK;
+    for (uint32_t row = 0; row < args->n_rows && !rc; row += SKINNY_ROWS) {
+        uint32_t n_rows = args->n_rows - row < SKINNY_ROWS ? args->n_rows - row : SKINNY_ROWS;
+        struct view x = args->x;
+        x.data = (char *)x.data + (size_t)row * x.stride * 2;
+        rc = launch_skinny(cuda, args->matrix, &x, rows_from(out, row, n_rows, 2), err);
+    }
+    return rc;
+}
+
+/* By part, or all parts at once where one launch reads them. */
+static void multiply_plainly(const struct cuda *cuda, const struct linear_args *args)
+{
+    const struct matrix *matrix = args->matrix;
+    uint32_t item = cuda->dtype == DTYPE_F32 ? 4 : 2;
+    for (uint32_t i = 0; i < (matrix->is_whole ? 1 : matrix->n_parts); i++) {
+        struct cuda_part part = matrix->parts[i];
+        part.n_rows = matrix->is_whole ? matrix->n_rows : part.n_rows;
+        if (!part.n_rows)
+            continue;
+        struct output out = output_of(args, part.first_row, part.n_rows, item);
+        visit_type(cuda->dtype, [&](auto value) { launch_part(cuda, &part, args, out, value); });
+    }
+}
+
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
@@ -189,21 +321,10 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
                        cuda->options.max_rows, args->n_rows);
     if (args->input != LINEAR_PLAIN)
         return err_set(err, RC_INTERNAL, "linear: wanted plain input, have a fused form that fusions() does not name");
-    uint32_t item = cuda->dtype == DTYPE_F32 ? 4 : 2, y_item = args->is_float_out ? 4 : item;
-    for (uint32_t i = 0; i < args->matrix->n_parts; i++) {
-        const struct cuda_part *part = &args->matrix->parts[i];
-        if (!part->n_rows)
-            continue;
-        struct output out = {};
-        out.y = (char *)args->y.data + (size_t)part->first_row * y_item;
-        out.add = args->add ? (const char *)args->add->data + (size_t)part->first_row * item : NULL;
-        out.bias = args->bias ? args->bias + part->first_row : NULL;
-        out.y_stride = args->y.stride;
-        out.add_stride = args->add ? args->add->stride : 0;
-        out.n_rows = args->n_rows;
-        out.n_out = part->n_rows;
-        out.is_float = args->is_float_out;
-        visit_type(cuda->dtype, [&](auto value) { launch_part(cuda, part, args, out, value); });
-    }
-    return launched(err, "linear");
+    enum rc rc = RC_OK;
+    if (args->matrix->skinny.tile_rows && map_fits(args->x.data, (size_t)args->x.stride * 2))
+        rc = multiply_streamed(cuda, args, err);
+    else
+        multiply_plainly(cuda, args);
+    return rc ? rc : launched(err, "linear");
 }

@@ -99,6 +99,70 @@ def test_any_columns_and_places(k: int, activations: str, opened: Callable[[str]
     assert bad[rest].tobytes() == plain.astype(np.float32)[rest].tobytes()
 
 
+def spoiled(x: Array, rng: np.random.Generator) -> Array:
+    """The rows with magnitudes over six decades."""
+    return (x.astype(np.float32) * 10.0 ** rng.integers(-3, 4, x.shape)).astype(x.dtype)
+
+
+def chain(backend: _core.Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
+    """The linear by the plain kernel: it alone reads rows that lie at odd addresses."""
+    odd = np.zeros((len(x), x.shape[1] + 1), x.dtype)
+    odd[:, 1:] = x
+    y = np.zeros((len(x), n), np.float32 if options.get("is_float_out") else x.dtype)
+    backend.linear(matrix, odd.view(np.uint16)[:, 1:], y if options.get("is_float_out") else y.view(np.uint16), **options)
+    return y
+
+
+# columns that are whole stages of the rings, that end in the middle of one, and rows of a few tiles or of a part of one
+@pytest.mark.parametrize(("n", "k"), [(40, 64), (203, 576), (576, 1536), (1000, 1024), (3072, 1088), (4096, 14336)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_chain(dtype: str, n: int, k: int, opened: Callable[[str], _core.Backend]) -> None:
+    """Every kernel gives the bits of the plain chain, for every number of rows; a bad row shows in itself alone."""
+    rng = np.random.default_rng(n + k)
+    backend, kind = opened(dtype), KINDS[dtype]
+    parts = [n // 3, 0, n - n // 3]  # of one type, so that they are one matrix
+    raw = (0.05 * rng.standard_normal((n, k))).astype(kind).view(np.uint16)
+    cut = [(dtype, rows, raw[at : at + rows].copy()) for rows, at in zip(parts, (0, n // 3, n // 3), strict=True)]
+    matrix = backend.matrix(cut, k)
+    x = spoiled(rng.standard_normal((300, k)).astype(kind), rng)
+    expected = chain(backend, matrix, x, n)
+    counts = range(1, 301) if n * k < 1 << 20 else (1, 2, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 96, 128, 129, 192, 256, 300)
+    for rows in counts:
+        first = int(rng.integers(0, 301 - rows))
+        y = linear(backend, matrix, x[first : first + rows], n)
+        assert y.tobytes() == expected[first : first + rows].tobytes(), rows
+    x[5], x[70] = np.nan, np.inf
+    for rows in (6, 16, 64, 100):
+        y = linear(backend, matrix, x[:rows], n).astype(np.float32)
+        assert not np.isfinite(y[5::65]).any()
+        y[5::65] = expected[:rows][5::65]
+        assert y.astype(kind).tobytes() == expected[:rows].tobytes(), rows
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_epilogues(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+    """Bias, a sum in place, float32 logits; rows that lie apart between guards."""
+    rng = np.random.default_rng(7)
+    backend, kind, n, k = opened(dtype), KINDS[dtype], 392, 640
+    matrix, _ = weights(backend, dtype, n, k, rng)
+    x = np.full((150, k + 24), np.nan, kind)
+    x[:, 8 : k + 8] = rng.standard_normal((150, k)).astype(kind)
+    bias = rng.standard_normal(n).astype(np.float32)
+    for rows in (1, 7, 12, 30, 50, 64, 65, 150):
+        own, words = np.ascontiguousarray(x[:rows, 8 : k + 8]), x.view(np.uint16)[:rows, 8 : k + 8]
+        for options in ({}, {"bias": bias}, {"is_float_out": True}, {"bias": bias, "is_float_out": True}):
+            expected = chain(backend, matrix, own, n, **options)
+            y = np.full((rows, n + 9), 3, expected.dtype)
+            target = y if options.get("is_float_out") else y.view(np.uint16)
+            backend.linear(matrix, words, target[:, 2 : n + 2], **options)
+            assert np.ascontiguousarray(y[:, 2 : n + 2]).tobytes() == expected.tobytes(), (rows, options)
+            assert (y[:, :2] == 3).all() and (y[:, n + 2 :] == 3).all()
+        y = rng.standard_normal((rows, n)).astype(kind)
+        expected = (chain(backend, matrix, own, n, bias=bias).astype(np.float32) + y.astype(np.float32)).astype(kind)
+        backend.linear(matrix, words, y.view(np.uint16), bias, y.view(np.uint16))
+        assert y.tobytes() == expected.tobytes(), rows
+
+
 def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
     backend = opened("bfloat16")
     assert not any(backend.supports(dtype) for dtype in ("q5_0", "q5_1", "q2_k", "q3_k", "q5_k"))

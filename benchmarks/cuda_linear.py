@@ -1,0 +1,214 @@
+"""Time of the CUDA backend's linears, bfloat16, beside cuBLASLt's own choice of algorithms (through torch, where it is there).
+
+    python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch]
+
+Each shape has several copies of random weights, together far larger than the L2 cache, that take turns. Ours are launched in
+one long stream behind work that keeps the device busy until all of them are queued; cuBLASLt's run in a CUDA graph. The backend
+is used through its C ABI (kernels/backend.h). A line: microseconds of a call, TB/s of weights, TFLOP/s, time over cuBLASLt's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import re
+import statistics
+import time
+from ctypes import POINTER, Structure, byref, c_bool, c_char, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmpy import hardware
+
+# (name, rows of the weight, columns, launches of it in a step)
+MODELS = {
+    "8b": [("qkv", 6144, 4096, 32), ("o", 4096, 4096, 32), ("gate_up", 28672, 4096, 32), ("down", 4096, 14336, 32),
+           ("head", 128256, 4096, 1)],
+    "0.6b": [("qkv", 4096, 1024, 28), ("o", 1024, 2048, 28), ("gate_up", 6144, 1024, 28), ("down", 1024, 3072, 28),
+             ("head", 151936, 1024, 1)],
+}  # fmt: skip
+ROWS = (1, 8, 32, 64, 128, 256, 1024, 8192)
+COLD_BYTES, MAX_CALLS, HEAD_ROWS = 400 << 20, 600, 256
+BF16 = 30  # csrc/base/dtype.h
+
+
+class View(Structure):
+    _fields_ = [("data", c_void_p), ("width", c_uint32), ("stride", c_uint32)]
+
+
+class LinearArgs(Structure):
+    _fields_ = [
+        ("matrix", c_void_p), ("n_rows", c_uint32), ("x", View), ("y", View), ("bias", c_void_p), ("add", POINTER(View)),
+        ("input", c_uint32), ("norm_weight", c_void_p), ("norm_eps", c_float), ("act", c_uint32), ("is_float_out", c_bool),
+        ("later", c_char * 128),
+    ]  # fmt: skip
+
+
+class Options(Structure):
+    _fields_ = [
+        ("device", c_char_p), ("isa", c_char_p), ("n_threads", c_uint32), ("max_rows", c_uint32),
+        ("max_logits_rows", c_uint32), ("max_cols", c_uint32), ("vocab_size", c_uint32), ("dtype", c_uint32),
+        ("later", c_char * 128),
+    ]  # fmt: skip
+
+
+class Part(Structure):
+    _fields_ = [("n_rows", c_uint32), ("dtype", c_uint32)]
+
+
+class MatrixDesc(Structure):
+    _fields_ = [("parts", POINTER(Part)), ("n_parts", c_uint32), ("n_cols", c_uint32), ("use", c_uint32), ("math", c_uint32)]
+
+
+class Err(Structure):
+    _fields_ = [("rc", c_int), ("code", c_int64), ("message", c_char * 512), ("what", c_char * 256), ("tensor", c_char * 192)]
+
+
+class Backend:
+    """The backend's table by name, as its header lists it; a call that fails raises with its message."""
+
+    def __init__(self, max_rows: int) -> None:
+        header = (Path(__file__).parents[1] / "kernels/backend.h").read_text()
+        names = re.findall(r"\(\*(\w+)\)\(", header[header.index("struct backend {") :])
+        library = ctypes.CDLL(hardware.cuda_library())
+        library.llmpy_backend.restype = c_void_p
+        self.table, self.places = library.llmpy_backend(), {name: 16 + 8 * i for i, name in enumerate(names)}
+        self.ctx, self.err = c_void_p(), Err()
+        options = Options(b"cuda:0", b"", 0, max_rows, 1, 16384, 128, BF16)
+        self.check(self.function("open")(byref(options), byref(self.ctx), byref(self.err)))
+
+    def function(self, name: str) -> Any:
+        return ctypes.CFUNCTYPE(c_int)(c_void_p.from_address(self.table + self.places[name]).value or 0)
+
+    def check(self, rc: int) -> None:
+        if rc:
+            raise RuntimeError(self.err.message.decode())
+
+    def __call__(self, name: str, *args: Any) -> None:
+        self.check(self.function(name)(self.ctx, *args, byref(self.err)))
+
+    def buffer(self, n_bytes: int) -> c_void_p:
+        made = c_void_p()
+        self("buffer_create", c_size_t(n_bytes), byref(made))
+        return made
+
+    def matrix(self, n: int, k: int, key: int) -> c_void_p:
+        made = c_void_p()
+        self("matrix_create", byref(MatrixDesc((Part * 1)(Part(n, BF16)), 1, k, 1, 0)), byref(made))
+        self("matrix_fill", made, c_uint32(0), ctypes.c_uint64(key))
+        return made
+
+
+class Bench:
+    """Buffers for the widest rows, and the matrix whose product keeps the device busy."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.backend, self.max_rows = Backend(max_rows), max_rows
+        rng = np.random.default_rng(0)
+        host = (rng.standard_normal(max_rows * 14336).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        self.x = self.backend.buffer(host.nbytes)
+        self.backend("upload", self.x, host.ctypes.data_as(c_void_p), c_size_t(host.nbytes))
+        self.y = self.backend.buffer(2 * max(max_rows * 28672, HEAD_ROWS * 151936))
+        self.busy = self.args(self.backend.matrix(128256, 4096, 1), 128256, 4096, 1)
+        self.call, self.err = self.backend.function("linear"), byref(self.backend.err)
+
+    def args(self, matrix: c_void_p, n: int, k: int, rows: int) -> LinearArgs:
+        return LinearArgs(matrix=matrix, n_rows=rows, x=View(self.x, k, k), y=View(self.y, n, n))
+
+    def seconds(self, calls: list[LinearArgs], n_busy: int) -> float:
+        """Wall time of the calls behind the busy ones."""
+        references = [byref(a) for a in [self.busy] * n_busy + calls]
+        self.backend("synchronize")
+        start = time.perf_counter()
+        for reference in references:
+            self.backend.check(self.call(self.backend.ctx, reference, self.err))
+        self.backend("synchronize")
+        return time.perf_counter() - start
+
+    def time(self, n: int, k: int, rows: list[int]) -> dict[int, float]:
+        """Seconds of a call for each number of rows."""
+        copies = [self.backend.matrix(n, k, 2 + i) for i in range(min(64, max(4, COLD_BYTES // (2 * n * k))))]
+        found = {}
+        for m in rows:
+            calls = [self.args(matrix, n, k, m) for matrix in copies]
+            one = max(1e-6, self.seconds(calls, 0) / len(calls))
+            calls *= max(1, int(min(MAX_CALLS, 0.03 / one) / len(calls)))
+            n_busy = 4 + int(len(calls) * 6e-6 / 240e-6)
+            taken = []
+            for _ in range(3):
+                alone = self.seconds([], n_busy)
+                taken.append((self.seconds(calls, n_busy) - alone) / len(calls))
+            found[m] = statistics.median(taken)
+        for matrix in copies:
+            self.backend.function("matrix_destroy")(self.backend.ctx, matrix)
+        return found
+
+
+def time_cublas(n: int, k: int, rows: list[int]) -> dict[int, float]:
+    """The same by torch with cuBLASLt, which takes the heuristics' first choice; {} without torch."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    copies = [torch.randn(n, k, dtype=torch.bfloat16, device="cuda") * 0.02 for _ in range(max(4, COLD_BYTES // (2 * n * k)))]
+    found = {}
+    for m in rows:
+        x, y = (torch.randn(m, size, dtype=torch.bfloat16, device="cuda") for size in (k, n))
+        for w in copies[:2]:
+            torch.mm(x, w.t(), out=y)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for w in copies:
+                torch.mm(x, w.t(), out=y)
+        taken = []
+        for _ in range(5):
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            first.record()
+            graph.replay()
+            last.record()
+            last.synchronize()
+            taken.append(first.elapsed_time(last) * 1e-3 / len(copies))
+        found[m] = statistics.median(taken[1:])
+        del graph
+    del copies
+    torch.cuda.empty_cache()
+    return found
+
+
+def measure(models: list[str], rows: list[int], with_torch: bool) -> dict[str, dict[int, tuple[float, float]]]:
+    """Prints a line a shape and number of rows; (our, cuBLASLt's) seconds of all linears of a step of each model."""
+    bench = Bench(max(rows))
+    totals: dict[str, dict[int, tuple[float, float]]] = {}
+    for model in models:
+        total = totals[model] = {m: (0.0, 0.0) for m in rows}
+        for name, n, k, launches in MODELS[model]:
+            counts = [m for m in rows if name != "head" or m <= HEAD_ROWS]
+            ours, theirs = bench.time(n, k, counts), time_cublas(n, k, counts) if with_torch else {}
+            for m in counts:
+                a, b = ours[m], theirs.get(m, float("nan"))
+                total[m] = (total[m][0] + launches * a, total[m][1] + launches * b)
+                print(
+                    f"{model:5}{name:8} {n:6} x {k:5} rows {m:4}: {1e6 * a:8.2f} us {2e-12 * n * k / a:6.2f} TB/s "
+                    f"{2e-12 * n * k * m / a:6.1f} TFLOP/s {a / b:6.2f}x",
+                    flush=True,
+                )
+        for m in rows:
+            a, b = total[m]
+            print(f"{model:5}all linears of a step, rows {m:4}: {1e3 * a:8.3f} ms, cuBLASLt {1e3 * b:8.3f} ms, {a / b:.3f}x")
+    return totals
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="8b,0.6b")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--no-torch", action="store_true")
+    args = parser.parse_args()
+    measure(args.models.split(","), [int(m) for m in args.rows.split(",")], not args.no_torch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+/* linear.cuh: what becomes of a linear's float32 sums, the same in every kernel of linear.cu: bias, the one rounding to the
+ * type of activations (none for logits), then the sum with other rows, rounded again. */
+#ifndef LLMPY_CUDA_LINEAR_CUH
+#define LLMPY_CUDA_LINEAR_CUH
+
+#include "common.cuh"
+
+struct output {
+    char *y;
+    const char *add;
+    const float *bias;
+    uint32_t y_stride, add_stride, n_rows, n_out;
+    bool is_float;
+};
+
+template <class T> static __device__ __forceinline__ void put(const struct output &out, uint32_t r, uint32_t n, float sum)
+{
+    if (r >= out.n_rows || n >= out.n_out)
+        return;
+    if (out.bias)
+        sum += out.bias[n];
+    if (out.is_float) {
+        ((float *)out.y)[(size_t)r * out.y_stride + n] = sum;
+        return;
+    }
+    T value = round_to<T>(sum);
+    if (out.add)
+        value = round_to<T>(to_float(value) + to_float(((const T *)out.add)[(size_t)r * out.add_stride + n]));
+    ((T *)out.y)[(size_t)r * out.y_stride + n] = value;
+}
+
+#endif

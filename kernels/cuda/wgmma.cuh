@@ -1,0 +1,136 @@
+/* wgmma.cuh: the instructions of sm_90a that the kernels on tensor cores share: barriers in shared memory, boxes copied by
+ * tensor maps, and wgmma m64nNk16 with both operands in shared memory, K-major in the 128-byte swizzle. */
+#ifndef LLMPY_CUDA_WGMMA_CUH
+#define LLMPY_CUDA_WGMMA_CUH
+
+#include "common.cuh"
+
+#include <cuda.h>
+
+static __device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t n_arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(n_arrivals));
+}
+
+/* The barriers made so far are seen by the copy engine; the block still has to meet. */
+static __device__ __forceinline__ void barriers_made(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t n_bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(n_bytes) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0];" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase)
+{
+    asm volatile("{.reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1; @p bra DONE; bra WAIT; DONE: }"
+                 :
+                 : "r"(barrier), "r"(phase)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void map_prefetch(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* What is read once should leave the L2 cache first. */
+static __device__ __forceinline__ uint64_t policy_read_once(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(policy));
+    return policy;
+}
+
+#define COPY(n) "cp.async.bulk.tensor." #n "d.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+/* The box at (row, block). */
+static __device__ __forceinline__ void copy_box(uint32_t target, const CUtensorMap *map, uint32_t row, uint32_t block,
+                                                uint32_t barrier)
+{
+    asm volatile(COPY(3) " [%0],[%1,{%2,%3,%4}],[%5];" ::"r"(target), "l"(map), "r"(0), "r"(row), "r"(block), "r"(barrier)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copy_box(uint32_t target, const CUtensorMap *map, uint32_t row, uint32_t block,
+                                                uint32_t barrier, uint64_t policy)
+{
+    asm volatile(COPY(3) ".L2::cache_hint [%0],[%1,{%2,%3,%4}],[%5],%6;" ::"r"(target), "l"(map), "r"(0), "r"(row), "r"(block),
+                 "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+#undef COPY
+
+static __device__ __forceinline__ void wgmma_begin(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Until at most PENDING groups are unfinished. */
+template <uint32_t PENDING> static __device__ __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Describes rows of 128 bytes from a multiple of 1024 bytes on; the next 16 columns are 2 further on. */
+static __device__ __forceinline__ uint64_t wgmma_rows(uint32_t address)
+{
+    return (uint64_t)1 << 62 | (uint64_t)64 << 32 | (uint64_t)1 << 16 | address >> 4;
+}
+
+/* d += A B^T for 64 rows of A and N = 2 * size of d of B, 16 columns. d[4 * i + j]: row 16 * warp + lane / 4 + j / 2 * 8,
+ * column 8 * i + lane % 4 * 2 + j % 2. */
+#define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
+#define WGMMA(n, type) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " "
+#define WGMMA_OF(ctype, type)                                                                                             \
+    static __device__ __forceinline__ void wgmma(float (&d)[4], uint64_t a, uint64_t b, ctype)                            \
+    {                                                                                                                     \
+        asm volatile(WGMMA(8, type) "{%0,%1,%2,%3},%4,%5,1,1,1,0,0;" : SUMS4(0) : "l"(a), "l"(b));                        \
+    }                                                                                                                     \
+    static __device__ __forceinline__ void wgmma(float (&d)[8], uint64_t a, uint64_t b, ctype)                            \
+    {                                                                                                                     \
+        asm volatile(WGMMA(16, type) "{%0,%1,%2,%3,%4,%5,%6,%7},%8,%9,1,1,1,0,0;"                                         \
+                     : SUMS4(0), SUMS4(4)                                                                                 \
+                     : "l"(a), "l"(b));                                                                                   \
+    }                                                                                                                     \
+    static __device__ __forceinline__ void wgmma(float (&d)[16], uint64_t a, uint64_t b, ctype)                           \
+    {                                                                                                                     \
+        asm volatile(WGMMA(32, type) "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},%16,%17,1,1,1,0,0;"         \
+                     : SUMS16(0)                                                                                          \
+                     : "l"(a), "l"(b));                                                                                   \
+    }                                                                                                                     \
+    static __device__ __forceinline__ void wgmma(float (&d)[32], uint64_t a, uint64_t b, ctype)                           \
+    {                                                                                                                     \
+        asm volatile(WGMMA(64, type) "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                            \
+                                     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},"                  \
+                                     "%32,%33,1,1,1,0,0;"                                                                 \
+                     : SUMS16(0), SUMS16(16)                                                                              \
+                     : "l"(a), "l"(b));                                                                                   \
+    }
+WGMMA_OF(__nv_bfloat16, bf16)
+WGMMA_OF(__half, f16)
+#undef WGMMA_OF
+#undef WGMMA
+#undef SUMS16
+#undef SUMS4
+
+#endif
