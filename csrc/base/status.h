@@ -19,7 +19,8 @@ enum rc {
     RC_DEAD,          /* use after a device fault: EngineDeadError */
     RC_BUSY,          /* a second driver: EngineBusyError */
     RC_CLOSED,        /* EngineClosedError */
-    RC_INTERNAL       /* a broken invariant of ours: RuntimeError */
+    RC_INTERNAL,      /* a broken invariant of ours: RuntimeError */
+    RC_QUEUE_FULL     /* QueueFullError, code = sequences that wait */
 };
 
 struct err {

@@ -25,12 +25,15 @@ struct engine {
     struct engine_stats *stats;    /* the totals in there, which the driver changes */
     bool is_warm;
     double created;
+    struct request *held;          /* behind the gate, in their order */
+    uint64_t n_held;               /* their sequences */
 
     pthread_mutex_t lock;          /* guards what follows, up to the blank line; never held longer than O(1) */
     struct request *inbox_first, *inbox_last;
     struct request *map[N_BUCKETS]; /* every request not yet released, by number */
     uint64_t last_number, abort_upto;
-    bool wants_reset, wants_recompute;
+    uint64_t gate;                  /* requests behind this number may not enter yet */
+    bool wants_reset, wants_recompute, wants_abort;
 
     atomic_bool has_commands, is_busy, is_dead;
     atomic_uint_least64_t n_live;  /* sequences that are not finished */
@@ -92,6 +95,7 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
         return err_set(err, RC_MEMORY, "engine: out of memory");
     pthread_mutex_init(&e->lock, NULL);
     e->created = seconds_now();
+    e->gate = UINT64_MAX;
     enum rc rc = statistics_create(&e->statistics, err);
     if (!rc)
         rc = engine_config_copy(config, &e->config, &e->context, err);
@@ -170,6 +174,7 @@ static void abort_one(struct engine *e, uint64_t number)
     for (struct request *r = e->map[number % N_BUCKETS]; r; r = r->map_next)
         if (r->number == number)
             atomic_store(&r->is_aborted, true);
+    e->wants_abort = true;
     atomic_store(&e->has_commands, true);
     pthread_mutex_unlock(&e->lock);
 }
@@ -182,10 +187,19 @@ enum rc engine_abort(struct engine *e, const uint64_t *numbers, uint32_t n, stru
     if (!numbers) {
         pthread_mutex_lock(&e->lock);
         e->abort_upto = e->last_number;
+        e->wants_abort = true;
         atomic_store(&e->has_commands, true);
         pthread_mutex_unlock(&e->lock);
     }
     return RC_OK;
+}
+
+void engine_hold_new(struct engine *e, bool holds)
+{
+    pthread_mutex_lock(&e->lock);
+    e->gate = holds ? e->last_number : UINT64_MAX;
+    atomic_store(&e->has_commands, true);
+    pthread_mutex_unlock(&e->lock);
 }
 
 enum rc engine_reset_prefix_cache(struct engine *e, bool recompute_running, struct err *err)
@@ -252,6 +266,26 @@ static void enter(struct engine *e, struct request *r)
     }
 }
 
+/* Takes in what has arrived, in its order. Behind the gate only what ends at once enters. */
+static void enter_all(struct engine *e, struct request *arrived, uint64_t gate, uint64_t abort_upto)
+{
+    struct request **place = &e->held, *r;
+    while (*place)
+        place = &(*place)->next;
+    *place = arrived;
+    for (r = arrived; r; r = r->next)
+        e->n_held += r->spec.n;
+    for (place = &e->held; (r = *place);) {
+        if (r->number > gate && r->number > abort_upto && !atomic_load(&r->is_aborted)) {
+            place = &r->next;
+        } else {
+            *place = r->next;
+            e->n_held -= r->spec.n;
+            enter(e, r);
+        }
+    }
+}
+
 /* Acts on everything that came since the last step boundary; false if nothing did. */
 static bool take_commands(struct engine *e)
 {
@@ -259,20 +293,18 @@ static bool take_commands(struct engine *e)
         return false;
     pthread_mutex_lock(&e->lock);
     struct request *r = e->inbox_first;
-    uint64_t upto = e->abort_upto;
-    bool reset = e->wants_reset, recompute = e->wants_recompute;
+    uint64_t upto = e->abort_upto, gate = e->gate;
+    bool reset = e->wants_reset, recompute = e->wants_recompute, aborts = e->wants_abort;
     e->inbox_first = e->inbox_last = NULL;
     e->abort_upto = 0;
-    e->wants_reset = e->wants_recompute = false;
+    e->wants_reset = e->wants_recompute = e->wants_abort = false;
     pthread_mutex_unlock(&e->lock);
-    for (struct request *next; r; r = next) {
-        next = r->next;
-        enter(e, r);
-    }
+    bool is_dead = atomic_load(&e->is_dead);
+    enter_all(e, r, gate, is_dead ? UINT64_MAX : upto);
     if (reset)
         scheduler_reset_cache(&e->scheduler, recompute);
-    bool is_dead = atomic_load(&e->is_dead);
-    finish_aborted(e, is_dead ? UINT64_MAX : upto, is_dead ? FINISH_ERROR : FINISH_ABORT);
+    if (aborts || is_dead)
+        finish_aborted(e, is_dead ? UINT64_MAX : upto, is_dead ? FINISH_ERROR : FINISH_ABORT);
     return true;
 }
 
@@ -483,7 +515,7 @@ enum rc engine_check(struct engine *e, struct err *err)
     if (rc)
         return rc;
     rc = scheduler_check(&e->scheduler, err);
-    uint64_t n_held = e->scheduler.n_running + e->scheduler.waiting.n, n_live = atomic_load(&e->n_live);
+    uint64_t n_held = e->scheduler.n_running + e->scheduler.waiting.n + e->n_held, n_live = atomic_load(&e->n_live);
     if (!rc && !atomic_load(&e->has_commands) && n_held != n_live)
         rc = err_set(err, RC_INTERNAL, "invariant 16: %llu sequences held, %llu alive", (unsigned long long)n_held,
                      (unsigned long long)n_live);

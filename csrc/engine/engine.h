@@ -56,6 +56,7 @@ struct request_spec {
     const struct token_bias *bias;    uint32_t n_bias;
     const struct id_list *bad_words;  uint32_t n_bad_words;
     const struct byte_string *stop_strings; uint32_t n_stop_strings;
+    void *owner;                      /* the caller's; comes back with the request's news */
 };
 
 enum finish { FINISH_NONE = 0, FINISH_EOS, FINISH_STOP_ID, FINISH_STOP_STRING, FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR };
@@ -64,6 +65,7 @@ enum finish { FINISH_NONE = 0, FINISH_EOS, FINISH_STOP_ID, FINISH_STOP_STRING, F
  * engine_close. */
 struct news {
     uint64_t request;                 /* number that engine_submit returned */
+    void *owner;                      /* of the request_spec */
     uint32_t sample;                  /* 0 .. n-1 */
     enum finish finish;
     int32_t stop;                     /* the stop id, or the index of the stop string */
@@ -92,6 +94,9 @@ void engine_destroy(struct engine *engine);
 enum rc engine_submit(struct engine *engine, const struct request_spec *spec, uint64_t *number, struct err *err);
 /* numbers NULL: every unfinished request. Unknown or finished ones are ignored. Acts at the next step boundary. */
 enum rc engine_abort(struct engine *engine, const uint64_t *numbers, uint32_t n, struct err *err);
+/* With true, requests submitted from now on wait outside the scheduler, where they can still be aborted; with false they
+ * enter. */
+void engine_hold_new(struct engine *engine, bool holds);
 /* One step. *progressed is false when there was nothing to run (all finished or none submitted). RC_BUSY: another thread
  * drives. RC_DEAD: poisoned by an earlier device fault. */
 enum rc engine_step(struct engine *engine, bool *progressed, struct err *err);

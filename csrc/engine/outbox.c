@@ -55,6 +55,7 @@ static void report(struct sequence *q, uint64_t epoch, struct news *news)
     size_t first_top = (size_t)first * r->spec.n_logprobs;
     *news = (struct news){
         .request = r->number,
+        .owner = r->spec.owner,
         .sample = q->sample,
         .finish = q->state == SEQUENCE_FINISHED ? q->finish : FINISH_NONE,
         .stop = q->stop,

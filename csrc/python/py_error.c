@@ -16,6 +16,7 @@ static const struct {
     [RC_DEAD] = {"EngineDeadError", "operation", "code"},
     [RC_BUSY] = {"EngineBusyError", NULL, NULL},
     [RC_CLOSED] = {"EngineClosedError", NULL, NULL},
+    [RC_QUEUE_FULL] = {"QueueFullError", NULL, "num_waiting"},
 };
 
 PyObject *py_error_class(const char *name)

@@ -671,7 +671,7 @@ static void check_news(struct job *job, const struct news *news)
     CHECK_EQ(news->error_position, e->error_position);
 }
 
-static void submit_job(struct engine *engine, struct job *job)
+__attribute__((unused)) static void submit_job(struct engine *engine, struct job *job)
 {
     struct err err;
     CHECK_OK(engine_submit(engine, &job->spec, &job->number, &err));
@@ -700,7 +700,7 @@ static void take_all(struct engine *engine, bool finished_only, struct job **job
 }
 
 /* Runs until nothing is left, with the invariants walked after each step. */
-static void drain(struct engine *engine, struct job **jobs, uint32_t n_jobs)
+__attribute__((unused)) static void drain(struct engine *engine, struct job **jobs, uint32_t n_jobs)
 {
     struct err err;
     bool progressed = true;

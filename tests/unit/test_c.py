@@ -16,6 +16,7 @@ FLAGS = shlex.split(
     "-std=c11 -Wall -Wextra -Werror -O1 -g -DLLMPY_DEBUG -pthread -ffp-contract=off -fno-omit-frame-pointer "
     "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 )
+THREAD_FLAGS = [flag if not flag.startswith("-fsanitize") else "-fsanitize=thread" for flag in FLAGS[:-1]]
 
 
 def run(command: list[str | Path]) -> None:
@@ -53,4 +54,20 @@ def test_c(source: Path, core_library: Path, tmp_path: Path) -> None:
     run([*COMPILER, *FLAGS, source, core_library, "-lm", "-o", program])
     env = os.environ | {"ASAN_OPTIONS": "allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     result = subprocess.run([program], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_driver_under_thread_sanitizer(tmp_path: Path) -> None:
+    """The engine's thread, its mail and its channels have no data race."""
+    probe = tmp_path / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    build = [*COMPILER, *THREAD_FLAGS, probe, "-o", tmp_path / "probe"]
+    if not shutil.which(COMPILER[0]) or subprocess.run(build, capture_output=True).returncode:
+        pytest.skip("the C compiler has no thread sanitizer")
+    if subprocess.run([tmp_path / "probe"], capture_output=True).returncode:
+        pytest.skip("the thread sanitizer does not run here")
+    sources = sorted(path for part in ("base", "engine") for path in (ROOT / "csrc" / part).glob("*.c"))
+    program = tmp_path / "test_driver"
+    run([*COMPILER, *THREAD_FLAGS, ROOT / "tests/c/test_driver.c", *sources, "-lm", "-o", program])
+    result = subprocess.run([program], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,432 @@
+#define _GNU_SOURCE
+#include "driver_mail.h"
+
+#include "../base/mem.h"
+
+#include <signal.h>
+#include <string.h>
+
+#define TAKEN_AT_ONCE 64u
+
+struct call {
+    enum rc (*function)(struct engine *, void *, struct err *);
+    void *ctx;
+    struct err *err;
+    enum rc rc;
+    bool is_done;
+    struct call *next;
+};
+
+static void lock(struct driver *d)
+{
+    pthread_mutex_lock(&d->lock);
+}
+
+static void unlock(struct driver *d)
+{
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* ---- lock held ---- */
+
+void driver_kick(struct driver *d)
+{
+    d->is_kicked = true;
+    d->is_quiet = false;
+    pthread_cond_signal(&d->wake);
+}
+
+void driver_hold(struct driver *d)
+{
+    d->n_holders++;
+}
+
+void driver_unlock_release(struct driver *d)
+{
+    bool is_last = --d->n_holders == 0;
+    unlock(d);
+    if (!is_last)
+        return;
+    pthread_cond_destroy(&d->changed);
+    pthread_cond_destroy(&d->wake);
+    pthread_mutex_destroy(&d->lock);
+    mem_free(d);
+}
+
+static uint64_t n_waiting(struct driver *d)
+{
+    struct engine_stats stats;
+    engine_stats(d->engine, &stats);
+    return stats.num_waiting;
+}
+
+uint32_t driver_state_now(struct driver *d)
+{
+    uint32_t states = d->is_held ? DRIVER_PAUSED : 0;
+    if (d->is_dead)
+        states |= DRIVER_DEAD;
+    if (d->is_closed)
+        return states | DRIVER_CLOSED | DRIVER_IDLE;
+    if (d->was_idle && !engine_has_unfinished(d->engine))
+        states |= DRIVER_IDLE;
+    if (!d->max_queued || n_waiting(d) < d->max_queued)
+        states |= DRIVER_HAS_ROOM;
+    return states;
+}
+
+/* ---- the thread ---- */
+
+static bool may_step(const struct driver *d)
+{
+    bool runs = d->pause == PAUSE_NONE || (d->pause == PAUSE_WAIT && !d->is_held);
+    return runs && !d->is_quiet && !d->is_dead && engine_has_unfinished(d->engine);
+}
+
+static void die(struct driver *d, enum rc rc, const struct err *fault)
+{
+    lock(d);
+    d->fault = *fault;
+    d->fault.rc = rc;
+    d->is_dead = true;
+    unlock(d);
+    engine_abort(d->engine, NULL, 0, NULL); /* what the engine itself has not ended */
+}
+
+/* Brings everything that the engine has to tell into the mail; what has ended there is freed. */
+static void deliver(struct driver *d)
+{
+    struct news news[TAKEN_AT_ONCE];
+    uint32_t n;
+    do {
+        if (engine_take(d->engine, false, news, TAKEN_AT_ONCE, &n, NULL) || !n)
+            return;
+        lock(d);
+        for (uint32_t i = 0; i < n; i++) {
+            struct mail *mail = news[i].owner;
+            mail_add(mail, &news[i]);
+            if (mail->is_done && mail->is_dropped) {
+                mail_free(mail);
+                d->n_holders--; /* the creator's hold is there as long as the thread is */
+            }
+        }
+        unlock(d);
+    } while (n);
+}
+
+static void run_calls(struct driver *d, struct call *calls)
+{
+    for (struct call *call = calls, *next; call; call = next) {
+        next = call->next;
+        enum rc rc = call->function(d->engine, call->ctx, call->err);
+        lock(d);
+        call->rc = rc;
+        call->is_done = true;
+        pthread_cond_broadcast(&d->changed);
+        unlock(d);
+    }
+}
+
+/* What a boundary changes, and who hears of it. */
+static void pass_boundary(struct driver *d, enum pause_mode pause, bool has_stepped, bool progressed)
+{
+    lock(d);
+    d->n_done = d->n_begun;
+    d->is_quiet = has_stepped && !progressed && !d->is_kicked;
+    d->was_idle = !engine_has_unfinished(d->engine);
+    bool has_run_out = d->was_idle || (has_stepped && !progressed);
+    if (pause != PAUSE_NONE && pause == d->pause)
+        d->is_held |= pause != PAUSE_WAIT || has_run_out;
+    uint32_t states = d->n_waiting || d->channels ? driver_state_now(d) : 0;
+    for (struct channel *channel = d->channels; channel; channel = channel->next) {
+        channel_update(channel, states, d->n_done);
+        channel_signal(channel);
+    }
+    if (d->n_waiting || d->has_waited_mail)
+        pthread_cond_broadcast(&d->changed);
+    d->has_waited_mail = false;
+    unlock(d);
+}
+
+/* One turn: commands, at most one step, the mail. False once the driver has been stopped and nothing is left. */
+static bool turn(struct driver *d)
+{
+    struct err fault = {0};
+    bool progressed = false;
+    lock(d);
+    while (!d->is_kicked && !may_step(d))
+        pthread_cond_wait(&d->wake, &d->lock);
+    d->is_kicked = false;
+    d->n_begun++;
+    bool is_closing = d->is_closing && !d->n_submitting, steps = !d->is_closing && may_step(d);
+    enum pause_mode pause = d->pause;
+    struct call *calls = d->calls;
+    d->calls = NULL;
+    unlock(d);
+    if (is_closing)
+        engine_abort(d->engine, NULL, 0, NULL);
+    run_calls(d, calls);
+    enum rc rc = steps ? engine_step(d->engine, &progressed, &fault) : RC_OK;
+    if (rc)
+        die(d, rc, &fault);
+    deliver(d);
+    pass_boundary(d, pause, steps, progressed);
+    return !(is_closing && !engine_has_unfinished(d->engine));
+}
+
+static void *run(void *ctx)
+{
+    struct driver *d = ctx;
+    while (turn(d))
+        ;
+    lock(d);
+    d->is_closed = true;
+    struct call *calls = d->calls;
+    d->calls = NULL;
+    for (struct call *call = calls, *next; call; call = next) {
+        next = call->next;
+        call->rc = err_set(call->err, RC_CLOSED, "engine is closed");
+        call->is_done = true;
+    }
+    for (struct channel *channel = d->channels; channel; channel = channel->next) {
+        channel_update(channel, driver_state_now(d), d->n_done);
+        channel_signal(channel);
+    }
+    pthread_cond_broadcast(&d->changed);
+    unlock(d);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+/* The thread takes no signals: they belong to the program. */
+static enum rc start(struct driver *d, struct err *err)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int code = pthread_create(&d->thread, NULL, run, d);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (code)
+        return err_set(err, RC_MEMORY, "engine: no more threads");
+    pthread_setname_np(d->thread, "llmpy-engine");
+    return RC_OK;
+}
+
+enum rc driver_create(struct engine *engine, uint32_t max_queued, struct driver **result, struct err *err)
+{
+    struct driver *d = mem_calloc(1, sizeof *d);
+    if (!d)
+        return err_set(err, RC_MEMORY, "engine: out of memory");
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&d->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&d->wake, NULL);
+    pthread_mutex_init(&d->lock, NULL);
+    d->engine = engine;
+    d->max_queued = max_queued;
+    d->n_holders = 1;
+    d->was_idle = true;
+    enum rc rc = start(d, err);
+    if (rc) {
+        lock(d);
+        driver_unlock_release(d);
+        return rc;
+    }
+    *result = d;
+    return RC_OK;
+}
+
+void driver_stop(struct driver *d)
+{
+    lock(d);
+    d->is_closing = true;
+    driver_kick(d);
+    unlock(d);
+}
+
+void driver_close(struct driver *d)
+{
+    driver_stop(d);
+    lock(d);
+    bool joins = !d->is_joined;
+    d->is_joined = true;
+    d->n_waiting++;
+    while (!joins && !d->is_closed)
+        pthread_cond_wait(&d->changed, &d->lock);
+    d->n_waiting--;
+    unlock(d);
+    if (joins)
+        pthread_join(d->thread, NULL);
+}
+
+void driver_release(struct driver *d)
+{
+    lock(d);
+    driver_unlock_release(d);
+}
+
+/* ---- commands ---- */
+
+/* Refuses what cannot be submitted now; else counts a submission as begun. */
+static enum rc admit(struct driver *d, struct err *err)
+{
+    lock(d);
+    enum rc rc = RC_OK;
+    uint64_t n;
+    if (d->is_closing) {
+        rc = err_set(err, RC_CLOSED, "engine is closed");
+    } else if (d->is_dead) {
+        *err = d->fault;
+        rc = err->rc = RC_DEAD;
+    } else if (d->max_queued && (n = n_waiting(d)) >= d->max_queued) {
+        rc = err_set(err, RC_QUEUE_FULL, "queue: wanted fewer than %u waiting requests, have %llu; raise max_queued_requests",
+                     d->max_queued, (unsigned long long)n);
+        err->code = (int64_t)n;
+    }
+    if (!rc) {
+        d->n_submitting++;
+        d->was_idle = false;
+    }
+    unlock(d);
+    return rc;
+}
+
+enum rc driver_submit(struct driver *d, struct channel *channel, const struct request_spec *spec, bool ends_only,
+                      struct mail **result, struct err *err)
+{
+    struct request_spec owned = *spec;
+    struct mail *mail = NULL;
+    uint64_t number;
+    enum rc rc = admit(d, err);
+    if (rc)
+        return rc;
+    if (!(owned.owner = mail = mail_create(d, spec, ends_only)))
+        rc = err_set(err, RC_MEMORY, "engine: out of memory");
+    lock(d);
+    if (mail) {
+        driver_hold(d);
+        mail_set_channel(mail, channel);
+    }
+    unlock(d);
+    if (!rc && !(rc = engine_submit(d->engine, &owned, &number, err)))
+        *result = mail;
+    lock(d);
+    d->n_submitting--;
+    if (!rc)
+        mail->number = number;
+    driver_kick(d);
+    if (rc && mail) {
+        mail_set_channel(mail, NULL);
+        mail_free(mail);
+        d->n_holders--; /* the caller has one */
+    }
+    unlock(d);
+    return rc;
+}
+
+void driver_abort_all(struct driver *d)
+{
+    lock(d);
+    if (!d->is_closed) {
+        engine_abort(d->engine, NULL, 0, NULL);
+        driver_kick(d);
+    }
+    unlock(d);
+}
+
+enum rc driver_reset_prefix_cache(struct driver *d, bool recompute_running, struct err *err)
+{
+    lock(d);
+    enum rc rc = d->is_closed ? err_set(err, RC_CLOSED, "engine is closed")
+                              : engine_reset_prefix_cache(d->engine, recompute_running, err);
+    if (!rc)
+        driver_kick(d);
+    unlock(d);
+    return rc;
+}
+
+void driver_pause(struct driver *d, enum pause_mode mode)
+{
+    lock(d);
+    if (d->is_closing) {
+        unlock(d);
+        return;
+    }
+    if (mode == PAUSE_NONE) {
+        d->is_held = false;
+        engine_hold_new(d->engine, false);
+    } else if (d->pause == PAUSE_NONE && mode == PAUSE_WAIT) {
+        engine_hold_new(d->engine, true);
+    } else if (mode == PAUSE_ABORT && d->pause != PAUSE_ABORT) {
+        engine_abort(d->engine, NULL, 0, NULL);
+        d->is_held = false; /* until they have ended */
+    }
+    if (mode == PAUSE_NONE || mode == PAUSE_ABORT || d->pause == PAUSE_NONE)
+        d->pause = mode;
+    driver_kick(d);
+    unlock(d);
+}
+
+bool driver_is_pausing(struct driver *d)
+{
+    lock(d);
+    bool result = d->pause != PAUSE_NONE;
+    unlock(d);
+    return result;
+}
+
+uint64_t driver_next_boundary(struct driver *d)
+{
+    lock(d);
+    uint64_t boundary = d->is_closed ? d->n_done : d->n_begun + 1;
+    driver_kick(d);
+    unlock(d);
+    return boundary;
+}
+
+uint64_t driver_boundary(struct driver *d)
+{
+    lock(d);
+    uint64_t boundary = d->n_done;
+    unlock(d);
+    return boundary;
+}
+
+uint32_t driver_state(struct driver *d)
+{
+    lock(d);
+    uint32_t states = driver_state_now(d);
+    unlock(d);
+    return states;
+}
+
+enum rc driver_fault(struct driver *d, struct err *err)
+{
+    lock(d);
+    enum rc rc = d->is_dead ? d->fault.rc : RC_OK;
+    if (rc)
+        *err = d->fault;
+    unlock(d);
+    return rc;
+}
+
+enum rc driver_call(struct driver *d, enum rc (*function)(struct engine *, void *, struct err *), void *ctx, struct err *err)
+{
+    struct call call = {.function = function, .ctx = ctx, .err = err};
+    lock(d);
+    if (d->is_closed) {
+        unlock(d);
+        return err_set(err, RC_CLOSED, "engine is closed");
+    }
+    struct call **place = &d->calls;
+    while (*place)
+        place = &(*place)->next;
+    *place = &call;
+    driver_kick(d);
+    while (!call.is_done)
+        pthread_cond_wait(&d->changed, &d->lock);
+    unlock(d);
+    return call.rc;
+}

@@ -1,0 +1,482 @@
+/* The thread that drives an engine, its mail and its channels, on the fake model, whose oracle knows what every token must be.
+ * Built a second time under ThreadSanitizer. */
+#include "fake_model.h"
+
+#include "../../csrc/base/mem.h"
+#include "../../csrc/engine/driver.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#define N_THREADS 4u
+#define N_JOBS 60u
+#define SECONDS 60.0
+
+static const struct setup SMALL = {.block_tokens = 4, .n_pages = 90, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true};
+
+static struct err err;
+
+struct bench {
+    struct fake fake;
+    struct engine *engine;
+    struct driver *driver;
+};
+
+static bool bench_open(struct bench *b, uint32_t max_queued)
+{
+    b->driver = NULL;
+    b->engine = fake_engine(&SMALL, &b->fake, &err);
+    if (!b->engine || driver_create(b->engine, max_queued, &b->driver, &err)) {
+        CHECK_FAIL("%s", err.message);
+        return false;
+    }
+    return true;
+}
+
+static void bench_close(struct bench *b)
+{
+    driver_close(b->driver);
+    driver_close(b->driver);
+    CHECK_EQ(driver_state(b->driver) & (DRIVER_CLOSED | DRIVER_IDLE), DRIVER_CLOSED | DRIVER_IDLE);
+    CHECK_OK(engine_check(b->engine, &err));
+    struct engine_stats stats;
+    engine_stats(b->engine, &stats);
+    CHECK_EQ(stats.num_unfinished + stats.num_running + stats.num_waiting, 0);
+    if (!driver_fault(b->driver, &err))
+        CHECK_EQ(stats.kv_blocks_free, stats.kv_blocks_total);
+    driver_release(b->driver);
+    fake_close(b->engine, &b->fake);
+}
+
+static struct job *plain_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new)
+{
+    struct job *job = calloc(1, sizeof *job);
+    job->layout = &fake->layout;
+    for (uint32_t i = 0; i < n_prompt; i++)
+        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
+    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
+                                      .max_tokens = n_new, .ignore_eos = true, .seed = 7};
+    expect(job);
+    return job;
+}
+
+static struct mail *submit(struct bench *b, struct channel *channel, const struct job *job, bool ends_only)
+{
+    struct mail *mail = NULL;
+    struct err problem;
+    if (driver_submit(b->driver, channel, &job->spec, ends_only, &mail, &problem))
+        CHECK_FAIL("%s", problem.message);
+    return mail;
+}
+
+/* Takes what there is, and compares it with the oracle. */
+static void read_mail(struct mail *mail, struct job *job)
+{
+    struct news news[2];
+    struct err problem;
+    uint32_t n = 2;
+    while (n == 2) {
+        if (mail_take(mail, news, 2, &n, &problem))
+            CHECK_FAIL("%s", problem.message);
+        for (uint32_t i = 0; i < n; i++)
+            check_news(job, &news[i]);
+    }
+}
+
+static void read_to_end(struct mail *mail, struct job *job)
+{
+    while (!job->is_done && !check_failures) {
+        if (!mail_wait(mail, SECONDS))
+            CHECK_FAIL("no news of request %" PRIu64, mail_number(mail));
+        read_mail(mail, job);
+    }
+}
+
+TEST(reads_what_was_asked)
+{
+    struct bench b;
+    uint64_t random = 1;
+    REQUIRE(bench_open(&b, 0));
+    struct job *job = malloc(sizeof *job);
+    for (uint32_t i = 0; i < 100 && !check_failures; i++) {
+        random_job(job, &b.fake, POLICY_FCFS, &random);
+        struct mail *mail = submit(&b, NULL, job, i % 2);
+        read_to_end(mail, job);
+        mail_drop(mail);
+    }
+    CHECK(driver_wait(b.driver, DRIVER_IDLE, 0, SECONDS));
+    free(job);
+    bench_close(&b);
+}
+
+/* Everything that came while nobody read lies there in one piece, once. */
+TEST(merges_what_is_not_read)
+{
+    struct bench b;
+    struct news news[2];
+    uint32_t n, states;
+    uint64_t numbers[4];
+    struct channel *channel;
+    REQUIRE(bench_open(&b, 0));
+    REQUIRE_OK(channel_create(b.driver, &channel, &err));
+    struct job *job = plain_job(&b.fake, 1, 10, 60);
+    struct mail *mail = submit(&b, channel, job, false);
+    CHECK(driver_wait(b.driver, DRIVER_IDLE, 0, SECONDS));
+    channel_take(channel, numbers, 4, &n, &states);
+    CHECK_EQ(n, 1);
+    CHECK_EQ(numbers[0], mail_number(mail));
+    channel_take(channel, numbers, 4, &n, &states);
+    CHECK_EQ(n, 0);
+    CHECK_OK(mail_take(mail, news, 2, &n, &err));
+    CHECK_EQ(n, 1);
+    CHECK_EQ(news[0].n_new, 60);
+    check_news(job, &news[0]);
+    CHECK(job->is_done);
+    CHECK_OK(mail_take(mail, news, 2, &n, &err));
+    CHECK_EQ(n, 0);
+    mail_drop(mail);
+    channel_destroy(channel);
+    free(job);
+    bench_close(&b);
+}
+
+static bool is_readable(const struct channel *channel, int milliseconds)
+{
+    struct pollfd poll_for = {.fd = channel_descriptor(channel), .events = POLLIN};
+    return poll(&poll_for, 1, milliseconds) == 1;
+}
+
+TEST(channel_tells_of_ends_and_states)
+{
+    struct bench b;
+    uint32_t n, states;
+    uint64_t numbers[4];
+    struct channel *channel;
+    REQUIRE(bench_open(&b, 0));
+    REQUIRE_OK(channel_create(b.driver, &channel, &err));
+    struct job *job = plain_job(&b.fake, 2, 5, 20);
+    struct mail *mail = submit(&b, channel, job, true);
+    CHECK(is_readable(channel, 30000));
+    channel_take(channel, numbers, 4, &n, &states);
+    CHECK_EQ(n, 1);
+    CHECK_EQ(states, 0);
+    read_mail(mail, job);
+    CHECK(job->is_done);
+    CHECK(!is_readable(channel, 0));
+    channel_watch(channel, DRIVER_IDLE, 0);
+    CHECK(is_readable(channel, 30000));
+    channel_take(channel, numbers, 4, &n, &states);
+    CHECK_EQ(states, DRIVER_IDLE);
+    channel_watch(channel, DRIVER_CLOSED, driver_next_boundary(b.driver));
+    CHECK(is_readable(channel, 30000));
+    channel_take(channel, numbers, 4, &n, &states);
+    CHECK_EQ(states, DRIVER_BOUNDARY);
+    driver_stop(b.driver);
+    CHECK(is_readable(channel, 30000));
+    channel_take(channel, numbers, 4, &n, &states);
+    CHECK_EQ(states, DRIVER_CLOSED);
+    mail_drop(mail);
+    free(job);
+    bench_close(&b);
+    channel_destroy(channel); /* outlives the driver's creator */
+}
+
+TEST(abort_gives_what_there_is)
+{
+    struct bench b;
+    REQUIRE(bench_open(&b, 0));
+    for (uint32_t i = 0; i < 20; i++) {
+        struct job *job = plain_job(&b.fake, i, 8, 80);
+        job->may_abort = true;
+        struct mail *mail = submit(&b, NULL, job, false);
+        if (i % 3)
+            CHECK(mail_wait(mail, SECONDS));
+        mail_abort(mail);
+        mail_abort(mail);
+        CHECK(driver_wait(b.driver, 0, driver_next_boundary(b.driver), SECONDS));
+        read_mail(mail, job);
+        CHECK(job->is_done);
+        mail_drop(mail);
+        free(job);
+    }
+    bench_close(&b);
+}
+
+static uint64_t n_tokens(struct bench *b)
+{
+    struct engine_stats stats;
+    engine_stats(b->engine, &stats);
+    return stats.generation_tokens;
+}
+
+TEST(keep_freezes_and_wait_finishes)
+{
+    struct bench b;
+    REQUIRE(bench_open(&b, 0));
+    struct job *jobs[3];
+    for (uint32_t i = 0; i < 3; i++)
+        jobs[i] = plain_job(&b.fake, i, 8, 80);
+    struct mail *first = submit(&b, NULL, jobs[0], false);
+    CHECK(mail_wait(first, SECONDS));
+    driver_pause(b.driver, PAUSE_KEEP);
+    CHECK(driver_is_pausing(b.driver));
+    CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
+    uint64_t n = n_tokens(&b);
+    struct mail *second = submit(&b, NULL, jobs[1], false);
+    CHECK(driver_wait(b.driver, 0, driver_next_boundary(b.driver), SECONDS));
+    CHECK_EQ(n_tokens(&b), n);
+    driver_pause(b.driver, PAUSE_WAIT); /* changes nothing */
+    CHECK(driver_state(b.driver) & DRIVER_PAUSED);
+    driver_pause(b.driver, PAUSE_NONE);
+    CHECK(mail_wait(second, SECONDS));
+    driver_pause(b.driver, PAUSE_WAIT);
+    struct mail *third = submit(&b, NULL, jobs[2], false);
+    CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
+    CHECK(!(driver_state(b.driver) & DRIVER_IDLE));
+    read_to_end(first, jobs[0]);
+    read_to_end(second, jobs[1]);
+    CHECK(!mail_wait(third, 0.01));
+    driver_pause(b.driver, PAUSE_NONE);
+    read_to_end(third, jobs[2]);
+    mail_drop(first);
+    mail_drop(second);
+    mail_drop(third);
+    for (uint32_t i = 0; i < 3; i++)
+        free(jobs[i]);
+    bench_close(&b);
+}
+
+/* Behind a pause's gate requests can be aborted and dropped; a tightened pause ends them. */
+TEST(gate_lets_aborts_through)
+{
+    struct bench b;
+    REQUIRE(bench_open(&b, 0));
+    struct job *jobs[4];
+    struct mail *mails[4];
+    driver_pause(b.driver, PAUSE_WAIT);
+    CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
+    for (uint32_t i = 0; i < 4; i++) {
+        jobs[i] = plain_job(&b.fake, i, 8, 80);
+        jobs[i]->may_abort = i != 3;
+        if (i < 3)
+            mails[i] = submit(&b, NULL, jobs[i], false);
+    }
+    mail_abort(mails[1]);
+    read_to_end(mails[1], jobs[1]);
+    mail_drop(mails[2]);
+    CHECK(!mail_wait(mails[0], 0));
+    driver_pause(b.driver, PAUSE_ABORT);
+    read_to_end(mails[0], jobs[0]);
+    CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
+    mails[3] = submit(&b, NULL, jobs[3], false);
+    CHECK(!mail_wait(mails[3], 0.01));
+    driver_pause(b.driver, PAUSE_NONE);
+    read_to_end(mails[3], jobs[3]);
+    for (uint32_t i = 0; i < 4; i++) {
+        if (i != 2)
+            mail_drop(mails[i]);
+        free(jobs[i]);
+    }
+    bench_close(&b);
+}
+
+TEST(fault_reaches_everybody)
+{
+    struct bench b;
+    struct mail *mails[12];
+    REQUIRE(bench_open(&b, 0));
+    driver_pause(b.driver, PAUSE_KEEP);
+    struct job *job = plain_job(&b.fake, 1, 8, 80);
+    for (uint32_t i = 0; i < 12; i++)
+        mails[i] = submit(&b, NULL, job, i % 2);
+    b.fake.fails_at = 7;
+    driver_pause(b.driver, PAUSE_NONE);
+    CHECK(driver_wait(b.driver, DRIVER_DEAD, 0, SECONDS));
+    CHECK(driver_wait(b.driver, DRIVER_IDLE, 0, SECONDS));
+    for (uint32_t i = 0; i < 12; i++) {
+        struct news news;
+        uint32_t n;
+        CHECK(mail_wait(mails[i], SECONDS));
+        CHECK_OK(mail_take(mails[i], &news, 1, &n, &err));
+        CHECK_EQ(n, 1);
+        CHECK_EQ(news.finish, FINISH_ERROR);
+        mail_drop(mails[i]);
+    }
+    CHECK_EQ(driver_fault(b.driver, &err), RC_DEVICE);
+    CHECK(strstr(err.message, "on fire") != NULL);
+    struct mail *mail;
+    CHECK_EQ(driver_submit(b.driver, NULL, &job->spec, false, &mail, &err), RC_DEAD);
+    free(job);
+    bench_close(&b);
+}
+
+TEST(queue_is_limited)
+{
+    struct bench b;
+    struct mail *mails[3];
+    REQUIRE(bench_open(&b, 2));
+    driver_pause(b.driver, PAUSE_KEEP);
+    struct job *job = plain_job(&b.fake, 1, 8, 30);
+    mails[0] = submit(&b, NULL, job, false);
+    mails[1] = submit(&b, NULL, job, false);
+    CHECK_EQ(driver_submit(b.driver, NULL, &job->spec, false, &mails[2], &err), RC_QUEUE_FULL);
+    CHECK_EQ(err.code, 2);
+    CHECK(!driver_wait(b.driver, DRIVER_HAS_ROOM, 0, 0.01));
+    driver_pause(b.driver, PAUSE_NONE);
+    CHECK(driver_wait(b.driver, DRIVER_HAS_ROOM, 0, SECONDS));
+    mail_drop(mails[0]);
+    mail_drop(mails[1]);
+    CHECK(driver_wait(b.driver, DRIVER_IDLE, 0, SECONDS));
+    free(job);
+    bench_close(&b);
+}
+
+static enum rc check_on_thread(struct engine *engine, void *ctx, struct err *problem)
+{
+    ++*(uint32_t *)ctx;
+    return engine_check(engine, problem);
+}
+
+TEST(calls_run_between_steps)
+{
+    struct bench b;
+    uint32_t n_calls = 0;
+    REQUIRE(bench_open(&b, 0));
+    struct job *job = plain_job(&b.fake, 1, 8, 80);
+    struct mail *mail = submit(&b, NULL, job, false);
+    for (uint32_t i = 0; i < 10; i++)
+        CHECK_OK(driver_call(b.driver, check_on_thread, &n_calls, &err));
+    CHECK_EQ(n_calls, 10);
+    read_to_end(mail, job);
+    mail_drop(mail);
+    driver_close(b.driver);
+    CHECK_EQ(driver_call(b.driver, check_on_thread, &n_calls, &err), RC_CLOSED);
+    free(job);
+    bench_close(&b);
+}
+
+/* A mail that outlives the driver still has what came before the end. */
+TEST(close_ends_what_runs)
+{
+    struct bench b;
+    REQUIRE(bench_open(&b, 0));
+    struct job *job = plain_job(&b.fake, 1, 8, 80);
+    job->may_abort = true;
+    struct mail *mail = submit(&b, NULL, job, false);
+    CHECK(mail_wait(mail, SECONDS));
+    bench_close(&b);
+    read_to_end(mail, job);
+    mail_abort(mail);
+    mail_drop(mail);
+    free(job);
+}
+
+/* ---- many threads ---- */
+
+struct crowd {
+    struct bench b;
+    atomic_bool is_over;
+};
+
+struct member {
+    struct crowd *crowd;
+    uint64_t random;
+    struct job *jobs;                /* [N_JOBS] */
+    struct mail *mails[N_JOBS];
+    struct channel *channel;
+};
+
+static void act_on(struct member *m, uint32_t i)
+{
+    struct mail *mail = m->mails[i];
+    switch (check_below(&m->random, 12)) {
+    case 0:
+        m->jobs[i].may_abort = true;
+        mail_abort(mail);
+        break;
+    case 1:
+        mail_drop(mail);
+        m->mails[i] = NULL;
+        break;
+    case 2:
+        mail_move(mail, check_below(&m->random, 2) ? m->channel : NULL);
+        break;
+    case 3:
+        mail_wait(mail, 0.001);
+        break;
+    case 4:
+        driver_call(m->crowd->b.driver, check_on_thread, &(uint32_t){0}, NULL);
+        break;
+    case 5:
+        channel_watch(m->channel, DRIVER_IDLE | DRIVER_PAUSED, driver_next_boundary(m->crowd->b.driver));
+        break;
+    default:
+        read_mail(mail, &m->jobs[i]);
+    }
+}
+
+static void *act(void *ctx)
+{
+    struct member *m = ctx;
+    uint64_t numbers[8];
+    uint32_t n, states;
+    for (uint32_t i = 0; i < N_JOBS; i++) {
+        m->mails[i] = submit(&m->crowd->b, check_below(&m->random, 2) ? m->channel : NULL, &m->jobs[i], check_below(&m->random, 2));
+        for (uint32_t k = 0; k < 6; k++) {
+            uint32_t at = check_below(&m->random, i + 1);
+            if (m->mails[at])
+                act_on(m, at);
+        }
+        channel_take(m->channel, numbers, 8, &n, &states);
+    }
+    for (uint32_t i = 0; i < N_JOBS; i++)
+        if (m->mails[i])
+            read_to_end(m->mails[i], &m->jobs[i]);
+    return NULL;
+}
+
+static void *pause_and_resume(void *ctx)
+{
+    struct crowd *crowd = ctx;
+    uint64_t random = 5;
+    while (!atomic_load(&crowd->is_over)) {
+        driver_pause(crowd->b.driver, check_below(&random, 2) ? PAUSE_KEEP : PAUSE_WAIT);
+        driver_wait(crowd->b.driver, DRIVER_PAUSED, 0, 0.01);
+        driver_reset_prefix_cache(crowd->b.driver, check_below(&random, 4) == 0, NULL);
+        driver_pause(crowd->b.driver, PAUSE_NONE);
+        for (uint32_t i = 0; i < 20; i++)
+            sched_yield();
+    }
+    return NULL;
+}
+
+TEST(stands_a_crowd)
+{
+    static struct crowd crowd;
+    static struct member members[N_THREADS];
+    pthread_t threads[N_THREADS], pauser;
+    REQUIRE(bench_open(&crowd.b, 0));
+    for (uint32_t t = 0; t < N_THREADS; t++) {
+        members[t] = (struct member){.crowd = &crowd, .random = 100 + t, .jobs = calloc(N_JOBS, sizeof(struct job))};
+        for (uint32_t i = 0; i < N_JOBS; i++)
+            random_job(&members[t].jobs[i], &crowd.b.fake, POLICY_FCFS, &members[t].random);
+        REQUIRE_OK(channel_create(crowd.b.driver, &members[t].channel, &err));
+    }
+    for (uint32_t t = 0; t < N_THREADS; t++)
+        pthread_create(&threads[t], NULL, act, &members[t]);
+    pthread_create(&pauser, NULL, pause_and_resume, &crowd);
+    for (uint32_t t = 0; t < N_THREADS; t++)
+        pthread_join(threads[t], NULL);
+    atomic_store(&crowd.is_over, true);
+    pthread_join(pauser, NULL);
+    CHECK(driver_wait(crowd.b.driver, DRIVER_IDLE, 0, SECONDS));
+    bench_close(&crowd.b);
+    for (uint32_t t = 0; t < N_THREADS; t++) {
+        for (uint32_t i = 0; i < N_JOBS; i++)
+            mail_drop(members[t].mails[i]);
+        channel_destroy(members[t].channel);
+        free(members[t].jobs);
+    }
+}
