@@ -13,6 +13,8 @@ prompts, all different, greedy, ignore_eos, prefix caching on. Medians over roun
 - 1024x256, n8, prefill: wall time of generate() for all requests.
 - host: the time of such a step in which the driver's thread does not wait for the device (`step_log`, median).
 - import, start: in a fresh process each time; start is the constructor of the 8B model, ready to run.
+- exactness: all linears of a step of the 8B model (the head for at most 256 rows) over the time of cuBLASLt with its own choice
+  of algorithms, by rows (benchmarks/cuda_linear.py).
 
 "floor" counts the bytes and operations that the work cannot do without, at the read bandwidth and the bf16 matmul rate that
 this script measures first; share = floor / measured. --out DIR writes results.csv, --merge adds such files to the table beside
@@ -46,6 +48,7 @@ FIELDS = ["device", "date", "commit", "command", "row", "value", "unit", "must",
 BUDGET, LENGTH, SEQUENCES = 8192, 8192 + 128, 256  # tokens a step, longest sequence, sequences at a time
 MATMUL = 8192
 PEAK_BYTES = 8 << 30
+EXACTNESS_ROWS = (1, 32, 128, 256, 1024, 8192)
 BLOCK = 16
 
 
@@ -251,6 +254,7 @@ ROWS: dict[str, Row] = {
     "qwen06b.step.1": step_row(1, 0.75, 0.45, "1.59"),
     "qwen06b.step.32": step_row(32, 1.0, 0.65, "1.80"),
     "qwen06b.step.256": step_row(256, 4.2, 3.2, "4.60"),
+    **{f"exactness.{rows}": Row("x", 1.10, 1.03, "(1.17 to 3.5)") for rows in EXACTNESS_ROWS},
 }  # fmt: skip
 
 
@@ -352,6 +356,14 @@ def measure_start() -> dict[str, float]:
     return {"import": imported - begin, "start": ready - imported}
 
 
+def measure_exactness() -> dict[str, float]:
+    """Our linears' time over cuBLASLt's."""
+    import cuda_linear
+
+    totals = cuda_linear.measure(["8b"], list(EXACTNESS_ROWS), True)["8b"]
+    return {f"exactness.{rows}": ours / theirs for rows, (ours, theirs) in totals.items()}
+
+
 def measure_model(name: str, rows: list[str], args: argparse.Namespace, ceilings: Ceilings, report: Report) -> None:
     """All rows of one model, in turns; the engine is made once."""
     engine = Engine(name, args.layers, args.eager)
@@ -368,6 +380,9 @@ def measure_model(name: str, rows: list[str], args: argparse.Namespace, ceilings
         report.add(row, samples[row], floor(engine.shape, ceilings) if floor else None)
 
 
+MEASURES = {"machine": measure_machine, "start": measure_start, "exactness": measure_exactness}
+
+
 def measure(wanted: list[str], args: argparse.Namespace) -> None:
     machine = in_fresh_process("--measure", "machine")
     ceilings = Ceilings(1e9 * machine["read"], 1e9 * machine["copy"], 1e12 * machine["matmul"])
@@ -379,6 +394,11 @@ def measure(wanted: list[str], args: argparse.Namespace) -> None:
         found = [in_fresh_process("--measure", "start") for _ in range(args.rounds)]
         for row in starts:
             report.add(row, [one[row] for one in found])
+    exactness = [row for row in wanted if row.startswith("exactness.")]
+    if exactness:
+        ratios = in_fresh_process("--measure", "exactness")
+        for row in exactness:
+            report.add(row, [ratios[row]])
     for name in MODELS:
         rows = [row for row in wanted if row.startswith(name + ".")]
         if rows:
@@ -480,13 +500,13 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--profile", metavar="ROW")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="CSV")
-    parser.add_argument("--measure", choices=["machine", "start"], help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=list(MEASURES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.begun = time.perf_counter()
     if args.merge:
         return merge(args.merge)
     if args.measure:
-        return print(json.dumps(measure_machine() if args.measure == "machine" else measure_start()))
+        return print(json.dumps(MEASURES[args.measure]()))
     if args.profile:
         return profile(args.profile, args)
     if not args.commit:

@@ -1,9 +1,21 @@
 #!/bin/sh
-# build | test: the CUDA backend on a bare machine with Python 3.11 or later, gcc, nvcc 13 and an H200, without a network.
-# build compiles in place; test runs the kernel tests and the exactness suite on the device. Each takes under 10 minutes.
+# build | test | sanitize [TOOL ...] | time [ROW ...]: the CUDA backend on a bare machine with Python 3.11 or later, gcc, nvcc 13
+# and an H200, without a network. Each takes under 10 minutes.
+#
+#   build     compiles in place
+#   test      every test of part A that knows a device, on the CUDA device
+#   sanitize  the kernel tests under compute-sanitizer: memcheck, racecheck, synccheck and initcheck, or those named
+#   time      benchmarks/cuda.py
+#
+# OUT: a directory for results.csv, which `benchmarks/cuda.py --merge` adds to the committed table. COMMIT: what is tested, where
+# there is no git.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}"
+commit=${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || true)}
+processes=12 # of the sanitizer
+seconds=${SECONDS_A_TOOL:-140}
 
 need() {
     missing=$("$python" -c "
@@ -12,23 +24,78 @@ print(' '.join(name for name in sys.argv[1:] if importlib.util.find_spec(name) i
     [ -z "$missing" ] || { echo "these Python packages are missing: $missing" >&2; exit 2; }
 }
 
-case "${1:-}" in
+# record ROW VALUE UNIT: a line of results.csv
+record() {
+    [ -n "${OUT:-}" ] || return 0
+    mkdir -p "$OUT"
+    [ -f "$OUT/results.csv" ] || echo "device,date,commit,command,row,value,unit,must,aim" > "$OUT/results.csv"
+    device=$("$python" -c "from llmpy import hardware; print(hardware.device_name('cuda:0'))")
+    echo "$device,$(date +%F),$commit,benchmarks/h200.sh $command,$1,$2,\"$3\",," >> "$OUT/results.csv"
+}
+
+# sanitize TOOL [OPTION ...]: the kernel tests in several processes, each under the tool
+sanitize() {
+    tool=$1
+    shift
+    logs=$(mktemp -d)
+    begun=$(date +%s)
+    for i in $(seq 0 $((processes - 1))); do
+        timeout "$seconds" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" "$python" -m pytest -v \
+            tests/kernels -k cuda --shard "$i/$processes" --durations=3 > "$logs/$i" 2>&1 || echo "$?" > "$logs/$i.failed" &
+    done
+    wait
+    errors=0
+    for i in $(seq 0 $((processes - 1))); do
+        if [ -f "$logs/$i.failed" ] && [ "$(cat "$logs/$i.failed")" != 5 ]; then
+            errors=$((errors + 1))
+            echo "== $tool, process $i: exit status $(cat "$logs/$i.failed") (124: not done in $seconds s)"
+            grep "=====" "$logs/$i" | head -40
+            tail -5 "$logs/$i"
+        fi
+    done
+    grep -h "s call" "$logs"/* | sort -rn | head -8
+    echo "$tool: $errors of $processes processes failed, $(($(date +%s) - begun)) s"
+    record "sanitize $tool" "$errors" "of $processes processes with an error"
+    [ "$errors" = 0 ]
+}
+
+command="${1:-}"
+case "$command" in
 build)
     need setuptools
+    begun=$(date +%s)
     LLMPY_CUDA=require LLMPY_WERROR=1 "$python" setup.py -q build_ext --inplace
-    PYTHONPATH=. "$python" -c "from llmpy import _core, hardware; print(_core.device_info('cuda:0', hardware.cuda_library()))"
+    "$python" -c "from llmpy import _core, hardware; print(_core.device_info('cuda:0', hardware.cuda_library()))"
+    record build "$(($(date +%s) - begun))" "s on $(nproc) cores"
     ;;
 test)
+    need numpy pytest ml_dtypes hypothesis tokenizers jinja2 tqdm safetensors torch transformers
+    export OMP_NUM_THREADS=2
+    log=$(mktemp)
+    workers=$("$python" -c "import xdist; print('-n 6')" 2>/dev/null || true)
+    # shellcheck disable=SC2086
+    "$python" -m pytest -q -rs $workers tests/kernels tests/engine tests/models tests/api tests/e2e -k cuda \
+        --without-demo-model > "$log" 2>&1 || failed=$?
+    tail -60 "$log"
+    counts=$(tail -1 "$log" | grep -o '[0-9]* \(failed\|skipped\|error\)[a-z]*' | tr '\n' ' ')
+    record test "$(tail -1 "$log" | grep -o '[0-9]* passed' | cut -d' ' -f1)" "passed${counts:+, $counts}"
+    exit "${failed:-0}"
+    ;;
+sanitize)
     need numpy pytest ml_dtypes
-    export PYTHONPATH=.
-    # test_linear.py and test_linear_avx512.py are the CPU's own; the device's linears are in test_linear_cuda.py.
-    "$python" -m pytest -q tests/kernels -k cuda --ignore=tests/kernels/test_linear.py \
-        --ignore=tests/kernels/test_linear_avx512.py
-    need tokenizers jinja2 tqdm safetensors
-    "$python" -m pytest -q tests/engine/test_exactness.py -k cuda
+    shift
+    for tool in ${*:-memcheck racecheck synccheck initcheck}; do
+        sanitize "$tool" || failed=1
+    done
+    exit "${failed:-0}"
+    ;;
+time)
+    need numpy torch
+    shift
+    "$python" benchmarks/cuda.py "$@" ${OUT:+--out "$OUT"} --commit "$commit"
     ;;
 *)
-    echo "usage: benchmarks/h200.sh build|test" >&2
+    echo "usage: benchmarks/h200.sh build|test|sanitize [TOOL ...]|time [ROW ...]" >&2
     exit 2
     ;;
 esac

@@ -1,4 +1,8 @@
-"""Fixtures that tests of several folders share, and which llmpy is tested: the installed one.
+"""Fixtures that tests of several folders share: the devices of this machine; and which llmpy is tested: the installed one.
+
+A test that makes sense on every device takes `device` (the processor as it is chosen by default, and a CUDA device) or
+`each_device` (every instruction set of the processor, and a CUDA device). Where there is no CUDA device its cases do not exist;
+the last lines of a run say so once.
 
 In a clone the working directory's own package has no built core. It must not shadow the installed one, neither here (as
 it would under `python -m pytest`) nor in the processes that tests start, which all get to test what this one tests.
@@ -7,6 +11,7 @@ it would under `python -m pytest`) nor in the processes that tests start, which 
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,9 +25,72 @@ elif (found := importlib.util.find_spec("llmpy")) and found.origin == str(ROOT /
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
+from llmpy import _core, devices, hardware  # noqa: E402
+
+CPUS = [f"cpu:{isa}" for isa in _core.cpu_isas()]
+GPU = devices()[1]  # the first one, or why there is none
+CUDA = [GPU["device"]] if GPU["available"] else []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-demo-model", action="store_true", help="skip what needs it: a machine without a network")
+    parser.addoption("--shard", default="0/1", metavar="I/N", help="every Nth test from the Ith on, for N processes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first, step = map(int, config.getoption("--shard").split("/"))
+    kept = [item for item in items if CUDA or "cuda" not in getattr(item, "fixturenames", ())][first::step]
+    left_out = set(items) - set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    found = ", ".join([*CPUS, *(f"{device} ({GPU['name']})" for device in CUDA)])
+    terminalreporter.write_line(f"devices: {found}" + ("" if CUDA else f"; no CUDA cases: {GPU['reason']}"))
+
+
+@pytest.fixture(scope="session", params=["cpu", *CUDA])
+def device(request: pytest.FixtureRequest) -> str:
+    """Name of the processor, then of a CUDA device."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session", params=[*CPUS, *CUDA])
+def each_device(request: pytest.FixtureRequest) -> str:
+    """Name of every instruction set of the processor, then of a CUDA device."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session", params=_core.cpu_isas())
+def isa(request: pytest.FixtureRequest) -> str:
+    """Every instruction set of the processor, for what is its own."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def demo_model() -> Path:
+def cuda() -> str:
+    """Name of the first CUDA device, for what is its own; where there is none its tests are left out."""
+    return str(CUDA[0])
+
+
+@pytest.fixture(scope="session")
+def core_options() -> Callable[[str], dict[str, str]]:
+    """A device's name as the core's classes take it."""
+
+    def options(device: str) -> dict[str, str]:
+        if device.startswith("cuda"):
+            return {"device": device, "isa": "auto", "library": hardware.cuda_library()}
+        return {"device": "cpu", "isa": device.partition(":")[2] or "auto"}
+
+    return options
+
+
+@pytest.fixture(scope="session")
+def demo_model(request: pytest.FixtureRequest) -> Path:
     """SmolLM2-135M-Instruct in Q4_1, fetched once per machine."""
     from llmpy.demo import fetch_model
 
+    if request.config.getoption("--without-demo-model"):
+        pytest.skip("run without the demo model")
     return fetch_model()

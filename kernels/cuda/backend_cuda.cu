@@ -256,6 +256,8 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
 
 static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
 {
+    if (desc->arithmetic == ARITHMETIC_INT8)
+        return err_set(err, RC_UNSUPPORTED, "cuda: wanted float activations, have int8; set activation_dtype to 'auto'");
     struct matrix *matrix = (struct matrix *)mem_calloc(1, sizeof *matrix + desc->n_parts * sizeof *matrix->parts);
     if (!matrix)
         return err_set(err, RC_MEMORY, "cuda: no memory for a matrix");

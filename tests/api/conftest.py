@@ -101,12 +101,12 @@ def write_model():
 
 
 @pytest.fixture
-def open_tiny(tiny_model):
-    """Opens the tiny model with a small cache."""
+def open_tiny(device, tiny_model):
+    """Opens the tiny model with a small cache, on each device."""
     made = []
 
     def make(path=tiny_model, **options):
-        made.append(LLM(path, **({"kv_cache_memory_bytes": "16MiB"} | options)))
+        made.append(LLM(path, **({"device": device, "kv_cache_memory_bytes": "16MiB"} | options)))
         return made[-1]
 
     yield make

@@ -13,8 +13,8 @@ TEXTS = ["The capital of France is", "日本の首都は", "def add(a, b):\n    
 
 
 @pytest.fixture(scope="module")
-def llm(demo_model):
-    with LLM(demo_model, max_model_len=2048, kv_cache_memory_bytes="256MiB") as llm:
+def llm(demo_model, device):
+    with LLM(demo_model, device=device, max_model_len=2048, kv_cache_memory_bytes="256MiB") as llm:
         yield llm
 
 
@@ -60,7 +60,7 @@ def test_score_prefers_the_truth(llm):
 
 def test_ready_soon_and_gone_with_its_last_name(demo_model: Path):
     start = time.process_time()
-    llm = LLM(demo_model)
+    llm = LLM(demo_model, device="cpu")
     assert time.process_time() - start < 5, "seconds of processor time to load 98 MB"
     llm.generate("Hi", max_tokens=2)
     before = int(Path("/proc/self/statm").read_text().split()[1])

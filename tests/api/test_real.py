@@ -205,7 +205,7 @@ def test_cache_and_salt(open_tiny):
     assert [off.generate([ids], max_tokens=1)[0].num_cached_tokens for _ in range(2)] == [0, 0]
 
 
-def test_model_length(open_tiny, tiny_model):
+def test_model_length(open_tiny):
     llm = open_tiny(max_model_len=32)
     out = llm.generate([5] * 30, max_tokens=None, ignore_eos=True)[0]
     assert len(out.token_ids) == 2 and out.finish_reason == "length"
@@ -216,11 +216,11 @@ def test_model_length(open_tiny, tiny_model):
     assert 64 <= fits < 256
     assert open_tiny(kv_cache_memory_bytes=9 * small, max_model_len="auto").config.max_model_len == fits
     with pytest.raises(ConfigError, match=r"^max_model_len=200 needs .* of KV cache, .* available\. [0-9]+ tokens would fit"):
-        LLM(tiny_model, kv_cache_memory_bytes=9 * small, max_model_len=200)
+        open_tiny(kv_cache_memory_bytes=9 * small, max_model_len=200)
     with pytest.raises(ConfigError, match="max_model_len must be at most 256"):
-        LLM(tiny_model, max_model_len=300)
+        open_tiny(max_model_len=300)
     with pytest.raises(DeviceMemoryError, match="kv_cache_memory_bytes: wanted") as caught:
-        LLM(tiny_model, kv_cache_memory_bytes="1000TiB")
+        open_tiny(kv_cache_memory_bytes="1000TiB")
     assert caught.value.wanted_bytes > caught.value.free_bytes > 0
 
 
@@ -236,11 +236,11 @@ def test_dummy_weights(open_tiny, write_model, tmp_path):
         open_tiny(load_format="gguf")
 
 
-def test_config_is_resolved_and_builds_an_equal_engine(open_tiny):
+def test_config_is_resolved_and_builds_an_equal_engine(device, open_tiny):
     llm = open_tiny(max_num_seqs=4)
     config = llm.config
     assert (config.device, config.dtype, config.kv_cache_dtype, config.max_num_batched_tokens) == (
-        "cpu", "float32", "float32", 512,
+        device, "float32", "float32", 512,
     )  # fmt: skip
     assert config.kv_cache_memory_bytes == 16 << 20 and config.vocab_limit == 300
     with LLM.from_config(config) as other:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmpy import LLM, RequestOutput
+from llmpy import LLM, RequestOutput, UnsupportedError
 
 PROMPTS = [
     "Hi",
@@ -21,9 +21,13 @@ def bits(output: RequestOutput) -> tuple[list[int], bytes]:
 
 
 @pytest.mark.parametrize("activation_dtype", ["int8", "float"])
-def test_batch_chunk_and_cache(demo_model: Path, activation_dtype: str) -> None:
+def test_batch_chunk_and_cache(demo_model: Path, device: str, activation_dtype: str) -> None:
     options = {"temperature": 0.8, "max_tokens": 12, "logprobs": 0, "seed": 4, "ignore_eos": True, "use_tqdm": False}
-    common = {"activation_dtype": activation_dtype, "kv_cache_memory_bytes": "512MiB", "max_model_len": 1024}
+    common = {"device": device, "activation_dtype": activation_dtype, "kv_cache_memory_bytes": "512MiB", "max_model_len": 1024}
+    if device.startswith("cuda") and activation_dtype == "int8":
+        with pytest.raises(UnsupportedError, match="int8"):
+            LLM(demo_model, **common)
+        return
     with LLM(demo_model, enable_prefix_caching=False, **common) as llm:
         alone = [bits(llm.generate(p, **options)[0]) for p in PROMPTS]
     for batched_tokens in (512, 64):

@@ -1,6 +1,7 @@
 """Every example runs on the demo model and prints what it promises."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
-    result = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=300
-    )
+def run(device: str, *arguments: str) -> str:
+    environment = {**os.environ, "LLMPY_DEVICE": device}
+    result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -28,16 +28,14 @@ def run(name: str, *arguments: str) -> str:
         ("own_architecture.py", "30 layers: ' Paris"),
     ],
 )
-def test_example(name: str, wanted: str, demo_model: Path) -> None:
-    assert wanted in run(name, str(demo_model))
+def test_example(name: str, wanted: str, device: str, demo_model: Path) -> None:
+    assert wanted in run(device, str(EXAMPLES / name), str(demo_model))
 
 
-def test_notebook(demo_model: Path, tmp_path: Path) -> None:
+def test_notebook(device: str, demo_model: Path, tmp_path: Path) -> None:
     """The notebook's code cells run in order, in one namespace."""
     cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text())["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     script = tmp_path / "notebook.py"
     script.write_text(code + "\nprint('all cells ran')\n")
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert "all cells ran" in result.stdout
+    assert "all cells ran" in run(device, str(script))

@@ -21,12 +21,14 @@ def ids(*tokens: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model: Callable[[str, str], Path]) -> _core.Model:
+def model(
+    device: str, core_options: Callable[[str], dict[str, str]], tiny_model: Callable[[str, str], Path]
+) -> _core.Model:
     files = hub.resolve(tiny_model("llama", "float32"))
     checkpoint = _core.Checkpoint([str(path) for path in files.weights])
     spec = models.load(files, checkpoint).spec
     options = {
-        "device": "cpu", "isa": "auto", "num_threads": 1, "dtype": "auto", "kv_dtype": "auto", "activation_dtype": "auto",
+        **core_options(device), "num_threads": 1, "dtype": "auto", "kv_dtype": "auto", "activation_dtype": "auto",
         "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "kv_cache_bytes": 16 << 20,
         "fit_model_len": False, "dummy_seed": None,
     }  # fmt: skip
@@ -107,8 +109,8 @@ def test_bans_and_biases(engine: _core.Engine) -> None:
     assert one(engine, ids(3, 4), top_k=-1, logit_bias={50: 1e6})["ids"] == ids(*[50] * 8)
 
 
-def test_ids_that_are_never_drawn(tiny_model: Callable[[str, str], Path]) -> None:
-    options = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 16 << 20, "max_model_len": 64}
+def test_ids_that_are_never_drawn(device: str, tiny_model: Callable[[str, str], Path]) -> None:
+    options = {"device": device, "skip_tokenizer_init": True, "kv_cache_memory_bytes": 16 << 20, "max_model_len": 64}
     drawn = {"temperature": 50.0, "max_tokens": 40, "ignore_eos": True, "seed": 1, "use_tqdm": False}
     with LLM(tiny_model("llama", "float32"), **options) as llm:
         assert max(llm.generate([[1, 2]], **drawn)[0].token_ids) >= 20

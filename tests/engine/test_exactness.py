@@ -1,14 +1,15 @@
 """Law 2: a request's tokens and logprob bits are the same however it is computed. Everything here is compared byte for byte."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from llmpy import LLM, RequestOutput, SamplingParams, _core, devices
+from llmpy import LLM, RequestOutput, SamplingParams
 
 Make = Callable[[str, str], Path]
+Case = tuple[Path, str, list[list[tuple[bytes, ...]]]]
 MODELS = [("llama", "float32"), ("qwen3", "bfloat16"), ("mistral-window", "float16"), ("qwen2-mixed", "float32")]
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
@@ -29,8 +30,7 @@ def params(i: int = 0, **changes: object) -> SamplingParams:
     )
 
 
-def open_llm(path: Path, isa: str = "", **options: object) -> LLM:
-    device = isa if isa.startswith("cuda") else f"cpu:{isa}" if isa else "cpu"
+def open_llm(path: Path, device: str, **options: object) -> LLM:
     defaults = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, "device": device}
     return LLM(path, **(defaults | options))
 
@@ -58,23 +58,16 @@ def run(llm: LLM, batch: list[list[int]]) -> list[list[tuple[bytes, ...]]]:
     return [bits(o) for o in llm.generate(batch, [params(i) for i in range(len(batch))], use_tqdm=False)]
 
 
-def alone(path: Path, batch: list[list[int]], isa: str) -> list[list[tuple[bytes, ...]]]:
-    with open_llm(path, isa, enable_prefix_caching=False) as llm:
+def alone(path: Path, batch: list[list[int]], device: str) -> list[list[tuple[bytes, ...]]]:
+    with open_llm(path, device, enable_prefix_caching=False) as llm:
         return [bits(llm.generate([p], [params(i)], use_tqdm=False)[0]) for i, p in enumerate(batch)]
 
 
-# Every model on the best instruction set, two of them on the others.
-CASES = [(m, isa) for m in MODELS for isa in _core.cpu_isas()[-1:]] + [
-    (m, isa) for m in MODELS[::3] for isa in _core.cpu_isas()[:-1]
-]
-CASES += [(m, device["device"]) for device in devices()[1:2] if device["available"] for m in MODELS]
-
-
-@pytest.fixture(scope="module", params=CASES, ids=lambda p: f"{p[0][0]}-{p[0][1]}-{p[1]}")
-def case(request: pytest.FixtureRequest, tiny_model: Make) -> Iterator[tuple[Path, str, list[list[tuple[bytes, ...]]]]]:
-    (family, dtype), isa = request.param
-    path = tiny_model(family, dtype)
-    yield path, isa, alone(path, prompts(), isa)
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
+def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> Case:
+    """A model, a device, and what the model gives there to every prompt alone."""
+    path = tiny_model(*request.param)
+    return path, each_device, alone(path, prompts(), each_device)
 
 
 @pytest.mark.parametrize(
@@ -90,24 +83,24 @@ def case(request: pytest.FixtureRequest, tiny_model: Make) -> Iterator[tuple[Pat
     ],
     ids=str,
 )
-def test_batch_and_chunking(case: tuple[Path, str, list[list[tuple[bytes, ...]]]], options: dict[str, object]) -> None:
-    path, isa, wanted = case
-    with open_llm(path, isa, **options) as llm:
+def test_batch_and_chunking(case: Case, options: dict[str, object]) -> None:
+    path, device, wanted = case
+    with open_llm(path, device, **options) as llm:
         assert run(llm, prompts()) == wanted
         llm._driver.engine.check()
 
 
-def test_order_of_requests(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
-    path, isa, wanted = case
-    with open_llm(path, isa) as llm:
+def test_order_of_requests(case: Case) -> None:
+    path, device, wanted = case
+    with open_llm(path, device) as llm:
         order = list(reversed(range(len(LENGTHS))))
         outputs = llm.generate([prompts()[i] for i in order], [params(i) for i in order], use_tqdm=False)
         assert [bits(o) for o in outputs] == [wanted[i] for i in order]
 
 
-def test_cache_hits(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
-    path, isa, wanted = case
-    with open_llm(path, isa) as llm:
+def test_cache_hits(case: Case) -> None:
+    path, device, wanted = case
+    with open_llm(path, device) as llm:
         assert run(llm, prompts()) == wanted
         again = llm.generate(prompts(), [params(i) for i in range(len(LENGTHS))], use_tqdm=False)
         assert [bits(o) for o in again] == wanted
@@ -116,36 +109,36 @@ def test_cache_hits(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> No
         assert run(llm, prompts()) == wanted
 
 
-def test_shared_prefixes(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
-    path, isa, _ = case
+def test_shared_prefixes(case: Case) -> None:
+    path, device, _ = case
     batch = prompts(shared=70)
-    wanted = alone(path, batch, isa)
-    with open_llm(path, isa, max_num_batched_tokens=64) as llm:
+    wanted = alone(path, batch, device)
+    with open_llm(path, device, max_num_batched_tokens=64) as llm:
         outputs = llm.generate(batch, [params(i) for i in range(len(batch))], use_tqdm=False)
         assert [bits(o) for o in outputs] == wanted
         assert sum(o.num_cached_tokens >= 64 for o in outputs) >= len(batch) - 1
 
 
-def test_preemption(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
-    path, isa, wanted = case
+def test_preemption(case: Case) -> None:
+    path, device, wanted = case
     page = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
-    with open_llm(path, isa, kv_cache_memory_bytes=24 * page, max_model_len=160) as llm:
+    with open_llm(path, device, kv_cache_memory_bytes=24 * page, max_model_len=160) as llm:
         outputs = llm.generate(prompts(), [params(i) for i in range(len(LENGTHS))], use_tqdm=False)
         assert [bits(o) for o in outputs] == wanted
         llm._driver.engine.check()
 
 
-def test_threads(case: tuple[Path, str, list[list[tuple[bytes, ...]]]], monkeypatch: pytest.MonkeyPatch) -> None:
-    path, isa, wanted = case
+def test_threads(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, device, wanted = case
     for threads in ("1", "3"):
         monkeypatch.setenv("LLMPY_NUM_THREADS", threads)
-        with open_llm(path, isa) as llm:
+        with open_llm(path, device) as llm:
             assert run(llm, prompts()) == wanted
 
 
-def test_score_equals_generate(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
-    path, isa, _ = case
-    with open_llm(path, isa) as llm:
+def test_score_equals_generate(case: Case) -> None:
+    path, device, _ = case
+    with open_llm(path, device) as llm:
         outputs = llm.generate(
             prompts(), temperature=0.7, max_tokens=20, logprobs=0, ignore_eos=True, seed=5, use_tqdm=False
         )
@@ -161,10 +154,10 @@ def test_score_equals_generate(case: tuple[Path, str, list[list[tuple[bytes, ...
                     assert got.tobytes() == getattr(o.outputs[0].sampled, name).tobytes()
 
 
-def test_prompt_logprobs_equal_score(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
-    path, isa, _ = case
+def test_prompt_logprobs_equal_score(case: Case) -> None:
+    path, device, _ = case
     batch = [p for p in prompts() if len(p) > 1]
-    with open_llm(path, isa, max_num_batched_tokens=64) as llm:
+    with open_llm(path, device, max_num_batched_tokens=64) as llm:
         scores = llm.score(batch, logprobs=2, use_tqdm=False)
         for _ in range(2):
             outputs = llm.generate(batch, temperature=0, max_tokens=1, prompt_logprobs=2, use_tqdm=False)
@@ -173,19 +166,19 @@ def test_prompt_logprobs_equal_score(case: tuple[Path, str, list[list[tuple[byte
                 assert o.prompt_token_logprobs[1:].tobytes() == s.token_logprobs.tobytes()
 
 
-def test_samples_equal_requests(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
-    path, isa, _ = case
+def test_samples_equal_requests(case: Case) -> None:
+    path, device, _ = case
     prompt, common = prompts()[6], {"temperature": 1.5, "max_tokens": 24, "logprobs": 2, "seed": 9, "ignore_eos": True}
-    with open_llm(path, isa) as llm:
+    with open_llm(path, device) as llm:
         together = bits(llm.generate([prompt], n=4, use_tqdm=False, **common)[0])
         apart = [bits(llm.generate([prompt], sample_index=i, use_tqdm=False, **common)[0])[0] for i in range(4)]
         assert together == apart
         assert len(set(together)) > 1
 
 
-def test_continuation(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> None:
-    path, isa, _ = case
-    with open_llm(path, isa) as llm:
+def test_continuation(case: Case) -> None:
+    path, device, _ = case
+    with open_llm(path, device) as llm:
         for i, prompt in enumerate(prompts()):
             whole = llm.generate([prompt], [params(i)], use_tqdm=False)[0].outputs[0]
             for cut in (1, 7, 19):
@@ -199,10 +192,10 @@ def test_continuation(case: tuple[Path, str, list[list[tuple[bytes, ...]]]]) -> 
                 assert sample.sampled.raw.tobytes() == whole.sampled.raw[cut:].tobytes()
 
 
-def test_allocations_and_small_pool(tiny_model: Make) -> None:
+def test_allocations_and_small_pool(device: str, tiny_model: Make) -> None:
     """Law 4, and a thousand requests through a pool of 40 blocks."""
     page = 16 * 3 * 2 * 2 * 32 * 4
-    with open_llm(tiny_model("llama", "float32"), kv_cache_memory_bytes=40 * page, max_model_len=128) as llm:
+    with open_llm(tiny_model("llama", "float32"), device, kv_cache_memory_bytes=40 * page, max_model_len=128) as llm:
         rng = np.random.default_rng(1)
         batch = [rng.integers(3, 131, int(rng.integers(1, 60))).tolist() for _ in range(1000)]
         wanted = {}

@@ -1,13 +1,12 @@
-"""Fixtures of the kernel tests: every instruction set of this machine, and a paged history to attend to."""
+"""Fixtures of the kernel tests: the backend of every device of this machine, and a paged history to attend to."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, devices, hardware
+from llmpy import _core
 
 Array = np.ndarray
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -79,34 +78,16 @@ class Paged:
         return np.ascontiguousarray(out[:, :-3]).reshape(n, -1, self.head_dim)
 
 
-CUDA = [device["device"] for device in devices()[1:2] if device["available"]]
+@pytest.fixture(scope="module")
+def open_backend(each_device: str, core_options: Callable[[str], dict[str, str]]) -> Callable[..., _core.Backend]:
+    """Opens each device's backend, on CUDA with float32 activations: (num_threads, max_rows, max_cols, vocab_size)."""
+    options = core_options(each_device)
+    names = ("num_threads", "max_rows", "max_cols", "vocab_size")
 
+    def open_backend(*args: int, **kwargs: object) -> _core.Backend:
+        return _core.Backend(**options, **dict(zip(names, args, strict=False)), **kwargs)
 
-def open_on(where: str, num_threads: int = 0, *args: int, **kwargs: object) -> _core.Backend:
-    """The backend of an instruction set of this processor, or of a CUDA device with float32 activations."""
-    if where in CUDA:
-        return _core.Backend(where, "auto", 0, *args, library=hardware.cuda_library(), **kwargs)
-    return _core.Backend("cpu", where, num_threads, *args, **kwargs)
-
-
-@pytest.fixture(scope="module", params=_core.cpu_isas())
-def isa(request: pytest.FixtureRequest) -> str:
-    """Each instruction set that this processor has."""
-    return request.param
-
-
-@pytest.fixture(scope="module", params=[*_core.cpu_isas(), *CUDA])
-def open_backend(request: pytest.FixtureRequest) -> Callable[..., _core.Backend]:
-    """Opens the backend of each instruction set and of a CUDA device: (num_threads, max_rows, max_cols, vocab_size)."""
-    return functools.partial(open_on, request.param)
-
-
-@pytest.fixture(scope="session")
-def cuda() -> str:
-    """The first CUDA device; skips where there is none."""
-    if not CUDA:
-        pytest.skip("no CUDA device")
-    return CUDA[0]
+    return open_backend
 
 
 @pytest.fixture(scope="session")

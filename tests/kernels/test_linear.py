@@ -1,10 +1,11 @@
 """Linears of every weight type and arithmetic against float64, bit for bit over row counts, threads and fused forms."""
 
-import gguf
 import numpy as np
 import pytest
 
 from llmpy import _core
+
+gguf = pytest.importorskip("gguf")
 
 Array = np.ndarray
 INT8, FLOAT = 2, 1
@@ -38,11 +39,6 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
     raw = raw.reshape(rows, -1)
     kind = gguf.GGMLQuantizationType[GGUF_TYPES.get(dtype, dtype.upper())]
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(rows, cols)
-
-
-@pytest.fixture(scope="module", params=_core.cpu_isas())
-def isa(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @pytest.fixture(scope="module")

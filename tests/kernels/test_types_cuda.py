@@ -1,5 +1,7 @@
-"""Small operations on two-byte activations: the float32 result of the same operation, rounded once. Linears, norms and attention
-have tests of their own."""
+"""Small operations on two-byte activations: the float32 result of the same operation, rounded once.
+
+Linears, norms and attention have tests of their own.
+"""
 
 from collections.abc import Callable
 

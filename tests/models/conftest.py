@@ -1,5 +1,7 @@
 """Tiny checkpoints with every parameter random, saved by transformers or written as GGUF, and what they should give."""
 
+import copy
+import functools
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-gguf = pytest.importorskip("gguf")
+try:
+    import gguf
+except ImportError:
+    gguf = None  # only what takes gguf_of needs it
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
@@ -76,15 +81,18 @@ class Tiny:
 
     def __init__(self, directory: Path, model: "torch.nn.Module") -> None:
         self.directory, self.model = directory, model
+        self.models = {"float32": model}
 
     @property
     def config(self) -> dict[str, object]:
         return json.loads((self.directory / "config.json").read_text())
 
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Reference logits of every position, float32 and eager, without a cache."""
+    def logits(self, ids: Sequence[int], dtype: str = "float32") -> np.ndarray:
+        """Reference logits of every position, eager, without a cache; in float32 or all in another type."""
+        if dtype not in self.models:
+            self.models[dtype] = copy.deepcopy(self.model).to(getattr(torch, dtype))
         with torch.no_grad():
-            out = self.model(torch.tensor([list(ids)]), use_cache=False)
+            out = self.models[dtype](torch.tensor([list(ids)]), use_cache=False)
         return out.logits[0].double().numpy()
 
 
@@ -284,6 +292,7 @@ def write_gguf(source: Tiny, path: Path, kind: str, *, metadata: Mapping[str, ob
 
 @pytest.fixture(scope="session")
 def gguf_of() -> Callable[..., Path]:
+    pytest.importorskip("gguf")
     return write_gguf
 
 
@@ -306,14 +315,23 @@ def load_module(tmp_path: Path) -> Callable[[str], object]:
 class Engine:
     """The real engine on a model, straight over the C core: token ids in, ids and logprobs out."""
 
-    def __init__(self, path: Path, *, config: Mapping[str, object] | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        core_options: Callable[[str], dict[str, str]],
+        device: str,
+        path: Path,
+        *,
+        config: Mapping[str, object] | None = None,
+        **options: object,
+    ) -> None:
         files = model_files(path, **(config or {}))
         self.checkpoint = _core.Checkpoint([str(shard) for shard in files.weights])
         length = int(options.pop("max_model_len", 128))
         compiled = models.load(files, self.checkpoint, max_model_len=length)
         self.vocab_size = compiled.config.vocab_size
         settings = {
-            **{"device": "cpu", "isa": "auto", "num_threads": 2, "dtype": "auto", "kv_dtype": "float32"},
+            **core_options(device),
+            **{"num_threads": 2, "dtype": "auto", "kv_dtype": "float32"},
             **{"activation_dtype": "float", "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 512},
             **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None, "fit_model_len": False},
         }
@@ -369,5 +387,12 @@ class Answer:
 
 
 @pytest.fixture(scope="session")
-def engine() -> type[Engine]:
-    return Engine
+def open_engine(core_options: Callable[[str], dict[str, str]]) -> Callable[..., Engine]:
+    """open_engine(device, path, ...)."""
+    return functools.partial(Engine, core_options)
+
+
+@pytest.fixture(scope="session")
+def engine(device: str, open_engine: Callable[..., Engine]) -> Callable[..., Engine]:
+    """engine(path, ...) on each device."""
+    return functools.partial(open_engine, device)
