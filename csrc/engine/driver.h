@@ -56,8 +56,8 @@ enum rc driver_call(struct driver *driver, enum rc (*function)(struct engine *, 
                     struct err *err);
 
 uint64_t mail_number(const struct mail *mail);
-/* What has come since the last take: at most max samples. Pointers stay valid until the next take, or mail_drop. RC_MEMORY: some
- * of it was lost, and the request ended. */
+/* What has come since the last take: at most max samples. Pointers stay valid until the next take, or mail_drop. RC_MEMORY:
+ * some of it was lost, and the request ended. */
 enum rc mail_take(struct mail *mail, struct news *news, uint32_t max, uint32_t *n, struct err *err);
 /* Waits until there is something to take; false when the time is over. */
 bool mail_wait(struct mail *mail, double seconds);

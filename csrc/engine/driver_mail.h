@@ -1,5 +1,5 @@
-/* driver_mail.h: what driver.c and mail.c share: the structs behind driver.h. Everything is guarded by the driver's lock but for
- * what a comment says. */
+/* driver_mail.h: what driver.c and mail.c share: the structs behind driver.h. The driver's lock guards everything, unless a
+ * comment says otherwise. */
 #ifndef LLMPY_DRIVER_MAIL_H
 #define LLMPY_DRIVER_MAIL_H
 

@@ -19,6 +19,7 @@ int py_checkpoint_register(PyObject *module);
 int py_backend_register(PyObject *module);
 int py_model_register(PyObject *module);
 int py_engine_register(PyObject *module);
+int py_async_engine_register(PyObject *module);
 
 /* The checkpoint of a _core.Checkpoint, or NULL with TypeError; borrowed, lives as long as the object. */
 struct checkpoint *py_checkpoint_get(PyObject *object);

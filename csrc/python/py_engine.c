@@ -132,6 +132,22 @@ static void dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
+struct engine *py_engine_lend(PyObject *object)
+{
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_init) != (void *)init) {
+        PyErr_SetString(PyExc_TypeError, "engine: wanted a _core.Engine");
+        return NULL;
+    }
+    struct engine *engine = begin((Engine *)object);
+    ((Engine *)object)->driver = engine ? 0 : ((Engine *)object)->driver;
+    return engine;
+}
+
+void py_engine_give_back(PyObject *object)
+{
+    end((Engine *)object);
+}
+
 /* ---- requests ---- */
 
 static PyObject *submit(PyObject *object, PyObject *args)
@@ -226,18 +242,6 @@ static PyObject *run(PyObject *object, PyObject *timeout)
     return rc ? py_raise(&err) : PyBool_FromLong(has_unfinished);
 }
 
-static int append_news(PyObject *list, const struct news *news, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        PyObject *record = py_news(&news[i]);
-        int bad = !record || PyList_Append(list, record) < 0;
-        Py_XDECREF(record);
-        if (bad)
-            return -1;
-    }
-    return 0;
-}
-
 static PyObject *take(PyObject *object, PyObject *finished_only)
 {
     Engine *self = (Engine *)object;
@@ -253,7 +257,7 @@ static PyObject *take(PyObject *object, PyObject *finished_only)
         if (engine_take(engine, only, news, TAKEN_AT_ONCE, &n, &err)) {
             py_raise(&err);
             Py_CLEAR(list);
-        } else if (append_news(list, news, n) < 0) {
+        } else if (py_append_news(list, news, n) < 0) {
             Py_CLEAR(list);
         }
     }

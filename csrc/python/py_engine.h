@@ -1,5 +1,5 @@
-/* py_engine.h: parsing of a request's and an engine's dictionaries, for py_engine.c alone. What is parsed borrows from the
- * dictionaries, which must outlive it, and from a scratch of its own. */
+/* py_engine.h: what py_engine.c and py_async_engine.c share: parsing of a request's and an engine's dictionaries, and news. What
+ * is parsed borrows from the dictionaries, which must outlive it, and from a scratch of its own. */
 #ifndef LLMPY_PY_ENGINE_H
 #define LLMPY_PY_ENGINE_H
 
@@ -16,6 +16,12 @@ int py_parse_engine(PyObject *options, const struct model_parts *parts, struct e
                     struct py_scratch *scratch);
 /* A dictionary of one record of news (class News of _core.pyi). */
 PyObject *py_news(const struct news *news);
+int py_append_news(PyObject *list, const struct news *news, uint32_t n);
+
+/* Hands the engine of a _core.Engine to a thread; until it is given back, driving calls raise EngineBusyError. NULL with an
+ * exception. */
+struct engine *py_engine_lend(PyObject *object);
+void py_engine_give_back(PyObject *object);
 
 /* "eos" and so on; NULL for FINISH_NONE. */
 const char *py_finish_name(enum finish finish);

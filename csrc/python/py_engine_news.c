@@ -96,3 +96,15 @@ PyObject *py_news(const struct news *news)
         "times", news->queued, news->scheduled, news->first_token, news->last_token,
         "is_last", PyBool_FromLong(news->is_last_of_request));
 }
+
+int py_append_news(PyObject *list, const struct news *news, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        PyObject *record = py_news(&news[i]);
+        int bad = !record || PyList_Append(list, record) < 0;
+        Py_XDECREF(record);
+        if (bad)
+            return -1;
+    }
+    return 0;
+}

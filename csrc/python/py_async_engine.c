@@ -1,0 +1,561 @@
+/* py_async_engine.c: the classes _core.EngineThread, Mail and Channel. The thread that they talk to never takes the GIL. A
+ * child process that inherits them may only forget them: the thread, and whatever it had locked, stayed behind. */
+#define _GNU_SOURCE
+#include "py_engine.h"
+
+#include "../engine/driver.h"
+
+#include <unistd.h>
+
+#define TAKEN_AT_ONCE 64
+
+typedef struct {
+    PyObject_HEAD PyObject *engine; /* lent to the driver; NULL once closed */
+    PyTypeObject *mail_type;
+    struct driver *driver;
+    pid_t pid;
+} Thread;
+
+typedef struct {
+    PyObject_HEAD PyObject *thread;
+    struct mail *mail;
+    bool is_taken; /* somebody looks at what take gave: only without a GIL */
+} Mail;
+
+typedef struct {
+    PyObject_HEAD PyObject *thread;
+    struct channel *channel; /* NULL once closed */
+} Channel;
+
+static PyObject *raise_rc(enum rc rc, const char *message)
+{
+    struct err err;
+    err_set(&err, rc, "%s", message);
+    return py_raise(&err);
+}
+
+static bool is_foreign(PyObject *thread)
+{
+    return ((Thread *)thread)->pid != getpid();
+}
+
+/* The driver, or NULL with an exception. */
+static struct driver *driver_of(PyObject *object)
+{
+    Thread *self = (Thread *)object;
+    struct err err;
+    if (!self->driver) {
+        PyErr_SetString(PyExc_RuntimeError, "EngineThread: not initialised");
+        return NULL;
+    }
+    if (!is_foreign(object))
+        return self->driver;
+    err_set(&err, RC_CLOSED, "engine belongs to process %ld; create one in this process", (long)self->pid);
+    py_raise(&err);
+    return NULL;
+}
+
+static void free_object(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* ---- EngineThread: life ---------------------------------------------------------------------------------------------- */
+
+static int thread_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"engine", "max_queued", NULL};
+    Thread *self = (Thread *)object;
+    PyObject *engine;
+    unsigned int max_queued = 0;
+    struct err err;
+    if (self->driver) {
+        PyErr_SetString(PyExc_RuntimeError, "EngineThread: initialised twice");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|I:EngineThread", names, &engine, &max_queued))
+        return -1;
+    PyObject *module = PyType_GetModule(Py_TYPE(object));
+    if (!module || !(self->mail_type = (PyTypeObject *)PyObject_GetAttrString(module, "Mail")))
+        return -1;
+    struct engine *lent = py_engine_lend(engine);
+    if (!lent)
+        return -1;
+    if (driver_create(lent, max_queued, &self->driver, &err)) {
+        py_engine_give_back(engine);
+        py_raise(&err);
+        return -1;
+    }
+    self->engine = Py_NewRef(engine);
+    self->pid = getpid();
+    return 0;
+}
+
+static void close_thread(Thread *self)
+{
+    struct driver *driver = self->driver;
+    Py_BEGIN_ALLOW_THREADS
+    driver_close(driver);
+    Py_END_ALLOW_THREADS
+    PyObject *engine = self->engine;
+    self->engine = NULL;
+    if (engine)
+        py_engine_give_back(engine);
+    Py_XDECREF(engine);
+}
+
+static PyObject *thread_close(PyObject *object, PyObject *args)
+{
+    (void)args;
+    if (!driver_of(object))
+        return NULL;
+    close_thread((Thread *)object);
+    Py_RETURN_NONE;
+}
+
+static void thread_dealloc(PyObject *object)
+{
+    Thread *self = (Thread *)object;
+    if (self->driver && !is_foreign(object)) {
+        close_thread(self);
+        driver_release(self->driver);
+    }
+    Py_XDECREF((PyObject *)self->mail_type);
+    free_object(object);
+}
+
+static PyObject *thread_stop(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct driver *driver = driver_of(object);
+    if (!driver)
+        return NULL;
+    driver_stop(driver);
+    Py_RETURN_NONE;
+}
+
+/* ---- EngineThread: requests and commands ----------------------------------------------------------------------------- */
+
+static int channel_init(PyObject *object, PyObject *args, PyObject *kwargs);
+
+/* The channel of a Channel or None; false with an exception. */
+static bool parse_channel(PyObject *object, struct channel **channel)
+{
+    *channel = NULL;
+    if (object == Py_None)
+        return true;
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_init) != (void *)channel_init) {
+        PyErr_SetString(PyExc_TypeError, "channel: wanted a _core.Channel or None");
+        return false;
+    }
+    if (!(*channel = ((Channel *)object)->channel))
+        raise_rc(RC_CLOSED, "channel is closed");
+    return *channel != NULL;
+}
+
+static PyObject *thread_submit(PyObject *object, PyObject *args)
+{
+    PyObject *channel_object, *prompt, *params;
+    int ends_only;
+    struct request_spec spec;
+    struct py_scratch scratch = {0};
+    struct channel *channel;
+    struct err err;
+    Mail *mail = NULL;
+    struct driver *driver = driver_of(object);
+    if (!driver || !PyArg_ParseTuple(args, "OSO!p:submit", &channel_object, &prompt, &PyDict_Type, &params, &ends_only))
+        return NULL;
+    if (py_parse_request(prompt, params, &spec, &scratch) < 0 || !parse_channel(channel_object, &channel))
+        goto out;
+    PyTypeObject *type = ((Thread *)object)->mail_type;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    if (!(mail = (Mail *)allocate(type, 0)))
+        goto out;
+    mail->thread = Py_NewRef(object);
+    if (driver_submit(driver, channel, &spec, ends_only, &mail->mail, &err)) {
+        py_raise(&err);
+        Py_CLEAR(mail);
+    }
+out:
+    py_scratch_free(&scratch);
+    return (PyObject *)mail;
+}
+
+static PyObject *thread_abort_all(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct driver *driver = driver_of(object);
+    if (!driver)
+        return NULL;
+    driver_abort_all(driver);
+    Py_RETURN_NONE;
+}
+
+static PyObject *thread_reset_prefix_cache(PyObject *object, PyObject *recompute)
+{
+    struct err err;
+    int truth = PyObject_IsTrue(recompute);
+    struct driver *driver = truth < 0 ? NULL : driver_of(object);
+    if (!driver)
+        return NULL;
+    if (driver_reset_prefix_cache(driver, truth, &err))
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *thread_pause(PyObject *object, PyObject *mode)
+{
+    unsigned long value = PyLong_AsUnsignedLong(mode);
+    struct driver *driver = PyErr_Occurred() ? NULL : driver_of(object);
+    if (!driver)
+        return NULL;
+    if (value > PAUSE_ABORT)
+        return PyErr_Format(PyExc_ValueError, "pause: wanted a mode of 0 to 3, have %lu", value);
+    driver_pause(driver, (enum pause_mode)value);
+    Py_RETURN_NONE;
+}
+
+static PyObject *thread_is_pausing(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct driver *driver = driver_of(object);
+    return driver ? PyBool_FromLong(driver_is_pausing(driver)) : NULL;
+}
+
+static PyObject *thread_state(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct driver *driver = driver_of(object);
+    return driver ? PyLong_FromUnsignedLong(driver_state(driver)) : NULL;
+}
+
+static PyObject *thread_next_boundary(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct driver *driver = driver_of(object);
+    return driver ? PyLong_FromUnsignedLongLong(driver_next_boundary(driver)) : NULL;
+}
+
+static PyObject *thread_boundary(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct driver *driver = driver_of(object);
+    return driver ? PyLong_FromUnsignedLongLong(driver_boundary(driver)) : NULL;
+}
+
+static PyObject *thread_wait(PyObject *object, PyObject *args)
+{
+    unsigned int states;
+    unsigned long long boundary;
+    double seconds;
+    bool holds;
+    struct driver *driver = driver_of(object);
+    if (!driver || !PyArg_ParseTuple(args, "IKd:wait", &states, &boundary, &seconds))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    holds = driver_wait(driver, states, boundary, seconds);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(holds);
+}
+
+static PyObject *thread_raise_fault(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct err err;
+    struct driver *driver = driver_of(object);
+    if (!driver)
+        return NULL;
+    if (driver_fault(driver, &err))
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
+static enum rc walk(struct engine *engine, void *ctx, struct err *err)
+{
+    (void)ctx;
+    return engine_check(engine, err);
+}
+
+static PyObject *thread_check(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct err err;
+    enum rc rc;
+    struct driver *driver = driver_of(object);
+    if (!driver)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = driver_call(driver, walk, NULL, &err);
+    Py_END_ALLOW_THREADS
+    if (rc)
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
+/* ---- Mail ------------------------------------------------------------------------------------------------------------ */
+
+static struct mail *mail_of(PyObject *object)
+{
+    return driver_of(((Mail *)object)->thread) ? ((Mail *)object)->mail : NULL;
+}
+
+static void mail_dealloc(PyObject *object)
+{
+    Mail *self = (Mail *)object;
+    if (self->mail && !is_foreign(self->thread))
+        mail_drop(self->mail);
+    Py_XDECREF(self->thread);
+    free_object(object);
+}
+
+static PyObject *mail_get_number(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(mail_number(((Mail *)object)->mail));
+}
+
+static PyObject *mail_take_all(PyObject *object, PyObject *args)
+{
+    (void)args;
+    Mail *self = (Mail *)object;
+    struct news news[TAKEN_AT_ONCE];
+    struct err err;
+    uint32_t n = TAKEN_AT_ONCE;
+    struct mail *mail = mail_of(object);
+    if (!mail)
+        return NULL;
+    if (self->is_taken)
+        return raise_rc(RC_BUSY, "mail is being read by another thread");
+    self->is_taken = true;
+    PyObject *list = PyList_New(0);
+    while (list && n == TAKEN_AT_ONCE) {
+        if (mail_take(mail, news, TAKEN_AT_ONCE, &n, &err)) {
+            py_raise(&err);
+            Py_CLEAR(list);
+        } else if (py_append_news(list, news, n) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    self->is_taken = false;
+    return list;
+}
+
+static PyObject *mail_wait_for_news(PyObject *object, PyObject *timeout)
+{
+    double seconds = PyFloat_AsDouble(timeout);
+    struct mail *mail = PyErr_Occurred() ? NULL : mail_of(object);
+    bool has_news;
+    if (!mail)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    has_news = mail_wait(mail, seconds);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(has_news);
+}
+
+static PyObject *mail_abort_request(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct mail *mail = mail_of(object);
+    if (!mail)
+        return NULL;
+    mail_abort(mail);
+    Py_RETURN_NONE;
+}
+
+static PyObject *mail_move_to(PyObject *object, PyObject *channel_object)
+{
+    struct channel *channel;
+    struct mail *mail = mail_of(object);
+    if (!mail || !parse_channel(channel_object, &channel))
+        return NULL;
+    mail_move(mail, channel);
+    Py_RETURN_NONE;
+}
+
+/* ---- Channel --------------------------------------------------------------------------------------------------------- */
+
+static struct channel *channel_of(PyObject *object)
+{
+    Channel *self = (Channel *)object;
+    if (!self->thread || !driver_of(self->thread))
+        return NULL;
+    if (!self->channel)
+        raise_rc(RC_CLOSED, "channel is closed");
+    return self->channel;
+}
+
+static int channel_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"thread", NULL};
+    Channel *self = (Channel *)object;
+    PyObject *thread;
+    struct err err;
+    if (self->thread) {
+        PyErr_SetString(PyExc_RuntimeError, "Channel: initialised twice");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Channel", names, &thread))
+        return -1;
+    if (PyType_GetSlot(Py_TYPE(thread), Py_tp_init) != (void *)thread_init) {
+        PyErr_SetString(PyExc_TypeError, "thread: wanted a _core.EngineThread");
+        return -1;
+    }
+    struct driver *driver = driver_of(thread);
+    if (!driver)
+        return -1;
+    if (channel_create(driver, &self->channel, &err)) {
+        py_raise(&err);
+        return -1;
+    }
+    self->thread = Py_NewRef(thread);
+    return 0;
+}
+
+static void forget_channel(Channel *self)
+{
+    struct channel *channel = self->channel;
+    self->channel = NULL;
+    if (channel && !is_foreign(self->thread))
+        channel_destroy(channel);
+}
+
+static void channel_dealloc(PyObject *object)
+{
+    Channel *self = (Channel *)object;
+    forget_channel(self);
+    Py_XDECREF(self->thread);
+    free_object(object);
+}
+
+static PyObject *channel_close(PyObject *object, PyObject *args)
+{
+    (void)args;
+    forget_channel((Channel *)object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *channel_fileno(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct channel *channel = channel_of(object);
+    return channel ? PyLong_FromLong(channel_descriptor(channel)) : NULL;
+}
+
+static PyObject *channel_take_all(PyObject *object, PyObject *args)
+{
+    (void)args;
+    uint64_t numbers[TAKEN_AT_ONCE];
+    uint32_t n = TAKEN_AT_ONCE, states, all_states = 0;
+    struct channel *channel = channel_of(object);
+    PyObject *list = channel ? PyList_New(0) : NULL;
+    while (list && n == TAKEN_AT_ONCE) {
+        channel_take(channel, numbers, TAKEN_AT_ONCE, &n, &states);
+        all_states |= states;
+        for (uint32_t i = 0; list && i < n; i++) {
+            PyObject *number = PyLong_FromUnsignedLongLong(numbers[i]);
+            if (!number || PyList_Append(list, number) < 0)
+                Py_CLEAR(list);
+            Py_XDECREF(number);
+        }
+    }
+    return list ? Py_BuildValue("(IN)", all_states, list) : NULL;
+}
+
+static PyObject *channel_watch_for(PyObject *object, PyObject *args)
+{
+    unsigned int states;
+    unsigned long long boundary;
+    struct channel *channel = channel_of(object);
+    if (!channel || !PyArg_ParseTuple(args, "IK:watch", &states, &boundary))
+        return NULL;
+    channel_watch(channel, states, boundary);
+    Py_RETURN_NONE;
+}
+
+/* ---- tables ---------------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef thread_methods[] = {
+    {"submit", thread_submit, METH_VARARGS, "Queues a request; returns its Mail."},
+    {"abort_all", thread_abort_all, METH_NOARGS, "Ends every request at the next step boundary."},
+    {"reset_prefix_cache", thread_reset_prefix_cache, METH_O, "As of Engine."},
+    {"pause", thread_pause, METH_O, "1 waits for what was submitted, 2 freezes it, 3 ends it; 0 resumes."},
+    {"is_pausing", thread_is_pausing, METH_NOARGS, "Whether a pause was asked for and not ended."},
+    {"state", thread_state, METH_NOARGS, "Bits of enum driver_state."},
+    {"next_boundary", thread_next_boundary, METH_NOARGS, "The boundary at which everything asked so far has been acted on."},
+    {"boundary", thread_boundary, METH_NOARGS, "The last boundary that has passed."},
+    {"wait", thread_wait, METH_VARARGS, "Waits for a state or a boundary; False when the seconds are over."},
+    {"raise_fault", thread_raise_fault, METH_NOARGS, "Raises what killed the engine, if something did."},
+    {"check", thread_check, METH_NOARGS, "As of Engine, between two steps."},
+    {"stop", thread_stop, METH_NOARGS, "Ends every request and then the thread, without waiting for that."},
+    {"close", thread_close, METH_NOARGS, "Stops, waits for the end and gives the engine back; twice is fine."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMethodDef mail_methods[] = {
+    {"take", mail_take_all, METH_NOARGS, "News since the last call."},
+    {"wait", mail_wait_for_news, METH_O, "Waits for news; False when the seconds are over."},
+    {"abort", mail_abort_request, METH_NOARGS, "Ends the request at the next step boundary."},
+    {"move", mail_move_to, METH_O, "Which Channel tells of it from now on; None: none."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef mail_properties[] = {
+    {"number", mail_get_number, NULL, "The request's number.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef channel_methods[] = {
+    {"fileno", channel_fileno, METH_NOARGS, "A descriptor that is readable when there is something to take."},
+    {"take", channel_take_all, METH_NOARGS, "States that came about, and numbers of requests with news."},
+    {"watch", channel_watch_for, METH_VARARGS, "Tells once of these states and of the boundary."},
+    {"close", channel_close, METH_NOARGS, "Closes the descriptor; twice is fine."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot thread_slots[] = {
+    {Py_tp_init, thread_init},
+    {Py_tp_dealloc, thread_dealloc},
+    {Py_tp_methods, thread_methods},
+    {Py_tp_doc, "A thread that drives an Engine, which nobody else can drive meanwhile."},
+    {0, NULL},
+};
+
+static PyType_Slot mail_slots[] = {
+    {Py_tp_dealloc, mail_dealloc},
+    {Py_tp_methods, mail_methods},
+    {Py_tp_getset, mail_properties},
+    {Py_tp_doc, "What a request has to tell, merged until it is taken. Dropping it ends the request."},
+    {0, NULL},
+};
+
+static PyType_Slot channel_slots[] = {
+    {Py_tp_init, channel_init},
+    {Py_tp_dealloc, channel_dealloc},
+    {Py_tp_methods, channel_methods},
+    {Py_tp_doc, "Tells an event loop which requests have news."},
+    {0, NULL},
+};
+
+static PyType_Spec thread_spec = {"llmpy._core.EngineThread", sizeof(Thread), 0, Py_TPFLAGS_DEFAULT, thread_slots};
+static PyType_Spec mail_spec = {"llmpy._core.Mail", sizeof(Mail), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                mail_slots};
+static PyType_Spec channel_spec = {"llmpy._core.Channel", sizeof(Channel), 0, Py_TPFLAGS_DEFAULT, channel_slots};
+
+static int add_type(PyObject *module, PyType_Spec *spec, const char *name)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    int result = type ? PyModule_AddObjectRef(module, name, type) : -1;
+    Py_XDECREF(type);
+    return result;
+}
+
+int py_async_engine_register(PyObject *module)
+{
+    bool bad = add_type(module, &thread_spec, "EngineThread") < 0 || add_type(module, &mail_spec, "Mail") < 0 ||
+               add_type(module, &channel_spec, "Channel") < 0;
+    return bad ? -1 : 0;
+}
