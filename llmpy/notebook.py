@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .llm import LLM
+    from ._engine_base import EngineBase
     from .outputs import CompletionOutput, RequestOutput, RequestOutputs, ScoreOutput
 
 LINE_CHARS = 120
@@ -148,18 +148,18 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def llm_line(llm: LLM) -> str:
+def llm_line(llm: EngineBase) -> str:
     """`LLM(Qwen3-0.6B, bfloat16, cuda:0, weights 1.2 GB, cache 41,216 tokens, idle)`."""
     if llm.closed:
-        return f"LLM({llm.name}, closed)"
+        return f"{type(llm).__name__}({llm.name}, closed)"
     stats, config, memory = llm.stats(), llm.config, llm.memory()
     tokens = stats.kv_blocks_total // llm.num_cache_groups * config.block_size
     state = f"{stats.num_running} running, {stats.num_waiting} waiting" if stats.num_unfinished else "idle"
-    weights = size(memory.get("weights", 0))
-    return f"LLM({llm.name}, {llm.weight_type}, {config.device}, weights {weights}, cache {tokens:,} tokens, {state})"
+    kind, weights = type(llm).__name__, size(memory.get("weights", 0))
+    return f"{kind}({llm.name}, {llm.weight_type}, {config.device}, weights {weights}, cache {tokens:,} tokens, {state})"
 
 
-def llm_html(llm: LLM) -> str:
+def llm_html(llm: EngineBase) -> str:
     """The engine's memory and statistics."""
     if llm.closed:
         return f"<code>{html.escape(llm_line(llm))}</code>"

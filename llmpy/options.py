@@ -208,7 +208,7 @@ RULES: dict[str, Rule] = {
     "enable_lora": only(False, "merge the adapter into the checkpoint"),
     "max_loras": only(1, "leave it out"),
     "max_lora_rank": only(16, "leave it out"),
-    "max_queued_requests": only(None, "it is an option of AsyncEngine"),
+    "max_queued_requests": optional(integer(1, 1 << 31)),
     "pipeline_parallel_size": only(1, "it has to be 1"),
     "speculative_config": only(None, "leave it out"),
 }
@@ -230,11 +230,11 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
 }
 
 
-def check_keywords(unknown: Mapping[str, object]) -> None:
+def check_keywords(unknown: Mapping[str, object], kind: str = "LLM") -> None:
     """Passes over keywords that are always so, and refuses the others."""
     for name, value in unknown.items():
         if name not in ALWAYS_SO:
-            refuse_names("LLM", [name], [*RULES, "use_tqdm_on_load"])
+            refuse_names(kind, [name], [*RULES, "use_tqdm_on_load"])
         values = ALWAYS_SO[name]
         if values is not None and value not in values:
             later(name, value, f"it is always {' or '.join(map(repr, values))}")

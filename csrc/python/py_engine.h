@@ -1,5 +1,5 @@
-/* py_engine.h: what py_engine.c and py_async_engine.c share: parsing of a request's and an engine's dictionaries, and news. What
- * is parsed borrows from the dictionaries, which must outlive it, and from a scratch of its own. */
+/* py_engine.h: what py_engine.c and py_async_engine.c share: parsing of a request's and an engine's dictionaries, and news.
+ * What is parsed borrows from the dictionaries, which must outlive it, and from a scratch of its own. */
 #ifndef LLMPY_PY_ENGINE_H
 #define LLMPY_PY_ENGINE_H
 

@@ -1,0 +1,362 @@
+"""What LLM and AsyncEngine share: options, parameters, tokenizer, templates, and a look inside."""
+
+from __future__ import annotations
+
+import fnmatch
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+
+from . import hardware
+from ._calls import new_request
+from ._frontend import Frontend
+from .checks import as_int, refuse_names
+from .config import EngineConfig
+from .errors import InvalidRequestError, LlmpyError, UnsupportedError
+from .inputs import Prompt
+from .options import check_keywords
+from .outputs import EngineStats, Histogram, StepRecord
+from .sampling_params import SamplingParams, default_params
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
+    from ._calls import Submission
+    from ._core import Engine, Model
+    from ._loading import Loaded
+    from .progress import UseTqdm
+    from .tokenizer import Tokenizer
+
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+
+DEFAULT_MAX_TOKENS = 256
+_FINISH_NAMES = {
+    "stop": ("eos", "stop_id", "stop_string"),
+    "length": ("length",),
+    "abort": ("abort",),
+    "error": ("error",),
+}
+
+
+class AnyDriver(Protocol):
+    """What this file asks of a driver."""
+
+    model: Model
+    engine: Engine
+    closed: bool
+
+    def check(self) -> None:
+        """Raises unless the engine can be used."""
+
+
+class EngineBase(ABC):
+    """The part of an engine that has nothing to do with running it."""
+
+    _driver: AnyDriver
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        tokenizer: str | Path | None = None,
+        skip_tokenizer_init: bool = False,
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        hf_token: str | None = None,
+        hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None = None,
+        dtype: str = "auto",
+        quantization: str | None = None,
+        load_format: str = "auto",
+        device: str | int | None = None,
+        tensor_parallel_size: int = 1,
+        device_ids: Sequence[int] | None = None,
+        max_model_len: int | str | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        gpu_memory_utilization: float = 0.92,
+        kv_cache_memory_bytes: int | str | None = None,
+        host_cache_bytes: int | str = 0,
+        kv_cache_dtype: str = "auto",
+        activation_dtype: str = "auto",
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        enforce_eager: bool = False,
+        scheduling_policy: str = "fcfs",
+        seed: int | None = 0,
+        logprobs_mode: str = "raw_logprobs",
+        max_logprobs: int = 20,
+        generation_config: str | Path = "auto",
+        override_generation_config: Mapping[str, Any] | None = None,
+        chat_template: str | Path | None = None,
+        vocab_limit: int | None = None,
+        banned_token_ids: Sequence[int] = (),
+        enable_return_routed_experts: bool = False,
+        enable_lora: bool = False,
+        max_loras: int = 1,
+        max_lora_rank: int = 16,
+        max_queued_requests: int | None = None,
+        pipeline_parallel_size: int = 1,
+        speculative_config: Mapping[str, Any] | None = None,
+        use_tqdm_on_load: UseTqdm = None,
+        **others: object,
+    ) -> None:
+        given = dict(locals())
+        check_keywords(others, type(self).__name__)
+        options = {name: given[name] for name in EngineConfig.__dataclass_fields__}
+        options["override_generation_config"] = override_generation_config or {}
+        config = EngineConfig(**options)
+        self._check_config(config)
+        from ._loading import load
+        from .progress import LoadBar
+
+        with LoadBar(use_tqdm_on_load) as on_progress:
+            loaded = load(config, on_progress)
+        self._frontend = Frontend(loaded)
+        self.config: EngineConfig = loaded.config
+        """The resolved options."""
+        self.name: str = loaded.name
+        """Short name of the model."""
+        self.weight_type: str = loaded.weight_type
+        """How the weights are stored: "float32", "float16", "bfloat16" or "quantized"."""
+        self._start(loaded)
+
+    @abstractmethod
+    def _check_config(self, config: EngineConfig) -> None:
+        """Refuses options that the class does not have."""
+
+    @abstractmethod
+    def _start(self, loaded: Loaded) -> None:
+        """Takes over what was loaded, and sets `_driver`."""
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Self:
+        """An engine with the options of another one's `config`."""
+        return cls(**{name: getattr(config, name) for name in EngineConfig.__dataclass_fields__})
+
+    # ---- parameters, tokenizer, templates ---------------------------------------------------------------------------
+
+    def _params(self, params: Any, sampling: Mapping[str, Any]) -> Any:
+        """The given parameters, or the model's defaults with some fields changed."""
+        if params is not None:
+            if sampling:
+                raise TypeError(f"pass sampling_params or fields by name ({', '.join(sampling)}), not both")
+            return params
+        if sampling:
+            known = SamplingParams.__dataclass_fields__
+            refuse_names("generate", [name for name in sampling if name not in known], known)
+        default = self.get_default_sampling_params()
+        return default.replace(**sampling) if sampling else default
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What holds without `sampling_params`: the model's generation_config.json; 256 tokens unless it says."""
+        return default_params(self._frontend.generation_defaults, DEFAULT_MAX_TOKENS)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            UnsupportedError: The engine was made without one.
+        """
+        if self._frontend.tokenizer is None:
+            raise UnsupportedError("there is no tokenizer: skip_tokenizer_init is True")
+        return self._frontend.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        return self.tokenizer
+
+    def _template_arguments(
+        self,
+        chat_template: str | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: Tools | None,
+        kwargs: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        if add_generation_prompt and continue_final_message:
+            message = "Cannot set both `add_generation_prompt` and `continue_final_message` to True."
+            raise InvalidRequestError(message, parameter="continue_final_message", value=True)
+        return {
+            **(kwargs or {}),
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+        }
+
+    def _render(self, messages: Any, how: Mapping[str, Any]) -> list[Prompt | LlmpyError]:
+        """The conversations as text, or what is wrong with them."""
+        from ._scoring import conversations, render
+
+        rendered: list[Prompt | LlmpyError] = []
+        for index, conversation in enumerate(conversations(messages)):
+            try:
+                rendered.append(render(self.tokenizer, conversation, how))
+            except LlmpyError as error:
+                if isinstance(error, InvalidRequestError):
+                    error.index = index
+                rendered.append(error)
+        return rendered
+
+    def _single(
+        self, item: object, params: SamplingParams, special_tokens: bool, priority: int = 0, queued: bool = False
+    ) -> Submission:
+        """One checked request."""
+        prompt = self._frontend.prompts([item], special_tokens)[0]
+        if isinstance(prompt, LlmpyError):
+            raise prompt
+        self._frontend.check(prompt, params, priority)
+        request = new_request(self._frontend, prompt, params, queued=queued)
+        translator = self._frontend.translator
+        return request, translator.prompt_params(request, translator.core_params(params), priority)
+
+    # ---- introspection ----------------------------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        """Root of the seeds of requests that bring none."""
+        return self.config.seed or 0
+
+    @property
+    def weight_version(self) -> int | str:
+        """Label of the weights."""
+        return self._frontend.context.version or 0
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Makes every cached block unfindable, even those in use.
+
+        Args:
+            reset_running_requests: Also recompute what running requests have cached.
+
+        Returns:
+            True.
+        """
+        self._driver.check()
+        self._driver.engine.reset_prefix_cache(reset_running_requests)
+        return True
+
+    def stats(self) -> EngineStats:
+        """A snapshot of counters and gauges."""
+        self._driver.check()
+        numbers = self._driver.engine.stats()
+        known = EngineStats.__dataclass_fields__
+        found: dict[str, Any] = {}
+        for name, value in numbers.items():
+            if name in known:
+                found[name] = float(value) if known[name].type == "float" else int(value)
+        total = found.get("kv_blocks_total", 0)
+        found["finished"] = {
+            reason: sum(int(numbers.get(f"finished_{name}", 0)) for name in names) for reason, names in _FINISH_NAMES.items()
+        }
+        found["kv_usage"] = 1 - found.get("kv_blocks_free", 0) / total if total else 0.0
+        return EngineStats(**found)
+
+    def step_log(self, n: int = 100) -> list[StepRecord]:
+        """The engine's last steps; it remembers 4096.
+
+        Args:
+            n: At most so many.
+
+        Returns:
+            Records, the oldest first.
+
+        Raises:
+            InvalidRequestError: `n` is negative.
+        """
+        self._driver.check()
+        if as_int("n", n) < 0:
+            raise InvalidRequestError(f"n must be at least 0, got {n}.", parameter="n", value=n)
+        return [StepRecord._make(step) for step in self._driver.engine.step_log(n)]
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Distributions over everything that has run so far, counted in fixed buckets.
+
+        Returns:
+            By name: seconds in `time_to_first_token_s`, `time_per_output_token_s`, `end_to_end_s`, `queue_s`; tokens in
+            `prompt_tokens`, `output_tokens`.
+        """
+        self._driver.check()
+        return {name: Histogram(*parts) for name, parts in self._driver.engine.histograms().items()}
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose, and the device's total and free bytes."""
+        self._driver.check()
+        found = {"weights": 0, "kv": 0, "activations": 0, "graphs": 0, "sampler": 0, "pinned_host": 0}
+        found.update(self._driver.model.memory())
+        total, free = hardware.memory_bytes(str(self.config.device))
+        return {**found, "device_total": total, "device_free": free}
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """The devices that the model lies on."""
+        memory = self.memory()
+        rank = {"rank": 0, "device": self.config.device, "uuid": None, "name": hardware.device_name(str(self.config.device))}
+        return [{**rank, "weights_bytes": memory["weights"], "kv_bytes": memory["kv"]}]
+
+    def get_world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks())
+
+    def weight_info(self, pattern: str | None = None) -> list[dict[str, Any]]:
+        """The weights under their checkpoint names.
+
+        Args:
+            pattern: Shell pattern of names, such as "*.q_proj.*"; None = all.
+
+        Returns:
+            Dicts with `name`, `shape`, `dtype`, `stored_in`, `shard`.
+        """
+        self._driver.check()
+        infos = self._driver.model.weight_info()
+        return [info for info in infos if pattern is None or fnmatch.fnmatchcase(info["name"], pattern)]
+
+    def program(self) -> list[str]:
+        """The operations that run for every batch, one line each."""
+        self._driver.check()
+        return self._driver.model.program()
+
+    @property
+    def num_cache_groups(self) -> int:
+        """Blocks of the cache that the tokens of one block take: 1, or more where layers have unlike windows."""
+        return int(self._driver.model.describe()["num_groups"])
+
+    def check(self) -> None:
+        """Walks the invariants of block manager and scheduler; a RuntimeError names one that is broken."""
+        self._driver.check()
+        self._driver.engine.check()
+
+    def is_sleeping(self) -> bool:
+        """False: this engine cannot sleep yet."""
+        self._driver.check()
+        return False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._driver.closed
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        name, what = type(self).__name__, "llm" if type(self).__name__ == "LLM" else "engine"
+        raise TypeError(f"cannot pickle an {name}: pickle {what}.config, and make another with {name}.from_config(config)")
+
+    def __repr__(self) -> str:
+        from .notebook import llm_line
+
+        return llm_line(self)
+
+    def _repr_html_(self) -> str:
+        from .notebook import llm_html
+
+        return llm_html(self)
+
+
+def check_params_type(params: object) -> None:
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"sampling_params must be SamplingParams or a list of them, but is of type {type(params).__name__}")
+
+
+def refuse_adapters(adapters: Iterable[object]) -> None:
+    if any(adapter is not None for adapter in adapters):
+        raise UnsupportedError("lora_request is not supported yet; merge the adapter into the checkpoint")
