@@ -2,9 +2,9 @@
 
     python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch]
 
-Each shape has several copies of random weights, together far larger than the L2 cache, that take turns. Ours are launched in
-one long stream behind work that keeps the device busy until all of them are queued; cuBLASLt's run in a CUDA graph. The backend
-is used through its C ABI (kernels/backend.h). A line: microseconds of a call, TB/s of weights, TFLOP/s, time over cuBLASLt's.
+Each shape has several copies of random weights, together far larger than the L2 cache, that take turns in a CUDA graph. The
+backend is used through its C ABI (kernels/backend.h). A line: microseconds of a call, TB/s of weights, TFLOP/s, time over
+cuBLASLt's. gate_up* makes the gated product, too; the totals have it in gate_up's place, and cuBLASLt's gate_up alone.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from llmpy import hardware
 
 # (name, rows of the weight, columns, launches of it in a step)
 MODELS = {
-    "8b": [("qkv", 6144, 4096, 32), ("o", 4096, 4096, 32), ("gate_up", 28672, 4096, 32), ("down", 4096, 14336, 32),
+    "8b": [("qkv", 6144, 4096, 32), ("o", 4096, 4096, 32), ("gate_up", 28672, 4096, 0), ("gate_up*", 28672, 4096, 32),
+           ("down", 4096, 14336, 32),
            ("head", 128256, 4096, 1)],
-    "0.6b": [("qkv", 4096, 1024, 28), ("o", 1024, 2048, 28), ("gate_up", 6144, 1024, 28), ("down", 1024, 3072, 28),
+    "0.6b": [("qkv", 4096, 1024, 28), ("o", 1024, 2048, 28), ("gate_up", 6144, 1024, 0), ("gate_up*", 6144, 1024, 28),
+             ("down", 1024, 3072, 28),
              ("head", 151936, 1024, 1)],
 }  # fmt: skip
 ROWS = (1, 8, 32, 64, 128, 256, 1024, 8192)
-COLD_BYTES, MAX_CALLS, HEAD_ROWS = 400 << 20, 600, 256
+COLD_BYTES, HEAD_ROWS = 400 << 20, 256
+PRODUCT = 1  # enum linear_output
 BF16 = 30  # csrc/base/dtype.h
 
 
@@ -42,7 +45,7 @@ class LinearArgs(Structure):
     _fields_ = [
         ("matrix", c_void_p), ("n_rows", c_uint32), ("x", View), ("y", View), ("bias", c_void_p), ("add", POINTER(View)),
         ("input", c_uint32), ("norm_weight", c_void_p), ("norm_eps", c_float), ("act", c_uint32), ("is_float_out", c_bool),
-        ("later", c_char * 128),
+        ("output", c_uint32), ("mid", View), ("later", c_char * 128),
     ]  # fmt: skip
 
 
@@ -102,45 +105,45 @@ class Backend:
 
 
 class Bench:
-    """Buffers for the widest rows, and the matrix whose product keeps the device busy."""
+    """Buffers for the widest rows."""
 
     def __init__(self, max_rows: int) -> None:
-        self.backend, self.max_rows = Backend(max_rows), max_rows
+        self.backend = Backend(max_rows)
         rng = np.random.default_rng(0)
         host = (rng.standard_normal(max_rows * 14336).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         self.x = self.backend.buffer(host.nbytes)
         self.backend("upload", self.x, host.ctypes.data_as(c_void_p), c_size_t(host.nbytes))
-        self.y = self.backend.buffer(2 * max(max_rows * 28672, HEAD_ROWS * 151936))
-        self.busy = self.args(self.backend.matrix(128256, 4096, 1), 128256, 4096, 1)
-        self.call, self.err = self.backend.function("linear"), byref(self.backend.err)
+        self.y = self.backend.buffer(4 * max(max_rows * 28672, HEAD_ROWS * 151936))
+        self.mid = self.backend.buffer(2 * max_rows * 28672)
 
-    def args(self, matrix: c_void_p, n: int, k: int, rows: int) -> LinearArgs:
-        return LinearArgs(matrix=matrix, n_rows=rows, x=View(self.x, k, k), y=View(self.y, n, n))
+    def args(self, name: str, matrix: c_void_p, n: int, k: int, rows: int) -> LinearArgs:
+        args = LinearArgs(matrix=matrix, n_rows=rows, x=View(self.x, k, k), y=View(self.y, n, n), is_float_out=name == "head")
+        if name.endswith("*"):
+            args.output, args.y, args.mid = PRODUCT, View(self.y, n // 2, n // 2), View(self.mid, n, n)
+        return args
 
-    def seconds(self, calls: list[LinearArgs], n_busy: int) -> float:
-        """Wall time of the calls behind the busy ones."""
-        references = [byref(a) for a in [self.busy] * n_busy + calls]
+    def seconds(self, graph: c_void_p, launches: int) -> float:
         self.backend("synchronize")
         start = time.perf_counter()
-        for reference in references:
-            self.backend.check(self.call(self.backend.ctx, reference, self.err))
+        for _ in range(launches):
+            self.backend("graph_launch", graph)
         self.backend("synchronize")
         return time.perf_counter() - start
 
-    def time(self, n: int, k: int, rows: list[int]) -> dict[int, float]:
+    def time(self, name: str, n: int, k: int, rows: list[int]) -> dict[int, float]:
         """Seconds of a call for each number of rows."""
         copies = [self.backend.matrix(n, k, 2 + i) for i in range(min(64, max(4, COLD_BYTES // (2 * n * k))))]
         found = {}
         for m in rows:
-            calls = [self.args(matrix, n, k, m) for matrix in copies]
-            one = max(1e-6, self.seconds(calls, 0) / len(calls))
-            calls *= max(1, int(min(MAX_CALLS, 0.03 / one) / len(calls)))
-            n_busy = 4 + int(len(calls) * 6e-6 / 240e-6)
-            taken = []
-            for _ in range(3):
-                alone = self.seconds([], n_busy)
-                taken.append((self.seconds(calls, n_busy) - alone) / len(calls))
-            found[m] = statistics.median(taken)
+            graph = c_void_p()
+            self.backend("graph_begin")
+            for matrix in copies:
+                self.backend("linear", byref(self.args(name, matrix, n, k, m)))
+            self.backend("graph_end", byref(graph))
+            self.seconds(graph, 1)
+            taken = [self.seconds(graph, 4) - self.seconds(graph, 1) for _ in range(5)]
+            found[m] = statistics.median(taken) / 3 / len(copies)
+            self.backend.function("graph_destroy")(self.backend.ctx, graph)
         for matrix in copies:
             self.backend.function("matrix_destroy")(self.backend.ctx, matrix)
         return found
@@ -186,7 +189,7 @@ def measure(models: list[str], rows: list[int], with_torch: bool) -> dict[str, d
         total = totals[model] = {m: (0.0, 0.0) for m in rows}
         for name, n, k, launches in MODELS[model]:
             counts = [m for m in rows if name != "head" or m <= HEAD_ROWS]
-            ours, theirs = bench.time(n, k, counts), time_cublas(n, k, counts) if with_torch else {}
+            ours, theirs = bench.time(name, n, k, counts), time_cublas(n, k, counts) if with_torch else {}
             for m in counts:
                 a, b = ours[m], theirs.get(m, float("nan"))
                 total[m] = (total[m][0] + launches * a, total[m][1] + launches * b)

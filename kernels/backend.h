@@ -84,6 +84,8 @@ struct embed_args {
  * The fused forms are allowed only where the backend's fusions say so, and equal the composed ones bit for bit. y may be add.
  */
 enum linear_input { LINEAR_PLAIN = 0, LINEAR_RMS_NORM = 1, LINEAR_GATED = 2 };
+/* LINEAR_PRODUCT: the matrix is gate | up; gate and up are each rounded as y would be, then y = act(gate) * up. */
+enum linear_output { LINEAR_SUM = 0, LINEAR_PRODUCT = 1 };
 struct linear_args {
     const struct matrix *matrix;
     uint32_t n_rows;
@@ -93,8 +95,10 @@ struct linear_args {
     uint32_t input;             /* enum linear_input */
     const float *norm_weight;   /* [n_cols], LINEAR_RMS_NORM */
     float norm_eps;
-    uint32_t act;               /* enum act, LINEAR_GATED */
+    uint32_t act;               /* enum act, LINEAR_GATED, LINEAR_PRODUCT */
     bool is_float_out;          /* y is float32 whatever the type of activations (logits); then add is NULL */
+    uint32_t output;            /* enum linear_output; LINEAR_PRODUCT: y has half the matrix's rows for columns, add is NULL */
+    struct view mid;            /* [n_rows][rows of the matrix] for the backend's use; LINEAR_PRODUCT: always there */
 };
 
 /* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). In place is fine.
@@ -268,7 +272,7 @@ struct sample_args {
 
 /* ---- the table ------------------------------------------------------------------------------------------------------- */
 
-enum fusion { FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4 };
+enum fusion { FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8 };
 
 struct backend_options {
     const char *device;        /* "cpu", "cuda:0", ... */

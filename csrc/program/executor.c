@@ -85,6 +85,8 @@ static enum rc run_linear(struct running *run, const struct step *step, uint32_t
         .norm_eps = step->eps,
         .act = step->act,
         .is_float_out = step->code == STEP_LOGITS,
+        .output = step->output,
+        .mid = view_of(m, step->mid),
     };
     return m->backend->linear(m->ctx, &args, run->err);
 }

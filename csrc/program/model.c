@@ -308,7 +308,8 @@ bool model_step_text(const struct model *m, uint32_t index, char *text, size_t s
     const struct step *step = &m->plan.steps[index];
     const char *weight = step->weight == NO_INDEX ? "" : m->program->weights[step->weight].parts[0].name;
     static const char *const inputs[] = {"", " of rms_norm", " of gated"};
-    snprintf(text, size_bytes, "%s%s %s%s%s", step_name(step->code), inputs[step->input], weight,
-             step->add.width ? " + residual" : "", step->on_selected ? " [wanted rows]" : "");
+    snprintf(text, size_bytes, "%s%s %s%s%s%s", step_name(step->code), inputs[step->input], weight,
+             step->output == LINEAR_PRODUCT ? " gated" : "", step->add.width ? " + residual" : "",
+             step->on_selected ? " [wanted rows]" : "");
     return true;
 }

@@ -12,7 +12,7 @@ struct ref {
 /* A step whose tensors are still values. */
 struct node {
     struct step step;
-    struct ref in[3], add, out;
+    struct ref in[3], add, mid, out;
 };
 
 struct planner {
@@ -85,7 +85,7 @@ static struct node *node_init(struct node *node, enum step_code code)
     step->weight = step->bias = step->norm[0] = step->norm[1] = step->rope = step->layer = NO_INDEX;
     for (int i = 0; i < 3; i++)
         node->in[i].root = NO_INDEX;
-    node->add.root = node->out.root = NO_INDEX;
+    node->add.root = node->mid.root = node->out.root = NO_INDEX;
     return node;
 }
 
@@ -168,9 +168,35 @@ static uint32_t linear_before_add(struct planner *b, uint32_t index, uint32_t *o
     return NO_INDEX;
 }
 
+/* Pattern 4: the gated product of the two halves of a linear moves into its epilogue. Gives the linear. */
+static uint32_t linear_before_gated(const struct planner *b, uint32_t index)
+{
+    const struct op *gated = &b->p->ops[index];
+    struct ref gate = ref_of(b->p, gated->in[0]), up = ref_of(b->p, gated->in[1]);
+    bool is_pair = gate.root == up.root && gate.offset == 0 && up.offset == gate.width && up.width == gate.width &&
+                   b->p->values[gate.root].width == 2 * gate.width && readers(b->p, gate.root) == 2;
+    /* A linear has one act, so its input may hold no gated product. */
+    bool is_alone = b->fusions & FUSION_LINEAR_GATED && !(b->fusions & FUSION_GATED_LINEAR);
+    if (!is_pair || !is_alone || index == 0 || b->absorbed[index - 1])
+        return NO_INDEX;
+    const struct op *linear = &b->p->ops[index - 1];
+    return linear->code == OP_LINEAR && linear->out[0] == gate.root ? index - 1 : NO_INDEX;
+}
+
 /* ---- operations to nodes ------------------------------------------------------------------------------------------ */
 
-static void emit_linear(struct planner *b, const struct op *op, uint32_t add, uint32_t out)
+static void emit_plain(struct planner *b, const struct op *op, enum step_code code)
+{
+    struct node *node = node_add(b, code);
+    for (int i = 0; i < 3; i++)
+        node->in[i] = ref_of(b->p, op->in[i]);
+    node->out = ref_of(b->p, op->out[0]);
+    node->step.weight = op->weight[0];
+    node->step.act = node->step.n_heads = op->u[0];
+    node->step.scale = node->step.eps = op->f[0];
+}
+
+static struct node *emit_linear(struct planner *b, const struct op *op, uint32_t add, uint32_t out)
 {
     struct node *node = node_add(b, op->code == OP_LOGITS ? STEP_LOGITS : STEP_LINEAR);
     absorb_input(b, node, op);
@@ -179,6 +205,24 @@ static void emit_linear(struct planner *b, const struct op *op, uint32_t add, ui
     node->step.scale = op->f[0];
     node->add = ref_of(b->p, add);
     node->out = ref_of(b->p, out);
+    if (out != op->out[0] && b->fusions & FUSION_LINEAR_GATED)
+        node->mid = ref_of(b->p, op->out[0]);
+    return node;
+}
+
+/* The linear that the gated product ends, or the product alone. */
+static void emit_gated(struct planner *b, uint32_t index)
+{
+    const struct op *op = &b->p->ops[index];
+    uint32_t linear = linear_before_gated(b, index);
+    if (linear == NO_INDEX) {
+        emit_plain(b, op, STEP_GATED);
+        return;
+    }
+    b->absorbed[linear] = 1;
+    struct node *node = emit_linear(b, &b->p->ops[linear], NO_INDEX, op->out[0]);
+    node->step.output = LINEAR_PRODUCT;
+    node->step.act = op->u[0];
 }
 
 static void emit_attention(struct planner *b, const struct op *op)
@@ -211,17 +255,6 @@ static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err
     return RC_OK;
 }
 
-static void emit_plain(struct planner *b, const struct op *op, enum step_code code)
-{
-    struct node *node = node_add(b, code);
-    for (int i = 0; i < 3; i++)
-        node->in[i] = ref_of(b->p, op->in[i]);
-    node->out = ref_of(b->p, op->out[0]);
-    node->step.weight = op->weight[0];
-    node->step.act = node->step.n_heads = op->u[0];
-    node->step.scale = node->step.eps = op->f[0];
-}
-
 /* Emits one operation, and with it those that it absorbs. */
 static enum rc emit(struct planner *b, uint32_t index, struct err *err)
 {
@@ -230,7 +263,7 @@ static enum rc emit(struct planner *b, uint32_t index, struct err *err)
     switch (op->code) {
     case OP_EMBED: emit_plain(b, op, STEP_EMBED); return RC_OK;
     case OP_RMS_NORM: emit_plain(b, op, STEP_RMS_NORM); return RC_OK;
-    case OP_GATED: emit_plain(b, op, STEP_GATED); return RC_OK;
+    case OP_GATED: emit_gated(b, index); return RC_OK;
     case OP_ROPE: return emit_rope(b, op, err);
     case OP_ATTENTION: emit_attention(b, op); return RC_OK;
     case OP_LINEAR:
@@ -333,6 +366,7 @@ static void find_lives(struct planner *b)
     for (uint32_t i = 0; i < b->n_nodes; i++) {
         for (uint32_t j = 0; j < 4; j++)
             live(b, *node_ref(&b->nodes[i], j), i);
+        live(b, b->nodes[i].mid, i);
         live(b, b->nodes[i].out, i);
     }
 }
@@ -414,6 +448,7 @@ static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, s
         for (uint32_t j = 0; j < 3; j++)
             node->step.in[j] = place_of(b, node->in[j], max_rows);
         node->step.add = place_of(b, node->add, max_rows);
+        node->step.mid = place_of(b, node->mid, max_rows);
         node->step.out = place_of(b, node->out, max_rows);
         plan->steps[i] = node->step;
     }

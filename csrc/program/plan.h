@@ -21,9 +21,10 @@ struct place {
 struct step {
     uint32_t code;
     struct place in[3], add, out; /* in: x; q, k, v; gate, up; a, b */
+    struct place mid;             /* of a fused linear: where its own value would lie, free for the backend */
     uint32_t weight, bias;        /* weight numbers or NO_INDEX */
     uint32_t norm[2];             /* norms absorbed: of a linear's input; of q and of k */
-    uint32_t input, act;          /* enum linear_input and enum act */
+    uint32_t input, output, act;  /* enum linear_input, enum linear_output and enum act */
     uint32_t n_heads;
     uint32_t rope, layer;
     float scale, softcap, eps;

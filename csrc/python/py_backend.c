@@ -262,15 +262,15 @@ static PyObject *backend_embed(PyObject *object, PyObject *args, PyObject *kwarg
 static PyObject *backend_linear(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"matrix", "x", "y", "bias", "add", "input", "norm_weight", "norm_eps",
-                            "act", "is_float_out", NULL};
-    PyObject *matrix, *x, *y, *bias = Py_None, *add = Py_None, *norm = Py_None;
+                            "act", "is_float_out", "mid", NULL};
+    PyObject *matrix, *x, *y, *bias = Py_None, *add = Py_None, *norm = Py_None, *mid = Py_None;
     int is_float_out = 0;
     struct linear_args a = {0};
     struct view added;
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|OOIOfIp", names, &matrix, &x, &y, &bias, &add, &a.input, &norm,
-                                     &a.norm_eps, &a.act, &is_float_out))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|OOIOfIpO", names, &matrix, &x, &y, &bias, &add, &a.input, &norm,
+                                     &a.norm_eps, &a.act, &is_float_out, &mid))
         return NULL;
     if (!(a.matrix = matrix_get(matrix)))
         return NULL;
@@ -285,6 +285,10 @@ static PyObject *backend_linear(PyObject *object, PyObject *args, PyObject *kwar
     if (add != Py_None) {
         stage_view(&s, "add", add, false, &added);
         a.add = &added;
+    }
+    if (mid != Py_None) {
+        stage_view(&s, "mid", mid, true, &a.mid);
+        a.output = a.mid.width == 2 * a.y.width ? LINEAR_PRODUCT : LINEAR_SUM;
     }
     a.n_rows = s.n_rows;
     STAGE_RUN(&s, linear, &a);

@@ -218,7 +218,7 @@ static uint32_t activations(void *ctx)
 static uint32_t fusions(void *ctx)
 {
     (void)ctx;
-    return FUSION_LINEAR_ADD;
+    return FUSION_LINEAR_ADD | FUSION_LINEAR_GATED;
 }
 
 static bool supports(void *ctx, uint32_t dtype, uint32_t use)

@@ -61,7 +61,7 @@ struct matrix {
     bool is_whole;             /* all parts are of one type: one launch reads them */
     size_t bytes;
     char *data;
-    struct skinny_form skinny;
+    struct skinny_form skinny, skinny_pairs; /* pairs: as gate | up, eight rows of each by turns */
     struct cuda_part parts[1]; /* [n_parts] */
 };
 

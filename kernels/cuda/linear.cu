@@ -151,11 +151,9 @@ struct linear_state {
 template <class T> static cudaError_t allow_shared(void)
 {
     cudaError_t code = cudaSuccess;
-    for (uint32_t eights = 1; eights <= 8 && code == cudaSuccess; eights *= 2)
-        skinny_visit(eights, [&](auto n) {
-            code = cudaFuncSetAttribute(multiply_skinny<T, decltype(n)::value>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        SKINNY_SHARED);
-        });
+    for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++)
+        code = cudaFuncSetAttribute(skinny_kernel<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    SKINNY_SHARED);
     return code;
 }
 
@@ -179,21 +177,33 @@ void linear_close(struct cuda *cuda)
     mem_free(cuda->linear);
 }
 
-enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
+static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is_pairs, struct skinny_form *form,
+                         struct err *err)
 {
-    const struct cuda_part *first = &matrix->parts[0];
-    if (cuda->dtype == DTYPE_F32 || !matrix->is_whole || first->dtype != cuda->dtype || !matrix->n_rows ||
-        matrix->n_cols % 64)
-        return RC_OK;
-    struct skinny_form *form = &matrix->skinny;
-    form->tile_rows = skinny_tile_rows(matrix->n_rows, matrix->n_cols, cuda->linear->n_processors);
+    uint32_t half = matrix->n_rows / 2, n_blocks = matrix->n_cols / 64;
+    uint64_t row_bytes = matrix->parts[0].row_bytes;
+    form->tile_rows =
+        skinny_tile_rows(matrix->n_rows, matrix->n_cols, is_pairs ? 16 : 8, cuda->linear->n_processors);
     form->n_tiles = ceil_div(matrix->n_rows, form->tile_rows);
     enum rc rc = RC_OK;
     for (uint32_t i = 0; i < 2 && !rc; i++) {
-        struct map_dims dims = {2, {matrix->n_rows, matrix->n_cols / 64}, {first->row_bytes, 128}, {form->tile_rows, 2u << i}};
-        rc = map_make(cuda->linear->encode, cuda->dtype, matrix->data, &dims, &form->maps[i], err);
+        struct map_dims rows = {2, {matrix->n_rows, n_blocks}, {row_bytes, 128}, {form->tile_rows, 2u << i}};
+        struct map_dims pairs = {4,
+                                 {8, 2, half / 8, n_blocks},
+                                 {row_bytes, half * row_bytes, 8 * row_bytes, 128},
+                                 {8, 2, form->tile_rows / 16, 2u << i}};
+        rc = map_make(cuda->linear->encode, cuda->dtype, matrix->data, is_pairs ? &pairs : &rows, &form->maps[i], err);
     }
     return rc;
+}
+
+enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
+{
+    if (cuda->dtype == DTYPE_F32 || !matrix->is_whole || matrix->parts[0].dtype != cuda->dtype || !matrix->n_rows ||
+        matrix->n_cols % 64)
+        return RC_OK;
+    enum rc rc = make_form(cuda, matrix, false, &matrix->skinny, err);
+    return rc || matrix->n_rows % 16 ? rc : make_form(cuda, matrix, true, &matrix->skinny_pairs, err);
 }
 
 /* The map of rows of x; made where the cache has another in its place. */
@@ -219,11 +229,11 @@ static enum rc find_x_map(struct cuda *cuda, const struct view *x, uint32_t n_ro
 }
 
 /* At most SKINNY_ROWS rows. */
-static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, const struct view *x, const struct output &out,
-                             struct err *err)
+static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, bool is_product, const struct view *x,
+                             const struct output &out, struct err *err)
 {
     uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
-    const struct skinny_form *form = &matrix->skinny;
+    const struct skinny_form *form = is_product ? &matrix->skinny_pairs : &matrix->skinny;
     const struct tensor_map *x_map;
     enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
@@ -232,13 +242,10 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, con
                                  form->n_tiles};
     uint32_t n_rounds = ceil_div(form->n_tiles, cuda->linear->n_processors);
     size_t bytes = skinny_bytes(shape.n_stages, stage_blocks, form->tile_rows, eights);
-    skinny_visit(eights, [&](auto n) {
-        void (*kernel)(CUtensorMap, CUtensorMap, struct skinny_shape, struct output) =
-            cuda->dtype == DTYPE_F16 ? multiply_skinny<__half, decltype(n)::value>
-                                     : multiply_skinny<__nv_bfloat16, decltype(n)::value>;
-        launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, bytes,
-               map_of(&form->maps[stage_blocks / 4]), map_of(x_map), shape, out);
-    });
+    skinny_function kernel = cuda->dtype == DTYPE_F16 ? skinny_kernel<__half>(eights, is_product)
+                                                      : skinny_kernel<__nv_bfloat16>(eights, is_product);
+    launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, bytes, map_of(&form->maps[stage_blocks / 4]),
+           map_of(x_map), shape, out);
     return RC_OK;
 }
 
@@ -281,18 +288,19 @@ static struct output output_of(const struct linear_args *args, uint32_t first_ro
     out.n_rows = args->n_rows;
     out.n_out = n_out;
     out.is_float = args->is_float_out;
+    out.act = args->act;
     return out;
 }
 
-static enum rc multiply_streamed(struct cuda *cuda, const struct linear_args *args, struct err *err)
+static enum rc multiply_streamed(struct cuda *cuda, const struct linear_args *args, bool is_product, struct err *err)
 {
-    struct output out = output_of(args, 0, args->matrix->n_rows, 2);
+    struct output out = output_of(args, 0, is_product ? args->matrix->n_rows / 2 : args->matrix->n_rows, 2);
     enum rc rc = RC_OK;
     for (uint32_t row = 0; row < args->n_rows && !rc; row += SKINNY_ROWS) {
         uint32_t n_rows = args->n_rows - row < SKINNY_ROWS ? args->n_rows - row : SKINNY_ROWS;
         struct view x = args->x;
         x.data = (char *)x.data + (size_t)row * x.stride * 2;
-        rc = launch_skinny(cuda, args->matrix, &x, rows_from(out, row, n_rows, 2), err);
+        rc = launch_skinny(cuda, args->matrix, is_product, &x, rows_from(out, row, n_rows, 2), err);
     }
     return rc;
 }
@@ -312,6 +320,23 @@ static void multiply_plainly(const struct cuda *cuda, const struct linear_args *
     }
 }
 
+/* gate | up into mid, then their product. */
+static enum rc multiply_twice(struct cuda *cuda, const struct linear_args *args, struct err *err)
+{
+    struct linear_args first = *args;
+    first.output = LINEAR_SUM;
+    first.y = args->mid;
+    enum rc rc = args->mid.data ? cuda_linear(cuda, &first, err)
+                                : err_set(err, RC_INTERNAL, "linear: wanted mid for a gated product, have none");
+    if (rc)
+        return rc;
+    uint32_t width = args->y.width, item = cuda->dtype == DTYPE_F32 ? 4 : 2;
+    struct gated_args gated = {args->n_rows, args->act, {args->mid.data, width, args->mid.stride}, {}, args->y};
+    gated.up = gated.gate;
+    gated.up.data = (char *)gated.gate.data + (size_t)width * item;
+    return cuda_gated(cuda, &gated, err);
+}
+
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
@@ -321,9 +346,17 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
                        cuda->options.max_rows, args->n_rows);
     if (args->input != LINEAR_PLAIN)
         return err_set(err, RC_INTERNAL, "linear: wanted plain input, have a fused form that fusions() does not name");
+    bool is_streamed = args->matrix->skinny.tile_rows && map_fits(args->x.data, (size_t)args->x.stride * 2);
+    if (args->output == LINEAR_PRODUCT) {
+        if (is_streamed && args->matrix->skinny_pairs.tile_rows && args->n_rows <= SKINNY_ROWS) {
+            enum rc rc = multiply_streamed(cuda, args, true, err);
+            return rc ? rc : launched(err, "linear");
+        }
+        return multiply_twice(cuda, args, err);
+    }
     enum rc rc = RC_OK;
-    if (args->matrix->skinny.tile_rows && map_fits(args->x.data, (size_t)args->x.stride * 2))
-        rc = multiply_streamed(cuda, args, err);
+    if (is_streamed)
+        rc = multiply_streamed(cuda, args, false, err);
     else
         multiply_plainly(cuda, args);
     return rc ? rc : launched(err, "linear");

@@ -11,6 +11,7 @@ struct output {
     const float *bias;
     uint32_t y_stride, add_stride, n_rows, n_out;
     bool is_float;
+    uint32_t act; /* of the product of gate and up, for the kernels that make it; n_out is its width */
 };
 
 template <class T> static __device__ __forceinline__ void put(const struct output &out, uint32_t r, uint32_t n, float sum)

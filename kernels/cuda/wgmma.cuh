@@ -72,6 +72,15 @@ static __device__ __forceinline__ void copy_box(uint32_t target, const CUtensorM
                  : "memory");
 }
 
+/* The box of pairs of eight rows at (pair, block). */
+static __device__ __forceinline__ void copy_pairs(uint32_t target, const CUtensorMap *map, uint32_t pair, uint32_t block,
+                                                  uint32_t barrier, uint64_t policy)
+{
+    asm volatile(COPY(5) ".L2::cache_hint [%0],[%1,{%2,%2,%2,%3,%4}],[%5],%6;" ::"r"(target), "l"(map), "r"(0), "r"(pair),
+                 "r"(block), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
 #undef COPY
 
 static __device__ __forceinline__ void wgmma_begin(void)

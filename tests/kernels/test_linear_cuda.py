@@ -163,6 +163,30 @@ def test_epilogues(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
         assert y.tobytes() == expected.tobytes(), rows
 
 
+# halves that are whole eights, that are not, and columns that the streaming kernels do not read
+@pytest.mark.parametrize(("n", "k"), [(24, 64), (200, 1088), (1536, 576), (3072, 1024), (203, 128), (40, 72)])
+@pytest.mark.parametrize("dtype", list(KINDS))
+def test_products(dtype: str, n: int, k: int, opened: Callable[[str], _core.Backend]) -> None:
+    """act(gate) * up out of the linear has the bits of the linear, then the product, for every number of rows."""
+    rng = np.random.default_rng(n + k)
+    backend, kind = opened(dtype), KINDS[dtype]
+    words = np.float32 if dtype == "float32" else np.uint16
+    parts = [np.ascontiguousarray((0.2 * rng.standard_normal((n, k))).astype(kind).view(words)) for _ in range(2)]
+    matrix = backend.matrix([(dtype, n, part) for part in parts], k)
+    bias = rng.standard_normal(2 * n).astype(np.float32)
+    x = rng.standard_normal((150, k)).astype(kind)
+    x[11] = np.nan
+    for rows in (1, 3, 8, 9, 16, 17, 32, 40, 64, 65, 150):
+        for act, given in ((0, None), (0, bias), *(((act, None) for act in (1, 2, 3, 4)) if rows == 17 else ())):
+            both = linear(backend, matrix, x[:rows], 2 * n, bias=given).view(words)
+            y, expected = np.full((rows, n + 3), 5, kind), np.empty((rows, n), kind)
+            backend.gated(both[:, :n], both[:, n:], expected.view(words), act)
+            mid = np.empty((rows, 2 * n), words)
+            backend.linear(matrix, x[:rows].view(words), y.view(words)[:, 1 : n + 1], bias=given, act=act, mid=mid)
+            assert np.ascontiguousarray(y[:, 1 : n + 1]).tobytes() == expected.tobytes(), (rows, act)
+            assert (y[:, :1] == 5).all() and (y[:, n + 1 :] == 5).all()
+
+
 def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
     backend = opened("bfloat16")
     assert not any(backend.supports(dtype) for dtype in ("q5_0", "q5_1", "q2_k", "q3_k", "q5_k"))
