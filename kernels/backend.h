@@ -283,6 +283,9 @@ struct backend_options {
     uint32_t max_cols;         /* widest input of a linear, in elements */
     uint32_t vocab_size;
     uint32_t dtype;            /* type of activations wanted: DTYPE_F32, DTYPE_F16, DTYPE_BF16 */
+    uint32_t max_model_len;    /* most positions of a sequence */
+    uint32_t max_group;        /* most query heads of a kv head */
+    uint32_t max_head_dim;
 };
 
 struct device_info {

@@ -26,8 +26,14 @@ static enum rc open_backend(struct model *m, struct err *err)
     struct backend_options options = {
         .device = o->device, .isa = o->isa, .n_threads = o->n_threads, .max_rows = o->max_num_batched_tokens,
         .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
-        .dtype = o->weights.dtype == DTYPE_NONE ? DTYPE_F32 : o->weights.dtype,
+        .dtype = o->weights.dtype == DTYPE_NONE ? DTYPE_F32 : o->weights.dtype, .max_model_len = o->max_model_len,
     };
+    for (uint32_t l = 0; l < m->program->n_layers; l++) {
+        const struct cache_layer *layer = &m->program->layers[l];
+        uint32_t group = layer->n_heads / layer->n_kv_heads;
+        options.max_group = group > options.max_group ? group : options.max_group;
+        options.max_head_dim = layer->head_dim > options.max_head_dim ? layer->head_dim : options.max_head_dim;
+    }
     rc = m->backend->open(&options, &m->ctx, err);
     if (!rc)
         m->item_bytes = dtype_info(m->backend->activations(m->ctx))->block_bytes;

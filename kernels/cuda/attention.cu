@@ -9,11 +9,10 @@
  *
  * A block is one head of one row: 64 threads score a tile's keys, then all threads own columns of O. Plain: every head of a
  * group reads the same keys again, from the caches. */
-#include "kv.cuh"
+#include "attention_decode.cuh"
+#include "attention_prefill.cuh"
 
 #define THREADS 128u
-#define TILE 64u
-#define SPLIT 256u
 #define MAX_DIM 256u
 #define COLUMNS (MAX_DIM / THREADS)
 
@@ -93,7 +92,7 @@ static __device__ void add_values(const cache<C> &kv, uint32_t seq, uint32_t hea
     }
 }
 
-static __device__ void fold(struct soft *sum, const struct soft *split)
+static __device__ void fold_soft(struct soft *sum, const struct soft *split)
 {
     float m = fmaxf(sum->m, split->m), before = sum->m == m ? 1.0f : exp2f(sum->m - m);
     float now = split->m == m ? 1.0f : exp2f(split->m - m);
@@ -109,6 +108,8 @@ attend_rows(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const
             uint32_t window, struct scoring how)
 {
     __shared__ float shared_q[MAX_DIM], p[TILE], tree[TILE];
+    start_next();
+    wait_for_input();
     uint32_t r = blockIdx.x, h = blockIdx.y, head = h / group, seq = (uint32_t)row_seq[r];
     struct visible seen = {0, (uint32_t)positions[r]};
     if (window && seen.last >= window)
@@ -122,7 +123,7 @@ attend_rows(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const
         add_values(kv, seq, head, tile, seen, p, factor, &split);
         __syncthreads();
         if ((tile + TILE) % SPLIT == 0 || tile + TILE > seen.last) {
-            fold(&sum, &split);
+            fold_soft(&sum, &split);
             split = {-INFINITY, 0, {}};
         }
     }
@@ -130,23 +131,66 @@ attend_rows(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const
         *out.at(r, h * kv.head_dim + d) = round_to<T>(sum.o[c] / sum.l + 0.0f); /* as on the CPU, no zero is negative */
 }
 
-enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err)
+/* ---- which kernel ------------------------------------------------------------------------------------------------------- */
+
+static void attend_plain(const struct cuda *cuda, const struct attention_args *args)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
     const struct batch_view *batch = args->batch;
-    if (!batch->n_rows)
-        return RC_OK;
-    dim3 grid(batch->n_rows, args->n_heads);
     struct scoring how = {args->scale, args->softcap};
     visit_type(cuda->dtype, [&](auto value) {
         visit_type(args->kv.dtype, [&](auto cached) {
             using T = decltype(value);
             using C = decltype(cached);
-            attend_rows<T, C><<<grid, THREADS, 0, cuda->stream>>>(
-                rows<T>(args->q), rows<T>(args->out), cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq,
-                args->n_heads / args->kv.n_kv_heads, args->window, how);
+            launch(cuda, attend_rows<T, C>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),
+                   rows<T>(args->out), cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq,
+                   args->n_heads / args->kv.n_kv_heads, args->window, how);
         });
     });
-    return launched(err, "attention");
+}
+
+/* Sequences with one row, then those with several: two kernels with equal bits. */
+template <class T, uint32_t D>
+static enum rc attend_tiled(const struct cuda *cuda, const struct attention_args *args, struct err *err)
+{
+    const int32_t *first = args->batch->host_seq_first_row;
+    uint32_t n_single = 0, n_rows = args->batch->n_rows;
+    for (uint32_t s = 0; s < args->batch->n_seqs; s++)
+        n_single += first[s + 1] - first[s] == 1;
+    if (n_rows > n_single)
+        launch_prefill<T, D>(cuda, args);
+    if (!n_single)
+        return RC_OK;
+    return args->n_heads / args->kv.n_kv_heads <= 8 ? launch_decode<T, D, 1>(cuda, args, n_single, err)
+                                                    : launch_decode<T, D, 2>(cuda, args, n_single, err);
+}
+
+template <class T> static enum rc attend_type(const struct cuda *cuda, const struct attention_args *args, struct err *err)
+{
+    switch (args->kv.head_dim) {
+    case 64:
+        return attend_tiled<T, 64>(cuda, args, err);
+    case 128:
+        return attend_tiled<T, 128>(cuda, args, err);
+    default:
+        return attend_tiled<T, 256>(cuda, args, err);
+    }
+}
+
+enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    enum rc rc = RC_OK;
+    if (!args->batch->n_rows)
+        return RC_OK;
+    if (!kv_is_tiled(cuda, args->kv.dtype, args->kv.head_dim))
+        attend_plain(cuda, args);
+    else if (!(args->scale > 0))
+        rc = err_set(err, RC_UNSUPPORTED, "attention: wanted a scale above 0, have %g", (double)args->scale);
+    else if ((uintptr_t)args->q.data % 16 || args->q.stride % 8 || (uintptr_t)args->out.data % 4 || args->out.stride % 2)
+        rc = err_set(err, RC_UNSUPPORTED, "attention: wanted q on multiples of 16 bytes and out on 4, have strides %u and %u",
+                     args->q.stride, args->out.stride);
+    else
+        rc = cuda->dtype == DTYPE_BF16 ? attend_type<__nv_bfloat16>(cuda, args, err) : attend_type<__half>(cuda, args, err);
+    return rc ? rc : launched(err, "attention");
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define MAX_SAMPLE_SLOTS 128u
+#define MIN_PARTIALS_BYTES ((size_t)64 << 20)
 
 enum rc cuda_fail(struct err *err, cudaError_t code, const char *operation)
 {
@@ -143,6 +144,8 @@ static void cuda_close(void *ctx)
         cudaFree(cuda->sample_rows);
         cudaFree(cuda->staged);
         cudaFree(cuda->sampled);
+        cudaFree(cuda->partials);
+        cudaFree(cuda->arrivals);
         if (cuda->begun)
             cudaFreeHost(cuda->begun);
         if (cuda->pinned)
@@ -151,6 +154,26 @@ static void cuda_close(void *ctx)
             cudaStreamDestroy(cuda->stream);
     }
     mem_free(cuda);
+}
+
+/* What attention folds through memory: a block's splits of a sequence, 256 keys each, as float32 of at most 16 heads. */
+static enum rc open_partials(struct cuda *cuda, struct err *err)
+{
+    const struct backend_options *options = &cuda->options;
+    int n = 0;
+    enum rc rc = checked(err, cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, cuda->device), "open");
+    cuda->n_processors = (uint32_t)n;
+    uint32_t heads = options->max_group < 16 ? options->max_group : 16;
+    size_t slot_bytes = (heads * (options->max_head_dim + 2) + 4) * sizeof(float);
+    cuda->partials_bytes = slot_bytes * cuda->n_processors * (options->max_model_len / 256 + 3);
+    if (cuda->partials_bytes < MIN_PARTIALS_BYTES)
+        cuda->partials_bytes = MIN_PARTIALS_BYTES;
+    if (!rc)
+        rc = take_memory((void **)&cuda->partials, cuda->partials_bytes, err);
+    size_t arrivals_bytes = cuda->n_processors * sizeof *cuda->arrivals;
+    if (!rc)
+        rc = take_memory((void **)&cuda->arrivals, arrivals_bytes, err);
+    return rc ? rc : checked(err, cudaMemsetAsync(cuda->arrivals, 0, arrivals_bytes, cuda->stream), "open");
 }
 
 static enum rc open_memory(struct cuda *cuda, struct err *err)
@@ -174,6 +197,8 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
         rc = take_memory((void **)&cuda->sampled, (size_t)2 * cuda->max_tasks * sizeof(int32_t), err);
     if (!rc)
         rc = checked(err, cudaMallocHost((void **)&cuda->begun, 2 * cuda->begun_values * sizeof(int32_t)), "open");
+    if (!rc)
+        rc = open_partials(cuda, err);
     return rc ? rc : linear_open(cuda, err);
 }
 
@@ -413,6 +438,7 @@ static struct backend make_table(void)
     b.attention = cuda_attention;
     b.copy_pages = copy_pages;
     b.sample = cuda_sample;
+    b.qkv = cuda_qkv;
     b.activations = activations;
     b.device_info = device_describe;
     b.matrix_fill = cuda_matrix_fill;

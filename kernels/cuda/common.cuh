@@ -35,6 +35,10 @@ struct cuda {
     int32_t *begun;             /* pinned, [2][begun_values]: batches on their way to the device (staging.cu) */
     size_t begun_values;
     struct linear_state *linear; /* linear.cu's own */
+    float *partials;            /* splits of long sequences on their way into one sum (attention_decode.cuh) */
+    size_t partials_bytes;
+    uint32_t *arrivals;         /* [n_processors], zero between launches */
+    uint32_t n_processors;
     char description[192];
 };
 
@@ -191,6 +195,7 @@ enum rc cuda_rope_table(void *ctx, const struct rope_table_args *args, struct er
 enum rc cuda_rope(void *ctx, const struct rope_args *args, struct err *err);
 enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *err);
 enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err);
+enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err);
 enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
 enum rc cuda_sample_finish(void *ctx, uint32_t slot, struct err *err);
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core
+from llmpy import _core, hardware
 
+TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 Array = np.ndarray
 Open = Callable[..., _core.Backend]
 
@@ -96,8 +98,6 @@ def test_fused_equals_composed(
     data = rng.standard_normal((n, (heads + 2 * kv) * dim)).astype(np.float32)
     norms = [rng.standard_normal(dim).astype(np.float32) for _ in range(2)]
     backend = open_backend(3)
-    if "cuda" in backend.description:
-        pytest.skip("no fused qkv there")
     batch = paged.batch(spans, 3)
     rope = table_of(backend, batch[0], dim // 4) if "rope" in parts else None
     table = rng.permutation(20)[: 3 * 5].reshape(3, 5).astype(np.int32)
@@ -120,5 +120,56 @@ def test_fused_equals_composed(
             backend.kv_write(pool, batch, table, k, v)
         pools.append(backend.kv_read(pool))
         rows.append(row.tobytes())
+    assert rows[0] == rows[1]
+    assert pools[0] == pools[1]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("parts", ["norm rope", "rope", "norm", ""])
+@pytest.mark.parametrize(
+    ("heads", "kv", "dim", "n_freqs", "dtype", "block"),
+    [
+        (32, 8, 128, 64, "bfloat16", 16),
+        (14, 2, 64, 32, "float16", 32),
+        (5, 1, 256, 64, "bfloat16", 64),
+        (6, 2, 80, 16, "float16", 16),
+        (3, 3, 96, 48, "bfloat16", 32),
+        (6, 2, 64, 10, "bfloat16", 16),
+        (2, 1, 20, 10, "float16", 16),
+    ],
+)
+def test_fused_equals_composed_in_two_bytes(
+    heads: int, kv: int, dim: int, n_freqs: int, dtype: str, block: int, parts: str, interleaved: bool, cuda: str, paged: type
+) -> None:
+    """q in its place and the pages, by memcmp; k's own place is left to the backend."""
+    rng = np.random.default_rng(dim)
+    backend = _core.Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    lengths = (300, 1, 23)
+    n = sum(lengths)
+    batch = paged.batch([(s, 3, 3 + m) for s, m in enumerate(lengths)], 3)
+    stride = (heads + 2 * kv) * dim + 8
+    data = rng.standard_normal((n, stride), np.float32).astype(TYPES[dtype]).view(np.uint16)
+    norms = [rng.standard_normal(dim).astype(np.float32) for _ in range(2)]
+    rope = table_of(backend, batch[0], n_freqs) if "rope" in parts else None
+    n_pages = -(-303 // block)
+    table = rng.permutation(4 * n_pages)[: 3 * n_pages].reshape(3, -1).astype(np.int32)
+    pools, rows = [], []
+    for is_fused in (False, True):
+        row = data.copy()
+        q, k, v = row[:, : heads * dim], row[:, heads * dim : (heads + kv) * dim], row[:, (heads + kv) * dim : -8]
+        pool = backend.kv_pool(4 * n_pages, kv, dim, dtype, block)
+        if is_fused:
+            q_norm, k_norm = norms if "norm" in parts else (None, None)
+            backend.qkv(pool, batch, table, q, k, v, q_norm, k_norm, 1e-6, rope, interleaved)
+            assert backend.allocations == 0
+        else:
+            if "norm" in parts:
+                backend.rms_norm(q, norms[0], q, 1e-6, heads)
+                backend.rms_norm(k, norms[1], k, 1e-6, kv)
+            if rope is not None:
+                backend.rope(rope, q, k, dim, interleaved)
+            backend.kv_write(pool, batch, table, k, v)
+        pools.append(backend.kv_read(pool))
+        rows.append((q.tobytes(), v.tobytes(), row[:, -8:].tobytes()))
     assert rows[0] == rows[1]
     assert pools[0] == pools[1]

@@ -1,0 +1,212 @@
+"""Time of the CUDA backend's attention and of its fused qkv operation, bfloat16, through its C ABI (kernels/backend.h).
+
+    python benchmarks/cuda_attention.py [--heads 32] [--kv-heads 8] [--head-dim 128] [--block 16]
+                                        [decode | step | prefill | qkv ...]
+
+A CUDA graph of dependent launches of the operation (step: of qkv and decode by turns), on random keys and values of so many
+layers that none of them is still in the L2 cache when its turn comes again; the median of several rounds. A line: microseconds
+of a call, and the share of what bounds it: bytes of keys and values at the read bandwidth of an H200 (4.55 TB/s), operations of
+visible pairs at 790 TFLOP/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import time
+from ctypes import Structure, byref, c_bool, c_float, c_size_t, c_uint32, c_void_p
+from dataclasses import dataclass, field
+
+import numpy as np
+from cuda_linear import BF16, Backend, View
+
+Array = np.ndarray
+READ, MATMUL, COLD_BYTES = 4.55e12, 790e12, 400 << 20
+DECODE = [(1, 128), (1, 256), (1, 384), (1, 1024), (1, 8192), (1, 32768), (8, 256), (8, 1024), (32, 384), (64, 1024),
+          (128, 384), (256, 256), (256, 1536)]  # fmt: skip
+PREFILL = [(16, 16), (32, 32), (128, 128), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (2048, 32768)]
+QKV = [1, 8, 64, 256, 1024, 8192]
+
+
+class BatchView(Structure):
+    _fields_ = [
+        ("n_rows", c_uint32), ("n_seqs", c_uint32), ("token_ids", c_void_p), ("positions", c_void_p), ("row_seq", c_void_p),
+        ("seq_first_row", c_void_p), ("block_tokens", c_uint32), ("host_seq_first_row", c_void_p),
+    ]  # fmt: skip
+
+
+class KvView(Structure):
+    _fields_ = [
+        ("pool", c_void_p), ("page_bytes", c_size_t), ("layer_offset", c_size_t), ("table", c_void_p),
+        ("table_stride", c_uint32), ("n_kv_heads", c_uint32), ("head_dim", c_uint32), ("dtype", c_uint32),
+    ]  # fmt: skip
+
+
+class AttentionArgs(Structure):
+    _fields_ = [
+        ("batch", ctypes.POINTER(BatchView)), ("kv", KvView), ("n_heads", c_uint32), ("window", c_uint32), ("scale", c_float),
+        ("softcap", c_float), ("q", View), ("out", View),
+    ]  # fmt: skip
+
+
+class RopeArgs(Structure):
+    _fields_ = [
+        ("n_rows", c_uint32), ("n_freqs", c_uint32), ("head_dim", c_uint32), ("interleaved", c_bool), ("table", c_void_p),
+        ("q", View), ("k", View),
+    ]  # fmt: skip
+
+
+class KvWriteArgs(Structure):
+    _fields_ = [("batch", ctypes.POINTER(BatchView)), ("kv", KvView), ("k", View), ("v", View)]
+
+
+class QkvArgs(Structure):
+    _fields_ = [
+        ("q_norm", c_void_p), ("k_norm", c_void_p), ("eps", c_float), ("rope", RopeArgs), ("write", KvWriteArgs),
+    ]  # fmt: skip
+
+
+def random_halves(n: int, seed: int) -> Array:
+    """n bfloat16 values of variance 1, as integers; a block of 8 M values repeats."""
+    block = np.random.default_rng(seed).standard_normal(min(n, 1 << 23), np.float32)
+    return np.resize((block.view(np.uint32) >> 16).astype(np.uint16), n)
+
+
+@dataclass
+class Case:
+    """A step's batch: sequences whose last n_rows tokens of `length` are its rows, and the cache of some layers."""
+
+    backend: Backend
+    n_seqs: int
+    n_rows: int
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block: int
+    buffers: list[tuple[c_void_p, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        pages = -(-self.length // self.block)
+        layer = 2 * self.kv_heads * self.block * self.head_dim * 2
+        used = self.n_seqs * pages * layer
+        self.layers = max(1, min(64, -(-COLD_BYTES // used)))
+        n_pages = self.n_seqs * pages + 1
+        pool = self.give(random_halves(n_pages * layer * self.layers // 2, 1))
+        table = np.random.default_rng(2).permutation(n_pages - 1).astype(np.int32) + 1
+        positions = np.tile(np.arange(self.length - self.n_rows, self.length, dtype=np.int32), self.n_seqs)
+        self.first = np.arange(self.n_seqs + 1, dtype=np.int32) * self.n_rows
+        self.rows = len(positions)
+        self.batch = BatchView(
+            self.rows, self.n_seqs, None, self.give(positions), self.give(np.repeat(np.arange(self.n_seqs), self.n_rows)),
+            self.give(self.first), self.block, self.first.ctypes.data,
+        )  # fmt: skip
+        on_device = self.give(table)
+        self.kv = [
+            KvView(pool, layer * self.layers, i * layer, on_device, pages, self.kv_heads, self.head_dim, BF16)
+            for i in range(self.layers)
+        ]
+        self.width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.x = self.give(random_halves(self.rows * self.width, 3))
+        self.out = self.give(random_halves(self.rows * self.heads * self.head_dim, 4))
+
+    def give(self, host: Array) -> c_void_p:
+        """A buffer of the device with the array; indices as int32."""
+        host = np.ascontiguousarray(host.astype(np.int32) if host.dtype == np.int64 else host)
+        made = self.backend.buffer(host.nbytes)
+        self.backend("upload", made, host.ctypes.data_as(c_void_p), c_size_t(host.nbytes))
+        self.backend("synchronize")
+        self.buffers.append((made, host.nbytes))
+        return made
+
+    def close(self) -> None:
+        for buffer, n_bytes in self.buffers:
+            self.backend.function("buffer_destroy")(self.backend.ctx, buffer, c_size_t(n_bytes))
+
+    def view(self, first_head: int, n_heads: int) -> View:
+        """Heads of the joint rows q | k | v."""
+        address = (self.x.value or 0) + 2 * first_head * self.head_dim
+        return View(address, n_heads * self.head_dim, self.width)
+
+    def attention(self) -> list[Structure]:
+        q, out = self.view(0, self.heads), View(self.out, self.heads * self.head_dim, self.heads * self.head_dim)
+        scale = float(self.head_dim) ** -0.5
+        return [AttentionArgs(ctypes.pointer(self.batch), kv, self.heads, 0, scale, 0.0, q, out) for kv in self.kv]
+
+    def qkv(self) -> list[Structure]:
+        table = self.give(np.random.default_rng(5).uniform(-1, 1, self.rows * self.head_dim).astype(np.float32))
+        norm = self.give(np.ones(self.head_dim, np.float32))
+        q, k = self.view(0, self.heads), self.view(self.heads, self.kv_heads)
+        v = self.view(self.heads + self.kv_heads, self.kv_heads)
+        rope = RopeArgs(self.rows, self.head_dim // 2, self.head_dim, False, table, q, k)
+        return [QkvArgs(norm, norm, 1e-6, rope, KvWriteArgs(ctypes.pointer(self.batch), kv, k, v)) for kv in self.kv]
+
+    def seconds(self, **calls: list[Structure]) -> float:
+        """Of a call of each of the operations in turn: the median of 7 rounds of a graph of up to 256 such turns."""
+        turns = list(zip(*calls.values(), strict=True))
+        n, estimate = len(turns), self.rounds(list(calls), turns, 1)
+        while n * estimate < 1e-3 and n < 256:
+            n += len(turns)
+        more = [turns[i % len(turns)] for i in range(n)]
+        return statistics.median(self.rounds(list(calls), more, 3) for _ in range(7))
+
+    def rounds(self, operations: list[str], turns: list[tuple[Structure, ...]], n: int) -> float:
+        graph = c_void_p()
+        self.backend("graph_begin")
+        for turn in turns:
+            for operation, call in zip(operations, turn, strict=True):
+                self.backend(operation, byref(call))
+        self.backend("graph_end", byref(graph))
+        self.backend("graph_launch", graph)
+        self.backend("synchronize")
+        start = time.perf_counter()
+        for _ in range(n):
+            self.backend("graph_launch", graph)
+        self.backend("synchronize")
+        taken = time.perf_counter() - start
+        self.backend.function("graph_destroy")(self.backend.ctx, graph)
+        return taken / n / len(turns)
+
+
+def measure(backend: Backend, what: str, args: argparse.Namespace) -> list[tuple[str, float, float]]:
+    """(name, seconds of a call, seconds that its bound allows) of every case of decode, prefill or qkv."""
+    sizes = (args.heads, args.kv_heads, args.head_dim, args.block)
+    found = []
+    cases = {"decode": [(n, 1, length) for n, length in DECODE], "prefill": [(1, n, length) for n, length in PREFILL],
+             "step": [(n, 1, length) for n, length in DECODE], "qkv": [(1, n, n) for n in QKV]}[what]  # fmt: skip
+    for n_seqs, n_rows, length in cases:
+        case = Case(backend, n_seqs, n_rows, length, *sizes)
+        token_bytes = 4 * case.head_dim * case.kv_heads
+        if what == "qkv":
+            floor, name = 4 * case.rows * case.width / READ, f"{case.rows} rows"
+            taken = case.seconds(qkv=case.qkv())
+        else:
+            pairs = n_seqs * sum(range(length - n_rows + 1, length + 1))
+            floor = max(n_seqs * length * token_bytes / READ, 4 * pairs * case.heads * case.head_dim / MATMUL)
+            name = f"{n_rows} rows up to {length}" if what == "prefill" else f"{n_seqs} x {length}"
+            if what == "step":
+                taken = case.seconds(qkv=case.qkv(), attention=case.attention())
+            else:
+                taken = case.seconds(attention=case.attention())
+        case.close()
+        found.append((f"{what} {name}", taken, floor))
+        print(f"{what} {name:24} {taken * 1e6:9.2f} us  {100 * floor / taken:5.1f} %", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", default=["decode", "step", "prefill", "qkv"])
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--block", type=int, default=16)
+    args = parser.parse_args()
+    backend = Backend(8192)
+    for what in args.what:
+        measure(backend, what, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+/* attention.cuh: what the two kernels on tensor cores share, attention_decode.cuh for sequences with one row in the step and
+ * attention_prefill.cuh for the others: arguments, instructions of sm_90a, and the arithmetic of the canonical order.
+ *
+ * With c = scale log2 e and e(x) = ex2.approx(x), keys in tiles of 64 at absolute positions, four tiles a split with fresh
+ * (m, l, O):
+ *   tile   s = chain over head_dim in steps of 16 (one matrix instruction each); n = max(m, max s); a = e((m - n) c);
+ *          p = e(fma(s, c, -(n c))); O = a O, then the chain of p rounded to 16 bits times V over 4 steps of 16 keys;
+ *          l = fma(a, l, sum of p by a tree that joins bits 3, 4, 5, 0, 1, 2 of the key's number in turn); m = n
+ *   split  N = max(M, m); O = fma(O, e((M - N) c), O_split e((m - N) c)); L alike; M = N; in the order 0, 1, 2, ...
+ *   out    O rcp(L), rounded
+ * A soft cap first turns s into tanh(s scale / cap), and c is cap log2 e. A hidden key has p = 0 and a value of zeros: where
+ * all of a tile or split is hidden, a = 1 or everything is zero, so no bit changes and a kernel may pass over it. A stranger's
+ * value is never multiplied, but a hidden one of the same sequence may be: it must be finite. */
+#ifndef LLMPY_CUDA_ATTENTION_CUH
+#define LLMPY_CUDA_ATTENTION_CUH
+
+#include "kv.cuh"
+
+#define TILE 64u             /* keys */
+#define SPLIT 256u           /* keys */
+#define SHARED_BYTES 232448u /* of a block, at most */
+#define MINUS_INFINITY (-__builtin_huge_valf())
+
+template <class T> struct attended {
+    rows<T> q, out;
+    cache<T> kv;
+    const int32_t *positions, *row_seq, *seq_first_row;
+    uint32_t n_seqs, group; /* query heads of a kv head */
+    uint32_t window;
+    bool is_single;   /* every sequence has one row */
+    float factor;     /* c */
+    float cap_factor; /* 0, or tanh(s scale / cap) = 1 - 2 / (1 + 2^(s cap_factor)) */
+    attended(const struct attention_args &args)
+        : q(args.q), out(args.out), kv(args.kv, args.batch->block_tokens), positions(args.batch->positions),
+          row_seq(args.batch->row_seq), seq_first_row(args.batch->seq_first_row), n_seqs(args.batch->n_seqs),
+          group(args.n_heads / args.kv.n_kv_heads), window(args.window), is_single(false)
+    {
+        const float log2_e = 1.44269504f;
+        factor = (args.softcap > 0 ? args.softcap : args.scale) * log2_e;
+        cap_factor = args.softcap > 0 ? 2 * args.scale / args.softcap * log2_e : 0;
+    }
+    /* First key that the row at a position sees. */
+    __device__ __forceinline__ uint32_t first_seen(uint32_t position) const
+    {
+        return window && position >= window ? position - window + 1 : 0;
+    }
+};
+
+/* ---- arithmetic --------------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ float power_of_2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float capped(float s, float cap_factor)
+{
+    return fmaf(-2.0f, reciprocal(1.0f + power_of_2(s * cap_factor)), 1.0f);
+}
+
+/* What stands for a maximum where nothing has been seen yet. */
+static __device__ __forceinline__ float anchor(float m)
+{
+    return m == MINUS_INFINITY ? 0.0f : m;
+}
+
+/* 1 if m = n, 0 if m is minus infinity; n is an anchor. */
+static __device__ __forceinline__ float rescale(float m, float n, float c)
+{
+    return power_of_2((m - n) * c);
+}
+
+static __device__ __forceinline__ float fold(float sum, float a, float split, float d)
+{
+    return fmaf(sum, a, split * d);
+}
+
+static __device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(uint32_t *)&pair;
+}
+
+static __device__ __forceinline__ uint32_t pack(float low, float high, __half)
+{
+    __half2 pair = __floats2half2_rn(low, high);
+    return *(uint32_t *)&pair;
+}
+
+/* ---- instructions ------------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t shared_place(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ __forceinline__ void gate_init(uint32_t gate, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(gate), "r"(arrivals));
+}
+
+static __device__ __forceinline__ void gates_made(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void gate_expect(uint32_t gate, uint32_t n_bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(gate), "r"(n_bytes) : "memory");
+}
+
+static __device__ __forceinline__ void gate_arrive(uint32_t gate, uint32_t n)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0],%1;" ::"r"(gate), "r"(n) : "memory");
+}
+
+static __device__ __forceinline__ void gate_wait(uint32_t gate, uint32_t phase)
+{
+    asm volatile(
+        "{.reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1; @p bra PASSED; bra AGAIN; PASSED: }" ::"r"(
+            gate),
+        "r"(phase)
+        : "memory");
+}
+
+/* Copies a run of bytes into shared memory; the gate counts them. */
+static __device__ __forceinline__ void copy_run(uint32_t target, const void *source, uint32_t n_bytes, uint32_t gate,
+                                                uint64_t policy)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;" ::"r"(target),
+        "l"(source), "r"(n_bytes), "r"(gate), "l"(policy)
+        : "memory");
+}
+
+/* Threads that share a number meet. */
+static __device__ __forceinline__ void meet(uint32_t number, uint32_t n_threads)
+{
+    asm volatile("bar.sync %0,%1;" ::"r"(number), "r"(n_threads) : "memory");
+}
+
+/* Shared memory written by threads is seen by the copy engine and the tensor cores. */
+static __device__ __forceinline__ void shared_written(void)
+{
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+#endif

@@ -1,0 +1,679 @@
+/* attention_decode.cuh: attention of sequences that have one row in the step, on mma.sync with swapped operands (S^T = K Q^T,
+ * O^T = V^T P^T, so that up to 8 query heads of a kv head are one narrow operand). Bound by the bytes of the keys and values:
+ * 256 sequences of 1,536 tokens, 8 kv heads of 128, 1.6 GB, 354 us at 4.55 TB/s.
+ *
+ * Items (sequence, unit, split), flattened in that order, are shared out in equal contiguous runs, one a block, by what every
+ * block reads of the batch itself. A unit is a kv head with up to 8 * BLOCKS of its query heads. A run folds its splits in
+ * registers while it starts at a unit's first one; other splits, and a unit left unfinished, go to `partials`, and the last
+ * block to arrive folds them in order. Warp w < 4 scores tile w of a split, then adds a quarter of the columns over all tiles;
+ * warp 4 streams tiles of keys and values through a ring. What earlier steps wrote is fetched before the predecessor ends; only
+ * the page that holds the row's own position waits for it. */
+#ifndef LLMPY_CUDA_ATTENTION_DECODE_CUH
+#define LLMPY_CUDA_ATTENTION_DECODE_CUH
+
+#include "attention.cuh"
+
+#define DECODE_THREADS 160u
+#define DECODE_WORKERS 128u
+#define TILES (SPLIT / TILE)
+#define P_STRIDE (SPLIT * 2 + 16) /* bytes of a head's p, apart so that no banks collide */
+#define MAX_DEPTH 32u
+
+struct decode_place {
+    float *partials;    /* [blocks][slots][stride]: splits of a block's first unit, and last what its last unit has so far */
+    uint32_t *arrivals; /* [blocks] splits that have arrived of the unit that the block began; zero between launches */
+    uint32_t slots, stride, depth;
+};
+
+struct decode_span {
+    uint32_t before, len, row, table_row; /* splits of the sequences before it */
+};
+
+/* How items are shared out: the first `extra` blocks take one more than the others. */
+struct decode_shares {
+    uint32_t each, extra, n;
+    __device__ decode_shares(uint32_t n_items, uint32_t n_blocks)
+    {
+        n = min(n_blocks, n_items);
+        each = n ? n_items / n : 0;
+        extra = n ? n_items % n : 0;
+    }
+    __device__ uint32_t begin(uint32_t block) const
+    {
+        return block * each + min(block, extra);
+    }
+    __device__ uint32_t owner(uint32_t item) const
+    {
+        uint32_t large = extra * (each + 1);
+        return item < large ? item / (each + 1) : extra + (item - large) / each;
+    }
+};
+
+template <uint32_t D, uint32_t BLOCKS> struct decode_shape {
+    static const uint32_t heads = 8 * BLOCKS, chunk_bytes = TILE * D * 2, steps = D / 16;
+    static const uint32_t columns = D / 64; /* blocks of 16 columns of a warp */
+    static const uint32_t p_bytes = heads * P_STRIDE, state_bytes = 2 * TILES * heads * 4;
+    static const uint32_t fixed_bytes = p_bytes + state_bytes + 64 + 2 * MAX_DEPTH * 8;
+};
+
+/* ---- the share of a block ----------------------------------------------------------------------------------------------- */
+
+/* Fills list[0 .. n_seqs], by all threads; returns the number of splits. */
+template <class T> static __device__ uint32_t list_spans(const attended<T> &x, struct decode_span *list, uint32_t *sums)
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, total = 0;
+    for (uint32_t base = 0; base < x.n_seqs; base += DECODE_THREADS) {
+        uint32_t b = base + threadIdx.x, len = 0, row = 0, table_row = 0, n = 0;
+        if (b < x.n_seqs) {
+            row = x.is_single ? b : (uint32_t)x.seq_first_row[b];
+            if (x.is_single || (uint32_t)x.seq_first_row[b + 1] == row + 1) {
+                len = (uint32_t)x.positions[row] + 1;
+                table_row = (uint32_t)x.row_seq[row];
+                n = (len + SPLIT - 1) / SPLIT - x.first_seen(len - 1) / SPLIT;
+            }
+        }
+        uint32_t upto = n;
+        for (uint32_t apart = 1; apart < 32; apart *= 2) {
+            uint32_t other = __shfl_up_sync(~0u, upto, apart);
+            upto += lane >= apart ? other : 0;
+        }
+        if (lane == 31)
+            sums[warp] = upto;
+        __syncthreads();
+        uint32_t before = total;
+        for (uint32_t w = 0; w < DECODE_THREADS / 32; w++) {
+            before += w < warp ? sums[w] : 0;
+            total += sums[w];
+        }
+        if (b < x.n_seqs)
+            list[b] = {before + upto - n, len, row, table_row};
+        __syncthreads();
+    }
+    if (threadIdx.x == 0)
+        list[x.n_seqs] = {total, 0, 0, 0};
+    return total;
+}
+
+/* Walks the items of a block. */
+struct decode_walk {
+    const struct decode_span *list;
+    uint32_t n_seqs, n_units, window;
+    uint32_t seq, unit, split, n_splits, first_split, len, seen; /* seen: the first key that is */
+    __device__ void enter(void)
+    {
+        len = list[seq].len;
+        n_splits = list[seq + 1].before - list[seq].before;
+        seen = window && len > window ? len - window : 0;
+        first_split = seen / SPLIT;
+    }
+    __device__ void start(uint32_t item, uint32_t in_seq)
+    {
+        seq = in_seq;
+        enter();
+        item -= list[seq].before * n_units;
+        unit = item / n_splits;
+        split = item % n_splits;
+    }
+    __device__ void next(void)
+    {
+        if (++split < n_splits)
+            return;
+        split = 0;
+        if (++unit < n_units)
+            return;
+        unit = 0;
+        do
+            seq++;
+        while (seq < n_seqs && list[seq + 1].before == list[seq].before);
+        if (seq < n_seqs)
+            enter();
+    }
+    __device__ uint32_t key(void) const
+    {
+        return (first_split + split) * SPLIT;
+    }
+    /* Item of the unit's first split. */
+    __device__ uint32_t unit_begin(void) const
+    {
+        return list[seq].before * n_units + unit * n_splits;
+    }
+    /* Tiles [low, high) of the split hold keys that are seen. */
+    __device__ uint32_t low_tile(void) const
+    {
+        return seen > key() ? (seen - key()) / TILE : 0;
+    }
+    __device__ uint32_t high_tile(void) const
+    {
+        return min(TILES, (len - key() + TILE - 1) / TILE);
+    }
+};
+
+/* A place in the ring and how often it came round. */
+struct ring_place {
+    uint32_t slot, phase;
+    __device__ ring_place after(uint32_t n, uint32_t depth) const
+    {
+        ring_place next = {slot + n, phase};
+        while (next.slot >= depth) {
+            next.slot -= depth;
+            next.phase ^= 1;
+        }
+        return next;
+    }
+};
+
+/* ---- the warp that fetches ---------------------------------------------------------------------------------------------- */
+
+struct decode_ring {
+    uint32_t data, full, empty, depth; /* places in shared memory */
+};
+
+template <class T, uint32_t D>
+static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk, const struct decode_ring &ring,
+                                   uint32_t parts, uint32_t n_items)
+{
+    const uint32_t lane = threadIdx.x % 32, shift = x.kv.block_shift, n_pages = SPLIT >> shift, run_bytes = D * 2 << shift;
+    const uint32_t tile_shift = 6 - shift, page_mask = (1 << tile_shift) - 1, chunk_bytes = TILE * D * 2;
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(policy));
+    auto page = [&] {
+        uint32_t p = (walk.key() >> shift) + lane, first = p << shift;
+        bool is_seen = lane < n_pages && first < walk.len && first + x.kv.block_tokens > walk.seen;
+        return is_seen ? x.kv.table[(size_t)walk.list[walk.seq].table_row * x.kv.table_stride + p] : -1;
+    };
+    struct ring_place place = {0, 0};
+    uint32_t n_chunks = 0, n_late = 0, late_target = 0, late_gate = 0;
+    const char *late_source = NULL;
+    bool is_free = false; /* has the predecessor ended? */
+    auto wait_and_fetch_late = [&] {
+        wait_for_input();
+        if (lane < n_late)
+            copy_run(late_target, late_source, run_bytes, late_gate, policy);
+        is_free = true;
+    };
+    int32_t id = page();
+    for (uint32_t i = 0; i < n_items; i++) {
+        const uint32_t low = walk.low_tile(), high = walk.high_tile(), own = ((walk.len - 1) >> shift) - (walk.key() >> shift);
+        const char *source = x.kv.layer + (size_t)id * x.kv.page_bytes + (size_t)(walk.unit / parts) * 2 * run_bytes;
+        const bool is_page = id >= 0;
+        walk.next();
+        if (i + 1 < n_items)
+            id = page();
+        for (uint32_t values = 0; values < 2; values++)
+            for (uint32_t tile = low; tile < high; tile++, n_chunks++, place = place.after(1, ring.depth)) {
+                if (!is_free && (n_chunks == ring.depth || n_late == 32))
+                    wait_and_fetch_late();
+                uint32_t gate = ring.full + place.slot * 8, target = ring.data + place.slot * chunk_bytes;
+                bool is_mine = is_page && lane >> tile_shift == tile;
+                gate_wait(ring.empty + place.slot * 8, place.phase ^ 1);
+                uint32_t n_runs = __popc(__ballot_sync(~0u, is_mine));
+                if (lane == 0)
+                    gate_expect(gate, n_runs * run_bytes);
+                __syncwarp();
+                const char *from = source + values * run_bytes;
+                if (is_mine && (is_free || lane != own))
+                    copy_run(target + (lane & page_mask) * run_bytes, from, run_bytes, gate, policy);
+                if (!is_free && own >> tile_shift == tile) {
+                    uint64_t address = __shfl_sync(~0u, (uint64_t)from, own);
+                    if (lane == n_late) {
+                        late_source = (const char *)address;
+                        late_target = target + (own & page_mask) * run_bytes;
+                        late_gate = gate;
+                    }
+                    n_late++;
+                }
+            }
+    }
+    if (!is_free)
+        wait_and_fetch_late();
+}
+
+/* ---- the warps that compute --------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t place)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(place)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t place)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(place)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_transposed(uint32_t place, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(place), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+}
+
+#define MMA(ctype, type)                                                                                                       \
+    static __device__ __forceinline__ void mma(float(&c)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1, ctype)           \
+    {                                                                                                                          \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"        \
+                     "{%0,%1,%2,%3};"                                                                                          \
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                          \
+    }
+MMA(__nv_bfloat16, "bf16")
+MMA(__half, "f16")
+#undef MMA
+
+/* What the workers of a block know: places in shared memory, and the lane's part in the fragments. */
+template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
+    typedef decode_shape<D, BLOCKS> shape;
+    struct decode_ring ring;
+    char *p;
+    float *tile_max, *tile_sum; /* [TILES][heads] */
+    uint32_t warp, lane, g, t;  /* g = lane / 4, t = lane % 4 */
+    uint32_t group_place[4];    /* of keys 16 i on in a chunk */
+    uint32_t slab_bytes;
+    float c, cap_factor;
+
+    uint32_t q[shape::steps][BLOCKS][2];
+    float s[4][BLOCKS][4];              /* keys 16 i + g + j / 2 * 8, heads 8 b + 2 t + j % 2 of the warp's tile */
+    float o[shape::columns][BLOCKS][4]; /* columns alike */
+    float a[TILES][BLOCKS][2], m[BLOCKS][2], l[BLOCKS][2];
+
+    __device__ void load_q(const T *row, uint32_t n_heads)
+    {
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            const uint32_t *from = (const uint32_t *)(row + (size_t)(b * 8 + g) * D) + t;
+            bool is_head = b * 8 + g < n_heads;
+#pragma unroll
+            for (uint32_t k = 0; k < shape::steps; k++) {
+                q[k][b][0] = is_head ? from[k * 8] : 0;
+                q[k][b][1] = is_head ? from[k * 8 + 4] : 0;
+            }
+        }
+    }
+
+    /* S of the warp's tile, keys outside [seen, end) of the tile hidden, and its maxima to all. */
+    __device__ void score(struct ring_place place, int32_t seen, int32_t end)
+    {
+        const uint32_t row = lane % 16 * 128, chunk = lane / 16, turn = lane % 8;
+        uint32_t data = ring.data + place.slot * shape::chunk_bytes;
+        gate_wait(ring.full + place.slot * 8, place.phase);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            for (uint32_t x = 0; x < BLOCKS * 4; x++)
+                s[i][x / 4][x % 4] = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < shape::steps; k++)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                uint32_t keys[4];
+                load_matrices(keys, data + group_place[i] + k / 4 * slab_bytes + row + ((k % 4 * 2 + chunk) ^ turn) * 16);
+                for (uint32_t b = 0; b < BLOCKS; b++)
+                    mma(s[i][b], keys, q[k][b][0], q[k][b][1], T());
+            }
+        __syncwarp();
+        if (lane == 0)
+            gate_arrive(ring.empty + place.slot * 8, 4);
+#pragma unroll
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            float most[2] = {MINUS_INFINITY, MINUS_INFINITY};
+#pragma unroll
+            for (uint32_t x = 0; x < 16; x++) {
+                float &v = s[x / 4][b][x % 4];
+                int32_t key = (int32_t)(x / 4 * 16 + g + x / 2 % 2 * 8);
+                if (cap_factor != 0)
+                    v = capped(v, cap_factor);
+                if (key < seen || key >= end)
+                    v = MINUS_INFINITY;
+                most[x % 2] = fmaxf(most[x % 2], v);
+            }
+            for (uint32_t apart = 4; apart < 32; apart *= 2)
+                for (uint32_t e = 0; e < 2; e++)
+                    most[e] = fmaxf(most[e], __shfl_xor_sync(~0u, most[e], apart));
+            if (lane < 4)
+                for (uint32_t e = 0; e < 2; e++)
+                    tile_max[warp * shape::heads + b * 8 + t * 2 + e] = most[e];
+        }
+    }
+
+    /* The p of the warp's tile for heads b and their sum, n being the maximum up to it. */
+    __device__ __forceinline__ void weigh(uint32_t b, uint32_t e, float n)
+    {
+        float minus = -(anchor(n) * c), r[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            for (uint32_t y = 0; y < 2; y++)
+                s[i][b][y * 2 + e] = power_of_2(fmaf(s[i][b][y * 2 + e], c, minus));
+            r[i] = s[i][b][e] + s[i][b][2 + e];
+        }
+        float sum = (r[0] + r[1]) + (r[2] + r[3]);
+        for (uint32_t apart = 4; apart < 32; apart *= 2)
+            sum = sum + __shfl_xor_sync(~0u, sum, apart);
+        if (lane < 4)
+            tile_sum[warp * shape::heads + b * 8 + t * 2 + e] = sum;
+    }
+
+    /* Maxima and factors of tiles [low, high); the warp's own p goes to all. */
+    __device__ void soften(uint32_t low, uint32_t high)
+    {
+#pragma unroll
+        for (uint32_t b = 0; b < BLOCKS; b++)
+            for (uint32_t e = 0; e < 2; e++)
+                m[b][e] = MINUS_INFINITY;
+#pragma unroll
+        for (uint32_t tile = 0; tile < TILES; tile++)
+            if (tile >= low && tile < high)
+#pragma unroll
+                for (uint32_t b = 0; b < BLOCKS; b++)
+                    for (uint32_t e = 0; e < 2; e++) {
+                        float n = fmaxf(m[b][e], tile_max[tile * shape::heads + b * 8 + t * 2 + e]);
+                        a[tile][b][e] = rescale(m[b][e], anchor(n), c);
+                        m[b][e] = n;
+                        if (tile == warp)
+                            weigh(b, e, n);
+                    }
+        if (warp < low || warp >= high)
+            return;
+        uint32_t to = shared_place(p) + lane % 8 * P_STRIDE + warp * TILE * 2 + lane / 8 * 16;
+#pragma unroll
+        for (uint32_t b = 0; b < BLOCKS; b++)
+            for (uint32_t i = 0; i < 4; i += 2)
+                store_transposed(to + b * 8 * P_STRIDE + i * 32, pack(s[i][b][0], s[i][b][1], T()),
+                                 pack(s[i][b][2], s[i][b][3], T()), pack(s[i + 1][b][0], s[i + 1][b][1], T()),
+                                 pack(s[i + 1][b][2], s[i + 1][b][3], T()));
+    }
+
+    /* o = the warp's columns of a split whose first chunk of values lies at `place`; keys outside [seen, end) are zeros. */
+    __device__ void add_values(struct ring_place place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
+    {
+        const uint32_t row = (lane % 8 + lane / 16 * 8) * 128, turn = lane % 8, half = lane / 8 % 2;
+#pragma unroll
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            l[b][0] = l[b][1] = 0;
+            for (uint32_t f = 0; f < shape::columns; f++)
+                for (uint32_t x = 0; x < 4; x++)
+                    o[f][b][x] = 0;
+        }
+#pragma unroll
+        for (uint32_t tile = 0; tile < TILES; tile++) {
+            if (tile < low || tile >= high)
+                continue;
+#pragma unroll
+            for (uint32_t b = 0; b < BLOCKS; b++) {
+                for (uint32_t e = 0; e < 2; e++)
+                    l[b][e] = fmaf(a[tile][b][e], l[b][e], tile_sum[tile * shape::heads + b * 8 + t * 2 + e]);
+                for (uint32_t f = 0; f < shape::columns; f++)
+                    for (uint32_t x = 0; x < 4; x++)
+                        o[f][b][x] = o[f][b][x] * a[tile][b][x % 2];
+            }
+            uint32_t data = ring.data + place.slot * shape::chunk_bytes;
+            gate_wait(ring.full + place.slot * 8, place.phase);
+            bool is_cut = (int32_t)(tile * TILE) < seen || (int32_t)(tile * TILE + TILE) > end;
+#pragma unroll
+            for (uint32_t k = 0; k < 4; k++) {
+                uint32_t weights[BLOCKS][2], keep[2] = {~0u, ~0u};
+                for (uint32_t b = 0; b < BLOCKS; b++) {
+                    const uint32_t *from = (const uint32_t *)(p + (b * 8 + g) * P_STRIDE + tile * TILE * 2 + k * 32) + t;
+                    weights[b][0] = from[0];
+                    weights[b][1] = from[4];
+                }
+                int32_t key = (int32_t)(tile * TILE + k * 16 + t * 2);
+                for (uint32_t i = 0; i < 2 && is_cut; i++, key += 8)
+                    keep[i] = (key >= seen && key < end ? 0xffffu : 0) | (key + 1 >= seen && key + 1 < end ? 0xffff0000u : 0);
+#pragma unroll
+                for (uint32_t f = 0; f < shape::columns; f++) {
+                    uint32_t column = warp * (D / 4) + f * 16, chunk = column % 64 / 8 + half, values[4];
+                    load_transposed(values, data + group_place[k] + column / 64 * slab_bytes + row + (chunk ^ turn) * 16);
+                    values[0] &= keep[0];
+                    values[1] &= keep[0];
+                    values[2] &= keep[1];
+                    values[3] &= keep[1];
+                    for (uint32_t b = 0; b < BLOCKS; b++)
+                        mma(o[f][b], values, weights[b][0], weights[b][1], T());
+                }
+            }
+            __syncwarp();
+            if (lane == 0)
+                gate_arrive(ring.empty + place.slot * 8, 1);
+            place = place.after(1, ring.depth);
+        }
+    }
+
+    __device__ uint32_t column_of(uint32_t f, uint32_t x) const
+    {
+        return warp * (D / 4) + f * 16 + g + x / 2 * 8;
+    }
+    __device__ uint32_t head_of(uint32_t b, uint32_t x) const
+    {
+        return b * 8 + t * 2 + x % 2;
+    }
+};
+
+/* Folds the splits of one unit, of which the blocks from `first` on have left partials, and writes its rows: by all workers. */
+template <class T, uint32_t D>
+static __device__ void fold_partials(const struct decode_place &place, const struct decode_shares &shares, uint32_t first,
+                                     uint32_t end, uint32_t n_heads, float c, T *out)
+{
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = D / 32, ahead = 64 / n;
+    for (uint32_t head = warp; head < n_heads; head += DECODE_WORKERS / 32) {
+        const float *base = place.partials + head * D + lane * n, *states = place.partials + n_heads * D + head;
+        size_t at = ((size_t)first * place.slots + place.slots - 1) * place.stride;
+        float o[n], m = __ldcg(states + at), l = __ldcg(states + at + n_heads);
+        for (uint32_t i = 0; i < n; i++)
+            o[i] = __ldcg(base + at + i);
+        uint32_t block = first + 1, begin = shares.begin(block), next = shares.begin(block + 1);
+        for (uint32_t item = begin; item < end;) {
+            float split[ahead][n], ms[ahead], ls[ahead]; /* a missing one changes no bit */
+#pragma unroll
+            for (uint32_t k = 0; k < ahead; k++, item++) {
+                if (item == next) {
+                    begin = next;
+                    block++;
+                    next = shares.begin(block + 1);
+                }
+                bool is_there = item < end;
+                at = ((size_t)block * place.slots + item - begin) * place.stride;
+                ms[k] = is_there ? __ldcg(states + at) : MINUS_INFINITY;
+                ls[k] = is_there ? __ldcg(states + at + n_heads) : 0;
+                for (uint32_t i = 0; i < n; i += 2) {
+                    float2 pair = is_there ? __ldcg((const float2 *)(base + at + i)) : make_float2(0, 0);
+                    split[k][i] = pair.x;
+                    split[k][i + 1] = pair.y;
+                }
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < ahead; k++) {
+                float most = fmaxf(m, ms[k]), before = rescale(m, anchor(most), c), now = rescale(ms[k], anchor(most), c);
+                m = most;
+                l = fold(l, before, ls[k], now);
+                for (uint32_t i = 0; i < n; i++)
+                    o[i] = fold(o[i], before, split[k][i], now);
+            }
+        }
+        float scale = __frcp_rn(l);
+        for (uint32_t i = 0; i < n; i += 2)
+            *(uint32_t *)(out + head * D + lane * n + i) = pack(o[i] * scale, o[i + 1] * scale, T());
+    }
+}
+
+/* long: one pass over the items of a block; every step's state lives in registers. */
+template <class T, uint32_t D, uint32_t BLOCKS>
+static __device__ void work_items(const attended<T> &x, const struct decode_place &place, decode_worker<T, D, BLOCKS> &w,
+                                  struct decode_walk walk, const struct decode_shares &shares, uint32_t parts, uint32_t *flag)
+{
+    typedef decode_shape<D, BLOCKS> shape;
+    const uint32_t i0 = shares.begin(blockIdx.x), i1 = shares.begin(blockIdx.x + 1), per_unit = shape::heads;
+    struct ring_place ring = {0, 0};
+    bool is_new = true;
+    uint32_t first = 0, n_heads = 0; /* the split where this run of the unit starts */
+    float o[shape::columns][BLOCKS][4], m[BLOCKS][2], l[BLOCKS][2];
+    T *out = NULL;
+    for (uint32_t i = i0; i < i1; i++) {
+        if (is_new) {
+            uint32_t part = walk.unit % parts, head = walk.unit / parts * x.group + part * per_unit;
+            n_heads = min(per_unit, x.group - part * per_unit);
+            out = x.out.at(walk.list[walk.seq].row, head * D);
+            w.load_q(x.q.at(walk.list[walk.seq].row, head * D), n_heads);
+            first = walk.split;
+        }
+        const uint32_t low = walk.low_tile(), high = walk.high_tile(), n = high - low;
+        const int32_t end = (int32_t)(walk.len - walk.key()), seen = (int32_t)walk.seen - (int32_t)walk.key();
+        if (w.warp >= low && w.warp < high)
+            w.score(ring.after(w.warp - low, w.ring.depth), seen - (int32_t)(w.warp * TILE), end - (int32_t)(w.warp * TILE));
+        meet(1, DECODE_WORKERS);
+        w.soften(low, high);
+        meet(1, DECODE_WORKERS);
+        w.add_values(ring.after(n, w.ring.depth), low, high, seen, end);
+        ring = ring.after(2 * n, w.ring.depth);
+
+        const bool is_last = walk.split + 1 == walk.n_splits, is_end = is_last || i + 1 == i1;
+#pragma unroll
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            for (uint32_t e = 0; e < 2; e++) {
+                float before = is_new || first ? MINUS_INFINITY : m[b][e], most = fmaxf(before, w.m[b][e]);
+                float old_factor = rescale(before, anchor(most), w.c), factor = rescale(w.m[b][e], anchor(most), w.c);
+                if (first == 0) { /* fold on in registers */
+                    l[b][e] = fold(is_new ? 0 : l[b][e], old_factor, w.l[b][e], factor);
+                    for (uint32_t f = 0; f < shape::columns; f++)
+                        for (uint32_t y = 0; y < 2; y++) {
+                            float &sum = o[f][b][y * 2 + e];
+                            sum = fold(is_new ? 0 : sum, old_factor, w.o[f][b][y * 2 + e], factor);
+                        }
+                } else {
+                    l[b][e] = w.l[b][e];
+                    for (uint32_t f = 0; f < shape::columns; f++)
+                        for (uint32_t y = 0; y < 2; y++)
+                            o[f][b][y * 2 + e] = w.o[f][b][y * 2 + e];
+                }
+                m[b][e] = most;
+            }
+        }
+        is_new = is_last;
+        if (first == 0 && is_last) {
+#pragma unroll
+            for (uint32_t x = 0; x < shape::columns * BLOCKS * 4; x++) {
+                uint32_t f = x / (BLOCKS * 4), b = x / 4 % BLOCKS, head = w.head_of(b, x % 4);
+                if (head < n_heads)
+                    out[head * D + w.column_of(f, x % 4)] = round_to<T>(o[f][b][x % 4] * __frcp_rn(l[b][x % 2]));
+            }
+        } else if (first || is_end) {
+            float *to = place.partials + ((size_t)blockIdx.x * place.slots + (first ? i - i0 : place.slots - 1)) * place.stride;
+#pragma unroll
+            for (uint32_t x = 0; x < shape::columns * BLOCKS * 4; x++) {
+                uint32_t f = x / (BLOCKS * 4), b = x / 4 % BLOCKS, head = w.head_of(b, x % 4), column = w.column_of(f, x % 4);
+                if (head >= n_heads)
+                    continue;
+                __stcg(to + head * D + column, o[f][b][x % 4]);
+                if (column == 0) {
+                    __stcg(to + n_heads * D + head, m[b][x % 2]);
+                    __stcg(to + n_heads * D + n_heads + head, l[b][x % 2]);
+                }
+            }
+            if (is_end) {
+                const uint32_t begin = walk.unit_begin(), starter = shares.owner(begin);
+                meet(1, DECODE_WORKERS);
+                if (threadIdx.x == 0) {
+                    __threadfence();
+                    uint32_t run = walk.split + 1 - first, all = atomicAdd(place.arrivals + starter, run) + run;
+                    *flag = all == walk.n_splits;
+                    if (*flag)
+                        place.arrivals[starter] = 0;
+                    __threadfence();
+                }
+                meet(1, DECODE_WORKERS);
+                if (*flag)
+                    fold_partials<T, D>(place, shares, starter, begin + walk.n_splits, n_heads, w.c, out);
+            }
+        }
+        walk.next();
+    }
+}
+
+template <class T, uint32_t D, uint32_t BLOCKS>
+static __global__ void __launch_bounds__(DECODE_THREADS, 1)
+attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ struct decode_place place, uint32_t n_units,
+              uint32_t parts)
+{
+    typedef decode_shape<D, BLOCKS> shape;
+    extern __shared__ __align__(1024) char shared[];
+    char *p = shared + place.depth * shape::chunk_bytes;
+    float *tile_max = (float *)(p + shape::p_bytes);
+    uint32_t *flag = (uint32_t *)((char *)tile_max + shape::state_bytes); /* [16]: sums of warps, start, done */
+    struct decode_ring ring = {shared_place(shared), shared_place(flag + 16), shared_place(flag + 16) + MAX_DEPTH * 8,
+                               place.depth};
+    struct decode_span *list = (struct decode_span *)((char *)(flag + 16) + 2 * MAX_DEPTH * 8);
+    start_next();
+    if (threadIdx.x < place.depth) {
+        gate_init(ring.full + threadIdx.x * 8, 1);
+        gate_init(ring.empty + threadIdx.x * 8, DECODE_WORKERS / 32);
+    }
+    gates_made();
+    const uint32_t n_items = list_spans(x, list, flag) * n_units;
+    const struct decode_shares shares(n_items, gridDim.x);
+    if (blockIdx.x >= shares.n) {
+        wait_for_input();
+        return;
+    }
+    const uint32_t i0 = shares.begin(blockIdx.x), i1 = shares.begin(blockIdx.x + 1);
+    __syncthreads();
+    for (uint32_t b = threadIdx.x; b < x.n_seqs; b += DECODE_THREADS)
+        if (list[b].before * n_units <= i0 && i0 < list[b + 1].before * n_units)
+            flag[8] = b;
+    __syncthreads();
+    struct decode_walk walk = {list, x.n_seqs, n_units, x.window};
+    walk.start(i0, flag[8]);
+    if (threadIdx.x >= DECODE_WORKERS) {
+        fetch_items<T, D>(x, walk, ring, parts, i1 - i0);
+        return;
+    }
+    decode_worker<T, D, BLOCKS> worker;
+    worker.ring = ring;
+    worker.p = p;
+    worker.tile_max = tile_max;
+    worker.tile_sum = tile_max + TILES * shape::heads;
+    worker.lane = threadIdx.x % 32;
+    worker.warp = threadIdx.x / 32;
+    worker.g = worker.lane / 4;
+    worker.t = worker.lane % 4;
+    worker.slab_bytes = 128u << x.kv.block_shift;
+    for (uint32_t i = 0; i < 4; i++)
+        worker.group_place[i] =
+            (i * 16 >> x.kv.block_shift) * (D / 64) * worker.slab_bytes + (i * 16 & (x.kv.block_tokens - 1)) * 128;
+    worker.c = x.factor;
+    worker.cap_factor = x.cap_factor;
+    wait_for_input();
+    work_items(x, place, worker, walk, shares, parts, flag + 9);
+}
+
+/* n_single: sequences with one row. */
+template <class T, uint32_t D, uint32_t BLOCKS>
+static enum rc launch_decode(const struct cuda *cuda, const struct attention_args *args, uint32_t n_single, struct err *err)
+{
+    typedef decode_shape<D, BLOCKS> shape;
+    const uint32_t n_blocks = cuda->n_processors;
+    attended<T> x(*args);
+    x.is_single = n_single == x.n_seqs;
+    const uint32_t parts = ceil_div(x.group, shape::heads), n_heads = x.group < shape::heads ? x.group : shape::heads;
+    const uint32_t most = ceil_div(args->kv.table_stride * args->batch->block_tokens, SPLIT);
+    const uint32_t list_bytes = (uint32_t)sizeof(struct decode_span) * (x.n_seqs + 1);
+    uint32_t depth = shape::fixed_bytes + list_bytes < SHARED_BYTES
+                         ? (SHARED_BYTES - shape::fixed_bytes - list_bytes) / shape::chunk_bytes
+                         : 0;
+    struct decode_place place = {cuda->partials, cuda->arrivals, most + 1, (n_heads * (D + 2) + 3) & ~3u,
+                                 depth < MAX_DEPTH ? depth : MAX_DEPTH};
+    size_t wanted = (size_t)n_blocks * place.slots * place.stride * sizeof(float);
+    if (wanted > cuda->partials_bytes)
+        return err_set(err, RC_CONFIG, "attention: wanted %zu bytes for the splits of long sequences, have %zu; max_model_len",
+                       wanted, cuda->partials_bytes);
+    if (!place.depth)
+        return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; max_num_seqs", x.n_seqs);
+    uint32_t shared_bytes = place.depth * shape::chunk_bytes + shape::fixed_bytes + list_bytes;
+    cudaFuncSetAttribute(attend_decode<T, D, BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    launch(cuda, attend_decode<T, D, BLOCKS>, n_blocks, DECODE_THREADS, shared_bytes, x, place, args->kv.n_kv_heads * parts,
+           parts);
+    return RC_OK;
+}
+
+#endif

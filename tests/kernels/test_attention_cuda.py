@@ -1,0 +1,199 @@
+"""Attention on the tensor cores: two-byte pages and activations of one type, decode and prefill with equal bits."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llmpy import _core, hardware
+
+Array = np.ndarray
+Span = tuple[int, int, int]
+KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+EDGES = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 320, 511, 512, 513, 1000, 1025, 1537, 2048, 2600]
+
+
+@pytest.fixture(scope="module")
+def opened(cuda: str) -> Callable[[str], _core.Backend]:
+    """The device's backend with a type of activations."""
+    return lambda dtype: _core.Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
+
+
+class Tokens:
+    """q, k, v of a sequence's tokens in a two-byte type."""
+
+    def __init__(self, seed: int, n: int, heads: int, kv: int, dim: int, dtype: str) -> None:
+        rng = np.random.default_rng(seed)
+        self.dtype = dtype
+        self.q = (2 * rng.standard_normal((n, heads, dim), np.float32)).astype(KINDS[dtype])
+        self.k, self.v = (rng.standard_normal((n, kv, dim), np.float32).astype(KINDS[dtype]) for _ in range(2))
+
+    def exact(self, row: int, window: int, cap: float) -> Array:
+        """[heads, head_dim] of one row in float64."""
+        first = max(0, row - window + 1) if window else 0
+        group = self.q.shape[1] // self.k.shape[1]
+        k, v = (np.repeat(x[first : row + 1].astype(np.float64), group, axis=1) for x in (self.k, self.v))
+        s = np.einsum("hd,jhd->hj", self.q[row].astype(np.float64), k) * self.scale
+        s = cap * np.tanh(s / cap) if cap else s
+        p = np.exp(s - s.max(-1, keepdims=True))
+        return np.einsum("hj,jhd->hd", p / p.sum(-1, keepdims=True), v)
+
+    @property
+    def scale(self) -> float:
+        return float(self.q.shape[-1]) ** -0.5
+
+
+class Cache:
+    """Sequences (tokens, length) in random pages; the rest of the pool is NaN, the rest of the table leads nowhere."""
+
+    def __init__(
+        self, backend: "_core.Backend", sequences: Sequence[tuple[Tokens, int]], block: int, seed: int = 0, window: int = 0
+    ) -> None:
+        """window: no row before the last one of a sequence will ask, so what that one cannot see has no page."""
+        self.backend, self.sequences = backend, sequences
+        n_pages = [-(-length // block) for _, length in sequences]
+        self.table = np.full((len(sequences), max(n_pages)), 2**30, np.int32)
+        order = np.random.default_rng(seed).permutation(sum(n_pages)).astype(np.int32) + 1
+        for row, n in enumerate(n_pages):
+            self.table[row, :n], order = order[:n], order[n:]
+        _, self.n_kv, self.dim = sequences[0][0].k.shape
+        self.pool = backend.kv_pool(sum(n_pages) + 1, self.n_kv, self.dim, sequences[0][0].dtype, block)
+        for row, (tokens, length) in enumerate(sequences):
+            gone = max(0, length - window) // block if window else 0
+            for first in range(gone * block, length, 4096):
+                self.write(row, first, min(first + 4096, length), tokens)
+            self.table[row, :gone] = 2**30
+
+    def write(self, row: int, first: int, end: int, tokens: Tokens) -> None:
+        n = end - first
+        batch = (np.arange(first, end, dtype=np.int32), np.full(n, row, np.int32), np.array([0, n], np.int32))
+        k, v = (x[first:end].reshape(n, -1).view(np.uint16) for x in (tokens.k, tokens.v))
+        self.backend.kv_write(self.pool, self.padded(batch), self.table, k, v)
+
+    def padded(self, batch: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """The same batch with as many sequences as the table has rows; the others have no row."""
+        first = np.full(len(self.table) + 1, len(batch[0]), np.int32)
+        first[: len(batch[2])] = batch[2]
+        return batch[0], batch[1], first
+
+    def attend(self, spans: Sequence[Span], window: int = 0, cap: float = 0.0) -> Array:
+        """[rows, heads * head_dim] of the spans (sequence, first position, end) as one batch, in their order."""
+        rows = [(seq, p) for seq, first, end in spans for p in range(first, end)]
+        q = np.concatenate([self.sequences[s][0].q[a:b] for s, a, b in spans]).reshape(len(rows), -1)
+        starts = np.cumsum([0, *(end - first for _, first, end in spans)]).astype(np.int32)
+        batch = (np.array([p for _, p in rows], np.int32), np.array([s for s, _ in rows], np.int32), starts)
+        table = self.table
+        if len(starts) > len(table) + 1:
+            table = np.concatenate([table, np.full((len(starts) - 1 - len(table), table.shape[1]), 2**30, np.int32)])
+        elif len(starts) < len(table) + 1:
+            batch = self.padded(batch)
+        out = np.full((len(rows), q.shape[1] + 8), 7, q.dtype)
+        scale = self.sequences[0][0].scale
+        self.backend.attention(self.pool, batch, table, q.view(np.uint16), out[:, :-8].view(np.uint16), scale, window, cap)
+        assert self.backend.allocations == 0
+        assert (out[:, -8:] == 7).all()
+        return np.ascontiguousarray(out[:, :-8])
+
+    def near(self, out: Array, seq: int, row: int, window: int, cap: float) -> None:
+        """Within the rounding of p and of the result, 2^-9 and 2^-12 of the largest value, a few times over."""
+        tokens = self.sequences[seq][0]
+        want = tokens.exact(row, window, cap).reshape(-1)
+        error = np.abs(out.astype(np.float64) - want).max() / np.abs(want).max()
+        assert error < {"float16": 1.2e-3, "bfloat16": 9e-3}[tokens.dtype], (seq, row, error)
+
+
+# heads, kv heads, head_dim, tokens, type, block, window, softcap
+SHAPES = [
+    (32, 8, 128, 2600, "bfloat16", 16, 0, 0.0),
+    (16, 8, 128, 2600, "float16", 32, 0, 0.0),
+    (8, 8, 128, 1300, "bfloat16", 64, 0, 0.0),
+    (10, 2, 128, 1300, "bfloat16", 16, 300, 0.0),
+    (32, 2, 128, 1100, "float16", 16, 0, 30.0),
+    (9, 1, 128, 700, "bfloat16", 32, 100, 50.0),
+    (14, 2, 64, 2600, "bfloat16", 16, 0, 0.0),
+    (9, 3, 64, 1300, "float16", 64, 128, 0.0),
+    (12, 2, 64, 900, "bfloat16", 32, 1, 0.0),
+    (71, 1, 64, 600, "bfloat16", 16, 0, 0.0),
+    (16, 1, 64, 600, "float16", 16, 40, 20.0),
+    (8, 4, 256, 1300, "bfloat16", 16, 0, 0.0),
+    (8, 1, 256, 1300, "float16", 32, 600, 50.0),
+    (16, 1, 256, 700, "bfloat16", 64, 0, 0.0),
+]
+
+
+@pytest.mark.parametrize(("heads", "kv", "dim", "n", "dtype", "block", "window", "cap"), SHAPES)
+def test_one_order(
+    heads: int, kv: int, dim: int, n: int, dtype: str, block: int, window: int, cap: float,
+    opened: Callable[[str], _core.Backend],
+) -> None:  # fmt: skip
+    """Decode alone, decode in a batch, prefill and chunked prefill give a row the same bits, and the right ones."""
+    backend = opened(dtype)
+    tokens = Tokens(1, n, heads, kv, dim, dtype)
+    lengths = [length for length in EDGES if length <= n] + [n]
+    whole = Cache(backend, [(tokens, n)], block).attend([(0, 0, n)], window, cap)
+    parts = Cache(backend, [(tokens, length) for length in lengths], block, 1, window)
+    batch = parts.attend([(i, length - 1, length) for i, length in enumerate(lengths)], window, cap)
+    for i, length in enumerate(lengths):
+        if i % 3 == 0 or length == n:
+            parts.near(batch[i], i, length - 1, window, cap)
+        assert batch[i].tobytes() == whole[length - 1].tobytes(), length
+        assert parts.attend([(i, length - 1, length)], window, cap).tobytes() == batch[i].tobytes(), length
+    cuts = sorted({0, n, *(cut for cut in (37, 101, 300, 302, 1000, 1001, 1257, 2048) if cut < n)})
+    for first, end in itertools.pairwise(cuts):
+        reach = window and window + end - first - 1
+        chunk = Cache(backend, [(tokens, end)], block, end, reach).attend([(0, first, end)], window, cap)
+        assert chunk.tobytes() == whole[first:end].tobytes(), (first, end)
+
+
+@pytest.mark.parametrize("window", [0, 200])
+def test_mixed_batches(window: int, opened: Callable[[str], _core.Backend]) -> None:
+    """Rows of many sequences with none, one or several rows, and rows that pad a batch, change nothing for the others."""
+    rng = np.random.default_rng(3)
+    backend = opened("bfloat16")
+    tokens = Tokens(2, 1500, 8, 2, 128, "bfloat16")
+    whole = Cache(backend, [(tokens, 1500)], 16).attend([(0, 0, 1500)], window)
+    lengths = [int(n) for n in rng.integers(1, 400, 330)] + [1500, 1400, 1030, 1024]
+    cache = Cache(backend, [(tokens, n) for n in lengths], 16)
+    cache.table = np.concatenate([cache.table, np.zeros((1, cache.table.shape[1]), np.int32)])
+    cache.sequences = [*cache.sequences, (tokens, 1)]
+    pad = len(lengths)
+    for n_chunks, n_pads in ((0, 0), (0, 3), (1, 1), (20, 0), (300, 2)):
+        chosen = [int(s) for s in rng.permutation(len(lengths))]
+        spans = [(s, int(rng.integers(max(0, lengths[s] - 600), lengths[s])), lengths[s]) for s in chosen[:n_chunks]]
+        spans = [span for i, span in enumerate(spans) if i < 4 or span[2] - span[1] < 20]
+        spans += [(s, lengths[s] - 1, lengths[s]) for s in chosen[n_chunks:][: int(rng.integers(1, 300))]]
+        spans = [spans[i] for i in rng.permutation(len(spans))] + [(pad, 0, 1)] * n_pads
+        out = cache.attend(spans, window)
+        at = 0
+        for seq, first, end in spans:
+            if seq != pad:
+                assert out[at : at + end - first].tobytes() == whole[first:end].tobytes(), (seq, first, end)
+            at += end - first
+
+
+def test_long_sequences_are_folded(opened: Callable[[str], _core.Backend]) -> None:
+    """Splits of several blocks meet in one order, however the blocks share them, and leave nothing behind."""
+    backend = opened("bfloat16")
+    tokens = [Tokens(i, n, 8, 2, 64, "bfloat16") for i, n in enumerate((9000, 5000, 3, 700))]
+    cache = Cache(backend, [(t, len(t.q)) for t in tokens], 32)
+    last = [(i, len(t.q) - 1, len(t.q)) for i, t in enumerate(tokens)]
+    batch = cache.attend(last)
+    for i, span in enumerate(last):
+        cache.near(batch[i], i, span[1], 0, 0.0)
+        for _ in range(3):
+            assert cache.attend([span]).tobytes() == batch[i].tobytes()
+        chunk = cache.attend([(i, max(0, span[1] - 3), span[2])])
+        assert chunk[-1].tobytes() == batch[i].tobytes()
+    many = cache.attend(last * 60)
+    assert many.tobytes() == batch.tobytes() * 60
+
+
+def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
+    tokens = Tokens(0, 4, 2, 1, 64, "float16")
+    cache = Cache(opened("float16"), [(tokens, 4)], 16)
+    q, out = tokens.q.reshape(4, -1).view(np.uint16), np.zeros((4, 128), np.uint16)
+    batch = (np.arange(4, dtype=np.int32), np.zeros(4, np.int32), np.array([0, 4], np.int32))
+    with pytest.raises(Exception, match="scale above 0"):
+        cache.backend.attention(cache.pool, batch, cache.table, q, out, 0.0)
