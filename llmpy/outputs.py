@@ -417,13 +417,17 @@ class StepRecord(NamedTuple):
     Args:
         number: Counts from 1.
         start: Seconds of the monotonic clock.
-        host_us, device_us: Microseconds in the engine, and in the model and sampler.
+        host_us: Microseconds of the host: scheduling, enqueuing, taking the results in.
+        device_us: Microseconds from the step's start, or from the end of the step before if that came later, to its
+            results.
         rows: Positions computed: the sum of `prompt_rows` (prompts and given output, uncached), `decode_rows` (of
             tokens drawn), `redone_rows` (computed again after a preemption) and `wasted_rows` (their results dropped).
         tokens: Drawn.
         admitted, preempted: Samples that came in, and that lost their blocks.
         running, waiting: Samples in the step, and behind it.
         blocks_used, blocks_cached: Blocks held by samples; free blocks that the prefix cache can still find.
+        in_flight: Steps in flight once it had started, itself included: 2 where host and device overlap.
+        replayed: 1 if a captured graph was replayed, else 0.
     """
 
     number: int
@@ -442,6 +446,8 @@ class StepRecord(NamedTuple):
     waiting: int
     blocks_used: int
     blocks_cached: int
+    in_flight: int
+    replayed: int
 
 
 class Histogram(NamedTuple):

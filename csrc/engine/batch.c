@@ -2,26 +2,80 @@
 
 #include "../base/mem.h"
 
-enum rc batch_create(struct batch *b, uint32_t n_groups, uint32_t max_rows, uint32_t max_seqs, uint32_t table_stride,
-                     uint32_t max_logprobs, struct err *err)
+#include <string.h>
+
+/* ---- page tables ---- */
+
+enum rc page_tables_create(struct page_tables *t, uint32_t n_groups, uint32_t max_seqs, uint32_t stride, struct err *err)
 {
-    uint32_t max_tasks = max_rows + max_seqs;
+    size_t n_rows = (size_t)n_groups * (max_seqs + 1);
+    *t = (struct page_tables){.n_groups = n_groups, .max_seqs = max_seqs, .stride = stride};
+    t->pages = mem_calloc(n_rows * stride, sizeof *t->pages);
+    t->runs = mem_calloc(n_rows, sizeof *t->runs);
+    t->run_of = mem_calloc(n_rows, sizeof *t->run_of);
+    if (t->pages && t->runs && t->run_of)
+        return RC_OK;
+    page_tables_destroy(t);
+    return err_set(err, RC_MEMORY, "batch: out of memory for %u page tables of %u entries; max_num_seqs", max_seqs, stride);
+}
+
+void page_tables_destroy(struct page_tables *t)
+{
+    mem_free(t->pages);
+    mem_free(t->runs);
+    mem_free(t->run_of);
+    *t = (struct page_tables){0};
+}
+
+int32_t *page_tables_row(const struct page_tables *t, uint32_t group, uint32_t slot)
+{
+    return t->pages + ((size_t)group * (t->max_seqs + 1) + slot) * t->stride;
+}
+
+void page_tables_note(struct page_tables *t, uint32_t group, uint32_t slot, uint32_t first, uint32_t end)
+{
+    uint32_t row = group * (t->max_seqs + 1) + slot, base = row * t->stride;
+    if (first >= end)
+        return;
+    if (!t->run_of[row]) {
+        t->runs[t->n_runs] = (struct table_run){base + first, end - first};
+        t->run_of[row] = ++t->n_runs;
+        return;
+    }
+    struct table_run *run = &t->runs[t->run_of[row] - 1];
+    uint32_t before = run->first, before_end = before + run->count;
+    run->first = base + first < before ? base + first : before;
+    run->count = (base + end > before_end ? base + end : before_end) - run->first;
+}
+
+void page_tables_settle(struct page_tables *t)
+{
+    for (uint32_t i = 0; i < t->n_runs; i++)
+        t->run_of[t->runs[i].first / t->stride] = 0;
+    t->n_runs = 0;
+}
+
+/* ---- batches ---- */
+
+enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t max_rows, uint32_t max_logprobs,
+                     struct err *err)
+{
+    uint32_t max_seqs = tables->max_seqs, max_tasks = max_rows + max_seqs;
     size_t n_top = (size_t)max_tasks * max_logprobs;
-    *b = (struct batch){.max_rows = max_rows, .max_seqs = max_seqs, .table_stride = table_stride, .max_tasks = max_tasks};
+    *b = (struct batch){.max_rows = max_rows, .max_seqs = max_seqs, .tables = tables, .max_tasks = max_tasks};
     b->token_ids = mem_calloc(max_rows, sizeof *b->token_ids);
     b->positions = mem_calloc(max_rows, sizeof *b->positions);
     b->row_seq = mem_calloc(max_rows, sizeof *b->row_seq);
     b->seq_first_row = mem_calloc((size_t)max_seqs + 1, sizeof *b->seq_first_row);
-    b->tables = mem_calloc((size_t)n_groups * max_seqs * table_stride, sizeof *b->tables);
-    b->copies = mem_calloc((size_t)n_groups * max_seqs, sizeof *b->copies);
+    b->copies = mem_calloc((size_t)tables->n_groups * max_seqs, sizeof *b->copies);
     b->logits_rows = mem_calloc(max_rows, sizeof *b->logits_rows);
     b->tasks = mem_calloc(max_tasks, sizeof *b->tasks);
     b->results = mem_calloc(max_tasks, sizeof *b->results);
     b->top_ids = mem_calloc(n_top, sizeof *b->top_ids);
     b->top_values = mem_calloc(n_top, sizeof *b->top_values);
     b->top_ranks = mem_calloc(n_top, sizeof *b->top_ranks);
-    if (b->token_ids && b->positions && b->row_seq && b->seq_first_row && b->tables && b->copies && b->logits_rows &&
-        b->tasks && b->results && b->top_ids && b->top_values && b->top_ranks)
+    if (b->token_ids && b->positions && b->row_seq && b->seq_first_row && b->copies && b->logits_rows && b->tasks &&
+        b->results && b->top_ids && b->top_values && b->top_ranks)
         return RC_OK;
     batch_destroy(b);
     return err_set(err, RC_MEMORY, "batch: out of memory for %u rows and %u sequences; max_num_batched_tokens", max_rows,
@@ -30,8 +84,8 @@ enum rc batch_create(struct batch *b, uint32_t n_groups, uint32_t max_rows, uint
 
 void batch_destroy(struct batch *b)
 {
-    void *arrays[] = {b->token_ids, b->positions, b->row_seq, b->seq_first_row, b->tables, b->copies,
-                      b->logits_rows, b->tasks, b->results, b->top_ids, b->top_values, b->top_ranks};
+    void *arrays[] = {b->token_ids, b->positions, b->row_seq, b->seq_first_row, b->copies, b->logits_rows,
+                      b->tasks, b->results, b->top_ids, b->top_values, b->top_ranks};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         mem_free(arrays[i]);
     *b = (struct batch){0};

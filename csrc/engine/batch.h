@@ -1,6 +1,7 @@
 /* batch.h: what one step computes, and the runner that computes it. The engine fills a struct batch in host memory (arrays laid
  * out once, at the limits); the runner (csrc/program/executor.c, or a fake one in tests/c) runs the program over it and fills
- * the results. So the engine knows no model and no device, and the executor no request. */
+ * the results. So the engine knows no model and no device, and the executor no request. Two batches take turns, so that one
+ * can be filled while the other is computed; the page tables are one set for both. */
 #ifndef LLMPY_BATCH_H
 #define LLMPY_BATCH_H
 
@@ -21,14 +22,33 @@ struct kv_layout {
     size_t page_bytes;     /* layer_bytes times the most layers of a group */
 };
 
+/* Pages of every slot's sequence, kept from step to step: entry ((group * (max_seqs + 1)) + slot) * stride + block. 0 stands
+ * outside a window. The last row of a group is no slot's and names page 0 alone. */
+struct page_tables {
+    int32_t *pages;
+    uint32_t n_groups, max_seqs, stride;
+    struct table_run *runs;  /* [n_groups * max_seqs] what changed since a step was last started, one run a row at most */
+    uint32_t *run_of;        /* [n_groups * (max_seqs + 1)] place of a row's run in runs + 1; 0: unchanged */
+    uint32_t n_runs;
+};
+
+enum rc page_tables_create(struct page_tables *tables, uint32_t n_groups, uint32_t max_seqs, uint32_t stride, struct err *err);
+void page_tables_destroy(struct page_tables *tables);
+int32_t *page_tables_row(const struct page_tables *tables, uint32_t group, uint32_t slot);
+/* Entries first .. end of a row have been written. What is only cleared need not be told. */
+void page_tables_note(struct page_tables *tables, uint32_t group, uint32_t slot, uint32_t first, uint32_t end);
+/* A step that brings all changes has been started. */
+void page_tables_settle(struct page_tables *tables);
+
 struct batch {
+    uint32_t slot;           /* 0 or 1, by turns */
     uint32_t n_rows, n_seqs;
-    int32_t *token_ids;      /* [max_rows] */
+    int32_t *token_ids;      /* [max_rows]; below 0: the id that task -1 - id of the step before drew */
     int32_t *positions;      /* [max_rows] */
     int32_t *row_seq;        /* [max_rows] slot of the row's sequence: its row of the tables */
     int32_t *seq_first_row;  /* [max_seqs + 1]; every sequence of a step has a row */
-    int32_t *tables;         /* [n_groups][max_seqs][table_stride] page numbers; 0 outside a window. Kept from step to step */
-    uint32_t max_rows, max_seqs, table_stride;
+    uint32_t max_rows, max_seqs;
+    const struct page_tables *tables;
 
     struct page_copy *copies; /* [max_seqs * n_groups], done before the rows are computed */
     uint32_t n_copies;
@@ -41,6 +61,7 @@ struct batch {
     int32_t *top_ids;               /* [max_tasks * max_logprobs] */
     float *top_values;
     int32_t *top_ranks;
+    bool is_replayed;               /* set by the runner: a captured graph was launched */
 
     /* The engine's constants for every draw, as in struct sample_args. */
     uint32_t vocab_limit;
@@ -49,14 +70,18 @@ struct batch {
 };
 
 /* Lays all arrays out at the limits; nothing else of the batch ever allocates. */
-enum rc batch_create(struct batch *batch, uint32_t n_groups, uint32_t max_rows, uint32_t max_seqs, uint32_t table_stride,
-                     uint32_t max_logprobs, struct err *err);
+enum rc batch_create(struct batch *batch, const struct page_tables *tables, uint32_t max_rows, uint32_t max_logprobs,
+                     struct err *err);
 void batch_destroy(struct batch *batch);
 
-/* The runner. `run` returns when the results are there. A failure is a device fault: the engine is poisoned. */
+/* The runner. `start` may return before anything is computed: it has read every array but the tasks' lists, and those stay until
+ * `finish` has waited for the results. Batches are finished in the order of their start, and at most two are in between, where
+ * is_async says that this makes sense. A failure is a device fault: the engine is poisoned. */
 struct runner {
     void *ctx;
-    enum rc (*run)(void *ctx, struct batch *batch, struct err *err);
+    enum rc (*start)(void *ctx, struct batch *batch, struct err *err);
+    enum rc (*finish)(void *ctx, struct batch *batch, struct err *err);
+    bool is_async;
 };
 
 #endif

@@ -14,12 +14,22 @@
 
 _Static_assert(FINISH_ERROR + 1 == N_FINISHES, "every way to finish is counted");
 
+/* A step from its scheduling until its results are taken in. */
+struct flight {
+    struct batch batch;
+    struct task_owner *owners;     /* [max_tasks] */
+    struct step_record record;
+    double started, host_seconds;
+};
+
 struct engine {
     struct engine_config config;
     struct sequence_context context;
     struct scheduler scheduler;
-    struct batch batch;
-    struct task_owner *owners;     /* [max_tasks] */
+    struct flight flights[2];      /* take turns */
+    uint32_t max_in_flight;        /* 2: a step is scheduled while the device computes the one before */
+    uint64_t n_started, n_ended;   /* flights */
+    double last_done;              /* when the last results came */
     struct outbox outbox;
     struct statistics *statistics;
     struct engine_stats *stats;    /* the totals in there, which the driver changes */
@@ -68,6 +78,11 @@ static enum rc dead(struct engine *e, struct err *err)
     return RC_DEAD;
 }
 
+static uint32_t in_flight(const struct engine *e)
+{
+    return (uint32_t)(e->n_started - e->n_ended);
+}
+
 /* ---- life ---- */
 
 static void publish_stats(struct engine *e)
@@ -88,6 +103,19 @@ static void publish_stats(struct engine *e)
     statistics_publish(e->statistics);
 }
 
+static enum rc flight_create(struct engine *e, uint32_t slot, struct err *err)
+{
+    struct flight *flight = &e->flights[slot];
+    enum rc rc = batch_create(&flight->batch, &e->scheduler.tables, e->config.max_num_batched_tokens, e->config.max_logprobs, err);
+    flight->batch.slot = slot;
+    flight->batch.vocab_limit = e->config.vocab_limit;
+    flight->batch.banned = e->config.banned_ids;
+    flight->batch.n_banned = e->config.n_banned;
+    if (!rc && !(flight->owners = mem_calloc(flight->batch.max_tasks, sizeof *flight->owners)))
+        rc = err_set(err, RC_MEMORY, "engine: out of memory for %u tasks", flight->batch.max_tasks);
+    return rc;
+}
+
 enum rc engine_create(const struct engine_config *config, struct engine **result, struct err *err)
 {
     struct engine *e = mem_calloc(1, sizeof *e);
@@ -99,25 +127,18 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
     enum rc rc = statistics_create(&e->statistics, err);
     if (!rc)
         rc = engine_config_copy(config, &e->config, &e->context, err);
-    if (!rc) {
-        uint32_t block_tokens = config->layout.block_tokens, stride = (config->max_model_len + block_tokens - 1) / block_tokens;
-        rc = batch_create(&e->batch, config->layout.n_groups, config->max_num_batched_tokens, config->max_num_seqs, stride,
-                          config->max_logprobs, err);
-    }
-    if (!rc) {
-        e->batch.vocab_limit = e->config.vocab_limit;
-        e->batch.banned = e->config.banned_ids;
-        e->batch.n_banned = e->config.n_banned;
-        rc = scheduler_create(&e->scheduler, &e->context, &e->batch, e->statistics, err);
-    }
-    if (!rc && !(e->owners = mem_calloc(e->batch.max_tasks, sizeof *e->owners)))
-        rc = err_set(err, RC_MEMORY, "engine: out of memory for %u tasks", e->batch.max_tasks);
+    if (!rc)
+        rc = scheduler_create(&e->scheduler, &e->context, e->statistics, err);
+    e->max_in_flight = config->runner.is_async && !config->is_serial ? 2 : 1;
+    for (uint32_t slot = 0; slot < 2 && !rc; slot++)
+        rc = flight_create(e, slot, err);
     if (rc) {
         engine_destroy(e);
         return rc;
     }
     e->stats = statistics_totals(e->statistics);
     e->stats->kv_blocks_total = config->n_pages - 1;
+    e->stats->max_steps_in_flight = e->max_in_flight;
     publish_stats(e);
     *result = e;
     return RC_OK;
@@ -127,14 +148,18 @@ void engine_destroy(struct engine *e)
 {
     if (!e)
         return;
+    for (; in_flight(e); e->n_ended++) /* nothing may be computed any more once the memory goes */
+        e->config.runner.finish(e->config.runner.ctx, &e->flights[e->n_ended % 2].batch, NULL);
     for (uint32_t b = 0; b < N_BUCKETS; b++)
         for (struct request *r = e->map[b], *next; r; r = next) {
             next = r->map_next;
             request_destroy(r);
         }
     scheduler_destroy(&e->scheduler);
-    batch_destroy(&e->batch);
-    mem_free(e->owners);
+    for (uint32_t slot = 0; slot < 2; slot++) {
+        batch_destroy(&e->flights[slot].batch);
+        mem_free(e->flights[slot].owners);
+    }
     engine_config_free(&e->config, &e->context);
     statistics_destroy(e->statistics);
     pthread_mutex_destroy(&e->lock);
@@ -228,6 +253,12 @@ static void count_finish(struct engine *e, const struct sequence *q, enum finish
 
 static void finish(struct engine *e, struct sequence *q, enum finish how)
 {
+    if (q->n_pending && in_flight(e) == 2) { /* its row in the step that was started last is for nothing */
+        e->flights[(e->n_started - 1) % 2].record.n_decode--;
+        e->flights[(e->n_started - 1) % 2].record.n_wasted++;
+        e->scheduler.n_decode_rows--;
+        e->stats->wasted_rows++;
+    }
     count_finish(e, q, how);
     q->finish = how;
     scheduler_remove(&e->scheduler, q);
@@ -286,6 +317,159 @@ static void enter_all(struct engine *e, struct request *arrived, uint64_t gate, 
     }
 }
 
+static void take_score(struct engine *e, const struct batch *b, struct sequence *q, const struct sample_task *task,
+                       const struct sample_result *result)
+{
+    struct request *r = q->request;
+    size_t at = r->n_scored++, k = r->n_score_top;
+    r->score_results[at] = *result;
+    for (size_t i = 0; i < k; i++) {
+        r->score_top_ids[at * k + i] = b->top_ids[task->top_offset + i];
+        r->score_top_values[at * k + i] = b->top_values[task->top_offset + i];
+        r->score_top_ranks[at * k + i] = b->top_ranks[task->top_offset + i];
+    }
+    if (r->spec.is_score && r->n_scored == r->n_to_score)
+        finish(e, q, FINISH_LENGTH);
+}
+
+static void take_token(struct engine *e, const struct batch *b, struct sequence *q, const struct sample_task *task,
+                       const struct sample_result *result, double now)
+{
+    sequence_accept(q, result, b->top_ids + task->top_offset, b->top_values + task->top_offset, b->top_ranks + task->top_offset,
+                    now);
+    e->stats->generation_tokens++;
+    if (q->n_output == q->request->spec.prior.n + 1)
+        statistics_observe(e->statistics, HISTOGRAM_FIRST_TOKEN, now - q->request->queued);
+    if (q->finish != FINISH_NONE) {
+        finish(e, q, q->finish);
+        return;
+    }
+    if (q->state == SEQUENCE_RUNNING)
+        scheduler_publish(&e->scheduler, q);
+    outbox_note(&e->outbox, q);
+}
+
+static void take_results(struct engine *e, const struct flight *flight, double now)
+{
+    const struct batch *b = &flight->batch;
+    for (uint32_t t = 0; t < b->n_tasks; t++) {
+        struct sequence *q = flight->owners[t].sequence;
+        const struct sample_result *result = &b->results[t];
+        q->n_pending -= !b->tasks[t].is_score;
+        if (q->state == SEQUENCE_FINISHED) /* by an earlier step's token, or an error in an earlier row of this one */
+            continue;
+        if (result->status != SAMPLE_OK) {
+            e->stats->nonfinite_rows += result->status == SAMPLE_NON_FINITE;
+            q->status = result->status;
+            q->error_position = flight->owners[t].position;
+            finish(e, q, FINISH_ERROR);
+        } else if (b->tasks[t].is_score) {
+            take_score(e, b, q, &b->tasks[t], result);
+        } else {
+            take_token(e, b, q, &b->tasks[t], result, now);
+        }
+    }
+}
+
+/* Nothing of what is in flight will be waited for. */
+static enum rc poison(struct engine *e, enum rc rc, const struct err *fault, struct err *err)
+{
+    e->fault = *fault;
+    e->fault.rc = rc;
+    atomic_store(&e->is_dead, true);
+    e->n_ended = e->n_started;
+    for (uint32_t slot = 0; slot < 2; slot++) {
+        for (uint32_t t = 0; t < e->flights[slot].batch.n_tasks; t++)
+            e->flights[slot].owners[t].sequence->n_pending = 0;
+        e->flights[slot].batch.n_tasks = 0;
+    }
+    finish_aborted(e, UINT64_MAX, FINISH_ERROR);
+    if (err)
+        *err = e->fault;
+    return rc;
+}
+
+/* What has been scheduled, before anything of it is done; the scheduler's counts as they were before. */
+static struct step_record describe_step(const struct engine *e, const struct batch *b, const struct scheduler *before,
+                                        double begun)
+{
+    const struct scheduler *s = &e->scheduler;
+    uint32_t n_free = block_manager_n_free(s->blocks);
+    return (struct step_record){
+        .start = begun,
+        .n_rows = b->n_rows,
+        .n_prompt = (uint32_t)(s->n_prompt_rows - before->n_prompt_rows),
+        .n_decode = (uint32_t)(s->n_decode_rows - before->n_decode_rows),
+        .n_redone = (uint32_t)(s->n_redone_rows - before->n_redone_rows),
+        .n_admitted = s->n_admitted,
+        .n_preempted = s->n_preempted,
+        .n_running = s->n_running,
+        .n_waiting = (uint32_t)s->waiting.n,
+        .n_pages_used = (uint32_t)e->stats->kv_blocks_total - n_free,
+        .n_pages_cached = block_manager_n_cached(s->blocks),
+    };
+}
+
+/* Schedules a step and starts it; *has_rows is false when there was nothing to do. */
+static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
+{
+    struct flight *flight = &e->flights[e->n_started % 2];
+    struct batch *b = &flight->batch;
+    const struct scheduler before = e->scheduler;
+    struct err fault = {0};
+    double begun = seconds_now();
+    scheduler_begin_step(&e->scheduler, b, in_flight(e) > 0, begun);
+    sampler_fill(&e->scheduler, flight->owners);
+    *has_rows = b->n_rows > 0;
+    if (!b->n_rows)
+        return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row scheduled though sequences wait")
+                                        : RC_OK;
+    flight->record = describe_step(e, b, &before, begun);
+    flight->started = seconds_now();
+    enum rc rc = e->config.runner.start(e->config.runner.ctx, b, &fault);
+    e->n_started++;
+    flight->record.n_in_flight = in_flight(e);
+    flight->record.is_replayed = b->is_replayed;
+    scheduler_end_step(&e->scheduler);
+    flight->host_seconds = (e->config.runner.is_async ? seconds_now() : flight->started) - begun;
+    return rc ? poison(e, rc, &fault, err) : RC_OK;
+}
+
+/* Waits for the step that was started first and takes its results in. */
+static enum rc end_flight(struct engine *e, struct err *err)
+{
+    struct flight *flight = &e->flights[e->n_ended % 2];
+    struct step_record *record = &flight->record;
+    struct err fault = {0};
+    uint64_t n_tokens = e->stats->generation_tokens;
+    enum rc rc = e->config.runner.finish(e->config.runner.ctx, &flight->batch, &fault);
+    if (rc)
+        return poison(e, rc, &fault, err);
+    double done = seconds_now(), from = flight->started > e->last_done ? flight->started : e->last_done;
+    take_results(e, flight, done);
+    flight->batch.n_tasks = 0;
+    e->n_ended++;
+    e->last_done = done;
+    double host_seconds = flight->host_seconds + (seconds_now() - done);
+    record->n_tokens = (uint32_t)(e->stats->generation_tokens - n_tokens);
+    record->device_us = (float)((done - from) * 1e6);
+    record->host_us = (float)(host_seconds * 1e6);
+    e->stats->num_steps++;
+    e->stats->num_replayed_steps += record->is_replayed;
+    e->stats->last_step_ms = (done - from) * 1e3;
+    e->stats->last_host_us = host_seconds * 1e6;
+    statistics_log_step(e->statistics, record);
+    return RC_OK;
+}
+
+static enum rc end_flights(struct engine *e, struct err *err)
+{
+    enum rc rc = RC_OK;
+    while (in_flight(e) && !rc)
+        rc = end_flight(e, err);
+    return rc;
+}
+
 /* Acts on everything that came since the last step boundary; false if nothing did. */
 static bool take_commands(struct engine *e)
 {
@@ -299,6 +483,8 @@ static bool take_commands(struct engine *e)
     e->abort_upto = 0;
     e->wants_reset = e->wants_recompute = e->wants_abort = false;
     pthread_mutex_unlock(&e->lock);
+    if (reset || aborts)
+        end_flights(e, NULL); /* a fault poisons the engine, which the caller sees */
     bool is_dead = atomic_load(&e->is_dead);
     enter_all(e, r, gate, is_dead ? UINT64_MAX : upto);
     if (reset)
@@ -308,120 +494,15 @@ static bool take_commands(struct engine *e)
     return true;
 }
 
-static void take_score(struct engine *e, struct sequence *q, const struct sample_task *task, const struct sample_result *result)
+/* Starts as many steps as may be in flight, then waits for the first of them. */
+static enum rc run_steps(struct engine *e, bool *has_run, struct err *err)
 {
-    struct request *r = q->request;
-    size_t at = r->n_scored++, k = r->n_score_top;
-    r->score_results[at] = *result;
-    for (size_t i = 0; i < k; i++) {
-        r->score_top_ids[at * k + i] = e->batch.top_ids[task->top_offset + i];
-        r->score_top_values[at * k + i] = e->batch.top_values[task->top_offset + i];
-        r->score_top_ranks[at * k + i] = e->batch.top_ranks[task->top_offset + i];
-    }
-    if (r->spec.is_score && r->n_scored == r->n_to_score)
-        finish(e, q, FINISH_LENGTH);
-}
-
-static void take_token(struct engine *e, struct sequence *q, const struct sample_task *task, const struct sample_result *result,
-                       double now)
-{
-    const struct batch *b = &e->batch;
-    sequence_accept(q, result, b->top_ids + task->top_offset, b->top_values + task->top_offset, b->top_ranks + task->top_offset,
-                    now);
-    e->stats->generation_tokens++;
-    if (q->n_output == q->request->spec.prior.n + 1)
-        statistics_observe(e->statistics, HISTOGRAM_FIRST_TOKEN, now - q->request->queued);
-    if (q->finish != FINISH_NONE)
-        finish(e, q, q->finish);
-    else
-        outbox_note(&e->outbox, q);
-}
-
-static void take_results(struct engine *e, double now)
-{
-    for (uint32_t t = 0; t < e->batch.n_tasks; t++) {
-        struct sequence *q = e->owners[t].sequence;
-        const struct sample_result *result = &e->batch.results[t];
-        if (q->state == SEQUENCE_FINISHED) /* by an error in an earlier row of this step */
-            continue;
-        if (result->status != SAMPLE_OK) {
-            e->stats->nonfinite_rows += result->status == SAMPLE_NON_FINITE;
-            q->status = result->status;
-            q->error_position = e->owners[t].position;
-            finish(e, q, FINISH_ERROR);
-        } else if (e->batch.tasks[t].is_score) {
-            take_score(e, q, &e->batch.tasks[t], result);
-        } else {
-            take_token(e, q, &e->batch.tasks[t], result, now);
-        }
-    }
-}
-
-static void poison(struct engine *e, const struct err *fault)
-{
-    e->fault = *fault;
-    atomic_store(&e->is_dead, true);
-    finish_aborted(e, UINT64_MAX, FINISH_ERROR);
-}
-
-/* What has been scheduled, before anything of it is done. */
-static struct step_record describe_step(const struct engine *e, double begun)
-{
-    const struct scheduler *s = &e->scheduler;
-    uint32_t n_free = block_manager_n_free(s->blocks);
-    return (struct step_record){
-        .start = begun,
-        .n_rows = e->batch.n_rows,
-        .n_prompt = (uint32_t)(s->n_prompt_rows - e->stats->prompt_rows),
-        .n_decode = (uint32_t)(s->n_decode_rows - e->stats->decode_rows),
-        .n_redone = (uint32_t)(s->n_redone_rows - e->stats->redone_rows),
-        .n_admitted = s->n_admitted,
-        .n_preempted = s->n_preempted,
-        .n_running = s->n_running,
-        .n_waiting = (uint32_t)s->waiting.n,
-        .n_pages_used = (uint32_t)e->stats->kv_blocks_total - n_free,
-        .n_pages_cached = block_manager_n_cached(s->blocks),
-    };
-}
-
-static void count_step(struct engine *e, struct step_record *step, double begun, double run_seconds)
-{
-    double seconds = seconds_now() - begun;
-    step->device_us = (float)(run_seconds * 1e6);
-    step->host_us = (float)((seconds - run_seconds) * 1e6);
-    e->stats->num_steps++;
-    e->stats->last_step_ms = seconds * 1e3;
-    e->stats->last_host_us = (seconds - run_seconds) * 1e6;
-    statistics_log_step(e->statistics, step);
-}
-
-/* Schedules, runs and takes in one batch; *n_rows is 0 when there was nothing to do. */
-static enum rc run_batch(struct engine *e, double begun, uint32_t *n_rows, struct err *err)
-{
-    struct err fault = {0};
-    scheduler_begin_step(&e->scheduler, begun);
-    sampler_fill(&e->scheduler, &e->batch, e->owners);
-    *n_rows = e->batch.n_rows;
-    if (!e->batch.n_rows)
-        return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row scheduled though sequences wait")
-                                        : RC_OK;
-    struct step_record step = describe_step(e, begun);
-    uint64_t n_tokens = e->stats->generation_tokens;
-    double started = seconds_now();
-    enum rc rc = e->config.runner.run(e->config.runner.ctx, &e->batch, &fault);
-    double done = seconds_now();
-    if (rc) {
-        fault.rc = rc;
-        poison(e, &fault);
-        if (err)
-            *err = fault;
-    } else {
-        take_results(e, done);
-    }
-    scheduler_end_step(&e->scheduler);
-    step.n_tokens = (uint32_t)(e->stats->generation_tokens - n_tokens);
-    count_step(e, &step, begun, done - started);
-    return rc;
+    enum rc rc = RC_OK;
+    bool has_rows = true;
+    while (!rc && has_rows && in_flight(e) < e->max_in_flight && (!in_flight(e) || scheduler_can_overlap(&e->scheduler)))
+        rc = start_flight(e, &has_rows, err);
+    *has_run = in_flight(e) > 0;
+    return rc || !*has_run ? rc : end_flight(e, err);
 }
 
 enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
@@ -430,18 +511,27 @@ enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
     enum rc rc = claim(e, err);
     if (rc)
         return rc;
-    double begun = seconds_now();
     uint64_t n_allocations = mem_count();
-    uint32_t n_rows = 0;
-    bool has_acted = take_commands(e);
+    bool has_run = false, has_acted = take_commands(e);
     if (atomic_load(&e->is_dead))
         rc = dead(e, err);
     else
-        rc = run_batch(e, begun, &n_rows, err);
-    *progressed = has_acted || n_rows;
+        rc = run_steps(e, &has_run, err);
+    *progressed = has_acted || has_run;
     if (e->is_warm)
         e->stats->allocations_since_warmup += mem_count() - n_allocations;
-    e->is_warm |= n_rows > 0;
+    e->is_warm |= has_run;
+    publish_stats(e);
+    unclaim(e);
+    return rc;
+}
+
+enum rc engine_settle(struct engine *e, struct err *err)
+{
+    enum rc rc = claim(e, err);
+    if (rc)
+        return rc;
+    rc = end_flights(e, err);
     publish_stats(e);
     unclaim(e);
     return rc;

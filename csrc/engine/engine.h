@@ -29,6 +29,7 @@ struct engine_config {
     /* Tokens that text hides when skip_special_tokens is set; their bytes count only when it is not. Copied. */
     const int32_t *special_ids;       uint32_t n_special;
     struct runner runner;
+    bool is_serial;                   /* one step after another, even where the runner could overlap them */
 };
 
 struct id_list { const int32_t *ids; uint32_t n; };
@@ -97,9 +98,12 @@ enum rc engine_abort(struct engine *engine, const uint64_t *numbers, uint32_t n,
 /* With true, requests submitted from now on wait outside the scheduler, where they can still be aborted; with false they
  * enter. */
 void engine_hold_new(struct engine *engine, bool holds);
-/* One step. *progressed is false when there was nothing to run (all finished or none submitted). RC_BUSY: another thread
- * drives. RC_DEAD: poisoned by an earlier device fault. */
+/* One step's results; where the runner is asynchronous, the next step is started before they are waited for, so that the device
+ * never waits for the host. *progressed is false when there was nothing to run (all finished or none submitted). RC_BUSY:
+ * another thread drives. RC_DEAD: poisoned by an earlier device fault. */
 enum rc engine_step(struct engine *engine, bool *progressed, struct err *err);
+/* Waits for what is in flight and takes its results: the device is idle then. */
+enum rc engine_settle(struct engine *engine, struct err *err);
 bool engine_has_unfinished(struct engine *engine);
 uint32_t engine_n_finished(struct engine *engine);  /* final records not yet taken */
 /* Fills at most max entries; finished_only leaves running samples alone. Final news releases the sample's memory at the next

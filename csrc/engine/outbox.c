@@ -105,6 +105,8 @@ uint32_t outbox_take(struct outbox *outbox, bool finished_only, uint64_t epoch, 
 struct sequence *outbox_next_delivered(struct outbox *outbox)
 {
     struct sequence *q = outbox->delivered.first;
+    while (q && q->n_pending)
+        q = q->links.next;
     if (q)
         list_remove(&outbox->delivered, q);
     return q;

@@ -15,7 +15,7 @@ static uint32_t fill_banned(struct sequence *q)
     const struct request_spec *spec = &q->request->spec;
     const struct engine_config *config = q->request->context->config;
     uint32_t n = 0;
-    if (q->n_output < spec->min_tokens) {
+    if (q->n_output + q->n_pending < spec->min_tokens) {
         for (uint32_t i = 0; !spec->ignore_eos && i < config->n_eos; i++)
             q->banned[n++] = config->eos_ids[i];
         for (uint32_t i = 0; i < spec->stop_ids.n; i++)
@@ -55,7 +55,8 @@ static struct sample_task *add_task(struct filler *f, struct sequence *q, uint32
 static void add_draw(struct filler *f, struct sequence *q)
 {
     const struct request_spec *spec = &q->request->spec;
-    struct sample_task *task = add_task(f, q, sequence_n_known(q), spec->wants_logprobs ? spec->n_logprobs : 0);
+    uint32_t number = f->batch->n_tasks;
+    struct sample_task *task = add_task(f, q, sequence_n_expected(q), spec->wants_logprobs ? spec->n_logprobs : 0);
     task->is_greedy = spec->temperature < GREEDY_BELOW;
     task->wants_logprobs = spec->wants_logprobs;
     task->temperature = task->is_greedy ? 1 : spec->temperature;
@@ -76,6 +77,8 @@ static void add_draw(struct filler *f, struct sequence *q)
     task->n_banned = fill_banned(q);
     task->allowed = spec->allowed.ids;
     task->n_allowed = spec->allowed.n;
+    q->last_task = number;
+    q->n_pending++;
 }
 
 static void add_score(struct filler *f, struct sequence *q, uint32_t position)
@@ -92,13 +95,13 @@ static void add_sequence(struct filler *f, struct sequence *q)
 {
     struct batch *batch = f->batch;
     const struct request *r = q->request;
-    uint32_t first = q->n_computed - q->n_rows, first_scored = UINT32_MAX;
+    uint32_t first = q->n_computed - q->n_rows, n_known = sequence_n_known(q), first_scored = UINT32_MAX;
     if (sequence_is_scoring(q))
         first_scored = r->first_scored + r->n_scored;
     for (uint32_t i = 0; i < q->n_rows; i++) {
         uint32_t row = batch->n_rows++, position = first + i;
         bool draws = q->draws && i + 1 == q->n_rows, scores = position + 1 >= first_scored && position + 1 < r->spec.prompt.n;
-        batch->token_ids[row] = sequence_token(q, position);
+        batch->token_ids[row] = position < n_known ? sequence_token(q, position) : -1 - (int32_t)q->last_task;
         batch->positions[row] = (int32_t)position;
         batch->row_seq[row] = (int32_t)q->slot;
         if (!draws && !scores)
@@ -111,8 +114,9 @@ static void add_sequence(struct filler *f, struct sequence *q)
     }
 }
 
-void sampler_fill(const struct scheduler *scheduler, struct batch *batch, struct task_owner *owners)
+void sampler_fill(const struct scheduler *scheduler, struct task_owner *owners)
 {
+    struct batch *batch = scheduler->batch;
     struct filler f = {batch, owners, 0};
     batch->n_rows = batch->n_seqs = batch->n_logits_rows = batch->n_tasks = 0;
     batch->seq_first_row[0] = 0;

@@ -12,7 +12,7 @@ struct task_owner {
     uint32_t position; /* of the token drawn or scored */
 };
 
-/* Fills batch from the scheduler's slots; owners: [max_tasks]. */
-void sampler_fill(const struct scheduler *scheduler, struct batch *batch, struct task_owner *owners);
+/* Fills the scheduler's batch from its slots; owners: [max_tasks]. Each draw leaves its sequence with a pending token. */
+void sampler_fill(const struct scheduler *scheduler, struct task_owner *owners);
 
 #endif

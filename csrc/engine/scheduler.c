@@ -27,7 +27,7 @@ static uint32_t blocks_of(const struct scheduler *s, uint32_t n_positions)
 
 int32_t *scheduler_table(const struct scheduler *s, uint32_t group, uint32_t slot)
 {
-    return s->batch->tables + ((size_t)group * s->batch->max_seqs + slot) * s->batch->table_stride;
+    return page_tables_row(&s->tables, group, slot);
 }
 
 /* ---- running sequences ---- */
@@ -105,7 +105,8 @@ static uint32_t shared_tails(const struct scheduler *s, const struct sequence *q
 static void tails_copy(struct scheduler *s, struct sequence *q)
 {
     for (uint32_t g = 0; q->shares_tail && g < n_groups(s); g++) {
-        int32_t *page = &scheduler_table(s, g, q->slot)[q->n_computed / block_tokens(s)];
+        uint32_t block = q->n_computed / block_tokens(s);
+        int32_t *page = &scheduler_table(s, g, q->slot)[block];
         if (block_manager_is_writable(s->blocks, *page))
             continue;
         struct page_copy copy = {*page, block_manager_take(s->blocks)};
@@ -114,6 +115,7 @@ static void tails_copy(struct scheduler *s, struct sequence *q)
         s->copy_owners[s->batch->n_copies] = q;
         s->batch->copies[s->batch->n_copies++] = copy;
         *page = copy.target;
+        page_tables_note(&s->tables, g, q->slot, block, block + 1);
     }
     q->shares_tail = false;
 }
@@ -129,19 +131,22 @@ static bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
         int32_t *table = scheduler_table(s, g, q->slot);
         for (uint32_t b = have; b < want; b++)
             table[b] = block_manager_take(s->blocks);
+        page_tables_note(&s->tables, g, q->slot, have, want);
     }
     return true;
 }
 
-/* The blocks [from, to) are full and known: others may find them. */
-static void blocks_publish(struct scheduler *s, struct sequence *q, uint32_t from, uint32_t to)
+/* Others may find the blocks that are full, and whose tokens are all known: computed they will be before whatever a later step
+ * reads of them. */
+void scheduler_publish(struct scheduler *s, struct sequence *q)
 {
+    uint32_t n_known = sequence_n_known(q), n = (q->n_computed < n_known ? q->n_computed : n_known) / block_tokens(s);
     if (!config_of(s)->prefix_caching || q->is_stale)
         return;
-    for (uint32_t b = from; b < to; b++) {
-        const struct hash *key = sequence_key(q, b);
+    for (; q->n_published < n; q->n_published++) {
+        const struct hash *key = sequence_key(q, q->n_published);
         for (uint32_t g = 0; g < n_groups(s); g++)
-            block_manager_publish(s->blocks, scheduler_table(s, g, q->slot)[b], key, g);
+            block_manager_publish(s->blocks, scheduler_table(s, g, q->slot)[q->n_published], key, g);
     }
 }
 
@@ -190,7 +195,7 @@ static void preempt(struct scheduler *s, struct sequence *q)
         rows_give_back(s, q);
     pages_release(s, q);
     running_remove(s, q);
-    q->n_computed = q->n_hit = q->n_taken_rows = 0;
+    q->n_computed = q->n_hit = q->n_taken_rows = q->n_published = 0;
     q->is_stale = q->shares_tail = false;
     q->failed_room = 0;
     q->state = SEQUENCE_WAITING;
@@ -217,12 +222,12 @@ static void rows_take(struct scheduler *s, struct sequence *q)
             return;
     }
     count_rows(s, q, q->n_computed, n, false);
-    blocks_publish(s, q, q->n_computed / block_tokens(s), (q->n_computed + n) / block_tokens(s));
     s->rows_left -= n;
     q->n_computed += n;
     q->n_taken_rows += n;
     q->n_rows = n;
     q->draws = n == owed && !q->request->spec.is_score;
+    scheduler_publish(s, q);
 }
 
 /* The largest number of cached blocks that serve q, none beyond `limit`; their pages go into the slot's tables. */
@@ -345,6 +350,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
             else
                 table[b] = 0;
         q->first_block[g] = fits ? first_seen_block(s, g, n_hit * block_tokens(s)) : 0;
+        page_tables_note(&s->tables, g, slot, q->first_block[g], fits ? n_hit : 0);
     }
     if (!fits) {
         q->failed_room = room(s) + 1;
@@ -354,6 +360,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     queue_remove(&s->waiting, q);
     running_insert(s, q);
     q->n_computed = q->n_hit = n_hit * block_tokens(s);
+    q->n_published = n_hit;
     q->n_taken_rows = 0;
     count_admission(s, q, q->n_hit, now);
     rows_take(s, q);
@@ -365,7 +372,8 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
 static struct sequence *fork_source(const struct sequence *q)
 {
     struct sequence *lead = q->request->sequences[0];
-    return lead && lead != q && lead->draws && !lead->n_output && !q->n_output ? lead : NULL;
+    bool is_first = lead && lead != q && lead->draws && !lead->n_output && !lead->n_pending;
+    return is_first && !q->n_output && !q->n_pending ? lead : NULL;
 }
 
 /* Shares every block of the lead, the unfilled tail included. */
@@ -383,7 +391,9 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
             block_manager_share(s->blocks, target[b]);
         }
         q->first_block[g] = lead->first_block[g];
+        page_tables_note(&s->tables, g, q->slot, q->first_block[g], blocks_of(s, lead->n_computed));
     }
+    q->n_published = lead->n_published;
     q->n_computed = q->n_hit = q->n_ever_computed = lead->n_computed;
     q->n_taken_rows = 0;
     q->is_stale = lead->is_stale;
@@ -409,8 +419,17 @@ static void admit_waiting(struct scheduler *s, double now)
     }
 }
 
-void scheduler_begin_step(struct scheduler *s, double now)
+bool scheduler_can_overlap(const struct scheduler *s)
 {
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (sequence_must_wait(s->running[i]))
+            return false;
+    return true;
+}
+
+void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
+{
+    s->batch = batch;
     s->rows_left = config_of(s)->max_num_batched_tokens;
     s->n_promised = s->n_preempted = s->n_admitted = 0;
     for (uint32_t i = 0; i < s->n_running; i++)
@@ -421,7 +440,8 @@ void scheduler_begin_step(struct scheduler *s, double now)
             rows_take(s, s->running[i]);
     if (!s->n_preempted)
         admit_waiting(s, now);
-    s->has_stalled = s->rows_left == config_of(s)->max_num_batched_tokens && s->waiting.n + s->n_running;
+    bool is_empty = s->rows_left == config_of(s)->max_num_batched_tokens;
+    s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running;
 }
 
 void scheduler_end_step(struct scheduler *s)
@@ -429,6 +449,7 @@ void scheduler_end_step(struct scheduler *s)
     for (uint32_t i = 0; i < s->batch->n_copies; i++)
         block_manager_unhold(s->blocks, s->batch->copies[i].source);
     s->batch->n_copies = 0;
+    page_tables_settle(&s->tables);
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
         q->n_ever_computed = q->n_computed > q->n_ever_computed ? q->n_computed : q->n_ever_computed;
@@ -467,25 +488,31 @@ void scheduler_reset_cache(struct scheduler *s, bool recompute)
     s->n_preempted = s->n_admitted = 0; /* this was no step */
 }
 
-enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct batch *batch,
-                         struct statistics *statistics, struct err *err)
+enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct statistics *statistics,
+                         struct err *err)
 {
-    uint32_t n_slots = context->config->max_num_seqs;
-    *s = (struct scheduler){.context = context, .batch = batch, .statistics = statistics};
+    const struct engine_config *config = context->config;
+    const struct kv_layout *layout = &config->layout;
+    uint32_t n_slots = config->max_num_seqs, stride = (config->max_model_len + layout->block_tokens - 1) / layout->block_tokens;
+    *s = (struct scheduler){.context = context, .statistics = statistics};
     s->running = mem_calloc(n_slots, sizeof *s->running);
     s->slots = mem_calloc(n_slots, sizeof *s->slots);
-    s->copy_owners = mem_calloc((size_t)n_slots * context->config->layout.n_groups, sizeof *s->copy_owners);
-    s->scratch = mem_calloc((size_t)context->config->n_pages * 2, sizeof *s->scratch);
-    enum rc rc = block_manager_create(context->config->n_pages, &s->blocks, err);
-    if (!rc && s->running && s->slots && s->copy_owners && s->scratch)
-        return RC_OK;
-    scheduler_destroy(s);
-    return err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; max_num_seqs", n_slots);
+    s->copy_owners = mem_calloc((size_t)n_slots * layout->n_groups, sizeof *s->copy_owners);
+    s->scratch = mem_calloc((size_t)config->n_pages * 2, sizeof *s->scratch);
+    enum rc rc = page_tables_create(&s->tables, layout->n_groups, n_slots, stride, err);
+    if (!rc)
+        rc = block_manager_create(config->n_pages, &s->blocks, err);
+    if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->scratch))
+        rc = err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; max_num_seqs", n_slots);
+    if (rc)
+        scheduler_destroy(s);
+    return rc;
 }
 
 void scheduler_destroy(struct scheduler *s)
 {
     block_manager_destroy(s->blocks);
+    page_tables_destroy(&s->tables);
     mem_free(s->running);
     mem_free(s->slots);
     mem_free(s->copy_owners);

@@ -1,10 +1,13 @@
 /* scheduler.h: which rows a step computes, and in which pages. Owns the waiting queue, the running sequences with their slots
- * and tables (rows of batch->tables) and the block manager. There are no phases: a step spends a budget of rows on running
+ * and page tables, and the block manager. There are no phases: a step spends a budget of rows on running
  * sequences in rank, decodes first, then admits waiting ones in rank. Driver's thread only; nothing here allocates after
  * scheduler_create. Semantics: docs/engine.md 3 and 4.
  *
  * BLOCKED(prefix) needs no state: a prompt that still owes rows when its turn is over has taken the last row of the step, so
- * nobody is admitted who would have to wait for blocks that it has yet to compute. */
+ * nobody is admitted who would have to wait for blocks that it has yet to compute.
+ *
+ * A step may be scheduled while the one before is still computed: lengths alone decide it. All device work of an engine runs in
+ * the order in which it was enqueued, so a page is free as soon as no later step reads it, whatever is still in flight. */
 #ifndef LLMPY_SCHEDULER_H
 #define LLMPY_SCHEDULER_H
 
@@ -13,7 +16,8 @@
 
 struct scheduler {
     const struct sequence_context *context;
-    struct batch *batch;             /* tables and copies */
+    struct page_tables tables;
+    struct batch *batch;             /* of the step being built: its copies are the scheduler's */
     struct block_manager *blocks;
     struct statistics *statistics;   /* the engine's, for what happens at an admission */
     struct queue waiting;
@@ -33,15 +37,20 @@ struct scheduler {
         cache_hits;
 };
 
-enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct batch *batch,
-                         struct statistics *statistics, struct err *err);
+enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct statistics *statistics,
+                         struct err *err);
 void scheduler_destroy(struct scheduler *scheduler);
 
 void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);
-/* Chooses the rows of a step: n_rows and draws of running sequences, n_computed moved on, tables and copies filled. */
-void scheduler_begin_step(struct scheduler *scheduler, double now);
-/* The step's results are there, or will never be. */
+/* Whether a step can be built while another is in flight. */
+bool scheduler_can_overlap(const struct scheduler *scheduler);
+/* Chooses the rows of a step: n_rows and draws of running sequences, n_computed moved on, tables and copies filled. With
+ * another step in flight there may be no row left to enqueue though sequences run. */
+void scheduler_begin_step(struct scheduler *scheduler, struct batch *batch, bool is_in_flight, double now);
+/* The step has been started, or never will be. */
 void scheduler_end_step(struct scheduler *scheduler);
+/* A running sequence has accepted a token: blocks that it completes can be found from here on. */
+void scheduler_publish(struct scheduler *scheduler, struct sequence *sequence);
 /* Takes a waiting or running sequence out and frees its pages; at a step boundary, or once its results are applied. */
 void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
 /* Nothing published so far can be found any more; recompute also preempts everyone. */

@@ -7,9 +7,12 @@
 
 static enum rc check_sequence(const struct scheduler *s, const struct sequence *q, struct err *err)
 {
-    if (q->n_computed > sequence_n_known(q) || q->n_computed != q->n_hit + q->n_taken_rows)
-        BROKEN("invariant 12: computed %u of %u known, hit %u, rows %u", q->n_computed, sequence_n_known(q), q->n_hit,
-               q->n_taken_rows);
+    if (q->n_computed > sequence_n_expected(q) || q->n_computed != q->n_hit + q->n_taken_rows)
+        BROKEN("invariant 12: computed %u of %u known and %u pending, hit %u, rows %u", q->n_computed, sequence_n_known(q),
+               q->n_pending, q->n_hit, q->n_taken_rows);
+    if (q->n_published * s->context->config->layout.block_tokens > sequence_n_known(q) || q->n_pending > 1)
+        BROKEN("invariant 4: %u blocks published, %u tokens known, %u pending between two steps", q->n_published,
+               sequence_n_known(q), q->n_pending);
     if (q->state != SEQUENCE_RUNNING || s->slots[q->slot] != q)
         BROKEN("running sequence: slot %u is not its own, or its state is %d", q->slot, q->state);
     return RC_OK;
@@ -72,7 +75,7 @@ static enum rc count_tables(const struct scheduler *s, uint32_t slot, uint32_t *
         uint32_t window = layout->groups[g].window, next = q ? q->n_computed : 0;
         if (first && (!window || next + 1 < window + first * layout->block_tokens))
             BROKEN("invariant 6: slot %u gave up block %u of group %u too early, at position %u", slot, first - 1, g, next);
-        for (uint32_t b = 0; b < s->batch->table_stride; b++) {
+        for (uint32_t b = 0; b < s->tables.stride; b++) {
             if ((table[b] != 0) != (b >= first && b < end) || table[b] < 0 || (uint32_t)table[b] >= s->context->config->n_pages)
                 BROKEN("invariant 6: slot %u has page %d at block %u of group %u, blocks %u to %u are computed", slot, table[b],
                        b, g, first, end);
@@ -91,7 +94,5 @@ enum rc scheduler_check(const struct scheduler *s, struct err *err)
     memset(s->scratch, 0, (size_t)n_pages * 2 * sizeof *s->scratch);
     for (uint32_t slot = 0; slot < s->context->config->max_num_seqs && !rc; slot++)
         rc = count_tables(s, slot, refs, err);
-    for (uint32_t i = 0; i < s->batch->n_copies; i++)
-        holds[s->batch->copies[i].source]++;
     return rc ? rc : block_manager_check(s->blocks, refs, holds, err);
 }

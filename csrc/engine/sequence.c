@@ -263,6 +263,7 @@ static struct sequence *sequence_create(struct request *r, const struct request_
     sequence_lay(&c, r, q);
     q->request = r;
     q->sample = sample;
+    q->needs_values = q->seen || spec->n_bad_words;
     if (q->seen && spec->repetition_penalty != 1)
         for (uint32_t i = 0; i < spec->prompt.n; i++)
             seen_entry(q, spec->prompt.ids[i])->in_prompt = 1;
@@ -355,9 +356,23 @@ uint32_t sequence_n_known(const struct sequence *q)
     return q->request->spec.prompt.n + q->n_output;
 }
 
+uint32_t sequence_n_expected(const struct sequence *q)
+{
+    return sequence_n_known(q) + q->n_pending;
+}
+
 uint32_t sequence_goal(const struct sequence *q)
 {
-    return q->request->spec.is_score ? q->request->spec.prompt.n - 1 : sequence_n_known(q);
+    uint32_t n = sequence_n_expected(q);
+    if (q->request->spec.is_score)
+        return q->request->spec.prompt.n - 1;
+    bool is_last = q->n_output + q->n_pending >= q->request->spec.max_tokens || n >= q->request->context->config->max_model_len;
+    return q->n_pending && is_last ? n - 1 : n;
+}
+
+bool sequence_must_wait(const struct sequence *q)
+{
+    return (q->needs_values && q->n_pending) || sequence_is_scoring(q);
 }
 
 bool sequence_is_scoring(const struct sequence *q)

@@ -66,6 +66,9 @@ struct sequence {
     /* Tokens. Positions count through prompt and output; output begins with the prior tokens. */
     int32_t *output;               /* [n_prior + capacity] */
     uint32_t n_output, capacity;   /* capacity: most new tokens */
+    uint32_t n_pending;            /* tokens that steps in flight draw: a sequence with any is not released */
+    uint32_t last_task;            /* of the newest pending token, in its step */
+    bool needs_values;             /* a draw needs the values of all tokens before it on the host */
     struct sample_result *results; /* [capacity], NULL without logprobs */
     int32_t *top_ids;              /* [capacity][n_logprobs] */
     float *top_values;
@@ -86,6 +89,7 @@ struct sequence {
 
     /* The scheduler's. */
     uint32_t slot, n_computed;
+    uint32_t n_published;          /* leading blocks that are in the prefix cache, or were when they filled */
     uint32_t n_rows;               /* in this step */
     bool draws;                    /* a token in this step */
     bool is_stale;                 /* holds entries from before a reset: publishes nothing */
@@ -117,13 +121,18 @@ struct rank sequence_rank(const struct sequence *sequence);
 bool rank_is_ahead(const struct rank *a, const struct rank *b);
 bool sequence_is_ahead(const struct sequence *a, const struct sequence *b);
 uint32_t sequence_n_known(const struct sequence *sequence);
-/* Positions to compute before the next token can be drawn, or the last one be scored. */
+/* Known tokens and those that steps in flight will add. */
+uint32_t sequence_n_expected(const struct sequence *sequence);
+/* Positions to compute before the next token can be drawn, or the last one be scored. The last token that lengths allow is not
+ * among them. */
 uint32_t sequence_goal(const struct sequence *sequence);
 /* Most leading positions that the cache may serve. */
 uint32_t sequence_hit_limit(const struct sequence *sequence);
 int32_t sequence_token(const struct sequence *sequence, uint32_t position);
 /* Key of a full block of known tokens; every earlier block's key has been asked for before. */
 const struct hash *sequence_key(struct sequence *sequence, uint32_t block);
+/* Its next step cannot be built before the results of those in flight are there. */
+bool sequence_must_wait(const struct sequence *sequence);
 /* True for the sequence that scores the request's prompt and has not done so. */
 bool sequence_is_scoring(const struct sequence *sequence);
 

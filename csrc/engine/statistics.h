@@ -18,7 +18,9 @@
 struct engine_stats {
     uint64_t num_running, num_waiting, num_unfinished, num_preemptions, num_steps;
     uint64_t prompt_tokens, cached_tokens, generation_tokens, prefix_cache_queries, prefix_cache_hits; /* tokens */
-    uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* all rows that were computed */
+    uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* all rows that were computed; wasted: drew for nobody */
+    uint64_t num_replayed_steps;  /* of a captured graph */
+    uint64_t max_steps_in_flight; /* 2: host and device overlap */
     uint64_t kv_blocks_total, kv_blocks_free, kv_blocks_cached, evictions, weight_epoch, nonfinite_rows;
     uint64_t finished[N_FINISHES]; /* by enum finish */
     uint64_t allocations_since_warmup;
@@ -48,11 +50,13 @@ struct snapshot {
 /* One step as it was scheduled. Times of the monotonic clock. */
 struct step_record {
     double start;                  /* seconds */
-    float host_us, device_us;
+    float host_us;                 /* what it cost the host: scheduling, enqueuing, taking the results in */
+    float device_us;               /* from its start, or from the end of the step before if that came later, to its results */
     uint32_t n_rows, n_prompt, n_decode, n_redone, n_wasted; /* n_rows is the sum of the others */
     uint32_t n_tokens;             /* drawn, and taken in */
     uint32_t n_admitted, n_preempted, n_running, n_waiting;
     uint32_t n_pages_used, n_pages_cached; /* cached: free, and findable */
+    uint32_t n_in_flight, is_replayed;     /* steps in flight at its start, itself included; whether a graph was replayed */
 };
 
 struct statistics;

@@ -1,49 +1,60 @@
 #include "model_state.h"
 
-/* One step's batch as the device sees it. */
+#include "../base/mem.h"
+
+/* One step on its way: a batch, or the rows that a captured graph stands for. */
 struct running {
     struct model *m;
-    struct batch *batch;
+    struct batch *batch;             /* NULL while a graph is captured */
     struct batch_view view;
     const int32_t *tables[BATCH_MAX_GROUPS], *logits_rows;
+    uint32_t n_logits_rows;
     struct err *err;
 };
 
 /* ---- the batch in device memory -------------------------------------------------------------------------------------- */
 
-static enum rc stage(struct running *run, size_t *used, const int32_t *host, size_t count, const int32_t **device)
+static void use_arrays(struct running *run, const struct batch_arrays *arrays, uint32_t n_rows, uint32_t n_seqs,
+                       uint32_t n_logits_rows)
 {
-    struct model *m = run->m;
-    size_t size_bytes = (count * sizeof *host + 63) & ~(size_t)63;
-    if (*used + size_bytes > m->staged_bytes)
-        return err_set(run->err, RC_INTERNAL, "batch: wanted at most %zu bytes, have more", m->staged_bytes);
-    *device = (const int32_t *)(m->staged + *used);
-    enum rc rc = m->backend->upload(m->ctx, m->staged + *used, host, count * sizeof *host, run->err);
-    *used += size_bytes;
-    return rc;
+    const struct model *m = run->m;
+    run->view.n_rows = n_rows;
+    run->view.n_seqs = n_seqs;
+    run->view.token_ids = arrays->token_ids;
+    run->view.positions = arrays->positions;
+    run->view.row_seq = arrays->row_seq;
+    run->view.seq_first_row = arrays->seq_first_row;
+    run->view.block_tokens = m->layout.block_tokens;
+    run->logits_rows = arrays->logits_rows;
+    run->n_logits_rows = n_logits_rows;
+    for (uint32_t g = 0; g < m->layout.n_groups; g++)
+        run->tables[g] = arrays->tables + (size_t)g * (m->options.max_num_seqs + 1) * m->table_stride;
 }
 
-static enum rc stage_batch(struct running *run)
+/* Brings the batch to the device, padded up to n_rows; a backend without `begin` reads it where it is. */
+static enum rc begin_batch(struct running *run, uint32_t n_rows)
 {
+    struct model *m = run->m;
     struct batch *b = run->batch;
-    size_t used = 0;
-    run->view.n_rows = b->n_rows;
-    run->view.n_seqs = b->n_seqs;
-    run->view.block_tokens = run->m->layout.block_tokens;
+    const struct page_tables *t = b->tables;
+    if (t->stride != m->table_stride || t->max_seqs != m->options.max_num_seqs || t->n_groups != m->layout.n_groups)
+        return err_set(run->err, RC_INTERNAL, "batch: wanted %u groups of %u page tables of %u entries, have %u of %u of %u",
+                       m->layout.n_groups, m->options.max_num_seqs, m->table_stride, t->n_groups, t->max_seqs, t->stride);
     run->view.host_seq_first_row = b->seq_first_row;
-    enum rc rc = stage(run, &used, b->token_ids, b->n_rows, &run->view.token_ids);
-    if (!rc)
-        rc = stage(run, &used, b->positions, b->n_rows, &run->view.positions);
-    if (!rc)
-        rc = stage(run, &used, b->row_seq, b->n_rows, &run->view.row_seq);
-    if (!rc)
-        rc = stage(run, &used, b->seq_first_row, b->n_seqs + 1, &run->view.seq_first_row);
-    if (!rc)
-        rc = stage(run, &used, b->logits_rows, b->n_logits_rows, &run->logits_rows);
-    for (uint32_t g = 0; g < run->m->layout.n_groups && !rc; g++)
-        rc = stage(run, &used, b->tables + (size_t)g * b->max_seqs * b->table_stride, (size_t)b->max_seqs * b->table_stride,
-                   &run->tables[g]);
-    return rc;
+    if (!m->backend->begin) {
+        struct batch_arrays host = {b->token_ids,     b->positions,   b->row_seq,
+                                    b->seq_first_row, b->logits_rows, b->tables->pages};
+        use_arrays(run, &host, b->n_rows, b->n_seqs, b->n_logits_rows);
+        return RC_OK;
+    }
+    use_arrays(run, &m->arrays, b->n_rows, b->n_seqs, b->n_logits_rows);
+    struct begin_args args = {
+        .slot = b->slot, .n_rows = b->n_rows, .n_seqs = b->n_seqs, .n_logits_rows = b->n_logits_rows,
+        .n_pad_rows = n_rows - b->n_rows, .pad_row_seq = m->options.max_num_seqs, .token_ids = b->token_ids,
+        .positions = b->positions, .row_seq = b->row_seq, .seq_first_row = b->seq_first_row, .logits_rows = b->logits_rows,
+        .tables = t->pages, .runs = t->runs, .n_runs = t->n_runs, .to = m->arrays,
+    };
+    return m->backend->begin(m->ctx, &args, run->err);
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------- */
@@ -62,7 +73,7 @@ static struct kv_view kv_of(const struct running *run, uint32_t layer)
         .page_bytes = m->layout.page_bytes,
         .layer_offset = m->places[layer].index * m->layout.layer_bytes,
         .table = run->tables[m->places[layer].group],
-        .table_stride = run->batch->table_stride,
+        .table_stride = m->table_stride,
         .n_kv_heads = l->n_kv_heads,
         .head_dim = l->head_dim,
         .dtype = m->options.kv_dtype,
@@ -94,7 +105,7 @@ static enum rc run_linear(struct running *run, const struct step *step, uint32_t
 static struct rope_args rope_of(const struct running *run, const struct step *step, uint32_t head_dim)
 {
     const struct model *m = run->m;
-    struct rope_args rope = {run->batch->n_rows, 0, head_dim, false, NULL, view_of(m, step->in[0]), view_of(m, step->in[1])};
+    struct rope_args rope = {run->view.n_rows, 0, head_dim, false, NULL, view_of(m, step->in[0]), view_of(m, step->in[1])};
     if (step->rope != NO_INDEX) {
         rope.n_freqs = m->program->ropes[step->rope].n_freqs;
         rope.interleaved = m->program->ropes[step->rope].interleaved;
@@ -120,38 +131,50 @@ static enum rc run_cache_step(struct running *run, const struct step *step)
     return m->backend->qkv(m->ctx, &args, run->err);
 }
 
-/* Logits of the wanted rows and their sampling tasks, as many rows at a time as the buffers hold. */
-static enum rc run_logits(struct running *run, const struct step *step)
+/* Samples the wanted rows first .. first + n, whose logits lie in the buffer; *task: the next task to be done. */
+static enum rc sample_rows(struct running *run, uint32_t first, uint32_t n, uint32_t *task)
 {
     struct model *m = run->m;
     struct batch *b = run->batch;
-    uint32_t task = 0;
-    for (uint32_t row = 0; row < b->n_logits_rows; row += m->max_logits_rows) {
-        uint32_t n = b->n_logits_rows - row < m->max_logits_rows ? b->n_logits_rows - row : m->max_logits_rows, first = task;
-        struct view x = view_of(m, step->in[0]), y = {m->logits, m->program->vocab_size, m->vocab_stride};
-        x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
-        enum rc rc = run_linear(run, step, n, x, y);
-        if (rc)
-            return rc;
-        for (; task < b->n_tasks && b->tasks[task].logits_row < row + n; task++)
-            b->tasks[task].logits_row -= row;
-        struct sample_args args = {
-            .logits = m->logits, .vocab_size = m->program->vocab_size, .vocab_stride = m->vocab_stride,
-            .vocab_limit = b->vocab_limit, .banned = b->banned, .n_banned = b->n_banned,
-            .tasks = b->tasks + first, .n_tasks = task - first, .n_logits_rows = n, .results = b->results + first,
-            .top_ids = b->top_ids, .top_values = b->top_values, .top_ranks = b->top_ranks,
-        };
-        rc = m->backend->sample(m->ctx, &args, run->err);
+    uint32_t first_task = *task;
+    if (first_task && m->backend->sample_finish) { /* the slot is used again within one step */
+        enum rc rc = m->backend->sample_finish(m->ctx, b->slot, run->err);
         if (rc)
             return rc;
     }
-    return RC_OK;
+    for (; *task < b->n_tasks && b->tasks[*task].logits_row < first + n; ++*task)
+        b->tasks[*task].logits_row -= first;
+    struct sample_args args = {
+        .logits = m->logits, .vocab_size = m->program->vocab_size, .vocab_stride = m->vocab_stride,
+        .vocab_limit = b->vocab_limit, .banned = b->banned, .n_banned = b->n_banned,
+        .tasks = b->tasks + first_task, .n_tasks = *task - first_task, .n_logits_rows = n, .results = b->results + first_task,
+        .top_ids = b->top_ids, .top_values = b->top_values, .top_ranks = b->top_ranks, .slot = b->slot, .first_task = first_task,
+    };
+    return m->backend->sample(m->ctx, &args, run->err);
+}
+
+/* Logits of the wanted rows and their sampling tasks, as many rows at a time as the buffers hold. A captured graph ends with
+ * the logits. */
+static enum rc run_logits(struct running *run, const struct step *step)
+{
+    struct model *m = run->m;
+    enum rc rc = RC_OK;
+    uint32_t task = 0;
+    for (uint32_t row = 0; row < run->n_logits_rows && !rc; row += m->max_logits_rows) {
+        uint32_t left = run->n_logits_rows - row, n = left < m->max_logits_rows ? left : m->max_logits_rows;
+        struct view x = view_of(m, step->in[0]), y = {m->logits, m->program->vocab_size, m->vocab_stride};
+        x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
+        rc = run_linear(run, step, n, x, y);
+        if (!rc && run->batch)
+            rc = sample_rows(run, row, n, &task);
+    }
+    return rc;
 }
 
 static enum rc run_step(struct running *run, const struct step *step)
 {
     struct model *m = run->m;
-    uint32_t n_rows = step->on_selected ? run->batch->n_logits_rows : run->batch->n_rows;
+    uint32_t n_rows = step->on_selected ? run->n_logits_rows : run->view.n_rows;
     struct view in0 = view_of(m, step->in[0]), in1 = view_of(m, step->in[1]), out = view_of(m, step->out);
     switch (step->code) {
     case STEP_EMBED:
@@ -175,8 +198,7 @@ static enum rc run_step(struct running *run, const struct step *step)
     case STEP_ADD:
         return m->backend->add(m->ctx, &(struct add_args){n_rows, in0, in1, out}, run->err);
     case STEP_SELECT:
-        return m->backend->select(m->ctx, &(struct select_args){run->batch->n_logits_rows, run->logits_rows, in0, out},
-                                  run->err);
+        return m->backend->select(m->ctx, &(struct select_args){run->n_logits_rows, run->logits_rows, in0, out}, run->err);
     case STEP_LOGITS:
         return run_logits(run, step);
     default:
@@ -189,27 +211,118 @@ static enum rc run_rope_tables(struct running *run)
     struct model *m = run->m;
     enum rc rc = RC_OK;
     for (uint32_t r = 0; r < m->program->n_ropes && !rc; r++) {
-        struct rope_table_args args = {run->batch->n_rows, m->program->ropes[r].n_freqs, run->view.positions, m->rope_freqs[r],
+        struct rope_table_args args = {run->view.n_rows, m->program->ropes[r].n_freqs, run->view.positions, m->rope_freqs[r],
                                        m->program->ropes[r].magnitude, m->rope_tables[r]};
         rc = m->backend->rope_table(m->ctx, &args, run->err);
     }
     return rc;
 }
 
-enum rc model_run(void *ctx, struct batch *batch, struct err *err)
+static enum rc run_program(struct running *run)
+{
+    struct model *m = run->m;
+    enum rc rc = run_rope_tables(run);
+    for (uint32_t i = 0; i < m->plan.n_steps && !rc; i++) {
+        const struct step *step = &m->plan.steps[i];
+        if (run->n_logits_rows || !(step->on_selected || step->code == STEP_SELECT))
+            rc = run_step(run, step);
+    }
+    return rc;
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------------ */
+
+/* The next size behind n rows. */
+static uint32_t next_size(uint32_t n)
+{
+    static const uint32_t sizes[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256};
+    for (uint32_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] > n)
+            return sizes[i];
+    return n + 64;
+}
+
+/* Runs n rows of padding, then captures the same: what a kernel needs at its first launch is there before. */
+static enum rc capture(struct model *m, int32_t *first_rows, uint32_t n, void **graph, struct err *err)
+{
+    struct running run = {.m = m, .err = err, .view.host_seq_first_row = first_rows};
+    struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = first_rows,
+                              .to = m->arrays};
+    use_arrays(&run, &m->arrays, n, n, n);
+    enum rc rc = m->backend->begin(m->ctx, &args, err);
+    if (!rc)
+        rc = run_program(&run);
+    if (!rc)
+        rc = m->backend->graph_begin(m->ctx, err);
+    if (rc)
+        return rc;
+    rc = run_program(&run);
+    enum rc end = m->backend->graph_end(m->ctx, graph, rc ? NULL : err);
+    return rc ? rc : end;
+}
+
+enum rc model_capture(struct model *m, struct err *err)
+{
+    uint32_t most = m->options.max_num_seqs, n_sizes = 0;
+    if (!m->backend->graph_begin || !m->backend->begin || m->options.is_eager)
+        return RC_OK;
+    for (uint32_t n = 0; n < most; n = next_size(n))
+        n_sizes++;
+    m->graphs = mem_calloc(n_sizes, sizeof *m->graphs);
+    int32_t *first_rows = mem_calloc((size_t)most + 1, sizeof *first_rows);
+    enum rc rc = m->graphs && first_rows ? RC_OK : err_set(err, RC_MEMORY, "graphs: out of memory");
+    for (uint32_t i = 0; first_rows && i <= most; i++)
+        first_rows[i] = (int32_t)i;
+    for (uint32_t n = 0; n < most && !rc;) {
+        n = next_size(n) < most ? next_size(n) : most;
+        m->graphs[m->n_graphs].n_rows = n;
+        rc = capture(m, first_rows, n, &m->graphs[m->n_graphs].graph, err);
+        m->n_graphs += !rc;
+    }
+    mem_free(first_rows);
+    return rc ? rc : m->backend->synchronize(m->ctx, err);
+}
+
+/* The smallest graph that holds a batch of which every sequence has one row, and wants its logits. */
+static const struct captured *graph_for(const struct model *m, const struct batch *b)
+{
+    if (b->n_seqs != b->n_rows || b->n_logits_rows != b->n_rows)
+        return NULL;
+    for (uint32_t i = 0; i < m->n_graphs; i++)
+        if (m->graphs[i].n_rows >= b->n_rows)
+            return &m->graphs[i];
+    return NULL;
+}
+
+/* ---- the runner --------------------------------------------------------------------------------------------------------- */
+
+enum rc model_start(void *ctx, struct batch *batch, struct err *err)
 {
     struct model *m = ctx;
     struct running run = {.m = m, .batch = batch, .err = err};
-    enum rc rc = stage_batch(&run);
+    const struct captured *captured = graph_for(m, batch);
+    uint32_t task = 0;
+    batch->is_replayed = captured != NULL;
+    enum rc rc = begin_batch(&run, captured ? captured->n_rows : batch->n_rows);
     if (!rc && batch->n_copies)
         rc = m->backend->copy_pages(
             m->ctx, &(struct copy_pages_args){m->pool, m->layout.page_bytes, batch->copies, batch->n_copies}, err);
     if (!rc)
-        rc = run_rope_tables(&run);
-    for (uint32_t i = 0; i < m->plan.n_steps && !rc; i++) {
-        const struct step *step = &m->plan.steps[i];
-        if (batch->n_logits_rows || !(step->on_selected || step->code == STEP_SELECT))
-            rc = run_step(&run, step);
-    }
-    return rc ? rc : m->backend->synchronize(m->ctx, err);
+        rc = captured ? m->backend->graph_launch(m->ctx, captured->graph, err) : run_program(&run);
+    if (!rc && (captured || (!batch->n_logits_rows && m->backend->sample_finish)))
+        rc = sample_rows(&run, 0, batch->n_logits_rows, &task);
+    return rc;
+}
+
+enum rc model_finish(void *ctx, struct batch *batch, struct err *err)
+{
+    struct model *m = ctx;
+    if (m->backend->sample_finish)
+        return m->backend->sample_finish(m->ctx, batch->slot, err);
+    return m->backend->synchronize(m->ctx, err);
+}
+
+bool model_is_async(const struct model *m)
+{
+    return m->backend->begin && m->backend->sample_finish;
 }

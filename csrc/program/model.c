@@ -70,15 +70,29 @@ static uint64_t pages_for(const struct model *m, uint32_t n_tokens)
     return 1 + kv_layout_pages(&m->layout, n_tokens, m->options.max_num_batched_tokens);
 }
 
+/* Of one array of the batch's rows, one more than there are rows, on whole lines. */
+static size_t array_values(const struct model *m)
+{
+    return ((size_t)m->options.max_num_batched_tokens + 1 + 31) & ~(size_t)31;
+}
+
 static void size_buffers(struct model *m)
 {
     const struct model_options *o = &m->options;
     m->vocab_stride = (m->program->vocab_size + 15) & ~15u;
     m->logits_bytes = (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
-    uint32_t stride = (o->max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens + 1;
-    size_t integers =
-        5 * ((size_t)o->max_num_batched_tokens + 16) + (size_t)m->layout.n_groups * (o->max_num_seqs * (size_t)stride + 16);
-    m->staged_bytes = integers * sizeof(int32_t) + 4096;
+    m->table_stride = (o->max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens;
+    if (m->backend->begin)
+        m->staged_bytes = sizeof(int32_t) * (5 * array_values(m) + (size_t)m->layout.n_groups * (o->max_num_seqs + 1) * m->table_stride);
+}
+
+static void lay_arrays(struct model *m)
+{
+    int32_t *at = (int32_t *)m->staged;
+    int32_t **arrays[] = {&m->arrays.token_ids,     &m->arrays.positions,   &m->arrays.row_seq,
+                          &m->arrays.seq_first_row, &m->arrays.logits_rows, &m->arrays.tables};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++, at += array_values(m))
+        *arrays[i] = at;
 }
 
 /* No size was given: the pool gets what is left of the device's share once everything else has its place. */
@@ -170,7 +184,7 @@ static enum rc create_buffers(struct model *m, struct err *err)
     enum rc rc = buffer(m, m->plan.arena_values * m->item_bytes, &m->arena, err);
     if (!rc)
         rc = buffer(m, m->logits_bytes, &m->logits, err);
-    if (!rc)
+    if (!rc && m->staged_bytes)
         rc = buffer(m, m->staged_bytes, &m->staged, err);
     if (!rc)
         rc = create_ropes(m, err);
@@ -200,7 +214,12 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
         rc = fill_device(m, err);
     if (!rc)
         rc = choose_pool(m, err);
-    return rc ? rc : create_buffers(m, err);
+    m->table_stride = (m->options.max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens;
+    if (!rc)
+        rc = create_buffers(m, err);
+    if (!rc && m->staged)
+        lay_arrays(m);
+    return rc ? rc : model_capture(m, err);
 }
 
 enum rc model_create(struct program *program, const struct checkpoint *checkpoint, const struct model_options *options,
@@ -228,10 +247,13 @@ void model_destroy(struct model *m)
         return;
     if (m->ctx) {
         m->backend->synchronize(m->ctx, NULL);
+        for (uint32_t i = 0; i < m->n_graphs; i++)
+            m->backend->graph_destroy(m->ctx, m->graphs[i].graph);
         weights_destroy(m->weights);
         m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_values * m->item_bytes);
         m->backend->buffer_destroy(m->ctx, m->logits, m->logits_bytes);
-        m->backend->buffer_destroy(m->ctx, m->staged, m->staged_bytes);
+        if (m->staged)
+            m->backend->buffer_destroy(m->ctx, m->staged, m->staged_bytes);
         m->backend->buffer_destroy(m->ctx, m->pool, (size_t)m->n_pages * m->layout.page_bytes);
         for (uint32_t r = 0; m->rope_freqs && m->rope_tables && r < m->program->n_ropes; r++) {
             size_t freqs_bytes = m->program->ropes[r].n_freqs * sizeof(float);
@@ -241,6 +263,7 @@ void model_destroy(struct model *m)
         m->backend->close(m->ctx);
     }
     plan_clear(&m->plan);
+    mem_free(m->graphs);
     mem_free(m->rope_freqs);
     mem_free(m->rope_tables);
     mem_free(m->places);
@@ -273,6 +296,11 @@ uint32_t model_n_pages(const struct model *m)
 uint32_t model_max_len(const struct model *m)
 {
     return m->options.max_model_len;
+}
+
+uint32_t model_n_graphs(const struct model *m)
+{
+    return m->n_graphs;
 }
 
 uint32_t model_kv_dtype(const struct model *m)

@@ -1,6 +1,6 @@
-/* model.h: a model ready to run on one backend: compiled program, weights, arena, page pool (model.c). model_run (executor.c)
- * walks the plan once per batch, one backend call a step, and hands the logits of the wanted rows to the sampler in slices. It
- * is the engine's runner; one thread at a time. Nothing is allocated after model_create. */
+/* model.h: a model ready to run on one backend: compiled program, weights, arena, page pool (model.c). model_start (executor.c)
+ * walks the plan once per batch, one backend call a step, or replays a captured graph, and hands the logits of the wanted rows
+ * to the sampler in slices. It is the engine's runner; one thread at a time. Nothing is allocated after model_create. */
 #ifndef LLMPY_MODEL_H
 #define LLMPY_MODEL_H
 
@@ -21,6 +21,7 @@ struct model_options {
     bool fits_model_len;          /* a pool too small lowers max_model_len instead of failing */
     uint64_t kv_cache_bytes;      /* 0: what is left of memory_share of the device's memory */
     double memory_share;
+    bool is_eager;                /* no captured graphs */
     struct weights_options weights;
 };
 
@@ -32,14 +33,17 @@ struct model_memory {
 enum rc model_create(struct program *program, const struct checkpoint *checkpoint, const struct model_options *options,
                      struct model **model, struct err *err);
 void model_destroy(struct model *model);
-/* As struct runner wants it; ctx is the model. */
-enum rc model_run(void *ctx, struct batch *batch, struct err *err);
+/* As struct runner wants them; ctx is the model. */
+enum rc model_start(void *ctx, struct batch *batch, struct err *err);
+enum rc model_finish(void *ctx, struct batch *batch, struct err *err);
+bool model_is_async(const struct model *model);
 
 const struct kv_layout *model_layout(const struct model *model);
 const struct program *model_program(const struct model *model);
 const struct weights *model_weights(const struct model *model);
 uint32_t model_n_pages(const struct model *model);
 uint32_t model_max_len(const struct model *model);
+uint32_t model_n_graphs(const struct model *model);
 uint32_t model_kv_dtype(const struct model *model);
 uint32_t model_arithmetic(const struct model *model); /* of the quantised matrices; ARITHMETIC_AUTO: there are none */
 const char *model_description(const struct model *model);

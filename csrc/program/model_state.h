@@ -6,6 +6,12 @@
 #include "model.h"
 #include "plan.h"
 
+/* A step of so many rows, one a sequence, up to the logits. */
+struct captured {
+    uint32_t n_rows;
+    void *graph; /* the backend's */
+};
+
 struct model {
     struct program *program;
     struct plan plan;
@@ -21,9 +27,16 @@ struct model {
     float *logits;                /* [max_logits_rows][vocab_stride] */
     float **rope_freqs, **rope_tables; /* [n_ropes] */
     void *pool;
-    char *staged;                 /* the batch's integers in device memory */
+    char *staged;                 /* the batch's integers in device memory; NULL where the backend has no `begin` */
+    struct batch_arrays arrays;   /* in there */
+    uint32_t table_stride;
+    struct captured *graphs;      /* [n_graphs] by size */
+    uint32_t n_graphs;
     size_t logits_bytes, staged_bytes, ropes_bytes;
     uint32_t vocab_stride, max_logits_rows;
 };
+
+/* Captures steps of every size at which a backend replays them; nothing where it does not. */
+enum rc model_capture(struct model *model, struct err *err);
 
 #endif

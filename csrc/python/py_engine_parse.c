@@ -431,6 +431,8 @@ static int parse_option(const struct item *item, struct engine_target *target)
         return parse_count(item, &config->max_logprobs);
     if (strcmp(item->name, "enable_prefix_caching") == 0)
         return parse_bool(item, &config->prefix_caching);
+    if (strcmp(item->name, "is_serial") == 0)
+        return parse_bool(item, &config->is_serial);
     if (strcmp(item->name, "policy") == 0)
         return engine_policy(item, config);
     if (strcmp(item->name, "eos_token_ids") == 0)

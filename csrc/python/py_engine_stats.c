@@ -30,6 +30,8 @@ PyObject *py_stats(const struct engine_stats *s)
         {"decode_rows", s->decode_rows},
         {"redone_rows", s->redone_rows},
         {"wasted_rows", s->wasted_rows},
+        {"num_replayed_steps", s->num_replayed_steps},
+        {"max_steps_in_flight", s->max_steps_in_flight},
         {"kv_blocks_total", s->kv_blocks_total},
         {"kv_blocks_free", s->kv_blocks_free},
         {"kv_blocks_cached", s->kv_blocks_cached},
@@ -55,9 +57,10 @@ PyObject *py_stats(const struct engine_stats *s)
 
 static PyObject *step_tuple(uint64_t number, const struct step_record *s)
 {
-    return Py_BuildValue("(KdddIIIIIIIIIIII)", (unsigned long long)number, s->start, (double)s->host_us, (double)s->device_us,
+    return Py_BuildValue("(KdddIIIIIIIIIIIIII)", (unsigned long long)number, s->start, (double)s->host_us, (double)s->device_us,
                          s->n_rows, s->n_prompt, s->n_decode, s->n_redone, s->n_wasted, s->n_tokens, s->n_admitted,
-                         s->n_preempted, s->n_running, s->n_waiting, s->n_pages_used, s->n_pages_cached);
+                         s->n_preempted, s->n_running, s->n_waiting, s->n_pages_used, s->n_pages_cached, s->n_in_flight,
+                         s->is_replayed);
 }
 
 PyObject *py_step_log(struct engine *engine, uint32_t max)

@@ -53,6 +53,8 @@ static int parse_options(PyObject *options, struct model_options *o)
     PyObject *share = PyDict_GetItemString(options, "memory_share");
     o->library = library ? PyUnicode_AsUTF8AndSize(library, NULL) : "";
     o->memory_share = share ? PyFloat_AsDouble(share) : 0;
+    PyObject *is_eager = PyDict_GetItemString(options, "enforce_eager");
+    o->is_eager = is_eager && PyObject_IsTrue(is_eager) == 1;
     o->isa = get_text(options, "isa");
     if (!arithmetic || !o->device || !o->library || !o->isa || get_dtype(options, "dtype", &o->weights.dtype) ||
         get_dtype(options, "kv_dtype", &o->kv_dtype))
@@ -181,7 +183,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
         .max_num_seqs = ((Model *)self)->max_num_seqs,
         .max_num_batched_tokens = ((Model *)self)->max_num_batched_tokens,
         .max_model_len = model_max_len(model),
-        .runner = {model, model_run},
+        .runner = {model, model_start, model_finish, model_is_async(model)},
     };
     return 0;
 }
@@ -250,10 +252,10 @@ static PyObject *describe(PyObject *self, PyObject *args)
         return NULL;
     static const char *const arithmetic[] = {"auto", "float", "int8"};
     const struct kv_layout *layout = model_layout(model);
-    return Py_BuildValue("{sssssssIsIsIsK}", "device", model_description(model), "activation_dtype",
+    return Py_BuildValue("{sssssssIsIsIsKsI}", "device", model_description(model), "activation_dtype",
                          arithmetic[model_arithmetic(model)], "kv_dtype", dtype_info(model_kv_dtype(model))->name,
                          "max_model_len", model_max_len(model), "num_pages", model_n_pages(model), "num_groups",
-                         layout->n_groups, "page_bytes", (unsigned long long)layout->page_bytes);
+                         layout->n_groups, "page_bytes", (unsigned long long)layout->page_bytes, "num_graphs", model_n_graphs(model));
 }
 
 static PyMethodDef methods[] = {

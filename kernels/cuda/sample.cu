@@ -563,8 +563,17 @@ enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err)
         enum rc rc = run_wave(&wave, places, n, err);
         if (rc)
             return rc;
-        for (uint32_t i = 0; i < n; i++)
+        int32_t ids[MAX_WAVE];
+        for (uint32_t i = 0; i < n; i++) {
             collect(cuda, args, first + i, &outs[i]);
+            ids[i] = args->results[first + i].id;
+        }
+        int32_t *sampled = cuda->sampled + (args->slot & 1) * cuda->max_tasks + args->first_task + first;
+        if (args->first_task + first + n <= cuda->max_tasks) {
+            cudaError_t code = cudaMemcpyAsync(sampled, ids, n * sizeof *ids, cudaMemcpyHostToDevice, cuda->stream);
+            if (code != cudaSuccess)
+                return cuda_fail(err, code, "sample");
+        }
     }
     return RC_OK;
 }

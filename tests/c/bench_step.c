@@ -11,12 +11,20 @@
 #define N_STEPS 400u
 #define PROMPT 2000u
 
-static enum rc run_nothing(void *ctx, struct batch *batch, struct err *err)
+static enum rc start_nothing(void *ctx, struct batch *batch, struct err *err)
 {
     (void)ctx;
     (void)err;
     for (uint32_t t = 0; t < batch->n_tasks; t++)
         batch->results[t] = (struct sample_result){.id = (int32_t)(batch->tasks[t].position % 1000), .raw = -1};
+    return RC_OK;
+}
+
+static enum rc finish_nothing(void *ctx, struct batch *batch, struct err *err)
+{
+    (void)ctx;
+    (void)batch;
+    (void)err;
     return RC_OK;
 }
 
@@ -36,7 +44,7 @@ static int measure(uint32_t n_seqs, bool is_rich)
     uint32_t window = 0;
     struct engine_config config = {.n_pages = 60000, .max_num_seqs = 256, .max_num_batched_tokens = 8192, .max_model_len = 4096,
                                    .max_logprobs = 5, .vocab_size = 1000, .vocab_limit = 1000, .prefix_caching = true,
-                                   .runner = {NULL, run_nothing}};
+                                   .runner = {NULL, start_nothing, finish_nothing, true}};
     if (kv_layout_make(&window, 1, 16, 1, &config.layout, &place, &err) || engine_create(&config, &engine, &err))
         return 1;
     for (uint32_t i = 0; i < n_seqs; i++) {

@@ -38,11 +38,24 @@ struct cell {
     uint64_t deep, stamp; /* deep: what a second layer would store */
 };
 
+/* A batch that was started: its logits are computed, its draws not before somebody needs them. */
+struct fake_flight {
+    struct batch *batch;
+    uint64_t *logits;              /* [n_tasks] */
+    struct sample_result *results;
+    int32_t *top_ids, *top_ranks;
+    float *top_values;
+    bool is_drawn;
+};
+
 struct fake {
     struct kv_layout layout;
     uint32_t n_pages;
     struct cell *pool;     /* [n_pages][block_tokens] */
     bool has_nan;          /* some histories give non-finite logits */
+    bool is_async;         /* results come with `finish`; until then they are wrong */
+    struct fake_flight flights[2], *last; /* last: the step started last */
+    uint32_t n_in_flight, n_most_in_flight;
     uint64_t n_runs, fails_at, n_rows, n_copies;
     struct engine *engine; /* for a test of the busy flag */
     enum rc busy;
@@ -148,9 +161,8 @@ struct view_of_batch {
 
 static struct cell *cell_at(const struct view_of_batch *view, uint32_t group, uint32_t position)
 {
-    const struct batch *b = view->batch;
     uint32_t bt = view->fake->layout.block_tokens;
-    int32_t page = b->tables[((size_t)group * b->max_seqs + view->seq) * b->table_stride + position / bt];
+    int32_t page = page_tables_row(view->batch->tables, group, view->seq)[position / bt];
     return &view->fake->pool[(size_t)page * bt + position % bt];
 }
 
@@ -174,6 +186,15 @@ static void fake_copy(struct fake *fake, const struct batch *b)
     }
 }
 
+static int32_t fake_token(const struct fake *fake, const struct batch *b, uint32_t row)
+{
+    int32_t id = b->token_ids[row];
+    if (id >= 0)
+        return id;
+    CHECK(fake->last && fake->last->is_drawn && !fake->last->batch->tasks[-1 - id].is_score);
+    return fake->last->results[-1 - id].status ? 0 : fake->last->results[-1 - id].id;
+}
+
 static void fake_write(struct fake *fake, const struct batch *b)
 {
     for (uint32_t s = 0; s < b->n_seqs; s++)
@@ -186,7 +207,7 @@ static void fake_write(struct fake *fake, const struct batch *b)
                 struct cell *cell = cell_at(&view, g, (uint32_t)b->positions[row]);
                 CHECK(cell >= fake->pool + fake->layout.block_tokens); /* not the reserved page */
                 CHECK(cell->stamp != fake->n_runs);                    /* nobody else writes here in this step */
-                *cell = (struct cell){b->token_ids[row], b->positions[row], g, 0, fake->n_runs};
+                *cell = (struct cell){fake_token(fake, b, (uint32_t)row), b->positions[row], g, 0, fake->n_runs};
             }
         }
 }
@@ -223,7 +244,52 @@ static struct draw draw_of_task(const struct fake *fake, const struct batch *b, 
     return draw;
 }
 
-static enum rc fake_run(void *ctx, struct batch *b, struct err *err)
+/* The draws of a step, as late as can be: lists that changed since it was scheduled would show. */
+static void fake_sample(const struct fake *fake, struct fake_flight *flight)
+{
+    const struct batch *b = flight->batch;
+    for (uint32_t t = 0; t < b->n_tasks && !flight->is_drawn; t++) {
+        const struct sample_task *task = &b->tasks[t];
+        int32_t *ids = flight->top_ids + task->top_offset, *ranks = flight->top_ranks + task->top_offset;
+        float *values = flight->top_values + task->top_offset;
+        uint64_t logits = flight->logits[t];
+        struct draw draw = draw_of_task(fake, b, task, logits);
+        flight->results[t] =
+            task->is_score ? fake_score(logits, task->target, task->temperature, task->mode, task->n_top, fake->has_nan, ids, values, ranks)
+                           : fake_draw(&draw, ids, values, ranks);
+    }
+    flight->is_drawn = true;
+}
+
+static void fake_lay(struct fake_flight *flight, const struct batch *b)
+{
+    if (flight->logits)
+        return;
+    flight->logits = calloc(b->max_tasks, sizeof *flight->logits);
+    flight->results = calloc(b->max_tasks, sizeof *flight->results);
+    flight->top_ids = calloc((size_t)b->max_tasks * MAX_TOP, sizeof *flight->top_ids);
+    flight->top_ranks = calloc((size_t)b->max_tasks * MAX_TOP, sizeof *flight->top_ranks);
+    flight->top_values = calloc((size_t)b->max_tasks * MAX_TOP, sizeof *flight->top_values);
+}
+
+static void fake_logits(const struct fake *fake, struct fake_flight *flight)
+{
+    struct batch *b = flight->batch;
+    uint32_t n_top = 0;
+    for (uint32_t t = 0; t < b->n_tasks; t++) {
+        const struct sample_task *task = &b->tasks[t];
+        uint32_t row = (uint32_t)b->logits_rows[task->logits_row];
+        struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
+        flight->logits[t] = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true);
+        CHECK(!t || task->logits_row >= b->tasks[t - 1].logits_row);
+        CHECK_EQ(task->top_offset, n_top);
+        CHECK_EQ(task->position, b->positions[row] + 1);
+        n_top += task->n_top;
+        b->results[t] = (struct sample_result){.id = -7, .status = 99};
+    }
+}
+
+static enum rc fake_start(void *ctx, struct batch *b, struct err *err)
 {
     struct fake *fake = ctx;
     fake->n_runs++;
@@ -237,24 +303,38 @@ static enum rc fake_run(void *ctx, struct batch *b, struct err *err)
     }
     CHECK(b->n_rows > 0 && b->n_rows <= b->max_rows && b->n_seqs <= b->max_seqs && b->n_tasks <= b->max_tasks);
     CHECK_EQ(b->seq_first_row[b->n_seqs], b->n_rows);
+    CHECK_EQ(b->slot, (fake->n_runs - 1) % 2);
+    struct fake_flight *flight = &fake->flights[b->slot];
+    fake_lay(flight, b);
+    flight->batch = b;
+    flight->is_drawn = false;
+    if (fake->last && !fake->last->is_drawn)
+        fake_sample(fake, fake->last);
     fake_copy(fake, b);
     fake_write(fake, b);
     fake_attend(fake, b);
-    uint32_t n_top = 0;
+    fake_logits(fake, flight);
+    fake->last = flight;
+    fake->n_in_flight++;
+    fake->n_most_in_flight = fake->n_in_flight > fake->n_most_in_flight ? fake->n_in_flight : fake->n_most_in_flight;
+    return RC_OK;
+}
+
+static enum rc fake_finish(void *ctx, struct batch *b, struct err *err)
+{
+    struct fake *fake = ctx;
+    struct fake_flight *flight = &fake->flights[b->slot];
+    if (fake->n_runs + 1 == fake->fails_at && fake->is_async)
+        return err_set(err, RC_DEVICE, "the device is on fire");
+    CHECK(flight->batch == b && fake->n_in_flight);
+    fake_sample(fake, flight);
+    fake->n_in_flight--;
     for (uint32_t t = 0; t < b->n_tasks; t++) {
-        const struct sample_task *task = &b->tasks[t];
-        uint32_t row = (uint32_t)b->logits_rows[task->logits_row];
-        struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
-        uint64_t logits = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true);
-        CHECK(!t || task->logits_row >= b->tasks[t - 1].logits_row);
-        CHECK_EQ(task->top_offset, n_top);
-        CHECK_EQ(task->position, b->positions[row] + 1);
-        n_top += task->n_top;
-        int32_t *ids = b->top_ids + task->top_offset, *ranks = b->top_ranks + task->top_offset;
-        float *values = b->top_values + task->top_offset;
-        struct draw draw = draw_of_task(fake, b, task, logits);
-        b->results[t] = task->is_score ? fake_score(logits, task->target, task->temperature, task->mode, task->n_top, fake->has_nan, ids, values, ranks)
-                                       : fake_draw(&draw, ids, values, ranks);
+        uint32_t n = b->tasks[t].n_top, at = b->tasks[t].top_offset;
+        b->results[t] = flight->results[t];
+        memcpy(b->top_ids + at, flight->top_ids + at, n * sizeof *b->top_ids);
+        memcpy(b->top_values + at, flight->top_values + at, n * sizeof *b->top_values);
+        memcpy(b->top_ranks + at, flight->top_ranks + at, n * sizeof *b->top_ranks);
     }
     return RC_OK;
 }
@@ -579,7 +659,7 @@ struct setup {
     uint32_t block_tokens, n_pages, max_num_seqs, max_num_batched_tokens;
     uint32_t windows[4], n_layers; /* 0: one full layer */
     enum engine_policy policy;
-    bool caches, has_nan;
+    bool caches, has_nan, is_async;
 };
 
 /* An engine over a fake model; NULL with err filled. */
@@ -593,7 +673,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         offsets[i + 1] = offsets[i] + strlen(TOKEN_TEXTS[i]);
         memcpy(bytes + offsets[i], TOKEN_TEXTS[i], strlen(TOKEN_TEXTS[i]));
     }
-    *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan};
+    *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan, .is_async = setup->is_async};
     if (kv_layout_make(setup->windows, setup->n_layers ? setup->n_layers : 1, setup->block_tokens, 64, &fake->layout, places, err))
         return NULL;
     fake->pool = calloc((size_t)setup->n_pages * setup->block_tokens, sizeof *fake->pool);
@@ -602,7 +682,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_TOP,
         .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy,
         .prefix_caching = setup->caches, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
-        .special_ids = SPECIAL, .n_special = 2, .runner = {fake, fake_run},
+        .special_ids = SPECIAL, .n_special = 2, .runner = {fake, fake_start, fake_finish, setup->is_async},
     };
     if (engine_create(&config, &engine, err))
         free(fake->pool);
@@ -612,6 +692,13 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
 static void fake_close(struct engine *engine, struct fake *fake)
 {
     engine_destroy(engine);
+    CHECK(fake->fails_at || !fake->n_in_flight);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct fake_flight *flight = &fake->flights[i];
+        void *arrays[] = {flight->logits, flight->results, flight->top_ids, flight->top_ranks, flight->top_values};
+        for (uint32_t j = 0; j < 5; j++)
+            free(arrays[j]);
+    }
     free(fake->pool);
 }
 
@@ -711,6 +798,7 @@ __attribute__((unused)) static void drain(struct engine *engine, struct job **jo
             take_all(engine, i % 2, jobs, n_jobs);
     }
     CHECK(!engine_has_unfinished(engine));
+    CHECK_OK(engine_step(engine, &progressed, &err)); /* a row that drew for nobody may still be in flight */
     take_all(engine, false, jobs, n_jobs);
     take_all(engine, false, jobs, n_jobs); /* releases what the first has delivered */
     struct engine_stats stats;

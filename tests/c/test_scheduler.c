@@ -112,12 +112,16 @@ TEST(random_traces)
     const char *wanted = getenv("TRACE_OPERATIONS");
     uint32_t n_setups = sizeof SETUPS / sizeof *SETUPS, n_operations = wanted ? (uint32_t)atoi(wanted) : 100000;
     struct engine_stats stats;
-    for (uint32_t i = 0; i < n_setups && !check_failures; i++) {
-        trace_run(&SETUPS[i], n_operations / n_setups, &stats);
+    for (uint32_t i = 0; i < 2 * n_setups && !check_failures; i++) {
+        struct setup setup = SETUPS[i / 2];
+        setup.is_async = i % 2;
+        trace_run(&setup, n_operations / n_setups, &stats);
+        CHECK_EQ(stats.max_steps_in_flight, 1 + i % 2);
+        CHECK((stats.wasted_rows > 0) == setup.is_async);
         CHECK(stats.num_preemptions > 0); /* the trace has gone where it should */
-        CHECK(!SETUPS[i].caches || stats.prefix_cache_hits > 0);
-        CHECK(!SETUPS[i].caches || stats.evictions > 0);
+        CHECK(!setup.caches || stats.prefix_cache_hits > 0);
+        CHECK(!setup.caches || stats.evictions > 0);
         if (check_failures)
-            fprintf(stderr, "in setup %u\n", i);
+            fprintf(stderr, "in setup %u, %u steps in flight\n", i / 2, 1 + i % 2);
     }
 }
