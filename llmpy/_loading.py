@@ -105,10 +105,11 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
 def _resolve_sizes(config: EngineConfig) -> EngineConfig:
     """Fills in the sizes that depend on the machine alone."""
     tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
+    most_tokens, most_seqs = (8192, 256) if str(config.device).startswith("cuda") else (512, 64)
     if seqs is None:
-        seqs = 64 if tokens is None else min(64, tokens)
+        seqs = most_seqs if tokens is None else min(most_seqs, tokens)
     if tokens is None:
-        tokens = max(512, seqs)
+        tokens = max(most_tokens, seqs)
     pool = config.kv_cache_memory_bytes
     total, free = hardware.memory_bytes(str(config.device))
     if pool is None and str(config.device).startswith("cuda"):

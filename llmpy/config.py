@@ -28,8 +28,8 @@ class EngineConfig:
         tensor_parallel_size, device_ids, pipeline_parallel_size: One device so far.
         max_model_len: Most tokens of prompt and output; None = the model's, or what the cache can hold; "auto" = the
             latter without a warning.
-        max_num_seqs: Most running sequences; None = 64 on the CPU.
-        max_num_batched_tokens: Tokens of a step; None = 512 on the CPU. Never changes a result.
+        max_num_seqs: Most running sequences; None = 64 on the CPU, 256 on CUDA.
+        max_num_batched_tokens: Tokens of a step; None = 512 on the CPU, 8192 on CUDA. Never changes a result.
         gpu_memory_utilization: Share of a GPU's memory for this engine.
         kv_cache_memory_bytes: Size of the cache, in bytes or as "4GiB"; None on the CPU: a quarter of the memory, at
             most 4 GiB.

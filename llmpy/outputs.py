@@ -468,7 +468,9 @@ class Histogram(NamedTuple):
 class EngineStats:
     """A snapshot of an engine's counters and gauges. Counters only grow.
 
-    `finished` counts samples by finish reason; `redone_rows` are positions computed again after a preemption.
+    `finished` counts samples by finish reason; `redone_rows` are positions computed again after a preemption, `wasted_rows`
+    those computed for a sample that had ended meanwhile. `max_steps_in_flight` is 2 where host and device overlap;
+    `num_replayed_steps` counts steps that replayed a captured graph.
     """
 
     num_running: int = 0
@@ -492,6 +494,9 @@ class EngineStats:
     uptime_s: float = 0.0
     finished: Mapping[str, int] = field(default_factory=dict, hash=False)
     redone_rows: int = 0
+    wasted_rows: int = 0
+    num_replayed_steps: int = 0
+    max_steps_in_flight: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name."""

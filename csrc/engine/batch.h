@@ -74,9 +74,9 @@ enum rc batch_create(struct batch *batch, const struct page_tables *tables, uint
                      struct err *err);
 void batch_destroy(struct batch *batch);
 
-/* The runner. `start` may return before anything is computed: it has read every array but the tasks' lists, and those stay until
- * `finish` has waited for the results. Batches are finished in the order of their start, and at most two are in between, where
- * is_async says that this makes sense. A failure is a device fault: the engine is poisoned. */
+/* The runner. `start` may return before anything is computed: it has read every array but the tasks' lists, and those stay
+ * until `finish` has waited for the results. Batches are finished in the order of their start, and at most two are in between,
+ * where is_async says that this makes sense. A failure is a device fault: the engine is poisoned. */
 struct runner {
     void *ctx;
     enum rc (*start)(void *ctx, struct batch *batch, struct err *err);

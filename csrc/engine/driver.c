@@ -147,7 +147,8 @@ static void pass_boundary(struct driver *d, enum pause_mode pause, bool has_step
     unlock(d);
 }
 
-/* One turn: commands, at most one step, the mail. False once the driver has been stopped and nothing is left. */
+/* One turn: commands, at most one step (none: the device is idle behind it), the mail. False once the driver has been stopped
+ * and nothing is left. */
 static bool turn(struct driver *d)
 {
     struct err fault = {0};
@@ -165,7 +166,7 @@ static bool turn(struct driver *d)
     if (is_closing)
         engine_abort(d->engine, NULL, 0, NULL);
     run_calls(d, calls);
-    enum rc rc = steps ? engine_step(d->engine, &progressed, &fault) : RC_OK;
+    enum rc rc = steps ? engine_step(d->engine, &progressed, &fault) : engine_settle(d->engine, &fault);
     if (rc)
         die(d, rc, &fault);
     deliver(d);

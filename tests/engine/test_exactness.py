@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmpy import LLM, RequestOutput, SamplingParams
+from llmpy import LLM, RequestOutput, SamplingParams, _loading
 
 Make = Callable[[str, str], Path]
 Case = tuple[Path, str, list[list[tuple[bytes, ...]]]]
@@ -80,6 +80,7 @@ def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> 
         {"block_size": 32},
         {"block_size": 64, "max_num_batched_tokens": 100},
         {"enable_prefix_caching": False},
+        {"enforce_eager": True},
     ],
     ids=str,
 )
@@ -126,6 +127,40 @@ def test_preemption(case: Case) -> None:
         outputs = llm.generate(prompts(), [params(i) for i in range(len(LENGTHS))], use_tqdm=False)
         assert [bits(o) for o in outputs] == wanted
         llm._driver.engine.check()
+
+
+def plain(i: int) -> SamplingParams:
+    """What needs no token's value on the host before the next draw; most end by a token's value."""
+    common = {"max_tokens": 30, "logprobs": 3, "seed": 5 + i, "stop_token_ids": list(range(3 + i, 131, 12))}
+    return SamplingParams(temperature=1.0 if i % 2 else 0.0, top_p=0.95, min_tokens=i % 4, **common)
+
+
+def test_overlap_and_graphs(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, device, _ = case
+    batch = [p for p in prompts() for _ in range(3)]
+    settings = [plain(i) for i in range(len(batch))]
+    engine_options = _loading._engine_options
+    found = {}
+    page = 16 * 3 * 2 * 2 * 32 * 4
+    pools: list[dict[str, object]] = [{}, {"kv_cache_memory_bytes": 24 * page, "max_model_len": 160}]
+    for small, pool in enumerate(pools):
+        for serial in (False, True):
+            for eager in (False, True):
+                with monkeypatch.context() as patch:
+                    patch.setattr(_loading, "_engine_options", lambda x, s=serial: engine_options(x) | {"is_serial": s})
+                    llm = open_llm(path, device, enforce_eager=eager, max_num_seqs=11, max_num_batched_tokens=60, **pool)
+                with llm:
+                    outputs = llm.generate(batch, settings, use_tqdm=False)
+                    found[small, serial, eager] = [bits(o) for o in outputs]
+                    llm._driver.engine.check()
+                    stats, steps = llm.stats(), llm.step_log(4096)
+                on_cuda = device.startswith("cuda")
+                assert stats.max_steps_in_flight == (2 if on_cuda and not serial else 1)
+                assert (stats.num_replayed_steps > 0) == (on_cuda and not eager)
+                assert (stats.wasted_rows > 0) == (stats.max_steps_in_flight == 2)
+                assert max(s.in_flight for s in steps) == stats.max_steps_in_flight
+                assert stats.allocations_since_warmup == 0
+    assert all(value == found[0, True, True] for value in found.values())
 
 
 def test_threads(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

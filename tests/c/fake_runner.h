@@ -1,0 +1,341 @@
+/* fake_runner.h: a runner whose "model" is a hash of everything that a row may see, read back through the tables from a pool of
+ * pages as a real one would read keys and values; with or without results that come later than the step is started. */
+#ifndef LLMPY_FAKE_RUNNER_H
+#define LLMPY_FAKE_RUNNER_H
+
+#include "../../csrc/engine/engine.h"
+#include "../../csrc/engine/kv_cache.h"
+#include "check.h"
+
+#include <math.h>
+
+#define VOCAB 40u
+#define MAX_LENGTH 96u
+#define MAX_N 4u
+#define MAX_TOP 3u
+
+static const char *const TOKEN_TEXTS[VOCAB] = {
+    "a", "b", "c", "d", "ab", "ba", "abc", "", "aa", "bb", "ca", "x", "y", "z", "xy", "yx", "\xc3", "\xa9", "\xc3\xa9", " ",
+    "a ", " b", "cab", "xyz", "q", "r", "s", "t", "u", "v", "w", "A", "B", "C", "<s>", "</s>", "zz", "zy", "k", "l",
+};
+static const int32_t EOS[2] = {35, 12};
+static const int32_t SPECIAL[2] = {34, 35};
+static const int32_t BANNED[1] = {24};
+#define VOCAB_LIMIT 39u
+
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+    uint64_t state = a * 0x9e3779b97f4a7c15u ^ b;
+    return check_random(&state);
+}
+
+/* ---- the model ---- */
+
+struct cell {
+    int32_t token, position;
+    uint32_t group;
+    uint64_t deep, stamp; /* deep: what a second layer would store */
+};
+
+/* A batch that was started: its logits are computed, its draws not before somebody needs them. */
+struct fake_flight {
+    struct batch *batch;
+    uint64_t *logits;              /* [n_tasks] */
+    struct sample_result *results;
+    int32_t *top_ids, *top_ranks;
+    float *top_values;
+    bool is_drawn;
+};
+
+struct fake {
+    struct kv_layout layout;
+    uint32_t n_pages;
+    struct cell *pool;     /* [n_pages][block_tokens] */
+    bool has_nan;          /* some histories give non-finite logits */
+    bool is_async;         /* results come with `finish`; until then they are wrong */
+    struct fake_flight flights[2], *last; /* last: the step started last */
+    uint32_t n_in_flight, n_most_in_flight;
+    uint64_t n_runs, fails_at, n_rows, n_copies;
+    struct engine *engine; /* for a test of the busy flag */
+    enum rc busy;
+};
+
+/* Gives the cell of a visible position. */
+typedef const struct cell *fetch_fn(const void *ctx, uint32_t group, uint32_t position);
+
+static uint64_t attend(const struct kv_layout *layout, fetch_fn *fetch, const void *ctx, uint32_t position, bool deep)
+{
+    uint64_t hash = mix(position, deep);
+    for (uint32_t g = 0; g < layout->n_groups; g++) {
+        uint32_t window = layout->groups[g].window;
+        for (uint32_t j = window && position + 1 > window ? position + 1 - window : 0; j <= position; j++) {
+            const struct cell *cell = fetch(ctx, g, j);
+            hash = mix(hash, deep ? cell->deep : (uint64_t)cell->token);
+        }
+    }
+    return hash;
+}
+
+/* What a draw depends on, gathered from a task or, by the oracle, from a request. */
+struct draw {
+    uint64_t logits, random, settings, seen, bias;
+    bool is_banned[VOCAB];
+    bool wants_logprobs, has_nan;
+    uint32_t n_top;
+};
+
+static uint64_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static void fake_top(uint64_t hash, uint32_t n, int32_t *ids, float *values, int32_t *ranks)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        ids[i] = (int32_t)(mix(hash, i) % VOCAB);
+        values[i] = -(float)(mix(hash, i + 100) % 4096) / 64;
+        ranks[i] = (int32_t)i + 1;
+    }
+}
+
+static struct sample_result fake_result(uint64_t hash, int32_t id, bool wants_logprobs)
+{
+    struct sample_result result = {.id = id};
+    if (wants_logprobs) {
+        uint64_t h = mix(hash, (uint64_t)id);
+        result.raw = -(float)(h & 4095) / 64;
+        result.full = -(float)(h >> 12 & 4095) / 64;
+        result.processed = -(float)(h >> 24 & 4095) / 64;
+        result.kept_mass = (float)(h >> 36 & 4095) / 4096;
+        result.rank = (int32_t)(h >> 48 & 31) + 1;
+    }
+    return result;
+}
+
+static struct sample_result fake_draw(const struct draw *draw, int32_t *top_ids, float *top_values, int32_t *top_ranks)
+{
+    uint64_t hash = mix(mix(mix(draw->logits, draw->random), draw->settings), mix(draw->seen, draw->bias));
+    uint32_t id = (uint32_t)(hash % VOCAB), tried = 0;
+    if (draw->has_nan && draw->logits % 97 == 0)
+        return (struct sample_result){.status = SAMPLE_NON_FINITE};
+    for (; tried < VOCAB && draw->is_banned[id]; tried++)
+        id = (id + 1) % VOCAB;
+    if (tried == VOCAB)
+        return (struct sample_result){.status = SAMPLE_NONE_ALLOWED};
+    fake_top(hash, draw->n_top, top_ids, top_values, top_ranks);
+    return fake_result(hash, (int32_t)id, draw->wants_logprobs);
+}
+
+static struct sample_result fake_score(uint64_t logits, int32_t target, float temperature, uint32_t mode, uint32_t n_top, bool has_nan,
+                                       int32_t *top_ids, float *top_values, int32_t *top_ranks)
+{
+    uint64_t hash = mix(mix(logits, bits_of(temperature)), mode);
+    if (has_nan && logits % 97 == 0)
+        return (struct sample_result){.status = SAMPLE_NON_FINITE};
+    fake_top(hash, n_top, top_ids, top_values, top_ranks);
+    return fake_result(hash, target, true);
+}
+
+static uint64_t settings_hash(bool is_greedy, float temperature, float top_p, float min_p, uint32_t top_k, float repetition, float presence,
+                              float frequency, uint32_t mode)
+{
+    return mix(mix(bits_of(temperature) ^ is_greedy, bits_of(top_p)), mix(mix(bits_of(min_p), top_k), mode)) ^
+           mix(bits_of(repetition), mix(bits_of(presence), bits_of(frequency)));
+}
+
+static uint64_t seen_hash(int32_t id, uint32_t count, bool in_prompt)
+{
+    return mix((uint64_t)id, count * 2 + in_prompt); /* summed: the list's order means nothing */
+}
+
+/* ---- the runner ---- */
+
+struct view_of_batch {
+    const struct fake *fake;
+    const struct batch *batch;
+    uint32_t seq;
+};
+
+static struct cell *cell_at(const struct view_of_batch *view, uint32_t group, uint32_t position)
+{
+    uint32_t bt = view->fake->layout.block_tokens;
+    int32_t page = page_tables_row(view->batch->tables, group, view->seq)[position / bt];
+    return &view->fake->pool[(size_t)page * bt + position % bt];
+}
+
+static const struct cell *fetch_from_pool(const void *ctx, uint32_t group, uint32_t position)
+{
+    const struct cell *cell = cell_at(ctx, group, position);
+    if (cell->position != (int32_t)position || cell->group != group || !cell->stamp)
+        CHECK_FAIL("group %u position %u is visible, the page holds position %d of group %u", group, position, cell->position, cell->group);
+    return cell;
+}
+
+static void fake_copy(struct fake *fake, const struct batch *b)
+{
+    uint32_t bt = fake->layout.block_tokens;
+    for (uint32_t i = 0; i < b->n_copies; i++) {
+        struct page_copy copy = b->copies[i];
+        for (uint32_t j = 0; j < b->n_copies; j++)
+            if (b->copies[j].source == copy.target || (j != i && b->copies[j].target == copy.target))
+                CHECK_FAIL("page %d is copied to twice, or to and from", copy.target);
+        memcpy(&fake->pool[(size_t)copy.target * bt], &fake->pool[(size_t)copy.source * bt], bt * sizeof *fake->pool);
+    }
+}
+
+static int32_t fake_token(const struct fake *fake, const struct batch *b, uint32_t row)
+{
+    int32_t id = b->token_ids[row];
+    if (id >= 0)
+        return id;
+    CHECK(fake->last && fake->last->is_drawn && !fake->last->batch->tasks[-1 - id].is_score);
+    return fake->last->results[-1 - id].status ? 0 : fake->last->results[-1 - id].id;
+}
+
+static void fake_write(struct fake *fake, const struct batch *b)
+{
+    for (uint32_t s = 0; s < b->n_seqs; s++)
+        for (int32_t row = b->seq_first_row[s]; row < b->seq_first_row[s + 1]; row++) {
+            struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
+            CHECK_EQ(b->row_seq[row], b->row_seq[b->seq_first_row[s]]);
+            CHECK(b->seq_first_row[s] < b->seq_first_row[s + 1]);
+            CHECK(row == b->seq_first_row[s] || b->positions[row] == b->positions[row - 1] + 1);
+            for (uint32_t g = 0; g < fake->layout.n_groups; g++) {
+                struct cell *cell = cell_at(&view, g, (uint32_t)b->positions[row]);
+                CHECK(cell >= fake->pool + fake->layout.block_tokens); /* not the reserved page */
+                CHECK(cell->stamp != fake->n_runs);                    /* nobody else writes here in this step */
+                *cell = (struct cell){fake_token(fake, b, (uint32_t)row), b->positions[row], g, 0, fake->n_runs};
+            }
+        }
+}
+
+static void fake_attend(struct fake *fake, const struct batch *b)
+{
+    for (uint32_t row = 0; row < b->n_rows; row++) {
+        struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
+        uint32_t position = (uint32_t)b->positions[row];
+        uint64_t deep = attend(&fake->layout, fetch_from_pool, &view, position, false);
+        for (uint32_t g = 0; g < fake->layout.n_groups; g++)
+            cell_at(&view, g, position)->deep = deep;
+    }
+}
+
+static struct draw draw_of_task(const struct fake *fake, const struct batch *b, const struct sample_task *t, uint64_t logits)
+{
+    struct draw draw = {.logits = logits, .wants_logprobs = t->wants_logprobs, .has_nan = fake->has_nan, .n_top = t->n_top};
+    draw.random = t->is_greedy ? 0 : mix(mix(t->seed, t->sample_index), t->position);
+    draw.settings = settings_hash(t->is_greedy, t->temperature, t->top_p, t->min_p, t->top_k, t->repetition_penalty, t->presence_penalty,
+                                  t->frequency_penalty, t->mode);
+    for (uint32_t i = 0; i < t->n_seen; i++)
+        draw.seen += seen_hash(t->seen[i].id, t->seen[i].count, t->seen[i].in_prompt);
+    for (uint32_t i = 0; i < t->n_bias; i++)
+        draw.bias += mix((uint64_t)t->bias[i].id, bits_of(t->bias[i].value));
+    for (uint32_t id = 0; id < VOCAB; id++)
+        draw.is_banned[id] = t->n_allowed || id >= b->vocab_limit;
+    for (uint32_t i = 0; i < t->n_allowed; i++)
+        draw.is_banned[t->allowed[i]] = (uint32_t)t->allowed[i] >= b->vocab_limit;
+    for (uint32_t i = 0; i < t->n_banned; i++)
+        draw.is_banned[t->banned[i]] = true;
+    for (uint32_t i = 0; i < b->n_banned; i++)
+        draw.is_banned[b->banned[i]] = true;
+    return draw;
+}
+
+/* The draws of a step, as late as can be: lists that changed since it was scheduled would show. */
+static void fake_sample(const struct fake *fake, struct fake_flight *flight)
+{
+    const struct batch *b = flight->batch;
+    for (uint32_t t = 0; t < b->n_tasks && !flight->is_drawn; t++) {
+        const struct sample_task *task = &b->tasks[t];
+        int32_t *ids = flight->top_ids + task->top_offset, *ranks = flight->top_ranks + task->top_offset;
+        float *values = flight->top_values + task->top_offset;
+        uint64_t logits = flight->logits[t];
+        struct draw draw = draw_of_task(fake, b, task, logits);
+        flight->results[t] =
+            task->is_score ? fake_score(logits, task->target, task->temperature, task->mode, task->n_top, fake->has_nan, ids, values, ranks)
+                           : fake_draw(&draw, ids, values, ranks);
+    }
+    flight->is_drawn = true;
+}
+
+static void fake_lay(struct fake_flight *flight, const struct batch *b)
+{
+    if (flight->logits)
+        return;
+    flight->logits = calloc(b->max_tasks, sizeof *flight->logits);
+    flight->results = calloc(b->max_tasks, sizeof *flight->results);
+    flight->top_ids = calloc((size_t)b->max_tasks * MAX_TOP, sizeof *flight->top_ids);
+    flight->top_ranks = calloc((size_t)b->max_tasks * MAX_TOP, sizeof *flight->top_ranks);
+    flight->top_values = calloc((size_t)b->max_tasks * MAX_TOP, sizeof *flight->top_values);
+}
+
+static void fake_logits(const struct fake *fake, struct fake_flight *flight)
+{
+    struct batch *b = flight->batch;
+    uint32_t n_top = 0;
+    for (uint32_t t = 0; t < b->n_tasks; t++) {
+        const struct sample_task *task = &b->tasks[t];
+        uint32_t row = (uint32_t)b->logits_rows[task->logits_row];
+        struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
+        flight->logits[t] = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true);
+        CHECK(!t || task->logits_row >= b->tasks[t - 1].logits_row);
+        CHECK_EQ(task->top_offset, n_top);
+        CHECK_EQ(task->position, b->positions[row] + 1);
+        n_top += task->n_top;
+        b->results[t] = (struct sample_result){.id = -7, .status = 99};
+    }
+}
+
+static enum rc fake_start(void *ctx, struct batch *b, struct err *err)
+{
+    struct fake *fake = ctx;
+    fake->n_runs++;
+    fake->n_rows += b->n_rows;
+    fake->n_copies += b->n_copies;
+    if (fake->n_runs == fake->fails_at)
+        return err_set(err, RC_DEVICE, "the device is on fire");
+    if (fake->engine) {
+        bool progressed;
+        fake->busy = engine_step(fake->engine, &progressed, NULL);
+    }
+    CHECK(b->n_rows > 0 && b->n_rows <= b->max_rows && b->n_seqs <= b->max_seqs && b->n_tasks <= b->max_tasks);
+    CHECK_EQ(b->seq_first_row[b->n_seqs], b->n_rows);
+    CHECK_EQ(b->slot, (fake->n_runs - 1) % 2);
+    struct fake_flight *flight = &fake->flights[b->slot];
+    fake_lay(flight, b);
+    flight->batch = b;
+    flight->is_drawn = false;
+    if (fake->last && !fake->last->is_drawn)
+        fake_sample(fake, fake->last);
+    fake_copy(fake, b);
+    fake_write(fake, b);
+    fake_attend(fake, b);
+    fake_logits(fake, flight);
+    fake->last = flight;
+    fake->n_in_flight++;
+    fake->n_most_in_flight = fake->n_in_flight > fake->n_most_in_flight ? fake->n_in_flight : fake->n_most_in_flight;
+    return RC_OK;
+}
+
+static enum rc fake_finish(void *ctx, struct batch *b, struct err *err)
+{
+    struct fake *fake = ctx;
+    struct fake_flight *flight = &fake->flights[b->slot];
+    if (fake->n_runs + 1 == fake->fails_at && fake->is_async)
+        return err_set(err, RC_DEVICE, "the device is on fire");
+    CHECK(flight->batch == b && fake->n_in_flight);
+    fake_sample(fake, flight);
+    fake->n_in_flight--;
+    for (uint32_t t = 0; t < b->n_tasks; t++) {
+        uint32_t n = b->tasks[t].n_top, at = b->tasks[t].top_offset;
+        b->results[t] = flight->results[t];
+        memcpy(b->top_ids + at, flight->top_ids + at, n * sizeof *b->top_ids);
+        memcpy(b->top_values + at, flight->top_values + at, n * sizeof *b->top_values);
+        memcpy(b->top_ranks + at, flight->top_ranks + at, n * sizeof *b->top_ranks);
+    }
+    return RC_OK;
+}
+
+#endif
