@@ -148,7 +148,8 @@ static enum rc sample_rows(struct running *run, uint32_t first, uint32_t n, uint
         .logits = m->logits, .vocab_size = m->program->vocab_size, .vocab_stride = m->vocab_stride,
         .vocab_limit = b->vocab_limit, .banned = b->banned, .n_banned = b->n_banned,
         .tasks = b->tasks + first_task, .n_tasks = *task - first_task, .n_logits_rows = n, .results = b->results + first_task,
-        .top_ids = b->top_ids, .top_values = b->top_values, .top_ranks = b->top_ranks, .slot = b->slot, .first_task = first_task,
+        .top_ids = b->top_ids, .top_values = b->top_values, .top_ranks = b->top_ranks, .slot = b->slot,
+        .first_task = first_task,
     };
     return m->backend->sample(m->ctx, &args, run->err);
 }

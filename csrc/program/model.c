@@ -83,7 +83,8 @@ static void size_buffers(struct model *m)
     m->logits_bytes = (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
     m->table_stride = (o->max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens;
     if (m->backend->begin)
-        m->staged_bytes = sizeof(int32_t) * (5 * array_values(m) + (size_t)m->layout.n_groups * (o->max_num_seqs + 1) * m->table_stride);
+        m->staged_bytes = sizeof(int32_t) *
+                          (5 * array_values(m) + (size_t)m->layout.n_groups * (o->max_num_seqs + 1) * m->table_stride);
 }
 
 static void lay_arrays(struct model *m)

@@ -255,7 +255,8 @@ static PyObject *describe(PyObject *self, PyObject *args)
     return Py_BuildValue("{sssssssIsIsIsKsI}", "device", model_description(model), "activation_dtype",
                          arithmetic[model_arithmetic(model)], "kv_dtype", dtype_info(model_kv_dtype(model))->name,
                          "max_model_len", model_max_len(model), "num_pages", model_n_pages(model), "num_groups",
-                         layout->n_groups, "page_bytes", (unsigned long long)layout->page_bytes, "num_graphs", model_n_graphs(model));
+                         layout->n_groups, "page_bytes", (unsigned long long)layout->page_bytes, "num_graphs",
+                         model_n_graphs(model));
 }
 
 static PyMethodDef methods[] = {
