@@ -122,6 +122,14 @@ struct add_args {
     struct view a, b, out;
 };
 
+/* Fused: sum = a + b, out = rms_norm(sum), the whole row one head. sum may be a or b. */
+struct add_rms_norm_args {
+    uint32_t n_rows;
+    struct view a, b, sum, out;
+    const float *weight;        /* [width] */
+    float eps;
+};
+
 /* out row i = x row rows[i] */
 struct select_args {
     uint32_t n_selected;
@@ -272,7 +280,9 @@ struct sample_args {
 
 /* ---- the table ------------------------------------------------------------------------------------------------------- */
 
-enum fusion { FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8 };
+enum fusion {
+    FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8, FUSION_ADD_NORM = 16
+};
 
 struct backend_options {
     const char *device;        /* "cpu", "cuda:0", ... */
@@ -354,6 +364,7 @@ struct backend {
     enum rc (*graph_end)(void *ctx, void **graph, struct err *err);
     enum rc (*graph_launch)(void *ctx, void *graph, struct err *err);
     void (*graph_destroy)(void *ctx, void *graph);
+    enum rc (*add_rms_norm)(void *ctx, const struct add_rms_norm_args *args, struct err *err); /* FUSION_ADD_NORM */
 };
 
 /* The one symbol that a backend's library exports. */

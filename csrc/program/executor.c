@@ -198,6 +198,11 @@ static enum rc run_step(struct running *run, const struct step *step)
         return m->backend->gated(m->ctx, &(struct gated_args){n_rows, step->act, in0, in1, out}, run->err);
     case STEP_ADD:
         return m->backend->add(m->ctx, &(struct add_args){n_rows, in0, in1, out}, run->err);
+    case STEP_ADD_NORM:
+        return m->backend->add_rms_norm(m->ctx,
+                                        &(struct add_rms_norm_args){n_rows, in0, in1, out, view_of(m, step->normed),
+                                                                    weights_vector(m->weights, step->weight), step->eps},
+                                        run->err);
     case STEP_SELECT:
         return m->backend->select(m->ctx, &(struct select_args){run->n_logits_rows, run->logits_rows, in0, out}, run->err);
     case STEP_LOGITS:

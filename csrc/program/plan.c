@@ -12,7 +12,7 @@ struct ref {
 /* A step whose tensors are still values. */
 struct node {
     struct step step;
-    struct ref in[3], add, mid, out;
+    struct ref in[3], add, mid, out, normed;
 };
 
 struct planner {
@@ -31,7 +31,7 @@ struct planner {
 static const char *const NAMES[STEP_COUNT] = {
     [STEP_EMBED] = "embed",       [STEP_LINEAR] = "linear",   [STEP_RMS_NORM] = "rms_norm", [STEP_ROPE] = "rope",
     [STEP_QKV] = "qkv",           [STEP_KV_WRITE] = "kv_write", [STEP_ATTENTION] = "attention", [STEP_GATED] = "gated",
-    [STEP_ADD] = "add",           [STEP_SELECT] = "select",   [STEP_LOGITS] = "logits",
+    [STEP_ADD] = "add",           [STEP_ADD_NORM] = "add_norm", [STEP_SELECT] = "select", [STEP_LOGITS] = "logits",
 };
 
 const char *step_name(uint32_t code)
@@ -85,7 +85,7 @@ static struct node *node_init(struct node *node, enum step_code code)
     step->weight = step->bias = step->norm[0] = step->norm[1] = step->rope = step->layer = NO_INDEX;
     for (int i = 0; i < 3; i++)
         node->in[i].root = NO_INDEX;
-    node->add.root = node->mid.root = node->out.root = NO_INDEX;
+    node->add.root = node->mid.root = node->out.root = node->normed.root = NO_INDEX;
     return node;
 }
 
@@ -183,6 +183,15 @@ static uint32_t linear_before_gated(const struct planner *b, uint32_t index)
     return linear->code == OP_LINEAR && linear->out[0] == gate.root ? index - 1 : NO_INDEX;
 }
 
+/* Pattern 5: the norm of the sum right before it; the sum stays readable. Gives the sum's number or NO_INDEX. */
+static uint32_t add_before_norm(struct planner *b, uint32_t index)
+{
+    const struct op *norm = &b->p->ops[index];
+    bool fits = b->fusions & FUSION_ADD_NORM && index > 0 && norm->u[0] == 1 && norm[-1].code == OP_ADD &&
+                norm[-1].out[0] == norm->in[0];
+    return fits ? index - 1 : NO_INDEX;
+}
+
 /* ---- operations to nodes ------------------------------------------------------------------------------------------ */
 
 static void emit_plain(struct planner *b, const struct op *op, enum step_code code)
@@ -255,6 +264,22 @@ static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err
     return RC_OK;
 }
 
+static void emit_norm(struct planner *b, uint32_t index)
+{
+    const struct op *norm = &b->p->ops[index];
+    uint32_t add = add_before_norm(b, index);
+    if (add == NO_INDEX) {
+        emit_plain(b, norm, STEP_RMS_NORM);
+        return;
+    }
+    emit_plain(b, &b->p->ops[add], STEP_ADD_NORM);
+    struct node *node = &b->nodes[b->n_nodes - 1];
+    node->normed = ref_of(b->p, norm->out[0]);
+    node->step.weight = norm->weight[0];
+    node->step.eps = norm->f[0];
+    b->absorbed[add] = 1;
+}
+
 /* Emits one operation, and with it those that it absorbs. */
 static enum rc emit(struct planner *b, uint32_t index, struct err *err)
 {
@@ -262,7 +287,7 @@ static enum rc emit(struct planner *b, uint32_t index, struct err *err)
     uint32_t other = NO_INDEX, linear;
     switch (op->code) {
     case OP_EMBED: emit_plain(b, op, STEP_EMBED); return RC_OK;
-    case OP_RMS_NORM: emit_plain(b, op, STEP_RMS_NORM); return RC_OK;
+    case OP_RMS_NORM: emit_norm(b, index); return RC_OK;
     case OP_GATED: emit_gated(b, index); return RC_OK;
     case OP_ROPE: return emit_rope(b, op, err);
     case OP_ATTENTION: emit_attention(b, op); return RC_OK;
@@ -315,7 +340,7 @@ static void insert_selection(struct planner *b)
     for (uint32_t root = 0; root < n_roots; root++) {
         bool written = false, read = false;
         for (uint32_t i = 0; i < first; i++)
-            written |= b->nodes[i].out.root == root;
+            written |= b->nodes[i].out.root == root || b->nodes[i].normed.root == root;
         for (uint32_t i = at; i < b->n_nodes; i++)
             for (uint32_t j = 0; j < 4; j++)
                 read |= node_ref(&b->nodes[i], j)->root == root;
@@ -368,6 +393,7 @@ static void find_lives(struct planner *b)
             live(b, *node_ref(&b->nodes[i], j), i);
         live(b, b->nodes[i].mid, i);
         live(b, b->nodes[i].out, i);
+        live(b, b->nodes[i].normed, i);
     }
 }
 
@@ -376,11 +402,12 @@ static void alias_sums(struct planner *b)
 {
     for (uint32_t i = 0; i < b->n_nodes; i++) {
         struct node *node = &b->nodes[i];
-        struct ref term = node->step.code == STEP_ADD ? node->in[0] : node->add, own = resolve(b, term);
+        bool is_add = node->step.code == STEP_ADD || node->step.code == STEP_ADD_NORM;
+        struct ref own = resolve(b, is_add ? node->in[0] : node->add);
         bool whole = own.root != NO_INDEX && own.offset == 0 && own.width == b->widths[own.root];
         if (node->out.root == NO_INDEX || !whole || b->last[own.root] != i)
             continue;
-        bool read_twice = node->step.code != STEP_ADD && overlaps(resolve(b, node->in[0]), own);
+        bool read_twice = !is_add && overlaps(resolve(b, node->in[0]), own);
         if (!read_twice) {
             b->alias[node->out.root] = own;
             find_lives(b);
@@ -450,6 +477,7 @@ static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, s
         node->step.add = place_of(b, node->add, max_rows);
         node->step.mid = place_of(b, node->mid, max_rows);
         node->step.out = place_of(b, node->out, max_rows);
+        node->step.normed = place_of(b, node->normed, max_rows);
         plan->steps[i] = node->step;
     }
     return RC_OK;

@@ -9,7 +9,7 @@
 
 enum step_code {
     STEP_EMBED, STEP_LINEAR, STEP_RMS_NORM, STEP_ROPE, STEP_QKV, STEP_KV_WRITE, STEP_ATTENTION, STEP_GATED, STEP_ADD,
-    STEP_SELECT, STEP_LOGITS, STEP_COUNT
+    STEP_ADD_NORM, STEP_SELECT, STEP_LOGITS, STEP_COUNT
 };
 
 /* Where a tensor of rows lies: element (r, c) at arena[offset + r * stride + c], in values. width 0: none. */
@@ -22,6 +22,7 @@ struct step {
     uint32_t code;
     struct place in[3], add, out; /* in: x; q, k, v; gate, up; a, b */
     struct place mid;             /* of a fused linear: where its own value would lie, free for the backend */
+    struct place normed;          /* of STEP_ADD_NORM, whose out is the sum */
     uint32_t weight, bias;        /* weight numbers or NO_INDEX */
     uint32_t norm[2];             /* norms absorbed: of a linear's input; of q and of k */
     uint32_t input, output, act;  /* enum linear_input, enum linear_output and enum act */

@@ -342,6 +342,26 @@ static PyObject *backend_add(PyObject *object, PyObject *args, PyObject *kwargs)
     STAGE_RUN(&s, add, &a);
 }
 
+static PyObject *backend_add_rms_norm(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"a", "b", "sum", "weight", "out", "eps", NULL};
+    PyObject *left, *right, *sum, *weight, *out;
+    struct add_rms_norm_args a = {0};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOf", names, &left, &right, &sum, &weight, &out, &a.eps))
+        return NULL;
+    if (!s.self->table->add_rms_norm)
+        return PyErr_Format(PyExc_NotImplementedError, "this backend has no fused add_rms_norm");
+    stage_view(&s, "a", left, false, &a.a);
+    stage_view(&s, "b", right, false, &a.b);
+    stage_view(&s, "sum", sum, true, &a.sum);
+    stage_array(&s, "weight", weight, 'f', false, &a.weight);
+    stage_view(&s, "out", out, true, &a.out);
+    a.n_rows = s.n_rows;
+    STAGE_RUN(&s, add_rms_norm, &a);
+}
+
 static PyObject *backend_select(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"x", "rows", "out", NULL};
@@ -630,6 +650,7 @@ static PyMethodDef methods[] = {
     METHOD(rms_norm),
     METHOD(gated),
     METHOD(add),
+    METHOD(add_rms_norm),
     METHOD(select),
     METHOD(rope_table),
     METHOD(rope),

@@ -1,34 +1,68 @@
 /* out = act(gate) * up, out = a + b, out row i = x row rows[i]: element by element in float32, rounded once to the type of
- * activations. Bound by bytes: three values an element. In place is fine: an element is read and written by one thread. */
+ * activations; eight elements a thread. Bound by bytes: 8192 rows of 14336 bfloat16 products move 0.7 GB, 165 us at 4.3 TB/s.
+ * In place is fine: an element is read and written by one thread. */
 #include "activation.cuh"
+#include "eight.cuh"
 
 #define THREADS 256u
 
-template <class T> static __global__ void gated_rows(rows<T> gate, rows<T> up, rows<T> out, uint32_t act)
+/* The first of the eight columns that a thread has. */
+static __device__ __forceinline__ uint32_t own_column(void)
 {
-    start_next();
-    wait_for_input();
-    uint32_t c = blockIdx.y * THREADS + threadIdx.x, r = blockIdx.x;
-    if (c < out.width)
-        *out.at(r, c) = round_to<T>(act_value(to_float(*gate.at(r, c)), act) * to_float(*up.at(r, c)));
+    return 8 * (blockIdx.y * THREADS + threadIdx.x);
 }
 
-template <class T> static __global__ void add_rows(rows<T> a, rows<T> b, rows<T> out)
+template <class T, uint32_t ACT, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(THREADS) gated_rows(rows<T> gate, rows<T> up, rows<T> out)
 {
+    float x[8], y[8];
+    uint32_t row = blockIdx.x, column = own_column();
     start_next();
     wait_for_input();
-    uint32_t c = blockIdx.y * THREADS + threadIdx.x, r = blockIdx.x;
-    if (c < out.width)
-        *out.at(r, c) = round_to<T>(to_float(*a.at(r, c)) + to_float(*b.at(r, c)));
+    load_part<IS_ALIGNED>(gate.at(row, 0), column, out.width, x);
+    load_part<IS_ALIGNED>(up.at(row, 0), column, out.width, y);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        x[i] = act_value(x[i], ACT) * y[i];
+    store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, x);
 }
 
-template <class T> static __global__ void select_rows(rows<T> x, const int32_t *chosen, rows<T> out)
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(THREADS) add_rows(rows<T> a, rows<T> b, rows<T> out)
 {
+    float x[8], y[8];
+    uint32_t row = blockIdx.x, column = own_column();
     start_next();
     wait_for_input();
-    uint32_t c = blockIdx.y * THREADS + threadIdx.x, r = blockIdx.x;
-    if (c < out.width)
-        *out.at(r, c) = *x.at((uint32_t)chosen[r], c);
+    load_part<IS_ALIGNED>(a.at(row, 0), column, out.width, x);
+    load_part<IS_ALIGNED>(b.at(row, 0), column, out.width, y);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        x[i] = x[i] + y[i];
+    store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, x);
+}
+
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(THREADS) select_rows(rows<T> x, const int32_t *chosen, rows<T> out)
+{
+    float values[8];
+    uint32_t row = blockIdx.x, column = own_column();
+    start_next();
+    wait_for_input();
+    load_part<IS_ALIGNED>(x.at((uint32_t)chosen[row], 0), column, out.width, values);
+    store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, values);
+}
+
+static dim3 grid_of(uint32_t n_rows, uint32_t width)
+{
+    return dim3(n_rows, ceil_div(width, 8 * THREADS));
+}
+
+template <class T, uint32_t ACT> static void launch_gated(const struct cuda *cuda, const struct gated_args *args)
+{
+    bool is_aligned = has_eights<T>(args->gate) && has_eights<T>(args->up) && has_eights<T>(args->out);
+    launch(cuda, is_aligned ? gated_rows<T, ACT, true> : gated_rows<T, ACT, false>, grid_of(args->n_rows, args->out.width),
+           THREADS, 0, rows<T>(args->gate), rows<T>(args->up), rows<T>(args->out));
 }
 
 enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err)
@@ -37,10 +71,15 @@ enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err)
     device_scope scope(cuda->device);
     if (!args->n_rows)
         return RC_OK;
-    dim3 grid(args->n_rows, ceil_div(args->out.width, THREADS));
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        launch(cuda, gated_rows<T>, grid, THREADS, 0, rows<T>(args->gate), rows<T>(args->up), rows<T>(args->out), args->act);
+        switch (args->act) {
+        case ACT_SILU: launch_gated<T, ACT_SILU>(cuda, args); break;
+        case ACT_GELU: launch_gated<T, ACT_GELU>(cuda, args); break;
+        case ACT_GELU_TANH: launch_gated<T, ACT_GELU_TANH>(cuda, args); break;
+        case ACT_RELU: launch_gated<T, ACT_RELU>(cuda, args); break;
+        default: launch_gated<T, ACT_RELU2>(cuda, args);
+        }
     });
     return launched(err, "gated");
 }
@@ -51,10 +90,11 @@ enum rc cuda_add(void *ctx, const struct add_args *args, struct err *err)
     device_scope scope(cuda->device);
     if (!args->n_rows)
         return RC_OK;
-    dim3 grid(args->n_rows, ceil_div(args->out.width, THREADS));
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        launch(cuda, add_rows<T>, grid, THREADS, 0, rows<T>(args->a), rows<T>(args->b), rows<T>(args->out));
+        bool is_aligned = has_eights<T>(args->a) && has_eights<T>(args->b) && has_eights<T>(args->out);
+        launch(cuda, is_aligned ? add_rows<T, true> : add_rows<T, false>, grid_of(args->n_rows, args->out.width), THREADS, 0,
+               rows<T>(args->a), rows<T>(args->b), rows<T>(args->out));
     });
     return launched(err, "add");
 }
@@ -65,10 +105,11 @@ enum rc cuda_select(void *ctx, const struct select_args *args, struct err *err)
     device_scope scope(cuda->device);
     if (!args->n_selected)
         return RC_OK;
-    dim3 grid(args->n_selected, ceil_div(args->out.width, THREADS));
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        launch(cuda, select_rows<T>, grid, THREADS, 0, rows<T>(args->x), args->rows, rows<T>(args->out));
+        bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
+        launch(cuda, is_aligned ? select_rows<T, true> : select_rows<T, false>, grid_of(args->n_selected, args->out.width),
+               THREADS, 0, rows<T>(args->x), args->rows, rows<T>(args->out));
     });
     return launched(err, "select");
 }

@@ -243,7 +243,7 @@ static uint32_t activations(void *ctx)
 static uint32_t fusions(void *ctx)
 {
     (void)ctx;
-    return FUSION_LINEAR_ADD | FUSION_LINEAR_GATED;
+    return FUSION_LINEAR_GATED | FUSION_ADD_NORM;
 }
 
 static bool supports(void *ctx, uint32_t dtype, uint32_t use)
@@ -441,6 +441,7 @@ static struct backend make_table(void)
     b.qkv = cuda_qkv;
     b.activations = activations;
     b.device_info = device_describe;
+    b.add_rms_norm = cuda_add_rms_norm;
     b.matrix_fill = cuda_matrix_fill;
     b.begin = cuda_begin;
     b.sample_finish = cuda_sample_finish;

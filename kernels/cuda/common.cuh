@@ -188,6 +188,7 @@ enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err);
 enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err);
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err);
 enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *err);
+enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struct err *err);
 enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err);
 enum rc cuda_add(void *ctx, const struct add_args *args, struct err *err);
 enum rc cuda_select(void *ctx, const struct select_args *args, struct err *err);

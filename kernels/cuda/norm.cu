@@ -1,25 +1,165 @@
-/* out[r][h] = weight * (x[r][h] * 1/sqrt(mean(x[r][h]^2) + eps)), each head h of size columns by itself; float32, one rounding.
- * Sum of squares: 128 chains of every 128th column, then a fixed tree, so it depends on the size alone. A block a head of a
- * row; bound by bytes: the second read of x comes from the caches. */
-#include "common.cuh"
+/* out[r][h] = weight * (x[r][h] * 1/sqrt(mean(x[r][h]^2) + eps)), each head h of size columns by itself; float32, one
+ * rounding. With a sum: x = a + b, rounded once to the type of activations, is stored and normed in the same pass.
+ * Sum of squares: chains of 8 consecutive columns; thread t of T adds those of columns 8 t, 8 (t + T), ... in this order, then
+ * pairwise over threads 1, 2, 4, ... apart. T depends on the size alone; up to 256 columns this is head_norm.cuh's order, and
+ * a group of lanes norms a head. The row stays in registers. Bound by bytes: 8192 rows of 4096 bfloat16 values, read and
+ * written, take 32 us at 4.25 TB/s (with a sum 63 us); a single row by latency, about 1 us, the weight read ahead of the wait.
+ */
+#include "eight.cuh"
+#include "head_norm.cuh"
 
-#define THREADS 128u
+#define WARP_THREADS 128u /* of a block that norms heads */
+#define MAX_THREADS 1024u
+#define MAX_PARTS 4u
 
-template <class T>
-static __global__ void __launch_bounds__(THREADS)
-norm_rows(rows<T> x, rows<T> out, const float *weight, uint32_t size, float eps)
+/* x as given, or the sum of a and b. */
+template <class T> struct norm_source {
+    rows<T> a, b, sum;
+};
+
+template <bool HAS_SUM, bool IS_ALIGNED, class T>
+static __device__ __forceinline__ void take_part(const norm_source<T> &x, uint32_t row, uint32_t first, uint32_t column,
+                                                 uint32_t size, float (&values)[8])
 {
+    load_part<IS_ALIGNED>(x.a.at(row, first), column, size, values);
+    if (!HAS_SUM)
+        return;
+    float other[8];
+    load_part<IS_ALIGNED>(x.b.at(row, first), column, size, other);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        values[i] = to_float(round_to<T>(values[i] + other[i]));
+}
+
+static __device__ __forceinline__ void scale_part(float (&values)[8], const float (&weight)[8], float scale)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        values[i] = weight[i] * (values[i] * scale);
+}
+
+/* Pairwise over the threads 1, 2, 4, ... apart; a power of two of warps. */
+static __device__ __forceinline__ float block_squares(float sum)
+{
+    __shared__ float warps[32];
+    for (uint32_t apart = 1; apart < 32; apart *= 2)
+        sum = sum + __shfl_xor_sync(~0u, sum, apart);
+    if (blockDim.x == 32)
+        return sum;
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = warps[threadIdx.x % (blockDim.x / 32)];
+    for (uint32_t apart = 1; apart < blockDim.x / 32; apart *= 2)
+        sum = sum + __shfl_xor_sync(~0u, sum, apart);
+    return sum;
+}
+
+/* A block a head of a row, PARTS chains a thread. */
+template <class T, uint32_t PARTS, bool HAS_SUM, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(PARTS <= 2 ? 512 : MAX_THREADS)
+norm_rows(norm_source<T> x, rows<T> out, const float *weight, uint32_t size, float eps)
+{
+    float w[PARTS][8], values[PARTS][8], sum = 0;
+    uint32_t row = blockIdx.x, first = blockIdx.y * size, column = 8 * threadIdx.x, step = 8 * blockDim.x;
     start_next();
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS && PARTS <= 2; i++)
+        load_part<IS_ALIGNED>(weight, column + i * step, size, w[i]);
     wait_for_input();
-    const T *from = x.at(blockIdx.x, blockIdx.y * size);
-    T *to = out.at(blockIdx.x, blockIdx.y * size);
-    float sum = 0;
-    for (uint32_t i = threadIdx.x; i < size; i += THREADS)
-        sum = fmaf(to_float(from[i]), to_float(from[i]), sum);
-    sum = block_reduce(sum, add_of());
-    float scale = 1.0f / sqrtf(sum / (float)size + eps);
-    for (uint32_t i = threadIdx.x; i < size; i += THREADS)
-        to[i] = round_to<T>(weight[i] * (to_float(from[i]) * scale));
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS; i++)
+        take_part<HAS_SUM, IS_ALIGNED>(x, row, first, column + i * step, size, values[i]);
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS; i++) {
+        if (HAS_SUM)
+            store_part<IS_ALIGNED>(x.sum.at(row, first), column + i * step, size, values[i]);
+        for (uint32_t j = 0; j < 8; j++)
+            sum = fmaf(values[i][j], values[i][j], sum);
+    }
+    float scale = norm_scale(block_squares(sum), size, eps);
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS; i++) {
+        if (PARTS > 2) /* no registers to hold it any earlier */
+            load_part<IS_ALIGNED>(weight, column + i * step, size, w[i]);
+        scale_part(values[i], w[i], scale);
+        store_part<IS_ALIGNED>(out.at(row, first), column + i * step, size, values[i]);
+    }
+}
+
+/* A group of LANES lanes a head of at most 8 * LANES columns. */
+template <class T, uint32_t LANES, bool HAS_SUM, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(WARP_THREADS)
+norm_heads(norm_source<T> x, rows<T> out, const float *weight, uint32_t size, float eps, uint32_t n, uint32_t n_heads)
+{
+    float w[8], values[8] = {};
+    uint32_t head = (blockIdx.x * WARP_THREADS + threadIdx.x) / LANES, column = threadIdx.x % LANES * 8;
+    uint32_t row = head / n_heads, first = head % n_heads * size;
+    start_next();
+    load_part<IS_ALIGNED>(weight, column, size, w);
+    wait_for_input();
+    if (head < n) {
+        take_part<HAS_SUM, IS_ALIGNED>(x, row, first, column, size, values);
+        if (HAS_SUM)
+            store_part<IS_ALIGNED>(x.sum.at(row, first), column, size, values);
+    }
+    float scale = norm_scale(head_squares<LANES>(values), size, eps);
+    scale_part(values, w, scale);
+    if (head < n)
+        store_part<IS_ALIGNED>(out.at(row, first), column, size, values);
+}
+
+/* ---- launches ----------------------------------------------------------------------------------------------------------- */
+
+template <class T> struct norm_job {
+    const struct cuda *cuda;
+    norm_source<T> x;
+    rows<T> out;
+    const float *weight;
+    uint32_t n_rows, n_heads, size;
+    float eps;
+    bool is_aligned;
+};
+
+template <uint32_t LANES, bool HAS_SUM, class T> static void launch_heads(const norm_job<T> &job)
+{
+    uint32_t n = job.n_rows * job.n_heads, n_blocks = ceil_div(n, WARP_THREADS / LANES);
+    auto kernel = job.is_aligned ? norm_heads<T, LANES, HAS_SUM, true> : norm_heads<T, LANES, HAS_SUM, false>;
+    launch(job.cuda, kernel, n_blocks, WARP_THREADS, 0, job.x, job.out, job.weight, job.size, job.eps, n, job.n_heads);
+}
+
+template <uint32_t PARTS, bool HAS_SUM, class T> static void launch_rows(const norm_job<T> &job, uint32_t threads)
+{
+    dim3 grid(job.n_rows, job.n_heads);
+    auto kernel = job.is_aligned ? norm_rows<T, PARTS, HAS_SUM, true> : norm_rows<T, PARTS, HAS_SUM, false>;
+    launch(job.cuda, kernel, grid, threads, 0, job.x, job.out, job.weight, job.size, job.eps);
+}
+
+template <bool HAS_SUM, class T> static enum rc launch_norm(const norm_job<T> &job, struct err *err)
+{
+    uint32_t chains = ceil_div(job.size, 8), threads = 32;
+    if (job.size > 8 * MAX_THREADS * MAX_PARTS)
+        return err_set(err, RC_UNSUPPORTED, "rms_norm: wanted at most %u columns, have %u", 8 * MAX_THREADS * MAX_PARTS,
+                       job.size);
+    if (job.size <= HEAD_NORM_MAX) {
+        chains <= 4 ? launch_heads<4, HAS_SUM>(job) :
+        chains <= 8 ? launch_heads<8, HAS_SUM>(job) :
+        chains <= 16 ? launch_heads<16, HAS_SUM>(job) : launch_heads<32, HAS_SUM>(job);
+        return launched(err, "rms_norm");
+    }
+    while (threads < chains && threads < (chains > 2048 ? MAX_THREADS : MAX_THREADS / 2))
+        threads *= 2;
+    switch (ceil_div(chains, threads)) {
+    case 1: launch_rows<1, HAS_SUM>(job, threads); break;
+    case 2: launch_rows<2, HAS_SUM>(job, threads); break;
+    default: launch_rows<MAX_PARTS, HAS_SUM>(job, threads);
+    }
+    return launched(err, "rms_norm");
+}
+
+template <class T> static bool are_heads_aligned(const struct view &v, uint32_t n_heads)
+{
+    return has_eights<T>(v) && v.width / n_heads % 8 == 0;
 }
 
 enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *err)
@@ -28,11 +168,33 @@ enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *e
     device_scope scope(cuda->device);
     if (!args->n_rows)
         return RC_OK;
-    dim3 grid(args->n_rows, args->n_heads);
+    enum rc rc = RC_OK;
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        launch(cuda, norm_rows<T>, grid, THREADS, 0, rows<T>(args->x), rows<T>(args->out), args->weight,
-               args->x.width / args->n_heads, args->eps);
+        rows<T> x(args->x);
+        bool is_aligned = are_heads_aligned<T>(args->x, args->n_heads) && are_heads_aligned<T>(args->out, args->n_heads) &&
+                          (uintptr_t)args->weight % 16 == 0;
+        norm_job<T> job = {cuda, {x, x, x}, rows<T>(args->out), args->weight, args->n_rows, args->n_heads,
+                           args->x.width / args->n_heads, args->eps, is_aligned};
+        rc = launch_norm<false>(job, err);
     });
-    return launched(err, "rms_norm");
+    return rc;
+}
+
+enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    if (!args->n_rows)
+        return RC_OK;
+    enum rc rc = RC_OK;
+    visit_type(cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        bool is_aligned = has_eights<T>(args->a) && has_eights<T>(args->b) && has_eights<T>(args->sum) &&
+                          has_eights<T>(args->out) && (uintptr_t)args->weight % 16 == 0;
+        norm_job<T> job = {cuda, {rows<T>(args->a), rows<T>(args->b), rows<T>(args->sum)}, rows<T>(args->out), args->weight,
+                           args->n_rows, 1, args->out.width, args->eps, is_aligned};
+        rc = launch_norm<true>(job, err);
+    });
+    return rc;
 }

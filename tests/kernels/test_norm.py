@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core
+from llmpy import _core, hardware
 
+Array = np.ndarray
 Open = Callable[..., _core.Backend]
 
 
@@ -36,3 +38,62 @@ def test_values_and_rows(width: int, heads: int, open_backend: Open) -> None:
     backend.rms_norm(whole[:, :width], weight, whole[:, :width], eps, heads)  # in place
     assert whole[:, :width].tobytes() == outs[0]
     assert whole[:, width:].tobytes() == x[:, width:].tobytes()
+
+
+TYPES: dict[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def normed(backend: _core.Backend, x: Array, weight: Array, heads: int = 1) -> Array:
+    out = np.zeros_like(x)
+    backend.rms_norm(x.view(code(x)), weight, out.view(code(x)), 1e-6, heads)
+    assert backend.allocations == 0
+    return out
+
+
+def code(x: Array) -> str:
+    """A format that the buffer protocol knows."""
+    return "f4" if x.itemsize == 4 else "i2"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width_heads", ["64", "320", "576", "777", "4096", "5120", "14336", "20480", "1024/8", "1600/20"])
+def test_device_types(width_heads: str, dtype: str, cuda: str) -> None:
+    """Every way through the kernels: bits of a row alone, near float64 for each type; unaligned rows have the same bits."""
+    width, heads = (*map(int, width_heads.split("/")), 1)[:2]
+    rng = np.random.default_rng(width)
+    backend = _core.Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    x = rng.standard_normal((37, width + 8)).astype(TYPES[dtype])
+    weight = rng.standard_normal(width // heads).astype(np.float32)
+    whole = normed(backend, x[:, :width], weight, heads)
+    wide = x[:, :width].astype(np.float64).reshape(37, heads, -1)
+    exact = (wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * weight.astype(np.float64)).reshape(37, width)
+    tolerance = {"float32": 4e-7, "float16": 6e-4, "bfloat16": 4.1e-3}[dtype]
+    np.testing.assert_allclose(whole.astype(np.float64), exact, rtol=tolerance, atol=1e-7)
+    for part in (slice(0, 1), slice(36, 37), slice(5, 25)):
+        assert normed(backend, x[part, :width], weight, heads).tobytes() == whole[part].tobytes()
+    moved = np.zeros((37, width + 11), TYPES[dtype])
+    moved[:, 3 : 3 + width] = x[:, :width]
+    assert normed(backend, moved[:, 3 : 3 + width], weight, heads).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [40, 256, 576, 1001, 4096, 8192, 12288])
+def test_add_norm_is_add_and_norm(width: int, dtype: str, cuda: str) -> None:
+    rng = np.random.default_rng(width)
+    backend = _core.Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    a, b = rng.standard_normal((2, 23, width)).astype(TYPES[dtype])
+    weight = rng.standard_normal(width).astype(np.float32)
+    form = code(a)
+    total = np.zeros_like(a)
+    backend.add(a.view(form), b.view(form), total.view(form))
+    want = normed(backend, total, weight)
+    for rows in (1, 23):
+        own, out = np.zeros((2, rows, width), TYPES[dtype])
+        backend.add_rms_norm(a[:rows].view(form), b[:rows].view(form), own.view(form), weight, out.view(form), 1e-6)
+        assert backend.allocations == 0
+        assert own.tobytes() == total[:rows].tobytes() and out.tobytes() == want[:rows].tobytes()
+    for term in (a.copy(), b.copy()):
+        mine, other = (term, b) if term.tobytes() == a.tobytes() else (term, a)
+        out = np.zeros_like(a)
+        backend.add_rms_norm(mine.view(form), other.view(form), mine.view(form), weight, out.view(form), 1e-6)
+        assert mine.tobytes() == total.tobytes() and out.tobytes() == want.tobytes()
