@@ -1,7 +1,7 @@
 """Every row of the H200 table: llmpy on one GPU against the machine's own ceilings and against vLLM 0.26.0's numbers.
 
     python benchmarks/cuda.py [ROW ...] [--rounds 3] [--limit 520] [--out DIR] [--commit ID]
-    python benchmarks/cuda.py --profile ROW [--eager] [--layers N]
+    python benchmarks/cuda.py --profile ROW [ROW ...] [--eager] [--layers N]
     python benchmarks/cuda.py --merge results.csv [...]
 
 ROW is a name or a pattern ("8b.step.*"); none means all. Random non-zero weights (load_format="dummy"), bfloat16, token-id
@@ -345,15 +345,14 @@ def measure_machine() -> dict[str, float]:
 
 
 def measure_start() -> dict[str, float]:
-    """Seconds of the import and of the constructor."""
+    """Seconds of the import, in a process that has nothing else, and of the constructor."""
+    code = "import time; start = time.perf_counter(); import llmpy; print(time.perf_counter() - start)"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     begin = time.perf_counter()
-    import llmpy  # noqa: F401
-
-    imported = time.perf_counter()
     engine = Engine("8b")
-    ready = time.perf_counter()
+    ready = time.perf_counter() - begin
     engine.close()
-    return {"import": imported - begin, "start": ready - imported}
+    return {"import": float(done.stdout), "start": ready}
 
 
 def measure_exactness() -> dict[str, float]:
@@ -424,17 +423,29 @@ def workload(engine: Engine, row: str) -> Callable[[], None]:
     return lambda: (engine.run(engine.prompts(n, length), 1), None)[1]
 
 
-def profile(row: str, args: argparse.Namespace) -> None:
-    """Kernel times of a few steps, as CUPTI tells torch's profiler, which sees the kernels of the whole process."""
+def profile(rows: list[str], args: argparse.Namespace) -> None:
+    """Kernel times of the rows' steps; an engine for each model."""
     import torch
+
+    torch.cuda.init()
+    for name, of_model in itertools.groupby(rows, lambda row: row.partition(".")[0]):
+        if name not in MODELS:
+            raise SystemExit(f"{name}: wanted rows of {', '.join(MODELS)}")
+        engine = Engine(name, args.layers, args.eager)
+        for row in of_model:
+            print(f"\n{row}{', eager' if args.eager else ''}")
+            record_steps(engine, row.partition(".")[2])
+            engine.llm.abort_request(list(engine.llm._named))
+            while engine.llm.has_unfinished_requests():
+                engine.llm.step()
+        engine.close()
+
+
+def record_steps(engine: Engine, kind: str, n: int = 8) -> None:
+    """Prints where the time of n steps goes, as CUPTI tells torch's profiler, which sees the kernels of the whole process."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    torch.cuda.init()
-    name, _, kind = row.partition(".")
-    if name not in MODELS:
-        raise SystemExit(f"{row}: wanted a row of {', '.join(MODELS)}")
-    engine, n = Engine(name, args.layers, args.eager), 8
     work = workload(engine, kind)
     for _ in range(2):
         work()
@@ -445,9 +456,8 @@ def profile(row: str, args: argparse.Namespace) -> None:
         seconds = time.perf_counter() - begin
     trace = Path(tempfile.mkdtemp()) / "trace.json"
     recorded.export_chrome_trace(str(trace))
-    print(f"{row}{', eager' if args.eager else ''}: {1e6 * seconds / n:.0f} us a step while recorded")
     print_kernels(json.loads(trace.read_text())["traceEvents"], n)
-    engine.close()
+    print(f"{1e6 * seconds / n:.0f} us of wall time a step while recorded")
 
 
 def short_name(name: str) -> str:
@@ -498,7 +508,7 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="what is measured; default: git's HEAD, if there is one")
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a try")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
-    parser.add_argument("--profile", metavar="ROW")
+    parser.add_argument("--profile", nargs="+", metavar="ROW")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="CSV")
     parser.add_argument("--measure", choices=list(MEASURES), help=argparse.SUPPRESS)
     args = parser.parse_args()

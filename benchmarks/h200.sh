@@ -4,7 +4,8 @@
 #
 #   build     compiles in place
 #   test      every test of part A that knows a device, on the CUDA device
-#   sanitize  the kernel tests under compute-sanitizer: memcheck, racecheck, synccheck and initcheck, or those named
+#   sanitize  under compute-sanitizer: all kernel tests with memcheck, every kernel on small shapes (tests marked sanitize) with
+#             racecheck, synccheck and initcheck; or with the tools named
 #   time      benchmarks/cuda.py
 #
 # OUT: a directory for results.csv, which `benchmarks/cuda.py --merge` adds to the committed table. COMMIT: what is tested, where
@@ -33,15 +34,16 @@ record() {
     echo "$device,$(date +%F),$commit,benchmarks/h200.sh $command,$1,$2,\"$3\",," >> "$OUT/results.csv"
 }
 
-# sanitize TOOL [OPTION ...]: the kernel tests in several processes, each under the tool
+# sanitize TOOL: kernel tests in several processes, each under the tool
 sanitize() {
     tool=$1
-    shift
+    selection=sanitize
+    [ "$tool" != memcheck ] || selection="not slow"
     logs=$(mktemp -d)
     begun=$(date +%s)
     for i in $(seq 0 $((processes - 1))); do
-        timeout "$seconds" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" "$python" -m pytest -v \
-            tests/kernels -k cuda --shard "$i/$processes" --durations=3 > "$logs/$i" 2>&1 || echo "$?" > "$logs/$i.failed" &
+        timeout "$seconds" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$python" -m pytest -v \
+            tests/kernels -k cuda -m "$selection" --shard "$i/$processes" --durations=3 > "$logs/$i" 2>&1 || echo "$?" > "$logs/$i.failed" &
     done
     wait
     errors=0

@@ -1,0 +1,178 @@
+"""Every CUDA kernel once on small shapes, near the CPU backend's results: what compute-sanitizer is given (-m sanitize).
+
+Only the sanitizer's slowness sets the sizes: large enough for every tile, split and tail, small enough for racecheck. What the
+values and bits must be is tested in the files of the families.
+"""
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llmpy import _core
+
+pytestmark = pytest.mark.sanitize
+Array = np.ndarray
+KINDS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+NEAR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # of the largest value
+# bytes of a block, values of a block, offsets of its float16 fields
+BLOCKS = {
+    "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q4_k": (144, 256, [0, 2]),
+    "q6_k": (210, 256, [208]),
+}  # fmt: skip
+
+
+class Both:
+    """A CUDA backend with a type of activations, and the CPU's. Arrays are of that type; the CPU gets their exact values."""
+
+    def __init__(self, cuda: dict[str, str], dtype: str) -> None:
+        self.dtype, self.kind = dtype, KINDS[dtype]
+        self.cuda = _core.Backend(**cuda, dtype=dtype, vocab_size=300)
+        self.cpu = _core.Backend("cpu", num_threads=1, vocab_size=300)
+
+    def draw(self, *shape: int) -> Array:
+        return np.random.default_rng(shape[-1]).standard_normal(shape).astype(self.kind)
+
+    def form(self, x: Array) -> Array:
+        """Items that the buffer protocol knows."""
+        return x if x.dtype == np.float32 else x.view(np.uint16)
+
+    def check(self, got: Array, want: Array) -> None:
+        """Equal up to the roundings of the type."""
+        difference = np.abs(got.astype(np.float32) - want).max()
+        assert difference <= NEAR[self.dtype] * max(1.0, np.abs(want).max())
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def both(request: pytest.FixtureRequest, cuda: str, core_options: Callable[[str], dict[str, str]]) -> Both:
+    return Both(core_options(cuda), request.param)
+
+
+def stored(dtype: str, rows: int, cols: int) -> Array:
+    """Weights as a file has them."""
+    rng = np.random.default_rng(cols)
+    if dtype in KINDS:
+        return (0.05 * rng.standard_normal((rows, cols))).astype(KINDS[dtype]).view(np.uint8).reshape(rows, -1)
+    n_bytes, n_values, scales = BLOCKS[dtype]
+    blocks = rng.integers(0, 256, (rows, cols // n_values, n_bytes), dtype=np.uint8)
+    for offset in scales:
+        blocks[:, :, offset : offset + 2] = np.full((*blocks.shape[:2], 1), 0.003, np.float16).view(np.uint8)
+    return np.ascontiguousarray(blocks.reshape(rows, -1))
+
+
+@pytest.mark.parametrize(("n", "k"), [(72, 256), (19, 40)])
+@pytest.mark.parametrize("dtype", [*KINDS, *BLOCKS])
+def test_embed_and_linear(dtype: str, n: int, k: int, both: Both) -> None:
+    if dtype in BLOCKS and k % BLOCKS[dtype][1]:
+        pytest.skip("no whole blocks")
+    raw = stored(dtype, n, k)
+    device, host = (backend.matrix([(dtype, n, raw)], k, 3, 1) for backend in (both.cuda, both.cpu))
+    ids, embedded, wide = np.array([n - 1, 0, 3], np.int32), np.zeros((3, k), both.kind), np.zeros((3, k), np.float32)
+    both.cuda.embed(device, ids, both.form(embedded))
+    both.cpu.embed(host, ids, wide)
+    both.check(embedded, wide)
+    bias = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    for rows in (1, 9, 70, 130):
+        x, add, y = both.draw(rows, k), both.draw(rows, n), np.zeros((rows, n), both.kind)
+        both.cuda.linear(device, both.form(x), both.form(y), bias, both.form(add))
+        want = np.zeros((rows, n), np.float32)
+        both.cpu.linear(host, x.astype(np.float32), want, bias, add.astype(np.float32))
+        both.check(y, want)
+        logits = np.zeros((rows, n), np.float32)
+        both.cuda.linear(device, both.form(x), logits, is_float_out=True)
+
+
+def test_made_up_weights(both: Both) -> None:
+    raw = stored(both.dtype, 33, 64)
+    read = np.empty((33, 64), np.float32)
+    matrix = both.cuda.matrix([(both.dtype, 33, raw)], 64, 3)
+    both.cuda.matrix_fill(matrix, 0, 7, both.dtype, 33, 64)
+    both.cuda.matrix_read(matrix, 0, 33, read)
+    assert read.std() > 0.01
+
+
+@pytest.mark.parametrize("width", [40, 1024, 1030])
+def test_rows(width: int, both: Both) -> None:
+    a, b, weight = both.draw(19, width), both.draw(19, 2 * width)[:, :width].copy(), both.draw(19, width + 1)[0, :width]
+    weight = weight.astype(np.float32)
+    floats, results = (a.astype(np.float32), b.astype(np.float32)), []
+    for backend, x, y, kind in ((both.cuda, a, b, both.kind), (both.cpu, *floats, np.float32)):
+        outs = [np.zeros((19, width), kind) for _ in range(7)]
+        f = [both.form(out) if backend is both.cuda else out for out in outs]
+        x, y = (both.form(x), both.form(y)) if backend is both.cuda else (x, y)
+        backend.rms_norm(x, weight, f[0], 1e-6)
+        backend.rms_norm(x, weight[: width // 2], f[1], 1e-6, 2)
+        backend.add(x, y, f[2])
+        backend.gated(x, y, f[3], 0)
+        backend.select(x, np.array([18, 0, 7], np.int32), f[4][:3])
+        backend.add(x, y, f[5])
+        if backend is both.cuda and hasattr(backend, "add_rms_norm"):
+            backend.add_rms_norm(x, y, f[5], weight, f[6], 1e-6)
+        else:
+            backend.rms_norm(f[5], weight, f[6], 1e-6)
+        results.append(outs)
+    for got, want in zip(*results, strict=True):
+        both.check(got, want)
+
+
+# heads, kv heads, head size, type of pages, window, soft cap
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (8, 2, 128, "bfloat16", 0, 0.0), (4, 4, 64, "bfloat16", 40, 0.0), (6, 2, 24, "float16", 0, 30.0),
+        (2, 1, 256, "float16", 0, 0.0), (9, 3, 64, "float32", 0, 0.0), (3, 1, 80, "float32", 100, 0.0),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rope_cache_and_attention(shape: tuple[int, int, int, str, int, float], both: Both, paged: type) -> None:
+    """A prompt of 330 rows (two splits) at once, then its last rows again, one of them alone."""
+    heads, kv, dim, dtype, window, cap = shape
+    n, results = 330, []
+    data = both.draw(n, (heads + 2 * kv) * dim)
+    table = np.random.default_rng(0).permutation(30).astype(np.int32)[None, :21]
+    norms = [np.full(dim, 0.5 + i, np.float32) for i in range(2)]
+    for backend, row in ((both.cuda, data.copy()), (both.cpu, data.astype(np.float32))):
+        own = both.form(row) if backend is both.cuda else row
+        q, k, v = own[:, : heads * dim], own[:, heads * dim : (heads + kv) * dim], own[:, (heads + kv) * dim :]
+        angles = np.empty((n, dim // 4, 2), np.float32)
+        frequencies = (100.0 ** (-np.arange(dim // 4) / dim)).astype(np.float32)
+        backend.rope_table(np.arange(n, dtype=np.int32), frequencies, angles)
+        pool, fused = (backend.kv_pool(31, kv, dim, dtype, 16, fill=0) for _ in range(2))
+        batch = paged.batch([(0, 0, n)], 1)
+        copies = [part.copy() for part in (q, k, v)]
+        backend.qkv(fused, batch, table, *copies, *norms, 1e-6, angles)
+        backend.rope(angles, q, k, dim)
+        backend.kv_write(pool, batch, table, k, v)
+        outs = [
+            np.zeros((n, heads * dim), row.dtype),
+            np.zeros((5, heads * dim), row.dtype),
+            np.zeros((1, heads * dim), row.dtype),
+        ]
+        for out in outs:
+            rows = len(out)
+            target = both.form(out) if backend is both.cuda else out
+            backend.attention(
+                pool, paged.batch([(0, n - rows, n)], 1), table, np.ascontiguousarray(q[n - rows :]), target, 0.1, window, cap
+            )
+        backend.copy_pages(pool, np.array([[table[0, 0], 30]], np.int32))
+        assert outs[1].tobytes() == outs[0][n - 5 :].tobytes() and outs[2].tobytes() == outs[0][n - 1 :].tobytes()
+        results.append(outs[0])
+    both.check(*results)
+
+
+def test_sample(both: Both) -> None:
+    logits = np.random.default_rng(4).standard_normal((3, 300)).astype(np.float32)
+    tasks = [
+        {"is_greedy": 1},
+        {"is_greedy": 1, "wants_logprobs": 1, "n_top": 3},
+        {"seed": 1, "wants_logprobs": 1, "temperature": 0.7, "top_p": 0.9, "n_top": 2, "mode": 2},
+        {"seed": 1, "temperature": 1.3, "top_k": 7, "min_p": 0.001},
+        {"seed": 1, "seen": [(5, 2, 0), (9, 0, 1)], "repetition_penalty": 1.3, "bias": [(4, 2.0)], "banned": [8]},
+        {"is_score": 1, "target": 77, "wants_logprobs": 1, "temperature": 0.7, "mode": 1, "n_top": 5},
+        {"seed": 1, "allowed": [3, 4, 5, 99], "wants_logprobs": 1},
+    ]
+    tasks = [task | {"logits_row": row} for row in range(3) for task in tasks]
+    banned = np.array([2], np.int32)
+    device, host = (backend.sample(logits, tasks, vocab_limit=290, banned=banned) for backend in (both.cuda, both.cpu))
+    assert [result[0] for result in device] == [result[0] for result in host]
