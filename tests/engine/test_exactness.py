@@ -81,6 +81,7 @@ def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> 
         {"block_size": 64, "max_num_batched_tokens": 100},
         {"enable_prefix_caching": False},
         {"enforce_eager": True},
+        {"enforce_eager": True, "max_num_seqs": 5, "max_num_batched_tokens": 33},
     ],
     ids=str,
 )

@@ -1,0 +1,105 @@
+"""Law 2 at the sizes of real models, where a CUDA device takes its fast ways: many rows, long contexts, every batch size.
+
+test_exactness.py compares everything on tiny models. Here a request alone must equal the same request among a hundred others,
+while sequences come and go, so that steps of all sizes occur, with and without graphs, in chunks, cached and preempted.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmpy import LLM, RequestOutput, SamplingParams
+
+COMMON = {
+    "num_hidden_layers": 2, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+    "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 8192,
+}  # fmt: skip
+MODELS = {
+    "llama-bfloat16": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 2048,
+        "intermediate_size": 7168, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-bfloat16": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16", "hidden_size": 1024,
+        "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "llama-float16": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16", "hidden_size": 576,
+        "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+OPTIONS = [
+    {},
+    {"enforce_eager": True},
+    {"max_num_batched_tokens": 300},
+    {"max_num_seqs": 37, "block_size": 32},
+    {"kv_cache_memory_bytes": 48 << 20, "max_model_len": 4096},
+]
+CHOSEN = [0, 1, 7, 30, 64, 99, 100]
+
+
+def requests() -> tuple[list[list[int]], list[SamplingParams]]:
+    """A hundred prompts of 1 to 700 tokens, half of them behind a common beginning, and a long one."""
+    rng = np.random.default_rng(5)
+    head = rng.integers(3, 8192, 200).tolist()
+    lengths = [*rng.integers(1, 700, 100).tolist(), 3100]
+    prompts = [(head if i % 2 else []) + rng.integers(3, 8192, n).tolist() for i, n in enumerate(lengths)]
+    common = {"logprobs": 2, "ignore_eos": True}
+    params = [
+        SamplingParams(temperature=0.8 * (i % 3), top_p=0.9, seed=i, max_tokens=6 + 7 * i % 41, **common)
+        for i in range(len(prompts))
+    ]
+    return prompts, params
+
+
+def bits(output: RequestOutput) -> tuple[bytes, ...]:
+    sample = output.outputs[0]
+    return tuple(part.tobytes() for part in (sample.token_ids_array, *sample.sampled, sample.logprobs.values))
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    (path / "config.json").write_text(json.dumps(COMMON | MODELS[request.param]))
+    return path
+
+
+def open_llm(path: Path, device: str, **options: object) -> LLM:
+    defaults = {"load_format": "dummy", "skip_tokenizer_init": True, "device": device, "max_model_len": 4096}
+    sizes = {"kv_cache_memory_bytes": 2 << 30, "max_num_batched_tokens": 4096, "max_num_seqs": 128}
+    return LLM(path, **(defaults | sizes | options))
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path, cuda: str) -> dict[int, tuple[bytes, ...]]:
+    """What some of the requests get by themselves."""
+    prompts, params = requests()
+    with open_llm(model, cuda, enable_prefix_caching=False) as llm:
+        return {i: bits(llm.generate([prompts[i]], [params[i]], use_tqdm=False)[0]) for i in CHOSEN}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_request_among_a_hundred(
+    options: dict[str, object], model: Path, cuda: str, alone: dict[int, tuple[bytes, ...]]
+) -> None:
+    prompts, params = requests()
+    with open_llm(model, cuda, **options) as llm:
+        for _ in range(2):  # the second time from the cache
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            assert {i: bits(outputs[i]) for i in CHOSEN} == alone
+        assert llm.stats().allocations_since_warmup == 0
+        llm.check()
+
+
+def test_score_equals_generate(model: Path, cuda: str) -> None:
+    prompts, params = requests()
+    with open_llm(model, cuda) as llm:
+        outputs = [llm.generate(prompts, params, use_tqdm=False)[i] for i in CHOSEN]
+        scores = llm.score([prompts[i] + out.token_ids for i, out in zip(CHOSEN, outputs, strict=True)], use_tqdm=False)
+        for i, out, score in zip(CHOSEN, outputs, scores, strict=True):
+            assert score.token_logprobs[len(prompts[i]) - score.start :].tobytes() == out.outputs[0].sampled.raw.tobytes()
