@@ -18,7 +18,8 @@ prompts, all different, greedy, ignore_eos, prefix caching on. Medians over roun
 
 "floor" counts the bytes and operations that the work cannot do without, at the read bandwidth and the bf16 matmul rate that
 this script measures first; share = floor / measured. --out DIR writes results.csv, --merge adds such files to the table beside
-this script: a newer run of a row replaces the older one of the same commit. --profile prints the time of every kernel.
+this script and renews docs/cuda-speed.md: a newer run of a row replaces the older one of the same commit. --profile prints the
+time of every kernel.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from typing import Any
 import numpy as np
 
 TABLE = Path(__file__).with_name("results_h200.csv")
+PAGE = Path(__file__).parents[1] / "docs/cuda-speed.md"
+MARKS = "<!-- begin: benchmarks/cuda.py --merge -->\n", "<!-- end -->\n"
 FIELDS = ["device", "date", "commit", "command", "row", "value", "unit", "must", "aim"]
 BUDGET, LENGTH, SEQUENCES = 8192, 8192 + 128, 256  # tokens a step, longest sequence, sequences at a time
 MATMUL = 8192
@@ -309,7 +312,19 @@ def merge(paths: list[Path]) -> None:
                 lines.pop(key, None)
                 lines[key] = dict(line)
     write_table(TABLE, list(lines.values()))
-    print(f"{TABLE}: {len(lines)} rows")
+    write_page({row: line for (_, row), line in lines.items()})
+    print(f"{TABLE}: {len(lines)} rows; {PAGE}")
+
+
+def write_page(latest: dict[str, dict[str, object]]) -> None:
+    """Puts the last result of every row into the page's table."""
+    table = "| row | measured | must | aim | vLLM (batch-invariant) | commit | command |\n|---|---|---|---|---|---|---|\n"
+    for name, line in sorted(latest.items(), key=lambda item: list(ROWS).index(item[0]) if item[0] in ROWS else -1):
+        row = ROWS.get(name, Row(str(line["unit"])))
+        goals = " | ".join(f"{goal:g}" if goal else "" for goal in (row.must, row.aim))
+        table += f"| {name} | {line['value']} {line['unit']} | {goals} | {row.vllm} | {line['commit']} | {line['command']} |\n"
+    before, _, rest = PAGE.read_text().partition(MARKS[0])
+    PAGE.write_text(before + MARKS[0] + "\n" + table + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
 
 
 def in_fresh_process(*arguments: str) -> dict[str, float]:
