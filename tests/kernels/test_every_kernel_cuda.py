@@ -81,6 +81,12 @@ def test_embed_and_linear(dtype: str, n: int, k: int, both: Both) -> None:
         both.check(y, want)
         logits = np.zeros((rows, n), np.float32)
         both.cuda.linear(device, both.form(x), logits, is_float_out=True)
+        if n % 2 == 0:
+            product, middle = np.zeros((rows, n // 2), both.kind), np.zeros((rows, n), both.kind)
+            both.cuda.linear(device, both.form(x), both.form(product), bias, mid=both.form(middle))
+            both.cpu.linear(host, x.astype(np.float32), want, bias)
+            both.cpu.gated(want[:, : n // 2], want[:, n // 2 :], wanted := np.zeros((rows, n // 2), np.float32), 0)
+            both.check(product, wanted)
 
 
 def test_made_up_weights(both: Both) -> None:
