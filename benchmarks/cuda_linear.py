@@ -1,6 +1,6 @@
 """Time of the CUDA backend's linears, bfloat16, beside cuBLASLt's own choice of algorithms (through torch, where it is there).
 
-    python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch]
+    python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch] [--no-library]
 
 Each shape has several copies of random weights, together far larger than the L2 cache, that take turns in a CUDA graph. The
 backend is used through its C ABI (kernels/backend.h). A line: microseconds of a call, TB/s of weights, TFLOP/s, time over
@@ -53,7 +53,7 @@ class Options(Structure):
     _fields_ = [
         ("device", c_char_p), ("isa", c_char_p), ("n_threads", c_uint32), ("max_rows", c_uint32),
         ("max_logits_rows", c_uint32), ("max_cols", c_uint32), ("vocab_size", c_uint32), ("dtype", c_uint32),
-        ("later", c_char * 128),
+        ("attention", c_uint32 * 3), ("cublaslt", c_char_p), ("later", c_char * 128),
     ]  # fmt: skip
 
 
@@ -72,18 +72,23 @@ class Err(Structure):
 class Backend:
     """The backend's table by name, as its header lists it; a call that fails raises with its message."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, vocab_size: int, library: str) -> None:
         header = (Path(__file__).parents[1] / "kernels/backend.h").read_text()
         names = re.findall(r"\(\*(\w+)\)\(", header[header.index("struct backend {") :])
-        library = ctypes.CDLL(hardware.cuda_library())
-        library.llmpy_backend.restype = c_void_p
-        self.table, self.places = library.llmpy_backend(), {name: 16 + 8 * i for i, name in enumerate(names)}
+        own = ctypes.CDLL(hardware.cuda_library())
+        own.llmpy_backend.restype = c_void_p
+        self.table, self.places = own.llmpy_backend(), {name: 16 + 8 * i for i, name in enumerate(names)}
         self.ctx, self.err = c_void_p(), Err()
-        options = Options(b"cuda:0", b"", 0, max_rows, 1, 16384, 128, BF16)
+        options = Options(b"cuda:0", b"", 0, max_rows, HEAD_ROWS, 16384, vocab_size, BF16, (c_uint32 * 3)(), library.encode())
         self.check(self.function("open")(byref(options), byref(self.ctx), byref(self.err)))
 
     def function(self, name: str) -> Any:
         return ctypes.CFUNCTYPE(c_int)(c_void_p.from_address(self.table + self.places[name]).value or 0)
+
+    def description(self) -> str:
+        function = self.function("describe")
+        function.restype = c_char_p
+        return str(function(self.ctx).decode())
 
     def check(self, rc: int) -> None:
         if rc:
@@ -105,16 +110,20 @@ class Backend:
 
 
 class Bench:
-    """Buffers for the widest rows."""
+    """A backend with buffers for the widest rows."""
 
-    def __init__(self, max_rows: int) -> None:
-        self.backend = Backend(max_rows)
+    def __init__(self, max_rows: int, vocab_size: int, library: str) -> None:
+        self.backend = Backend(max_rows, vocab_size, library)
         rng = np.random.default_rng(0)
         host = (rng.standard_normal(max_rows * 14336).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         self.x = self.backend.buffer(host.nbytes)
         self.backend("upload", self.x, host.ctypes.data_as(c_void_p), c_size_t(host.nbytes))
         self.y = self.backend.buffer(4 * max(max_rows * 28672, HEAD_ROWS * 151936))
         self.mid = self.backend.buffer(2 * max_rows * 28672)
+
+    def close(self) -> None:
+        print(self.backend.description())
+        self.backend.function("close")(self.backend.ctx)
 
     def args(self, name: str, matrix: c_void_p, n: int, k: int, rows: int) -> LinearArgs:
         args = LinearArgs(matrix=matrix, n_rows=rows, x=View(self.x, k, k), y=View(self.y, n, n), is_float_out=name == "head")
@@ -133,6 +142,7 @@ class Bench:
     def time(self, name: str, n: int, k: int, rows: list[int]) -> dict[int, float]:
         """Seconds of a call for each number of rows."""
         copies = [self.backend.matrix(n, k, 2 + i) for i in range(min(64, max(4, COLD_BYTES // (2 * n * k))))]
+        self.backend("prepare")
         found = {}
         for m in rows:
             graph = c_void_p()
@@ -181,11 +191,11 @@ def time_cublas(n: int, k: int, rows: list[int]) -> dict[int, float]:
     return found
 
 
-def measure(models: list[str], rows: list[int], with_torch: bool) -> dict[str, dict[int, tuple[float, float]]]:
+def measure(models: list[str], rows: list[int], with_torch: bool, library: str) -> dict[str, dict[int, tuple[float, float]]]:
     """Prints a line a shape and number of rows; (our, cuBLASLt's) seconds of all linears of a step of each model."""
-    bench = Bench(max(rows))
     totals: dict[str, dict[int, tuple[float, float]]] = {}
     for model in models:
+        bench = Bench(max(rows), max(n for _, n, _, _ in MODELS[model]), library)
         total = totals[model] = {m: (0.0, 0.0) for m in rows}
         for name, n, k, launches in MODELS[model]:
             counts = [m for m in rows if name != "head" or m <= HEAD_ROWS]
@@ -198,6 +208,7 @@ def measure(models: list[str], rows: list[int], with_torch: bool) -> dict[str, d
                     f"{2e-12 * n * k * m / a:6.1f} TFLOP/s {a / b:6.2f}x",
                     flush=True,
                 )
+        bench.close()
         for m in rows:
             a, b = total[m]
             print(f"{model:5}all linears of a step, rows {m:4}: {1e3 * a:8.3f} ms, cuBLASLt {1e3 * b:8.3f} ms, {a / b:.3f}x")
@@ -209,8 +220,14 @@ def main() -> None:
     parser.add_argument("--models", default="8b,0.6b")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--no-library", action="store_true", help="our own kernels alone")
     args = parser.parse_args()
-    measure(args.models.split(","), [int(m) for m in args.rows.split(",")], not args.no_torch)
+    measure(
+        args.models.split(","),
+        [int(m) for m in args.rows.split(",")],
+        not args.no_torch,
+        "" if args.no_library else hardware.cublaslt_library(),
+    )
 
 
 if __name__ == "__main__":

@@ -296,6 +296,7 @@ struct backend_options {
     uint32_t max_model_len;    /* most positions of a sequence */
     uint32_t max_group;        /* most query heads of a kv head */
     uint32_t max_head_dim;
+    const char *cublaslt;      /* CUDA: path of a library that may serve linears of many rows; NULL or "": none */
 };
 
 struct device_info {
@@ -365,6 +366,9 @@ struct backend {
     enum rc (*graph_launch)(void *ctx, void *graph, struct err *err);
     void (*graph_destroy)(void *ctx, void *graph);
     enum rc (*add_rms_norm)(void *ctx, const struct add_rms_norm_args *args, struct err *err); /* FUSION_ADD_NORM */
+    /* Chooses, once the matrices are written and before they are used, the kernel for each of their shapes and for classes of
+     * row counts, among those whose bits it finds equal. Optional; without the call a backend's own kernels serve. */
+    enum rc (*prepare)(void *ctx, struct err *err);
 };
 
 /* The one symbol that a backend's library exports. */

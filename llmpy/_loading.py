@@ -118,8 +118,7 @@ def _resolve_sizes(config: EngineConfig) -> EngineConfig:
         pool = min(hardware.total_memory_bytes() // 4, MAX_CPU_POOL_BYTES)
     elif isinstance(pool, int) and pool > free:
         raise DeviceMemoryError(
-            f"kv_cache_memory_bytes: wanted {pool} bytes, have {free} free of {total}; "
-            "lower it, or close() another engine",
+            f"kv_cache_memory_bytes: wanted {pool} bytes, have {free} free of {total}; lower it, or close() another engine",
             wanted_bytes=pool,
             free_bytes=free,
         )
@@ -195,6 +194,9 @@ def _resolve_dtypes(config: EngineConfig, stored: str) -> EngineConfig:
     return config.replace(dtype=dtype, kv_cache_dtype=kv_dtype)
 
 
+_OWN_ROWS = 64  # up to here the CUDA backend's own kernels serve every linear
+
+
 def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     """The options of the core's model."""
     longest = model.max_position_embeddings
@@ -211,6 +213,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     return {
         "device": device if on_cuda else "cpu",
         "library": hardware.cuda_library() if on_cuda else "",
+        "cublaslt": hardware.cublaslt_library() if on_cuda and (config.max_num_batched_tokens or 0) > _OWN_ROWS else "",
         "memory_share": config.gpu_memory_utilization,
         "isa": "auto" if on_cuda else device.partition(":")[2] or "auto",
         "num_threads": environment.num_threads(),

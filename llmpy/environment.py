@@ -22,6 +22,11 @@ def device() -> str | None:
     return os.environ.get("LLMPY_DEVICE") or None
 
 
+def library_folders() -> list[Path]:
+    """LLMPY_LIB_PATH: folders that are searched first for libraries opened at run time."""
+    return [Path(entry) for entry in os.environ.get("LLMPY_LIB_PATH", "").split(os.pathsep) if entry]
+
+
 def num_threads() -> int:
     """LLMPY_NUM_THREADS; 0 = as many as physical cores are allowed."""
     text = os.environ.get("LLMPY_NUM_THREADS", "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +40,41 @@ def cuda_library() -> str:
     """Path of the CUDA backend; "" where this build has none."""
     path = Path(__file__).with_name("_backends") / "libllmpy_cuda13.so"
     return str(path) if path.exists() else ""
+
+
+_CUBLASLT = ("libcublasLt.so.13", "libcublasLt.so.12")
+
+
+def cublaslt_library() -> str:
+    """Path of a cuBLASLt that linears of many rows may use; "" where there is none.
+
+    In order: LLMPY_LIB_PATH, what the process has loaded already, NVIDIA's wheels on sys.path, the prefix (conda), the
+    system's folders, CUDA_HOME.
+    """
+    found = _in_folders(environment.library_folders()) or _in_process()
+    if found:
+        return found
+    wheels = [Path(entry) / "nvidia" / name / "lib" for entry in sys.path for name in ("cu13", "cublas")]
+    system = [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
+    system += [Path(entry) for entry in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")]
+    cuda = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
+    return _in_folders([*wheels, Path(sys.prefix) / "lib", *system, cuda / "lib64"])
+
+
+def _in_folders(folders: Iterable[Path]) -> str:
+    """The newest cuBLASLt of the first folder that has one."""
+    places = (folder / name for folder in folders for name in _CUBLASLT)
+    return next((str(path.absolute()) for path in places if path.exists()), "")
+
+
+def _in_process() -> str:
+    """A cuBLASLt that somebody, torch perhaps, has loaded."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    paths = (line[line.index("/") :] for line in maps.splitlines() if "/libcublasLt.so." in line)
+    return next((path for path in paths if not path.endswith(" (deleted)")), "")
 
 
 def _cuda_devices() -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ static enum rc open_backend(struct model *m, struct err *err)
         .device = o->device, .isa = o->isa, .n_threads = o->n_threads, .max_rows = o->max_num_batched_tokens,
         .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
         .dtype = o->weights.dtype == DTYPE_NONE ? DTYPE_F32 : o->weights.dtype, .max_model_len = o->max_model_len,
+        .cublaslt = o->cublaslt,
     };
     for (uint32_t l = 0; l < m->program->n_layers; l++) {
         const struct cache_layer *layer = &m->program->layers[l];
@@ -204,6 +205,8 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
                        &m->plan, err);
     if (!rc)
         rc = weights_load(m->program, checkpoint, &m->options.weights, m->backend, m->ctx, &m->weights, err);
+    if (!rc && m->backend->prepare)
+        rc = m->backend->prepare(m->ctx, err);
     if (rc)
         return rc;
     if (m->options.kv_dtype == DTYPE_NONE)
@@ -234,7 +237,7 @@ enum rc model_create(struct program *program, const struct checkpoint *checkpoin
     m->program = program;
     m->options = *options;
     enum rc rc = build(m, checkpoint, err);
-    m->options.device = m->options.isa = m->options.library = NULL;
+    m->options.device = m->options.isa = m->options.library = m->options.cublaslt = NULL;
     if (rc)
         model_destroy(m);
     else

@@ -14,6 +14,7 @@ struct model;
 struct model_options {
     const char *device, *isa;
     const char *library;          /* path of the device's backend; unused on the CPU */
+    const char *cublaslt;         /* as in struct backend_options */
     uint32_t n_threads;
     uint32_t kv_dtype;            /* DTYPE_F32, DTYPE_F16, DTYPE_BF16; DTYPE_NONE: that of the first matrix, quantised: F32 */
     uint32_t block_tokens, max_num_seqs, max_num_batched_tokens;

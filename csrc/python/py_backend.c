@@ -13,11 +13,12 @@
 static PyObject *backend_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"device", "isa", "num_threads", "max_rows", "max_cols", "vocab_size", "dtype",
-                            "library", NULL};
+                            "library", "cublaslt", NULL};
     struct backend_options options = {.device = "cpu", .isa = "auto", .max_rows = 512, .max_cols = 16384};
     const char *dtype = "float32", *library = "";
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ssIIIIss", names, &options.device, &options.isa, &options.n_threads,
-                                     &options.max_rows, &options.max_cols, &options.vocab_size, &dtype, &library))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ssIIIIsss", names, &options.device, &options.isa, &options.n_threads,
+                                     &options.max_rows, &options.max_cols, &options.vocab_size, &dtype, &library,
+                                     &options.cublaslt))
         return NULL;
     options.max_logits_rows = options.max_rows;
     options.dtype = dtype_from_name(dtype);
@@ -226,6 +227,15 @@ static PyObject *backend_matrix_read(PyObject *object, PyObject *args)
     struct err err = {0};
     enum rc rc = self->table->matrix_read(self->ctx, matrix, first_row, n_rows, buffer.buf, &err);
     PyBuffer_Release(&buffer);
+    return rc ? py_raise(&err) : Py_NewRef(Py_None);
+}
+
+static PyObject *backend_prepare(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct backend_object *self = (struct backend_object *)object;
+    struct err err = {0};
+    enum rc rc = self->table->prepare ? self->table->prepare(self->ctx, &err) : RC_OK;
     return rc ? py_raise(&err) : Py_NewRef(Py_None);
 }
 
@@ -644,6 +654,7 @@ static PyMethodDef methods[] = {
     {"matrix_write", backend_matrix_write, METH_VARARGS, NULL},
     {"matrix_fill", backend_matrix_fill, METH_VARARGS, NULL},
     {"matrix_read", backend_matrix_read, METH_VARARGS, NULL},
+    {"prepare", backend_prepare, METH_NOARGS, NULL},
     {"supports", backend_supports, METH_VARARGS, NULL},
     METHOD(embed),
     METHOD(linear),

@@ -50,13 +50,15 @@ static int parse_options(PyObject *options, struct model_options *o)
     const char *arithmetic = get_text(options, "activation_dtype");
     o->device = get_text(options, "device");
     PyObject *library = PyDict_GetItemString(options, "library");
+    PyObject *cublaslt = PyDict_GetItemString(options, "cublaslt");
     PyObject *share = PyDict_GetItemString(options, "memory_share");
     o->library = library ? PyUnicode_AsUTF8AndSize(library, NULL) : "";
+    o->cublaslt = cublaslt ? PyUnicode_AsUTF8AndSize(cublaslt, NULL) : "";
     o->memory_share = share ? PyFloat_AsDouble(share) : 0;
     PyObject *is_eager = PyDict_GetItemString(options, "enforce_eager");
     o->is_eager = is_eager && PyObject_IsTrue(is_eager) == 1;
     o->isa = get_text(options, "isa");
-    if (!arithmetic || !o->device || !o->library || !o->isa || get_dtype(options, "dtype", &o->weights.dtype) ||
+    if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || get_dtype(options, "dtype", &o->weights.dtype) ||
         get_dtype(options, "kv_dtype", &o->kv_dtype))
         return -1;
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8

@@ -221,6 +221,7 @@ static enum rc cuda_open(const struct backend_options *options, void **ctx, stru
         device_scope scope(cuda->device);
         rc = open_memory(cuda, err);
     }
+    cuda->options.cublaslt = NULL; /* nor this one */
     if (rc) {
         cuda_close(cuda);
         return rc;
@@ -274,6 +275,7 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
 {
     if (!matrix)
         return;
+    linear_drop((struct cuda *)ctx, matrix);
     if (matrix->data)
         buffer_destroy(ctx, matrix->data, matrix->bytes);
     mem_free(matrix);
@@ -449,6 +451,7 @@ static struct backend make_table(void)
     b.graph_end = cuda_graph_end;
     b.graph_launch = cuda_graph_launch;
     b.graph_destroy = cuda_graph_destroy;
+    b.prepare = cuda_prepare;
     return b;
 }
 

@@ -54,18 +54,19 @@ struct cuda_part {
 struct tensor_map {
     uint64_t words[16];
 };
-/* How skinny.cuh reads a matrix: tiles of tile_rows rows (0: it does not read it), in stages of 128 and of 256 columns. */
+/* How skinny.cuh reads a matrix: tiles of tile_rows rows (0: it does not read it), in stages of some columns. */
 struct skinny_form {
     uint32_t tile_rows, n_tiles;
-    struct tensor_map maps[2];
+    struct tensor_map map;
 };
 
 struct matrix {
     uint32_t n_parts, n_rows, n_cols;
     bool is_whole;             /* all parts are of one type: one launch reads them */
+    uint32_t shape;            /* 1 + number among linear.cu's shapes; 0: not multiplied on tensor cores in one piece */
     size_t bytes;
     char *data;
-    struct skinny_form skinny, skinny_pairs; /* pairs: as gate | up, eight rows of each by turns */
+    struct skinny_form skinny[2], skinny_pairs[2]; /* in stages of 128 and 256 columns; as gate | up, by eight rows of each */
     struct cuda_part parts[1]; /* [n_parts] */
 };
 
@@ -183,8 +184,10 @@ struct max_of {
 enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
 enum rc linear_open(struct cuda *cuda, struct err *err);
 void linear_close(struct cuda *cuda);
-/* Completes a matrix whose parts have their places. */
+/* Completes a matrix whose parts have their places; linear_drop before it is destroyed. */
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err);
+void linear_drop(struct cuda *cuda, const struct matrix *matrix);
+enum rc cuda_prepare(void *ctx, struct err *err);
 enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err);
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err);
 enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *err);

@@ -1,5 +1,5 @@
-/* dyn_cublaslt.h: the part of cuBLASLt that the CUDA backend uses, opened at run time. Own declarations: opaque handles are void
- * pointers, constants stand by value, structures have the library's sizes; all of it is the same in versions 12 and 13. */
+/* dyn_cublaslt.h: the part of cuBLASLt that the CUDA backend uses, opened at run time. Own declarations: opaque handles are
+ * void pointers, constants stand by value, structures have the library's sizes; all is the same in versions 12 and 13. */
 #ifndef LLMPY_CUDA_DYN_CUBLASLT_H
 #define LLMPY_CUDA_DYN_CUBLASLT_H
 

@@ -6,8 +6,12 @@
  * - anything else: the exact float32 value of W (weight.cuh) times that of x in fused multiply-adds, k ascending. A block
  *   unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
  * One row is bound by the bytes of W; this plain form is latency bound and reaches a part of that. */
+#include "cublaslt.cuh"
 #include "skinny.cuh"
 #include "weight.cuh"
+
+#include <stdio.h>
+#include <string.h>
 
 /* ---- tensor cores ------------------------------------------------------------------------------------------------------- */
 
@@ -142,10 +146,30 @@ struct x_map {
     uint32_t stride, n_rows, n_cols, box_rows, box_blocks;
     struct tensor_map map;
 };
+
+/* Who multiplies more than SKINNY_ROWS rows is chosen for every shape of a weight and for these classes of row counts (up to
+ * here, behind the one before; the last also serves all above). */
+static const uint32_t CLASS_ROWS[] = {128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096};
+#define N_CLASSES (sizeof CLASS_ROWS / sizeof *CLASS_ROWS)
+#define N_SHAPES 24u
+#define N_SAMPLES 4u
+
+struct linear_shape {
+    uint32_t n_out, n_cols;
+    bool is_float;                           /* its products are logits */
+    const struct matrix *samples[N_SAMPLES]; /* some weights of the shape */
+    uint32_t n_samples;
+    uint32_t n_tried, n_chosen;              /* classes */
+    bool is_library[N_CLASSES];              /* cuBLASLt, with the algorithm, whose bits were found equal */
+    struct lt_algorithm algorithms[N_CLASSES];
+};
 struct linear_state {
     map_encoder encode;
     uint32_t n_processors;
     struct x_map x_maps[N_X_MAPS];
+    struct lt *lt; /* NULL: not wanted, or not there */
+    struct linear_shape shapes[N_SHAPES];
+    uint32_t n_shapes;
 };
 
 template <class T> static cudaError_t allow_shared(void)
@@ -169,32 +193,63 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
     if (code == cudaSuccess && cuda->dtype == DTYPE_F16)
         code = allow_shared<__half>();
     cuda->linear->n_processors = (uint32_t)n_processors;
+    const char *library = cuda->options.cublaslt;
+    if (code == cudaSuccess && cuda->dtype != DTYPE_F32 && cuda->options.max_rows > SKINNY_ROWS && library && library[0])
+        cuda->linear->lt = lt_open(library, cuda->dtype);
     return code == cudaSuccess ? map_encoder_find(&cuda->linear->encode, err) : cuda_fail(err, code, "open");
 }
 
 void linear_close(struct cuda *cuda)
 {
+    if (cuda->linear)
+        lt_close(cuda->linear->lt);
     mem_free(cuda->linear);
 }
 
-static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is_pairs, struct skinny_form *form,
-                         struct err *err)
+static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is_pairs, uint32_t stage_blocks,
+                         struct skinny_form *form, struct err *err)
 {
     uint32_t half = matrix->n_rows / 2, n_blocks = matrix->n_cols / 64;
     uint64_t row_bytes = matrix->parts[0].row_bytes;
     form->tile_rows =
-        skinny_tile_rows(matrix->n_rows, matrix->n_cols, is_pairs ? 16 : 8, cuda->linear->n_processors);
+        skinny_tile_rows(matrix->n_rows, matrix->n_cols, is_pairs, stage_blocks, cuda->linear->n_processors);
     form->n_tiles = ceil_div(matrix->n_rows, form->tile_rows);
-    enum rc rc = RC_OK;
-    for (uint32_t i = 0; i < 2 && !rc; i++) {
-        struct map_dims rows = {2, {matrix->n_rows, n_blocks}, {row_bytes, 128}, {form->tile_rows, 2u << i}};
-        struct map_dims pairs = {4,
-                                 {8, 2, half / 8, n_blocks},
-                                 {row_bytes, half * row_bytes, 8 * row_bytes, 128},
-                                 {8, 2, form->tile_rows / 16, 2u << i}};
-        rc = map_make(cuda->linear->encode, cuda->dtype, matrix->data, is_pairs ? &pairs : &rows, &form->maps[i], err);
+    struct map_dims rows = {2, {matrix->n_rows, n_blocks}, {row_bytes, 128}, {form->tile_rows, stage_blocks}};
+    struct map_dims pairs = {4,
+                             {8, 2, half / 8, n_blocks},
+                             {row_bytes, half * row_bytes, 8 * row_bytes, 128},
+                             {8, 2, form->tile_rows / 16, stage_blocks}};
+    return map_make(cuda->linear->encode, cuda->dtype, matrix->data, is_pairs ? &pairs : &rows, &form->map, err);
+}
+
+static void take_shape(struct cuda *cuda, struct matrix *matrix)
+{
+    struct linear_state *state = cuda->linear;
+    uint32_t i = 0;
+    while (i < state->n_shapes && (state->shapes[i].n_out != matrix->n_rows || state->shapes[i].n_cols != matrix->n_cols))
+        i++;
+    if (i == N_SHAPES)
+        return;
+    struct linear_shape *shape = &state->shapes[i];
+    if (i == state->n_shapes) {
+        state->n_shapes++;
+        shape->n_out = matrix->n_rows;
+        shape->n_cols = matrix->n_cols;
+        shape->is_float = matrix->n_rows == cuda->options.vocab_size;
     }
-    return rc;
+    matrix->shape = i + 1;
+    if (shape->n_samples < N_SAMPLES)
+        shape->samples[shape->n_samples++] = matrix;
+}
+
+void linear_drop(struct cuda *cuda, const struct matrix *matrix)
+{
+    if (!matrix->shape)
+        return;
+    struct linear_shape *shape = &cuda->linear->shapes[matrix->shape - 1];
+    for (uint32_t i = 0; i < shape->n_samples; i++)
+        if (shape->samples[i] == matrix)
+            shape->samples[i--] = shape->samples[--shape->n_samples];
 }
 
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
@@ -202,8 +257,15 @@ enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
     if (cuda->dtype == DTYPE_F32 || !matrix->is_whole || matrix->parts[0].dtype != cuda->dtype || !matrix->n_rows ||
         matrix->n_cols % 64)
         return RC_OK;
-    enum rc rc = make_form(cuda, matrix, false, &matrix->skinny, err);
-    return rc || matrix->n_rows % 16 ? rc : make_form(cuda, matrix, true, &matrix->skinny_pairs, err);
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < 2 && !rc; i++) {
+        rc = make_form(cuda, matrix, false, 2u << i, &matrix->skinny[i], err);
+        if (!rc && matrix->n_rows % 16 == 0)
+            rc = make_form(cuda, matrix, true, 2u << i, &matrix->skinny_pairs[i], err);
+    }
+    if (!rc)
+        take_shape(cuda, matrix);
+    return rc;
 }
 
 /* The map of rows of x; made where the cache has another in its place. */
@@ -233,7 +295,7 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
                              const struct output &out, struct err *err)
 {
     uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
-    const struct skinny_form *form = is_product ? &matrix->skinny_pairs : &matrix->skinny;
+    const struct skinny_form *form = &(is_product ? matrix->skinny_pairs : matrix->skinny)[stage_blocks / 4];
     const struct tensor_map *x_map;
     enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
@@ -244,8 +306,8 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     size_t bytes = skinny_bytes(shape.n_stages, stage_blocks, form->tile_rows, eights);
     skinny_function kernel = cuda->dtype == DTYPE_F16 ? skinny_kernel<__half>(eights, is_product)
                                                       : skinny_kernel<__nv_bfloat16>(eights, is_product);
-    launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, bytes, map_of(&form->maps[stage_blocks / 4]),
-           map_of(x_map), shape, out);
+    launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, bytes, map_of(&form->map), map_of(x_map),
+           shape, out);
     return RC_OK;
 }
 
@@ -320,6 +382,54 @@ static void multiply_plainly(const struct cuda *cuda, const struct linear_args *
     }
 }
 
+/* ---- cuBLASLt ----------------------------------------------------------------------------------------------------------- */
+
+/* The class that n_rows, more than SKINNY_ROWS, are of. */
+static uint32_t class_of(uint32_t n_rows)
+{
+    uint32_t i = 0;
+    while (i + 1 < N_CLASSES && CLASS_ROWS[i] < n_rows)
+        i++;
+    return i;
+}
+
+static const struct lt_algorithm *find_algorithm(const struct cuda *cuda, const struct matrix *matrix, uint32_t n_rows)
+{
+    if (!cuda->linear->lt || !matrix->shape || n_rows <= SKINNY_ROWS)
+        return NULL;
+    const struct linear_shape *shape = &cuda->linear->shapes[matrix->shape - 1];
+    uint32_t i = class_of(n_rows);
+    return shape->is_library[i] ? &shape->algorithms[i] : NULL;
+}
+
+static struct lt_product product_of(const struct linear_args *args, const struct view *y)
+{
+    const struct matrix *matrix = args->matrix;
+    struct lt_product product = {matrix->data,     args->x.data, y->data,        (int64_t)(matrix->parts[0].row_bytes / 2),
+                                 args->x.stride,   y->stride,    args->n_rows,   matrix->n_rows,
+                                 matrix->n_cols,   args->is_float_out};
+    return product;
+}
+
+/* By the library, where that is chosen and possible; false: nothing was done. A sum behind it is a kernel of its own. */
+static bool multiply_by_library(struct cuda *cuda, const struct linear_args *args, enum rc *rc, struct err *err)
+{
+    const struct lt_algorithm *algorithm = find_algorithm(cuda, args->matrix, args->n_rows);
+    const struct view *y = args->add ? &args->mid : &args->y;
+    uint32_t y_item = args->is_float_out ? 4 : 2;
+    if (!algorithm || args->bias || !y->data || !map_fits(y->data, (size_t)y->stride * y_item) ||
+        args->is_float_out != cuda->linear->shapes[args->matrix->shape - 1].is_float)
+        return false;
+    struct lt_product product = product_of(args, y);
+    if (!lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream))
+        return false;
+    if (args->add) {
+        struct add_args sum = {args->n_rows, *y, *args->add, args->y};
+        *rc = cuda_add(cuda, &sum, err);
+    }
+    return true;
+}
+
 /* gate | up into mid, then their product. */
 static enum rc multiply_twice(struct cuda *cuda, const struct linear_args *args, struct err *err)
 {
@@ -346,18 +456,213 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
                        cuda->options.max_rows, args->n_rows);
     if (args->input != LINEAR_PLAIN)
         return err_set(err, RC_INTERNAL, "linear: wanted plain input, have a fused form that fusions() does not name");
-    bool is_streamed = args->matrix->skinny.tile_rows && map_fits(args->x.data, (size_t)args->x.stride * 2);
+    bool is_streamed = args->matrix->skinny[0].tile_rows && map_fits(args->x.data, (size_t)args->x.stride * 2);
     if (args->output == LINEAR_PRODUCT) {
-        if (is_streamed && args->matrix->skinny_pairs.tile_rows && args->n_rows <= SKINNY_ROWS) {
+        if (is_streamed && args->matrix->skinny_pairs[0].tile_rows && args->n_rows <= SKINNY_ROWS) {
             enum rc rc = multiply_streamed(cuda, args, true, err);
             return rc ? rc : launched(err, "linear");
         }
         return multiply_twice(cuda, args, err);
     }
     enum rc rc = RC_OK;
+    if (is_streamed && multiply_by_library(cuda, args, &rc, err))
+        return rc ? rc : launched(err, "linear");
     if (is_streamed)
         rc = multiply_streamed(cuda, args, false, err);
     else
         multiply_plainly(cuda, args);
     return rc ? rc : launched(err, "linear");
+}
+
+/* ---- the choice --------------------------------------------------------------------------------------------------------- */
+
+#define N_ALGORITHMS 4u
+#define LIBRARY_GAIN 0.97f /* of our kernel's time; less than this and the library is left alone */
+
+/* Memory of a choice: rows of x, the library's y and our own, and what they led to. */
+struct trial {
+    char *x, *y, *own;
+    uint32_t *n_unequal;
+    cudaEvent_t start, end;
+    size_t x_bytes;
+};
+
+/* Values of both signs over eight binary orders. */
+template <class T> static __global__ void fill_trial(T *x, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        uint32_t h = (uint32_t)i * 0x9E3779B1u ^ (uint32_t)(i >> 32);
+        h = (h ^ h >> 15) * 0x85EBCA77u;
+        h ^= h >> 13;
+        x[i] = round_to<T>(ldexpf((float)(int32_t)h * 0x1p-31f, -(int)(h & 7)));
+    }
+}
+
+static __global__ void count_unequal(const uint32_t *a, const uint32_t *b, size_t n, uint32_t *count)
+{
+    uint32_t found = 0;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        found += a[i] != b[i];
+    if (found)
+        atomicAdd(count, found);
+}
+
+static struct linear_args trial_args(const struct linear_shape *shape, uint32_t sample, uint32_t n_rows, char *x, char *y)
+{
+    struct linear_args args = {};
+    args.matrix = shape->samples[sample % shape->n_samples];
+    args.n_rows = n_rows;
+    args.x = {x, shape->n_cols, shape->n_cols};
+    args.y = {y, shape->n_out, shape->n_out};
+    args.is_float_out = shape->is_float;
+    return args;
+}
+
+/* Milliseconds of a call by an algorithm, or by our own kernel; below zero: the library refuses. */
+static float time_trial(struct cuda *cuda, const struct trial *t, const struct linear_shape *shape, uint32_t n_rows,
+                        const struct lt_algorithm *algorithm)
+{
+    uint32_t n_calls = n_rows < 1024 ? shape->n_samples : 1;
+    float ms = -1;
+    for (uint32_t i = 0; i <= n_calls; i++) { /* the first warms up */
+        struct linear_args args = trial_args(shape, i, n_rows, t->x, t->y);
+        struct lt_product product = product_of(&args, &args.y);
+        if (i == 1)
+            cudaEventRecord(t->start, cuda->stream);
+        if (algorithm ? !lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream)
+                      : multiply_streamed(cuda, &args, false, NULL) != RC_OK)
+            return -1;
+    }
+    cudaEventRecord(t->end, cuda->stream);
+    if (cudaEventSynchronize(t->end) != cudaSuccess || cudaEventElapsedTime(&ms, t->start, t->end) != cudaSuccess)
+        return -1;
+    return ms / (float)n_calls;
+}
+
+/* Are the library's bits those of our kernel, for all outputs of the first and last rows? */
+static bool is_proven(struct cuda *cuda, const struct trial *t, const struct linear_shape *shape, uint32_t n_rows,
+                      const struct lt_algorithm *algorithm)
+{
+    uint32_t n_unequal = 1;
+    size_t x_bytes = (size_t)shape->n_cols * 2, y_bytes = (size_t)shape->n_out * (shape->is_float ? 4 : 2);
+    if (cudaMemsetAsync(t->n_unequal, 0, sizeof n_unequal, cuda->stream) != cudaSuccess)
+        return false;
+    for (uint32_t n : {n_rows, n_rows - 27}) {
+        struct linear_args args = trial_args(shape, 0, n, t->x, t->y);
+        struct lt_product product = product_of(&args, &args.y);
+        if (!lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream))
+            return false;
+        for (uint32_t first : {0u, n - SKINNY_ROWS}) {
+            struct linear_args own = trial_args(shape, 0, SKINNY_ROWS, t->x + first * x_bytes, t->own);
+            if (multiply_streamed(cuda, &own, false, NULL))
+                return false;
+            count_unequal<<<256, 256, 0, cuda->stream>>>((const uint32_t *)t->own, (const uint32_t *)(t->y + first * y_bytes),
+                                                         SKINNY_ROWS * y_bytes / 4, t->n_unequal);
+        }
+    }
+    cudaMemcpyAsync(&n_unequal, t->n_unequal, sizeof n_unequal, cudaMemcpyDeviceToHost, cuda->stream);
+    return cudaStreamSynchronize(cuda->stream) == cudaSuccess && n_unequal == 0;
+}
+
+/* The fastest of the library's first proposals for a class of row counts, if it beats our kernel and gives its bits. */
+static void choose_class(struct cuda *cuda, const struct trial *t, struct linear_shape *shape, uint32_t index)
+{
+    uint32_t n_rows = CLASS_ROWS[index];
+    struct lt_algorithm found[N_ALGORITHMS];
+    struct linear_args args = trial_args(shape, 0, n_rows, t->x, t->y);
+    struct lt_product product = product_of(&args, &args.y);
+    uint32_t n = lt_find(cuda->linear->lt, &product, cuda->dtype, found, n_rows < 1024 ? N_ALGORITHMS : N_ALGORITHMS / 2);
+    float ms[N_ALGORITHMS], own = time_trial(cuda, t, shape, n_rows, NULL);
+    for (uint32_t i = 0; i < n; i++)
+        ms[i] = time_trial(cuda, t, shape, n_rows, &found[i]);
+    shape->n_tried++;
+    for (;;) {
+        uint32_t best = n;
+        for (uint32_t i = 0; i < n; i++)
+            if (ms[i] > 0 && ms[i] < LIBRARY_GAIN * own && (best == n || ms[i] < ms[best]))
+                best = i;
+        if (best == n)
+            return;
+        if (is_proven(cuda, t, shape, n_rows, &found[best])) {
+            shape->is_library[index] = true;
+            shape->algorithms[index] = found[best];
+            shape->n_chosen++;
+            return;
+        }
+        ms[best] = -1;
+    }
+}
+
+/* Most rows that products of a shape have. */
+static uint32_t shape_rows(const struct cuda *cuda, const struct linear_shape *shape)
+{
+    return shape->is_float ? cuda->options.max_logits_rows : cuda->options.max_rows;
+}
+
+static void choose_all(struct cuda *cuda, const struct trial *t)
+{
+    visit_type(cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        fill_trial<T><<<1024, 256, 0, cuda->stream>>>((T *)t->x, t->x_bytes / sizeof(T));
+    });
+    for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
+        struct linear_shape *shape = &cuda->linear->shapes[s];
+        uint32_t n_rows = shape_rows(cuda, shape);
+        if (shape->n_samples && !shape->n_tried && shape->n_out % 8 == 0 && n_rows > SKINNY_ROWS)
+            for (uint32_t i = 0; i <= class_of(n_rows); i++)
+                choose_class(cuda, t, shape, i);
+    }
+}
+
+static enum rc take_trial(struct cuda *cuda, struct trial *t, struct err *err)
+{
+    size_t y_bytes = 0, own_bytes = 0;
+    for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
+        const struct linear_shape *shape = &cuda->linear->shapes[s];
+        size_t n_rows = CLASS_ROWS[class_of(shape_rows(cuda, shape))], row = (size_t)shape->n_out * (shape->is_float ? 4 : 2);
+        t->x_bytes = n_rows * shape->n_cols * 2 > t->x_bytes ? n_rows * shape->n_cols * 2 : t->x_bytes;
+        y_bytes = n_rows * row > y_bytes ? n_rows * row : y_bytes;
+        own_bytes = SKINNY_ROWS * row > own_bytes ? SKINNY_ROWS * row : own_bytes;
+    }
+    cudaError_t code = cudaEventCreate(&t->start);
+    code = code ? code : cudaEventCreate(&t->end);
+    code = code ? code : cudaMalloc(&t->x, t->x_bytes);
+    code = code ? code : cudaMalloc(&t->y, y_bytes);
+    code = code ? code : cudaMalloc(&t->own, own_bytes);
+    code = code ? code : cudaMalloc(&t->n_unequal, sizeof *t->n_unequal);
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "prepare");
+}
+
+static void describe_choice(struct cuda *cuda)
+{
+    uint32_t n_tried = 0, n_chosen = 0;
+    for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
+        n_tried += cuda->linear->shapes[s].n_tried;
+        n_chosen += cuda->linear->shapes[s].n_chosen;
+    }
+    char *text = strstr(cuda->description, ", cuBLASLt"), *end = cuda->description + sizeof cuda->description;
+    text = text ? text : cuda->description + strlen(cuda->description);
+    snprintf(text, (size_t)(end - text), ", cuBLASLt %zu for %u of %u kinds of linears beyond %u rows",
+             cuda->linear->lt->call.version(), n_chosen, n_tried, SKINNY_ROWS);
+}
+
+enum rc cuda_prepare(void *ctx, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    if (!cuda->linear->lt)
+        return RC_OK;
+    struct trial t = {};
+    enum rc rc = take_trial(cuda, &t, err);
+    if (!rc) {
+        choose_all(cuda, &t);
+        rc = launched(err, "prepare");
+    }
+    describe_choice(cuda);
+    for (void *memory : {(void *)t.x, (void *)t.y, (void *)t.own, (void *)t.n_unequal})
+        cudaFree(memory);
+    for (cudaEvent_t event : {t.start, t.end})
+        if (event)
+            cudaEventDestroy(event);
+    return rc;
 }

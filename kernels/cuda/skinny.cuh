@@ -232,11 +232,12 @@ multiply_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant
 
 /* ---- the host's side ---------------------------------------------------------------------------------------------------- */
 
-/* Rows of W a tile, a multiple of step: the most that keep the blocks' shares near equal; a small weight gets few blocks, so
- * that the next kernel fetches its own on the processors left over. */
-static inline uint32_t skinny_tile_rows(uint32_t n_out, uint32_t n_cols, uint32_t step, uint32_t n_processors)
+/* Rows of W a tile, of pairs a multiple of 16: the most that keep the blocks' shares near equal, nearer where x is short, as
+ * each tile reads all of x. A small weight gets few blocks: the next kernel fetches its own on the processors left over. */
+static inline uint32_t skinny_tile_rows(uint32_t n_out, uint32_t n_cols, bool is_pairs, uint32_t stage_blocks,
+                                        uint32_t n_processors)
 {
-    uint32_t least = UINT32_MAX, best = step;
+    uint32_t least = UINT32_MAX, step = is_pairs ? 16 : 8, best = step, sixteenths = is_pairs && stage_blocks == 2 ? 18 : 17;
     if ((size_t)n_out * n_cols < (5u << 20))
         return n_out >= 64 * 48 ? 64 : 32;
     for (uint32_t rows = step; rows <= 64; rows += step) {
@@ -244,7 +245,7 @@ static inline uint32_t skinny_tile_rows(uint32_t n_out, uint32_t n_cols, uint32_
         least = share < least ? share : least;
     }
     for (uint32_t rows = step; rows <= 64; rows += step)
-        if (ceil_div(ceil_div(n_out, rows), n_processors) * rows * 16 <= least * 17)
+        if (ceil_div(ceil_div(n_out, rows), n_processors) * rows * 16 <= least * sixteenths)
             best = rows;
     return best;
 }

@@ -187,6 +187,51 @@ def test_products(dtype: str, n: int, k: int, opened: Callable[[str], _core.Back
             assert (y[:, :1] == 5).all() and (y[:, n + 1 :] == 5).all()
 
 
+LARGE = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
+
+
+@pytest.mark.parametrize(("n", "k"), [*LARGE, (32000, 1024), (1536, 576), (1000, 64)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_library(dtype: str, n: int, k: int, cuda: str) -> None:
+    """Whoever serves many rows after prepare(), cuBLASLt where it may: every row has the bits that it has among few."""
+    library, kind = hardware.cublaslt_library(), KINDS[dtype]
+    if not library:
+        pytest.skip("no cuBLASLt")
+    is_head = n == 32000
+    backend = _core.Backend(
+        cuda, max_rows=4200, max_cols=k, vocab_size=n if is_head else 0, dtype=dtype, library=hardware.cuda_library(),
+        cublaslt=library,
+    )  # fmt: skip
+    matrix = backend.matrix([(dtype, n, np.zeros((n, k), np.uint16))], k)
+    backend.matrix_fill(matrix, 0, n + k, dtype, n, k)
+    backend.prepare()
+    assert "cuBLASLt" in backend.description
+    print(n, k, dtype, backend.description)
+    rng = np.random.default_rng(n + k)
+    x = spoiled(rng.standard_normal((4200, k), np.float32).astype(kind), rng)
+    x[3] = np.nan
+    out = np.float32 if is_head else kind
+    few = {first: np.empty((64, n), out) for first in (0, 37, 1000, 2011)}
+    words = {2: np.uint16, 4: np.float32}[np.dtype(out).itemsize]
+    for first, y in few.items():
+        backend.linear(matrix, x[first : first + 64].view(np.uint16), y.view(words), is_float_out=is_head)
+    counts = (65, 100, 101, 128, 150, 192, 200, 256, 300, 384, 500, 768, 1000, 1536, 1999, 2048)
+    for rows in (*counts, 3000, 4096, 4200) if n * k < 1 << 23 else counts:
+        y = np.full((rows, n + 8), 9, out)
+        backend.linear(matrix, x[:rows].view(np.uint16), y.view(words)[:, :n], is_float_out=is_head)
+        assert (y[:, n:] == 9).all() and not np.isfinite(y[3, :n].astype(np.float32)).any()
+        y[3, :n] = few[0][3]  # a NaN has many patterns
+        for first, expected in few.items():
+            there = max(0, min(64, rows - first))
+            assert y[first : first + there, :n].tobytes() == expected[:there].tobytes(), (rows, first)
+    if not is_head:
+        add, mid = np.ones((300, n), kind), np.empty((300, n), np.uint16)
+        y = add.copy()
+        backend.linear(matrix, x[37:337].view(np.uint16), y.view(np.uint16), add=y.view(np.uint16), mid=mid)
+        expected = (few[37].astype(np.float32) + np.float32(1)).astype(kind)
+        assert y[:64].tobytes() == expected.tobytes()
+
+
 def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
     backend = opened("bfloat16")
     assert not any(backend.supports(dtype) for dtype in ("q5_0", "q5_1", "q2_k", "q3_k", "q5_k"))
