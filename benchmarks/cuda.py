@@ -1,6 +1,6 @@
 """Every row of the H200 table: llmpy on one GPU against the machine's own ceilings and against vLLM 0.26.0's numbers.
 
-    python benchmarks/cuda.py [ROW ...] [--rounds 3] [--limit 520] [--out DIR] [--commit ID]
+    python benchmarks/cuda.py [ROW ...] [--rounds 3] [--long-rounds 3] [--limit 520] [--out DIR] [--commit ID]
     python benchmarks/cuda.py --profile ROW [ROW ...] [--eager] [--layers N]
     python benchmarks/cuda.py --merge results.csv [...]
 
@@ -112,6 +112,11 @@ class Row:
     vllm: str = ""
     job: Callable[[Engine], float] | None = None
     floor: Callable[[Shape, Ceilings], float] | None = None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes seconds."""
+        return self.unit == "s"
 
     @property
     def rises(self) -> bool:
@@ -379,15 +384,16 @@ def measure_exactness() -> dict[str, float]:
 
 
 def measure_model(name: str, rows: list[str], args: argparse.Namespace, ceilings: Ceilings, report: Report) -> None:
-    """All rows of one model, in turns; the engine is made once."""
+    """All rows of one model, the short ones in turns, then the long ones; the engine is made once."""
     engine = Engine(name, args.layers, args.eager)
     engine.warm_up()
     samples: dict[str, list[float]] = defaultdict(list)
-    for _ in range(args.rounds):
-        for row in rows:
-            job = ROWS[row].job
-            if job and (not samples[row] or time.perf_counter() - args.begun < args.limit):
-                samples[row].append(job(engine))
+    for is_long, rounds in ((False, args.rounds), (True, args.long_rounds or args.rounds)):
+        for _ in range(rounds):
+            for row in rows:
+                job = ROWS[row].job
+                if job and ROWS[row].is_long == is_long and (not samples[row] or time.perf_counter() - args.begun < args.limit):
+                    samples[row].append(job(engine))
     engine.close()
     for row in rows:
         floor = ROWS[row].floor
@@ -518,6 +524,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--long-rounds", type=int, default=0, help="of the rows that take seconds; default: as the others")
     parser.add_argument("--limit", type=float, default=520, help="seconds after which no row is measured again")
     parser.add_argument("--out", type=Path, help="directory for results.csv")
     parser.add_argument("--commit", default="", help="what is measured; default: git's HEAD, if there is one")
