@@ -383,7 +383,7 @@ def measure_exactness() -> dict[str, float]:
     return {f"exactness.{rows}": ours / theirs for rows, (ours, theirs) in totals.items()}
 
 
-def measure_model(name: str, rows: list[str], args: argparse.Namespace, ceilings: Ceilings, report: Report) -> None:
+def measure_model(name: str, rows: list[str], args: argparse.Namespace, ceilings: Ceilings | None, report: Report) -> None:
     """All rows of one model, the short ones in turns, then the long ones; the engine is made once."""
     engine = Engine(name, args.layers, args.eager)
     engine.warm_up()
@@ -397,15 +397,15 @@ def measure_model(name: str, rows: list[str], args: argparse.Namespace, ceilings
     engine.close()
     for row in rows:
         floor = ROWS[row].floor
-        report.add(row, samples[row], floor(engine.shape, ceilings) if floor else None)
+        report.add(row, samples[row], floor(engine.shape, ceilings) if floor and ceilings else None)
 
 
 MEASURES = {"machine": measure_machine, "start": measure_start, "exactness": measure_exactness}
 
 
 def measure(wanted: list[str], args: argparse.Namespace) -> None:
-    machine = in_fresh_process("--measure", "machine")
-    ceilings = Ceilings(1e9 * machine["read"], 1e9 * machine["copy"], 1e12 * machine["matmul"])
+    machine = {} if args.quick else in_fresh_process("--measure", "machine")
+    ceilings = None if args.quick else Ceilings(1e9 * machine["read"], 1e9 * machine["copy"], 1e12 * machine["matmul"])
     report = Report(args.out, args.commit, " ".join(["benchmarks/cuda.py", *sys.argv[1:]]).split(" --")[0], not args.layers)
     for name, value in machine.items():
         report.add(f"machine.{name}", [value])
@@ -529,6 +529,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="directory for results.csv")
     parser.add_argument("--commit", default="", help="what is measured; default: git's HEAD, if there is one")
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a try")
+    parser.add_argument("--quick", action="store_true", help="do not measure the machine; no shares then")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--profile", nargs="+", metavar="ROW")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="CSV")
