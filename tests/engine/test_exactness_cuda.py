@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmpy import LLM, RequestOutput, SamplingParams
+from llmpy import LLM, RequestOutput, SamplingParams, hardware
 
 COMMON = {
     "num_hidden_layers": 2, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
@@ -94,6 +94,15 @@ def test_a_request_among_a_hundred(
             assert {i: bits(outputs[i]) for i in CHOSEN} == alone
         assert llm.stats().allocations_since_warmup == 0
         llm.check()
+
+
+def test_without_cublaslt(model: Path, cuda: str, alone: dict[int, tuple[bytes, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows by the kernels of this backend alone: the same bits."""
+    monkeypatch.setattr(hardware, "cublaslt_library", lambda: "")
+    prompts, params = requests()
+    with open_llm(model, cuda) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert {i: bits(outputs[i]) for i in CHOSEN} == alone
 
 
 def test_score_equals_generate(model: Path, cuda: str) -> None:
