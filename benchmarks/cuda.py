@@ -379,7 +379,9 @@ def measure_exactness() -> dict[str, float]:
     """Our linears' time over cuBLASLt's."""
     import cuda_linear
 
-    totals = cuda_linear.measure(["8b"], list(EXACTNESS_ROWS), True)["8b"]
+    from llmpy import hardware
+
+    totals = cuda_linear.measure(["8b"], list(EXACTNESS_ROWS), True, hardware.cublaslt_library())["8b"]
     return {f"exactness.{rows}": ours / theirs for rows, (ours, theirs) in totals.items()}
 
 
