@@ -2,11 +2,13 @@
  * (+ add[r][n]), rounded again, as the separate operation does it. Float32 accumulators, one chain for every output, the same
  * for every number of rows:
  * - W and x of one two-byte type: mma.sync m16n8k16 over the k16 steps 0, 1, 2, ..., 16 rows of W by 8 rows of x; the tail of
- *   k and rows that are not there are zeros. A warp holds one tile of W and 8 or 64 rows of x.
+ *   k and rows that are not there are zeros. A warp holds one tile of W and 8 or 64 rows of x. Where the copy engine can read
+ *   both, wgmma in the same order: skinny.cuh up to 64 rows of x, gemm.cuh from there on.
  * - anything else: the exact float32 value of W (weight.cuh) times that of x in fused multiply-adds, k ascending. A block
  *   unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
- * One row is bound by the bytes of W; this plain form is latency bound and reaches a part of that. */
+ * One row is bound by the bytes of W; the plain forms are latency bound and reach a part of that. */
 #include "cublaslt.cuh"
+#include "gemm.cuh"
 #include "skinny.cuh"
 #include "weight.cuh"
 
@@ -166,6 +168,7 @@ struct linear_shape {
 struct linear_state {
     map_encoder encode;
     uint32_t n_processors;
+    struct gemm_device gemm;
     struct x_map x_maps[N_X_MAPS];
     struct lt *lt; /* NULL: not wanted, or not there */
     struct linear_shape shapes[N_SHAPES];
@@ -192,6 +195,8 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
         code = allow_shared<__nv_bfloat16>();
     if (code == cudaSuccess && cuda->dtype == DTYPE_F16)
         code = allow_shared<__half>();
+    if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
+        code = gemm_open(cuda->dtype, (uint32_t)n_processors, &cuda->linear->gemm);
     cuda->linear->n_processors = (uint32_t)n_processors;
     const char *library = cuda->options.cublaslt;
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32 && cuda->options.max_rows > SKINNY_ROWS && library && library[0])
@@ -311,15 +316,6 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     return RC_OK;
 }
 
-static struct output rows_from(const struct output &out, uint32_t row, uint32_t n_rows, uint32_t item)
-{
-    struct output rest = out;
-    rest.y += (size_t)row * out.y_stride * (out.is_float ? 4 : item);
-    rest.add = out.add ? out.add + (size_t)row * out.add_stride * item : NULL;
-    rest.n_rows = n_rows;
-    return rest;
-}
-
 /* ---- the call ----------------------------------------------------------------------------------------------------------- */
 
 static void launch_part(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
@@ -356,15 +352,12 @@ static struct output output_of(const struct linear_args *args, uint32_t first_ro
 
 static enum rc multiply_streamed(struct cuda *cuda, const struct linear_args *args, bool is_product, struct err *err)
 {
-    struct output out = output_of(args, 0, is_product ? args->matrix->n_rows / 2 : args->matrix->n_rows, 2);
-    enum rc rc = RC_OK;
-    for (uint32_t row = 0; row < args->n_rows && !rc; row += SKINNY_ROWS) {
-        uint32_t n_rows = args->n_rows - row < SKINNY_ROWS ? args->n_rows - row : SKINNY_ROWS;
-        struct view x = args->x;
-        x.data = (char *)x.data + (size_t)row * x.stride * 2;
-        rc = launch_skinny(cuda, args->matrix, is_product, &x, rows_from(out, row, n_rows, 2), err);
-    }
-    return rc;
+    const struct matrix *matrix = args->matrix;
+    struct output out = output_of(args, 0, is_product ? matrix->n_rows / 2 : matrix->n_rows, 2);
+    if (args->n_rows <= SKINNY_ROWS)
+        return launch_skinny(cuda, matrix, is_product, &args->x, out, err);
+    struct gemm_args product = {matrix->data, matrix->parts[0].row_bytes, args->x, matrix->n_cols, out};
+    return gemm_multiply(cuda, cuda->linear->encode, &cuda->linear->gemm, &product, err);
 }
 
 /* By part, or all parts at once where one launch reads them. */

@@ -1,0 +1,526 @@
+/* gemm.cuh: y[r][n] = sum over k of x[r][k] * W[n][k] for many rows of x, W and x of one two-byte type, n_cols a multiple of
+ * 64: one float32 accumulator for every output over the k16 steps 0, 1, 2, ..., the chain of every kernel of linear.cu. So the
+ * bits do not depend on the tile, and tiles are chosen freely by the number of rows.
+ *
+ * A block of one or two consumer warpgroups holds a tile of 64 or 128 rows of x by WIDTH rows of W in registers; one warp
+ * streams W and one x, in stages of 64 columns through a ring that fills shared memory. The blocks of a cluster form a
+ * rectangle of tiles: those beside each other share x, those below each other W; each fetches its slice of what they share for
+ * all of them, so that L2 is read once. W does not wait for the kernel before.
+ *
+ * Bound on an H200, us: by the tensor cores 2 n_rows n_out n_cols / 800e6 (some 760e6 are reached), by the bytes of W
+ * 2 n_out n_cols / 4.5e6: for 256 rows and 28,672 x 4,096 75 and 52. Small tiles are bound by what a processor takes in, 64
+ * bytes a cycle: (64 groups + WIDTH) * 2 cycles a stage, which multiplies in groups * WIDTH * 2 cycles. */
+#ifndef LLMPY_CUDA_GEMM_CUH
+#define LLMPY_CUDA_GEMM_CUH
+
+#include "linear.cuh"
+#include "tensor_map.cuh"
+#include "wgmma.cuh"
+#include "wgmma_wide.cuh"
+
+#include <math.h>
+
+#define GEMM_SHARED 232448u  /* bytes that a block may have on sm_90 */
+#define GEMM_BAND_ROWS 2048u /* of x that blocks walk down before they go on to the next rows of W */
+
+struct gemm_shape {
+    uint32_t n_blocks; /* of 64 columns */
+    uint32_t down, across, clusters_down, clusters_across;
+    uint32_t band;     /* clusters below each other that are walked before the next beside */
+    uint32_t x_edge_rows, w_edge_rows; /* of a slice of the last tile, where that one is not whole */
+    bool is_read_once; /* no weight is fetched twice */
+    bool is_wide;      /* y and what is added lie on multiples of 16 bytes, in eights of columns */
+};
+
+/* Boxes of a slice's rows by 64 columns, of whole tiles and of the last ones. */
+struct gemm_maps {
+    CUtensorMap w, w_edge, x, x_edge;
+};
+
+/* ---- clusters ----------------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t cluster_rank(void)
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+static __device__ __forceinline__ void cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* The same place in another block's shared memory. */
+static __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank)
+{
+    uint32_t result;
+    asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(result) : "r"(address), "r"(rank));
+    return result;
+}
+
+static __device__ __forceinline__ void barrier_arrive_in(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _,[%0];" ::"r"(barrier) : "memory");
+}
+
+/* The box at (row, block), into the same place of every block of the mask. */
+static __device__ __forceinline__ void copy_box_to(uint32_t mask, uint32_t target, const CUtensorMap *map, uint32_t row,
+                                                   uint32_t block, uint32_t barrier, uint64_t policy)
+{
+    if (mask & (mask - 1))
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                     ".L2::cache_hint [%0],[%1,{%2,%3,%4}],[%5],%6,%7;" ::"r"(target),
+                     "l"(map), "r"(0), "r"(row), "r"(block), "r"(barrier), "h"((uint16_t)mask), "l"(policy)
+                     : "memory");
+    else
+        copy_box(target, map, row, block, barrier, policy);
+}
+
+static __device__ __forceinline__ uint64_t policy_keep(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0,1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* ---- the results -------------------------------------------------------------------------------------------------------- */
+
+template <class T> static __device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    T pair[2] = {round_to<T>(low), round_to<T>(high)};
+    return (uint32_t) * (uint16_t *)&pair[0] | (uint32_t) * (uint16_t *)&pair[1] << 16;
+}
+
+template <class T> static __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b)
+{
+    const T *x = (const T *)&a, *y = (const T *)&b;
+    return pack<T>(to_float(x[0]) + to_float(y[0]), to_float(x[1]) + to_float(y[1]));
+}
+
+/* A warp's piece of shared memory for results: 16 rows of 64 or 32 columns, apart so that no two rows of eight share banks. */
+static constexpr __host__ __device__ uint32_t gemm_chunk(uint32_t width)
+{
+    return width % 64 ? 32 : 64;
+}
+static constexpr __host__ __device__ uint32_t gemm_pitch(uint32_t width)
+{
+    return gemm_chunk(width) * 2 + 16;
+}
+
+template <uint32_t N> static __device__ __forceinline__ void add_bias(float (&sum)[N], const struct output &out, uint32_t first)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < N; i += 4) {
+        uint32_t n = first + threadIdx.x % 4 * 2 + i * 2;
+        float low = n < out.n_out ? out.bias[n] : 0, high = n + 1 < out.n_out ? out.bias[n + 1] : 0;
+        sum[i] += low;
+        sum[i + 1] += high;
+        sum[i + 2] += low;
+        sum[i + 3] += high;
+    }
+}
+
+/* A warp's 16 rows from row on, columns from first on, as they are. */
+template <uint32_t N>
+static __device__ __forceinline__ void store_floats(const float (&sum)[N], const struct output &out, bool is_wide, uint32_t row,
+                                                    uint32_t first)
+{
+    uint32_t r = row + threadIdx.x % 32 / 4, n = first + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (uint32_t i = 0; i < N; i += 2) {
+        uint32_t r_here = r + i / 2 % 2 * 8, n_here = n + i / 4 * 8;
+        float *y = (float *)out.y + (size_t)r_here * out.y_stride + n_here;
+        if (r_here >= out.n_rows || n_here >= out.n_out)
+            continue;
+        if (is_wide) {
+            *(float2 *)y = make_float2(sum[i], sum[i + 1]);
+        } else {
+            y[0] = sum[i];
+            if (n_here + 1 < out.n_out)
+                y[1] = sum[i + 1];
+        }
+    }
+}
+
+/* Eight rounded sums. */
+template <class T>
+static __device__ __forceinline__ void store_eight(const struct output &out, bool is_wide, uint32_t r, uint32_t n, uint4 v)
+{
+    T *y = (T *)out.y + (size_t)r * out.y_stride + n;
+    const T *add = out.add ? (const T *)out.add + (size_t)r * out.add_stride + n : NULL;
+    if (is_wide) {
+        if (add) {
+            uint4 other = *(const uint4 *)add;
+            v = make_uint4(add_pairs<T>(v.x, other.x), add_pairs<T>(v.y, other.y), add_pairs<T>(v.z, other.z),
+                           add_pairs<T>(v.w, other.w));
+        }
+        *(uint4 *)y = v;
+        return;
+    }
+    uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (uint32_t i = 0; i < 8 && n + i < out.n_out; i++) {
+        T value = ((const T *)words)[i];
+        y[i] = add ? round_to<T>(to_float(value) + to_float(add[i])) : value;
+    }
+}
+
+/* The sums rounded, through the warp's piece of shared memory, so that whole lines are written. */
+template <class T, uint32_t N>
+static __device__ __forceinline__ void store_lines(const float (&sum)[N], const struct output &out, bool is_wide,
+                                                   uint32_t row, uint32_t first, uint32_t piece)
+{
+    const uint32_t width = 2 * N, chunk = gemm_chunk(width), pitch = gemm_pitch(width);
+    uint32_t lane = threadIdx.x % 32, corner = piece + lane % 16 * pitch + lane / 16 * 16;
+#pragma unroll
+    for (uint32_t c = 0; c < width; c += chunk) {
+        const uint32_t n_vectors = (width - c < chunk ? width - c : chunk) / 8;
+#pragma unroll
+        for (uint32_t i = 0; i < n_vectors; i += 2) {
+            const float *v = sum + c / 2 + i * 4;
+            uint32_t low = pack<T>(v[0], v[1]), high = pack<T>(v[2], v[3]);
+            if (i + 1 < n_vectors)
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(corner + 16 * i), "r"(low),
+                             "r"(high), "r"(pack<T>(v[4], v[5])), "r"(pack<T>(v[6], v[7]))
+                             : "memory");
+            else
+                asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0],{%1,%2};" ::"r"(corner + 16 * i), "r"(low),
+                             "r"(high)
+                             : "memory");
+        }
+        __syncwarp();
+#pragma unroll
+        for (uint32_t i = lane; i < 16 * n_vectors; i += 32) {
+            uint32_t r = row + i / n_vectors, n = first + c + i % n_vectors * 8;
+            uint4 v;
+            asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3},[%4];"
+                         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                         : "r"(piece + i / n_vectors * pitch + i % n_vectors * 16)
+                         : "memory");
+            if (r < out.n_rows && n < out.n_out)
+                store_eight<T>(out, is_wide, r, n, v);
+        }
+        __syncwarp();
+    }
+}
+
+/* ---- the kernel --------------------------------------------------------------------------------------------------------- */
+
+/* First row of x and of W of a block's tile in a cluster's turn-th rectangle: bands of rectangles, each from left to right, so
+ * that blocks that run together share what they read. */
+struct gemm_place {
+    uint32_t row, column;
+};
+static __device__ __forceinline__ struct gemm_place gemm_place_of(const struct gemm_shape &s, uint32_t turn, uint32_t tile_rows,
+                                                                  uint32_t width, uint32_t down, uint32_t across)
+{
+    uint32_t per_band = s.band * s.clusters_across, top = turn / per_band * s.band, rest = turn % per_band;
+    uint32_t height = min(s.band, s.clusters_down - top);
+    struct gemm_place place;
+    place.row = ((top + rest % height) * s.down + down) * tile_rows;
+    place.column = (rest / height * s.across + across) * width;
+    return place;
+}
+
+/* Shared memory: the ring of stages, rows of x then rows of W; the warps' pieces for results; two barriers a stage. */
+static constexpr __host__ __device__ uint32_t gemm_stages(uint32_t groups, uint32_t width)
+{
+    return (GEMM_SHARED - groups * 64 * gemm_pitch(width)) / ((groups * 64 + width) * 128 + 16);
+}
+
+/* One thread streams a block's slices of W or of x. The last tile's rows are shared out anew, and what would lie beyond them
+ * stays as it was: it makes sums that nobody stores, and the copy engine is slow at zeros. */
+template <uint32_t GROUPS, uint32_t WIDTH>
+static __device__ __forceinline__ void gemm_load(const struct gemm_maps &maps, const struct gemm_shape &s,
+                                                 const struct output &out, uint32_t ring, uint32_t full, uint32_t empty,
+                                                 bool is_weight)
+{
+    const uint32_t x_bytes = GROUPS * 64 * 128, w_bytes = WIDTH * 128, n_stages = gemm_stages(GROUPS, WIDTH);
+    const uint32_t rank = cluster_rank(), n_tiles = s.down * s.across, down = rank % s.down, across = rank / s.down;
+    const uint32_t tile_rows = is_weight ? WIDTH : GROUPS * 64, n_slices = is_weight ? s.down : s.across;
+    const uint32_t n_rows = is_weight ? out.n_out : out.n_rows;
+    uint32_t mask = 0, stage = 0, phase = 1; /* 1: the first round finds every stage empty */
+    for (uint32_t i = 0; i < n_tiles; i++)
+        mask |= (uint32_t)(is_weight ? i / s.down == across : i % s.down == down) << i;
+    uint64_t policy = is_weight && s.is_read_once ? policy_read_once() : policy_keep();
+    ring += is_weight ? x_bytes : 0;
+    map_prefetch(is_weight ? &maps.w : &maps.x);
+    if (!is_weight)
+        wait_for_input();
+    for (uint32_t turn = blockIdx.x / n_tiles; turn < s.clusters_down * s.clusters_across; turn += gridDim.x / n_tiles) {
+        struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
+        uint32_t first = is_weight ? place.column : place.row, left = n_rows - min(first, n_rows);
+        bool is_edge = left < tile_rows;
+        uint32_t slice = is_edge ? (is_weight ? s.w_edge_rows : s.x_edge_rows) : tile_rows / n_slices;
+        uint32_t n_bytes = (is_edge ? (left + slice - 1) / slice * slice : tile_rows) * 128;
+        uint32_t begin = (is_weight ? down : across) * slice, target = ring + begin * 128;
+        const CUtensorMap *map = is_weight ? (is_edge ? &maps.w_edge : &maps.w) : is_edge ? &maps.x_edge : &maps.x;
+        for (uint32_t block = 0; block < s.n_blocks; block++) {
+            barrier_wait(empty + 8 * stage, phase);
+            barrier_expect(full + 8 * stage, n_bytes);
+            if (begin < left)
+                copy_box_to(mask, target + stage * (x_bytes + w_bytes), map, first + begin, block, full + 8 * stage, policy);
+            if (++stage == n_stages) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+    }
+}
+
+template <class T, uint32_t GROUPS, uint32_t WIDTH>
+static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, const struct output &out, uint32_t ring,
+                                                    uint32_t pieces, uint32_t full, uint32_t empty)
+{
+    const uint32_t x_bytes = GROUPS * 64 * 128, stage_bytes = x_bytes + WIDTH * 128, n_stages = gemm_stages(GROUPS, WIDTH);
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const uint32_t rank = cluster_rank(), n_tiles = s.down * s.across, down = rank % s.down, across = rank / s.down;
+    /* The blocks that fetch for this one hear of a free stage; lane i tells the i-th. */
+    uint32_t beside = lane - s.down, owner = lane + s.down * across;
+    if (lane >= s.down)
+        owner = down + s.down * (beside + (beside >= across));
+    uint32_t free_in = lane < s.down + s.across - 1 ? address_in(empty, owner) : 0, stage = 0, phase = 0, before = 0;
+    for (uint32_t turn = blockIdx.x / n_tiles; turn < s.clusters_down * s.clusters_across; turn += gridDim.x / n_tiles) {
+        float sum[WIDTH / 2];
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH / 2; i++)
+            sum[i] = 0;
+        for (uint32_t block = 0; block < s.n_blocks; block++) {
+            barrier_wait(full + 8 * stage, phase);
+            uint64_t a = wgmma_rows(ring + stage * stage_bytes + warp / 4 * 64 * 128);
+            uint64_t b = wgmma_rows(ring + stage * stage_bytes + x_bytes);
+            wgmma_begin();
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                wgmma(sum, a + 2 * i, b + 2 * i, T());
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (block && free_in)
+                barrier_arrive_in(free_in + 8 * before);
+            before = stage;
+            if (++stage == n_stages) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+        wgmma_wait<0>();
+        if (free_in)
+            barrier_arrive_in(free_in + 8 * before);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH / 2; i++)
+            asm volatile("" : "+f"(sum[i]));
+        struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
+        uint32_t row = place.row + warp * 16;
+        if (turn + gridDim.x / n_tiles >= s.clusters_down * s.clusters_across)
+            cluster_arrive();
+        wait_for_input(); /* for what the sums are added to; x has waited already */
+        if (out.bias)
+            add_bias(sum, out, place.column);
+        if (out.is_float)
+            store_floats(sum, out, s.is_wide, row, place.column);
+        else
+            store_lines<T>(sum, out, s.is_wide, row, place.column, pieces + warp * 16 * gemm_pitch(WIDTH));
+    }
+}
+
+template <class T, uint32_t GROUPS, uint32_t WIDTH>
+static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
+multiply_rows(const __grid_constant__ struct gemm_maps maps, const __grid_constant__ struct gemm_shape s,
+              const __grid_constant__ struct output out)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t n_stages = gemm_stages(GROUPS, WIDTH), ring = shared_address(shared);
+    const uint32_t pieces = ring + n_stages * (GROUPS * 64 + WIDTH) * 128;
+    const uint32_t full = pieces + GROUPS * 64 * gemm_pitch(WIDTH), empty = full + 8 * n_stages;
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    start_next();
+    if (threadIdx.x < n_stages) {
+        barrier_init(full + 8 * threadIdx.x, 2);
+        barrier_init(empty + 8 * threadIdx.x, GROUPS * 4 * (s.down + s.across - 1));
+    }
+    barriers_made();
+    cluster_arrive();
+    cluster_wait();
+    /* Two warpgroups of 232 registers and the loading one fill the processor's. */
+    if (warp >= GROUPS * 4) {
+        if (GROUPS > 1)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp < GROUPS * 4 + 2 && threadIdx.x % 32 == 0)
+            gemm_load<GROUPS, WIDTH>(maps, s, out, ring, full, empty, warp == GROUPS * 4);
+        __syncwarp();
+        cluster_arrive();
+    } else {
+        if (GROUPS > 1)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        gemm_consume<T, GROUPS, WIDTH>(s, out, ring, pieces, full, empty);
+    }
+    cluster_wait(); /* nobody leaves while others may still write here */
+}
+
+/* ---- the host's side ---------------------------------------------------------------------------------------------------- */
+
+typedef void (*gemm_kernel)(struct gemm_maps, struct gemm_shape, struct output);
+
+/* Tiles of 64 * groups rows of x by width rows of W. */
+struct gemm_form {
+    uint32_t groups, width;
+    gemm_kernel bf16, f16;
+};
+#define GEMM_FORM(groups, width)                                                                                              \
+    {groups, width, multiply_rows<__nv_bfloat16, groups, width>, multiply_rows<__half, groups, width>}
+static const struct gemm_form GEMM_FORMS[] = {GEMM_FORM(1, 64),  GEMM_FORM(1, 72),  GEMM_FORM(1, 80),  GEMM_FORM(1, 104),
+                                              GEMM_FORM(1, 128), GEMM_FORM(1, 144), GEMM_FORM(2, 72),  GEMM_FORM(2, 104),
+                                              GEMM_FORM(2, 128), GEMM_FORM(2, 192), GEMM_FORM(2, 224), GEMM_FORM(2, 256)};
+#undef GEMM_FORM
+
+/* A cluster holds down * across tiles. */
+struct gemm_cluster {
+    uint32_t down, across;
+};
+static const struct gemm_cluster GEMM_CLUSTERS[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 4}, {2, 4}};
+#define GEMM_MAX_CLUSTER 8u
+
+/* What a device can run at a time: clusters of 1 to 8 blocks. */
+struct gemm_device {
+    uint32_t n_clusters[GEMM_MAX_CLUSTER + 1];
+};
+
+static cudaError_t gemm_open(uint32_t dtype, uint32_t n_processors, struct gemm_device *device)
+{
+    cudaError_t code = cudaSuccess;
+    for (const struct gemm_form &form : GEMM_FORMS)
+        if (code == cudaSuccess)
+            code = cudaFuncSetAttribute(dtype == DTYPE_F16 ? form.f16 : form.bf16, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        GEMM_SHARED);
+    for (uint32_t n = 1; n <= GEMM_MAX_CLUSTER && code == cudaSuccess; n *= 2) {
+        cudaLaunchAttribute attribute = {};
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = n;
+        attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(n_processors / n * n);
+        config.blockDim = dim3((GEMM_FORMS[0].groups + 1) * 128);
+        config.dynamicSmemBytes = GEMM_SHARED;
+        config.attrs = &attribute;
+        config.numAttrs = 1;
+        int n_clusters = 0;
+        code = cudaOccupancyMaxActiveClusters(&n_clusters, dtype == DTYPE_F16 ? GEMM_FORMS[0].f16 : GEMM_FORMS[0].bf16,
+                                              &config);
+        device->n_clusters[n] = (uint32_t)n_clusters;
+    }
+    return code;
+}
+
+/* Microseconds that a product takes, by a model fitted to an H200: a stage is bound by the tensor cores or by what L2 hands
+ * out, a launch by its tiles one after the other or by the bytes of W. */
+static float gemm_cost(const struct gemm_device *device, const struct gemm_form *form, const struct gemm_cluster *cluster,
+                       uint32_t n_rows, uint32_t n_out, uint32_t n_cols)
+{
+    uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across, n_fit = device->n_clusters[n_tiles];
+    uint32_t n_clusters = ceil_div(n_rows, tile_rows * cluster->down) * ceil_div(n_out, form->width * cluster->across);
+    float n_blocks = (float)(min(n_clusters, n_fit) * n_tiles), area = (float)(form->groups * form->width);
+    float multiply = area * 1.22e-3f;
+    float fetch = ((float)tile_rows / cluster->across + (float)form->width / cluster->down) * 128 * n_blocks / 9.4e6f;
+    float stage = fmaxf(multiply, fetch) + 0.11f * fminf(multiply, fetch);
+    float tiles = 2.0f + 0.2f * n_tiles + ceil_div(n_clusters, n_fit) * (n_cols / 64 * stage + area * 3.2e-3f);
+    float bytes = 3.5f + (float)n_out * n_cols * 2 / 4.0e6f;
+    return fmaxf(tiles, bytes) + 0.15f * fminf(tiles, bytes);
+}
+
+struct gemm_args {
+    const void *w; /* [out.n_out][w_row_bytes] */
+    size_t w_row_bytes;
+    struct view x; /* [out.n_rows][n_cols] */
+    uint32_t n_cols;
+    struct output out;
+};
+
+/* The maps of x or of W, whose tiles of tile_rows rows are fetched in n_slices. */
+static enum rc gemm_map(const struct cuda *cuda, map_encoder encode, const void *data, size_t row_bytes, uint32_t n_rows,
+                        uint32_t n_blocks, uint32_t tile_rows, uint32_t n_slices, CUtensorMap *map, CUtensorMap *edge,
+                        uint32_t *edge_rows, struct err *err)
+{
+    uint32_t rest = n_rows % tile_rows ? n_rows % tile_rows : tile_rows;
+    *edge_rows = ceil_div(rest, n_slices);
+    struct map_dims dims = {2, {n_rows, n_blocks}, {row_bytes, 128}, {tile_rows / n_slices, 1}};
+    struct tensor_map made[2];
+    enum rc rc = map_make(encode, cuda->dtype, data, &dims, &made[0], err);
+    dims.box[0] = *edge_rows;
+    if (!rc)
+        rc = map_make(encode, cuda->dtype, data, &dims, &made[1], err);
+    if (!rc) {
+        *map = map_of(&made[0]);
+        *edge = map_of(&made[1]);
+    }
+    return rc;
+}
+
+static enum rc gemm_launch(const struct cuda *cuda, map_encoder encode, const struct gemm_device *device,
+                           const struct gemm_args *args, const struct gemm_form *form, const struct gemm_cluster *cluster,
+                           struct err *err)
+{
+    const struct output *out = &args->out;
+    uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across, y_item = out->is_float ? 4 : 2;
+    struct gemm_shape shape = {};
+    shape.n_blocks = args->n_cols / 64;
+    shape.down = cluster->down;
+    shape.across = cluster->across;
+    shape.clusters_down = ceil_div(out->n_rows, tile_rows * cluster->down);
+    shape.clusters_across = ceil_div(out->n_out, form->width * cluster->across);
+    shape.band = GEMM_BAND_ROWS / (tile_rows * cluster->down);
+    shape.is_read_once = shape.clusters_down == 1;
+    shape.is_wide = map_fits(out->y, (size_t)out->y_stride * y_item) && out->n_out % 8 == 0 &&
+                    (!out->add || map_fits(out->add, (size_t)out->add_stride * 2));
+    struct gemm_maps maps;
+    enum rc rc = gemm_map(cuda, encode, args->w, args->w_row_bytes, out->n_out, shape.n_blocks, form->width, cluster->down,
+                          &maps.w, &maps.w_edge, &shape.w_edge_rows, err);
+    if (!rc)
+        rc = gemm_map(cuda, encode, args->x.data, (size_t)args->x.stride * 2, out->n_rows, shape.n_blocks, tile_rows,
+                      cluster->across, &maps.x, &maps.x_edge, &shape.x_edge_rows, err);
+    if (rc)
+        return rc;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = n_tiles;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(min(shape.clusters_down * shape.clusters_across, device->n_clusters[n_tiles]) * n_tiles);
+    config.blockDim = dim3((form->groups + 1) * 128);
+    config.dynamicSmemBytes = GEMM_SHARED;
+    config.stream = cuda->stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    cudaLaunchKernelEx(&config, cuda->dtype == DTYPE_F16 ? form->f16 : form->bf16, maps, shape, *out);
+    return RC_OK;
+}
+
+/* Any number of rows; x and W where the copy engine reads them (map_fits). */
+static enum rc gemm_multiply(const struct cuda *cuda, map_encoder encode, const struct gemm_device *device,
+                             const struct gemm_args *args, struct err *err)
+{
+    const struct gemm_form *form = NULL;
+    const struct gemm_cluster *cluster = NULL;
+    float least = INFINITY;
+    for (const struct gemm_form &f : GEMM_FORMS)
+        for (const struct gemm_cluster &c : GEMM_CLUSTERS) {
+            if (!device->n_clusters[c.down * c.across] || (c.down > 1 && args->out.n_rows <= f.groups * 64 * (c.down - 1)))
+                continue;
+            float cost = gemm_cost(device, &f, &c, args->out.n_rows, args->out.n_out, args->n_cols);
+            if (cost < least) {
+                least = cost;
+                form = &f;
+                cluster = &c;
+            }
+        }
+    return gemm_launch(cuda, encode, device, args, form, cluster, err);
+}
+
+#endif
