@@ -302,6 +302,16 @@ struct backend_options {
 struct device_info {
     char name[128];
     uint64_t total_bytes, free_bytes;
+    char uuid[48];             /* "GPU-..." */
+};
+
+/* What memory of a device is for. The first two are given back and taken again at the same addresses (pool_release). */
+enum memory_use { MEMORY_WEIGHTS = 0, MEMORY_KV = 1, MEMORY_WORK = 2, MEMORY_PINNED = 3 /* the host's */ };
+
+/* Bytes that a context holds, and the device's. */
+struct backend_memory {
+    uint64_t held_bytes[4]; /* by enum memory_use */
+    uint64_t total_bytes, free_bytes;
 };
 
 struct backend {
@@ -349,8 +359,9 @@ struct backend {
 
     enum rc (*qkv)(void *ctx, const struct qkv_args *args, struct err *err); /* optional */
     uint32_t (*activations)(void *ctx); /* enum dtype of the rows in views; CPU: DTYPE_F32 */
-    /* What a device is, without opening it; an error says why it cannot be used. Optional. */
-    enum rc (*device_info)(const char *device, struct device_info *info, struct err *err);
+    /* What a device is, without opening it; an error says why it cannot be used. free_bytes is 0 unless it is asked for, which
+     * may take a while. Optional. */
+    enum rc (*device_info)(const char *device, bool wants_free, struct device_info *info, struct err *err);
     /* Fills a part with csrc/base/dummy.h's values, rounded to its type. Optional. */
     enum rc (*matrix_fill)(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
     /* Optional; the executor reads the host's arrays in place where it is NULL. */
@@ -369,6 +380,15 @@ struct backend {
     /* Chooses, once the matrices are written and before they are used, the kernel for each of their shapes and for classes of
      * row counts, among those whose bits it finds equal. Optional; without the call a backend's own kernels serve. */
     enum rc (*prepare)(void *ctx, struct err *err);
+    /* A buffer of MEMORY_WEIGHTS or MEMORY_KV, zeroed; buffer_destroy ends it. Optional: buffer_create serves. */
+    enum rc (*pool_create)(void *ctx, uint32_t use, size_t size_bytes, void **buffer, struct err *err);
+    /* Gives the memory of all buffers and matrices of a use back to the device; their addresses stay theirs. restore takes
+     * zeroed memory for them again. Optional. */
+    enum rc (*pool_release)(void *ctx, uint32_t use, struct err *err);
+    enum rc (*pool_restore)(void *ctx, uint32_t use, struct err *err);
+    enum rc (*memory)(void *ctx, struct backend_memory *memory, struct err *err); /* optional */
+    /* Allocations of any kind made so far; stands still in a step after warm-up. Optional. */
+    uint64_t (*allocations)(void *ctx);
 };
 
 /* The one symbol that a backend's library exports. */

@@ -286,13 +286,15 @@ class EngineBase(ABC):
         self._driver.check()
         found = {"weights": 0, "kv": 0, "activations": 0, "graphs": 0, "sampler": 0, "pinned_host": 0}
         found.update(self._driver.model.memory())
-        total, free = hardware.memory_bytes(str(self.config.device))
-        return {**found, "device_total": total, "device_free": free}
+        if not found.get("device_total"):  # the device's memory is the host's
+            found["device_total"], found["device_free"] = hardware.memory_bytes(str(self.config.device))
+        return found
 
     def ranks(self) -> list[dict[str, Any]]:
         """The devices that the model lies on."""
         memory = self.memory()
-        rank = {"rank": 0, "device": self.config.device, "uuid": None, "name": hardware.device_name(str(self.config.device))}
+        name, uuid = hardware.name_and_uuid(str(self.config.device))
+        rank = {"rank": 0, "device": self.config.device, "uuid": uuid, "name": name}
         return [{**rank, "weights_bytes": memory["weights"], "kv_bytes": memory["kv"]}]
 
     def get_world_size(self) -> int:

@@ -105,18 +105,17 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
 def _resolve_sizes(config: EngineConfig) -> EngineConfig:
     """Fills in the sizes that depend on the machine alone."""
     tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
-    most_tokens, most_seqs = (8192, 256) if str(config.device).startswith("cuda") else (512, 64)
+    on_cuda = str(config.device).startswith("cuda")
+    most_tokens, most_seqs = (8192, 256) if on_cuda else (512, 64)
+    total, free = (0, 0) if on_cuda else hardware.memory_bytes(str(config.device))
     if seqs is None:
         seqs = most_seqs if tokens is None else min(most_seqs, tokens)
     if tokens is None:
         tokens = max(most_tokens, seqs)
     pool = config.kv_cache_memory_bytes
-    total, free = hardware.memory_bytes(str(config.device))
-    if pool is None and str(config.device).startswith("cuda"):
-        pool = 0  # what is left of gpu_memory_utilization once the weights are there
-    elif pool is None:
-        pool = min(hardware.total_memory_bytes() // 4, MAX_CPU_POOL_BYTES)
-    elif isinstance(pool, int) and pool > free:
+    if pool is None:  # 0: what gpu_memory_utilization leaves once the weights are there
+        pool = 0 if on_cuda else min(total // 4, MAX_CPU_POOL_BYTES)
+    elif isinstance(pool, int) and pool > free and not on_cuda:
         raise DeviceMemoryError(
             f"kv_cache_memory_bytes: wanted {pool} bytes, have {free} free of {total}; lower it, or close() another engine",
             wanted_bytes=pool,

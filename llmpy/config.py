@@ -24,7 +24,7 @@ class EngineConfig:
         dtype: "auto" (the checkpoint's own; quantised: float32), "bfloat16", "float16" ("half"), "float32".
         quantization: None = what the checkpoint says.
         load_format: "auto", "safetensors", "gguf", or "dummy" (seeded random weights).
-        device: "cpu"; None = `LLMPY_DEVICE`, else the best there is.
+        device: "cuda:1", 1, a GPU's UUID, "cpu"; None = `LLMPY_DEVICE`, else cuda:0, else cpu.
         tensor_parallel_size, device_ids, pipeline_parallel_size: One device so far.
         max_model_len: Most tokens of prompt and output; None = the model's, or what the cache can hold; "auto" = the
             latter without a warning.

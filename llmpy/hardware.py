@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from . import _core, environment
 from .errors import ConfigError, DeviceError
@@ -21,16 +22,16 @@ def devices() -> list[dict[str, Any]]:
     """The devices that an engine can be made on, and those that it cannot, with the reason.
 
     Returns:
-        One dict per device with `device`, `name`, `available`; if available `memory_bytes` and `isas` (instruction sets
-        that have kernels), else `reason`.
+        One dict per device with `device`, `name`, `available`; if available `memory_bytes`, `free_bytes`, and `isas`
+        (instruction sets that have kernels) or `uuid`, else `reason`.
     """
     isas = _core.cpu_isas()
     cpu: dict[str, Any] = {"device": "cpu", "name": cpu_name(), "available": bool(isas)}
     if isas:
-        cpu |= {"memory_bytes": total_memory_bytes(), "isas": isas}
+        cpu |= {"memory_bytes": total_memory_bytes(), "free_bytes": free_memory_bytes(), "isas": isas}
     else:
         cpu |= {"reason": _NO_ISA}
-    return [cpu, *_cuda_devices()]
+    return [cpu, *_cuda_devices(wants_free=True)]
 
 
 _NO_ISA = "the processor has neither AVX2 with FMA nor AVX-512"
@@ -77,64 +78,92 @@ def _in_process() -> str:
     return next((path for path in paths if not path.endswith(" (deleted)")), "")
 
 
-def _cuda_devices() -> list[dict[str, Any]]:
-    """Every CUDA device, or one entry that says why there is none."""
+_NO_SUCH_DEVICE, _NO_KERNELS = 101, 209
+"""The driver's codes for a number that is too high, and for a device that this build has no kernels for."""
+
+
+def _cuda_devices(wants_free: bool) -> list[dict[str, Any]]:
+    """Every CUDA device that CUDA_VISIBLE_DEVICES shows, or one entry that says why there is none."""
     found: list[dict[str, Any]] = []
     for index in range(64):
+        device: dict[str, Any] = {"device": f"cuda:{index}", "name": "CUDA", "available": False}
         try:
-            name, total, _ = _core.device_info(f"cuda:{index}", cuda_library())
+            name, uuid, total, free = _core.device_info(device["device"], cuda_library(), wants_free)
         except DeviceError as error:
-            if not found:
-                found.append({"device": "cuda", "name": "CUDA", "available": False, "reason": str(error)})
-            break
-        found.append({"device": f"cuda:{index}", "name": name, "available": True, "memory_bytes": total})
+            if error.code == _NO_SUCH_DEVICE and found:
+                break
+            found.append({**device, "reason": str(error)})
+            if error.code != _NO_KERNELS:
+                break
+        else:
+            found.append({**device, "name": name, "available": True, "memory_bytes": total, "free_bytes": free, "uuid": uuid})
     return found
 
 
 def choose(option: str | int | None) -> str:
-    """The device's name, from the option or LLMPY_DEVICE; "cpu:avx2" forces a set of instructions.
+    """The device's name, from the option, LLMPY_DEVICE, or what there is; "cpu:avx2" forces a set of instructions.
 
     Raises:
         ConfigError: It is no device's name.
         DeviceError: It is one that is not there.
     """
     name = environment.device() if option is None else option
-    isas = _core.cpu_isas()
-    if name is None or name == "cpu":
-        if not isas:
-            raise DeviceError(f"device 'cpu': {_NO_ISA}", operation="open")
-        return "cpu"
-    if isinstance(name, str) and name.startswith("cpu:"):
-        if name.removeprefix("cpu:") not in isas:
-            raise DeviceError(f"device {name!r}: this processor has {', '.join(isas) or 'none'}", operation="open")
-        return name
+    if name is None:
+        name = _best()
+    if isinstance(name, str) and name.partition(":")[0] == "cpu":
+        return _choose_cpu(name)
     if isinstance(name, int) or name.isdecimal():
         name = f"cuda:{name}"
     if name == "cuda":
         name = "cuda:0"
     if name.startswith("cuda:") and name.removeprefix("cuda:").isdecimal():
-        _core.device_info(name, cuda_library())  # raises what is missing
+        _core.device_info(name, cuda_library(), False)  # raises what is missing
         return name
     if name.startswith("GPU-"):
-        raise DeviceError(f"device {name!r}: devices are named by number so far, as 'cuda:0'", operation="open")
-    _refuse(name)
+        return _with_uuid(name)
+    raise ConfigError(f"device must be 'cpu', 'cuda:N', a number or a GPU's UUID, got {name!r}.", option="device", value=name)
+
+
+def _best() -> str:
+    """The first CUDA device if it can be used, else the CPU."""
+    try:
+        _core.device_info("cuda:0", cuda_library(), False)
+    except DeviceError as error:
+        logging.getLogger("llmpy").info("using the CPU: %s", error)
+        return "cpu"
+    return "cuda:0"
+
+
+def _choose_cpu(name: str) -> str:
+    isas = _core.cpu_isas()
+    if not isas:
+        raise DeviceError(f"device 'cpu': {_NO_ISA}", operation="open")
+    if name != "cpu" and name.removeprefix("cpu:") not in isas:
+        raise DeviceError(f"device {name!r}: this processor has {', '.join(isas)}", operation="open")
+    return name
+
+
+def _with_uuid(uuid: str) -> str:
+    """The device whose UUID begins so."""
+    found = _cuda_devices(wants_free=False)
+    matching = [str(device["device"]) for device in found if str(device.get("uuid", "")).startswith(uuid)]
+    if len(matching) == 1:
+        return matching[0]
+    have = ", ".join(str(device.get("uuid", device.get("reason"))) for device in found)
+    wrong = "several begin so" if matching else "no device has it"
+    raise DeviceError(f"device {uuid!r}: {wrong}; have {have}", operation="open")
 
 
 def memory_bytes(device: str) -> tuple[int, int]:
     """Total and free memory of a device."""
     if device.startswith("cuda"):
-        _, total, free = _core.device_info(device, cuda_library())
-        return total, free
+        return _core.device_info(device, cuda_library(), True)[2:]
     return total_memory_bytes(), free_memory_bytes()
 
 
-def device_name(device: str) -> str:
-    """What a device calls itself."""
-    return _core.device_info(device, cuda_library())[0] if device.startswith("cuda") else cpu_name()
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ConfigError(f"device must be 'cpu', 'cuda:N', a number or a GPU's UUID, got {name!r}.", option="device", value=name)
+def name_and_uuid(device: str) -> tuple[str, str | None]:
+    """What a device calls itself, and the UUID of a GPU."""
+    return _core.device_info(device, cuda_library(), False)[:2] if device.startswith("cuda") else (cpu_name(), None)
 
 
 def cpu_name() -> str:

@@ -15,7 +15,7 @@ enum rc {
     RC_UNSUPPORTED,   /* UnsupportedError */
     RC_IO,            /* the operating system refused: OSError, what = path, code = errno */
     RC_DEVICE,        /* DeviceError, what = operation, code = the driver's */
-    RC_DEVICE_MEMORY, /* DeviceMemoryError, code = wanted bytes */
+    RC_DEVICE_MEMORY, /* DeviceMemoryError, code = wanted bytes, free_bytes */
     RC_DEAD,          /* use after a device fault: EngineDeadError */
     RC_BUSY,          /* a second driver: EngineBusyError */
     RC_CLOSED,        /* EngineClosedError */
@@ -29,6 +29,7 @@ struct err {
     char message[512];
     char what[256];
     char tensor[192];
+    int64_t free_bytes; /* RC_DEVICE_MEMORY */
 };
 
 /* Fills err (which may be NULL) with a printf-style message and returns rc. */

@@ -82,6 +82,7 @@ struct runner {
     enum rc (*start)(void *ctx, struct batch *batch, struct err *err);
     enum rc (*finish)(void *ctx, struct batch *batch, struct err *err);
     bool is_async;
+    uint64_t (*allocations)(void *ctx); /* made by the runner besides those of mem.h so far; NULL: none ever */
 };
 
 #endif

@@ -506,13 +506,19 @@ static enum rc run_steps(struct engine *e, bool *has_run, struct err *err)
     return rc || !*has_run ? rc : end_flight(e, err);
 }
 
+static uint64_t count_allocations(const struct engine *e)
+{
+    const struct runner *runner = &e->config.runner;
+    return mem_count() + (runner->allocations ? runner->allocations(runner->ctx) : 0);
+}
+
 enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
 {
     *progressed = false;
     enum rc rc = claim(e, err);
     if (rc)
         return rc;
-    uint64_t n_allocations = mem_count();
+    uint64_t n_allocations = count_allocations(e);
     bool has_run = false, has_acted = take_commands(e);
     if (atomic_load(&e->is_dead))
         rc = dead(e, err);
@@ -520,7 +526,7 @@ enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
         rc = run_steps(e, &has_run, err);
     *progressed = has_acted || has_run;
     if (e->is_warm)
-        e->stats->allocations_since_warmup += mem_count() - n_allocations;
+        e->stats->allocations_since_warmup += count_allocations(e) - n_allocations;
     e->is_warm |= has_run;
     publish_stats(e);
     unclaim(e);

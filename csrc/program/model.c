@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define RESERVED_BYTES ((uint64_t)256 << 20) /* for the driver and the others on a device */
+/* Of a device's share: the driver's context, kernels and graphs. Of what is free once the context is there: the graphs. */
+#define CONTEXT_BYTES ((uint64_t)1 << 30)
+#define GRAPHS_BYTES ((uint64_t)256 << 20)
 
 static enum rc out_of_memory(struct err *err)
 {
@@ -97,21 +99,45 @@ static void lay_arrays(struct model *m)
         *arrays[i] = at;
 }
 
-/* No size was given: the pool gets what is left of the device's share once everything else has its place. */
+/* The device has less than the share. */
+static enum rc refuse_share(const struct model *m, const struct backend_memory *have, uint64_t planned, uint64_t pool,
+                            struct err *err)
+{
+    uint64_t weights = have->held_bytes[MEMORY_WEIGHTS], work = have->held_bytes[MEMORY_WORK] + planned,
+             most = have->free_bytes + weights + have->held_bytes[MEMORY_WORK] + CONTEXT_BYTES;
+    uint64_t percent = most > GRAPHS_BYTES ? 100 * (most - GRAPHS_BYTES) / have->total_bytes : 0;
+    err_set(err, RC_DEVICE_MEMORY,
+            "gpu_memory_utilization=%g of %llu bytes: wanted %llu for the KV cache beside %llu of weights and %llu of "
+            "activations and workspaces, have %llu free with the weights loaded. 0.%02u would fit, or set "
+            "kv_cache_memory_bytes, or close() another engine",
+            m->options.memory_share, (unsigned long long)have->total_bytes, (unsigned long long)pool,
+            (unsigned long long)weights, (unsigned long long)work, (unsigned long long)have->free_bytes,
+            percent < 99 ? (unsigned)percent : 99u);
+    if (err) {
+        err->code = (int64_t)(pool + planned);
+        err->free_bytes = (int64_t)have->free_bytes;
+    }
+    return RC_DEVICE_MEMORY;
+}
+
+/* No size was given: the pool gets what is left of the device's share once everything else of this engine has its place.
+ * What others use does not matter as long as that much is free: the same options give the same pool. */
 static enum rc fill_device(struct model *m, struct err *err)
 {
-    struct device_info info;
-    if (!m->backend->device_info)
+    struct backend_memory have;
+    if (!m->backend->memory)
         return err_set(err, RC_INTERNAL, "kv_cache_bytes: wanted a size on %s, have none", m->backend->name);
-    enum rc rc = m->backend->device_info(m->options.device, &info, err);
+    enum rc rc = m->backend->memory(m->ctx, &have, err);
     if (rc)
         return rc;
-    uint64_t others = info.total_bytes - info.free_bytes + m->plan.arena_values * m->item_bytes + m->logits_bytes +
-                      m->staged_bytes + RESERVED_BYTES;
+    uint64_t planned = m->plan.arena_values * m->item_bytes + m->logits_bytes + m->staged_bytes;
     for (uint32_t r = 0; r < m->program->n_ropes; r++)
-        others += m->program->ropes[r].n_freqs * sizeof(float) * (1 + 2 * (uint64_t)m->options.max_num_batched_tokens);
-    uint64_t share = (uint64_t)(m->options.memory_share * (double)info.total_bytes);
-    m->options.kv_cache_bytes = share > others ? share - others : 0;
+        planned += m->program->ropes[r].n_freqs * sizeof(float) * (1 + 2 * (uint64_t)m->options.max_num_batched_tokens);
+    uint64_t others = have.held_bytes[MEMORY_WEIGHTS] + have.held_bytes[MEMORY_WORK] + planned + CONTEXT_BYTES,
+             share = (uint64_t)(m->options.memory_share * (double)have.total_bytes), pool = share > others ? share - others : 0;
+    if (pool && planned + pool + GRAPHS_BYTES > have.free_bytes)
+        return refuse_share(m, &have, planned, pool, err);
+    m->options.kv_cache_bytes = pool;
     return RC_OK;
 }
 
@@ -181,6 +207,14 @@ static enum rc create_ropes(struct model *m, struct err *err)
     return RC_OK;
 }
 
+static enum rc create_pool(struct model *m, struct err *err)
+{
+    size_t size_bytes = (size_t)m->n_pages * m->layout.page_bytes;
+    if (m->backend->pool_create)
+        return m->backend->pool_create(m->ctx, MEMORY_KV, size_bytes, &m->pool, err);
+    return m->backend->buffer_create(m->ctx, size_bytes, &m->pool, err);
+}
+
 static enum rc create_buffers(struct model *m, struct err *err)
 {
     enum rc rc = buffer(m, m->plan.arena_values * m->item_bytes, &m->arena, err);
@@ -191,7 +225,18 @@ static enum rc create_buffers(struct model *m, struct err *err)
     if (!rc)
         rc = create_ropes(m, err);
     if (!rc)
-        rc = buffer(m, (size_t)m->n_pages * m->layout.page_bytes, &m->pool, err);
+        rc = create_pool(m, err);
+    return rc;
+}
+
+/* What the graphs take is known only afterwards, by what is free on the device: others' changes meanwhile count, too. */
+static enum rc capture(struct model *m, struct err *err)
+{
+    struct backend_memory before, after;
+    bool is_measured = m->backend->memory && m->backend->memory(m->ctx, &before, NULL) == RC_OK;
+    enum rc rc = model_capture(m, err);
+    if (!rc && is_measured && m->backend->memory(m->ctx, &after, NULL) == RC_OK && after.free_bytes < before.free_bytes)
+        m->graphs_bytes = before.free_bytes - after.free_bytes;
     return rc;
 }
 
@@ -223,7 +268,7 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
         rc = create_buffers(m, err);
     if (!rc && m->staged)
         lay_arrays(m);
-    return rc ? rc : model_capture(m, err);
+    return rc ? rc : capture(m, err);
 }
 
 enum rc model_create(struct program *program, const struct checkpoint *checkpoint, const struct model_options *options,
@@ -328,7 +373,7 @@ const char *model_description(const struct model *m)
     return m->backend->describe(m->ctx);
 }
 
-void model_memory(const struct model *m, struct model_memory *memory)
+enum rc model_memory(const struct model *m, struct model_memory *memory, struct err *err)
 {
     *memory = (struct model_memory){
         .weights_bytes = weights_bytes(m->weights),
@@ -337,6 +382,27 @@ void model_memory(const struct model *m, struct model_memory *memory)
         .sampler_bytes = m->logits_bytes,
         .staging_bytes = m->staged_bytes,
     };
+    if (!m->backend->memory)
+        return RC_OK;
+    struct backend_memory have;
+    enum rc rc = m->backend->memory(m->ctx, &have, err);
+    if (rc)
+        return rc;
+    memory->weights_bytes = have.held_bytes[MEMORY_WEIGHTS];
+    memory->kv_bytes = have.held_bytes[MEMORY_KV];
+    memory->workspaces_bytes =
+        have.held_bytes[MEMORY_WORK] - memory->activations_bytes - memory->sampler_bytes - memory->staging_bytes;
+    memory->graphs_bytes = m->graphs_bytes;
+    memory->pinned_bytes = have.held_bytes[MEMORY_PINNED];
+    memory->device_total_bytes = have.total_bytes;
+    memory->device_free_bytes = have.free_bytes;
+    return RC_OK;
+}
+
+uint64_t model_allocations(void *ctx)
+{
+    const struct model *m = ctx;
+    return m->backend->allocations ? m->backend->allocations(m->ctx) : 0;
 }
 
 bool model_step_text(const struct model *m, uint32_t index, char *text, size_t size_bytes)

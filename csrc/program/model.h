@@ -28,6 +28,8 @@ struct model_options {
 
 struct model_memory {
     uint64_t weights_bytes, kv_bytes, activations_bytes, sampler_bytes, staging_bytes;
+    uint64_t workspaces_bytes, graphs_bytes, pinned_bytes; /* what the backend holds besides; pinned: host memory */
+    uint64_t device_total_bytes, device_free_bytes;       /* 0: host memory is the device's */
 };
 
 /* Takes the program: it is destroyed with the model, or at once when this fails. The checkpoint is not needed afterwards. */
@@ -37,6 +39,7 @@ void model_destroy(struct model *model);
 /* As struct runner wants them; ctx is the model. */
 enum rc model_start(void *ctx, struct batch *batch, struct err *err);
 enum rc model_finish(void *ctx, struct batch *batch, struct err *err);
+uint64_t model_allocations(void *ctx);
 bool model_is_async(const struct model *model);
 
 const struct kv_layout *model_layout(const struct model *model);
@@ -48,7 +51,7 @@ uint32_t model_n_graphs(const struct model *model);
 uint32_t model_kv_dtype(const struct model *model);
 uint32_t model_arithmetic(const struct model *model); /* of the quantised matrices; ARITHMETIC_AUTO: there are none */
 const char *model_description(const struct model *model);
-void model_memory(const struct model *model, struct model_memory *memory);
+enum rc model_memory(const struct model *model, struct model_memory *memory, struct err *err);
 /* One line of text a step; false behind the last. */
 bool model_step_text(const struct model *model, uint32_t index, char *text, size_t size_bytes);
 

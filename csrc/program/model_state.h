@@ -34,6 +34,7 @@ struct model {
     uint32_t n_graphs;
     size_t logits_bytes, staged_bytes, ropes_bytes;
     uint32_t vocab_stride, max_logits_rows;
+    uint64_t graphs_bytes;
 };
 
 /* Captures steps of every size at which a backend replays them; nothing where it does not. */

@@ -221,6 +221,7 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     float *host = mem_alloc((size_t)weight->rows * sizeof *host);
     if (!host)
         return err_set(err, RC_MEMORY, "weights: out of memory");
+    void *made = NULL;
     uint32_t at = 0;
     for (uint32_t i = 0; i < weight->n_parts; at += weight->parts[i++].rows) {
         const struct checkpoint_tensor *tensor = tensor_of(l, &weight->parts[i]);
@@ -234,11 +235,14 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     }
     for (uint32_t i = 0; i < weight->rows; i++)
         host[i] += weight->offset;
-    enum rc rc =
-        l->weights->backend->buffer_create(l->weights->ctx, weight->rows * sizeof *host, (void **)&stored->vector, err);
+    const struct backend *backend = l->weights->backend;
+    size_t size_bytes = weight->rows * sizeof *host;
+    enum rc rc = backend->pool_create ? backend->pool_create(l->weights->ctx, MEMORY_WEIGHTS, size_bytes, &made, err)
+                                      : backend->buffer_create(l->weights->ctx, size_bytes, &made, err);
+    stored->vector = made;
     if (!rc)
-        rc = l->weights->backend->upload(l->weights->ctx, stored->vector, host, weight->rows * sizeof *host, err);
-    l->weights->total_bytes += weight->rows * sizeof *host;
+        rc = backend->upload(l->weights->ctx, stored->vector, host, size_bytes, err);
+    l->weights->total_bytes += size_bytes;
     mem_free(host);
     return rc;
 }

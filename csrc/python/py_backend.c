@@ -194,6 +194,47 @@ static PyObject *backend_matrix_write(PyObject *object, PyObject *args)
     return rc ? py_raise(&err) : Py_NewRef(Py_None);
 }
 
+/* ---- memory ------------------------------------------------------------------------------------------------------------ */
+
+static PyObject *backend_memory(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct backend_object *self = (struct backend_object *)object;
+    struct backend_memory m;
+    struct err err = {0};
+    if (!self->table->memory)
+        Py_RETURN_NONE;
+    if (self->table->memory(self->ctx, &m, &err))
+        return py_raise(&err);
+    return Py_BuildValue("{sKsKsKsKsKsK}", "weights", m.held_bytes[MEMORY_WEIGHTS], "kv", m.held_bytes[MEMORY_KV], "work",
+                         m.held_bytes[MEMORY_WORK], "pinned", m.held_bytes[MEMORY_PINNED], "total", m.total_bytes, "free",
+                         m.free_bytes);
+}
+
+static PyObject *backend_pool_release(PyObject *object, PyObject *args)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    uint32_t use;
+    struct err err = {0};
+    if (!PyArg_ParseTuple(args, "I", &use))
+        return NULL;
+    if (self->table->pool_release && self->table->pool_release(self->ctx, use, &err))
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *backend_pool_restore(PyObject *object, PyObject *args)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    uint32_t use;
+    struct err err = {0};
+    if (!PyArg_ParseTuple(args, "I", &use))
+        return NULL;
+    if (self->table->pool_restore && self->table->pool_restore(self->ctx, use, &err))
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
 static PyObject *backend_matrix_fill(PyObject *object, PyObject *args)
 {
     struct backend_object *self = (struct backend_object *)object;
@@ -484,7 +525,9 @@ static PyObject *backend_kv_pool(PyObject *object, PyObject *args, PyObject *kwa
     struct err err = {0};
     if (!made.view.page_bytes)
         return PyErr_Format(PyExc_ValueError, "kv_pool: no pages of %s", dtype);
-    if (self->table->buffer_create(self->ctx, made.n_pages * made.view.page_bytes, &made.view.pool, &err))
+    size_t size_bytes = made.n_pages * made.view.page_bytes;
+    if (self->table->pool_create ? self->table->pool_create(self->ctx, MEMORY_KV, size_bytes, &made.view.pool, &err)
+                                 : self->table->buffer_create(self->ctx, size_bytes, &made.view.pool, &err))
         return py_raise(&err);
     struct kv_pool *pool = mem_alloc(sizeof *pool);
     if (pool)
@@ -492,7 +535,7 @@ static PyObject *backend_kv_pool(PyObject *object, PyObject *args, PyObject *kwa
     enum rc rc = pool ? pool_write(self, pool, fill, &err) : err_set(&err, RC_MEMORY, "kv_pool: no memory");
     PyObject *capsule = rc ? py_raise(&err) : PyCapsule_New(pool, POOL_NAME, pool_free);
     if (!capsule) {
-        self->table->buffer_destroy(self->ctx, made.view.pool, made.n_pages * made.view.page_bytes);
+        self->table->buffer_destroy(self->ctx, made.view.pool, size_bytes);
         mem_free(pool);
         return NULL;
     }
@@ -652,6 +695,9 @@ static PyMethodDef methods[] = {
     METHOD(matrix),
     {"matrix_info", backend_matrix_info, METH_VARARGS, NULL},
     {"matrix_write", backend_matrix_write, METH_VARARGS, NULL},
+    {"memory", backend_memory, METH_NOARGS, NULL},
+    {"pool_release", backend_pool_release, METH_VARARGS, NULL},
+    {"pool_restore", backend_pool_restore, METH_VARARGS, NULL},
     {"matrix_fill", backend_matrix_fill, METH_VARARGS, NULL},
     {"matrix_read", backend_matrix_read, METH_VARARGS, NULL},
     {"prepare", backend_prepare, METH_NOARGS, NULL},

@@ -43,6 +43,14 @@ static int set_text(PyObject *error, const char *attribute, const char *text)
     return result;
 }
 
+static int set_number(PyObject *error, const char *attribute, int64_t number)
+{
+    PyObject *value = PyLong_FromLongLong(number);
+    int result = value ? PyObject_SetAttrString(error, attribute, value) : -1;
+    Py_XDECREF(value);
+    return result;
+}
+
 static void raise_class(const struct err *err, const char *name)
 {
     PyObject *class = py_error_class(name);
@@ -52,11 +60,10 @@ static void raise_class(const struct err *err, const char *name)
         bad = set_text(error, CLASSES[err->rc].what, err->what) < 0;
     if (!bad && err->rc == RC_CHECKPOINT)
         bad = set_text(error, "tensor", err->tensor) < 0;
-    if (!bad && CLASSES[err->rc].code) {
-        PyObject *code = PyLong_FromLongLong(err->code);
-        bad = !code || PyObject_SetAttrString(error, CLASSES[err->rc].code, code) < 0;
-        Py_XDECREF(code);
-    }
+    if (!bad && CLASSES[err->rc].code)
+        bad = set_number(error, CLASSES[err->rc].code, err->code) < 0;
+    if (!bad && err->rc == RC_DEVICE_MEMORY)
+        bad = set_number(error, "free_bytes", err->free_bytes) < 0;
     if (!bad)
         PyErr_SetObject(class, error);
     Py_XDECREF(error);

@@ -185,7 +185,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
         .max_num_seqs = ((Model *)self)->max_num_seqs,
         .max_num_batched_tokens = ((Model *)self)->max_num_batched_tokens,
         .max_model_len = model_max_len(model),
-        .runner = {model, model_start, model_finish, model_is_async(model)},
+        .runner = {model, model_start, model_finish, model_is_async(model), model_allocations},
     };
     return 0;
 }
@@ -199,9 +199,13 @@ static PyObject *memory(PyObject *self, PyObject *args)
     if (!model)
         return NULL;
     struct model_memory m;
-    model_memory(model, &m);
-    return Py_BuildValue("{sKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations", m.activations_bytes,
-                         "sampler", m.sampler_bytes, "staging", m.staging_bytes);
+    struct err err = {0};
+    if (model_memory(model, &m, &err))
+        return py_raise(&err);
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations",
+                         m.activations_bytes, "sampler", m.sampler_bytes, "staging", m.staging_bytes, "workspaces",
+                         m.workspaces_bytes, "graphs", m.graphs_bytes, "pinned_host", m.pinned_bytes, "device_total",
+                         m.device_total_bytes, "device_free", m.device_free_bytes);
 }
 
 static PyObject *part_info(const struct model *model, uint32_t w, uint32_t i)

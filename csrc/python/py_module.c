@@ -38,12 +38,14 @@ static PyObject *cpu_isas(PyObject *self, PyObject *args)
     return list;
 }
 
-/* device_info(device, library) -> (name, total bytes, free bytes); raises what keeps the device from being used. */
+/* device_info(device, library, wants_free) -> (name, UUID, total bytes, free bytes); raises what keeps the device from being
+ * used. */
 static PyObject *device_info(PyObject *self, PyObject *args)
 {
     (void)self;
     const char *device, *library;
-    if (!PyArg_ParseTuple(args, "ss", &device, &library))
+    int wants_free;
+    if (!PyArg_ParseTuple(args, "ssp", &device, &library, &wants_free))
         return NULL;
     const struct backend *backend;
     struct device_info info = {0};
@@ -52,10 +54,10 @@ static PyObject *device_info(PyObject *self, PyObject *args)
     if (!rc && !backend->device_info)
         rc = err_set(&err, RC_UNSUPPORTED, "device_info: wanted a device other than %s", device);
     if (!rc)
-        rc = backend->device_info(device, &info, &err);
+        rc = backend->device_info(device, wants_free, &info, &err);
     if (rc)
         return py_raise(&err);
-    return Py_BuildValue("sKK", info.name, info.total_bytes, info.free_bytes);
+    return Py_BuildValue("ssKK", info.name, info.uuid, info.total_bytes, info.free_bytes);
 }
 
 static PyObject *allocation_count(PyObject *self, PyObject *args)
@@ -88,7 +90,7 @@ static int module_exec(PyObject *module)
 static PyMethodDef methods[] = {
     {"build_info", build_info, METH_NOARGS, "Compiler, version and backends of this build."},
     {"cpu_isas", cpu_isas, METH_NOARGS, "Instruction sets of this processor that have kernels, the best last."},
-    {"device_info", device_info, METH_VARARGS, "Name, total and free bytes of a device."},
+    {"device_info", device_info, METH_VARARGS, "Name, UUID, total and, where asked for, free bytes of a device."},
     {"allocation_count", allocation_count, METH_NOARGS, "Host allocations made so far by the core."},
     {"fail_allocation_after", fail_allocation_after, METH_O, "Makes the n-th next host allocation fail; negative: none."},
     {NULL, NULL, 0, NULL},

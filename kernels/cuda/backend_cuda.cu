@@ -1,7 +1,7 @@
 /* backend_cuda.cu: the CUDA backend's context, memory and matrices, and the table that llmpy_backend hands out. One device, one
- * stream; the primary context through the static runtime, so it lives beside others in the process. What operations need
- * besides their arguments (pinned memory, the sampler's rows) is made at open; nothing is allocated afterwards but by
- * buffer_create and matrix_create. Errors of the driver become RC_DEVICE with its name and code. */
+ * stream; the device's primary context, so it lives beside others in the process. What operations need besides their
+ * arguments (pinned memory, the sampler's rows) is made at open; nothing is allocated afterwards but by buffer_create,
+ * pool_create and matrix_create. Errors of the driver become RC_DEVICE with its name and code. */
 #include "common.cuh"
 #include "kv.cuh"
 
@@ -12,9 +12,24 @@
 #define MAX_SAMPLE_SLOTS 128u
 #define MIN_PARTIALS_BYTES ((size_t)64 << 20)
 
+/* A fault of a kernel: the driver answers every later call of the process on this device with it. */
+static bool is_sticky(cudaError_t code)
+{
+    static const cudaError_t codes[] = {
+        cudaErrorIllegalAddress,    cudaErrorLaunchFailure,   cudaErrorLaunchTimeout, cudaErrorAssert,
+        cudaErrorHardwareStackError, cudaErrorIllegalInstruction, cudaErrorMisalignedAddress, cudaErrorInvalidAddressSpace,
+        cudaErrorInvalidPc,         cudaErrorECCUncorrectable,
+    };
+    for (cudaError_t sticky : codes)
+        if (code == sticky)
+            return true;
+    return false;
+}
+
 enum rc cuda_fail(struct err *err, cudaError_t code, const char *operation)
 {
-    err_set(err, RC_DEVICE, "CUDA %s: %s (%s)", operation, cudaGetErrorString(code), cudaGetErrorName(code));
+    err_set(err, RC_DEVICE, "CUDA %s: %s (%s)%s", operation, cudaGetErrorString(code), cudaGetErrorName(code),
+            is_sticky(code) ? "; this process cannot use the device any more, start a new one" : "");
     err_name(err, operation, NULL);
     if (err)
         err->code = code;
@@ -35,72 +50,53 @@ static enum rc find_device(const char *name, int *device, struct err *err)
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code != cudaSuccess) {
         cudaGetLastError();
-        return cuda_fail(err, code, "open");
+        int version = 0;
+        if (code != cudaErrorInsufficientDriver || cudaDriverGetVersion(&version) != cudaSuccess)
+            return cuda_fail(err, code, "open");
+        err_set(err, RC_DEVICE, "device '%.60s': wanted an NVIDIA driver for CUDA 13 (580 or newer), have %s%.0d%s%.0d", name,
+                version ? "one for CUDA " : "none", version / 1000, version ? "." : "", version % 1000 / 10);
+        err_name(err, "open", NULL);
+        if (err)
+            err->code = code;
+        return RC_DEVICE;
     }
     if (*device >= 0 && *device < count)
         return RC_OK;
     err_set(err, RC_DEVICE, "device '%.60s': this machine has %d CUDA devices", name, count);
     err_name(err, "open", NULL);
+    if (err)
+        err->code = cudaErrorInvalidDevice;
     return RC_DEVICE;
 }
 
-static enum rc device_describe(const char *name, struct device_info *info, struct err *err)
+static enum rc device_describe(const char *name, bool wants_free, struct device_info *info, struct err *err)
 {
     int device;
-    enum rc rc = find_device(name, &device, err);
-    if (rc)
-        return rc;
-    device_scope scope(device);
     cudaDeviceProp properties;
-    size_t free_bytes = 0, total_bytes = 0;
-    rc = checked(err, cudaGetDeviceProperties(&properties, device), "open");
-    if (!rc && properties.major < 9)
-        rc = err_set(err, RC_DEVICE, "device '%.60s': wanted compute capability 9.0, have %d.%d", name, properties.major,
-                     properties.minor);
+    enum rc rc = find_device(name, &device, err);
     if (!rc)
-        rc = checked(err, cudaMemGetInfo(&free_bytes, &total_bytes), "open");
+        rc = checked(err, cudaGetDeviceProperties(&properties, device), "open");
     if (rc)
         return rc;
+    if (properties.major < 9) {
+        err_set(err, RC_DEVICE, "device '%.60s': wanted compute capability 9.0, have %d.%d", name, properties.major,
+                properties.minor);
+        err_name(err, "open", NULL);
+        if (err)
+            err->code = cudaErrorNoKernelImageForDevice;
+        return RC_DEVICE;
+    }
+    memset(info, 0, sizeof *info);
     snprintf(info->name, sizeof info->name, "%.127s", properties.name);
-    info->free_bytes = free_bytes;
-    info->total_bytes = total_bytes;
-    return RC_OK;
+    info->total_bytes = properties.totalGlobalMem;
+    char *at = info->uuid + snprintf(info->uuid, sizeof info->uuid, "GPU");
+    for (int i = 0; i < 16; i++)
+        at += snprintf(at, 4, "%s%02x", i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-" : "",
+                       (unsigned char)properties.uuid.bytes[i]);
+    return wants_free ? cuda_free_memory(device, &info->free_bytes, err) : RC_OK;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------- */
-
-static enum rc take_memory(void **memory, size_t size_bytes, struct err *err)
-{
-    cudaError_t code = cudaMalloc(memory, size_bytes ? size_bytes : 1);
-    if (code == cudaSuccess)
-        return RC_OK;
-    *memory = NULL;
-    cudaGetLastError();
-    if (code != cudaErrorMemoryAllocation)
-        return cuda_fail(err, code, "buffer_create");
-    size_t free_bytes = 0, total_bytes = 0;
-    cudaMemGetInfo(&free_bytes, &total_bytes);
-    err_set(err, RC_DEVICE_MEMORY, "CUDA: wanted %zu bytes of device memory, %zu of %zu are free; lower kv_cache_memory_bytes",
-            size_bytes, free_bytes, total_bytes);
-    if (err)
-        err->code = (int64_t)size_bytes;
-    return RC_DEVICE_MEMORY;
-}
-
-static enum rc buffer_create(void *ctx, size_t size_bytes, void **buffer, struct err *err)
-{
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    enum rc rc = take_memory(buffer, size_bytes, err);
-    return rc ? rc : checked(err, cudaMemsetAsync(*buffer, 0, size_bytes, cuda->stream), "buffer_create");
-}
-
-static void buffer_destroy(void *ctx, void *buffer, size_t size_bytes)
-{
-    (void)size_bytes;
-    device_scope scope(((struct cuda *)ctx)->device);
-    cudaFree(buffer);
-}
+/* ---- copies ------------------------------------------------------------------------------------------------------------- */
 
 static enum rc wait(struct cuda *cuda, struct err *err, const char *operation)
 {
@@ -140,16 +136,11 @@ static void cuda_close(void *ctx)
         return;
     {
         device_scope scope(cuda->device);
+        if (cuda->stream)
+            cudaStreamSynchronize(cuda->stream);
         linear_close(cuda);
-        cudaFree(cuda->sample_rows);
-        cudaFree(cuda->staged);
-        cudaFree(cuda->sampled);
-        cudaFree(cuda->partials);
-        cudaFree(cuda->arrivals);
-        if (cuda->begun)
-            cudaFreeHost(cuda->begun);
-        if (cuda->pinned)
-            cudaFreeHost(cuda->pinned);
+        cuda_uploads_close(cuda);
+        cuda_give_all(cuda);
         if (cuda->stream)
             cudaStreamDestroy(cuda->stream);
     }
@@ -169,10 +160,10 @@ static enum rc open_partials(struct cuda *cuda, struct err *err)
     if (cuda->partials_bytes < MIN_PARTIALS_BYTES)
         cuda->partials_bytes = MIN_PARTIALS_BYTES;
     if (!rc)
-        rc = take_memory((void **)&cuda->partials, cuda->partials_bytes, err);
+        rc = cuda_take(cuda, MEMORY_WORK, cuda->partials_bytes, &cuda->partials, err);
     size_t arrivals_bytes = cuda->n_processors * sizeof *cuda->arrivals;
     if (!rc)
-        rc = take_memory((void **)&cuda->arrivals, arrivals_bytes, err);
+        rc = cuda_take(cuda, MEMORY_WORK, arrivals_bytes, &cuda->arrivals, err);
     return rc ? rc : checked(err, cudaMemsetAsync(cuda->arrivals, 0, arrivals_bytes, cuda->stream), "open");
 }
 
@@ -185,18 +176,18 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
     cuda->staged_bytes = ((size_t)64 * options->vocab_size + ((size_t)1 << 20) + 255) & ~(size_t)255;
     enum rc rc = checked(err, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "open");
     if (!rc)
-        rc = checked(err, cudaMallocHost((void **)&cuda->pinned, 2 * cuda->staged_bytes), "open");
+        rc = cuda_take(cuda, MEMORY_PINNED, 2 * cuda->staged_bytes, &cuda->pinned, err);
     if (!rc)
-        rc = take_memory((void **)&cuda->staged, 2 * cuda->staged_bytes, err);
+        rc = cuda_take(cuda, MEMORY_WORK, 2 * cuda->staged_bytes, &cuda->staged, err);
     if (!rc)
-        rc = take_memory((void **)&cuda->sample_rows,
-                         (size_t)2 * cuda->sample_slots * cuda->vocab_stride * sizeof(float), err);
+        rc = cuda_take(cuda, MEMORY_WORK, (size_t)2 * cuda->sample_slots * cuda->vocab_stride * sizeof(float),
+                       &cuda->sample_rows, err);
     cuda->max_tasks = options->max_rows + options->max_logits_rows;
     cuda->begun_values = cuda_begun_values(options);
     if (!rc)
-        rc = take_memory((void **)&cuda->sampled, (size_t)2 * cuda->max_tasks * sizeof(int32_t), err);
+        rc = cuda_take(cuda, MEMORY_WORK, (size_t)2 * cuda->max_tasks * sizeof(int32_t), &cuda->sampled, err);
     if (!rc)
-        rc = checked(err, cudaMallocHost((void **)&cuda->begun, 2 * cuda->begun_values * sizeof(int32_t)), "open");
+        rc = cuda_take(cuda, MEMORY_PINNED, 2 * cuda->begun_values * sizeof(int32_t), &cuda->begun, err);
     if (!rc)
         rc = open_partials(cuda, err);
     return rc ? rc : linear_open(cuda, err);
@@ -205,7 +196,7 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
 static enum rc cuda_open(const struct backend_options *options, void **ctx, struct err *err)
 {
     struct device_info info = {};
-    enum rc rc = device_describe(options->device, &info, err);
+    enum rc rc = device_describe(options->device, false, &info, err);
     if (rc)
         return rc;
     if (options->dtype != DTYPE_F32 && options->dtype != DTYPE_F16 && options->dtype != DTYPE_BF16)
@@ -217,6 +208,8 @@ static enum rc cuda_open(const struct backend_options *options, void **ctx, stru
     cuda->options.device = cuda->options.isa = "cuda"; /* the caller's strings need not outlive the call */
     cuda->dtype = options->dtype;
     rc = find_device(options->device, &cuda->device, err);
+    if (!rc)
+        rc = cuda_context_open(cuda->device, err);
     if (!rc) {
         device_scope scope(cuda->device);
         rc = open_memory(cuda, err);
@@ -277,12 +270,13 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
         return;
     linear_drop((struct cuda *)ctx, matrix);
     if (matrix->data)
-        buffer_destroy(ctx, matrix->data, matrix->bytes);
+        cuda_give((struct cuda *)ctx, matrix->data);
     mem_free(matrix);
 }
 
 static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
 {
+    device_scope scope(((struct cuda *)ctx)->device);
     if (desc->arithmetic == ARITHMETIC_INT8)
         return err_set(err, RC_UNSUPPORTED, "cuda: wanted float activations, have int8; set activation_dtype to 'auto'");
     struct matrix *matrix = (struct matrix *)mem_calloc(1, sizeof *matrix + desc->n_parts * sizeof *matrix->parts);
@@ -311,7 +305,7 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->n_rows += part->n_rows;
         matrix->bytes += part->n_rows * part->row_bytes;
     }
-    enum rc rc = buffer_create(ctx, matrix->bytes, (void **)&matrix->data, err);
+    enum rc rc = cuda_pool_create(ctx, MEMORY_WEIGHTS, matrix->bytes, (void **)&matrix->data, err);
     if (rc) {
         matrix_destroy(ctx, matrix);
         return rc;
@@ -351,11 +345,7 @@ static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uin
     const struct cuda_part *p = &matrix->parts[part];
     if (!n_rows)
         return RC_OK;
-    enum rc rc = checked(err,
-                         cudaMemcpy2DAsync(p->data + first_row * p->row_bytes, p->row_bytes, data, p->file_row_bytes,
-                                           p->file_row_bytes, n_rows, cudaMemcpyHostToDevice, cuda->stream),
-                         "matrix_write");
-    return rc ? rc : wait(cuda, err, "matrix_write");
+    return cuda_upload_rows(cuda, p->data + first_row * p->row_bytes, p->row_bytes, data, p->file_row_bytes, n_rows, err);
 }
 
 static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *values,
@@ -416,8 +406,8 @@ static struct backend make_table(void)
     b.describe = describe;
     b.fusions = fusions;
     b.supports = supports;
-    b.buffer_create = buffer_create;
-    b.buffer_destroy = buffer_destroy;
+    b.buffer_create = cuda_buffer_create;
+    b.buffer_destroy = cuda_buffer_destroy;
     b.upload = upload;
     b.download = download;
     b.synchronize = synchronize;
@@ -452,6 +442,11 @@ static struct backend make_table(void)
     b.graph_launch = cuda_graph_launch;
     b.graph_destroy = cuda_graph_destroy;
     b.prepare = cuda_prepare;
+    b.pool_create = cuda_pool_create;
+    b.pool_release = cuda_pool_release;
+    b.pool_restore = cuda_pool_restore;
+    b.memory = cuda_memory;
+    b.allocations = cuda_allocations;
     return b;
 }
 

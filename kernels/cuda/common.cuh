@@ -39,6 +39,11 @@ struct cuda {
     size_t partials_bytes;
     uint32_t *arrivals;         /* [n_processors], zero between launches */
     uint32_t n_processors;
+    struct memory_block *blocks; /* memory.cu's */
+    struct memory_chunk *chunks;
+    uint64_t held_bytes[4];     /* by enum memory_use */
+    uint64_t n_allocations;
+    struct upload_lanes *uploads; /* upload.cu's */
     char description[192];
 };
 
@@ -70,20 +75,33 @@ struct matrix {
     struct cuda_part parts[1]; /* [n_parts] */
 };
 
-/* Makes the context's device current for one call and gives the caller's back. */
+/* Makes the context's device current for one call and gives the caller's context back. */
 struct device_scope {
-    int before, now;
-    explicit device_scope(int device) : before(device), now(device)
-    {
-        if (cudaGetDevice(&before) == cudaSuccess && before != now)
-            cudaSetDevice(now);
-    }
-    ~device_scope()
-    {
-        if (before != now)
-            cudaSetDevice(before);
-    }
+    bool is_pushed;
+    explicit device_scope(int device);
+    ~device_scope();
 };
+
+/* Makes the kernels of this file known, so that device.cu can load them before the first step. */
+struct module_anchor {
+    explicit module_anchor(const void *kernel);
+};
+static __global__ void anchor_kernel(void)
+{
+}
+static const module_anchor this_file((const void *)anchor_kernel);
+
+/* memory.cu: every allocation of a context goes through cuda_take, of an enum memory_use; pointer is the address of the
+ * pointer to fill. What is not given back by cuda_give is freed when the context closes, so a family need not. */
+enum rc cuda_take(struct cuda *cuda, uint32_t use, size_t size_bytes, void *pointer, struct err *err);
+void cuda_give(struct cuda *cuda, void *memory);
+void cuda_give_all(struct cuda *cuda);
+/* upload.cu: rows of n_rows * file_row_bytes host bytes to rows row_bytes apart; returns when they are there. */
+enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
+                         uint32_t n_rows, struct err *err);
+void cuda_uploads_close(struct cuda *cuda);
+enum rc cuda_context_open(int device, struct err *err);
+enum rc cuda_free_memory(int device, uint64_t *free_bytes, struct err *err);
 
 enum rc cuda_fail(struct err *err, cudaError_t code, const char *operation);
 
@@ -181,6 +199,13 @@ struct max_of {
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
+enum rc cuda_buffer_create(void *ctx, size_t size_bytes, void **buffer, struct err *err);
+void cuda_buffer_destroy(void *ctx, void *buffer, size_t size_bytes);
+enum rc cuda_pool_create(void *ctx, uint32_t use, size_t size_bytes, void **buffer, struct err *err);
+enum rc cuda_pool_release(void *ctx, uint32_t use, struct err *err);
+enum rc cuda_pool_restore(void *ctx, uint32_t use, struct err *err);
+enum rc cuda_memory(void *ctx, struct backend_memory *memory, struct err *err);
+uint64_t cuda_allocations(void *ctx);
 enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
 enum rc linear_open(struct cuda *cuda, struct err *err);
 void linear_close(struct cuda *cuda);

@@ -40,11 +40,10 @@ static inline void lt_close(struct lt *lt)
         lt->call.desc_destroy(lt->desc);
     if (lt->handle)
         lt->call.destroy(lt->handle);
-    cudaFree(lt->workspace);
     mem_free(lt);
 }
 
-static inline bool lt_prepare(struct lt *lt, int type)
+static inline bool lt_prepare(struct cuda *cuda, struct lt *lt, int type)
 {
     const int transposed = LT_TRANSPOSED;
     const uint32_t no_reduction = 0, alignment = 16;
@@ -58,11 +57,11 @@ static inline bool lt_prepare(struct lt *lt, int type)
                  call->preference_set(lt->preference, LT_PREF_REDUCTION_MASK, &no_reduction, sizeof no_reduction);
     for (int i = 0; i < 4 && !failed; i++)
         failed = call->preference_set(lt->preference, LT_PREF_ALIGNMENT_A + i, &alignment, sizeof alignment);
-    return !failed && cudaMalloc(&lt->workspace, LT_WORKSPACE_BYTES) == cudaSuccess;
+    return !failed && cuda_take(cuda, MEMORY_WORK, LT_WORKSPACE_BYTES, &lt->workspace, NULL) == RC_OK;
 }
 
 /* NULL: the library is not there, or too old. */
-static inline struct lt *lt_open(const char *path, uint32_t dtype)
+static inline struct lt *lt_open(struct cuda *cuda, const char *path)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     struct lt *lt = library ? (struct lt *)mem_calloc(1, sizeof *lt) : NULL;
@@ -75,7 +74,7 @@ static inline struct lt *lt_open(const char *path, uint32_t dtype)
     for (size_t i = 0; i < n; i++)
         has_all &= (found[i] = dlsym(library, LT_NAMES[i])) != NULL;
     memcpy(&lt->call, found, sizeof lt->call);
-    if (has_all && lt_prepare(lt, dtype == DTYPE_F16 ? LT_TYPE_F16 : LT_TYPE_BF16))
+    if (has_all && lt_prepare(cuda, lt, cuda->dtype == DTYPE_F16 ? LT_TYPE_F16 : LT_TYPE_BF16))
         return lt;
     if (has_all)
         lt_close(lt);

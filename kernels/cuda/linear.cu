@@ -200,7 +200,7 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
     cuda->linear->n_processors = (uint32_t)n_processors;
     const char *library = cuda->options.cublaslt;
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32 && cuda->options.max_rows > SKINNY_ROWS && library && library[0])
-        cuda->linear->lt = lt_open(library, cuda->dtype);
+        cuda->linear->lt = lt_open(cuda, library);
     return code == cudaSuccess ? map_encoder_find(&cuda->linear->encode, err) : cuda_fail(err, code, "open");
 }
 

@@ -139,7 +139,8 @@ def test_options_are_checked_before_the_model_is_looked_for():
 
 
 def test_devices(monkeypatch):
-    assert hardware.choose(None) == "cpu"
+    monkeypatch.delenv("LLMPY_DEVICE", raising=False)
+    assert hardware.choose(None) == ("cuda:0" if hardware.devices()[1]["available"] else "cpu")
     for wanted in ("cuda:63", 63, "63", "GPU-1234"):
         with pytest.raises(DeviceError):
             hardware.choose(wanted)

@@ -1,0 +1,146 @@
+/* Devices: the driver's functions, the primary context of each device, and the backend's kernels. All kernels are loaded when
+ * a device is first opened: the driver would load each at its first launch, in the middle of a step, into memory of the
+ * device. */
+#include "driver.cuh"
+
+#include <pthread.h>
+
+#define MAX_DEVICES 64
+#define MAX_ANCHORS 64
+
+template <class F> static void find(struct driver *driver, const char *name, F *function)
+{
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSuccess;
+    cudaError_t code = cudaGetDriverEntryPointByVersion(name, &found, 13000, cudaEnableDefault, &status);
+    if (code == cudaSuccess && status != cudaDriverEntryPointSuccess)
+        code = cudaErrorSymbolNotFound;
+    if (code != cudaSuccess)
+        driver->error = code;
+    *function = (F)found;
+}
+
+static struct driver find_driver(void)
+{
+    struct driver d = {};
+    find(&d, "cuDevicePrimaryCtxRetain", &d.retain);
+    find(&d, "cuDevicePrimaryCtxRelease", &d.release);
+    find(&d, "cuDevicePrimaryCtxGetState", &d.get_state);
+    find(&d, "cuCtxGetCurrent", &d.get_current);
+    find(&d, "cuCtxPushCurrent", &d.push);
+    find(&d, "cuCtxPopCurrent", &d.pop);
+    find(&d, "cuMemGetAllocationGranularity", &d.granularity);
+    find(&d, "cuMemAddressReserve", &d.reserve);
+    find(&d, "cuMemAddressFree", &d.unreserve);
+    find(&d, "cuMemCreate", &d.create);
+    find(&d, "cuMemRelease", &d.destroy);
+    find(&d, "cuMemMap", &d.map);
+    find(&d, "cuMemUnmap", &d.unmap);
+    find(&d, "cuMemSetAccess", &d.set_access);
+    find(&d, "cuKernelGetLibrary", &d.library_of);
+    find(&d, "cuLibraryGetKernelCount", &d.count_kernels);
+    find(&d, "cuLibraryEnumerateKernels", &d.list_kernels);
+    find(&d, "cuKernelGetFunction", &d.function_of);
+    find(&d, "cuFuncLoad", &d.load);
+    return d;
+}
+
+const struct driver *driver_get(void)
+{
+    static const struct driver driver = find_driver();
+    return &driver;
+}
+
+/* ---- contexts ----------------------------------------------------------------------------------------------------------- */
+
+static CUcontext contexts[MAX_DEVICES]; /* primary ones, kept for the life of the process once an engine has used them */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* One kernel of every file of the backend (common.cuh). */
+static const void *anchors[MAX_ANCHORS];
+static uint32_t n_anchors;
+
+module_anchor::module_anchor(const void *kernel)
+{
+    if (n_anchors < MAX_ANCHORS)
+        anchors[n_anchors++] = kernel;
+}
+
+/* Loads all kernels of the file that an anchor stands for. */
+static cudaError_t load_kernels(const void *anchor)
+{
+    const struct driver *driver = driver_get();
+    cudaKernel_t kernel;
+    CUlibrary library;
+    CUfunction function;
+    unsigned int n = 0;
+    cudaError_t code = cudaGetKernel(&kernel, anchor);
+    if (code == cudaSuccess)
+        code = (cudaError_t)driver->library_of(&library, (CUkernel)kernel);
+    if (code == cudaSuccess)
+        code = (cudaError_t)driver->count_kernels(&n, library);
+    CUkernel *kernels = (CUkernel *)mem_calloc(n + 1, sizeof *kernels);
+    if (!kernels)
+        return cudaErrorMemoryAllocation;
+    if (code == cudaSuccess)
+        code = (cudaError_t)driver->list_kernels(kernels, n, library);
+    for (unsigned int i = 0; i < n && code == cudaSuccess; i++) {
+        code = (cudaError_t)driver->function_of(&function, kernels[i]);
+        if (code == cudaSuccess)
+            code = (cudaError_t)driver->load(function);
+    }
+    mem_free(kernels);
+    return code;
+}
+
+enum rc cuda_context_open(int device, struct err *err)
+{
+    const struct driver *driver = driver_get();
+    cudaError_t code = device < MAX_DEVICES ? driver->error : cudaErrorInvalidDevice;
+    pthread_mutex_lock(&contexts_lock);
+    bool is_new = code == cudaSuccess && !contexts[device];
+    if (is_new)
+        code = (cudaError_t)driver->retain(&contexts[device], device);
+    if (is_new && code == cudaSuccess) {
+        device_scope scope(device);
+        for (uint32_t i = 0; i < n_anchors && code == cudaSuccess; i++)
+            code = load_kernels(anchors[i]);
+    }
+    pthread_mutex_unlock(&contexts_lock);
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
+}
+
+/* A context is pushed, not set: cudaSetDevice would make one on the device that the caller gets back. */
+device_scope::device_scope(int device)
+{
+    CUcontext now = NULL;
+    is_pushed = driver_get()->get_current(&now) == CUDA_SUCCESS && now != contexts[device] &&
+                driver_get()->push(contexts[device]) == CUDA_SUCCESS;
+}
+
+device_scope::~device_scope()
+{
+    CUcontext popped;
+    if (is_pushed)
+        driver_get()->pop(&popped);
+}
+
+enum rc cuda_free_memory(int device, uint64_t *free_bytes, struct err *err)
+{
+    const struct driver *driver = driver_get();
+    CUcontext context, popped;
+    size_t n_free = 0, n_total = 0;
+    if (driver->error != cudaSuccess)
+        return cuda_fail(err, driver->error, "open");
+    cudaError_t code = (cudaError_t)driver->retain(&context, device); /* the one there is, or one for this question alone */
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "open");
+    code = (cudaError_t)driver->push(context);
+    if (code == cudaSuccess) {
+        code = cudaMemGetInfo(&n_free, &n_total);
+        driver->pop(&popped);
+    }
+    driver->release(device);
+    *free_bytes = n_free;
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
+}
