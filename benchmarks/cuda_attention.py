@@ -1,7 +1,7 @@
 """Time of the CUDA backend's attention and of its fused qkv operation, bfloat16, through its C ABI (kernels/backend.h).
 
     python benchmarks/cuda_attention.py [--heads 32] [--kv-heads 8] [--head-dim 128] [--block 16]
-                                        [decode | step | prefill | qkv ...]
+                                        [--layers N] [--only "256 x 256"] [decode | step | prefill | qkv ...]
 
 A CUDA graph of dependent launches of the operation (step: of qkv and decode by turns), on random keys and values of so many
 layers that none of them is still in the L2 cache when its turn comes again; the median of several rounds. A line: microseconds
@@ -85,15 +85,16 @@ class Case:
     kv_heads: int
     head_dim: int
     block: int
+    layers: int
     buffers: list[tuple[c_void_p, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         pages = -(-self.length // self.block)
         layer = 2 * self.kv_heads * self.block * self.head_dim * 2
         used = self.n_seqs * pages * layer
-        self.layers = max(1, min(64, -(-COLD_BYTES // used)))
+        self.layers = self.layers or max(1, min(64, -(-COLD_BYTES // used)))
         n_pages = self.n_seqs * pages + 1
-        pool = self.give(random_halves(n_pages * layer * self.layers // 2, 1))
+        pool = self.give(random_halves(n_pages * layer // 2, 1), self.layers)
         table = np.random.default_rng(2).permutation(n_pages - 1).astype(np.int32) + 1
         positions = np.tile(np.arange(self.length - self.n_rows, self.length, dtype=np.int32), self.n_seqs)
         self.first = np.arange(self.n_seqs + 1, dtype=np.int32) * self.n_rows
@@ -111,13 +112,15 @@ class Case:
         self.x = self.give(random_halves(self.rows * self.width, 3))
         self.out = self.give(random_halves(self.rows * self.heads * self.head_dim, 4))
 
-    def give(self, host: Array) -> c_void_p:
-        """A buffer of the device with the array; indices as int32."""
+    def give(self, host: Array, times: int = 1) -> c_void_p:
+        """A buffer of the device with the array, repeated; indices as int32."""
         host = np.ascontiguousarray(host.astype(np.int32) if host.dtype == np.int64 else host)
-        made = self.backend.buffer(host.nbytes)
-        self.backend("upload", made, host.ctypes.data_as(c_void_p), c_size_t(host.nbytes))
+        made = self.backend.buffer(host.nbytes * times)
+        for i in range(times):
+            at = c_void_p((made.value or 0) + i * host.nbytes)
+            self.backend("upload", at, host.ctypes.data_as(c_void_p), c_size_t(host.nbytes))
         self.backend("synchronize")
-        self.buffers.append((made, host.nbytes))
+        self.buffers.append((made, host.nbytes * times))
         return made
 
     def close(self) -> None:
@@ -171,20 +174,22 @@ class Case:
 
 def measure(backend: Backend, what: str, args: argparse.Namespace) -> list[tuple[str, float, float]]:
     """(name, seconds of a call, seconds that its bound allows) of every case of decode, prefill or qkv."""
-    sizes = (args.heads, args.kv_heads, args.head_dim, args.block)
+    sizes = (args.heads, args.kv_heads, args.head_dim, args.block, args.layers)
     found = []
     cases = {"decode": [(n, 1, length) for n, length in DECODE], "prefill": [(1, n, length) for n, length in PREFILL],
              "step": [(n, 1, length) for n, length in DECODE], "qkv": [(1, n, n) for n in QKV]}[what]  # fmt: skip
     for n_seqs, n_rows, length in cases:
+        name = {"qkv": f"{n_rows} rows", "prefill": f"{n_rows} rows up to {length}"}.get(what, f"{n_seqs} x {length}")
+        if args.only not in name:
+            continue
         case = Case(backend, n_seqs, n_rows, length, *sizes)
         token_bytes = 4 * case.head_dim * case.kv_heads
         if what == "qkv":
-            floor, name = 4 * case.rows * case.width / READ, f"{case.rows} rows"
+            floor = 4 * case.rows * case.width / READ
             taken = case.seconds(qkv=case.qkv())
         else:
             pairs = n_seqs * sum(range(length - n_rows + 1, length + 1))
             floor = max(n_seqs * length * token_bytes / READ, 4 * pairs * case.heads * case.head_dim / MATMUL)
-            name = f"{n_rows} rows up to {length}" if what == "prefill" else f"{n_seqs} x {length}"
             if what == "step":
                 taken = case.seconds(qkv=case.qkv(), attention=case.attention())
             else:
@@ -202,6 +207,8 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--block", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--only", default="")
     args = parser.parse_args()
     backend = Backend(8192)
     for what in args.what:

@@ -161,7 +161,8 @@ struct kv_write_args {
     struct view k, v;           /* width = n_kv_heads * head_dim */
 };
 
-/* Fused: per-head rms_norm of q and k (where the weights are given), rope (where table is given), kv_write. */
+/* Fused: per-head rms_norm of q and k (where the weights are given), rope (where table is given), kv_write. q ends in its own
+ * place; what is left in k's is the backend's choice. */
 struct qkv_args {
     const float *q_norm, *k_norm; /* [head_dim] or NULL */
     float eps;

@@ -18,6 +18,8 @@
 
 #define TILE 64u             /* keys */
 #define SPLIT 256u           /* keys */
+#define TILES (SPLIT / TILE)
+#define SLAB_BYTES 1024u     /* 8 tokens of 64 values, as kv.cuh lays them */
 #define SHARED_BYTES 232448u /* of a block, at most */
 #define MINUS_INFINITY (-__builtin_huge_valf())
 

@@ -15,7 +15,6 @@
 
 #define DECODE_THREADS 160u
 #define DECODE_WORKERS 128u
-#define TILES (SPLIT / TILE)
 #define P_STRIDE (SPLIT * 2 + 16) /* bytes of a head's p, apart so that no banks collide */
 #define MAX_DEPTH 32u
 
@@ -51,7 +50,8 @@ struct decode_shares {
 
 template <uint32_t D, uint32_t BLOCKS> struct decode_shape {
     static const uint32_t heads = 8 * BLOCKS, chunk_bytes = TILE * D * 2, steps = D / 16;
-    static const uint32_t columns = D / 64; /* blocks of 16 columns of a warp */
+    static const uint32_t octet_bytes = D / 64 * SLAB_BYTES; /* of 8 tokens */
+    static const uint32_t columns = D / 64;                  /* blocks of 16 columns of a warp */
     static const uint32_t p_bytes = heads * P_STRIDE, state_bytes = 2 * TILES * heads * 4;
     static const uint32_t fixed_bytes = p_bytes + state_bytes + 64 + 2 * MAX_DEPTH * 8;
 };
@@ -148,6 +148,37 @@ struct decode_walk {
     }
 };
 
+/* A block's items [begin, end). Those from `tail` on, a unit left unfinished, come first, so that other blocks need not wait
+ * for them at the end. */
+struct decode_run {
+    uint32_t begin, tail, end, first_seq, last_seq;
+    __device__ decode_run(struct decode_walk walk, uint32_t i0, uint32_t i1, uint32_t seq0, uint32_t seq1)
+        : begin(i0), tail(i1), end(i1), first_seq(seq0), last_seq(seq1)
+    {
+        walk.start(i1 - 1, seq1);
+        uint32_t unit = walk.unit_begin();
+        if (walk.split + 1 < walk.n_splits && unit > i0)
+            tail = unit;
+    }
+    __device__ uint32_t start_item(void) const
+    {
+        return tail < end ? tail : begin;
+    }
+    __device__ void start(struct decode_walk &walk) const
+    {
+        walk.start(start_item(), tail < end ? last_seq : first_seq);
+    }
+    /* The item after one, and the walk there; past the last one the walk means nothing. */
+    __device__ uint32_t next(struct decode_walk &walk, uint32_t item) const
+    {
+        if (++item == end && tail < end)
+            walk.start(item = begin, first_seq);
+        else
+            walk.next();
+        return item;
+    }
+};
+
 /* A place in the ring and how often it came round. */
 struct ring_place {
     uint32_t slot, phase;
@@ -169,8 +200,8 @@ struct decode_ring {
 };
 
 template <class T, uint32_t D>
-static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk, const struct decode_ring &ring,
-                                   uint32_t parts, uint32_t n_items)
+static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk, const struct decode_run &run,
+                                   const struct decode_ring &ring, uint32_t parts)
 {
     const uint32_t lane = threadIdx.x % 32, shift = x.kv.block_shift, n_pages = SPLIT >> shift, run_bytes = D * 2 << shift;
     const uint32_t tile_shift = 6 - shift, page_mask = (1 << tile_shift) - 1, chunk_bytes = TILE * D * 2;
@@ -191,13 +222,14 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
             copy_run(late_target, late_source, run_bytes, late_gate, policy);
         is_free = true;
     };
+    run.start(walk);
     int32_t id = page();
-    for (uint32_t i = 0; i < n_items; i++) {
+    for (uint32_t item = run.start_item(), left = run.end - run.begin; left; left--) {
         const uint32_t low = walk.low_tile(), high = walk.high_tile(), own = ((walk.len - 1) >> shift) - (walk.key() >> shift);
         const char *source = x.kv.layer + (size_t)id * x.kv.page_bytes + (size_t)(walk.unit / parts) * 2 * run_bytes;
         const bool is_page = id >= 0;
-        walk.next();
-        if (i + 1 < n_items)
+        item = run.next(walk, item);
+        if (left > 1)
             id = page();
         for (uint32_t values = 0; values < 2; values++)
             for (uint32_t tile = low; tile < high; tile++, n_chunks++, place = place.after(1, ring.depth)) {
@@ -272,8 +304,6 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     char *p;
     float *tile_max, *tile_sum; /* [TILES][heads] */
     uint32_t warp, lane, g, t;  /* g = lane / 4, t = lane % 4 */
-    uint32_t group_place[4];    /* of keys 16 i on in a chunk */
-    uint32_t slab_bytes;
     float c, cap_factor;
 
     uint32_t q[shape::steps][BLOCKS][2];
@@ -297,7 +327,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     /* S of the warp's tile, keys outside [seen, end) of the tile hidden, and its maxima to all. */
     __device__ void score(struct ring_place place, int32_t seen, int32_t end)
     {
-        const uint32_t row = lane % 16 * 128, chunk = lane / 16, turn = lane % 8;
+        const uint32_t row = lane / 8 % 2 * shape::octet_bytes + lane % 8 * 128, chunk = lane / 16, turn = lane % 8;
         uint32_t data = ring.data + place.slot * shape::chunk_bytes;
         gate_wait(ring.full + place.slot * 8, place.phase);
 #pragma unroll
@@ -309,7 +339,8 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
                 uint32_t keys[4];
-                load_matrices(keys, data + group_place[i] + k / 4 * slab_bytes + row + ((k % 4 * 2 + chunk) ^ turn) * 16);
+                load_matrices(keys,
+                              data + i * 2 * shape::octet_bytes + k / 4 * SLAB_BYTES + row + ((k % 4 * 2 + chunk) ^ turn) * 16);
                 for (uint32_t b = 0; b < BLOCKS; b++)
                     mma(s[i][b], keys, q[k][b][0], q[k][b][1], T());
             }
@@ -388,7 +419,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     /* o = the warp's columns of a split whose first chunk of values lies at `place`; keys outside [seen, end) are zeros. */
     __device__ void add_values(struct ring_place place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
     {
-        const uint32_t row = (lane % 8 + lane / 16 * 8) * 128, turn = lane % 8, half = lane / 8 % 2;
+        const uint32_t row = lane / 16 * shape::octet_bytes + lane % 8 * 128, turn = lane % 8, half = lane / 8 % 2;
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
             l[b][0] = l[b][1] = 0;
@@ -425,7 +456,8 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
 #pragma unroll
                 for (uint32_t f = 0; f < shape::columns; f++) {
                     uint32_t column = warp * (D / 4) + f * 16, chunk = column % 64 / 8 + half, values[4];
-                    load_transposed(values, data + group_place[k] + column / 64 * slab_bytes + row + (chunk ^ turn) * 16);
+                    load_transposed(values,
+                                    data + k * 2 * shape::octet_bytes + column / 64 * SLAB_BYTES + row + (chunk ^ turn) * 16);
                     values[0] &= keep[0];
                     values[1] &= keep[0];
                     values[2] &= keep[1];
@@ -501,16 +533,18 @@ static __device__ void fold_partials(const struct decode_place &place, const str
 /* long: one pass over the items of a block; every step's state lives in registers. */
 template <class T, uint32_t D, uint32_t BLOCKS>
 static __device__ void work_items(const attended<T> &x, const struct decode_place &place, decode_worker<T, D, BLOCKS> &w,
-                                  struct decode_walk walk, const struct decode_shares &shares, uint32_t parts, uint32_t *flag)
+                                  struct decode_walk walk, const struct decode_run &run, const struct decode_shares &shares,
+                                  uint32_t parts, uint32_t *flag)
 {
     typedef decode_shape<D, BLOCKS> shape;
-    const uint32_t i0 = shares.begin(blockIdx.x), i1 = shares.begin(blockIdx.x + 1), per_unit = shape::heads;
+    const uint32_t per_unit = shape::heads;
     struct ring_place ring = {0, 0};
     bool is_new = true;
     uint32_t first = 0, n_heads = 0; /* the split where this run of the unit starts */
     float o[shape::columns][BLOCKS][4], m[BLOCKS][2], l[BLOCKS][2];
     T *out = NULL;
-    for (uint32_t i = i0; i < i1; i++) {
+    run.start(walk);
+    for (uint32_t i = run.start_item(), left = run.end - run.begin; left; left--) {
         if (is_new) {
             uint32_t part = walk.unit % parts, head = walk.unit / parts * x.group + part * per_unit;
             n_heads = min(per_unit, x.group - part * per_unit);
@@ -528,7 +562,7 @@ static __device__ void work_items(const attended<T> &x, const struct decode_plac
         w.add_values(ring.after(n, w.ring.depth), low, high, seen, end);
         ring = ring.after(2 * n, w.ring.depth);
 
-        const bool is_last = walk.split + 1 == walk.n_splits, is_end = is_last || i + 1 == i1;
+        const bool is_last = walk.split + 1 == walk.n_splits, is_end = is_last || i + 1 == run.end;
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
             for (uint32_t e = 0; e < 2; e++) {
@@ -550,7 +584,7 @@ static __device__ void work_items(const attended<T> &x, const struct decode_plac
                 m[b][e] = most;
             }
         }
-        is_new = is_last;
+        is_new = is_end;
         if (first == 0 && is_last) {
 #pragma unroll
             for (uint32_t x = 0; x < shape::columns * BLOCKS * 4; x++) {
@@ -559,7 +593,8 @@ static __device__ void work_items(const attended<T> &x, const struct decode_plac
                     out[head * D + w.column_of(f, x % 4)] = round_to<T>(o[f][b][x % 4] * __frcp_rn(l[b][x % 2]));
             }
         } else if (first || is_end) {
-            float *to = place.partials + ((size_t)blockIdx.x * place.slots + (first ? i - i0 : place.slots - 1)) * place.stride;
+            float *to =
+                place.partials + ((size_t)blockIdx.x * place.slots + (first ? i - run.begin : place.slots - 1)) * place.stride;
 #pragma unroll
             for (uint32_t x = 0; x < shape::columns * BLOCKS * 4; x++) {
                 uint32_t f = x / (BLOCKS * 4), b = x / 4 % BLOCKS, head = w.head_of(b, x % 4), column = w.column_of(f, x % 4);
@@ -576,7 +611,7 @@ static __device__ void work_items(const attended<T> &x, const struct decode_plac
                 meet(1, DECODE_WORKERS);
                 if (threadIdx.x == 0) {
                     __threadfence();
-                    uint32_t run = walk.split + 1 - first, all = atomicAdd(place.arrivals + starter, run) + run;
+                    uint32_t done = walk.split + 1 - first, all = atomicAdd(place.arrivals + starter, done) + done;
                     *flag = all == walk.n_splits;
                     if (*flag)
                         place.arrivals[starter] = 0;
@@ -587,14 +622,14 @@ static __device__ void work_items(const attended<T> &x, const struct decode_plac
                     fold_partials<T, D>(place, shares, starter, begin + walk.n_splits, n_heads, w.c, out);
             }
         }
-        walk.next();
+        i = run.next(walk, i);
     }
 }
 
 template <class T, uint32_t D, uint32_t BLOCKS>
 static __global__ void __launch_bounds__(DECODE_THREADS, 1)
-attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ struct decode_place place, uint32_t n_units,
-              uint32_t parts)
+    attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ struct decode_place place, uint32_t n_units,
+                  uint32_t parts)
 {
     typedef decode_shape<D, BLOCKS> shape;
     extern __shared__ __align__(1024) char shared[];
@@ -618,14 +653,18 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
     }
     const uint32_t i0 = shares.begin(blockIdx.x), i1 = shares.begin(blockIdx.x + 1);
     __syncthreads();
-    for (uint32_t b = threadIdx.x; b < x.n_seqs; b += DECODE_THREADS)
-        if (list[b].before * n_units <= i0 && i0 < list[b + 1].before * n_units)
+    for (uint32_t b = threadIdx.x; b < x.n_seqs; b += DECODE_THREADS) {
+        uint32_t begin = list[b].before * n_units, end = list[b + 1].before * n_units;
+        if (begin <= i0 && i0 < end)
             flag[8] = b;
+        if (begin < i1 && i1 <= end)
+            flag[9] = b;
+    }
     __syncthreads();
     struct decode_walk walk = {list, x.n_seqs, n_units, x.window};
-    walk.start(i0, flag[8]);
+    const struct decode_run run(walk, i0, i1, flag[8], flag[9]);
     if (threadIdx.x >= DECODE_WORKERS) {
-        fetch_items<T, D>(x, walk, ring, parts, i1 - i0);
+        fetch_items<T, D>(x, walk, run, ring, parts);
         return;
     }
     decode_worker<T, D, BLOCKS> worker;
@@ -637,14 +676,10 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
     worker.warp = threadIdx.x / 32;
     worker.g = worker.lane / 4;
     worker.t = worker.lane % 4;
-    worker.slab_bytes = 128u << x.kv.block_shift;
-    for (uint32_t i = 0; i < 4; i++)
-        worker.group_place[i] =
-            (i * 16 >> x.kv.block_shift) * (D / 64) * worker.slab_bytes + (i * 16 & (x.kv.block_tokens - 1)) * 128;
     worker.c = x.factor;
     worker.cap_factor = x.cap_factor;
     wait_for_input();
-    work_items(x, place, worker, walk, shares, parts, flag + 9);
+    work_items(x, place, worker, walk, run, shares, parts, flag + 10);
 }
 
 /* n_single: sequences with one row. */

@@ -39,6 +39,12 @@ static __device__ __forceinline__ void wgmma_end(void)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
+/* A value that all lanes share, where the compiler knows it. */
+static __device__ __forceinline__ uint32_t uniform(uint32_t x)
+{
+    return __shfl_sync(~0u, x, 0);
+}
+
 template <int N> static __device__ __forceinline__ void wgmma_drain(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -52,48 +58,55 @@ template <uint32_t N> static __device__ __forceinline__ void pin(float (&d)[N])
         asm volatile("" : "+f"(d[i]));
 }
 
-#define SUMS8(i)                                                                                                               \
+/* A descriptor of an operand in shared memory: its low half counts 16 bytes, and moves on without a carry. */
+#define SUMS8(i)                                                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define NAMES_32                                                                                                               \
+#define NAMES_32                                                                                                          \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define NAMES_64                                                                                                               \
-    NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"       \
+#define NAMES_64                                                                                                          \
+    NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"  \
              "%58,%59,%60,%61,%62,%63"
-#define WGMMA_OF(ctype, type)                                                                                                  \
-    /* d (+)= A B^T, both in shared memory, rows along k. */                                                                   \
-    static __device__ __forceinline__ void wgmma_qk(float(&d)[32], uint64_t a, uint64_t b, int is_sum, ctype)                  \
-    {                                                                                                                          \
-        asm volatile("{.reg .pred p; setp.ne.b32 p,%34,0; wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type           \
-                     " {" NAMES_32 "},%32,%33,p,1,1,0,0;}"                                                                     \
-                     : SUMS8(0), SUMS8(8), SUMS8(16), SUMS8(24)                                                                \
-                     : "l"(a), "l"(b), "r"(is_sum));                                                                           \
-    }                                                                                                                          \
-    /* The same, A in registers. */                                                                                            \
-    static __device__ __forceinline__ void wgmma_qk(float(&d)[32], const uint32_t *a, uint64_t b, int is_sum, ctype)           \
-    {                                                                                                                          \
-        asm volatile("{.reg .pred p; setp.ne.b32 p,%37,0; wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type           \
-                     " {" NAMES_32 "},{%32,%33,%34,%35},%36,p,1,1,0;}"                                                         \
-                     : SUMS8(0), SUMS8(8), SUMS8(16), SUMS8(24)                                                                \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));                                       \
-    }                                                                                                                          \
-    /* d += A B, A in registers, B's rows across k. */                                                                         \
-    static __device__ __forceinline__ void wgmma_pv(float(&d)[32], const uint32_t *a, uint64_t b, ctype)                       \
-    {                                                                                                                          \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" NAMES_32                                 \
-                     "},{%32,%33,%34,%35},%36,1,1,1,1;"                                                                        \
-                     : SUMS8(0), SUMS8(8), SUMS8(16), SUMS8(24)                                                                \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
-    }                                                                                                                          \
-    static __device__ __forceinline__ void wgmma_pv(float(&d)[64], const uint32_t *a, uint64_t b, ctype)                       \
-    {                                                                                                                          \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" NAMES_64                                \
-                     "},{%64,%65,%66,%67},%68,1,1,1,1;"                                                                        \
-                     : SUMS8(0), SUMS8(8), SUMS8(16), SUMS8(24), SUMS8(32), SUMS8(40), SUMS8(48), SUMS8(56)                    \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
+#define WGMMA(shape, type) "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " "
+#define WGMMA_OF(ctype, type)                                                                                             \
+    /* d (+)= A B^T, both in shared memory, rows along k. */                                                              \
+    template <uint32_t A, uint32_t B>                                                                                     \
+    static __device__ __forceinline__ void wgmma_qk(float(&d)[32], uint32_t a, uint32_t b, int is_sum, ctype)             \
+    {                                                                                                                     \
+        asm volatile("{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p,%34,0; mov.b64 a,{%32,%35}; mov.b64 b,{%33,%36}; "     \
+                     WGMMA("m64n64k16", type) "{" NAMES_32 "},a,b,p,1,1,0,0;}"                                            \
+                     : SUMS8(0), SUMS8(8), SUMS8(16), SUMS8(24)                                                           \
+                     : "r"(a), "r"(b), "r"(is_sum), "n"(A), "n"(B));                                                      \
+    }                                                                                                                     \
+    /* The same, A in registers. */                                                                                       \
+    template <uint32_t B>                                                                                                 \
+    static __device__ __forceinline__ void wgmma_qk(float(&d)[32], const uint32_t *a, uint32_t b, int is_sum, ctype)      \
+    {                                                                                                                     \
+        asm volatile("{.reg .pred p; .reg .b64 b; setp.ne.b32 p,%37,0; mov.b64 b,{%36,%38}; " WGMMA("m64n64k16", type)    \
+                     "{" NAMES_32 "},{%32,%33,%34,%35},b,p,1,1,0;}"                                                       \
+                     : SUMS8(0), SUMS8(8), SUMS8(16), SUMS8(24)                                                           \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(is_sum), "n"(B));                          \
+    }                                                                                                                     \
+    /* d += A B, A in registers, B's rows across k. */                                                                    \
+    template <uint32_t B>                                                                                                 \
+    static __device__ __forceinline__ void wgmma_pv(float(&d)[32], const uint32_t *a, uint32_t b, ctype)                  \
+    {                                                                                                                     \
+        asm volatile("{.reg .b64 b; mov.b64 b,{%36,%37}; " WGMMA("m64n64k16", type) "{" NAMES_32                          \
+                     "},{%32,%33,%34,%35},b,1,1,1,1;}"                                                                    \
+                     : SUMS8(0), SUMS8(8), SUMS8(16), SUMS8(24)                                                           \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(B));                                       \
+    }                                                                                                                     \
+    template <uint32_t B>                                                                                                 \
+    static __device__ __forceinline__ void wgmma_pv(float(&d)[64], const uint32_t *a, uint32_t b, ctype)                  \
+    {                                                                                                                     \
+        asm volatile("{.reg .b64 b; mov.b64 b,{%68,%69}; " WGMMA("m64n128k16", type) "{" NAMES_64                         \
+                     "},{%64,%65,%66,%67},b,1,1,1,1;}"                                                                    \
+                     : SUMS8(0), SUMS8(8), SUMS8(16), SUMS8(24), SUMS8(32), SUMS8(40), SUMS8(48), SUMS8(56)               \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(B));                                       \
     }
 WGMMA_OF(__nv_bfloat16, "bf16")
 WGMMA_OF(__half, "f16")
 #undef WGMMA_OF
+#undef WGMMA
 #undef NAMES_64
 #undef NAMES_32
 #undef SUMS8
@@ -139,19 +152,18 @@ static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_ta
                                    uint32_t full, uint32_t empty)
 {
     typedef prefill_shape<D> shape;
-    const uint32_t lane = threadIdx.x % 32, slabs = D / 64, shift = x.kv.block_shift, page = lane / slabs, slab = lane % slabs;
-    const uint32_t run_bytes = 128u << shift;
+    const uint32_t lane = threadIdx.x % 32, shift = x.kv.block_shift, run_bytes = D * 2 << shift;
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0,1.0;" : "=l"(policy));
     auto look_up = [&](uint32_t tile) {
-        uint32_t p = (tile * TILE >> shift) + page, first = p << shift;
-        bool is_seen = page < TILE >> shift && first < task.len && first + x.kv.block_tokens > task.seen;
+        uint32_t p = (tile * TILE >> shift) + lane, first = p << shift;
+        bool is_seen = lane < TILE >> shift && first < task.len && first + x.kv.block_tokens > task.seen;
         return is_seen ? x.kv.table[(size_t)task.table_row * x.kv.table_stride + p] : -1;
     };
     uint32_t slot = 0, phase = 1;
     int32_t id = look_up(task.seen / TILE);
     for (uint32_t tile = task.seen / TILE; tile < task.n_tiles; tile++) {
-        const char *source = x.kv.layer + (size_t)id * x.kv.page_bytes + ((size_t)head * 2 * slabs + slab) * run_bytes;
+        const char *source = x.kv.layer + (size_t)id * x.kv.page_bytes + (size_t)head * 2 * run_bytes;
         bool is_mine = id >= 0;
         uint32_t n_bytes = __popc(__ballot_sync(~0u, is_mine)) * run_bytes;
         if (tile + 1 < task.n_tiles)
@@ -162,8 +174,8 @@ static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_ta
                 gate_expect(full + slot * 8, n_bytes);
             __syncwarp();
             if (is_mine)
-                copy_run(ring + slot * shape::chunk_bytes + slab * TILE * 128 + page * run_bytes,
-                         source + values * slabs * run_bytes, run_bytes, full + slot * 8, policy);
+                copy_run(ring + slot * shape::chunk_bytes + lane * run_bytes, source + values * run_bytes, run_bytes,
+                         full + slot * 8, policy);
             if (++slot == shape::depth) {
                 slot = 0;
                 phase ^= 1;
@@ -188,7 +200,7 @@ template <class T, uint32_t D> struct prefill_rows {
             o[i] = all[i] = 0;
         for (uint32_t e = 0; e < 2; e++) {
             m[e] = all_m[e] = MINUS_INFINITY;
-            l[e] = all_l[e] = 0;
+            l[e] = all_l[e] = before[e] = now[e] = 0;
         }
     }
 
@@ -215,11 +227,15 @@ template <class T, uint32_t D> struct prefill_rows {
         }
     }
 
-    __device__ __forceinline__ void scale_split(void)
+    /* What becomes of o before the values of a tile are added: the first one of a split finds the split before closed. */
+    __device__ __forceinline__ void move_on(bool is_first)
     {
+        if (is_first)
+            fold_split();
+        else
 #pragma unroll
-        for (uint32_t i = 0; i < n; i++)
-            o[i] = o[i] * a[i / 2 % 2];
+            for (uint32_t i = 0; i < n; i++)
+                o[i] = o[i] * a[i / 2 % 2];
     }
 
     __device__ __forceinline__ void cap(float cap_factor)
@@ -244,34 +260,46 @@ template <class T, uint32_t D> struct prefill_rows {
     /* s becomes p; m, l and a move on. */
     __device__ __forceinline__ void soften(void)
     {
+        float most[2], minus[2], sum[2];
 #pragma unroll
         for (uint32_t e = 0; e < 2; e++) {
-            float most = m[e];
+            float part[4]; /* a maximum has no order */
+            for (uint32_t f = 0; f < 4; f++)
+                part[f] =
+                    fmaxf(fmaxf(s[f * 8 + e * 2], s[f * 8 + e * 2 + 1]), fmaxf(s[f * 8 + 4 + e * 2], s[f * 8 + 5 + e * 2]));
+            most[e] = fmaxf(fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3])), m[e]);
+        }
 #pragma unroll
-            for (uint32_t i = 0; i < 16; i++)
-                most = fmaxf(most, s[i / 2 * 4 + e * 2 + i % 2]);
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            float z = anchor(most), minus = -(z * c), u[2];
+        for (uint32_t apart = 1; apart < 4; apart *= 2)
+            for (uint32_t e = 0; e < 2; e++)
+                most[e] = fmaxf(most[e], __shfl_xor_sync(~0u, most[e], apart));
+#pragma unroll
+        for (uint32_t e = 0; e < 2; e++) {
+            float z = anchor(most[e]);
+            minus[e] = -(z * c);
             a[e] = rescale(m[e], z, c);
-            m[e] = most;
+            m[e] = most[e];
+        }
 #pragma unroll
-            for (uint32_t i = 0; i < 16; i++) {
-                float &v = s[i / 2 * 4 + e * 2 + i % 2];
-                v = power_of_2(fmaf(v, c, minus));
-            }
+        for (uint32_t i = 0; i < 32; i++)
+            s[i] = power_of_2(fmaf(s[i], c, minus[i / 2 % 2]));
 #pragma unroll
+        for (uint32_t e = 0; e < 2; e++) {
+            float u[2];
             for (uint32_t y = 0; y < 2; y++) {
                 float r[4];
                 for (uint32_t f = 0; f < 4; f++)
                     r[f] = s[f * 8 + e * 2 + y] + s[f * 8 + 4 + e * 2 + y];
                 u[y] = (r[0] + r[1]) + (r[2] + r[3]);
             }
-            float sum = u[0] + u[1];
-            sum = sum + __shfl_xor_sync(~0u, sum, 1);
-            sum = sum + __shfl_xor_sync(~0u, sum, 2);
-            l[e] = fmaf(a[e], l[e], sum);
+            sum[e] = u[0] + u[1];
         }
+#pragma unroll
+        for (uint32_t apart = 1; apart < 4; apart *= 2)
+            for (uint32_t e = 0; e < 2; e++)
+                sum[e] = sum[e] + __shfl_xor_sync(~0u, sum[e], apart);
+        for (uint32_t e = 0; e < 2; e++)
+            l[e] = fmaf(a[e], l[e], sum[e]);
     }
 
     /* An accumulator's order is that of the next product's operand. */
@@ -289,7 +317,8 @@ template <uint32_t D> static __device__ void clear_values(char *chunk, uint32_t 
     const uint32_t pieces = D / 8;
     for (uint32_t i = threadIdx.x % 128; i < (to - from) * pieces; i += 128) {
         uint32_t row = from + i / pieces, piece = i % pieces;
-        *(uint4 *)(chunk + piece / 8 * TILE * 128 + row * 128 + piece % 8 * 16) = make_uint4(0, 0, 0, 0);
+        *(uint4 *)(chunk + (row / 8 * (D / 64) + piece / 8) * SLAB_BYTES + row % 8 * 128 + piece % 8 * 16) =
+            make_uint4(0, 0, 0, 0);
     }
     shared_written();
     meet(1 + group, 128);
@@ -301,7 +330,8 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
                                     uint32_t full, uint32_t empty)
 {
     typedef prefill_shape<D> shape;
-    const uint32_t group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const uint32_t group = uniform(threadIdx.x / 128), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const uint32_t g = lane / 4, t = lane % 4;
     const uint32_t first = task.packed + (shape::is_wide ? 0 : group * 64), depth = shape::depth;
     char *const ring = shared + shape::q_bytes;
     if (shape::is_wide) {
@@ -318,13 +348,13 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
     prefill_rows<T, D> rows;
     rows.c = x.factor;
     auto token = [&](uint32_t e) { return min((first + warp * 16 + g + e * 8) / x.group, task.n_rows - 1); };
-    const uint32_t lowest = task.start + first / x.group; /* positions of the warpgroup's rows */
-    const uint32_t highest = task.start + (min(first + 64, task.n_packed) - 1) / x.group;
-    const uint32_t j0 = task.seen / TILE, n = highest / TILE + 1, high_seen = x.first_seen(highest);
-    const uint64_t along = (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
-    const uint64_t across = (uint64_t)512 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
-    const uint64_t q = along | shared_place(shared) >> 4, tiles = shared_place(ring) >> 4;
-    const uint32_t side = shape::is_wide ? group * 2 * TILE * 128 : 0; /* the warpgroup's columns of a tile of values */
+    const uint32_t lowest = uniform(task.start + first / x.group); /* positions of the warpgroup's rows */
+    const uint32_t highest = uniform(task.start + (min(first + 64, task.n_packed) - 1) / x.group);
+    const uint32_t seen = uniform(task.seen), j0 = seen / TILE, n = highest / TILE + 1, high_seen = x.first_seen(highest);
+    /* Low halves of descriptors (octets of keys lie `slabs` slabs apart) and their constant high ones. */
+    const uint32_t slabs = D / 64, unit = SLAB_BYTES / 16, high = 1u << 30 | slabs * unit, q_high = 1u << 30 | unit;
+    const uint32_t q = 1u << 16 | shared_place(shared) >> 4, tiles = shared_place(ring) >> 4;
+    const uint32_t column = shape::is_wide ? group * shape::columns : 0; /* the warpgroup's first one of O */
     uint32_t q_rows[shape::is_wide ? 1 : D / 16][4];
     if (!shape::is_wide)
         for (uint32_t e = 0; e < 2; e++) {
@@ -339,20 +369,20 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
         }
     rows.begin();
     auto issue_qk = [&](uint32_t slot) {
-        uint64_t k = along | (tiles + slot * (shape::chunk_bytes / 16));
+        uint32_t k = 1u << 16 | (tiles + slot * (shape::chunk_bytes / 16));
 #pragma unroll
         for (uint32_t i = 0; i < D / 16; i++)
             if (shape::is_wide)
-                wgmma_qk(rows.s, q + i / 4 * 512 + i % 4 * 2, k + i / 4 * 512 + i % 4 * 2, i != 0, T());
+                wgmma_qk<q_high, high>(rows.s, q + i / 4 * 512 + i % 4 * 2, k + i / 4 * unit + i % 4 * 2, i != 0, T());
             else
-                wgmma_qk(rows.s, q_rows[i], k + i / 4 * 512 + i % 4 * 2, i != 0, T());
+                wgmma_qk<high>(rows.s, q_rows[i], k + i / 4 * unit + i % 4 * 2, i != 0, T());
         wgmma_end();
     };
     auto issue_pv = [&](uint32_t slot) {
-        uint64_t v = across | (tiles + slot * (shape::chunk_bytes / 16) + side / 16);
+        uint32_t v = unit << 16 | (tiles + slot * (shape::chunk_bytes / 16) + column / 64 * unit);
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
-            wgmma_pv(rows.o, rows.p + i * 4, v + i * 128, T());
+            wgmma_pv<high>(rows.o, rows.p + i * 4, v + i * 2 * slabs * unit, T());
         wgmma_end();
     };
     auto soften = [&](uint32_t j) {
@@ -369,12 +399,12 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
         }
         rows.soften();
     };
-    auto clear = [&](uint32_t j,
-                     uint32_t slot) { /* values that no row of the block sees may be anything */
-                                      if (j * TILE < task.seen)
-                                          clear_values<D>(ring + slot * shape::chunk_bytes, 0, task.seen - j * TILE, group);
-                                      if (j * TILE + TILE > task.len)
-                                          clear_values<D>(ring + slot * shape::chunk_bytes, task.len - j * TILE, TILE, group);
+    /* Values that no row of the block sees may be anything. */
+    auto clear = [&](uint32_t j, uint32_t slot) {
+        if (j * TILE < seen)
+            clear_values<D>(ring + slot * shape::chunk_bytes, 0, seen - j * TILE, group);
+        if (j * TILE + TILE > task.len)
+            clear_values<D>(ring + slot * shape::chunk_bytes, task.len - j * TILE, TILE, group);
     };
 
     gate_wait(full, 0);
@@ -394,18 +424,19 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
             k_phase ^= 1;
         }
         gate_wait(full + k_slot * 8, k_phase);
-        gate_wait(full + v_slot * 8, v_phase);
-        if (j * TILE < task.seen)
-            clear(j, v_slot);
         wgmma_fence();
         issue_qk(k_slot);
+        rows.move_on(j % TILES == 0);
+        gate_wait(full + v_slot * 8, v_phase);
+        if (j * TILE < seen)
+            clear(j, v_slot);
+        wgmma_fence();
         issue_pv(v_slot);
         wgmma_drain<1>();
         pin(rows.s);
         if (lane == 0)
             gate_arrive(empty + k_slot * 8, 1);
-        const bool is_cut = (j + 1) % (SPLIT / TILE) == 0;
-        if (is_cut)
+        if ((j + 1) % TILES == 0)
             rows.close();
         soften(j + 1);
         wgmma_drain<0>();
@@ -415,12 +446,9 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
             gate_arrive(empty + v_slot * 8, 1);
         v_slot = k_slot + 1;
         v_phase = k_phase;
-        if (is_cut)
-            rows.fold_split();
-        else
-            rows.scale_split();
         rows.pack_p();
     }
+    rows.move_on((n - 1) % TILES == 0);
     gate_wait(full + v_slot * 8, v_phase);
     clear(n - 1, v_slot);
     wgmma_fence();
@@ -435,7 +463,7 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
         float scale = __frcp_rn(rows.all_l[e]);
         if (row >= task.n_packed)
             continue;
-        T *out = x.out.at(task.first_row + token(e), (head * x.group + row % x.group) * D + side / 128 / TILE * 64 + t * 2);
+        T *out = x.out.at(task.first_row + token(e), (head * x.group + row % x.group) * D + column + t * 2);
 #pragma unroll
         for (uint32_t f = 0; f < shape::columns / 8; f++)
             *(uint32_t *)(out + f * 8) = pack(rows.all[f * 4 + e * 2] * scale, rows.all[f * 4 + e * 2 + 1] * scale, T());

@@ -1,9 +1,9 @@
 /* kv.cuh: how the CUDA backend lays keys and values into a layer's part of a page; rope.cu writes it, attention reads it. The
  * configuration alone chooses between two layouts.
- * Tiled, for 16-bit pages of the type of activations and heads of 64, 128 or 256 values: [kv head][K, V][head_dim / 64 slabs]
- * [token][64], the 16-byte chunk c of a token's 128 bytes at c ^ (token % 8): one run of bytes copied into shared memory is an
- * operand of the tensor cores, without bank conflicts. Plain, for all else: keys [kv head][token][head_dim], then values
- * alike. */
+ * Tiled, for 16-bit pages of the type of activations and heads of 64, 128 or 256 values: [kv head][K, V][token / 8]
+ * [head_dim / 64 slabs][token % 8][64], the 16-byte chunk c of a token's 128 bytes at c ^ (token % 8): a head's keys or values
+ * of a page are one run of bytes, and runs copied one after the other are an operand of the tensor cores, without bank
+ * conflicts. Plain, for all else: keys [kv head][token][head_dim], then values alike. */
 #ifndef LLMPY_CUDA_KV_CUH
 #define LLMPY_CUDA_KV_CUH
 
@@ -30,19 +30,22 @@ template <class C> struct cache {
     {
         return layer + (size_t)table[(size_t)seq * table_stride + (position >> block_shift)] * page_bytes;
     }
-    /* Plain: the key of a position of a sequence; its value lies values() further on. */
+    /* Plain: the key of a position in its page; its value lies values() further on. */
+    __device__ __forceinline__ C *key_in(char *page, uint32_t position, uint32_t head) const
+    {
+        return (C *)page + ((size_t)head * block_tokens + (position & (block_tokens - 1))) * head_dim;
+    }
     __device__ __forceinline__ C *key(uint32_t seq, uint32_t position, uint32_t head) const
     {
-        size_t token = (size_t)head * block_tokens + (position & (block_tokens - 1));
-        return (C *)page_of(seq, position) + token * head_dim;
+        return key_in(page_of(seq, position), position, head);
     }
     __device__ __forceinline__ size_t values() const { return (size_t)n_kv_heads * block_tokens * head_dim; }
     /* Tiled: the 8 values from 8 * c on of a position's key; those of its value lie tiled_values() further on. */
-    __device__ __forceinline__ C *tiled_key(uint32_t seq, uint32_t position, uint32_t head, uint32_t c) const
+    __device__ __forceinline__ C *tiled_in(char *page, uint32_t position, uint32_t head, uint32_t c) const
     {
         uint32_t token = position & (block_tokens - 1), slab = c / 8, chunk = (c % 8) ^ (token % 8);
-        size_t row = (size_t)head * 2 * (head_dim / 64) * block_tokens + slab * block_tokens + token;
-        return (C *)page_of(seq, position) + row * 64 + chunk * 8;
+        size_t row = (size_t)head * 2 * block_tokens + token / 8 * 8;
+        return (C *)page + row * head_dim + (slab * 8 + token % 8) * 64 + chunk * 8;
     }
     __device__ __forceinline__ size_t tiled_values() const { return (size_t)block_tokens * head_dim; }
 };

@@ -9,7 +9,8 @@
 #include "kv.cuh"
 
 #define THREADS 128u
-#define SHARED_ROWS 256u /* from here on a block of qkv takes several heads of its row, for one look at the table */
+#define SHARED_ROWS 128u /* from here on a thread of qkv takes several heads of its row, for more bytes in flight */
+#define MANY_HEADS 3u
 
 static __global__ void make_table(struct rope_table_args args)
 {
@@ -83,10 +84,11 @@ template <class T>
 static __global__ void write_tiles(rows<T> k, rows<T> v, cache<T> kv, const int32_t *positions, const int32_t *row_seq)
 {
     start_next();
-    uint32_t r = blockIdx.x, head = blockIdx.y, seq = (uint32_t)row_seq[r], position = (uint32_t)positions[r];
+    uint32_t r = blockIdx.x, head = blockIdx.y, position = (uint32_t)positions[r];
+    char *page = kv.page_of((uint32_t)row_seq[r], position);
     wait_for_input();
     for (uint32_t d = threadIdx.x; d < kv.head_dim; d += THREADS) {
-        T *key = kv.tiled_key(seq, position, head, d / 8) + d % 8;
+        T *key = kv.tiled_in(page, position, head, d / 8) + d % 8;
         *key = *k.at(r, head * kv.head_dim + d);
         key[kv.tiled_values()] = *v.at(r, head * kv.head_dim + d);
     }
@@ -154,17 +156,33 @@ static __device__ __forceinline__ void turn_eight(eight<T> *x, const float2 (&tu
     }
 }
 
-/* A group of LANES lanes, 8 values each, takes a head of a row. */
-template <class T, uint32_t LANES>
+/* A group of LANES lanes, 8 values each, takes HEADS heads of a row, all read before the first is turned. */
+template <class T, uint32_t LANES, uint32_t HEADS>
 static __global__ void __launch_bounds__(THREADS)
 prepare_heads(struct qkv_rows<T> x, cache<T> kv, const int32_t *positions, const int32_t *row_seq)
 {
     start_next();
     const uint32_t groups = THREADS / LANES, lane = threadIdx.x % LANES, first = lane * 8, dim = kv.head_dim, r = blockIdx.x;
-    const uint32_t n_q = x.q.width / dim, n_all = n_q + 2 * kv.n_kv_heads, seq = (uint32_t)row_seq[r];
-    const uint32_t position = (uint32_t)positions[r];
+    const uint32_t n_q = x.q.width / dim, n_k = n_q + kv.n_kv_heads, seq = (uint32_t)row_seq[r];
+    const uint32_t position = (uint32_t)positions[r], head0 = blockIdx.y * groups * HEADS + threadIdx.x / LANES;
     const bool is_mine = first < dim;
+    float weights[2][8]; /* of q, of k */
+    for (uint32_t i = 0; i < 8; i++) {
+        weights[0][i] = is_mine && x.q_norm ? x.q_norm[first + i] : 0;
+        weights[1][i] = is_mine && x.k_norm ? x.k_norm[first + i] : 0;
+    }
+    char *page = kv.page_of(seq, position);
     wait_for_input();
+    eight<T> values[HEADS];
+#pragma unroll
+    for (uint32_t h = 0; h < HEADS; h++) {
+        uint32_t head = head0 + h * groups;
+        *(uint4 *)&values[h] = make_uint4(0, 0, 0, 0);
+        if (is_mine && head < n_k + kv.n_kv_heads)
+            values[h] = *(const eight<T> *)(head < n_q   ? x.q.at(r, head * dim + first)
+                                            : head < n_k ? x.k.at(r, (head - n_q) * dim + first)
+                                                         : x.v.at(r, (head - n_k) * dim + first));
+    }
     float2 turns[8] = {};
     if (x.table)
         for (uint32_t i = 0; i < 8; i++) {
@@ -172,38 +190,33 @@ prepare_heads(struct qkv_rows<T> x, cache<T> kv, const int32_t *positions, const
             if (freq < x.n_freqs && (i < 4 || !x.interleaved))
                 turns[i] = x.table[(size_t)r * x.n_freqs + freq];
         }
-    for (uint32_t block = blockIdx.y * groups; block < n_all; block += gridDim.y * groups) {
-        uint32_t head = block + threadIdx.x / LANES;
-        bool is_q = head < n_q, is_k = !is_q && head < n_q + kv.n_kv_heads, is_live = is_mine && head < n_all;
-        eight<T> values;
-        *(uint4 *)&values = make_uint4(0, 0, 0, 0);
-        if (!is_q)
-            head -= is_k ? n_q : n_q + kv.n_kv_heads;
-        T *at = (is_q ? x.q : is_k ? x.k : x.v).at(r, head * dim + first);
-        if (is_live)
-            values = *(const eight<T> *)at;
-        const float *weight = is_q ? x.q_norm : is_k ? x.k_norm : NULL;
+#pragma unroll
+    for (uint32_t h = 0; h < HEADS; h++) {
+        uint32_t head = head0 + h * groups;
+        bool is_q = head < n_q, is_k = !is_q && head < n_k;
         if (x.q_norm || x.k_norm) {
             float wide[8];
             for (uint32_t i = 0; i < 8; i++)
-                wide[i] = to_float(values.values[i]);
+                wide[i] = to_float(values[h].values[i]);
             float scale = norm_scale(head_squares<LANES>(wide), dim, x.eps);
-            for (uint32_t i = 0; i < 8 && is_live && weight; i++)
-                values.values[i] = round_to<T>(weight[first + i] * (wide[i] * scale));
+            for (uint32_t i = 0; i < 8; i++)
+                if (is_q ? x.q_norm != NULL : is_k && x.k_norm)
+                    values[h].values[i] = round_to<T>((is_q ? weights[0][i] : weights[1][i]) * (wide[i] * scale));
         }
         if (x.table) {
-            eight<T> turned = values;
+            eight<T> turned = values[h];
             turn_eight<T, LANES>(&turned, turns, x.n_freqs, x.interleaved);
             if (is_q || is_k)
-                values = turned;
+                values[h] = turned;
         }
-        if (!is_live)
+        if (!is_mine || head >= n_k + kv.n_kv_heads)
             continue;
-        if (!is_q) {
-            at = x.is_tiled ? kv.tiled_key(seq, position, head, lane) : kv.key(seq, position, head) + first;
-            at += is_k ? 0 : x.is_tiled ? kv.tiled_values() : kv.values();
-        }
-        *(eight<T> *)at = values;
+        T *to = x.q.at(r, head * dim + first);
+        if (!is_q && x.is_tiled)
+            to = kv.tiled_in(page, position, head - (is_k ? n_q : n_k), lane) + (is_k ? 0 : kv.tiled_values());
+        else if (!is_q)
+            to = kv.key_in(page, position, head - (is_k ? n_q : n_k)) + first + (is_k ? 0 : kv.values());
+        *(eight<T> *)to = values[h];
     }
 }
 
@@ -241,10 +254,10 @@ template <class T, uint32_t LANES> static void launch_prepare(const struct cuda 
                             args->q_norm,     args->k_norm,               (const float2 *)rope->table,
                             args->eps,        rope->table ? rope->n_freqs : 0, rope->interleaved,
                             kv_is_tiled(cuda, kv->dtype, kv->head_dim)};
-    if (batch->n_rows >= SHARED_ROWS)
-        slices = ceil_div(slices, 3);
-    launch(cuda, prepare_heads<T, LANES>, dim3(batch->n_rows, slices), THREADS, 0, x, cache<T>(*kv, batch->block_tokens),
-           batch->positions, batch->row_seq);
+    bool is_many = batch->n_rows >= SHARED_ROWS;
+    launch(cuda, is_many ? prepare_heads<T, LANES, MANY_HEADS> : prepare_heads<T, LANES, 1>,
+           dim3(batch->n_rows, is_many ? ceil_div(slices, MANY_HEADS) : slices), THREADS, 0, x,
+           cache<T>(*kv, batch->block_tokens), batch->positions, batch->row_seq);
 }
 
 enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err)
