@@ -20,7 +20,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from ._later import (
-        AsyncEngine,
         BeamSearchOutput,
         BeamSearchParams,
         BeamSearchSequence,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         StructuredOutputsParams,
     )
+    from .async_engine import AsyncEngine
     from .config import EngineConfig
     from .errors import (
         ChatTemplateError,
@@ -65,8 +65,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "_later": "AsyncEngine BeamSearchOutput BeamSearchParams BeamSearchSequence EmbeddingRequestOutput LoRARequest "
-    "PoolingParams PoolingRequestOutput StructuredOutputsParams",
+    "_later": "BeamSearchOutput BeamSearchParams BeamSearchSequence EmbeddingRequestOutput LoRARequest PoolingParams "
+    "PoolingRequestOutput StructuredOutputsParams",
+    "async_engine": "AsyncEngine",
     "config": "EngineConfig",
     "hardware": "build_info devices",
     "errors": "ChatTemplateError CheckpointError ConfigError DeviceError DeviceMemoryError EngineAsleepError "

@@ -124,7 +124,18 @@ class Frontend:
 
     def check(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
         """Checks that need the model."""
+        self.check_ids(prompt, params)
+        self.check_params(prompt, params, priority)
+
+    def check_ids(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Checks of a tokenised prompt."""
         self.check_length(prompt)
+        assert prompt.ids is not None
+        if params.prompt_logprobs is not None and params.prompt_logprobs <= self.config.max_logprobs:
+            self.check_size("prompt_logprobs", params.prompt_logprobs, len(prompt.ids))
+
+    def check_params(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
+        """Checks that need no ids of the prompt."""
         most = self.config.max_logprobs
         for name, label in (("logprobs", "sample"), ("prompt_logprobs", "prompt")):
             count = getattr(params, name)
@@ -134,10 +145,7 @@ class Frontend:
                     parameter=name,
                     value=count,
                 )
-        assert prompt.ids is not None
-        if params.prompt_logprobs is not None:
-            self.check_size("prompt_logprobs", params.prompt_logprobs, len(prompt.ids))
-        self._check_ids(params)
+        self._check_token_ids(params)
         for name in ("stop", "bad_words"):
             if self.tokenizer is None and getattr(params, name):
                 raise InvalidRequestError(f"{name} needs a tokenizer; skip_tokenizer_init is True", parameter=name)
@@ -160,7 +168,7 @@ class Frontend:
                 value=count,
             )
 
-    def _check_ids(self, params: SamplingParams) -> None:
+    def _check_token_ids(self, params: SamplingParams) -> None:
         size = self.vocab_size
         outside = [token for token in params.logit_bias or () if not 0 <= token < size]
         if outside:

@@ -16,12 +16,6 @@ class _Later:
         raise UnsupportedError(f"{type(self).__name__} is not supported yet{self._instead}")
 
 
-class AsyncEngine(_Later):
-    """The engine for asyncio and servers."""
-
-    _instead = "; use LLM, whose add_request() and step() a server can drive"
-
-
 class BeamSearchParams(_Later):
     """Parameters of beam search."""
 
@@ -60,8 +54,8 @@ class LoRARequest(_Later):
     _instead = "; merge the adapter into the checkpoint"
 
 
-class LaterMethods:
-    """Methods of LLM that are not built yet."""
+class LaterCalls:
+    """Ways to run LLM that are not built yet."""
 
     def as_completed(self, *args: object, **kwargs: object) -> NoReturn:
         """Outputs as they finish."""
@@ -87,10 +81,6 @@ class LaterMethods:
         """Embeddings."""
         _refuse("embed()", "generate() and score() are")
 
-    def encode(self, *args: object, **kwargs: object) -> NoReturn:
-        """Pooled states."""
-        _refuse("encode()", "for token ids use get_tokenizer().encode()")
-
     def classify(self, *args: object, **kwargs: object) -> NoReturn:
         """Classification."""
         _refuse("classify()", "score() gives logprobs of labels")
@@ -98,6 +88,10 @@ class LaterMethods:
     def similarity(self, *args: object, **kwargs: object) -> NoReturn:
         """Similarity of pairs."""
         _refuse("similarity()", "generate() and score() are")
+
+
+class LaterMethods:
+    """Methods of LLM and AsyncEngine that are not built yet. One that is awaited raises when it is called."""
 
     def sleep(self, *args: object, **kwargs: object) -> NoReturn:
         """Gives memory back."""
@@ -138,6 +132,10 @@ class LaterMethods:
     def apply_model(self, *args: object, **kwargs: object) -> NoReturn:
         """There is no module tree to apply a function to."""
         raise UnsupportedError("apply_model(): there is no module tree; see program(), weight_info() and tap()")
+
+    def encode(self, *args: object, **kwargs: object) -> NoReturn:
+        """Pooled states."""
+        _refuse("encode()", "for token ids use get_tokenizer().encode()")
 
 
 def _refuse(name: str, instead: str) -> NoReturn:

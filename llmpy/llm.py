@@ -9,7 +9,7 @@ from . import _calls
 from ._driver import Driver
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
 from ._frontend import one_each, special_tokens_wanted
-from ._later import LaterMethods
+from ._later import LaterCalls, LaterMethods
 from .checks import as_int
 from .errors import InvalidRequestError, UnsupportedError
 from .inputs import batch, is_single
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .progress import UseTqdm
 
 
-class LLM(EngineBase, LaterMethods):
+class LLM(EngineBase, LaterCalls, LaterMethods):
     """A model ready to generate.
 
     Args:

@@ -62,8 +62,8 @@ enum rc mail_take(struct mail *mail, struct news *news, uint32_t max, uint32_t *
 /* Waits until there is something to take; false when the time is over. */
 bool mail_wait(struct mail *mail, double seconds);
 void mail_abort(struct mail *mail);
-/* From here on the channel tells of it. */
-void mail_move(struct mail *mail, struct channel *channel);
+/* From here on this channel tells of it, NULL for none; ends_only as in driver_submit. */
+void mail_move(struct mail *mail, struct channel *channel, bool ends_only);
 /* Nobody reads it any more: its request ends, if it has not, and all its memory is freed. */
 void mail_drop(struct mail *mail);
 

@@ -323,14 +323,18 @@ void mail_abort(struct mail *mail)
     unlock(mail->driver);
 }
 
-void mail_move(struct mail *mail, struct channel *channel)
+void mail_move(struct mail *mail, struct channel *channel, bool ends_only)
 {
     lock(mail->driver);
     mail_set_channel(mail, channel);
+    mail->ends_only = ends_only;
+    mail->is_announced = mail->n_fresh && (mail->is_done || !ends_only);
     if (mail->is_announced) {
         list_mail(mail);
         if (channel)
             channel_signal(channel);
+        if (mail->n_readers_waiting)
+            pthread_cond_broadcast(&mail->driver->changed);
     }
     unlock(mail->driver);
 }

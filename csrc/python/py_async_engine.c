@@ -366,13 +366,15 @@ static PyObject *mail_abort_request(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *mail_move_to(PyObject *object, PyObject *channel_object)
+static PyObject *mail_move_to(PyObject *object, PyObject *args)
 {
+    PyObject *channel_object;
+    int ends_only;
     struct channel *channel;
     struct mail *mail = mail_of(object);
-    if (!mail || !parse_channel(channel_object, &channel))
+    if (!mail || !PyArg_ParseTuple(args, "Op:move", &channel_object, &ends_only) || !parse_channel(channel_object, &channel))
         return NULL;
-    mail_move(mail, channel);
+    mail_move(mail, channel, ends_only);
     Py_RETURN_NONE;
 }
 
@@ -499,7 +501,7 @@ static PyMethodDef mail_methods[] = {
     {"take", mail_take_all, METH_NOARGS, "News since the last call."},
     {"wait", mail_wait_for_news, METH_O, "Waits for news; False when the seconds are over."},
     {"abort", mail_abort_request, METH_NOARGS, "Ends the request at the next step boundary."},
-    {"move", mail_move_to, METH_O, "Which Channel tells of it from now on; None: none."},
+    {"move", mail_move_to, METH_VARARGS, "Which Channel tells of it from now on, None: none; and whether of its end alone."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -401,7 +401,7 @@ static void act_on(struct member *m, uint32_t i)
         m->mails[i] = NULL;
         break;
     case 2:
-        mail_move(mail, check_below(&m->random, 2) ? m->channel : NULL);
+        mail_move(mail, check_below(&m->random, 2) ? m->channel : NULL, check_below(&m->random, 2));
         break;
     case 3:
         mail_wait(mail, 0.001);

@@ -1,0 +1,397 @@
+"""One request of an AsyncEngine while it runs, as its reader sees it: a stream, a handle, an awaitable."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from ._requests import ScoreRequest
+from ._thread import SLICE_S
+from .errors import EngineClosedError, LlmpyError, RequestFailedError
+from .outputs import RequestOutput, ScoreOutput
+from .sampling_params import RequestOutputKind
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ._core import Mail
+    from ._requests import Request
+    from ._thread import Link, ThreadDriver
+
+
+class Feed:
+    """A request and its mail. The core merges what is not read, so an unread feed costs nothing.
+
+    Args:
+        driver: The engine.
+        request: Checked, not yet submitted.
+    """
+
+    __slots__ = ("_driver", "_lock", "_unseen", "_waiter", "aborts", "error", "has_ended", "kind", "link", "mail", "request")
+
+    def __init__(self, driver: ThreadDriver, request: Request) -> None:
+        self.request = request
+        self.kind = request.params.output_kind
+        self.mail: Mail | None = None
+        self.link: Link | None = None
+        self.error: BaseException | None = None
+        """What kept it from being submitted."""
+        self.aborts = False
+        self.has_ended = False
+        """Whether the last output was given out."""
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._unseen = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ends_only(self) -> bool:
+        """Whether the core need only tell of the end."""
+        return self.kind is RequestOutputKind.FINAL_ONLY and not self.request.match_stops
+
+    @property
+    def refused(self) -> bool:
+        """Whether the engine takes no more requests."""
+        return self._driver.refuses
+
+    def submit(self, core: dict[str, Any]) -> None:
+        """Gives the request to the core."""
+        request = self.request
+        assert request.prompt.ids is not None
+        if request.match_stops:
+            request.prepare_text()
+        channel = None if self.link is None else self.link.channel
+        mail = self._driver.thread.submit(channel, request.prompt.ids.tobytes(), core, self.ends_only)
+        request.number = mail.number
+        self._driver.feeds[mail.number] = self
+        self.mail = mail
+        if self.has_ended:
+            self.release()
+        elif self.aborts:
+            mail.abort()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends what never reached the core."""
+        self.error = error
+        self.end()
+        self.wake_anywhere()
+
+    def end(self) -> None:
+        """Ends the request here: nothing more will be read."""
+        self.request.abort()
+        self.release()
+
+    def release(self) -> None:
+        """Forgets the mail; what still runs is ended by the core."""
+        mail, self.mail = self.mail, None
+        if mail is not None:
+            self._driver.feeds.pop(mail.number, None)
+        named = self._driver.named
+        if named.get(self.request.request_id) is self:
+            named.pop(self.request.request_id, None)
+
+    def abort(self) -> None:
+        """Ends the request at the next step boundary; what it made can still be read."""
+        self.aborts = True
+        mail = self.mail
+        if mail is not None:
+            mail.abort()
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def pull(self) -> bool:
+        """Takes what has come; whether the request has finished."""
+        with self._lock:
+            return self._pull()
+
+    def _pull(self) -> bool:
+        request, mail = self.request, self.mail
+        if mail is not None and not request.finished:
+            try:
+                news = mail.take()
+            except MemoryError as error:
+                self.error = error
+                self.end()
+                return True
+            for item in news:
+                request.absorb(item)
+            if news:
+                self._unseen = True
+                if request.finished:
+                    self.release()
+        return request.finished
+
+    def refresh(self) -> bool:
+        """As `pull`, from outside the reader's loop: the reader hears of it."""
+        finished = self.pull()
+        if self._unseen:
+            self.wake_anywhere()
+        return finished
+
+    def next_output(self) -> RequestOutput | None:
+        """What is new, as the kind wants; None: nothing yet."""
+        with self._lock:
+            if self.has_ended:
+                return None
+            finished = self._pull()
+            if not finished and (not self._unseen or self.kind is RequestOutputKind.FINAL_ONLY):
+                return None
+            return self._output(finished)
+
+    def final_output(self) -> RequestOutput | None:
+        """The last output; None: it still runs."""
+        with self._lock:
+            return self._output(True) if self._pull() else None
+
+    def _output(self, finished: bool) -> RequestOutput:
+        self._unseen = False
+        self.has_ended = finished
+        if finished:
+            self.raise_failure()
+        return self.request.output(delta=self.kind is RequestOutputKind.DELTA)
+
+    def raise_failure(self) -> None:
+        """Raises what the request failed of, if it did."""
+        request = self.request
+        if self.error is not None:
+            raise self.error
+        if request.error is None:
+            return
+        if any(sample.finish == "error" for sample in request.samples):
+            self._driver.raise_death()
+        output: RequestOutput | ScoreOutput
+        output = request.score() if isinstance(request, ScoreRequest) else request.output()
+        raise RequestFailedError(f"request failed: {request.error}", output=output) from request.error
+
+    # ---- waiting ----------------------------------------------------------------------------------------------------
+
+    def bind(self, loop: asyncio.AbstractEventLoop, ends_only: bool) -> None:
+        """Has the core tell this loop."""
+        self.link = self._driver.link(loop)
+        mail = self.mail
+        if mail is not None:
+            mail.move(self.link.channel, ends_only)
+
+    def wake(self) -> None:
+        """Lets the reader look; in its loop."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def wake_anywhere(self) -> None:
+        """The same from any thread."""
+        if self.link is not None:
+            self.link.call(self.wake)
+
+    async def wait(self) -> None:
+        """Waits for news. One reader at a time."""
+        if self._waiter is not None and not self._waiter.done():
+            raise RuntimeError("another task is reading this stream")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    async def finish(self) -> None:
+        """Waits for the end."""
+        self.bind(asyncio.get_running_loop(), not self.request.match_stops)
+        while not self.pull():
+            await self.wait()
+
+    def wait_blocking(self, timeout: float | None) -> bool:
+        """Waits for the end without asyncio; False: the time is over."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.pull():
+            left = SLICE_S if deadline is None else min(SLICE_S, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            mail = self.mail
+            if mail is None:
+                time.sleep(min(left, 0.001))
+            else:
+                mail.wait(left)
+        return True
+
+
+class Reader:
+    """Somebody who holds a request. Letting go of it ends the request.
+
+    Args:
+        feed: The request.
+        keep: Lives as long as this object.
+    """
+
+    __slots__ = ("__weakref__", "_feed", "_keep")
+
+    def __init__(self, feed: Feed, keep: object) -> None:
+        self._feed = feed
+        self._keep = keep
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._feed.request.request_id
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last output was given out."""
+        return self._feed.has_ended
+
+    def abort(self) -> None:
+        """Ends the request at the next step boundary; the last output says "abort". Twice is fine."""
+        self._feed.abort()
+
+    def close(self) -> None:
+        """Ends the request and drops what it made."""
+        self._drop()
+        self._feed.wake_anywhere()
+
+    def _drop(self) -> None:
+        self._feed.has_ended = self._feed.aborts = True
+        self._feed.end()
+
+    def __del__(self) -> None:
+        self._drop()
+
+    def __repr__(self) -> str:
+        state = "finished" if self._feed.request.finished else "running"
+        return f"{type(self).__name__}({self.request_id}, {state})"
+
+
+class RequestStream(Reader):
+    """Outputs of one request: `async for output in stream`, or `await stream` for the last one.
+
+    Cancelling the task that reads, closing the stream or dropping it ends the request. Reading slowly costs nobody
+    anything: what is not read merges into one output.
+    """
+
+    __slots__ = ()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """The next output.
+
+        Raises:
+            RequestFailedError: The request failed; `.output` is what it made.
+            EngineDeadError: A fault has killed the engine.
+            InvalidRequestError: Long text, tokenised behind the call, cannot run.
+        """
+        feed = self._feed
+        try:
+            while True:
+                output = feed.next_output()
+                if output is not None:
+                    return output
+                if feed.has_ended:
+                    raise StopAsyncIteration
+                if feed.link is None or not feed.link.is_current():
+                    feed.bind(asyncio.get_running_loop(), feed.ends_only)
+                await feed.wait()
+        except asyncio.CancelledError:
+            self._drop()
+            raise
+
+    def __await__(self) -> Generator[Any, None, RequestOutput]:
+        return self._final().__await__()
+
+    async def _final(self) -> RequestOutput:
+        feed = self._feed
+        if feed.has_ended:
+            raise RuntimeError(f"the last output of request {self.request_id} was already read")
+        try:
+            await feed.finish()
+        except asyncio.CancelledError:
+            self._drop()
+            raise
+        output = feed.final_output()
+        assert output is not None
+        return output
+
+    async def aclose(self) -> None:
+        """Ends the request and drops what it made."""
+        self.close()
+
+
+class RequestHandle(Reader):
+    """A request without asyncio. Dropping the handle ends the request."""
+
+    __slots__ = ()
+
+    def poll(self) -> RequestOutput | None:
+        """What is new, as `output_kind` wants; None: nothing yet, or the last output was given out.
+
+        Raises:
+            RequestFailedError: The request failed; `.output` is what it made.
+            EngineDeadError: A fault has killed the engine.
+        """
+        return self._feed.next_output()
+
+    def wait(self, timeout: float | None = None) -> RequestOutput:
+        """Waits for the end without holding the GIL, and gives the last output.
+
+        Args:
+            timeout: Seconds; None = no limit.
+
+        Raises:
+            TimeoutError: It still runs.
+            RequestFailedError, EngineDeadError: As in `poll`.
+        """
+        feed = self._feed
+        mail = feed.mail
+        if mail is not None and not feed.request.match_stops:
+            mail.move(None, True)
+        try:
+            done = feed.wait_blocking(timeout)
+        finally:
+            if mail is not None and feed.mail is mail:
+                mail.move(None, feed.ends_only)
+        if not done:
+            raise TimeoutError(f"request {self.request_id} still runs after {timeout} s")
+        output = feed.final_output()
+        assert output is not None
+        return output
+
+
+class PendingScore(Reader):
+    """A score that is being computed: await it."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, ScoreOutput]:
+        return self._score().__await__()
+
+    async def _score(self) -> ScoreOutput:
+        feed, request = self._feed, self._feed.request
+        assert isinstance(request, ScoreRequest)
+        try:
+            await feed.finish()
+        except asyncio.CancelledError:
+            self._drop()
+            raise
+        feed.has_ended = True
+        feed.raise_failure()
+        if request.samples[0].finish == "abort":
+            raise RequestFailedError("score was aborted", output=request.score())
+        return request.score()
+
+
+def deferred(feed: Feed, prepare: Callable[[], dict[str, Any]]) -> Callable[[], None]:
+    """A job that prepares a request and submits it, unless it was ended meanwhile."""
+
+    def job() -> None:
+        try:
+            if feed.aborts or feed.refused:
+                feed.end()
+                feed.wake_anywhere()
+            else:
+                feed.submit(prepare())
+        except (LlmpyError, EngineClosedError, MemoryError, ValueError, TypeError) as error:
+            feed.fail(error)
+
+    return job

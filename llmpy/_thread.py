@@ -1,0 +1,230 @@
+"""The engine's thread as Python sees it: requests in flight, event loops that wait for them, life and death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ._core import Channel, EngineThread
+from .errors import EngineClosedError, EngineDeadError
+
+if TYPE_CHECKING:
+    from ._core import Engine, Model
+    from ._feeds import Feed
+
+# enum driver_state
+IDLE, HAS_ROOM, PAUSED, DEAD, CLOSED, BOUNDARY = (1 << bit for bit in range(6))
+OVER = DEAD | CLOSED
+SLICE_S = 0.05
+"""Longest stay in the core without looking for signals."""
+
+
+class ThreadDriver:
+    """The thread that drives an engine of the core, and the requests that it holds. All methods from any thread.
+
+    Args:
+        model, engine: The core's; closed by `close`.
+        max_queued: Most samples that may wait; 0 = no limit.
+    """
+
+    def __init__(self, model: Model, engine: Engine, max_queued: int) -> None:
+        self.model = model
+        self.engine = engine
+        self.thread = EngineThread(engine, max_queued)
+        self.closed = False
+        self.refuses = False
+        """Whether requests are refused because the engine shuts down."""
+        self.feeds: dict[int, Feed] = {}
+        """By number; those that the core has taken."""
+        self.named: dict[str, Feed] = {}
+        """By request id; those in flight."""
+        self._pid = os.getpid()
+        self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
+        self._table = threading.Lock()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs_lock = threading.Lock()
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises unless the engine is open in this process; a dead one is.
+
+        Raises:
+            EngineClosedError: It was closed, or belongs to another process.
+        """
+        if os.getpid() != self._pid:
+            raise EngineClosedError(f"engine belongs to process {self._pid}; create one in this process")
+        if self.closed:
+            raise EngineClosedError("engine is closed")
+
+    def check_alive(self) -> None:
+        """Raises unless the engine can run requests.
+
+        Raises:
+            EngineDeadError: A fault has killed it; the cause is chained.
+        """
+        self.check()
+        if self.refuses:
+            raise EngineClosedError("engine is closed")
+        self.raise_death()
+
+    def raise_death(self) -> None:
+        """Raises what killed the engine, if something did."""
+        if os.getpid() != self._pid or not self.thread.state() & DEAD:
+            return
+        try:
+            self.thread.raise_fault()
+        except Exception as cause:
+            found = {name: getattr(cause, name, None) for name in ("operation", "code")}
+            raise EngineDeadError(f"engine is dead: {cause}; close() it and create another", **found) from cause
+
+    def close(self) -> None:
+        """Ends every request and frees everything; twice is fine. A child process only forgets it."""
+        with self._table:
+            if self.closed:
+                return
+            self.closed = self.refuses = True
+        if os.getpid() != self._pid:
+            return
+        self.thread.close()
+        self.engine.close()
+        self.model.close()
+
+    # ---- work for a helper thread ------------------------------------------------------------------------------------
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether requests wait for their text to be tokenised."""
+        return bool(self._jobs)
+
+    def enqueue(self, job: Callable[[], None]) -> None:
+        """Runs a job on a helper thread, behind those that are queued. The thread ends with the last one."""
+        with self._jobs_lock:
+            self._jobs.append(job)
+            starts = len(self._jobs) == 1
+        if starts:
+            threading.Thread(target=self._work, name="llmpy-tokenizer", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._jobs[0]()
+            with self._jobs_lock:
+                self._jobs.popleft()
+                if not self._jobs:
+                    return
+
+    # ---- waiting ----------------------------------------------------------------------------------------------------
+
+    def link(self, loop: asyncio.AbstractEventLoop) -> Link:
+        """The loop's own; called in its thread."""
+        with self._table:
+            link = self._links.get(loop)
+        if link is None:
+            with self._table:
+                for other in [other for other in self._links if other.is_closed()]:
+                    self._links.pop(other).close()
+            link = Link(self, loop)
+            with self._table:
+                self._links[loop] = link
+        return link
+
+    async def until(self, states: int, boundary: int = 0, timeout: float | None = None) -> None:
+        """Waits until one of the states holds, or the boundary has passed.
+
+        Raises:
+            TimeoutError: The time is over.
+        """
+        await self.link(asyncio.get_running_loop()).until(states, boundary, timeout)
+
+    async def settle(self) -> None:
+        """Waits until everything that was asked so far has been acted on."""
+        await self.until(CLOSED, self.thread.next_boundary())
+
+    def find(self, request_ids: str | Iterable[str] | None) -> list[Feed]:
+        """Requests in flight by id; None = all. Unknown ids are passed over."""
+        if request_ids is None:
+            return list(self.named.values())
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        return [feed for name in ids if (feed := self.named.get(name)) is not None]
+
+
+class Link:
+    """What an event loop knows of an engine: one descriptor for all of its requests.
+
+    Args:
+        driver: The engine.
+        loop: The running loop, which keeps this object.
+    """
+
+    def __init__(self, driver: ThreadDriver, loop: asyncio.AbstractEventLoop) -> None:
+        self.channel = Channel(driver.thread)
+        self._thread = driver.thread
+        self._feeds = driver.feeds
+        self._loop = weakref.ref(loop)
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._fd = self.channel.fileno()
+        loop.add_reader(self._fd, self._on_news)
+        self.channel.watch(CLOSED, 0)
+
+    def _on_news(self) -> None:
+        states, numbers = self.channel.take()
+        feeds = self._feeds
+        for number in numbers:
+            feed = feeds.get(number)
+            if feed is not None:
+                feed.wake()
+        if states:
+            self._tell(states)
+
+    def _tell(self, states: int) -> None:
+        """Wakes those who wait for a state; the others go on waiting."""
+        waiting, self._waiting = self._waiting, []
+        for item in waiting:
+            wanted, boundary, future = item
+            if future.done():
+                continue
+            if states & wanted or (boundary and self._thread.boundary() >= boundary):
+                future.set_result(None)
+            else:
+                self._waiting.append(item)
+                self.channel.watch(wanted, boundary)
+        if states & CLOSED:
+            self._leave()
+
+    def _leave(self) -> None:
+        """The engine is closed: its last news have been told of."""
+        loop = self._loop()
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(self._fd)
+
+    async def until(self, states: int, boundary: int, timeout: float | None) -> None:
+        """As ThreadDriver.until."""
+        if self._thread.state() & states or (boundary and self._thread.boundary() >= boundary):
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((states, boundary, future))
+        self.channel.watch(states, boundary)
+        await asyncio.wait_for(future, timeout)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Runs a function in the loop, from any thread; a closed loop has nobody who waits."""
+        loop = self._loop()
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(function)
+            except RuntimeError:
+                if not loop.is_closed():
+                    raise
+
+    def is_current(self) -> bool:
+        """Whether its loop is the one that runs here."""
+        return asyncio.get_running_loop() is self._loop()
+
+    def close(self) -> None:
+        """Lets go of the descriptor; the loop is closed."""
+        self.channel.close()

@@ -1,0 +1,517 @@
+"""AsyncEngine: a model that serves many requests at once, for asyncio, for threads and for trainers."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from . import _calls
+from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
+from ._feeds import Feed, PendingScore, RequestHandle, RequestStream, deferred
+from ._later import LaterMethods
+from ._requests import ScoreRequest
+from ._thread import CLOSED, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
+from .checks import as_int
+from .errors import EngineDeadError, InvalidRequestError, LlmpyError, QueueFullError, UnsupportedError
+from .inputs import Prompt, is_single, parse
+from .outputs import EngineStats, RequestOutput
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ._loading import Loaded
+    from .config import EngineConfig
+    from .inputs import PromptType
+    from .sampling_params import SamplingParams
+
+LONG_TEXT_CHARS = 8192
+"""Longer text is tokenised on a helper thread."""
+_PAUSES = {"wait": 1, "keep": 2, "abort": 3}
+_open: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The threads end before the interpreter does."""
+    for engine in list(_open):
+        engine.close()
+
+
+class AsyncEngine(EngineBase, LaterMethods):
+    """A model that serves many requests at once. A thread of the core runs it; several event loops may use it.
+
+    Args:
+        model: Hub id, local directory or `.gguf` file; a path never touches the network.
+        use_tqdm_on_load: A progress bar while weights are read: True, False, or None = if it lasts and somebody looks.
+        others: See EngineConfig, which documents every option.
+
+    Raises:
+        ConfigError: An option has a bad value.
+        ModelNotFoundError: No such path, repository or revision.
+        CheckpointError: The files are torn or do not fit the architecture.
+        UnsupportedError: Something that llmpy does not do; the message names it.
+    """
+
+    _driver: ThreadDriver
+
+    def _check_config(self, config: EngineConfig) -> None:
+        pass
+
+    def _start(self, loaded: Loaded) -> None:
+        self._driver = ThreadDriver(loaded.model, loaded.engine, self.config.max_queued_requests or 0)
+        _open.add(self)
+
+    @classmethod
+    async def create(cls, model: str, **options: Any) -> Self:
+        """The constructor on a helper thread, so that the event loop goes on.
+
+        Args:
+            model, options: As in the constructor.
+        """
+        return await asyncio.to_thread(cls, model, **options)
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        lora_request: object = None,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> RequestStream:
+        """Queues one request. Order of calls is order of arrival.
+
+        Args:
+            prompt: One prompt in the forms of `LLM.generate`. Text over 8 KiB is tokenised on a helper thread, and its
+                errors come when the stream is read.
+            sampling_params: None = the model's defaults; `output_kind` says what the stream gives.
+            request_id: A name that no request in flight has; None = a number.
+            priority: Lower runs first (scheduling_policy="priority").
+            lora_request: Not supported yet.
+            cache_salt: Requests with unlike salts share no cached block.
+            sampling: Fields of SamplingParams on top of the model's defaults, instead of `sampling_params`.
+
+        Returns:
+            A RequestStream: `async for output in stream`, or `await stream` for the last output.
+
+        Raises:
+            InvalidRequestError: It cannot run, or the id is in use.
+            QueueFullError: `max_queued_requests` are waiting; `.num_waiting`.
+            EngineDeadError: A fault has killed the engine.
+            EngineClosedError: It was closed.
+        """
+        return RequestStream(
+            self._submit(prompt, True, sampling_params, sampling, request_id, priority, lora_request, cache_salt), self
+        )
+
+    def chat(
+        self,
+        messages: str | Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        lora_request: object = None,
+        cache_salt: str | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Tools | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> RequestStream:
+        """Answers one conversation.
+
+        Args:
+            messages: A list of dicts with `role` and `content`, or a str meaning one user message.
+            chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs: See `LLM.chat`.
+            sampling_params, request_id, priority, lora_request, cache_salt, sampling: See `generate`.
+
+        Returns:
+            As `generate`; `prompt` is the rendered text.
+
+        Raises:
+            ChatTemplateError: There is no template, or it refused the messages.
+        """
+        how = self._template_arguments(
+            chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs
+        )
+        rendered = self._render(messages, how)
+        if len(rendered) != 1:
+            raise TypeError("chat() of AsyncEngine takes one conversation; call it once for each")
+        if isinstance(rendered[0], LlmpyError):
+            raise rendered[0]
+        return RequestStream(
+            self._submit(rendered[0], False, sampling_params, sampling, request_id, priority, lora_request, cache_salt), self
+        )
+
+    def add_request(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        lora_request: object = None,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> RequestHandle:
+        """Queues one request without asyncio; arguments and errors as in `generate`.
+
+        Returns:
+            A handle with `poll()`, `wait(timeout)` and `abort()`.
+        """
+        return RequestHandle(
+            self._submit(prompt, True, sampling_params, sampling, request_id, priority, lora_request, cache_salt, binds=False),
+            self,
+        )
+
+    def score(
+        self,
+        sequence: PromptType,
+        completion: PromptType | None = None,
+        *,
+        temperature: float = 1.0,
+        start: int | None = None,
+        logprobs: int = 0,
+        sampling_params: SamplingParams | None = None,
+    ) -> PendingScore:
+        """Teacher-forced logprobs of given tokens, with the bits of `generate`.
+
+        Args:
+            sequence: What to score; with `completion` the prompt before it.
+            completion: What to score behind the prompt. A text pair is tokenised as one.
+            temperature: Divides the logits; > 0.
+            start: First position to score (>= 1); None = 1, or the completion's.
+            logprobs: Best alternatives per position.
+            sampling_params: Not supported yet.
+
+        Returns:
+            An awaitable of a ScoreOutput.
+
+        Raises:
+            InvalidRequestError: It cannot be scored.
+        """
+        if sampling_params is not None:
+            raise UnsupportedError("score(sampling_params=...) is not supported yet; use temperature")
+        from ._scoring import pair, score_params
+
+        self._driver.check_alive()
+        params = score_params(temperature, logprobs, self.config.max_logprobs)
+        if completion is None:
+            prompts = self._frontend.prompts([_one(sequence, "score")])
+            starts = [1 if start is None else as_int("start", start)]
+        elif start is not None:
+            raise TypeError("start cannot be given with completion")
+        else:
+            prompts, starts = pair(self._frontend, [_one(sequence, "score")], [_one(completion, "score")])
+        request, core = _calls.prepare_scores(self._frontend, prompts, starts, params)[0]
+        if request.error is not None:
+            raise request.error
+        request.request_id = f"score-{self._frontend.next_seed()[0]}"
+        feed = Feed(self._driver, request)
+        self._register(feed)
+        if request.finished:
+            feed.release()
+        else:
+            self._queue(feed, core, True)
+        return PendingScore(feed, self)
+
+    def _submit(
+        self,
+        item: object,
+        special_tokens: bool,
+        sampling_params: SamplingParams | None,
+        sampling: Mapping[str, Any],
+        request_id: str | None,
+        priority: int,
+        lora_request: object,
+        cache_salt: str | None,
+        binds: bool = True,
+    ) -> Feed:
+        """Checks a request and queues it."""
+        driver = self._driver
+        driver.check_alive()
+        refuse_adapters([lora_request])
+        if not (request_id is None or isinstance(request_id, str)):
+            raise TypeError(f"request_id must be a str, but is of type {type(request_id).__name__}")
+        params = self._params(sampling_params, sampling)
+        check_params_type(params)
+        prompt = item if isinstance(item, Prompt) else parse(_one(item, "generate"))
+        if cache_salt is not None:
+            prompt.salt = cache_salt or None
+        priority = as_int("priority", priority)
+        is_long = prompt.ids is None and len(prompt.text or "") > LONG_TEXT_CHARS
+        self._frontend.check_params(prompt, params, priority)
+        if not is_long:
+            self._tokenize(prompt, special_tokens, params)
+        request = _calls.new_request(self._frontend, prompt, params)
+        if request_id is not None:
+            request.request_id = request_id
+        feed = Feed(driver, request)
+        self._register(feed)
+        translator = self._frontend.translator
+        core = translator.core_params(params)
+
+        def prepare() -> dict[str, Any]:
+            if is_long:
+                self._tokenize(prompt, special_tokens, params)
+            return translator.prompt_params(request, core, priority)
+
+        self._queue(feed, prepare, binds, is_long)
+        return feed
+
+    def _tokenize(self, prompt: Prompt, special_tokens: bool, params: SamplingParams) -> None:
+        found = self._frontend.prompts([prompt], special_tokens)[0]
+        if isinstance(found, LlmpyError):
+            raise found
+        self._frontend.check_ids(prompt, params)
+
+    def _register(self, feed: Feed) -> None:
+        """Takes the request's id, unless a request in flight has it."""
+        named, request = self._driver.named, feed.request
+        other = named.setdefault(request.request_id, feed)
+        if other is not feed and other.pull():
+            other = named.setdefault(request.request_id, feed)
+        if other is not feed:
+            message = f"request_id {request.request_id} is already in use"
+            raise InvalidRequestError(message, parameter="request_id", value=request.request_id)
+
+    def _queue(
+        self, feed: Feed, core: dict[str, Any] | Callable[[], dict[str, Any]], binds: bool, is_long: bool = False
+    ) -> None:
+        """Submits a registered request: at once, or behind text that is being tokenised."""
+        driver = self._driver
+        loop = _running_loop() if binds else None
+        try:
+            if loop is not None:
+                feed.link = driver.link(loop)
+            prepare = core if callable(core) else lambda: core
+            if is_long or driver.has_jobs:
+                self._check_room()
+                driver.enqueue(deferred(feed, prepare))
+            else:
+                feed.submit(prepare())
+        except BaseException:
+            feed.end()
+            raise
+
+    def _check_room(self) -> None:
+        if not self._driver.thread.state() & (HAS_ROOM | CLOSED):
+            count = self.stats().num_waiting
+            most = self.config.max_queued_requests
+            message = f"queue: wanted fewer than {most} waiting requests, have {count}; raise max_queued_requests"
+            raise QueueFullError(message, num_waiting=count)
+
+    async def abort(self, request_ids: str | Iterable[str] | None = None) -> list[RequestOutput]:
+        """Ends requests.
+
+        Args:
+            request_ids: Their ids; None = all. Unknown and finished ones are passed over.
+
+        Returns:
+            What each of them had made, with `finish_reason` "abort"; their streams end with the same.
+        """
+        self._driver.check_alive()
+        feeds = self._driver.find(request_ids)
+        for feed in feeds:
+            feed.abort()
+        await self._finish(feeds)
+        return [
+            feed.request.output()
+            for feed in feeds
+            if not isinstance(feed.request, ScoreRequest) and any(_was_aborted(sample) for sample in feed.request.samples)
+        ]
+
+    async def _finish(self, feeds: Sequence[Feed]) -> None:
+        """Waits until these requests have ended."""
+        left = list(feeds)
+        while left := [feed for feed in left if not feed.refresh()]:
+            await self._driver.settle()
+
+    # ---- pauses -----------------------------------------------------------------------------------------------------
+
+    async def pause(self, mode: str = "abort", clear_cache: bool = False, timeout: float | None = None) -> None:
+        """Stops the device; new requests queue until `resume`. All tokens made so far can be read when it returns.
+
+        Args:
+            mode: "abort" ends what was submitted, "wait" lets it finish, "keep" freezes it between two steps.
+            clear_cache: Also forget the prefix cache; never needed for right results.
+            timeout: Seconds; None = no limit.
+
+        Raises:
+            TimeoutError: "wait" took longer; new requests still queue.
+        """
+        if mode not in _PAUSES:
+            raise InvalidRequestError(f"mode must be 'abort', 'wait' or 'keep', got {mode!r}.", parameter="mode", value=mode)
+        self._driver.check_alive()
+        self._driver.thread.pause(_PAUSES[mode])
+        await self._driver.until(PAUSED | OVER, timeout=timeout)
+        self._driver.check_alive()
+        if clear_cache:
+            await self.reset_prefix_cache()
+
+    async def resume(self) -> None:
+        """Ends a pause; without one it does nothing."""
+        self._driver.check_alive()
+        self._driver.thread.pause(0)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause was asked for and not ended."""
+        self._driver.check()
+        return self._driver.thread.is_pausing()
+
+    pause_generation = pause
+    resume_generation = resume
+
+    # ---- waiting, health, statistics --------------------------------------------------------------------------------
+
+    async def wait_for_requests_to_drain(self, timeout: float | None = None) -> bool:
+        """Waits until nothing runs or waits.
+
+        Args:
+            timeout: Seconds; None = no limit.
+
+        Returns:
+            True when idle, False when the time is over.
+        """
+        self._driver.check_alive()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._until_idle()
+        except TimeoutError:
+            return False
+        self._driver.check_alive()
+        return True
+
+    async def _until_idle(self) -> None:
+        while self._driver.has_jobs:
+            await asyncio.sleep(0.002)
+        await self._driver.until(IDLE | OVER)
+
+    async def wait_for_capacity(self) -> None:
+        """Waits until fewer than `max_queued_requests` wait."""
+        self._driver.check_alive()
+        await self._driver.until(HAS_ROOM | OVER)
+        self._driver.check_alive()
+
+    def check_health(self) -> None:
+        """Raises if the engine cannot run requests.
+
+        Raises:
+            EngineDeadError: A fault has killed it; the cause is chained.
+            EngineClosedError: It was closed.
+        """
+        self._driver.check_alive()
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """What killed the engine, or None."""
+        try:
+            self._driver.raise_death()
+        except EngineDeadError as error:
+            return error
+        return None
+
+    @property
+    def errored(self) -> bool:
+        """Whether a fault has killed the engine."""
+        return self.dead_error is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine takes requests."""
+        return not self.closed and not self._driver.refuses and not self.errored
+
+    def stats(self) -> EngineStats:
+        """A snapshot of counters and gauges."""
+        return replace(super().stats(), paused=self.is_paused)
+
+    def check(self) -> None:
+        """Walks the invariants of block manager and scheduler between two steps; a RuntimeError names a broken one."""
+        self._driver.check()
+        self._driver.thread.check()
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:  # type: ignore[override]
+        """Makes every cached block unfindable, even those in use.
+
+        Args:
+            reset_running_requests: Also recompute what running requests have cached.
+
+        Returns:
+            True.
+        """
+        self._driver.check_alive()
+        self._driver.thread.reset_prefix_cache(reset_running_requests)
+        await self._driver.settle()
+        return True
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    async def shutdown(self, mode: str = "abort", timeout: float | None = None) -> None:
+        """Closes the engine while the event loop goes on. Streams end with what they have.
+
+        Args:
+            mode: "abort" ends all requests, "drain" lets those submitted finish.
+            timeout: Seconds that "drain" may take; then the rest is ended. None = no limit.
+        """
+        if mode not in ("abort", "drain"):
+            raise InvalidRequestError(f"mode must be 'abort' or 'drain', got {mode!r}.", parameter="mode", value=mode)
+        driver = self._driver
+        if driver.closed:
+            return
+        driver.check()
+        if mode == "drain":
+            while driver.has_jobs:
+                await asyncio.sleep(0.002)
+        driver.refuses = True
+        if mode == "drain":
+            driver.thread.pause(0)
+            with contextlib.suppress(TimeoutError):  # what is left is ended below
+                await driver.until(IDLE | OVER, timeout=timeout)
+        driver.thread.stop()
+        await driver.until(CLOSED)
+        self.close()
+
+    def close(self) -> None:
+        """Ends all requests and frees all memory before it returns; twice is fine."""
+        self._driver.close()
+
+    async def __aenter__(self) -> Self:
+        self._driver.check()
+        return self
+
+    async def __aexit__(self, *unused: object) -> None:
+        await self.shutdown()
+
+    def __del__(self) -> None:
+        if "_driver" in self.__dict__:
+            self._driver.close()
+
+
+def _one(item: object, name: str) -> object:
+    """A single prompt."""
+    if not is_single(item):
+        raise TypeError(f"{name}() of AsyncEngine takes one prompt; call it once for each")
+    return item
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _was_aborted(sample: Any) -> bool:
+    return bool(sample.finish == "abort")
