@@ -96,9 +96,13 @@ static void die(struct driver *d, enum rc rc, const struct err *fault)
 static void deliver(struct driver *d)
 {
     struct news news[TAKEN_AT_ONCE];
+    struct err fault;
     uint32_t n;
     do {
-        if (engine_take(d->engine, false, news, TAKEN_AT_ONCE, &n, NULL) || !n)
+        enum rc rc = engine_take(d->engine, false, news, TAKEN_AT_ONCE, &n, NULL);
+        if (!d->is_dead && engine_fault(d->engine, &fault)) /* it may show while commands are taken */
+            die(d, fault.rc, &fault);
+        if (rc || !n)
             return;
         lock(d);
         for (uint32_t i = 0; i < n; i++) {
@@ -166,8 +170,10 @@ static bool turn(struct driver *d)
     if (is_closing)
         engine_abort(d->engine, NULL, 0, NULL);
     run_calls(d, calls);
-    enum rc rc = steps ? engine_step(d->engine, &progressed, &fault) : engine_settle(d->engine, &fault);
-    if (rc)
+    enum rc rc = steps ? engine_step(d->engine, &progressed, &fault) : RC_OK;
+    if (!rc && (!steps || !engine_has_unfinished(d->engine)))
+        rc = engine_settle(d->engine, &fault);
+    if (rc && !d->is_dead)
         die(d, rc, &fault);
     deliver(d);
     pass_boundary(d, pause, steps, progressed);

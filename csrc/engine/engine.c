@@ -544,6 +544,14 @@ enum rc engine_settle(struct engine *e, struct err *err)
     return rc;
 }
 
+enum rc engine_fault(struct engine *e, struct err *err)
+{
+    if (!atomic_load(&e->is_dead))
+        return RC_OK;
+    *err = e->fault;
+    return e->fault.rc;
+}
+
 bool engine_has_unfinished(struct engine *e)
 {
     return atomic_load(&e->n_live) > 0;

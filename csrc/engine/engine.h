@@ -104,6 +104,8 @@ void engine_hold_new(struct engine *engine, bool holds);
 enum rc engine_step(struct engine *engine, bool *progressed, struct err *err);
 /* Waits for what is in flight and takes its results: the device is idle then. */
 enum rc engine_settle(struct engine *engine, struct err *err);
+/* What poisoned the engine; RC_OK if it lives. From any thread. */
+enum rc engine_fault(struct engine *engine, struct err *err);
 bool engine_has_unfinished(struct engine *engine);
 uint32_t engine_n_finished(struct engine *engine);  /* final records not yet taken */
 /* Fills at most max entries; finished_only leaves running samples alone. Final news releases the sample's memory at the next

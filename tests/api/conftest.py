@@ -8,18 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmpy import LLM, _loading
+from llmpy import LLM, AsyncEngine, _loading
 
 
-def _load_fake():
-    spec = importlib.util.spec_from_file_location("fake_core", Path(__file__).with_name("fake_core.py"))
+def _load(name):
+    """A module beside this file, which importlib mode does not put on the path."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(name + ".py"))
     module = importlib.util.module_from_spec(spec)
-    sys.modules["fake_core"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-fake_core = sys.modules.get("fake_core") or _load_fake()
+fake_core = sys.modules.get("fake_core") or _load("fake_core")
+if "async_help" not in sys.modules:
+    _load("async_help")
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ def tiny_model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_model():
     """Writes a tiny model into a directory."""
     return make_model
@@ -112,3 +115,29 @@ def open_tiny(device, tiny_model):
     yield make
     for llm in made:
         llm.close()
+
+
+@pytest.fixture(scope="session")
+def long_model(tmp_path_factory, write_model):
+    """Directory of a tiny model whose requests may run for a while."""
+    return write_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096)
+
+
+@pytest.fixture
+def open_async(device, long_model):
+    """Opens an AsyncEngine over the tiny model, on each device."""
+    made = []
+
+    def make(path=long_model, **options):
+        made.append(AsyncEngine(path, **({"device": device, "kv_cache_memory_bytes": "32MiB"} | options)))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+@pytest.fixture
+def open_long(open_tiny, long_model):
+    """Opens the same model as an LLM."""
+    return lambda: open_tiny(long_model)

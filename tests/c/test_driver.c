@@ -17,6 +17,22 @@
 static const struct setup SMALL = {.block_tokens = 4, .n_pages = 90, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true};
 
 static struct err err;
+static bool is_async;
+
+/* A test with each kind of runner: one step after another, and overlapped. */
+#define TEST_BOTH(test)                                                                                                        \
+    static void test(void);                                                                                                    \
+    TEST(test##_serial)                                                                                                        \
+    {                                                                                                                          \
+        is_async = false;                                                                                                      \
+        test();                                                                                                                \
+    }                                                                                                                          \
+    TEST(test##_overlapped)                                                                                                    \
+    {                                                                                                                          \
+        is_async = true;                                                                                                       \
+        test();                                                                                                                \
+    }                                                                                                                          \
+    static void test(void)
 
 struct bench {
     struct fake fake;
@@ -26,8 +42,10 @@ struct bench {
 
 static bool bench_open(struct bench *b, uint32_t max_queued)
 {
+    struct setup setup = SMALL;
+    setup.is_async = is_async;
     b->driver = NULL;
-    b->engine = fake_engine(&SMALL, &b->fake, &err);
+    b->engine = fake_engine(&setup, &b->fake, &err);
     if (!b->engine || driver_create(b->engine, max_queued, &b->driver, &err)) {
         CHECK_FAIL("%s", err.message);
         return false;
@@ -94,7 +112,7 @@ static void read_to_end(struct mail *mail, struct job *job)
     }
 }
 
-TEST(reads_what_was_asked)
+TEST_BOTH(reads_what_was_asked)
 {
     struct bench b;
     uint64_t random = 1;
@@ -112,7 +130,7 @@ TEST(reads_what_was_asked)
 }
 
 /* Everything that came while nobody read lies there in one piece, once. */
-TEST(merges_what_is_not_read)
+TEST_BOTH(merges_what_is_not_read)
 {
     struct bench b;
     struct news news[2];
@@ -148,7 +166,7 @@ static bool is_readable(const struct channel *channel, int milliseconds)
     return poll(&poll_for, 1, milliseconds) == 1;
 }
 
-TEST(channel_tells_of_ends_and_states)
+TEST_BOTH(channel_tells_of_ends_and_states)
 {
     struct bench b;
     uint32_t n, states;
@@ -183,7 +201,7 @@ TEST(channel_tells_of_ends_and_states)
     channel_destroy(channel); /* outlives the driver's creator */
 }
 
-TEST(abort_gives_what_there_is)
+TEST_BOTH(abort_gives_what_there_is)
 {
     struct bench b;
     REQUIRE(bench_open(&b, 0));
@@ -211,7 +229,7 @@ static uint64_t n_tokens(struct bench *b)
     return stats.generation_tokens;
 }
 
-TEST(keep_freezes_and_wait_finishes)
+TEST_BOTH(keep_freezes_and_wait_finishes)
 {
     struct bench b;
     REQUIRE(bench_open(&b, 0));
@@ -227,6 +245,7 @@ TEST(keep_freezes_and_wait_finishes)
     struct mail *second = submit(&b, NULL, jobs[1], false);
     CHECK(driver_wait(b.driver, 0, driver_next_boundary(b.driver), SECONDS));
     CHECK_EQ(n_tokens(&b), n);
+    CHECK_EQ(b.fake.n_in_flight, 0);
     driver_pause(b.driver, PAUSE_WAIT); /* changes nothing */
     CHECK(driver_state(b.driver) & DRIVER_PAUSED);
     driver_pause(b.driver, PAUSE_NONE);
@@ -249,7 +268,7 @@ TEST(keep_freezes_and_wait_finishes)
 }
 
 /* Behind a pause's gate requests can be aborted and dropped; a tightened pause ends them. */
-TEST(gate_lets_aborts_through)
+TEST_BOTH(gate_lets_aborts_through)
 {
     struct bench b;
     REQUIRE(bench_open(&b, 0));
@@ -282,7 +301,7 @@ TEST(gate_lets_aborts_through)
     bench_close(&b);
 }
 
-TEST(fault_reaches_everybody)
+TEST_BOTH(fault_reaches_everybody)
 {
     struct bench b;
     struct mail *mails[12];
@@ -312,7 +331,7 @@ TEST(fault_reaches_everybody)
     bench_close(&b);
 }
 
-TEST(queue_is_limited)
+TEST_BOTH(queue_is_limited)
 {
     struct bench b;
     struct mail *mails[3];
@@ -339,7 +358,7 @@ static enum rc check_on_thread(struct engine *engine, void *ctx, struct err *pro
     return engine_check(engine, problem);
 }
 
-TEST(calls_run_between_steps)
+TEST_BOTH(calls_run_between_steps)
 {
     struct bench b;
     uint32_t n_calls = 0;
@@ -358,7 +377,7 @@ TEST(calls_run_between_steps)
 }
 
 /* A mail that outlives the driver still has what came before the end. */
-TEST(close_ends_what_runs)
+TEST_BOTH(close_ends_what_runs)
 {
     struct bench b;
     REQUIRE(bench_open(&b, 0));
@@ -452,11 +471,12 @@ static void *pause_and_resume(void *ctx)
     return NULL;
 }
 
-TEST(stands_a_crowd)
+TEST_BOTH(stands_a_crowd)
 {
     static struct crowd crowd;
     static struct member members[N_THREADS];
     pthread_t threads[N_THREADS], pauser;
+    atomic_store(&crowd.is_over, false);
     REQUIRE(bench_open(&crowd.b, 0));
     for (uint32_t t = 0; t < N_THREADS; t++) {
         members[t] = (struct member){.crowd = &crowd, .random = 100 + t, .jobs = calloc(N_JOBS, sizeof(struct job))};
