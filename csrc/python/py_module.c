@@ -38,14 +38,14 @@ static PyObject *cpu_isas(PyObject *self, PyObject *args)
     return list;
 }
 
-/* device_info(device, library, wants_free) -> (name, UUID, total bytes, free bytes); raises what keeps the device from being
- * used. */
+/* device_info(device, library, wants_free=False) -> (name, UUID, total bytes, free bytes); raises what keeps the device from
+ * being used. */
 static PyObject *device_info(PyObject *self, PyObject *args)
 {
     (void)self;
     const char *device, *library;
-    int wants_free;
-    if (!PyArg_ParseTuple(args, "ssp", &device, &library, &wants_free))
+    int wants_free = 0;
+    if (!PyArg_ParseTuple(args, "ss|p", &device, &library, &wants_free))
         return NULL;
     const struct backend *backend;
     struct device_info info = {0};
