@@ -174,14 +174,36 @@ static PyObject *results_make(const struct sampling *s, Py_ssize_t n)
     return list;
 }
 
-/* sample(logits float32 [rows, vocab], tasks, vocab_limit=0 (all), banned=None (int32 array)) */
+/* One call a slot, all on their way before the first is finished: the first half of the tasks in slot 0, the rest in slot 1. */
+static enum rc sample_slots(struct backend_object *self, struct sample_args a, uint32_t n_slots, struct err *err)
+{
+    const struct sample_args all = a;
+    enum rc rc = RC_OK;
+    for (uint32_t slot = 0; slot < n_slots && !rc; slot++) {
+        a.slot = slot;
+        a.first_task = all.n_tasks * slot / n_slots;
+        a.n_tasks = all.n_tasks * (slot + 1) / n_slots - a.first_task;
+        a.tasks = all.tasks + a.first_task;
+        a.results = all.results + a.first_task;
+        rc = self->table->sample(self->ctx, &a, err);
+    }
+    for (uint32_t slot = 0; slot < n_slots && self->table->sample_finish; slot++) {
+        enum rc finished = self->table->sample_finish(self->ctx, slot, err);
+        rc = rc ? rc : finished;
+    }
+    return rc;
+}
+
+/* sample(logits float32 [rows, vocab], tasks, vocab_limit=0 (all), banned=None (int32 array), slots=1) */
 PyObject *py_backend_sample(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"logits", "tasks", "vocab_limit", "banned", NULL};
+    static char *names[] = {"logits", "tasks", "vocab_limit", "banned", "slots", NULL};
     PyObject *logits, *list, *banned = Py_None;
-    uint32_t limit = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|IO", names, &logits, &list, &limit, &banned))
+    uint32_t limit = 0, n_slots = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|IOI", names, &logits, &list, &limit, &banned, &n_slots))
         return NULL;
+    if (n_slots < 1 || n_slots > 2)
+        return PyErr_Format(PyExc_ValueError, "slots: wanted 1 or 2");
     struct sampling sampling = {0};
     Py_ssize_t n = PyList_Size(list);
     if (n < 0 || sampling_size(&sampling, list, n) < 0) {
@@ -208,10 +230,7 @@ PyObject *py_backend_sample(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     if (stage_begin(&s)) {
         a.logits = view.data;
-        enum rc rc = s.self->table->sample(s.self->ctx, &a, &s.err);
-        if (!rc && s.self->table->sample_finish)
-            rc = s.self->table->sample_finish(s.self->ctx, a.slot, &s.err);
-        stage_done(&s, rc);
+        stage_done(&s, sample_slots(s.self, a, n_slots, &s.err));
     }
     if (ids.obj)
         PyBuffer_Release(&ids);

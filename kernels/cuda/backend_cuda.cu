@@ -139,6 +139,7 @@ static void cuda_close(void *ctx)
         if (cuda->stream)
             cudaStreamSynchronize(cuda->stream);
         linear_close(cuda);
+        cuda_sample_close(cuda);
         cuda_uploads_close(cuda);
         cuda_give_all(cuda);
         if (cuda->stream)
@@ -170,18 +171,14 @@ static enum rc open_partials(struct cuda *cuda, struct err *err)
 static enum rc open_memory(struct cuda *cuda, struct err *err)
 {
     const struct backend_options *options = &cuda->options;
-    cuda->vocab_stride = (options->vocab_size + 15) & ~15u;
-    cuda->sample_slots = options->max_logits_rows < MAX_SAMPLE_SLOTS ? options->max_logits_rows : MAX_SAMPLE_SLOTS;
-    /* The longest lists that one task can have, every id in each of them, fit. */
-    cuda->staged_bytes = ((size_t)64 * options->vocab_size + ((size_t)1 << 20) + 255) & ~(size_t)255;
+    cuda_sample_size(cuda);
     enum rc rc = checked(err, cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "open");
     if (!rc)
         rc = cuda_take(cuda, MEMORY_PINNED, 2 * cuda->staged_bytes, &cuda->pinned, err);
     if (!rc)
-        rc = cuda_take(cuda, MEMORY_WORK, 2 * cuda->staged_bytes, &cuda->staged, err);
+        rc = cuda_take(cuda, MEMORY_WORK, 2 * cuda->lists_bytes, &cuda->staged, err);
     if (!rc)
-        rc = cuda_take(cuda, MEMORY_WORK, (size_t)2 * cuda->sample_slots * cuda->vocab_stride * sizeof(float),
-                       &cuda->sample_rows, err);
+        rc = cuda_sample_open(cuda, err);
     cuda->max_tasks = options->max_rows + options->max_logits_rows;
     cuda->begun_values = cuda_begun_values(options);
     if (!rc)

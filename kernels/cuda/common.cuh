@@ -20,16 +20,24 @@ extern "C" {
 #include "../backend.h"
 }
 
+/* A slot's sample on its way. */
+struct running_sample {
+    cudaEvent_t done;
+    bool is_running;
+    struct sample_args args;
+    uint32_t first, n_tasks, n_tops; /* what of the call is on its way: the rest has been collected */
+};
+
 struct cuda {
     struct backend_options options;
     uint32_t dtype;             /* of activations */
     int device;
     cudaStream_t stream;
-    char *pinned;               /* host memory that the device copies from and to: lists of the sampler, then its results */
-    char *staged;               /* its twin on the device */
-    size_t staged_bytes;        /* of each half of both */
-    float *sample_rows;         /* [sample_slots][2][vocab_stride]: logits of step 3 and what is kept of them */
-    uint32_t sample_slots, vocab_stride;
+    char *pinned;               /* [2][staged_bytes] host memory of the sampler's slots: lists, tasks, results */
+    char *staged;               /* [2][lists_bytes] long lists on the device */
+    size_t staged_bytes, lists_bytes;
+    uint32_t max_wave, max_tops; /* tasks and alternatives that a slot's memory holds */
+    struct running_sample samples[2];
     int32_t *sampled;           /* [2][max_tasks]: id that each task of a slot's step drew, for the begin of the next step */
     uint32_t max_tasks;
     int32_t *begun;             /* pinned, [2][begun_values]: batches on their way to the device (staging.cu) */
@@ -226,6 +234,9 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
 enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err);
 enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err);
 enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
+void cuda_sample_size(struct cuda *cuda); /* how much memory the sampler wants */
+enum rc cuda_sample_open(struct cuda *cuda, struct err *err);
+void cuda_sample_close(struct cuda *cuda);
 enum rc cuda_sample_finish(void *ctx, uint32_t slot, struct err *err);
 
 /* staging.cu */

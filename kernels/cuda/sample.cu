@@ -1,588 +1,637 @@
 /* sample.cu: one token for each task from a row of logits, in the order of docs/sampling.md; all in float32, no sort.
  * logits [n_logits_rows][vocab_stride]; the row is read, never written.
  *
- * A block of THREADS does one task over two rows of scratch: z, the logits of step 3, and kept, which is z where an id may be
- * drawn and -inf elsewhere. Sums: thread t adds e^(z - M) of the ids t, t + THREADS, ..., then a fixed tree; so raw and full
- * values have the same bits in every task. Truncation finds exact thresholds: the bits of a logit, made to ascend, are fixed
- * eight at a time by histograms of counts (top_k) or of masses in 2^-40 (top_p); integer sums do not depend on their order.
- * The draw is the greatest (z - M) + noise over what is kept, lowest id on ties, with the keys and counters of kernels/cpu.
- * Alternatives are found one after the other, each the best behind the last. Bound by reading the row: a pass over 152k ids
- * is about 20 us for one block; a draw with top_p makes about 14 passes.
+ * A cluster of 8 blocks does one task: each reads its eighth of the row into shared memory once, and every pass runs from
+ * there (sample_row.cuh). Sums: thread t of a block adds e^(z - M) of its ids in ascending order, four at a time, then one
+ * fixed tree; so raw and full values have the same bits in every task. Truncation finds exact thresholds (sample_select.cuh).
+ * The draw is the greatest (z - M) + noise over what is kept, lowest id on ties, with the keys and counters of kernels/cpu;
+ * noise is worked out only where it could win. Bound by reading the rows, 31 us for 256 rows of 128256 ids at 4.3 TB/s, and
+ * by 35 operations an id for a draw with logprobs, 40 us; one row by the latency of its few passes, about 6 us.
  *
- * The lists of a task travel through pinned memory, as many tasks at a time as fit; the results come back the same way. */
-#include "common.cuh"
+ * A call only enqueues: the kernel reads its tasks from pinned memory, ahead of its wait, and writes results there. Long lists
+ * go to the device in one copy. Each of the two slots has its own memory and an event that says when its results are there. */
+#include "sample_select.cuh"
 
 #include <string.h>
 
-#define THREADS 512u
-#define MASS_ONE 0x1p40f
-
-struct sample_place {
-    struct sample_task task;        /* its lists are device memory */
-    const float *logits;
-    float *z, *kept;
-    uint32_t vocab_size, limit;
-    const int32_t *banned;          /* the engine's */
-    uint32_t n_banned;
-    struct sample_result *result;
-    int32_t *top_ids, *top_ranks;
-    float *top_values;
-};
-
-struct log_sum {
-    float most, sum, log; /* M, S, log S */
-};
-
-/* ---- passes over a row -------------------------------------------------------------------------------------------------- */
-
-static __device__ float row_greatest(const float *z, uint32_t n)
-{
-    float most = -INFINITY;
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-        most = fmaxf(most, z[i]);
-    return block_reduce(most, max_of());
-}
-
-static __device__ bool row_is_bad(const float *z, uint32_t n)
-{
-    int bad = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-        bad |= !(z[i] < INFINITY);
-    return __syncthreads_or(bad);
-}
-
-static __device__ struct log_sum row_sum(const float *z, uint32_t n)
-{
-    struct log_sum all = {row_greatest(z, n), 0, 0};
-    if (!(all.most > -INFINITY))
-        return all;
-    float sum = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-        sum += expf(z[i] - all.most);
-    all.sum = block_reduce(sum, add_of());
-    all.log = logf(all.sum);
-    return all;
-}
-
-static __device__ float log_value(const struct log_sum &sum, float z)
-{
-    return z > -INFINITY ? (z - sum.most) - sum.log : -INFINITY;
-}
-
-struct scored {
-    float score;
-    int32_t id;
-};
-
-struct best_of {
-    __device__ struct scored operator()(struct scored a, struct scored b) const
-    {
-        return b.score > a.score || (b.score == a.score && b.id < a.id) ? b : a;
-    }
-};
-
 /* ---- steps 2 and 4 ------------------------------------------------------------------------------------------------------ */
 
-/* True if anything was changed. Ids of a list are unique, so threads do not meet. */
-static __device__ bool edit_logits(const struct sample_place &p)
+struct task_arrays {
+    const struct token_bias *bias;
+    const struct token_seen *seen;
+    const int32_t *banned, *allowed;
+};
+
+static __device__ __forceinline__ struct task_arrays arrays_of(const struct sample_row &r)
 {
-    const struct sample_task &task = p.task;
-    int edited = task.n_seen > 0;
-    for (uint32_t i = threadIdx.x; i < task.n_bias; i += THREADS)
-        if (task.bias[i].value > -INFINITY) {
-            p.z[task.bias[i].id] += task.bias[i].value;
-            edited = 1;
-        }
-    edited = __syncthreads_or(edited);
-    for (uint32_t i = threadIdx.x; i < task.n_seen; i += THREADS) {
-        struct token_seen seen = task.seen[i];
-        float z = p.z[seen.id];
-        if (task.repetition_penalty != 1 && (seen.in_prompt || seen.count))
-            z = z > 0 ? z / task.repetition_penalty : z * task.repetition_penalty;
-        if (seen.count)
-            z -= task.frequency_penalty * (float)seen.count + task.presence_penalty;
-        p.z[seen.id] = z;
-    }
-    __syncthreads();
-    return edited;
+    const struct task_lists &lists = r.block.lists;
+    struct task_arrays a;
+    a.bias = (const struct token_bias *)(r.call.lists + lists.first);
+    a.seen = (const struct token_seen *)(a.bias + lists.n_bias);
+    a.banned = (const int32_t *)(a.seen + lists.n_seen);
+    a.allowed = a.banned + lists.n_banned;
+    return a;
 }
 
-static __device__ void remove_list(const struct sample_place &p, const int32_t *ids, uint32_t n)
+/* Step 2. Ids of a list are unique, so threads do not meet. */
+static __device__ void edit_logits(const struct sample_row &r)
+{
+    const struct task_lists &lists = r.block.lists;
+    struct task_arrays a = arrays_of(r);
+    for (uint32_t i = threadIdx.x; i < lists.n_bias; i += THREADS) {
+        uint32_t at = (uint32_t)a.bias[i].id - r.first;
+        if (at < r.n_own && a.bias[i].value > -INFINITY)
+            r.z[at] += a.bias[i].value;
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < lists.n_seen; i += THREADS) {
+        struct token_seen seen = a.seen[i];
+        uint32_t at = (uint32_t)seen.id - r.first;
+        if (at >= r.n_own)
+            continue;
+        float z = r.z[at];
+        if (lists.repetition_penalty != 1 && (seen.in_prompt || seen.count))
+            z = z > 0 ? z / lists.repetition_penalty : z * lists.repetition_penalty;
+        if (seen.count)
+            z -= lists.frequency_penalty * (float)seen.count + lists.presence_penalty;
+        r.z[at] = z;
+    }
+    __syncthreads();
+}
+
+static __device__ void remove_list(const struct sample_row &r, const int32_t *ids, uint32_t n)
 {
     for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-        if (ids[i] >= 0 && (uint32_t)ids[i] < p.vocab_size)
-            p.kept[ids[i]] = -INFINITY;
+        if ((uint32_t)ids[i] - r.first < r.n_own)
+            r.z[(uint32_t)ids[i] - r.first] = -INFINITY;
 }
 
-static __device__ void remove_ids(const struct sample_place &p)
+/* Step 4, but for the ids from vocab_limit on. */
+static __device__ void remove_ids(const struct sample_row &r)
 {
-    const struct sample_task &task = p.task;
-    if (task.n_allowed) {
-        for (uint32_t i = threadIdx.x; i < p.vocab_size; i += THREADS)
-            p.kept[i] = -INFINITY;
+    const struct task_lists &lists = r.block.lists;
+    struct task_arrays a = arrays_of(r);
+    if (lists.n_allowed) {
+        for (uint32_t i = threadIdx.x; i < (r.n_own + 31) / 32; i += THREADS)
+            r.block.list.bits[i] = 0;
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < task.n_allowed; i += THREADS)
-            if (task.allowed[i] >= 0 && (uint32_t)task.allowed[i] < p.limit)
-                p.kept[task.allowed[i]] = p.z[task.allowed[i]];
-    } else {
-        for (uint32_t i = p.limit + threadIdx.x; i < p.vocab_size; i += THREADS)
-            p.kept[i] = -INFINITY;
-    }
-    __syncthreads();
-    remove_list(p, p.banned, p.n_banned);
-    remove_list(p, task.banned, task.n_banned);
-    for (uint32_t i = threadIdx.x; i < task.n_bias; i += THREADS)
-        if (task.bias[i].value == -INFINITY)
-            p.kept[task.bias[i].id] = -INFINITY;
-    __syncthreads();
-}
-
-static __device__ bool is_truncated(const struct sample_place &p)
-{
-    const struct sample_task &task = p.task;
-    return !task.is_greedy && (task.min_p > 0 || (task.top_k && task.top_k < p.vocab_size) || task.top_p < 1);
-}
-
-/* Does a score task need steps 4 to 8 at all? */
-static __device__ bool wants_kept(const struct sample_place &p)
-{
-    const struct sample_task &task = p.task;
-    int wants = !task.is_score || task.mode == LOGPROB_PROCESSED || task.n_banned || task.n_allowed || is_truncated(p);
-    for (uint32_t i = threadIdx.x; i < task.n_bias; i += THREADS)
-        wants |= task.bias[i].value == -INFINITY;
-    return __syncthreads_or(wants);
-}
-
-/* ---- step 6 ------------------------------------------------------------------------------------------------------------- */
-
-/* Bits of a float that ascend with it. */
-static __device__ __forceinline__ uint32_t ascending_bits(float z)
-{
-    uint32_t bits = __float_as_uint(z);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-static __device__ __forceinline__ unsigned long long mass_of(float z, float most, bool is_count)
-{
-    return is_count ? 1ull : (unsigned long long)(expf(z - most) * MASS_ONE);
-}
-
-static __device__ unsigned long long total_mass(const struct sample_place &p, float most)
-{
-    unsigned long long mass = 0;
-    for (uint32_t i = threadIdx.x; i < p.limit; i += THREADS)
-        if (p.kept[i] > -INFINITY)
-            mass += mass_of(p.kept[i], most, false);
-    return block_reduce(mass, add_of());
-}
-
-/* The bits of the greatest z such that the kept ids at or above it weigh `need` or more together; those of the least kept one
- * if all weigh less. */
-static __device__ uint32_t find_threshold(const struct sample_place &p, float most, unsigned long long need, bool is_count)
-{
-    __shared__ unsigned long long histogram[256];
-    __shared__ uint32_t counts[256], chosen;
-    __shared__ unsigned long long still;
-    uint32_t prefix = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        for (uint32_t i = threadIdx.x; i < 256; i += THREADS)
-            histogram[i] = counts[i] = 0;
-        __syncthreads();
-        for (uint32_t i = threadIdx.x; i < p.limit; i += THREADS) {
-            float z = p.kept[i];
-            uint32_t bits = ascending_bits(z);
-            if (z > -INFINITY && (shift == 24 || bits >> (shift + 8) == prefix)) {
-                atomicAdd(&histogram[bits >> shift & 255], mass_of(z, most, is_count));
-                atomicAdd(&counts[bits >> shift & 255], 1u);
-            }
+        for (uint32_t i = threadIdx.x; i < lists.n_allowed; i += THREADS) {
+            uint32_t at = (uint32_t)a.allowed[i] - r.first;
+            if (at < r.n_own)
+                atomicOr(&r.block.list.bits[at / 32], 1u << at % 32);
         }
         __syncthreads();
-        if (!threadIdx.x) {
-            unsigned long long above = 0;
-            for (int b = 255; b >= 0; b--) {
-                if (!counts[b])
-                    continue;
-                chosen = (uint32_t)b; /* the least so far */
-                still = need > above ? need - above : 0;
-                above += histogram[b];
-                if (above >= need)
-                    break;
-            }
-        }
-        __syncthreads();
-        prefix = prefix << 8 | chosen;
-        need = still;
+        for (uint32_t i = threadIdx.x; i < r.n_own; i += THREADS)
+            if (!(r.block.list.bits[i / 32] >> i % 32 & 1))
+                r.z[i] = -INFINITY;
         __syncthreads();
     }
-    return prefix;
-}
-
-static __device__ void keep_from(const struct sample_place &p, uint32_t threshold)
-{
-    for (uint32_t i = threadIdx.x; i < p.limit; i += THREADS)
-        if (ascending_bits(p.kept[i]) < threshold)
-            p.kept[i] = -INFINITY;
+    remove_list(r, (const int32_t *)r.call.lists, r.call.n_banned);
+    remove_list(r, a.banned, lists.n_banned);
+    for (uint32_t i = threadIdx.x; i < lists.n_bias; i += THREADS)
+        if ((uint32_t)a.bias[i].id - r.first < r.n_own && a.bias[i].value == -INFINITY)
+            r.z[(uint32_t)a.bias[i].id - r.first] = -INFINITY;
     __syncthreads();
-}
-
-static __device__ void truncate_tokens(const struct sample_place &p, float most)
-{
-    const struct sample_task &task = p.task;
-    if (task.min_p > 0) {
-        for (uint32_t i = threadIdx.x; i < p.limit; i += THREADS)
-            if (p.kept[i] > -INFINITY && !(expf(p.kept[i] - most) >= task.min_p))
-                p.kept[i] = -INFINITY;
-        __syncthreads();
-    }
-    if (task.top_k && task.top_k < p.vocab_size)
-        keep_from(p, find_threshold(p, most, task.top_k, true));
-    if (task.top_p < 1) {
-        unsigned long long need = (unsigned long long)ceil((double)task.top_p * (double)total_mass(p, most));
-        keep_from(p, find_threshold(p, most, need > 1 ? need : 1, false));
-    }
 }
 
 /* ---- steps 5 and 7 ------------------------------------------------------------------------------------------------------ */
 
 /* Philox4x32-10: key = seed, counter = (id / 4, position, sample index, 0), output id % 4. */
-static __device__ uint4 philox(uint64_t seed, uint32_t block, uint32_t position, uint32_t sample_index)
+static __device__ __forceinline__ uint4 philox(uint64_t seed, uint32_t block, uint32_t position, uint32_t sample_index)
 {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
     uint4 c = make_uint4(block, position, sample_index, 0);
+#pragma unroll
     for (int round = 0; round < 10; round++, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
-        uint32_t high0 = __umulhi(0xD2511F53u, c.x), low0 = 0xD2511F53u * c.x;
-        uint32_t high1 = __umulhi(0xCD9E8D57u, c.z), low1 = 0xCD9E8D57u * c.z;
-        c = make_uint4(high1 ^ c.y ^ key0, low1, high0 ^ c.w ^ key1, low0);
+        uint64_t product0 = (uint64_t)0xD2511F53u * c.x, product1 = (uint64_t)0xCD9E8D57u * c.z;
+        c = make_uint4((uint32_t)(product1 >> 32) ^ c.y ^ key0, (uint32_t)product1, (uint32_t)(product0 >> 32) ^ c.w ^ key1,
+                       (uint32_t)product0);
     }
     return c;
 }
 
-/* -log(-log1p(-v)), v = (u + 1/2) 2^-32 rounded, at most the number below 1. */
-static __device__ float gumbel(uint32_t u)
+/* v = (u + 1/2) 2^-32 rounded, at most the number below 1; the noise is -log(-log1p(-v)). */
+static __device__ __forceinline__ float uniform_of(uint32_t u)
 {
-    float v = fminf((float)u * 0x1p-32f + 0x1p-33f, 0x1.fffffep-1f);
-    return -logf(-log1pf(-v));
+    return fminf((float)u * 0x1p-32f + 0x1p-33f, 0x1.fffffep-1f);
 }
 
-static __device__ int32_t draw(const struct sample_place &p, float most)
+/* The noise is -2.8115 or more, and M is the logit of an id that is kept: nothing below e^-2.8125 can win. */
+#define LEAST_BOUND 0.06f
+
+struct drawn {
+    float full, kept; /* sums of e^(z - M) */
+    float score;
+    int32_t id;
+};
+
+struct join_drawn {
+    __device__ __forceinline__ struct drawn operator()(const struct drawn &a, const struct drawn &b) const
+    {
+        struct drawn result = b.score > a.score || (b.score == a.score && b.id < a.id) ? b : a;
+        result.full = a.full + b.full;
+        result.kept = a.kept + b.kept;
+        return result;
+    }
+};
+
+struct draw_plan {
+    float full_most, most, cut;
+    bool sums_full, sums_kept, draws;
+};
+
+/* Noise of a group whose e^(z - most) are e. -log1p(-v) >= v, so e < v e^best cannot win; the bound leaves room for rounding.
+ */
+static __device__ __forceinline__ void draw_group(const struct sample_row &r, uint32_t group, const float (&z)[4],
+                                                  const float (&e)[4], float most, struct drawn *best)
 {
-    struct scored best = {-INFINITY, 0x7fffffff};
-    for (uint32_t first = 4 * threadIdx.x; first < p.limit; first += 4 * THREADS) {
-        uint4 u = philox(p.task.seed, first / 4, p.task.position, p.task.sample_index);
-        uint32_t four[4] = {u.x, u.y, u.z, u.w};
-        for (uint32_t j = 0; j < 4 && first + j < p.limit; j++) {
-            float z = p.kept[first + j];
-            struct scored here = {(z - most) + gumbel(four[j]), (int32_t)(first + j)};
-            if (z > -INFINITY)
-                best = best_of()(best, here);
+    const struct staged_task &task = r.block.task;
+    float bound = __uint_as_float(*(volatile uint32_t *)&r.block.bound);
+    if (fmaxf(fmaxf(e[0], e[1]), fmaxf(e[2], e[3])) < bound * 0x1p-33f)
+        return;
+    uint4 u = philox(task.seed, (r.first + 4 * group) / 4, task.position, task.sample_index);
+    uint32_t four[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++) {
+        float v = uniform_of(four[j]);
+        if (e[j] < v * bound)
+            continue;
+        float score = (z[j] - most) - logf(-log1pf(-v));
+        if (score > best->score) {
+            best->score = score;
+            best->id = (int32_t)(r.first + 4 * group + j);
+            atomicMax(&r.block.bound, __float_as_uint(__expf(score) * 0.999f));
         }
     }
-    return block_reduce(best, best_of()).id;
 }
 
-static __device__ int32_t greedy_id(const struct sample_place &p)
+/* One pass: the sum over the row, the sum over what is kept, and the draw from it. */
+static __device__ struct drawn draw_row(const struct sample_row &r, const struct draw_plan &plan)
 {
-    struct scored best = {-INFINITY, 0x7fffffff};
-    for (uint32_t i = threadIdx.x; i < p.limit; i += THREADS)
-        best = best_of()(best, {p.kept[i], (int32_t)i});
-    return block_reduce(best, best_of()).id;
+    struct drawn d = {0, 0, -INFINITY, INT32_MAX};
+    bool is_shared = plan.sums_full && plan.full_most == plan.most;
+    for (uint32_t group = threadIdx.x; group < r.n_groups; group += THREADS) {
+        float4 v = ((const float4 *)r.z)[group];
+        float z[4] = {v.x, v.y, v.z, v.w}, all[4], e[4];
+        if (plan.sums_full) {
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++)
+                all[j] = expf(z[j] - plan.full_most);
+            d.full += (all[0] + all[1]) + (all[2] + all[3]);
+        }
+        if (!plan.sums_kept && !plan.draws)
+            continue;
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            bool is_kept = 4 * group + j < r.n_kept && z[j] >= plan.cut;
+            e[j] = !is_kept ? 0.0f : is_shared ? all[j] : expf(z[j] - plan.most);
+        }
+        if (plan.sums_kept)
+            d.kept += (e[0] + e[1]) + (e[2] + e[3]);
+        if (plan.draws)
+            draw_group(r, group, z, e, plan.most, &d);
+    }
+    return d;
 }
 
 /* ---- step 8 and the report ---------------------------------------------------------------------------------------------- */
 
-/* Rank of `own` and the alternatives among values[0..n). */
-static __device__ void rank_and_list(const struct sample_place &p, const float *values, uint32_t n, float own,
-                                     const struct log_sum &sum)
+struct outcome {
+    int32_t id;
+    float own, kept_own;      /* its logit of step 3, and -inf if it is removed */
+    float cut;
+    struct log_sum raw, full, kept;
+    bool is_all_kept;
+};
+
+static __device__ __forceinline__ bool is_changed(const struct staged_task &task)
 {
-    uint32_t larger = 0;
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
-        larger += values[i] > own;
-    larger = block_reduce(larger, add_of());
-    if (!threadIdx.x)
-        p.result->rank = (int32_t)larger + 1;
-    struct scored last = {INFINITY, -1};
-    int32_t last_rank = 0;
-    for (uint32_t k = 0; k < p.task.n_top; k++) {
-        struct scored best = {-INFINITY, (int32_t)p.vocab_size};
-        for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-            float z = values[i];
-            bool is_behind = z < last.score || (z == last.score && (int32_t)i > last.id);
-            if (is_behind && z > -INFINITY)
-                best = best_of()(best, {z, (int32_t)i});
-        }
-        best = block_reduce(best, best_of());
-        last_rank = k && best.score == last.score ? last_rank : (int32_t)k + 1;
-        last = best;
-        if (!threadIdx.x) {
-            p.top_ids[k] = best.id;
-            p.top_ranks[k] = last_rank;
-            p.top_values[k] = log_value(sum, best.score);
-        }
-    }
+    return task.flags & TASK_EDITED || (!(task.flags & TASK_GREEDY) && task.temperature != 1);
 }
 
-static __device__ void report(const struct sample_place &p, int32_t id, const struct log_sum &raw, const struct log_sum &full,
-                              bool is_all_kept)
+/* Makes z what the mode goes by; how many ids of the segment count. */
+static __device__ uint32_t show_mode(struct sample_row &r, const struct outcome &o, uint32_t mode)
 {
-    struct log_sum kept = is_all_kept ? full : row_sum(p.kept, p.limit);
-    float own = is_all_kept ? p.z[id] : (uint32_t)id < p.limit ? p.kept[id] : -INFINITY;
-    if (!threadIdx.x) {
-        p.result->raw = log_value(raw, p.logits[id]);
-        p.result->full = log_value(full, p.z[id]);
-        p.result->processed = log_value(kept, own);
-        float mass = is_all_kept ? 1.0f : expf(kept.most - full.most) * kept.sum / full.sum;
-        p.result->kept_mass = mass < 1 ? mass : 1;
+    const struct staged_task &task = r.block.task;
+    bool was_removed = task.flags & TASK_KEPT && task.flags & TASK_REMOVES;
+    if (mode == LOGPROB_PROCESSED) {
+        if (o.is_all_kept)
+            return r.n_own;
+        cluster_wait(); /* others may still look z up */
+        for (uint32_t i = threadIdx.x; i < r.n_kept; i += THREADS)
+            if (!(r.z[i] >= o.cut))
+                r.z[i] = -INFINITY;
+        __syncthreads();
+        return r.n_kept;
     }
-    if (p.task.mode == LOGPROB_RAW)
-        rank_and_list(p, p.logits, p.vocab_size, p.logits[id], raw);
-    else if (p.task.mode == LOGPROB_FULL)
-        rank_and_list(p, p.z, p.vocab_size, p.z[id], full);
-    else
-        rank_and_list(p, is_all_kept ? p.z : p.kept, is_all_kept ? p.vocab_size : p.limit, own, kept);
+    if (was_removed || (mode == LOGPROB_RAW && is_changed(task))) {
+        cluster_wait();
+        take_logits(r, 1);
+        __syncthreads();
+        if (mode == LOGPROB_FULL) {
+            if (task.flags & TASK_EDITED)
+                edit_logits(r);
+            divide_row(r, task.flags & TASK_GREEDY ? 1 : task.temperature);
+            __syncthreads();
+        }
+    }
+    return r.n_own;
+}
+
+static __device__ void report(struct sample_row &r, const struct outcome &o)
+{
+    uint32_t mode = r.block.task.flags >> TASK_MODE_SHIFT, larger = 0;
+    const struct log_sum &sum = mode == LOGPROB_RAW ? o.raw : mode == LOGPROB_FULL ? o.full : o.kept;
+    float raw_own = r.logits[o.id];
+    float own = mode == LOGPROB_RAW ? raw_own : mode == LOGPROB_FULL ? o.own : o.kept_own;
+    uint32_t n = show_mode(r, o, mode);
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+        larger += r.z[i] > own;
+    larger = cluster_join(r, larger, add_values());
+    if (!r.rank && !threadIdx.x) {
+        struct sample_result result = {};
+        float mass = o.is_all_kept ? 1.0f : expf(o.kept.most - o.full.most) * o.kept.sum / o.full.sum;
+        result.id = o.id;
+        result.raw = log_value(o.raw, raw_own);
+        result.full = log_value(o.full, o.own);
+        result.processed = log_value(o.kept, o.kept_own);
+        result.kept_mass = mass < 1 ? mass : 1;
+        result.rank = (int32_t)larger + 1;
+        r.call.results[blockIdx.x / CLUSTER] = result;
+    }
+    if (r.block.task.n_top)
+        list_best(r, sum, n);
 }
 
 /* ---- a task ------------------------------------------------------------------------------------------------------------- */
 
-static __device__ void finish(const struct sample_place &p, uint32_t status)
+/* What a task has that computes no more. */
+static __device__ void finish(const struct sample_row &r, int32_t id, uint32_t status)
 {
-    if (!threadIdx.x)
-        p.result->status = status;
+    if (r.rank || threadIdx.x)
+        return;
+    struct sample_result result = {};
+    result.id = id;
+    result.status = status;
+    result.kept_mass = 1;
+    r.call.results[blockIdx.x / CLUSTER] = result;
 }
 
-/* Steps 1 to 3; false: a logit is not finite. */
-static __device__ bool take_logits(const struct sample_place &p, struct log_sum *raw, struct log_sum *full)
+/* Steps 1 to 3: z, what is greatest in it and, where logprobs are wanted and z is not the logits, their sum. */
+static __device__ struct found scale_logits(struct sample_row &r, struct log_sum *raw)
 {
-    const struct sample_task &task = p.task;
-    bool is_scaled = !task.is_greedy && task.temperature != 1;
-    if (row_is_bad(p.logits, p.vocab_size))
+    const struct staged_task &task = r.block.task;
+    bool is_edited = task.flags & TASK_EDITED, wants = task.flags & TASK_LOGPROBS;
+    float by = task.flags & TASK_GREEDY ? 1.0f : task.temperature;
+    struct found found = cluster_join(r, take_logits(r, is_edited || wants ? 1.0f : by), join_found());
+    if (found.is_bad || !is_changed(task))
+        return found;
+    if (is_edited) {
+        if (wants)
+            *raw = sum_row(r, found.all, 1);
+        edit_logits(r);
+        return cluster_join(r, divide_row(r, by), join_found());
+    }
+    if (wants) {
+        *raw = sum_row(r, found.all, by);
+        found.all = found.all / by;
+        found.most = found.most / by;
+        found.is_bad = !(found.all < INFINITY);
+    }
+    return found;
+}
+
+/* Steps 4 to 8 of a task that needs them; false: no id is allowed. */
+static __device__ bool choose_token(struct sample_row &r, struct found found, struct outcome *o)
+{
+    const struct staged_task &task = r.block.task;
+    bool wants = task.flags & TASK_LOGPROBS, removes = task.flags & TASK_REMOVES, is_score = task.flags & TASK_SCORE;
+    bool truncates = task.flags & TASK_TRUNCATED;
+    float all = found.all;
+    if (removes) {
+        if (wants)
+            o->full = sum_row(r, all, 1);
+        remove_ids(r);
+        found = cluster_join(r, divide_row(r, 1), join_found());
+    }
+    if (!(found.most > -INFINITY))
         return false;
-    for (uint32_t i = threadIdx.x; i < p.vocab_size; i += THREADS)
-        p.z[i] = p.logits[i];
-    __syncthreads();
-    if (task.wants_logprobs)
-        *raw = row_sum(p.logits, p.vocab_size);
-    *full = *raw;
-    if (!edit_logits(p) && !is_scaled)
-        return true;
-    for (uint32_t i = threadIdx.x; is_scaled && i < p.vocab_size; i += THREADS)
-        p.z[i] = p.z[i] / task.temperature;
-    __syncthreads();
-    if (row_is_bad(p.z, p.vocab_size))
-        return false;
-    if (task.wants_logprobs)
-        *full = row_sum(p.z, p.vocab_size);
+    o->cut = truncates ? truncate_row(r, found.most) : -FLT_MAX;
+    o->is_all_kept = !removes && !truncates && r.call.limit == r.call.vocab_size;
+    struct draw_plan plan = {all, found.most, o->cut, wants && !removes, wants && !o->is_all_kept,
+                             !is_score && !(task.flags & TASK_GREEDY)};
+    struct drawn drawn = {};
+    if (plan.sums_full || plan.sums_kept || plan.draws)
+        drawn = cluster_join(r, draw_row(r, plan), join_drawn());
+    if (plan.sums_full)
+        o->full = make_sum(all, drawn.full);
+    o->kept = o->is_all_kept ? o->full : make_sum(found.most, drawn.kept);
+    o->id = is_score ? task.target : plan.draws ? drawn.id : found.id;
+    if (wants) {
+        float z = (uint32_t)o->id < r.call.limit ? peek(r, (uint32_t)o->id) : -INFINITY;
+        o->own = is_score ? o->own : z;
+        o->kept_own = z >= o->cut ? z : -INFINITY;
+    }
     return true;
 }
 
-/* Steps 4 to 7 of a task that needs them: the id, or -1 when none is allowed. */
-static __device__ int32_t choose(const struct sample_place &p)
+static __device__ void run_task(struct sample_row &r)
 {
-    for (uint32_t i = threadIdx.x; i < p.vocab_size; i += THREADS)
-        p.kept[i] = p.z[i];
-    __syncthreads();
-    remove_ids(p);
-    float most = row_greatest(p.kept, p.limit);
-    if (!(most > -INFINITY))
-        return -1;
-    if (is_truncated(p))
-        truncate_tokens(p, most);
-    return p.task.is_score ? p.task.target : p.task.is_greedy ? greedy_id(p) : draw(p, most);
+    const struct staged_task &task = r.block.task;
+    struct outcome o = {};
+    struct found found = scale_logits(r, &o.raw);
+    if (found.is_bad) {
+        finish(r, 0, SAMPLE_NON_FINITE);
+        return;
+    }
+    if (task.flags & TASK_SCORE)
+        o.own = o.kept_own = peek(r, (uint32_t)task.target);
+    if (task.flags & TASK_KEPT) {
+        if (!choose_token(r, found, &o)) {
+            cluster_wait(); /* others may still look z up */
+            finish(r, 0, SAMPLE_NONE_ALLOWED);
+            return;
+        }
+    } else {
+        o.id = task.target;
+        o.full = o.kept = sum_row(r, found.all, 1);
+        o.is_all_kept = true;
+    }
+    if (!r.rank && !threadIdx.x && r.call.sampled)
+        r.call.sampled[blockIdx.x / CLUSTER] = o.id;
+    if (!is_changed(task))
+        o.raw = o.full;
+    if (task.flags & TASK_LOGPROBS)
+        report(r, o);
+    else
+        finish(r, o.id, SAMPLE_OK);
 }
 
-static __global__ void __launch_bounds__(THREADS) run_tasks(const struct sample_place *places)
+static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 2)
+run_tasks(const __grid_constant__ struct sample_call call)
 {
-    __shared__ struct sample_place p;
-    struct log_sum raw = {0, 0, 0}, full = raw;
+    extern __shared__ __align__(16) char shared[];
+    struct sample_block &block = *(struct sample_block *)shared;
+    start_next();
+    const struct staged_task *task = &call.tasks[blockIdx.x / CLUSTER];
+    if (threadIdx.x < sizeof *task / 4)
+        ((uint32_t *)&block.task)[threadIdx.x] = __ldcv((const uint32_t *)task + threadIdx.x);
     if (!threadIdx.x)
-        p = places[blockIdx.x];
+        block.bound = __float_as_uint(LEAST_BOUND);
+    wait_for_input();
     __syncthreads();
-    if (!take_logits(p, &raw, &full)) {
-        finish(p, SAMPLE_NON_FINITE);
-        return;
-    }
-    bool is_all_kept = !wants_kept(p);
-    int32_t id = is_all_kept ? p.task.target : choose(p);
-    if (id < 0) {
-        finish(p, SAMPLE_NONE_ALLOWED);
-        return;
-    }
-    if (!threadIdx.x)
-        p.result->id = id;
-    if (p.task.wants_logprobs)
-        report(p, id, raw, full, is_all_kept);
+    if (threadIdx.x < sizeof block.lists / 4)
+        ((uint32_t *)&block.lists)[threadIdx.x] =
+            block.task.flags & TASK_LISTS ? ((const uint32_t *)(call.lists + block.task.lists))[threadIdx.x] : 0;
+    __syncthreads();
+    uint32_t rank = blockIdx.x % CLUSTER, first = rank * call.segment;
+    uint32_t n_own = first < call.vocab_size ? min(call.segment, call.vocab_size - first) : 0;
+    uint32_t n_kept = first < call.limit ? min(n_own, call.limit - first) : 0;
+    struct sample_row row = {call, block, (float *)(shared + sizeof block), call.logits, rank, first, n_own, n_kept,
+                             (n_own + 3) / 4, 0};
+    row.logits += (size_t)block.task.logits_row * call.vocab_stride;
+    cluster_wait(); /* the cluster's shared memory is there */
+    run_task(row);
 }
 
 /* ---- the call ----------------------------------------------------------------------------------------------------------- */
 
-/* One wave: tasks whose lists and results fit the staging memory. The first half of it goes to the device, the second comes
- * back. */
-struct wave {
-    struct cuda *cuda;
-    size_t in_bytes, out_bytes;
+#define SMALL_LISTS 16384u      /* bytes that the device reads from pinned memory in place */
+#define MIN_LISTS (8u << 20)    /* bytes a slot */
+
+static size_t round_up(size_t n, size_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+/* A slot's pinned memory: lists, tasks, results, top ids, values and ranks. */
+struct slot_memory {
+    char *lists, *device_lists;
+    struct staged_task *tasks;
+    struct sample_result *results;
+    int32_t *top_ids, *top_ranks;
+    float *top_values;
 };
 
-static size_t padded(size_t size_bytes)
+void cuda_sample_size(struct cuda *cuda)
 {
-    return (size_bytes + 15) & ~(size_t)15;
+    const struct backend_options *options = &cuda->options;
+    /* The longest lists that one task can have, every id in each of them, and alternatives of one that wants all, fit. */
+    size_t lists = round_up((size_t)32 * options->vocab_size + 4096, 256);
+    cuda->lists_bytes = lists > MIN_LISTS ? lists : MIN_LISTS;
+    cuda->max_wave = options->max_rows + options->max_logits_rows;
+    size_t many = (size_t)32 * options->max_logits_rows;
+    cuda->max_tops = (uint32_t)(many > options->vocab_size ? many : options->vocab_size);
+    size_t task_bytes = sizeof(struct staged_task) + sizeof(struct sample_result);
+    cuda->staged_bytes = round_up(cuda->lists_bytes + cuda->max_wave * task_bytes + cuda->max_tops * 12ul, 256);
 }
 
-/* Room for n bytes of input; the place on the device of what lies at `host`. NULL when it does not fit. */
-static char *take_in(struct wave *wave, size_t size_bytes, char **host)
+static struct slot_memory memory_of(const struct cuda *cuda, uint32_t slot)
 {
-    size_t at = wave->in_bytes;
-    if (at + padded(size_bytes) > wave->cuda->staged_bytes)
-        return NULL;
-    wave->in_bytes += padded(size_bytes);
-    *host = wave->cuda->pinned + at;
-    return wave->cuda->staged + at;
+    struct slot_memory m;
+    m.lists = cuda->pinned + slot * cuda->staged_bytes;
+    m.device_lists = cuda->staged + slot * cuda->lists_bytes;
+    m.tasks = (struct staged_task *)(m.lists + cuda->lists_bytes);
+    m.results = (struct sample_result *)(m.tasks + cuda->max_wave);
+    m.top_ids = (int32_t *)(m.results + cuda->max_wave);
+    m.top_ranks = m.top_ids + cuda->max_tops;
+    m.top_values = (float *)(m.top_ranks + cuda->max_tops);
+    return m;
 }
 
-/* The same for results: they lie at `host` once the wave is over. */
-static char *take_out(struct wave *wave, size_t size_bytes, size_t *offset)
+enum rc cuda_sample_open(struct cuda *cuda, struct err *err)
 {
-    if (wave->out_bytes + padded(size_bytes) > wave->cuda->staged_bytes)
-        return NULL;
-    *offset = wave->out_bytes;
-    wave->out_bytes += padded(size_bytes);
-    return wave->cuda->staged + wave->cuda->staged_bytes + *offset;
+    cudaError_t code = cudaFuncSetAttribute(run_tasks, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
+    for (uint32_t slot = 0; slot < 2 && code == cudaSuccess; slot++)
+        code = cudaEventCreateWithFlags(&cuda->samples[slot].done, cudaEventDisableTiming);
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
 }
 
-template <class E> static bool stage_list(struct wave *wave, const E **list, uint32_t n)
+void cuda_sample_close(struct cuda *cuda)
 {
-    char *host, *device = take_in(wave, n * sizeof **list, &host);
-    if (!device)
+    for (uint32_t slot = 0; slot < 2; slot++)
+        if (cuda->samples[slot].done)
+            cudaEventDestroy(cuda->samples[slot].done);
+}
+
+static size_t put_list(char *at, size_t used, const void *list, size_t size_bytes)
+{
+    if (size_bytes)
+        memcpy(at + used, list, size_bytes);
+    return used + size_bytes;
+}
+
+static bool has_removing_bias(const struct sample_task *task)
+{
+    for (uint32_t i = 0; i < task->n_bias; i++)
+        if (task->bias[i].value == -INFINITY)
+            return true;
+    return false;
+}
+
+static bool has_adding_bias(const struct sample_task *task)
+{
+    for (uint32_t i = 0; i < task->n_bias; i++)
+        if (task->bias[i].value > -INFINITY)
+            return true;
+    return false;
+}
+
+static uint32_t flags_of(const struct sample_args *args, const struct sample_task *task)
+{
+    bool truncates = !task->is_greedy &&
+                     (task->min_p > 0 || (task->top_k && task->top_k < args->vocab_size) || task->top_p < 1);
+    bool removes = task->n_banned || task->n_allowed || has_removing_bias(task);
+    bool keeps = !task->is_score || task->mode == LOGPROB_PROCESSED || removes || truncates;
+    uint32_t flags = task->mode << TASK_MODE_SHIFT;
+    flags |= task->is_score ? TASK_SCORE : 0;
+    flags |= task->is_greedy ? TASK_GREEDY : 0;
+    flags |= task->wants_logprobs || task->is_score ? TASK_LOGPROBS : 0;
+    flags |= task->n_bias + task->n_seen + task->n_banned + task->n_allowed ? TASK_LISTS : 0;
+    flags |= task->n_seen || has_adding_bias(task) ? TASK_EDITED : 0;
+    flags |= removes || args->n_banned ? TASK_REMOVES : 0;
+    flags |= keeps ? TASK_KEPT : 0;
+    return flags | (truncates ? TASK_TRUNCATED : 0);
+}
+
+/* What has been staged of a call. */
+struct wave {
+    uint32_t n_tasks, n_tops;
+    size_t lists_bytes;
+};
+
+/* False: the slot's memory is full. */
+static bool stage_task(const struct cuda *cuda, const struct slot_memory *memory, const struct sample_args *args,
+                       const struct sample_task *task, struct wave *wave)
+{
+    struct staged_task *staged = &memory->tasks[wave->n_tasks];
+    size_t list_bytes = task->n_bias * sizeof *task->bias + task->n_seen * sizeof *task->seen +
+                        (task->n_banned + task->n_allowed) * sizeof *task->banned;
+    if (wave->n_tasks == cuda->max_wave || wave->n_tops + task->n_top > cuda->max_tops ||
+        wave->lists_bytes + sizeof(struct task_lists) + list_bytes > cuda->lists_bytes)
         return false;
-    if (n)
-        memcpy(host, *list, n * sizeof **list);
-    *list = (const E *)device;
+    *staged = {task->seed, task->temperature, task->top_p, task->min_p, task->top_k, task->logits_row, task->position,
+               task->sample_index, task->target, flags_of(args, task), task->n_top, wave->n_tops, (uint32_t)wave->lists_bytes};
+    wave->n_tasks++;
+    wave->n_tops += task->n_top;
+    if (!list_bytes)
+        return true;
+    size_t used = wave->lists_bytes + sizeof(struct task_lists);
+    struct task_lists lists = {(uint32_t)used, task->n_bias, task->n_seen, task->n_banned, task->n_allowed,
+                               task->repetition_penalty, task->presence_penalty, task->frequency_penalty};
+    put_list(memory->lists, wave->lists_bytes, &lists, sizeof lists);
+    used = put_list(memory->lists, used, task->bias, task->n_bias * sizeof *task->bias);
+    used = put_list(memory->lists, used, task->seen, task->n_seen * sizeof *task->seen);
+    used = put_list(memory->lists, used, task->banned, task->n_banned * sizeof *task->banned);
+    wave->lists_bytes = put_list(memory->lists, used, task->allowed, task->n_allowed * sizeof *task->allowed);
     return true;
 }
 
-struct task_out {
-    size_t result, ids, values, ranks;
-};
-
-static bool stage_task(struct wave *wave, const struct sample_args *args, const struct sample_task *task, uint32_t slot,
-                       struct sample_place *place, struct task_out *out)
+/* Stages tasks from `first` on, as many as fit. */
+static struct wave stage_wave(const struct cuda *cuda, const struct slot_memory *memory, const struct sample_args *args,
+                              uint32_t first)
 {
-    struct cuda *cuda = wave->cuda;
-    place->task = *task;
-    place->logits = args->logits + (size_t)task->logits_row * args->vocab_stride;
-    place->z = cuda->sample_rows + (size_t)2 * slot * cuda->vocab_stride;
-    place->kept = place->z + cuda->vocab_stride;
-    place->vocab_size = args->vocab_size;
-    place->limit = args->vocab_limit < args->vocab_size ? args->vocab_limit : args->vocab_size;
-    place->n_banned = args->n_banned;
-    struct sample_task *t = &place->task;
-    if (!stage_list(wave, &t->bias, t->n_bias) || !stage_list(wave, &t->seen, t->n_seen) ||
-        !stage_list(wave, &t->banned, t->n_banned) || !stage_list(wave, &t->allowed, t->n_allowed))
-        return false;
-    place->result = (struct sample_result *)take_out(wave, sizeof *place->result, &out->result);
-    place->top_ids = (int32_t *)take_out(wave, task->n_top * sizeof(int32_t), &out->ids);
-    place->top_values = (float *)take_out(wave, task->n_top * sizeof(float), &out->values);
-    place->top_ranks = (int32_t *)take_out(wave, task->n_top * sizeof(int32_t), &out->ranks);
-    return place->result && place->top_ids && place->top_values && place->top_ranks;
+    struct wave wave = {0, 0, args->n_banned * sizeof *args->banned};
+    if (wave.lists_bytes > cuda->lists_bytes)
+        return wave;
+    put_list(memory->lists, 0, args->banned, wave.lists_bytes);
+    while (first + wave.n_tasks < args->n_tasks && stage_task(cuda, memory, args, &args->tasks[first + wave.n_tasks], &wave))
+        continue;
+    return wave;
 }
 
-static void collect(const struct cuda *cuda, const struct sample_args *args, uint32_t task, const struct task_out *out)
+static enum rc run_wave(struct cuda *cuda, const struct slot_memory *memory, const struct sample_args *args, uint32_t first,
+                        const struct wave *wave, struct err *err)
 {
-    const char *results = cuda->pinned + cuda->staged_bytes;
-    uint32_t at = args->tasks[task].top_offset;
-    size_t n_bytes = args->tasks[task].n_top * sizeof(int32_t);
-    memcpy(&args->results[task], results + out->result, sizeof *args->results);
-    if (!n_bytes)
-        return;
-    memcpy(args->top_ids + at, results + out->ids, n_bytes);
-    memcpy(args->top_values + at, results + out->values, n_bytes);
-    memcpy(args->top_ranks + at, results + out->ranks, n_bytes);
-}
-
-/* Stages tasks from `first` on; returns how many. */
-static uint32_t stage_wave(struct wave *wave, const struct sample_args *args, uint32_t first,
-                           const struct sample_place **places, struct task_out *outs)
-{
-    const int32_t *banned = args->banned;
-    uint32_t n = args->n_tasks - first, n_staged = 0;
-    n = n < wave->cuda->sample_slots ? n : wave->cuda->sample_slots;
-    char *host;
-    *places = (const struct sample_place *)take_in(wave, n * sizeof(struct sample_place), &host);
-    if (!*places || !stage_list(wave, &banned, args->n_banned))
-        return 0;
-    struct sample_place *list = (struct sample_place *)host;
-    while (n_staged < n) {
-        struct wave before = *wave;
-        list[n_staged].banned = banned;
-        if (!stage_task(wave, args, &args->tasks[first + n_staged], n_staged, &list[n_staged], &outs[n_staged])) {
-            *wave = before;
-            break;
-        }
-        /* Kept mass 1 and zeros are what a task has that computes no more. */
-        struct sample_result *empty = (struct sample_result *)(wave->cuda->pinned + wave->cuda->staged_bytes +
-                                                               outs[n_staged].result);
-        memset(empty, 0, sizeof *empty);
-        empty->kept_mass = 1;
-        n_staged++;
+    struct sample_call call = {};
+    uint32_t first_id = args->first_task + first;
+    call.logits = args->logits;
+    call.vocab_size = args->vocab_size;
+    call.vocab_stride = args->vocab_stride;
+    call.limit = args->vocab_limit < args->vocab_size ? args->vocab_limit : args->vocab_size;
+    call.segment = (uint32_t)round_up(ceil_div(args->vocab_size, CLUSTER), 4);
+    call.tasks = memory->tasks;
+    call.lists = memory->lists;
+    call.n_banned = args->n_banned;
+    call.results = memory->results;
+    call.top_ids = memory->top_ids;
+    call.top_ranks = memory->top_ranks;
+    call.top_values = memory->top_values;
+    call.sampled = first_id + wave->n_tasks <= cuda->max_tasks
+                       ? cuda->sampled + (args->slot & 1) * cuda->max_tasks + first_id : NULL;
+    cudaError_t code = cudaSuccess;
+    if (wave->lists_bytes > SMALL_LISTS) {
+        code = cudaMemcpyAsync(memory->device_lists, memory->lists, wave->lists_bytes, cudaMemcpyHostToDevice, cuda->stream);
+        call.lists = memory->device_lists;
     }
-    return n_staged;
+    launch(cuda, run_tasks, wave->n_tasks * CLUSTER, THREADS, sizeof(struct sample_block) + call.segment * sizeof(float), call);
+    return code == cudaSuccess ? launched(err, "sample") : cuda_fail(err, code, "sample");
 }
 
-#define MAX_WAVE 128u
-
-static enum rc run_wave(struct wave *wave, const struct sample_place *places, uint32_t n, struct err *err)
+static void collect(const struct slot_memory *memory, const struct running_sample *running)
 {
-    struct cuda *cuda = wave->cuda;
-    char *out = cuda->staged + cuda->staged_bytes, *host_out = cuda->pinned + cuda->staged_bytes;
-    cudaError_t code = cudaMemcpyAsync(cuda->staged, cuda->pinned, wave->in_bytes, cudaMemcpyHostToDevice, cuda->stream);
-    if (code == cudaSuccess)
-        code = cudaMemcpyAsync(out, host_out, wave->out_bytes, cudaMemcpyHostToDevice, cuda->stream);
-    if (code == cudaSuccess) {
-        run_tasks<<<n, THREADS, 0, cuda->stream>>>(places);
-        code = cudaGetLastError();
+    const struct sample_args *args = &running->args;
+    uint32_t top = 0;
+    memcpy(args->results + running->first, memory->results, running->n_tasks * sizeof *args->results);
+    for (uint32_t i = 0; running->n_tops && i < running->n_tasks; i++) {
+        const struct sample_task *task = &args->tasks[running->first + i];
+        if (!task->n_top)
+            continue;
+        memcpy(args->top_ids + task->top_offset, memory->top_ids + top, task->n_top * sizeof *args->top_ids);
+        memcpy(args->top_ranks + task->top_offset, memory->top_ranks + top, task->n_top * sizeof *args->top_ranks);
+        memcpy(args->top_values + task->top_offset, memory->top_values + top, task->n_top * sizeof *args->top_values);
+        top += task->n_top;
     }
-    if (code == cudaSuccess)
-        code = cudaMemcpyAsync(host_out, out, wave->out_bytes, cudaMemcpyDeviceToHost, cuda->stream);
-    if (code == cudaSuccess)
-        code = cudaStreamSynchronize(cuda->stream);
-    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "sample");
+}
+
+enum rc cuda_sample_finish(void *ctx, uint32_t slot, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    struct running_sample *running = &cuda->samples[slot & 1];
+    if (!running->is_running)
+        return RC_OK;
+    running->is_running = false;
+    cudaError_t code = cudaEventSynchronize(running->done);
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "sample");
+    struct slot_memory memory = memory_of(cuda, slot & 1);
+    collect(&memory, running);
+    return RC_OK;
 }
 
 enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
+    struct running_sample *running = &cuda->samples[args->slot & 1];
+    struct slot_memory memory = memory_of(cuda, args->slot & 1);
+    if (args->vocab_size > CLUSTER * MAX_SEGMENT)
+        return err_set(err, RC_UNSUPPORTED, "sample: wanted a vocabulary of at most %u ids on CUDA, have %u",
+                       CLUSTER * MAX_SEGMENT, args->vocab_size);
     if (args->vocab_size > cuda->options.vocab_size)
         return err_set(err, RC_INTERNAL, "sample: wanted at most the %u ids that the backend was opened for, have %u",
                        cuda->options.vocab_size, args->vocab_size);
-    struct task_out outs[MAX_WAVE];
-    for (uint32_t first = 0, n; args->vocab_size && first < args->n_tasks; first += n) {
-        struct wave wave = {cuda, 0, 0};
-        const struct sample_place *places;
-        n = stage_wave(&wave, args, first, &places, outs);
-        if (!n)
-            return err_set(err, RC_INTERNAL, "sample: wanted lists of at most %zu bytes, have more", cuda->staged_bytes);
-        enum rc rc = run_wave(&wave, places, n, err);
+    uint32_t first = 0;
+    do {
+        enum rc rc = cuda_sample_finish(ctx, args->slot, err);
+        struct wave wave = {};
+        if (!rc && args->vocab_size && args->n_tasks) {
+            wave = stage_wave(cuda, &memory, args, first);
+            rc = wave.n_tasks ? run_wave(cuda, &memory, args, first, &wave, err)
+                              : err_set(err, RC_INTERNAL, "sample: wanted lists of at most %zu bytes", cuda->lists_bytes);
+        }
         if (rc)
             return rc;
-        int32_t ids[MAX_WAVE];
-        for (uint32_t i = 0; i < n; i++) {
-            collect(cuda, args, first + i, &outs[i]);
-            ids[i] = args->results[first + i].id;
-        }
-        int32_t *sampled = cuda->sampled + (args->slot & 1) * cuda->max_tasks + args->first_task + first;
-        if (args->first_task + first + n <= cuda->max_tasks) {
-            cudaError_t code = cudaMemcpyAsync(sampled, ids, n * sizeof *ids, cudaMemcpyHostToDevice, cuda->stream);
-            if (code != cudaSuccess)
-                return cuda_fail(err, code, "sample");
-        }
-    }
+        cudaError_t code = cudaEventRecord(running->done, cuda->stream);
+        if (code != cudaSuccess)
+            return cuda_fail(err, code, "sample");
+        running->args = *args;
+        running->first = first;
+        running->n_tasks = wave.n_tasks;
+        running->n_tops = wave.n_tops;
+        running->is_running = true;
+        first += wave.n_tasks;
+    } while (args->vocab_size && first < args->n_tasks);
     return RC_OK;
-}
-
-enum rc cuda_sample_finish(void *ctx, uint32_t slot, struct err *err)
-{
-    (void)slot;
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    cudaError_t code = cudaStreamSynchronize(cuda->stream);
-    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "sample");
 }

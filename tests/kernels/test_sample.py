@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmpy import _core
+from llmpy import _core, hardware
 
 Array = np.ndarray
 Open = Callable[..., _core.Backend]
@@ -353,3 +353,70 @@ def test_truncation_that_cuts_nothing_draws_alike(open_backend: Open) -> None:
     for seed in range(60):
         plain, listed = sample(backend, logits, [{"seed": seed}, {"seed": seed, "allowed": list(range(700))}])
         assert plain[ID] == listed[ID]
+
+
+def mixed(rng: np.random.Generator, row: int, vocab: int, n_top: int) -> dict[str, Any]:
+    """A task with about half of all options."""
+    ids = rng.permutation(vocab)[:200]
+    task: dict[str, Any] = {
+        "logits_row": row, "seed": int(rng.integers(2**63)), "position": int(rng.integers(9999)),
+        "wants_logprobs": int(rng.random() < 0.7), "mode": int(rng.integers(3)), "sample_index": int(rng.integers(8)),
+        "temperature": float(rng.choice([1.0, 1.0, 0.6, 1.7])),
+    }  # fmt: skip
+    if rng.random() < 0.15:
+        task |= {"is_greedy": 1, "temperature": 1.0}
+    elif rng.random() < 0.2:
+        task |= {"is_score": 1, "target": int(ids[0]), "wants_logprobs": 1}
+    options: dict[str, Any] = {
+        "top_k": int(rng.choice([1, 7, 50, 600])), "top_p": float(rng.choice([0.2, 0.9, 0.99])), "min_p": 0.02,
+        "banned": [int(i) for i in ids[50:60]], "allowed": sorted(int(i) for i in ids[20:120]),
+        "bias": [(int(i), float(rng.choice([-np.inf, 3.0, -2.0]))) for i in ids[55:70]],
+        "seen": [(int(i), int(rng.integers(3)), int(rng.integers(2))) for i in ids[65:200]], "repetition_penalty": 1.2,
+        "presence_penalty": 0.3, "frequency_penalty": 0.1,
+    }  # fmt: skip
+    task |= {key: options[key] for key in options if rng.random() < 0.3}
+    return task | {"n_top": n_top if task["wants_logprobs"] else 0}
+
+
+@pytest.mark.parametrize("vocab", [1000, 49152, 128256, 151936, 262144])
+def test_device_rows_alone_and_in_company(vocab: int, cuda: str) -> None:
+    """All options mixed: near the CPU's values, the same ids, and the same bits alone, in a batch and in two slots at once."""
+    rng = np.random.default_rng(vocab)
+    rows = 256 if vocab < 150_000 else 40
+    logits = (rng.standard_normal((rows, vocab), np.float32) * rng.uniform(0.5, 6, (rows, 1))).astype(np.float32)
+    logits[::5] = np.round(logits[::5] * 4) / 4  # many ties
+    tasks = [mixed(rng, row, vocab, (0, 0, 5, 20)[row % 4]) for row in range(rows)]
+    tasks[7] |= {"wants_logprobs": 1, "n_top": 1000}
+    backend = _core.Backend(cuda, max_rows=rows, vocab_size=vocab, library=hardware.cuda_library())
+    banned, limit = np.array([3, vocab // 2], np.int32), vocab - 30
+    together = sample(backend, logits, tasks, vocab_limit=limit, banned=banned)
+    assert sample(backend, logits, tasks, vocab_limit=limit, banned=banned, slots=2) == together
+    for row in (0, 1, 2, 7, 11, rows - 1):
+        alone = sample(backend, logits[row : row + 1], [tasks[row] | {"logits_row": 0}], vocab_limit=limit, banned=banned)
+        assert alone == [together[row]]
+    cpu = _core.Backend("cpu", num_threads=2, max_rows=rows, vocab_size=vocab)
+    n_unlike = 0
+    for task, own, other in zip(tasks, together, sample(cpu, logits, tasks, vocab_limit=limit, banned=banned), strict=True):
+        assert own[STATUS] == other[STATUS]
+        if own[ID] != other[ID]:  # rounding may decide a cut or a draw
+            n_unlike += 1
+            continue
+        for at in (RAW_VALUE, FULL_VALUE, PROCESSED_VALUE, MASS) if task["wants_logprobs"] else ():
+            assert own[at] == other[at] or abs(own[at] - other[at]) < 1e-4
+        if task["mode"] != PROCESSED:
+            assert own[RANK] == other[RANK] or task["mode"] == FULL
+            assert [t[0] for t in own[TOP]] == [t[0] for t in other[TOP]] or task["mode"] == FULL
+    assert n_unlike <= 2
+
+
+def test_device_lists_everything(cuda: str) -> None:
+    """The whole vocabulary as alternatives, with ties."""
+    vocab = 20_000
+    logits = coarse(5, vocab)[None]
+    backend = _core.Backend(cuda, vocab_size=vocab, library=hardware.cuda_library())
+    task = {"wants_logprobs": 1, "n_top": vocab, "seed": 3}
+    result = sample(backend, logits, [task])[0]
+    check(result, reference(logits[0], task), task, 1e-5)
+    seconds = backend.seconds
+    sample(backend, logits, [task])
+    assert min(seconds, backend.seconds) < 0.05
