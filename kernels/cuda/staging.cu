@@ -1,8 +1,8 @@
 /* The way of a batch to the device, and graphs of what a step enqueues.
  * begin: the host's arrays lie one behind the other in pinned memory, which one kernel reads in place: element i of every array
- * by thread i, so that all reads are on their way at once. Tables persist on the device and get only what has changed, as pairs
- * (entry, page). Bound by the latency of one read over PCIe, 1 to 2 us. The kernel is launched plainly, hence after all that
- * was enqueued before, and lets no later kernel begin before its end: a step's kernels may read the batch before their wait. */
+ * by thread i, so that all reads are on their way at once, and while the step before ends. Tables persist on the device and get
+ * only what has changed, as pairs (entry, page). Bound by the latency of one read over PCIe, 1 to 2 us, and of one more kernel.
+ * It lets no later kernel begin before its end: a step's kernels may read the batch before their wait. */
 #include "common.cuh"
 
 #include <string.h>
@@ -14,7 +14,7 @@
 struct staged_batch {
     const int32_t *from;
     const int32_t *sampled; /* of the step before */
-    uint32_t n_rows, n_all, n_seqs, n_logits_rows, n_pairs, pad_row_seq;
+    uint32_t n_rows, n_all, n_pad, n_seqs, n_logits_rows, n_pairs, pad_row_seq;
     struct batch_arrays to;
 };
 
@@ -28,24 +28,33 @@ static __global__ void __launch_bounds__(THREADS) scatter_batch(const struct sta
     uint32_t i = blockIdx.x * THREADS + threadIdx.x;
     const int32_t *positions = b.from + b.n_rows, *row_seq = positions + b.n_rows, *logits_rows = row_seq + b.n_rows,
                   *seq_first_row = logits_rows + b.n_logits_rows, *pairs = seq_first_row + b.n_seqs + 1;
+    int32_t id = 0, position = 0, seq = (int32_t)b.pad_row_seq, wanted = (int32_t)i, first_row = (int32_t)i, entry = 0, page = 0;
     if (i < b.n_rows) {
-        int32_t id = b.from[i], position = positions[i], seq = row_seq[i];
+        id = b.from[i];
+        position = positions[i];
+        seq = row_seq[i];
+    }
+    if (i < b.n_logits_rows)
+        wanted = logits_rows[i];
+    if (b.n_rows && i <= b.n_seqs)
+        first_row = seq_first_row[i];
+    if (i < b.n_pairs) {
+        entry = pairs[2 * i];
+        page = pairs[2 * i + 1];
+    }
+    wait_for_input();
+    if (i < b.n_all) {
         b.to.token_ids[i] = id < 0 ? b.sampled[-1 - id] : id;
         b.to.positions[i] = position;
         b.to.row_seq[i] = seq;
-    } else if (i < b.n_all) {
-        b.to.token_ids[i] = b.to.positions[i] = 0;
-        b.to.row_seq[i] = (int32_t)b.pad_row_seq;
-        b.to.logits_rows[i] = (int32_t)i;
-        b.to.seq_first_row[i + 1] = (int32_t)i + 1;
     }
-    if (i < b.n_logits_rows)
-        b.to.logits_rows[i] = logits_rows[i];
-    if (b.n_rows && i <= b.n_seqs)
-        b.to.seq_first_row[i] = seq_first_row[i];
+    if (i < b.n_logits_rows + b.n_pad)
+        b.to.logits_rows[i] = wanted;
+    if (b.n_all && i <= b.n_seqs + b.n_pad)
+        b.to.seq_first_row[i] = first_row;
     if (i < b.n_pairs)
-        b.to.tables[pairs[2 * i]] = pairs[2 * i + 1];
-    __threadfence();
+        b.to.tables[entry] = page;
+    __threadfence(); /* before the blocks of the next kernel begin, which do so when these have ended */
 }
 
 static int32_t *put(int32_t *at, const int32_t *values, uint32_t n)
@@ -58,7 +67,7 @@ static int32_t *put(int32_t *at, const int32_t *values, uint32_t n)
 static enum rc scatter(struct cuda *cuda, const struct staged_batch *b, struct err *err)
 {
     uint32_t n = b->n_all > b->n_pairs ? b->n_all : b->n_pairs;
-    scatter_batch<<<ceil_div(n + 1, THREADS), THREADS, 0, cuda->stream>>>(*b);
+    launch(cuda, scatter_batch, ceil_div(n + 1, THREADS), THREADS, 0, *b);
     return launched(err, "begin");
 }
 
@@ -100,8 +109,17 @@ enum rc cuda_begin(void *ctx, const struct begin_args *args, struct err *err)
             at[2 * n_pairs] = (int32_t)entry;
             at[2 * n_pairs++ + 1] = args->tables[entry];
         }
-    struct staged_batch b = {from, cuda->sampled + ((args->slot & 1) ^ 1) * cuda->max_tasks, args->n_rows, n_all, args->n_seqs,
-                             args->n_logits_rows, n_pairs, args->pad_row_seq, args->to};
+    struct staged_batch b = {};
+    b.from = from;
+    b.sampled = cuda->sampled + ((args->slot & 1) ^ 1) * cuda->max_tasks;
+    b.n_rows = args->n_rows;
+    b.n_all = n_all;
+    b.n_pad = args->n_pad_rows;
+    b.n_seqs = args->n_seqs;
+    b.n_logits_rows = args->n_logits_rows;
+    b.n_pairs = n_pairs;
+    b.pad_row_seq = args->pad_row_seq;
+    b.to = args->to;
     return scatter(cuda, &b, err);
 }
 
