@@ -717,6 +717,7 @@ static PyMethodDef methods[] = {
     METHOD(attention),
     METHOD(qkv),
     {"copy_pages", backend_copy_pages, METH_VARARGS, NULL},
+    {"begin", (PyCFunction)(void (*)(void))py_backend_begin, METH_VARARGS | METH_KEYWORDS, NULL},
     {"sample", (PyCFunction)(void (*)(void))py_backend_sample, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -60,6 +60,8 @@ PyObject *stage_end(struct stage *s);           /* releases everything; None, or
         return stage_end(s);                                                             \
     } while (0)
 
+/* py_backend_begin.c: Backend.begin */
+PyObject *py_backend_begin(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_sample.c: Backend.sample */
 PyObject *py_backend_sample(PyObject *object, PyObject *args, PyObject *kwargs);
 
