@@ -151,8 +151,8 @@ static void pass_boundary(struct driver *d, enum pause_mode pause, bool has_step
     unlock(d);
 }
 
-/* One turn: commands, at most one step (none: the device is idle behind it), the mail. False once the driver has been stopped
- * and nothing is left. */
+/* One turn: calls and commands, at most one step, the mail. During a call, and behind a turn without a step, the device idles.
+ * False once the driver has been stopped and nothing is left. */
 static bool turn(struct driver *d)
 {
     struct err fault = {0};
@@ -169,8 +169,10 @@ static bool turn(struct driver *d)
     unlock(d);
     if (is_closing)
         engine_abort(d->engine, NULL, 0, NULL);
+    enum rc rc = calls ? engine_settle(d->engine, &fault) : RC_OK;
     run_calls(d, calls);
-    enum rc rc = steps ? engine_step(d->engine, &progressed, &fault) : RC_OK;
+    if (!rc && steps)
+        rc = engine_step(d->engine, &progressed, &fault);
     if (!rc && (!steps || !engine_has_unfinished(d->engine)))
         rc = engine_settle(d->engine, &fault);
     if (rc && !d->is_dead)

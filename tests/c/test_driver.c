@@ -14,7 +14,8 @@
 #define N_JOBS 60u
 #define SECONDS 60.0
 
-static const struct setup SMALL = {.block_tokens = 4, .n_pages = 90, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true};
+static const struct setup SMALL = {.block_tokens = 4, .n_pages = 90, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true,
+                                   .is_async = true};
 
 static struct err err;
 static bool is_async;
