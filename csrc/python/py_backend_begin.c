@@ -1,5 +1,5 @@
-/* py_backend_begin.c: Backend.begin. The arrays that an executor keeps on the device are the caller's here: they go there before
- * the call and come back from it. */
+/* py_backend_begin.c: Backend.begin. The arrays that an executor keeps on the device are the caller's here: they go there
+ * before the call and come back from it. */
 #include "py_stage.h"
 
 /* A host array, as the operation reads it; its items are counted. */

@@ -28,7 +28,8 @@ static __global__ void __launch_bounds__(THREADS) scatter_batch(const struct sta
     uint32_t i = blockIdx.x * THREADS + threadIdx.x;
     const int32_t *positions = b.from + b.n_rows, *row_seq = positions + b.n_rows, *logits_rows = row_seq + b.n_rows,
                   *seq_first_row = logits_rows + b.n_logits_rows, *pairs = seq_first_row + b.n_seqs + 1;
-    int32_t id = 0, position = 0, seq = (int32_t)b.pad_row_seq, wanted = (int32_t)i, first_row = (int32_t)i, entry = 0, page = 0;
+    int32_t id = 0, position = 0, seq = (int32_t)b.pad_row_seq, wanted = (int32_t)i, first_row = (int32_t)i;
+    int32_t entry = 0, page = 0;
     if (i < b.n_rows) {
         id = b.from[i];
         position = positions[i];
