@@ -275,7 +275,7 @@ class Report:
         self.path, self.is_whole = out / "results.csv" if out else None, is_whole
         date = time.strftime("%Y-%m-%d")
         self.known = {"device": hardware.device_name("cuda:0"), "date": date, "commit": commit, "command": command}
-        self.lines: list[dict[str, object]] = []
+        self.lines = read_table(self.path) if self.path else []
         print(f"{self.known['device']}, {date}, commit {commit or 'unknown'}")
         titles = f"{'row':<18}{'measured':>11} {'unit':<8}{'must':>8}{'aim':>8}  {'vLLM (batch-invariant)':<23}"
         print(f"{titles}{'floor':>9}{'share':>7}")
@@ -300,6 +300,14 @@ class Report:
             write_table(self.path, self.lines)
 
 
+def read_table(path: Path) -> list[dict[str, object]]:
+    """[] without a file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [dict(line) for line in csv.DictReader(file)]
+
+
 def write_table(path: Path, lines: list[dict[str, object]]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
@@ -309,15 +317,13 @@ def write_table(path: Path, lines: list[dict[str, object]]) -> None:
 
 def merge(paths: list[Path]) -> None:
     """Adds results to the table: the newer run of a row replaces the older one of the same commit."""
-    lines: dict[tuple[str, str], dict[str, object]] = {}
-    for path in [*([TABLE] if TABLE.exists() else []), *paths]:
-        with path.open(newline="") as file:
-            for line in csv.DictReader(file):
-                key = line["commit"], line["row"]
-                lines.pop(key, None)
-                lines[key] = dict(line)
+    lines: dict[tuple[object, object], dict[str, object]] = {}
+    for line in itertools.chain(*map(read_table, [TABLE, *paths])):
+        key = line["commit"], line["row"]
+        lines.pop(key, None)
+        lines[key] = line
     write_table(TABLE, list(lines.values()))
-    write_page({row: line for (_, row), line in lines.items()})
+    write_page({str(row): line for (_, row), line in lines.items()})
     print(f"{TABLE}: {len(lines)} rows; {PAGE}")
 
 
