@@ -270,11 +270,11 @@ class Report:
     """Prints rows as they come and writes them at once."""
 
     def __init__(self, out: Path | None, commit: str, command: str, is_whole: bool) -> None:
-        from llmpy import hardware
+        from llmpy import devices
 
         self.path, self.is_whole = out / "results.csv" if out else None, is_whole
         date = time.strftime("%Y-%m-%d")
-        self.known = {"device": hardware.device_name("cuda:0"), "date": date, "commit": commit, "command": command}
+        self.known = {"device": devices()[1]["name"], "date": date, "commit": commit, "command": command}
         self.lines = read_table(self.path) if self.path else []
         print(f"{self.known['device']}, {date}, commit {commit or 'unknown'}")
         titles = f"{'row':<18}{'measured':>11} {'unit':<8}{'must':>8}{'aim':>8}  {'vLLM (batch-invariant)':<23}"

@@ -30,7 +30,7 @@ record() {
     [ -n "${OUT:-}" ] || return 0
     mkdir -p "$OUT"
     [ -f "$OUT/results.csv" ] || echo "device,date,commit,command,row,value,unit,must,aim" > "$OUT/results.csv"
-    device=$("$python" -c "from llmpy import hardware; print(hardware.device_name('cuda:0'))")
+    device=$("$python" -c "import llmpy; print(llmpy.devices()[1]['name'])")
     echo "$device,$(date +%F),$commit,benchmarks/h200.sh $command,$1,$2,\"$3\",," >> "$OUT/results.csv"
 }
 
@@ -78,7 +78,7 @@ build)
     need setuptools
     begun=$(date +%s)
     LLMPY_CUDA=require LLMPY_WERROR=1 "$python" setup.py -q build_ext --inplace
-    "$python" -c "from llmpy import _core, hardware; print(_core.device_info('cuda:0', hardware.cuda_library()))"
+    "$python" -c "import llmpy; print(llmpy.devices()[1])"
     record build "$(($(date +%s) - begun))" "s on $(nproc) cores"
     ;;
 test)
