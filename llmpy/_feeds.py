@@ -30,7 +30,21 @@ class Feed:
         request: Checked, not yet submitted.
     """
 
-    __slots__ = ("_driver", "_lock", "_unseen", "_waiter", "aborts", "error", "has_ended", "kind", "link", "mail", "request")
+    __slots__ = (
+        "_begun",
+        "_driver",
+        "_lock",
+        "_unseen",
+        "_waiter",
+        "aborts",
+        "error",
+        "has_ended",
+        "has_news",
+        "kind",
+        "link",
+        "mail",
+        "request",
+    )
 
     def __init__(self, driver: ThreadDriver, request: Request) -> None:
         self.request = request
@@ -44,6 +58,9 @@ class Feed:
         """Whether the last output was given out."""
         self._driver = driver
         self._lock = threading.Lock()
+        self.has_news = True
+        """Whether the reader has been told to look since it last did."""
+        self._begun = False
         self._unseen = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -63,11 +80,14 @@ class Feed:
         assert request.prompt.ids is not None
         if request.match_stops:
             request.prepare_text()
-        channel = None if self.link is None else self.link.channel
+        link = self.link
+        channel = None if link is None else link.channel
         mail = self._driver.thread.submit(channel, request.prompt.ids.tobytes(), core, self.ends_only)
         request.number = mail.number
         self._driver.feeds[mail.number] = self
         self.mail = mail
+        if self.link is not link and self.link is not None:  # a reader has come meanwhile
+            mail.move(self.link.channel, self.ends_only)
         if self.has_ended:
             self.release()
         elif self.aborts:
@@ -110,6 +130,12 @@ class Feed:
     def _pull(self) -> bool:
         request, mail = self.request, self.mail
         if mail is not None and not request.finished:
+            if self._begun:
+                more = mail.take_more()
+                if more is not None:
+                    request.absorb_more(*more)
+                    self._unseen = True
+                    return False
             try:
                 news = mail.take()
             except MemoryError as error:
@@ -120,6 +146,7 @@ class Feed:
                 request.absorb(item)
             if news:
                 self._unseen = True
+                self._begun = not request.match_stops
                 if request.finished:
                     self.release()
         return request.finished
@@ -177,6 +204,7 @@ class Feed:
 
     def wake(self) -> None:
         """Lets the reader look; in its loop."""
+        self.has_news = True
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -186,21 +214,19 @@ class Feed:
         if self.link is not None:
             self.link.call(self.wake)
 
-    async def wait(self) -> None:
-        """Waits for news. One reader at a time."""
+    def waiter(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Done when there is news. One reader at a time."""
         if self._waiter is not None and not self._waiter.done():
             raise RuntimeError("another task is reading this stream")
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        self._waiter = loop.create_future()
+        return self._waiter
 
     async def finish(self) -> None:
         """Waits for the end."""
-        self.bind(asyncio.get_running_loop(), not self.request.match_stops)
+        loop = asyncio.get_running_loop()
+        self.bind(loop, not self.request.match_stops)
         while not self.pull():
-            await self.wait()
+            await self.waiter(loop)
 
     def wait_blocking(self, timeout: float | None) -> bool:
         """Waits for the end without asyncio; False: the time is over."""
@@ -282,17 +308,20 @@ class RequestStream(Reader):
             EngineDeadError: A fault has killed the engine.
             InvalidRequestError: Long text, tokenised behind the call, cannot run.
         """
-        feed = self._feed
+        feed, loop = self._feed, asyncio.get_running_loop()
+        if feed.link is None or feed.link.loop() is not loop:
+            feed.bind(loop, feed.ends_only)
+            feed.has_news = True
         try:
             while True:
-                output = feed.next_output()
-                if output is not None:
-                    return output
-                if feed.has_ended:
-                    raise StopAsyncIteration
-                if feed.link is None or not feed.link.is_current():
-                    feed.bind(asyncio.get_running_loop(), feed.ends_only)
-                await feed.wait()
+                if feed.has_news or feed.has_ended:
+                    feed.has_news = False
+                    output = feed.next_output()
+                    if output is not None:
+                        return output
+                    if feed.has_ended:
+                        raise StopAsyncIteration
+                await feed.waiter(loop)
         except asyncio.CancelledError:
             self._drop()
             raise

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._samples import NO_FLOATS, NO_IDS, Sample, prompt_view, spans, top_arrays, view
+from ._samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
 from .errors import LlmpyError, NoAllowedTokenError, NonFiniteLogitsError
-from .outputs import RequestMetrics, RequestOutput, ScoreOutput
+from .outputs import RequestMetrics, RequestOutput, ScoreOutput, VersionSpan
 
 if TYPE_CHECKING:
     from ._context import Context
@@ -60,6 +60,7 @@ class Request:
         self.finished = False
         self.num_cached_tokens = 0
         self._num_preemptions = 0
+        self._has_text = False
         self._epoch = 0
         self._times = (0.0, 0.0, 0.0, 0.0)
         self._prompt_logprobs: tuple[bytes, ...] | None = None
@@ -67,6 +68,7 @@ class Request:
 
     def prepare_text(self) -> None:
         """Makes the text makers; before the request is submitted where stop strings are searched here."""
+        self._has_text = True
         for sample in self.samples:
             if sample.text is None:
                 sample.text = self.context.make_text(self.prompt, self.params)
@@ -85,6 +87,16 @@ class Request:
         if news["is_last"]:
             self.finished = True
 
+    def absorb_more(self, columns: tuple[bytes, ...], last_token: float, preemptions: int, epoch: int) -> None:
+        """Takes more tokens of the only sample, of which nothing else is to be told."""
+        sample = self.samples[0]
+        sample.pieces.append(columns)
+        sample.num_tokens += len(columns[0]) >> 2
+        self._num_preemptions = preemptions
+        self._epoch = epoch
+        times = self._times
+        self._times = (times[0], times[1], times[2], last_token)
+
     def _absorb_sample(self, sample: Sample, news: News) -> None:
         sample.add(news, self.params)
         if self.match_stops:
@@ -98,49 +110,54 @@ class Request:
 
     def output(self, delta: bool = False) -> RequestOutput:
         """The output so far; with `delta` only what is new since the last delta."""
-        self.prepare_text()
-        prior = 0 if self.prompt.prior is None else len(self.prompt.prior)
+        if not self._has_text:
+            self.prepare_text()
+        prompt, params, version, epoch = self.prompt, self.params, self.version, self._epoch
+        prior = 0 if prompt.prior is None else len(prompt.prior)
         outputs = []
         for index, sample in enumerate(self.samples):
+            if delta and not sample.has_news:
+                continue
             start = sample.shown_tokens if delta else 0
-            if not delta or self.finished or sample.finish is not None or sample.num_tokens > start:
-                completion = sample.output(index, self.params, self.mode, self.context, delta)
-                completion.num_prior_tokens = prior
-                completion.weight_versions = spans(start, sample.num_tokens, self.version, self._epoch)
-                outputs.append(completion)
-        ids = NO_IDS if self.prompt.ids is None else self.prompt.ids
+            completion = sample.output(index, params, self.mode, self.context, delta)
+            completion.num_prior_tokens = prior
+            if sample.num_tokens > start:
+                completion.weight_versions = [VersionSpan(start, sample.num_tokens, version, epoch)]
+            outputs.append(completion)
+        ids = NO_IDS if prompt.ids is None else prompt.ids
         output = RequestOutput(
             request_id=self.request_id,
             index=self.index,
-            prompt=self.prompt.text,
+            prompt=prompt.text,
             prompt_token_ids_array=ids,
             outputs=outputs,
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
-            weight_version=self.version,
+            weight_version=version,
             seed=self.seed,
             metrics=self._metrics(),
             error=self.error,
-            sampling_params=self.params,
+            sampling_params=params,
         )
-        lone = (b"", b"") if len(ids) == 1 and self.error is None else None
-        logprobs = self._prompt_logprobs or lone
-        if logprobs is not None and self.params.prompt_logprobs is not None:
-            output.prompt_logprobs, output.prompt_token_logprobs = prompt_view(
-                ids, logprobs, self._prompt_top, self.context, self.params.detokenize
-            )
+        if params.prompt_logprobs is not None:
+            lone = (b"", b"") if len(ids) == 1 and self.error is None else None
+            logprobs = self._prompt_logprobs or lone
+            if logprobs is not None:
+                output.prompt_logprobs, output.prompt_token_logprobs = prompt_view(
+                    ids, logprobs, self._prompt_top, self.context, params.detokenize
+                )
         return output
 
     def _metrics(self) -> RequestMetrics:
-        queued, scheduled, first, last = (moment or None for moment in self._times)
+        queued, scheduled, first, last = self._times
         return RequestMetrics(
             arrival_time=self.arrival_time,
-            queued_ts=queued,
-            scheduled_ts=scheduled,
-            first_token_ts=first,
-            last_token_ts=last,
+            queued_ts=queued or None,
+            scheduled_ts=scheduled or None,
+            first_token_ts=first or None,
+            last_token_ts=last or None,
             num_preemptions=self._num_preemptions,
-            num_generation_tokens=sum(sample.num_tokens for sample in self.samples),
+            num_generation_tokens=sum([sample.num_tokens for sample in self.samples]),
         )
 
     def fail(self, error: LlmpyError) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .logprobs import Floats, Ints, Logprobs, SampledLogprobs, join
-from .outputs import CompletionOutput, VersionSpan, sum_in_order
+from .logprobs import Floats, Ints, Logprobs, SampledLogprobs, Top
+from .outputs import CompletionOutput, sum_in_order
 from .text import HIDDEN_ENDS, SampleText
 
 if TYPE_CHECKING:
     from ._context import Context
     from ._core import News
     from .sampling_params import SamplingParams
-
-Top: TypeAlias = "tuple[Ints, Floats, Ints]"
 
 _REASONS = {"eos": "stop", "stop_id": "stop", "stop_string": "stop", None: None}
 _MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs")
@@ -31,12 +29,15 @@ class Sample:
     """
 
     __slots__ = (
+        "_summed_tokens",
         "_text_is_complete",
         "_text_tokens",
+        "_total",
         "finish",
         "num_tokens",
         "pieces",
         "shown_chars",
+        "shown_end",
         "shown_tokens",
         "stop",
         "text",
@@ -50,8 +51,11 @@ class Sample:
         self.text: SampleText | None = None
         self._text_tokens = 0
         self._text_is_complete = False
+        self._total = 0.0
+        self._summed_tokens = 0
         self.shown_tokens = 0
         self.shown_chars = 0
+        self.shown_end = False
 
     def add(self, news: News, params: SamplingParams) -> None:
         """Takes what the core tells; what is already known is passed over."""
@@ -66,11 +70,41 @@ class Sample:
         elif self.finish == "stop_string":
             self.stop = params.stop_strings[news["stop"]]
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something that no delta has shown."""
+        return self.num_tokens > self.shown_tokens or (self.finish is not None and not self.shown_end)
+
     def columns(self) -> tuple[bytes, ...]:
         """The pieces joined."""
         if len(self.pieces) > 1:
             self.pieces = [tuple(b"".join(parts) for parts in zip(*self.pieces, strict=True))]
         return self.pieces[0] if self.pieces else (b"",) * 6
+
+    def since(self, start: int) -> tuple[bytes, ...]:
+        """The pieces from a token on, joined: nothing older is touched, however long the sample is."""
+        if start == 0:
+            return self.columns()
+        begin, place = self.num_tokens, len(self.pieces)
+        while begin > start:
+            place -= 1
+            begin -= len(self.pieces[place][0]) // 4
+        parts = self.pieces[place:]
+        if not parts:
+            return (b"",) * 6
+        joined = parts[0] if len(parts) == 1 else tuple(b"".join(column) for column in zip(*parts, strict=True))
+        if begin == start:
+            return joined
+        rows = self.num_tokens - begin
+        return tuple(column[len(column) // rows * (start - begin) :] for column in joined)
+
+    def total(self, mode: int) -> float:
+        """Float64 sum of the logprobs so far, in order."""
+        if self._summed_tokens < self.num_tokens:
+            values = np.frombuffer(self.since(self._summed_tokens)[1 + mode], np.float32)
+            self._total = sum_in_order(values, self._total)
+            self._summed_tokens = self.num_tokens
+        return self._total
 
     def match_stops(self, params: SamplingParams) -> None:
         """Searches the new text for a stop string; a match ends the sample and drops the tokens behind it."""
@@ -94,7 +128,7 @@ class Sample:
         if self.text is None:
             return ""
         if not self._text_is_complete:
-            ids = np.frombuffer(self.columns()[0], np.int32)[self._text_tokens :].tolist()
+            ids = np.frombuffer(self.since(self._text_tokens)[0], np.int32).tolist()
             self.text.push(ids, self.finish, self.stop if isinstance(self.stop, str) else None)
             self._text_tokens = self.num_tokens
             self._text_is_complete = self.finish is not None
@@ -103,53 +137,47 @@ class Sample:
     def output(self, index: int, params: SamplingParams, mode: str, context: Context, delta: bool) -> CompletionOutput:
         """The sample's output so far; with `delta` what no earlier delta has shown."""
         text = self.shown_text()
-        columns = self.columns()
         start, chars = (self.shown_tokens, self.shown_chars) if delta else (0, 0)
-        ids = np.frombuffer(columns[0], np.int32)
+        columns = self.since(start)
         output = CompletionOutput(
             index=index,
             text=text[chars:],
-            token_ids_array=ids[start:],
+            token_ids_array=np.frombuffer(columns[0], np.int32),
             finish_reason=_REASONS.get(self.finish, self.finish),
             stop_reason=self.stop,
         )
         if params.logprobs is not None:
-            _add_logprobs(output, columns, start, _MODES.index(mode), context, params.detokenize)
+            number = _MODES.index(mode)
+            _add_logprobs(output, columns, number, context, params.detokenize)
+            output.cumulative_logprob = self.total(number)
         if delta:
-            self.shown_tokens, self.shown_chars = len(ids), len(text)
+            self.shown_tokens, self.shown_chars = self.num_tokens, len(text)
+            self.shown_end = self.finish is not None
         return output
 
 
-def spans(start: int, end: int, version: int | str, epoch: int) -> list[VersionSpan]:
-    """The span of tokens start to end, if there are any."""
-    return [VersionSpan(start, end, version, epoch)] if end > start else []
-
-
-def _add_logprobs(
-    output: CompletionOutput, columns: tuple[bytes, ...], start: int, mode: int, context: Context, decode: bool
-) -> None:
-    """Puts the logprobs of the tokens from `start` on into the output."""
-    raw, full, processed, kept = (np.frombuffer(part, np.float32)[start:] for part in columns[1:5])
-    rank = np.frombuffer(columns[5], np.int32)[start:]
+def _add_logprobs(output: CompletionOutput, columns: tuple[bytes, ...], mode: int, context: Context, decode: bool) -> None:
+    """Puts the logprobs of the tokens into the output."""
+    raw, full, processed, kept = [np.frombuffer(part, np.float32) for part in columns[1:5]]
+    rank = np.frombuffer(columns[5], np.int32)
     values = (raw, full, processed)[mode]
     output.sampled = SampledLogprobs(raw, full, processed, kept, rank)
     output.token_logprobs = values
-    output.cumulative_logprob = sum_in_order(np.frombuffer(columns[1 + mode], np.float32))
-    top = top_arrays(columns[6:], len(columns[0]) // 4, start)
+    top = top_arrays(columns[6:], len(columns[0]) // 4)
     output.logprobs = view(output.token_ids_array, values, rank, top, context, decode)
 
 
-def top_arrays(parts: tuple[bytes, ...] | None, rows: int, start: int = 0) -> Top | None:
-    """Ids, values and ranks [rows - start, k] of the alternatives, or None."""
+def top_arrays(parts: tuple[bytes, ...] | None, rows: int) -> Top | None:
+    """Ids, values and ranks [rows, k] of the alternatives, or None."""
     if not parts or not rows or not parts[0]:
         return None
-    ids, ranks = (np.frombuffer(part, np.int32).reshape(rows, -1)[start:] for part in (parts[0], parts[2]))
-    return ids, np.frombuffer(parts[1], np.float32).reshape(rows, -1)[start:], ranks
+    ids, ranks = (np.frombuffer(part, np.int32).reshape(rows, -1) for part in (parts[0], parts[2]))
+    return ids, np.frombuffer(parts[1], np.float32).reshape(rows, -1), ranks
 
 
 def view(ids: Ints, values: Floats, ranks: Ints, top: Top | None, context: Context, decode: bool) -> Logprobs:
     """Logprobs of the tokens and their alternatives."""
-    return Logprobs(*join(ids, values, ranks, top), context.vocab_size, context.decode if decode else None)
+    return Logprobs.of(ids, values, ranks, top, context.vocab_size, context.decode if decode else None)
 
 
 def prompt_view(

@@ -165,7 +165,8 @@ class Link:
         self.channel = Channel(driver.thread)
         self._thread = driver.thread
         self._feeds = driver.feeds
-        self._loop = weakref.ref(loop)
+        self.loop = weakref.ref(loop)
+        """Gives the loop while it lives."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._fd = self.channel.fileno()
         loop.add_reader(self._fd, self._on_news)
@@ -198,7 +199,7 @@ class Link:
 
     def _leave(self) -> None:
         """The engine is closed: its last news have been told of."""
-        loop = self._loop()
+        loop = self.loop()
         if loop is not None and not loop.is_closed():
             loop.remove_reader(self._fd)
 
@@ -213,17 +214,13 @@ class Link:
 
     def call(self, function: Callable[[], None]) -> None:
         """Runs a function in the loop, from any thread; a closed loop has nobody who waits."""
-        loop = self._loop()
+        loop = self.loop()
         if loop is not None:
             try:
                 loop.call_soon_threadsafe(function)
             except RuntimeError:
                 if not loop.is_closed():
                     raise
-
-    def is_current(self) -> bool:
-        """Whether its loop is the one that runs here."""
-        return asyncio.get_running_loop() is self._loop()
 
     def close(self) -> None:
         """Lets go of the descriptor; the loop is closed."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Ints: TypeAlias = "npt.NDArray[np.int32]"
 Floats: TypeAlias = "npt.NDArray[np.float32]"
+Top: TypeAlias = "tuple[Ints, Floats, Ints]"
 Decode = Callable[[int], str | None]
 Entry = Mapping[int, "Logprob"]
 
@@ -60,17 +61,46 @@ class Logprobs(Sequence["Entry | None"]):
         decode: Gives a token's text, or None.
     """
 
-    __slots__ = ("_decode", "_vocab_size", "ids", "ranks", "values")
+    __slots__ = ("_arrays", "_decode", "_parts", "_vocab_size")
 
     def __init__(self, ids: Ints, values: Floats, ranks: Ints, vocab_size: int, decode: Decode | None = None) -> None:
-        self.ids = ids
-        self.values = values
-        self.ranks = ranks
+        self._arrays: tuple[Ints, Floats, Ints] | None = (ids, values, ranks)
+        self._parts: tuple[Ints, Floats, Ints, Top | None] | None = None
         self._vocab_size = vocab_size
         self._decode = decode
 
+    @classmethod
+    def of(
+        cls, token_ids: Ints, values: Floats, ranks: Ints, top: Top | None, vocab_size: int, decode: Decode | None = None
+    ) -> Logprobs:
+        """Of the tokens and their k alternatives, which are joined when somebody looks."""
+        made = cls(token_ids, values, ranks, vocab_size, decode)
+        made._arrays, made._parts = None, (token_ids, values, ranks, top)
+        return made
+
+    def _joined(self) -> tuple[Ints, Floats, Ints]:
+        if self._arrays is None:
+            assert self._parts is not None
+            self._arrays = join(*self._parts)
+        return self._arrays
+
+    @property
+    def ids(self) -> Ints:
+        """int32 [T, k + 1]."""
+        return self._joined()[0]
+
+    @property
+    def values(self) -> Floats:
+        """float32 [T, k + 1]."""
+        return self._joined()[1]
+
+    @property
+    def ranks(self) -> Ints:
+        """int32 [T, k + 1]."""
+        return self._joined()[2]
+
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._parts[0] if self._parts is not None else self.ids)
 
     @overload
     def __getitem__(self, index: int) -> Entry | None: ...
@@ -119,7 +149,7 @@ def _restore(ids: Ints, values: Floats, ranks: Ints, vocab_size: int, texts: dic
     return Logprobs(ids, values, ranks, vocab_size, texts.get if texts else None)
 
 
-def join(token_ids: Ints, values: Floats, ranks: Ints, top: tuple[Ints, Floats, Ints] | None) -> tuple[Ints, Floats, Ints]:
+def join(token_ids: Ints, values: Floats, ranks: Ints, top: Top | None) -> tuple[Ints, Floats, Ints]:
     """Puts the tokens themselves before their k alternatives: three arrays [T, k + 1], read-only."""
     import numpy as np
 

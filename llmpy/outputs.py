@@ -503,9 +503,15 @@ class EngineStats:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-def sum_in_order(values: npt.NDArray[np.float32]) -> float:
+def sum_in_order(values: npt.NDArray[np.float32], start: float = 0.0) -> float:
     """Float64 sum, one value after another."""
-    return float(values.astype("float64").cumsum()[-1]) if len(values) else 0.0
+    if len(values) < 16:
+        for value in values.tolist():
+            start += value
+        return start
+    exact = values.astype("float64")
+    exact[0] += start
+    return float(exact.cumsum()[-1])
 
 
 def to_plain(value: Any) -> Any:

@@ -242,33 +242,46 @@ uint64_t mail_number(const struct mail *mail)
     return mail->number;
 }
 
-enum rc mail_take(struct mail *mail, struct news *news, uint32_t max, uint32_t *n, struct err *err)
+/* Lock held. */
+static void take_letter(struct mail *mail, struct letter *letter, struct news *out)
 {
-    *n = 0;
-    lock(mail->driver);
-    for (uint32_t i = 0; i < mail->n_samples && mail->n_fresh && *n < max; i++) {
-        struct letter *letter = &mail->letters[i];
-        if (!letter->has_news)
-            continue;
-        struct news *out = &news[(*n)++];
-        *out = letter->news;
-        point(mail, &letter->papers[letter->filled], out);
-        out->n_logprobs = mail->n_logprobs;
-        if (out->prompt_results) {
-            out->prompt_results = mail->scores.prompt_results;
-            out->prompt_top_ids = mail->scores.prompt_top_ids;
-            out->prompt_top_values = mail->scores.prompt_top_values;
-            out->prompt_top_ranks = mail->scores.prompt_top_ranks;
-        }
-        letter->filled ^= 1;
-        letter->has_news = false;
-        mail->n_fresh--;
-        out->is_last_of_request = mail->is_done && !mail->n_fresh; /* samples come in another order than they ended in */
+    *out = letter->news;
+    point(mail, &letter->papers[letter->filled], out);
+    out->n_logprobs = mail->n_logprobs;
+    if (out->prompt_results) {
+        out->prompt_results = mail->scores.prompt_results;
+        out->prompt_top_ids = mail->scores.prompt_top_ids;
+        out->prompt_top_values = mail->scores.prompt_top_values;
+        out->prompt_top_ranks = mail->scores.prompt_top_ranks;
     }
+    letter->filled ^= 1;
+    letter->has_news = false;
+    mail->n_fresh--;
+    out->is_last_of_request = mail->is_done && !mail->n_fresh; /* samples come in another order than they ended in */
     if (!mail->n_fresh) {
         unlist_mail(mail);
         mail->is_announced = false;
     }
+}
+
+bool mail_take_more(struct mail *mail, struct news *news)
+{
+    struct letter *letter = &mail->letters[0];
+    lock(mail->driver);
+    bool is_plain = mail->n_samples == 1 && letter->has_news && !mail->is_lost && letter->news.finish == FINISH_NONE;
+    if (is_plain)
+        take_letter(mail, letter, news);
+    unlock(mail->driver);
+    return is_plain;
+}
+
+enum rc mail_take(struct mail *mail, struct news *news, uint32_t max, uint32_t *n, struct err *err)
+{
+    *n = 0;
+    lock(mail->driver);
+    for (uint32_t i = 0; i < mail->n_samples && mail->n_fresh && *n < max; i++)
+        if (mail->letters[i].has_news)
+            take_letter(mail, &mail->letters[i], &news[(*n)++]);
     bool is_lost = mail->is_lost;
     unlock(mail->driver);
     return is_lost ? err_set(err, RC_MEMORY, "mail: out of memory for the output of a request") : RC_OK;

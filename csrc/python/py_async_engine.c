@@ -343,6 +343,22 @@ static PyObject *mail_take_all(PyObject *object, PyObject *args)
     return list;
 }
 
+static PyObject *mail_take_tokens(PyObject *object, PyObject *args)
+{
+    (void)args;
+    Mail *self = (Mail *)object;
+    struct news news;
+    struct mail *mail = mail_of(object);
+    if (!mail)
+        return NULL;
+    if (self->is_taken)
+        return raise_rc(RC_BUSY, "mail is being read by another thread");
+    self->is_taken = true;
+    PyObject *result = mail_take_more(mail, &news) ? py_more(&news) : Py_NewRef(Py_None);
+    self->is_taken = false;
+    return result;
+}
+
 static PyObject *mail_wait_for_news(PyObject *object, PyObject *timeout)
 {
     double seconds = PyFloat_AsDouble(timeout);
@@ -499,6 +515,7 @@ static PyMethodDef thread_methods[] = {
 
 static PyMethodDef mail_methods[] = {
     {"take", mail_take_all, METH_NOARGS, "News since the last call."},
+    {"take_more", mail_take_tokens, METH_NOARGS, "News of one sample that are tokens alone; None: other news, or none."},
     {"wait", mail_wait_for_news, METH_O, "Waits for news; False when the seconds are over."},
     {"abort", mail_abort_request, METH_NOARGS, "Ends the request at the next step boundary."},
     {"move", mail_move_to, METH_VARARGS, "Which Channel tells of it from now on, None: none; and whether of its end alone."},

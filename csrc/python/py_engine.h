@@ -16,6 +16,9 @@ int py_parse_engine(PyObject *options, const struct model_parts *parts, struct e
                     struct py_scratch *scratch);
 /* A dictionary of one record of news (class News of _core.pyi). */
 PyObject *py_news(const struct news *news);
+/* What is new about tokens alone: (columns, last token's time, preemptions, epoch); the columns are ids, and where they were
+ * asked for raw, full, processed, kept mass, rank, and the alternatives' ids, values, ranks. */
+PyObject *py_more(const struct news *news);
 int py_append_news(PyObject *list, const struct news *news, uint32_t n);
 
 /* Hands the engine of a _core.Engine to a thread; until it is given back, driving calls raise EngineBusyError. NULL with an

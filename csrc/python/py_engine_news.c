@@ -97,6 +97,22 @@ PyObject *py_news(const struct news *news)
         "is_last", PyBool_FromLong(news->is_last_of_request));
 }
 
+PyObject *py_more(const struct news *news)
+{
+    uint32_t n = news->n_new;
+    size_t n_top = (size_t)n * news->n_logprobs;
+    PyObject *ids = bytes_of(news->ids, n, sizeof *news->ids), *columns;
+    if (!news->results)
+        columns = Py_BuildValue("(N)", ids);
+    else
+        columns = Py_BuildValue("(NNNNNNNNN)", ids, COLUMN(news->results, n, raw), COLUMN(news->results, n, full),
+                                COLUMN(news->results, n, processed), COLUMN(news->results, n, kept_mass),
+                                COLUMN(news->results, n, rank), bytes_of(news->top_ids, n_top, sizeof *news->top_ids),
+                                bytes_of(news->top_values, n_top, sizeof *news->top_values),
+                                bytes_of(news->top_ranks, n_top, sizeof *news->top_ranks));
+    return Py_BuildValue("(NdIK)", columns, news->last_token, news->n_preemptions, (unsigned long long)news->epoch);
+}
+
 int py_append_news(PyObject *list, const struct news *news, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {

@@ -96,6 +96,8 @@ static void read_mail(struct mail *mail, struct job *job)
     struct news news[2];
     struct err problem;
     uint32_t n = 2;
+    while (mail_take_more(mail, news))
+        check_news(job, news);
     while (n == 2) {
         if (mail_take(mail, news, 2, &n, &problem))
             CHECK_FAIL("%s", problem.message);
