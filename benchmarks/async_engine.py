@@ -62,7 +62,8 @@ async def loop_cost(engine: AsyncEngine, streams: int, given: SamplingParams) ->
 async def step_times(engine: AsyncEngine, in_flight: int, seqs: int) -> float:
     """Median milliseconds of a step with all slots taken and the rest waiting."""
     await engine.pause("keep")
-    opened = [engine.generate([i % 1000, 1, 2], params(120, output_kind=RequestOutputKind.FINAL_ONLY)) for i in range(in_flight)]
+    given = params(120, output_kind=RequestOutputKind.FINAL_ONLY)
+    opened = [engine.generate([i % 1000, 1, 2], given) for i in range(in_flight)]
     await engine.resume()
     while sum(record.running == seqs for record in engine.step_log(100)) < 90 and engine.stats().num_unfinished:
         await asyncio.sleep(0.01)
