@@ -247,6 +247,32 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     return rc;
 }
 
+/* Refuses at once what the device has no room for: an allocation would say so only when all the others are made. */
+static enum rc check_room(const struct loader *l, struct err *err)
+{
+    const struct program *p = l->weights->program;
+    const struct backend *backend = l->weights->backend;
+    struct backend_memory have;
+    if (!backend->memory)
+        return RC_OK;
+    enum rc rc = backend->memory(l->weights->ctx, &have, err);
+    uint64_t wanted = 0;
+    for (uint32_t w = 0; w < p->n_weights; w++)
+        for (uint32_t i = 0; i < p->weights[w].n_parts; i++)
+            wanted += (uint64_t)p->weights[w].parts[i].rows * row_bytes(l->weights->stored[w].dtypes[i], p->weights[w].cols);
+    if (rc || wanted <= have.free_bytes)
+        return rc;
+    err_set(err, RC_DEVICE_MEMORY,
+            "weights: wanted %llu bytes, have %llu free of %llu; choose a smaller or quantised checkpoint, or close() another "
+            "engine",
+            (unsigned long long)wanted, (unsigned long long)have.free_bytes, (unsigned long long)have.total_bytes);
+    if (err) {
+        err->code = (int64_t)wanted;
+        err->free_bytes = (int64_t)have.free_bytes;
+    }
+    return RC_DEVICE_MEMORY;
+}
+
 static enum rc load_all(struct loader *l, struct err *err)
 {
     const struct program *p = l->weights->program;
@@ -257,6 +283,8 @@ static enum rc load_all(struct loader *l, struct err *err)
         l->weights->stored[w].dtypes = mem_calloc(p->weights[w].n_parts, sizeof(uint32_t));
         rc = l->weights->stored[w].dtypes ? choose_types(l, w, err) : err_set(err, RC_MEMORY, "weights: out of memory");
     }
+    if (!rc)
+        rc = check_room(l, err);
     if (rc)
         return rc;
     l->floats_bytes = (size_t)widest * 4 * PANEL_ROWS > CHUNK_BYTES ? (size_t)widest * 4 * PANEL_ROWS : CHUNK_BYTES;

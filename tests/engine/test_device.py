@@ -243,7 +243,7 @@ greedy(llm)
 @needs_device
 def test_a_model_larger_than_the_device_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LARGE | {"num_hidden_layers": 400, "intermediate_size": 65536}))
-    with pytest.raises(llmpy.DeviceMemoryError, match=r"wanted \d+ bytes for weights, \d+ of \d+ are free"):
+    with pytest.raises(llmpy.DeviceMemoryError, match=r"weights: wanted \d+ bytes, have \d+ free of \d+; choose"):
         llmpy.LLM(tmp_path, load_format="dummy", **OPTIONS)
     before = free_bytes()
     with pytest.raises(llmpy.DeviceMemoryError) as caught:
