@@ -93,21 +93,33 @@ static cudaError_t load_kernels(const void *anchor)
     return code;
 }
 
-enum rc cuda_context_open(int device, struct err *err)
+static cudaError_t make_context(int device)
 {
     const struct driver *driver = driver_get();
-    cudaError_t code = device < MAX_DEVICES ? driver->error : cudaErrorInvalidDevice;
-    pthread_mutex_lock(&contexts_lock);
-    bool is_new = code == cudaSuccess && !contexts[device];
-    if (is_new)
-        code = (cudaError_t)driver->retain(&contexts[device], device);
-    if (is_new && code == cudaSuccess) {
+    cudaError_t code = (cudaError_t)driver->retain(&contexts[device], device);
+    if (code == cudaSuccess) {
         device_scope scope(device);
         for (uint32_t i = 0; i < n_anchors && code == cudaSuccess; i++)
             code = load_kernels(anchors[i]);
     }
+    if (code != cudaSuccess && contexts[device]) {
+        driver->release(device);
+        contexts[device] = NULL;
+    }
+    return code;
+}
+
+enum rc cuda_context_open(int device, struct err *err)
+{
+    cudaError_t code = device < MAX_DEVICES ? driver_get()->error : cudaErrorInvalidDevice;
+    pthread_mutex_lock(&contexts_lock);
+    if (code == cudaSuccess && !contexts[device])
+        code = make_context(device);
     pthread_mutex_unlock(&contexts_lock);
-    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
+    if (code != cudaErrorMemoryAllocation)
+        return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
+    return err_set(err, RC_DEVICE_MEMORY, "CUDA: no room for a context on cuda:%d; others hold its memory, choose another device",
+                   device);
 }
 
 /* A context is pushed, not set: cudaSetDevice would make one on the device that the caller gets back. */

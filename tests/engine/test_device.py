@@ -64,15 +64,17 @@ from llmpy import LLM, _core, hardware
 def open_engine(path, **options): return LLM(path, **{**OPTIONS, **options})
 def greedy(llm, n=12): return llm.generate(PROMPTS, temperature=0, max_tokens=n, ignore_eos=True).token_ids
 def free_bytes(): return _core.device_info("cuda:0", hardware.cuda_library(), True)[3]
-def break_device():
-    '''Selects a row far outside of all memory.'''
+def arm():
+    '''What selects a row far outside of all memory when it is called.'''
     backend = _core.Backend("cuda:0", max_rows=8, max_cols=4096, vocab_size=8, library=hardware.cuda_library())
     x = np.zeros((1, 4096), np.float32)
-    try:
-        backend.select(x, np.array([2**31 - 1], np.int32), x.copy())
-    except llmpy.DeviceError as error:
-        return error
-    raise SystemExit("no fault")
+    def fire():
+        try:
+            backend.select(x, np.array([2**31 - 1], np.int32), x.copy())
+        except llmpy.DeviceError as error:
+            return error
+        raise SystemExit("no fault")
+    return fire
 """
 
 
@@ -262,7 +264,7 @@ import time
 idle, busy, cpu = open_engine(sys.argv[1]), open_engine(sys.argv[1]), open_engine(sys.argv[1], device="cpu")
 wanted = greedy(cpu)
 greedy(idle), greedy(busy)
-error = break_device()
+error = arm()()
 assert error.code == 700 and "start a new" in str(error), error
 begun = time.monotonic()
 for llm in (idle, busy):
@@ -283,6 +285,38 @@ except llmpy.DeviceError as error:
 assert time.monotonic() - begun < 20
 assert greedy(cpu) == wanted
 print("done")
+"""
+    assert run_script(script, tiny_model("qwen3", "bfloat16")) == ["done"]
+
+
+@needs_device
+def test_a_fault_ends_the_streams(tiny_model: Callable[[str, str], Path]) -> None:
+    script = """
+import asyncio, time
+async def main():
+    engine = await llmpy.AsyncEngine.create(sys.argv[1], **OPTIONS)
+    fire, ended = arm(), 0
+    params = llmpy.SamplingParams(max_tokens=400, ignore_eos=True, temperature=0)
+    streams = [engine.generate(prompt, params) for prompt in PROMPTS]
+    async for _ in streams[0]:
+        break
+    fire()
+    async def drain(stream):
+        async for _ in stream:
+            pass
+    for stream in (*streams[1:], None):
+        try:
+            await drain(stream or engine.generate([1, 2], params))
+        except llmpy.DeviceError as error:
+            assert "illegal" in str(error), error
+            ended += 1
+    assert ended >= 2 and engine.errored and "illegal" in str(engine.dead_error), ended
+    begun = time.monotonic()
+    await engine.shutdown()
+    engine.close()
+    assert time.monotonic() - begun < 20
+    print("done")
+asyncio.run(main())
 """
     assert run_script(script, tiny_model("qwen3", "bfloat16")) == ["done"]
 
