@@ -98,7 +98,7 @@ struct linear_args {
     uint32_t act;               /* enum act, LINEAR_GATED, LINEAR_PRODUCT */
     bool is_float_out;          /* y is float32 whatever the type of activations (logits); then add is NULL */
     uint32_t output;            /* enum linear_output; LINEAR_PRODUCT: y has half the matrix's rows for columns, add is NULL */
-    struct view mid;            /* [n_rows][rows of the matrix] for the backend's use; LINEAR_PRODUCT: always there */
+    struct view mid;            /* LINEAR_PRODUCT: [n_rows][rows of the matrix] for the backend's use */
 };
 
 /* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). In place is fine.

@@ -214,8 +214,6 @@ static struct node *emit_linear(struct planner *b, const struct op *op, uint32_t
     node->step.scale = op->f[0];
     node->add = ref_of(b->p, add);
     node->out = ref_of(b->p, out);
-    if (out != op->out[0] && b->fusions & FUSION_LINEAR_GATED)
-        node->mid = ref_of(b->p, op->out[0]);
     return node;
 }
 
@@ -232,6 +230,7 @@ static void emit_gated(struct planner *b, uint32_t index)
     struct node *node = emit_linear(b, &b->p->ops[linear], NO_INDEX, op->out[0]);
     node->step.output = LINEAR_PRODUCT;
     node->step.act = op->u[0];
+    node->mid = ref_of(b->p, b->p->ops[linear].out[0]);
 }
 
 static void emit_attention(struct planner *b, const struct op *op)

@@ -21,7 +21,7 @@ struct place {
 struct step {
     uint32_t code;
     struct place in[3], add, out; /* in: x; q, k, v; gate, up; a, b */
-    struct place mid;             /* of a fused linear: where its own value would lie, free for the backend */
+    struct place mid;             /* of a linear with a gated product: where gate | up would lie, free for the backend */
     struct place normed;          /* of STEP_ADD_NORM, whose out is the sum */
     uint32_t weight, bias;        /* weight numbers or NO_INDEX */
     uint32_t norm[2];             /* norms absorbed: of a linear's input; of q and of k */

@@ -151,7 +151,7 @@ struct x_map {
 
 /* Who multiplies more than SKINNY_ROWS rows is chosen for every shape of a weight and for these classes of row counts (up to
  * here, behind the one before; the last also serves all above). */
-static const uint32_t CLASS_ROWS[] = {128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096};
+static const uint32_t CLASS_ROWS[] = {128, 192, 256, 384, 512, 1024, 2048, 4096};
 #define N_CLASSES (sizeof CLASS_ROWS / sizeof *CLASS_ROWS)
 #define N_SHAPES 24u
 #define N_SAMPLES 4u
@@ -395,32 +395,33 @@ static const struct lt_algorithm *find_algorithm(const struct cuda *cuda, const 
     return shape->is_library[i] ? &shape->algorithms[i] : NULL;
 }
 
-static struct lt_product product_of(const struct linear_args *args, const struct view *y)
+static struct lt_product product_of(const struct linear_args *args)
 {
     const struct matrix *matrix = args->matrix;
-    struct lt_product product = {matrix->data,     args->x.data, y->data,        (int64_t)(matrix->parts[0].row_bytes / 2),
-                                 args->x.stride,   y->stride,    args->n_rows,   matrix->n_rows,
-                                 matrix->n_cols,   args->is_float_out};
+    struct lt_product product = {};
+    product.w = matrix->data;
+    product.x = args->x.data;
+    product.y = args->y.data;
+    product.w_stride = (int64_t)(matrix->parts[0].row_bytes / 2);
+    product.x_stride = args->x.stride;
+    product.y_stride = args->y.stride;
+    product.n_rows = args->n_rows;
+    product.n_out = matrix->n_rows;
+    product.n_cols = matrix->n_cols;
+    product.is_float = args->is_float_out;
     return product;
 }
 
-/* By the library, where that is chosen and possible; false: nothing was done. A sum behind it is a kernel of its own. */
-static bool multiply_by_library(struct cuda *cuda, const struct linear_args *args, enum rc *rc, struct err *err)
+/* By the library, where that is chosen and possible; false: nothing was done. */
+static bool multiply_by_library(struct cuda *cuda, const struct linear_args *args)
 {
     const struct lt_algorithm *algorithm = find_algorithm(cuda, args->matrix, args->n_rows);
-    const struct view *y = args->add ? &args->mid : &args->y;
     uint32_t y_item = args->is_float_out ? 4 : 2;
-    if (!algorithm || args->bias || !y->data || !map_fits(y->data, (size_t)y->stride * y_item) ||
+    if (!algorithm || args->bias || args->add || !map_fits(args->y.data, (size_t)args->y.stride * y_item) ||
         args->is_float_out != cuda->linear->shapes[args->matrix->shape - 1].is_float)
         return false;
-    struct lt_product product = product_of(args, y);
-    if (!lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream))
-        return false;
-    if (args->add) {
-        struct add_args sum = {args->n_rows, *y, *args->add, args->y};
-        *rc = cuda_add(cuda, &sum, err);
-    }
-    return true;
+    struct lt_product product = product_of(args);
+    return lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream);
 }
 
 /* gate | up into mid, then their product. */
@@ -458,8 +459,8 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
         return multiply_twice(cuda, args, err);
     }
     enum rc rc = RC_OK;
-    if (is_streamed && multiply_by_library(cuda, args, &rc, err))
-        return rc ? rc : launched(err, "linear");
+    if (is_streamed && multiply_by_library(cuda, args))
+        return launched(err, "linear");
     if (is_streamed)
         rc = multiply_streamed(cuda, args, false, err);
     else
@@ -469,7 +470,7 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
 
 /* ---- the choice --------------------------------------------------------------------------------------------------------- */
 
-#define N_ALGORITHMS 4u
+#define N_ALGORITHMS 2u
 #define LIBRARY_GAIN 0.97f /* of our kernel's time; less than this and the library is left alone */
 
 /* Memory of a choice: rows of x, the library's y and our own, and what they led to. */
@@ -519,7 +520,7 @@ static float time_trial(struct cuda *cuda, const struct trial *t, const struct l
     float ms = -1;
     for (uint32_t i = 0; i <= n_calls; i++) { /* the first warms up */
         struct linear_args args = trial_args(shape, i, n_rows, t->x, t->y);
-        struct lt_product product = product_of(&args, &args.y);
+        struct lt_product product = product_of(&args);
         if (i == 1)
             cudaEventRecord(t->start, cuda->stream);
         if (algorithm ? !lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream)
@@ -542,7 +543,7 @@ static bool is_proven(struct cuda *cuda, const struct trial *t, const struct lin
         return false;
     for (uint32_t n : {n_rows, n_rows - 27}) {
         struct linear_args args = trial_args(shape, 0, n, t->x, t->y);
-        struct lt_product product = product_of(&args, &args.y);
+        struct lt_product product = product_of(&args);
         if (!lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream))
             return false;
         for (uint32_t first : {0u, n - SKINNY_ROWS}) {
@@ -563,8 +564,8 @@ static void choose_class(struct cuda *cuda, const struct trial *t, struct linear
     uint32_t n_rows = CLASS_ROWS[index];
     struct lt_algorithm found[N_ALGORITHMS];
     struct linear_args args = trial_args(shape, 0, n_rows, t->x, t->y);
-    struct lt_product product = product_of(&args, &args.y);
-    uint32_t n = lt_find(cuda->linear->lt, &product, cuda->dtype, found, n_rows < 1024 ? N_ALGORITHMS : N_ALGORITHMS / 2);
+    struct lt_product product = product_of(&args);
+    uint32_t n = lt_find(cuda->linear->lt, &product, cuda->dtype, found, n_rows < 1024 ? N_ALGORITHMS : 1);
     float ms[N_ALGORITHMS], own = time_trial(cuda, t, shape, n_rows, NULL);
     for (uint32_t i = 0; i < n; i++)
         ms[i] = time_trial(cuda, t, shape, n_rows, &found[i]);
