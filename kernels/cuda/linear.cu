@@ -470,8 +470,7 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
 
 /* ---- the choice --------------------------------------------------------------------------------------------------------- */
 
-#define N_ALGORITHMS 2u
-#define LIBRARY_GAIN 0.97f /* of our kernel's time; less than this and the library is left alone */
+#define N_ALGORITHMS 4u
 
 /* Memory of a choice: rows of x, the library's y and our own, and what they led to. */
 struct trial {
@@ -558,6 +557,12 @@ static bool is_proven(struct cuda *cuda, const struct trial *t, const struct lin
     return cudaStreamSynchronize(cuda->stream) == cudaSuccess && n_unequal == 0;
 }
 
+/* Is the library's time that much less that its kernels, which start and end apart from their neighbours, are worth it? */
+static bool is_worth(float ms, float own_ms)
+{
+    return ms > 0 && ms < 0.97f * own_ms - 0.001f;
+}
+
 /* The fastest of the library's first proposals for a class of row counts, if it beats our kernel and gives its bits. */
 static void choose_class(struct cuda *cuda, const struct trial *t, struct linear_shape *shape, uint32_t index)
 {
@@ -565,7 +570,8 @@ static void choose_class(struct cuda *cuda, const struct trial *t, struct linear
     struct lt_algorithm found[N_ALGORITHMS];
     struct linear_args args = trial_args(shape, 0, n_rows, t->x, t->y);
     struct lt_product product = product_of(&args);
-    uint32_t n = lt_find(cuda->linear->lt, &product, cuda->dtype, found, n_rows < 1024 ? N_ALGORITHMS : 1);
+    uint32_t n = lt_find(cuda->linear->lt, &product, cuda->dtype, found,
+                         n_rows < 1024 ? N_ALGORITHMS : 1);
     float ms[N_ALGORITHMS], own = time_trial(cuda, t, shape, n_rows, NULL);
     for (uint32_t i = 0; i < n; i++)
         ms[i] = time_trial(cuda, t, shape, n_rows, &found[i]);
@@ -573,7 +579,7 @@ static void choose_class(struct cuda *cuda, const struct trial *t, struct linear
     for (;;) {
         uint32_t best = n;
         for (uint32_t i = 0; i < n; i++)
-            if (ms[i] > 0 && ms[i] < LIBRARY_GAIN * own && (best == n || ms[i] < ms[best]))
+            if (is_worth(ms[i], own) && (best == n || ms[i] < ms[best]))
                 best = i;
         if (best == n)
             return;
@@ -620,11 +626,12 @@ static enum rc take_trial(struct cuda *cuda, struct trial *t, struct err *err)
     }
     cudaError_t code = cudaEventCreate(&t->start);
     code = code ? code : cudaEventCreate(&t->end);
-    code = code ? code : cudaMalloc(&t->x, t->x_bytes);
-    code = code ? code : cudaMalloc(&t->y, y_bytes);
-    code = code ? code : cudaMalloc(&t->own, own_bytes);
-    code = code ? code : cudaMalloc(&t->n_unequal, sizeof *t->n_unequal);
-    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "prepare");
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "prepare");
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, t->x_bytes, &t->x, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, y_bytes, &t->y, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, own_bytes, &t->own, err);
+    return rc ? rc : cuda_take(cuda, MEMORY_WORK, sizeof *t->n_unequal, &t->n_unequal, err);
 }
 
 static void describe_choice(struct cuda *cuda)
@@ -654,7 +661,7 @@ enum rc cuda_prepare(void *ctx, struct err *err)
     }
     describe_choice(cuda);
     for (void *memory : {(void *)t.x, (void *)t.y, (void *)t.own, (void *)t.n_unequal})
-        cudaFree(memory);
+        cuda_give(cuda, memory);
     for (cudaEvent_t event : {t.start, t.end})
         if (event)
             cudaEventDestroy(event);

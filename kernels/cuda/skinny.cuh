@@ -46,7 +46,7 @@ static inline uint32_t skinny_eights(uint32_t n_rows)
 /* Columns of a stage of the rings, in blocks of 64. */
 static __host__ __device__ constexpr uint32_t skinny_stage_blocks(uint32_t eights)
 {
-    return eights <= 2 ? 4 : 2;
+    return eights <= 4 ? 4 : 2;
 }
 
 static __device__ __forceinline__ void skinny_load_x(const CUtensorMap *map, const struct skinny_shape &s,
@@ -147,15 +147,19 @@ static __device__ __forceinline__ void skinny_store(const struct output &out, co
         return;
     }
     T *to = (T *)out.y + tile * s.tile_rows;
+    uint32_t n_rows = min(s.tile_rows, out.n_out - tile * s.tile_rows);
+    T values[4 * EIGHTS];
 #pragma unroll
-    for (uint32_t i = 0; i < 4 * EIGHTS; i++) {
-        uint32_t r = skinny_x_row(i), n = skinny_w_row(i);
-        T value = round_to<T>(sum[i]);
-        if (out.add)
-            value = round_to<T>(to_float(value) + to_float(added[i]));
-        if (r < out.n_rows && n < s.tile_rows && tile * s.tile_rows + n < out.n_out)
-            to[(size_t)r * out.y_stride + n] = value;
-    }
+    for (uint32_t i = 0; i < 4 * EIGHTS; i++)
+        values[i] = round_to<T>(sum[i]);
+    if (out.add)
+#pragma unroll
+        for (uint32_t i = 0; i < 4 * EIGHTS; i++)
+            values[i] = round_to<T>(to_float(values[i]) + to_float(added[i]));
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * EIGHTS; i++)
+        if (skinny_x_row(i) < out.n_rows && skinny_w_row(i) < n_rows)
+            to[(size_t)skinny_x_row(i) * out.y_stride + skinny_w_row(i)] = values[i];
 }
 
 /* Eight rows of gate and eight of up take turns in a tile, so both sums of an output are in one thread. */
@@ -239,7 +243,9 @@ static inline uint32_t skinny_tile_rows(uint32_t n_out, uint32_t n_cols, bool is
 {
     uint32_t least = UINT32_MAX, step = is_pairs ? 16 : 8, best = step, sixteenths = is_pairs && stage_blocks == 2 ? 18 : 17;
     if ((size_t)n_out * n_cols < (5u << 20))
-        return n_out >= 64 * 48 ? 64 : 32;
+        return n_out >= 64 * 48 ? 64 : stage_blocks == 2 ? 16 : 32;
+    if ((size_t)n_out * n_cols < (8u << 20) && n_out >= 64 * 64)
+        return 64;
     for (uint32_t rows = step; rows <= 64; rows += step) {
         uint32_t share = ceil_div(ceil_div(n_out, rows), n_processors) * rows;
         least = share < least ? share : least;

@@ -164,7 +164,7 @@ def test_epilogues(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
 
 
 # halves that are whole eights, that are not, and columns that the streaming kernels do not read
-@pytest.mark.parametrize(("n", "k"), [(24, 64), (200, 1088), (1536, 576), (3072, 1024), (203, 128), (40, 72)])
+@pytest.mark.parametrize(("n", "k"), [(24, 64), (200, 1088), (1536, 576), (4096, 1024), (203, 128), (40, 72)])
 @pytest.mark.parametrize("dtype", list(KINDS))
 def test_products(dtype: str, n: int, k: int, opened: Callable[[str], _core.Backend]) -> None:
     """act(gate) * up out of the linear has the bits of the linear, then the product, for every number of rows."""
@@ -174,10 +174,10 @@ def test_products(dtype: str, n: int, k: int, opened: Callable[[str], _core.Back
     parts = [np.ascontiguousarray((0.2 * rng.standard_normal((n, k))).astype(kind).view(words)) for _ in range(2)]
     matrix = backend.matrix([(dtype, n, part) for part in parts], k)
     bias = rng.standard_normal(2 * n).astype(np.float32)
-    x = rng.standard_normal((150, k)).astype(kind)
+    x = rng.standard_normal((450, k)).astype(kind)
     x[11] = np.nan
-    for rows in (1, 3, 8, 9, 16, 17, 32, 40, 64, 65, 150):
-        for act, given in ((0, None), (0, bias), *(((act, None) for act in (1, 2, 3, 4)) if rows == 17 else ())):
+    for rows in (1, 3, 8, 9, 16, 17, 32, 40, 64, 65, 100, 128, 150, 257, 450):
+        for act, given in ((0, None), (0, bias), *(((act, None) for act in (1, 2, 3, 4)) if rows in (17, 150) else ())):
             both = linear(backend, matrix, x[:rows], 2 * n, bias=given).view(words)
             y, expected = np.full((rows, n + 3), 5, kind), np.empty((rows, n), kind)
             backend.gated(both[:, :n], both[:, n:], expected.view(words), act)
@@ -206,7 +206,6 @@ def test_library(dtype: str, n: int, k: int, cuda: str) -> None:
     backend.matrix_fill(matrix, 0, n + k, dtype, n, k)
     backend.prepare()
     assert "cuBLASLt" in backend.description
-    print(n, k, dtype, backend.description)
     rng = np.random.default_rng(n + k)
     x = spoiled(rng.standard_normal((4200, k), np.float32).astype(kind), rng)
     x[3] = np.nan
