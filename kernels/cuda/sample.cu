@@ -8,8 +8,8 @@
  * noise is worked out only where it could win. Bound by reading the rows, 31 us for 256 rows of 128256 ids at 4.3 TB/s, and
  * by 35 operations an id for a draw with logprobs, 40 us; one row by the latency of its few passes, about 6 us.
  *
- * A call only enqueues: the kernel reads its tasks from pinned memory, ahead of its wait, and writes results there. Long lists
- * go to the device in one copy. Each of the two slots has its own memory and an event that says when its results are there. */
+ * A call only enqueues: the kernel reads its tasks from pinned memory, ahead of its wait, and writes results there. Lists go
+ * to the device in one copy. Each of the two slots has its own memory and an event that says when its results are there. */
 #include "sample_select.cuh"
 
 #include <string.h>
@@ -117,7 +117,7 @@ static __device__ __forceinline__ float uniform_of(uint32_t u)
 }
 
 /* The noise is -2.8115 or more, and M is the logit of an id that is kept: nothing below e^-2.8125 can win. */
-#define LEAST_BOUND 0.06f
+#define FIRST_BOUND (0x1p32f / 0.06f)
 
 struct drawn {
     float full, kept; /* sums of e^(z - M) */
@@ -140,27 +140,26 @@ struct draw_plan {
     bool sums_full, sums_kept, draws;
 };
 
-/* Noise of a group whose e^(z - most) are e. -log1p(-v) >= v, so e < v e^best cannot win; the bound leaves room for rounding.
- */
+/* Noise of a group whose e^(z - most) are e. -log1p(-v) >= v, so what has e < v e^best cannot win; the bound is on the random
+ * number itself and leaves room for rounding. */
 static __device__ __forceinline__ void draw_group(const struct sample_row &r, uint32_t group, const float (&z)[4],
                                                   const float (&e)[4], float most, struct drawn *best)
 {
     const struct staged_task &task = r.block.task;
     float bound = __uint_as_float(*(volatile uint32_t *)&r.block.bound);
-    if (fmaxf(fmaxf(e[0], e[1]), fmaxf(e[2], e[3])) < bound * 0x1p-33f)
+    if (fmaxf(fmaxf(e[0], e[1]), fmaxf(e[2], e[3])) * bound < 0.5f)
         return;
     uint4 u = philox(task.seed, (r.first + 4 * group) / 4, task.position, task.sample_index);
     uint32_t four[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
     for (uint32_t j = 0; j < 4; j++) {
-        float v = uniform_of(four[j]);
-        if (e[j] < v * bound)
+        if (four[j] > __float2uint_rz(e[j] * bound + 1.0f) || e[j] == 0)
             continue;
-        float score = (z[j] - most) - logf(-log1pf(-v));
+        float score = (z[j] - most) - logf(-log1pf(-uniform_of(four[j])));
         if (score > best->score) {
             best->score = score;
             best->id = (int32_t)(r.first + 4 * group + j);
-            atomicMax(&r.block.bound, __float_as_uint(__expf(score) * 0.999f));
+            atomicMin(&r.block.bound, __float_as_uint(0x1.004p32f * __expf(-score)));
         }
     }
 }
@@ -184,7 +183,7 @@ static __device__ struct drawn draw_row(const struct sample_row &r, const struct
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
             bool is_kept = 4 * group + j < r.n_kept && z[j] >= plan.cut;
-            e[j] = !is_kept ? 0.0f : is_shared ? all[j] : expf(z[j] - plan.most);
+            e[j] = !is_kept ? 0.0f : is_shared ? all[j] : plan.sums_kept ? expf(z[j] - plan.most) : __expf(z[j] - plan.most);
         }
         if (plan.sums_kept)
             d.kept += (e[0] + e[1]) + (e[2] + e[3]);
@@ -238,6 +237,15 @@ static __device__ uint32_t show_mode(struct sample_row &r, const struct outcome 
     return r.n_own;
 }
 
+static __device__ __forceinline__ void store_result(const struct sample_row &r, const struct sample_result &result)
+{
+    uint4 halves[2] = {};
+    memcpy(halves, &result, sizeof result);
+    uint4 *to = (uint4 *)&r.call.results[blockIdx.x / CLUSTER];
+    to[0] = halves[0];
+    to[1] = halves[1];
+}
+
 static __device__ void report(struct sample_row &r, const struct outcome &o)
 {
     uint32_t mode = r.block.task.flags >> TASK_MODE_SHIFT, larger = 0;
@@ -257,7 +265,7 @@ static __device__ void report(struct sample_row &r, const struct outcome &o)
         result.processed = log_value(o.kept, o.kept_own);
         result.kept_mass = mass < 1 ? mass : 1;
         result.rank = (int32_t)larger + 1;
-        r.call.results[blockIdx.x / CLUSTER] = result;
+        store_result(r, result);
     }
     if (r.block.task.n_top)
         list_best(r, sum, n);
@@ -274,7 +282,7 @@ static __device__ void finish(const struct sample_row &r, int32_t id, uint32_t s
     result.id = id;
     result.status = status;
     result.kept_mass = 1;
-    r.call.results[blockIdx.x / CLUSTER] = result;
+    store_result(r, result);
 }
 
 /* Steps 1 to 3: z, what is greatest in it and, where logprobs are wanted and z is not the logits, their sum. */
@@ -367,19 +375,31 @@ static __device__ void run_task(struct sample_row &r)
         finish(r, o.id, SAMPLE_OK);
 }
 
+static __device__ __forceinline__ uint4 load_once(const uint4 *from)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    return v;
+}
+
 static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 2)
 run_tasks(const __grid_constant__ struct sample_call call)
 {
-    extern __shared__ __align__(16) char shared[];
+    extern __shared__ __align__(64) char shared[];
+    static_assert(sizeof(struct sample_block) % 16 == 0, "the segment behind it is read by fours");
     struct sample_block &block = *(struct sample_block *)shared;
+    uint32_t lane = threadIdx.x % 32;
     start_next();
-    const struct staged_task *task = &call.tasks[blockIdx.x / CLUSTER];
-    if (threadIdx.x < sizeof *task / 4)
-        ((uint32_t *)&block.task)[threadIdx.x] = __ldcv((const uint32_t *)task + threadIdx.x);
     if (!threadIdx.x)
-        block.bound = __float_as_uint(LEAST_BOUND);
+        block.bound = __float_as_uint(FIRST_BOUND);
+    cluster_wait(); /* the cluster's shared memory is there */
+    if (blockIdx.x % CLUSTER == 0 && threadIdx.x < 32) { /* one read from host memory for all blocks */
+        uint4 part = load_once((const uint4 *)&call.tasks[blockIdx.x / CLUSTER] + lane % 4);
+        of_block((uint4 *)&block.task, lane / 4)[lane % 4] = part;
+    }
     wait_for_input();
-    __syncthreads();
+    cluster_wait();
     if (threadIdx.x < sizeof block.lists / 4)
         ((uint32_t *)&block.lists)[threadIdx.x] =
             block.task.flags & TASK_LISTS ? ((const uint32_t *)(call.lists + block.task.lists))[threadIdx.x] : 0;
@@ -390,14 +410,12 @@ run_tasks(const __grid_constant__ struct sample_call call)
     struct sample_row row = {call, block, (float *)(shared + sizeof block), call.logits, rank, first, n_own, n_kept,
                              (n_own + 3) / 4, 0};
     row.logits += (size_t)block.task.logits_row * call.vocab_stride;
-    cluster_wait(); /* the cluster's shared memory is there */
     run_task(row);
 }
 
 /* ---- the call ----------------------------------------------------------------------------------------------------------- */
 
-#define SMALL_LISTS 16384u      /* bytes that the device reads from pinned memory in place */
-#define MIN_LISTS (8u << 20)    /* bytes a slot */
+#define MIN_LISTS (8u << 20) /* bytes a slot */
 
 static size_t round_up(size_t n, size_t step)
 {
@@ -408,7 +426,7 @@ static size_t round_up(size_t n, size_t step)
 struct slot_memory {
     char *lists, *device_lists;
     struct staged_task *tasks;
-    struct sample_result *results;
+    struct staged_result *results;
     int32_t *top_ids, *top_ranks;
     float *top_values;
 };
@@ -422,7 +440,7 @@ void cuda_sample_size(struct cuda *cuda)
     cuda->max_wave = options->max_rows + options->max_logits_rows;
     size_t many = (size_t)32 * options->max_logits_rows;
     cuda->max_tops = (uint32_t)(many > options->vocab_size ? many : options->vocab_size);
-    size_t task_bytes = sizeof(struct staged_task) + sizeof(struct sample_result);
+    size_t task_bytes = sizeof(struct staged_task) + sizeof(struct staged_result);
     cuda->staged_bytes = round_up(cuda->lists_bytes + cuda->max_wave * task_bytes + cuda->max_tops * 12ul, 256);
 }
 
@@ -432,7 +450,7 @@ static struct slot_memory memory_of(const struct cuda *cuda, uint32_t slot)
     m.lists = cuda->pinned + slot * cuda->staged_bytes;
     m.device_lists = cuda->staged + slot * cuda->lists_bytes;
     m.tasks = (struct staged_task *)(m.lists + cuda->lists_bytes);
-    m.results = (struct sample_result *)(m.tasks + cuda->max_wave);
+    m.results = (struct staged_result *)(m.tasks + cuda->max_wave);
     m.top_ids = (int32_t *)(m.results + cuda->max_wave);
     m.top_ranks = m.top_ids + cuda->max_tops;
     m.top_values = (float *)(m.top_ranks + cuda->max_tops);
@@ -551,7 +569,7 @@ static enum rc run_wave(struct cuda *cuda, const struct slot_memory *memory, con
     call.limit = args->vocab_limit < args->vocab_size ? args->vocab_limit : args->vocab_size;
     call.segment = (uint32_t)round_up(ceil_div(args->vocab_size, CLUSTER), 4);
     call.tasks = memory->tasks;
-    call.lists = memory->lists;
+    call.lists = memory->device_lists;
     call.n_banned = args->n_banned;
     call.results = memory->results;
     call.top_ids = memory->top_ids;
@@ -560,10 +578,8 @@ static enum rc run_wave(struct cuda *cuda, const struct slot_memory *memory, con
     call.sampled = first_id + wave->n_tasks <= cuda->max_tasks
                        ? cuda->sampled + (args->slot & 1) * cuda->max_tasks + first_id : NULL;
     cudaError_t code = cudaSuccess;
-    if (wave->lists_bytes > SMALL_LISTS) {
+    if (wave->lists_bytes)
         code = cudaMemcpyAsync(memory->device_lists, memory->lists, wave->lists_bytes, cudaMemcpyHostToDevice, cuda->stream);
-        call.lists = memory->device_lists;
-    }
     launch(cuda, run_tasks, wave->n_tasks * CLUSTER, THREADS, sizeof(struct sample_block) + call.segment * sizeof(float), call);
     return code == cudaSuccess ? launched(err, "sample") : cuda_fail(err, code, "sample");
 }
@@ -572,7 +588,8 @@ static void collect(const struct slot_memory *memory, const struct running_sampl
 {
     const struct sample_args *args = &running->args;
     uint32_t top = 0;
-    memcpy(args->results + running->first, memory->results, running->n_tasks * sizeof *args->results);
+    for (uint32_t i = 0; i < running->n_tasks; i++)
+        args->results[running->first + i] = memory->results[i].result;
     for (uint32_t i = 0; running->n_tops && i < running->n_tasks; i++) {
         const struct sample_task *task = &args->tasks[running->first + i];
         if (!task->n_top)

@@ -16,10 +16,10 @@
 #define JOIN_WORDS 8u
 #define N_BINS 512u
 #define MAX_SEGMENT 53248u /* ids; what shared memory holds beside a struct sample_block */
-#define LIST_IDS 4096u /* ids that a block remembers while it looks for a threshold */
+#define SPREAD_IDS 256u    /* ids of a segment among which all blocks look for a threshold by themselves */
 
 /* A task on its way to the device; what most tasks have. */
-struct staged_task {
+struct alignas(64) staged_task {
     uint64_t seed;
     float temperature, top_p, min_p;
     uint32_t top_k, logits_row, position, sample_index;
@@ -36,6 +36,12 @@ enum task_flag {
     TASK_MODE_SHIFT = 8
 };
 
+/* One of its own size, so that two stores write it. */
+struct alignas(32) staged_result {
+    struct sample_result result;
+    uint32_t unused;
+};
+
 /* Lists lie behind one another from `first` on: bias, seen, banned, allowed. */
 struct task_lists {
     uint32_t first, n_bias, n_seen, n_banned, n_allowed;
@@ -47,26 +53,27 @@ struct sample_call {
     const float *logits;
     uint32_t vocab_size, vocab_stride, limit, segment; /* segment: ids of a block, a multiple of 4 */
     const struct staged_task *tasks;                   /* pinned host memory */
-    const char *lists;                                 /* pinned, or device memory where they are long */
+    const char *lists;                                 /* device memory */
     uint32_t n_banned;                                 /* of the engine; they open the lists */
-    struct sample_result *results;                     /* pinned, and so are top_* */
+    struct staged_result *results;                     /* pinned, and so are top_* */
     int32_t *top_ids, *top_ranks;
     float *top_values;
     int32_t *sampled;                                  /* device memory */
 };
 
 /* A block's shared memory; its segment of the row lies behind it. */
-struct alignas(16) sample_block {
+struct sample_block {
     struct staged_task task;
     struct task_lists lists;
     uint32_t joined[2][CLUSTER][JOIN_WORDS], warps[WARPS][JOIN_WORDS];
     unsigned long long histograms[2][N_BINS], above[WARPS];
     unsigned long long need, equal; /* of the bin chosen: mass still wanted in it, mass it has */
-    uint32_t chosen, n_listed, n_gathered, bound;
+    uint32_t chosen, n_listed, n_gathered, n_spread[CLUSTER];
+    uint32_t bound; /* bits of 2^32 / e^score of the best draw so far */
     union {
-        uint16_t ids[LIST_IDS];
-        uint32_t bits[LIST_IDS / 2];
-        uint2 best[LIST_IDS / 4];
+        uint32_t keys[CLUSTER][SPREAD_IDS];
+        uint32_t bits[MAX_SEGMENT / 32];
+        uint2 best[SPREAD_IDS * CLUSTER / 2];
     } list;
 };
 
@@ -155,6 +162,7 @@ template <class V, class J> static __device__ V cluster_join(struct sample_row &
     }
     cluster_wait();
     value = words_of<V>(r.block.joined[r.turn][0]).value();
+#pragma unroll
     for (uint32_t rank = 1; rank < CLUSTER; rank++)
         value = join(value, words_of<V>(r.block.joined[r.turn][rank]).value());
     r.turn ^= 1;

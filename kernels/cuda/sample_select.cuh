@@ -33,6 +33,7 @@ struct selection {
     int32_t last_id;
     uint32_t n;                          /* of the own segment */
     bool is_mass;                        /* else a count */
+    bool is_spread;                      /* every block has all keys with the first digit */
     float share;                         /* is_mass: of the whole mass that is needed */
     uint32_t n_digits, bin, key, ids;    /* chosen so far: the distance, and as many digits of the bits and of the id */
     unsigned long long need, equal;      /* still wanted of what has the chosen digits; what there is of it */
@@ -81,52 +82,101 @@ static __device__ __forceinline__ unsigned long long weight_of(const struct sele
     return s.is_mass ? (unsigned long long)(expf(z - s.most) * MASS_ONE) : 1ull;
 }
 
-/* Ids of the segment that have the first digit go to the list, if it holds them. */
-static __device__ bool list_ids(struct sample_row &r, const struct selection &s)
+/* Adds to 64 bits in shared memory; two native additions are faster than one of 64 bits. */
+static __device__ __forceinline__ void add_weight(unsigned long long *sum, unsigned long long weight)
 {
-    if (!threadIdx.x)
-        r.block.n_listed = 0;
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < s.n; i += THREADS)
-        if (is_looked_at(s, r.z[i], r.first + i) && digit_of(s, 0, r.z[i], 0) == s.bin) {
-            uint32_t at = atomicAdd(&r.block.n_listed, 1u);
-            if (at < LIST_IDS)
-                r.block.list.ids[at] = (uint16_t)i;
-        }
-    __syncthreads();
-    return r.block.n_listed <= LIST_IDS;
+    uint32_t *words = (uint32_t *)sum, low = (uint32_t)weight;
+    uint32_t high = (uint32_t)(weight >> 32) + (atomicAdd(&words[0], low) > ~low);
+    if (high)
+        atomicAdd(&words[1], high);
 }
 
-/* Adds up what has each digit in the own segment. */
-static __device__ void fill_histogram(const struct sample_row &r, const struct selection &s, bool is_listed,
-                                      unsigned long long *histogram)
+static __device__ __forceinline__ void clear_histogram(unsigned long long *histogram)
 {
     for (uint32_t i = threadIdx.x; i < N_BINS; i += THREADS)
         histogram[i] = 0;
     __syncthreads();
-    uint32_t n = is_listed ? r.block.n_listed : s.n;
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        uint32_t at = is_listed ? r.block.list.ids[i] : i, id = r.first + at;
-        float z = r.z[at];
-        if (!is_looked_at(s, z, id) || !has_digits(s, z, id))
-            continue;
-        unsigned long long weight = weight_of(s, z);
-        uint32_t digit = digit_of(s, s.n_digits, z, id);
-        if (s.is_mass)
-            atomicAdd(&histogram[digit], weight);
-        else
-            atomicAdd((uint32_t *)&histogram[digit], 1u);
+}
+
+/* Adds up what has each digit in the own segment. */
+static __device__ void fill_histogram(const struct sample_row &r, const struct selection &s, unsigned long long *histogram)
+{
+    clear_histogram(histogram);
+    for (uint32_t group = threadIdx.x; 4 * group < s.n; group += THREADS) {
+        float4 v = ((const float4 *)r.z)[group];
+        float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            uint32_t i = 4 * group + j, id = r.first + i;
+            if (i < s.n && is_looked_at(s, values[j], id) && has_digits(s, values[j], id))
+                add_weight(&histogram[digit_of(s, s.n_digits, values[j], id)], weight_of(s, values[j]));
+        }
     }
 }
 
-/* The greatest digit at or above which there is what is needed. False: all there is weighs less, or nothing. */
-static __device__ bool choose_digit(struct sample_row &r, struct selection *s, const unsigned long long *histogram)
+/* Hands the keys of all ids that have the first digit to all blocks. False: they are too many. */
+static __device__ bool spread_keys(struct sample_row &r, const struct selection &s)
+{
+    uint32_t most = 0;
+    if (!threadIdx.x)
+        r.block.n_listed = 0;
+    __syncthreads();
+    for (uint32_t group = threadIdx.x; 4 * group < s.n; group += THREADS) {
+        float4 v = ((const float4 *)r.z)[group];
+        float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            uint32_t i = 4 * group + j, id = r.first + i;
+            if (i >= s.n || !is_looked_at(s, values[j], id) || digit_of(s, 0, values[j], id) != s.bin)
+                continue;
+            uint32_t at = atomicAdd(&r.block.n_listed, 1u);
+            if (at < SPREAD_IDS)
+                for (uint32_t rank = 0; rank < CLUSTER; rank++)
+                    *of_block(&r.block.list.keys[r.rank][at], rank) = ascending_bits(values[j]);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < CLUSTER)
+        *of_block(&r.block.n_spread[r.rank], threadIdx.x) = r.block.n_listed;
+    cluster_wait();
+    for (uint32_t rank = 0; rank < CLUSTER; rank++)
+        most = max(most, r.block.n_spread[rank]);
+    return most <= SPREAD_IDS;
+}
+
+/* The same for the next digit of the keys that were handed out: every block has the whole sums. */
+static __device__ void fill_from_keys(const struct sample_row &r, const struct selection &s, unsigned long long *histogram)
+{
+    clear_histogram(histogram);
+    for (uint32_t i = threadIdx.x; i < CLUSTER * SPREAD_IDS; i += THREADS) {
+        uint32_t rank = i / SPREAD_IDS, at = i % SPREAD_IDS;
+        if (at >= r.block.n_spread[rank])
+            continue;
+        uint32_t key = r.block.list.keys[rank][at];
+        if (s.n_digits == 1 || key >> 8 * (KEY_DIGITS - s.n_digits) == s.key)
+            add_weight(&histogram[key >> 8 * (KEY_DIGITS - 1 - s.n_digits) & 255], weight_of(s, from_ascending(key)));
+    }
+    __syncthreads();
+}
+
+/* The greatest digit at or above which there is what is needed. False: all there is weighs less, or nothing. n_blocks: the
+ * cluster's, or 1 where the own histogram holds all. */
+static __device__ bool choose_digit(struct sample_row &r, struct selection *s, const unsigned long long *histogram,
+                                    uint32_t n_blocks)
 {
     static_assert(N_BINS == THREADS, "a bin a thread");
     uint32_t bin = N_BINS - 1 - threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    unsigned long long own = 0, sum, total = 0, before = 0;
-    for (uint32_t rank = 0; rank < CLUSTER; rank++)
-        own += *of_block(&histogram[bin], rank);
+    unsigned long long own = 0, sum, total = 0, before = 0, parts[CLUSTER];
+    if (n_blocks == 1) {
+        own = histogram[bin];
+    } else {
+#pragma unroll
+        for (uint32_t rank = 0; rank < CLUSTER; rank++)
+            parts[rank] = *of_block(&histogram[bin], rank);
+#pragma unroll
+        for (uint32_t rank = 0; rank < CLUSTER; rank++)
+            own += parts[rank];
+    }
     sum = own;
     for (uint32_t apart = 1; apart < 32; apart *= 2) {
         unsigned long long lower = __shfl_up_sync(~0u, sum, apart);
@@ -161,16 +211,20 @@ static __device__ bool choose_digit(struct sample_row &r, struct selection *s, c
 /* Fixes n_digits digits. False: all that is looked through weighs less than needed. */
 static __device__ bool select_digits(struct sample_row &r, struct selection *s, uint32_t n_digits)
 {
-    bool is_listed = s->n_digits && r.block.n_listed <= LIST_IDS;
     while (s->n_digits < n_digits) {
         unsigned long long *histogram = r.block.histograms[r.turn];
+        if (s->n_digits && s->n_digits < KEY_DIGITS && s->is_spread) {
+            fill_from_keys(r, *s, histogram);
+            choose_digit(r, s, histogram, 1);
+            continue;
+        }
         r.turn ^= 1;
-        fill_histogram(r, *s, is_listed, histogram);
+        fill_histogram(r, *s, histogram);
         cluster_wait();
-        if (!choose_digit(r, s, histogram))
+        if (!choose_digit(r, s, histogram, CLUSTER))
             return false;
         if (s->n_digits == 1)
-            is_listed = list_ids(r, *s);
+            s->is_spread = spread_keys(r, *s);
     }
     return true;
 }
