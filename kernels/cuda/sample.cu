@@ -375,6 +375,7 @@ static __device__ void run_task(struct sample_row &r)
         finish(r, o.id, SAMPLE_OK);
 }
 
+/* Coalesced and cached at no level: reads of host memory that are not cost 0.17 us each, one after the other. */
 static __device__ __forceinline__ uint4 load_once(const uint4 *from)
 {
     uint4 v;
