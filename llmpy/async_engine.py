@@ -22,6 +22,7 @@ from .inputs import Prompt, is_single, parse
 from .outputs import EngineStats, RequestOutput
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Self
 
     from ._loading import Loaded
@@ -67,7 +68,7 @@ class AsyncEngine(EngineBase, LaterMethods):
         _open.add(self)
 
     @classmethod
-    async def create(cls, model: str, **options: Any) -> Self:
+    async def create(cls, model: str | Path, **options: Any) -> Self:
         """The constructor on a helper thread, so that the event loop goes on.
 
         Args:

@@ -49,7 +49,7 @@ class EngineConfig:
         vocab_limit: Ids from here on are never sampled; None = the tokenizer's last id + 1.
         banned_token_ids: Ids that are never sampled.
         enable_return_routed_experts, enable_lora, max_loras, max_lora_rank, speculative_config: Not supported yet.
-        max_queued_requests: An option of AsyncEngine.
+        max_queued_requests: Most samples that may wait in an AsyncEngine; None = no limit.
     """
 
     model: str

@@ -26,6 +26,8 @@ def run(device: str, *arguments: str) -> str:
         ("score.py", "boil the water"),
         ("logprobs.py", "Madrid"),
         ("own_architecture.py", "30 layers: ' Paris"),
+        ("async_stream.py", "> What do bees make?"),
+        ("async_rollouts.py", "same as uninterrupted: True"),
     ],
 )
 def test_example(name: str, wanted: str, device: str, demo_model: Path) -> None:
