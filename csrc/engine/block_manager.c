@@ -6,6 +6,7 @@ struct page {
     struct hash key;
     uint32_t refs, holds;
     uint32_t generation;             /* of the key; an older one than the manager's: stale, as good as none */
+    uint32_t step;                   /* boundary behind which it was published */
     uint32_t prev, next;             /* free list */
     uint32_t chain_prev, chain_next; /* pages in the same bucket of the key table; 0 ends */
     uint16_t group;
@@ -15,7 +16,7 @@ struct page {
 struct block_manager {
     struct page *pages;  /* [n_pages + 2]: the last two are the heads of the free lists */
     uint32_t *buckets;   /* [mask + 1] first page of the chain, or 0 */
-    uint32_t n_pages, n_free, n_cached, n_keys, mask, generation;
+    uint32_t n_pages, n_free, n_cached, n_keys, mask, generation, step;
     uint32_t blank;      /* list of free pages that hold nothing findable, most recently released first */
     uint32_t cached;     /* list of free pages that can be found, least recently released first */
     uint64_t n_evictions;
@@ -108,6 +109,7 @@ void block_manager_publish(struct block_manager *manager, int32_t number, const 
     page->key = *key;
     page->group = (uint16_t)group;
     page->generation = manager->generation;
+    page->step = manager->step;
     page->has_key = true;
     page->chain_prev = 0;
     page->chain_next = *bucket;
@@ -115,6 +117,16 @@ void block_manager_publish(struct block_manager *manager, int32_t number, const 
         manager->pages[*bucket].chain_prev = (uint32_t)number;
     *bucket = (uint32_t)number;
     manager->n_keys++;
+}
+
+void block_manager_begin_step(struct block_manager *manager)
+{
+    manager->step++;
+}
+
+bool block_manager_is_settled(const struct block_manager *manager, int32_t page)
+{
+    return manager->pages[page].step != manager->step;
 }
 
 void block_manager_withdraw(struct block_manager *manager, int32_t page)

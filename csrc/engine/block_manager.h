@@ -33,6 +33,10 @@ bool block_manager_is_writable(const struct block_manager *manager, int32_t page
 /* The page of a group that carries the key, or 0. */
 int32_t block_manager_find(struct block_manager *manager, const struct hash *key, uint32_t group);
 void block_manager_publish(struct block_manager *manager, int32_t page, const struct hash *key, uint32_t group);
+/* Marks a step boundary: what is published from here on will be computed with the step that is built now. */
+void block_manager_begin_step(struct block_manager *manager);
+/* False for a page that was published since the last boundary: a copy made before the step would miss its content. */
+bool block_manager_is_settled(const struct block_manager *manager, int32_t page);
 void block_manager_withdraw(struct block_manager *manager, int32_t page);
 /* From here on nothing published before can be found, pages in use included. O(1). */
 void block_manager_reset(struct block_manager *manager);

@@ -230,6 +230,13 @@ static void rows_take(struct scheduler *s, struct sequence *q)
     scheduler_publish(s, q);
 }
 
+/* Positions that the first n_blocks blocks serve: the last known token's is not among them, it must be computed. */
+static uint32_t hit_tokens(const struct scheduler *s, const struct sequence *q, uint32_t n_blocks)
+{
+    uint32_t n = n_blocks * block_tokens(s), n_known = sequence_n_known(q);
+    return n < n_known ? n : n_known - 1;
+}
+
 /* The largest number of cached blocks that serve q, none beyond `limit`; their pages go into the slot's tables. */
 static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t limit)
 {
@@ -248,7 +255,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
     for (uint32_t n_settled = 0, g = 0; n_settled < n_groups(s); g = (g + 1) % n_groups(s), n_settled++) {
         if (!config_of(s)->layout.groups[g].window)
             continue;
-        for (uint32_t b = n_hit; b-- > first_seen_block(s, g, n_hit * block_tokens(s));)
+        for (uint32_t b = n_hit; b-- > first_seen_block(s, g, hit_tokens(s, q, n_hit));)
             if (!block_manager_find(s->blocks, sequence_key(q, b), g)) {
                 n_hit = b;
                 n_settled = 0;
@@ -256,7 +263,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
     }
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, slot);
-        uint32_t first = first_seen_block(s, g, n_hit * block_tokens(s));
+        uint32_t first = first_seen_block(s, g, hit_tokens(s, q, n_hit));
         for (uint32_t b = 0; b < limit; b++) /* also clears what lies behind a shortened hit */
             table[b] = b >= first && b < n_hit ? block_manager_find(s->blocks, sequence_key(q, b), g) : 0;
     }
@@ -271,14 +278,14 @@ static uint64_t room(const struct scheduler *s)
     return n_free > kept ? n_free - kept : 0;
 }
 
-/* Pages that all rows q owes will take behind the first n_hit blocks. */
+/* Pages that all rows q owes will take behind a hit of so many positions; a block that is hit in part is copied. */
 static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q, uint32_t n_hit)
 {
     const struct engine_config *config = config_of(s);
     uint32_t goal = sequence_goal(q);
-    uint64_t need = 0;
+    uint64_t need = n_hit % block_tokens(s) ? n_groups(s) : 0;
     for (uint32_t g = 0; g < n_groups(s); g++) {
-        uint32_t first = first_seen_block(s, g, n_hit * block_tokens(s)), held = n_hit - first;
+        uint32_t first = first_seen_block(s, g, n_hit), held = blocks_of(s, n_hit) - first;
         uint32_t all = blocks_of(s, goal) - first,
                  most = kv_group_blocks(&config->layout, g, goal, config->max_num_batched_tokens);
         most = most < all ? most : all;
@@ -292,7 +299,7 @@ static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q
 static void promise_rest(struct scheduler *s, const struct sequence *q)
 {
     if (sequence_goal(q) > q->n_computed)
-        s->n_promised += (uint32_t)pages_needed(s, q, blocks_of(s, q->n_computed));
+        s->n_promised += (uint32_t)pages_needed(s, q, blocks_of(s, q->n_computed) * block_tokens(s));
 }
 
 /* Pages of a hit that are on the free list and will leave it. */
@@ -332,16 +339,44 @@ static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_
     statistics_observe(s->statistics, HISTOGRAM_PROMPT_TOKENS, r->spec.prompt.n);
 }
 
+/* Most leading blocks that the cache may serve. Where no row before the last is wanted, a block that ends with the last known
+ * token counts: it is copied, and its last position computed again. */
+static uint32_t hit_limit(const struct scheduler *s, const struct sequence *q)
+{
+    uint32_t limit = sequence_hit_limit(q), n_known = sequence_n_known(q);
+    if (!config_of(s)->prefix_caching)
+        return 0;
+    return (limit + 1 == n_known && block_tokens(s) > 1 ? n_known : limit) / block_tokens(s);
+}
+
+/* Whether a hit of n_hit blocks can be used: what is copied before the step must have been computed before it, and the pages
+ * must suffice. */
+static bool hit_fits(const struct scheduler *s, const struct sequence *q, uint32_t slot, uint32_t n_hit)
+{
+    uint32_t n_tokens = hit_tokens(s, q, n_hit);
+    for (uint32_t g = 0; n_tokens % block_tokens(s) && g < n_groups(s); g++)
+        if (!block_manager_is_settled(s->blocks, scheduler_table(s, g, slot)[n_hit - 1]))
+            return false;
+    return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) <= room(s);
+}
+
 /* Takes the first waiting sequence in with what the cache has of it, if all its rows fit. */
 static bool admit(struct scheduler *s, struct sequence *q, double now)
 {
-    uint32_t limit = config_of(s)->prefix_caching ? sequence_hit_limit(q) / block_tokens(s) : 0, slot = 0;
+    uint32_t limit = hit_limit(s, q), slot = 0;
     if (!is_worth_trying(s, q, limit))
         return false;
     while (s->slots[slot])
         slot++;
     uint32_t n_hit = hit_find(s, q, slot, limit);
-    bool fits = pages_needed(s, q, n_hit) + hit_free_pages(s, slot, n_hit) <= room(s);
+    bool fits = hit_fits(s, q, slot, n_hit);
+    if (!fits && hit_tokens(s, q, n_hit) % block_tokens(s)) { /* without the block that would be copied, then */
+        for (uint32_t g = 0; g < n_groups(s); g++)
+            scheduler_table(s, g, slot)[n_hit - 1] = 0;
+        n_hit = hit_find(s, q, slot, n_hit - 1);
+        fits = hit_fits(s, q, slot, n_hit);
+    }
+    uint32_t n_tokens = hit_tokens(s, q, n_hit);
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, slot);
         for (uint32_t b = 0; b < n_hit; b++)
@@ -349,7 +384,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
                 block_manager_share(s->blocks, table[b]);
             else
                 table[b] = 0;
-        q->first_block[g] = fits ? first_seen_block(s, g, n_hit * block_tokens(s)) : 0;
+        q->first_block[g] = fits ? first_seen_block(s, g, n_tokens) : 0;
         page_tables_note(&s->tables, g, slot, q->first_block[g], fits ? n_hit : 0);
     }
     if (!fits) {
@@ -359,8 +394,9 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     }
     queue_remove(&s->waiting, q);
     running_insert(s, q);
-    q->n_computed = q->n_hit = n_hit * block_tokens(s);
+    q->n_computed = q->n_hit = n_tokens;
     q->n_published = n_hit;
+    q->shares_tail = n_tokens % block_tokens(s) != 0;
     q->n_taken_rows = 0;
     count_admission(s, q, q->n_hit, now);
     rows_take(s, q);
@@ -430,6 +466,7 @@ bool scheduler_can_overlap(const struct scheduler *s)
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
 {
     s->batch = batch;
+    block_manager_begin_step(s->blocks);
     s->rows_left = config_of(s)->max_num_batched_tokens;
     s->n_promised = s->n_preempted = s->n_admitted = 0;
     for (uint32_t i = 0; i < s->n_running; i++)

@@ -75,9 +75,42 @@ TEST(a_hit_leaves_at_least_one_row)
         }
         CHECK_EQ(hits[0], 0);
         CHECK_EQ(rows[0], n_prompt);
-        CHECK_EQ(hits[1], (n_prompt - 1) / 4 * 4);
+        CHECK_EQ(hits[1], n_prompt % 4 ? n_prompt / 4 * 4 : n_prompt - 1);
         CHECK_EQ(rows[1], n_prompt - hits[1]);
     }
+    fake_close(b.engine, &b.fake);
+}
+
+TEST(a_prompt_that_is_all_cached_computes_one_row)
+{
+    struct bench b;
+    struct setup setup = SMALL;
+    REQUIRE(bench_open(&b, &setup));
+    struct job *jobs[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        jobs[i] = plain_job(&b.fake, 1, 12, 6);
+        jobs[i]->spec.seed = i;
+    }
+    run_jobs(&b, jobs, 1);
+    CHECK_EQ(b.fake.n_copies, 0);
+    run_jobs(&b, jobs + 1, 3);
+    CHECK_EQ(stats_of(&b).prefix_cache_hits, 3 * 11);
+    CHECK_EQ(b.fake.n_copies, 3); /* each writes its own last block */
+    CHECK_EQ(b.fake.n_rows, 12 + 3 * 1 + 4 * 5);
+    free_jobs(jobs, 4);
+    fake_close(b.engine, &b.fake);
+    /* Equal prompts in one step: what is not computed yet cannot be copied. A pool without room for the copy does without. */
+    setup.n_pages = 1 + MAX_LENGTH / 4;
+    setup.max_num_batched_tokens = 200;
+    REQUIRE(bench_open(&b, &setup));
+    for (uint32_t i = 0; i < 4; i++)
+        jobs[i] = plain_job(&b.fake, 2, i < 2 ? 12 : MAX_LENGTH - 4, i < 2 ? 3 : 1);
+    run_jobs(&b, jobs, 2);
+    CHECK_EQ(stats_of(&b).prefix_cache_hits, 8);
+    run_jobs(&b, jobs + 2, 1);
+    run_jobs(&b, jobs + 3, 1);
+    CHECK_EQ(stats_of(&b).prefix_cache_hits, 8 + 12 + MAX_LENGTH - 4 - 1);
+    free_jobs(jobs, 4);
     fake_close(b.engine, &b.fake);
 }
 
@@ -90,7 +123,7 @@ TEST(salts_part_the_cache)
         jobs[i] = plain_job(&b.fake, 1, 20, 2);
         jobs[i]->spec.salt = i == 1 ? (struct byte_string){"x", 1} : (struct byte_string){0};
         run_jobs(&b, &jobs[i], 1);
-        CHECK_EQ(stats_of(&b).prefix_cache_hits, i == 2 ? 16 : 0);
+        CHECK_EQ(stats_of(&b).prefix_cache_hits, i == 2 ? 19 : 0);
     }
     free_jobs(jobs, 3);
     fake_close(b.engine, &b.fake);
@@ -129,7 +162,7 @@ TEST(samples_share_one_prefill)
             job->spec.wants_prompt_logprobs = true;
             run_jobs(&b, &job, 1);
             uint32_t n_late = n_slots < 4 ? 4 - n_slots : 0;
-            CHECK_EQ(b.fake.n_rows, n_prompt + n_late * (n_prompt - 4) + 4 * 4);
+            CHECK_EQ(b.fake.n_rows, n_prompt + n_late * (n_prompt == 8 ? 1 : 3) + 4 * 4);
             free_jobs(&job, 1);
             fake_close(b.engine, &b.fake);
         }
