@@ -5,7 +5,8 @@
  * A block of one or two consumer warpgroups holds a tile of 64 or 128 rows of x by WIDTH rows of W in registers; one warp
  * streams W and one x, in stages of 64 columns through a ring that fills shared memory. The blocks of a cluster form a
  * rectangle of tiles: those beside each other share x, those below each other W; each fetches its slice of what they share for
- * all of them, so that L2 is read once. W does not wait for the kernel before.
+ * all of them, so that L2 is read once. W does not wait for the kernel before. Where W is gate | up, a tile takes eight rows of
+ * each by turns and the block makes act(gate) * up of its sums, each rounded first.
  *
  * Bound on an H200, us: by the tensor cores 2 n_rows n_out n_cols / 800e6 (some 760e6 are reached), by the bytes of W
  * 2 n_out n_cols / 4.5e6: for 256 rows and 28,672 x 4,096 75 and 52. Small tiles are bound by what a processor takes in, 64
@@ -13,6 +14,7 @@
 #ifndef LLMPY_CUDA_GEMM_CUH
 #define LLMPY_CUDA_GEMM_CUH
 
+#include "activation.cuh"
 #include "linear.cuh"
 #include "tensor_map.cuh"
 #include "wgmma.cuh"
@@ -25,11 +27,14 @@
 
 struct gemm_shape {
     uint32_t n_blocks; /* of 64 columns */
-    uint32_t down, across, clusters_down, clusters_across;
-    uint32_t band;     /* clusters below each other that are walked before the next beside */
-    uint32_t x_edge_rows, w_edge_rows; /* of a slice of the last tile, where that one is not whole */
-    bool is_read_once; /* no weight is fetched twice */
-    bool is_wide;      /* y and what is added lie on multiples of 16 bytes, in eights of columns */
+    uint32_t down, down_log2, across, clusters_down, clusters_across, n_clusters;
+    uint32_t x_blocks, w_blocks; /* masks of the blocks that share with the cluster's first one */
+    uint32_t band;               /* clusters below each other that are walked before the next beside */
+    uint32_t x_box_rows, w_box_rows;   /* of a slice of a tile */
+    uint32_t x_edge_rows, w_edge_rows; /* of the last tile, where that one is not whole */
+    bool is_product;             /* of gate and up: rows of W come by turns, so out.n_out is half of them */
+    bool is_read_once;           /* no weight is fetched twice */
+    bool is_wide;                /* y and what is added lie on multiples of 16 bytes, in eights of columns */
 };
 
 /* Boxes of a slice's rows by 64 columns, of whole tiles and of the last ones. */
@@ -46,14 +51,24 @@ static __device__ __forceinline__ uint32_t cluster_rank(void)
     return rank;
 }
 
-static __device__ __forceinline__ void cluster_arrive(void)
+static __device__ __forceinline__ uint32_t cluster_first(void)
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    uint32_t index;
+    asm volatile("mov.u32 %0,%%clusterid.x;" : "=r"(index));
+    return index;
 }
 
-static __device__ __forceinline__ void cluster_wait(void)
+static __device__ __forceinline__ uint32_t cluster_step(void)
 {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    uint32_t n;
+    asm volatile("mov.u32 %0,%%nclusterid.x;" : "=r"(n));
+    return n;
+}
+
+/* After barriers_made: every block's barriers are there. */
+static __device__ __forceinline__ void cluster_meet(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 /* The same place in another block's shared memory. */
@@ -82,6 +97,19 @@ static __device__ __forceinline__ void copy_box_to(uint32_t mask, uint32_t targe
         copy_box(target, map, row, block, barrier, policy);
 }
 
+/* Likewise the box of pairs of eight rows. */
+static __device__ __forceinline__ void copy_pairs_to(uint32_t mask, uint32_t target, const CUtensorMap *map, uint32_t pair,
+                                                     uint32_t block, uint32_t barrier, uint64_t policy)
+{
+    if (mask & (mask - 1))
+        asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                     ".L2::cache_hint [%0],[%1,{%2,%2,%2,%3,%4}],[%5],%6,%7;" ::"r"(target),
+                     "l"(map), "r"(0), "r"(pair), "r"(block), "r"(barrier), "h"((uint16_t)mask), "l"(policy)
+                     : "memory");
+    else
+        copy_pairs(target, map, pair, block, barrier, policy);
+}
+
 static __device__ __forceinline__ uint64_t policy_keep(void)
 {
     uint64_t policy;
@@ -103,22 +131,25 @@ template <class T> static __device__ __forceinline__ uint32_t add_pairs(uint32_t
     return pack<T>(to_float(x[0]) + to_float(y[0]), to_float(x[1]) + to_float(y[1]));
 }
 
-/* A warp's piece of shared memory for results: 16 rows of 64 or 32 columns, apart so that no two rows of eight share banks. */
+/* A warp's piece of shared memory for results: 16 rows of a small tile, or of 64 or 32 of its columns at a time. */
 static constexpr __host__ __device__ uint32_t gemm_chunk(uint32_t width)
 {
-    return width % 64 ? 32 : 64;
+    return width <= 128 ? width : width % 64 ? 48 : 64;
 }
+/* No two of eight rows share banks: an odd number of 16 bytes. */
 static constexpr __host__ __device__ uint32_t gemm_pitch(uint32_t width)
 {
-    return gemm_chunk(width) * 2 + 16;
+    return (gemm_chunk(width) / 8 | 1) * 16;
 }
 
-template <uint32_t N> static __device__ __forceinline__ void add_bias(float (&sum)[N], const struct output &out, uint32_t first)
+template <uint32_t N>
+static __device__ __forceinline__ void add_bias(float (&sum)[N], const struct output &out, bool is_product, uint32_t first)
 {
 #pragma unroll
     for (uint32_t i = 0; i < N; i += 4) {
-        uint32_t n = first + threadIdx.x % 4 * 2 + i * 2;
-        float low = n < out.n_out ? out.bias[n] : 0, high = n + 1 < out.n_out ? out.bias[n + 1] : 0;
+        uint32_t eight = first / 8 + i / 4, n = (is_product ? eight / 2 : eight) * 8 + threadIdx.x % 4 * 2;
+        const float *bias = is_product && eight % 2 ? out.bias + out.n_out : out.bias;
+        float low = n < out.n_out ? bias[n] : 0, high = n + 1 < out.n_out ? bias[n + 1] : 0;
         sum[i] += low;
         sum[i + 1] += high;
         sum[i + 2] += low;
@@ -132,20 +163,51 @@ static __device__ __forceinline__ void store_floats(const float (&sum)[N], const
                                                     uint32_t first)
 {
     uint32_t r = row + threadIdx.x % 32 / 4, n = first + threadIdx.x % 4 * 2;
+    float *low = (float *)out.y + (size_t)r * out.y_stride + n, *high = low + (size_t)8 * out.y_stride;
+    int n_columns = n < out.n_out ? (int)(out.n_out - n) : 0;
+    int n_low = r < out.n_rows ? n_columns : 0, n_high = r + 8 < out.n_rows ? n_columns : 0;
 #pragma unroll
-    for (uint32_t i = 0; i < N; i += 2) {
-        uint32_t r_here = r + i / 2 % 2 * 8, n_here = n + i / 4 * 8;
-        float *y = (float *)out.y + (size_t)r_here * out.y_stride + n_here;
-        if (r_here >= out.n_rows || n_here >= out.n_out)
-            continue;
-        if (is_wide) {
+    for (int i = 0; i < (int)N; i += 2) {
+        float *y = (i / 2 % 2 ? high : low) + i / 4 * 8;
+        int left = (i / 2 % 2 ? n_high : n_low) - i / 4 * 8;
+        if (is_wide && left > 0)
             *(float2 *)y = make_float2(sum[i], sum[i + 1]);
-        } else {
+        if (!is_wide && left > 0)
             y[0] = sum[i];
-            if (n_here + 1 < out.n_out)
-                y[1] = sum[i + 1];
-        }
+        if (!is_wide && left > 1)
+            y[1] = sum[i + 1];
     }
+}
+
+template <class T> static __device__ __forceinline__ uint32_t multiply_pairs(uint32_t gate, uint32_t up, uint32_t act)
+{
+    const T *g = (const T *)&gate, *u = (const T *)&up;
+    return pack<T>(act_value(to_float(g[0]), act) * to_float(u[0]), act_value(to_float(g[1]), act) * to_float(u[1]));
+}
+
+/* act(gate) * up of eight rounded sums each. */
+template <class T> static __device__ __forceinline__ uint4 multiply_eight(uint4 gate, uint4 up, uint32_t act)
+{
+    if (act == ACT_SILU)
+        return make_uint4(multiply_pairs<T>(gate.x, up.x, ACT_SILU), multiply_pairs<T>(gate.y, up.y, ACT_SILU),
+                          multiply_pairs<T>(gate.z, up.z, ACT_SILU), multiply_pairs<T>(gate.w, up.w, ACT_SILU));
+#pragma unroll 1
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t product = multiply_pairs<T>(gate.x, up.x, act);
+        gate = make_uint4(gate.y, gate.z, gate.w, product);
+        up = make_uint4(up.y, up.z, up.w, 0);
+    }
+    return gate;
+}
+
+static __device__ __forceinline__ uint4 load_shared(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
 }
 
 /* Eight rounded sums. */
@@ -163,18 +225,19 @@ static __device__ __forceinline__ void store_eight(const struct output &out, boo
         *(uint4 *)y = v;
         return;
     }
-    uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
+    uint64_t low = (uint64_t)v.y << 32 | v.x, high = (uint64_t)v.w << 32 | v.z;
+#pragma unroll 1
     for (uint32_t i = 0; i < 8 && n + i < out.n_out; i++) {
-        T value = ((const T *)words)[i];
+        uint16_t bits = (uint16_t)((i < 4 ? low : high) >> i % 4 * 16);
+        T value = *(const T *)&bits;
         y[i] = add ? round_to<T>(to_float(value) + to_float(add[i])) : value;
     }
 }
 
 /* The sums rounded, through the warp's piece of shared memory, so that whole lines are written. */
 template <class T, uint32_t N>
-static __device__ __forceinline__ void store_lines(const float (&sum)[N], const struct output &out, bool is_wide,
-                                                   uint32_t row, uint32_t first, uint32_t piece)
+static __device__ __forceinline__ void store_lines(const float (&sum)[N], const struct output &out,
+                                                   const struct gemm_shape &s, uint32_t row, uint32_t first, uint32_t piece)
 {
     const uint32_t width = 2 * N, chunk = gemm_chunk(width), pitch = gemm_pitch(width);
     uint32_t lane = threadIdx.x % 32, corner = piece + lane % 16 * pitch + lane / 16 * 16;
@@ -195,16 +258,16 @@ static __device__ __forceinline__ void store_lines(const float (&sum)[N], const 
                              : "memory");
         }
         __syncwarp();
-#pragma unroll
-        for (uint32_t i = lane; i < 16 * n_vectors; i += 32) {
-            uint32_t r = row + i / n_vectors, n = first + c + i % n_vectors * 8;
-            uint4 v;
-            asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3},[%4];"
-                         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                         : "r"(piece + i / n_vectors * pitch + i % n_vectors * 16)
-                         : "memory");
-            if (r < out.n_rows && n < out.n_out)
-                store_eight<T>(out, is_wide, r, n, v);
+#pragma unroll 1
+        for (uint32_t i = lane; i < 16 * (n_vectors >> s.is_product); i += 32) {
+            uint32_t r = s.is_product ? i / (n_vectors / 2) : i / n_vectors;
+            uint32_t v = s.is_product ? i % (n_vectors / 2) : i % n_vectors;
+            uint32_t from = piece + r * pitch + (v << s.is_product) * 16, n = ((first + c) >> s.is_product) + v * 8;
+            uint4 value = load_shared(from);
+            if (s.is_product)
+                value = multiply_eight<T>(value, load_shared(from + 16), out.act);
+            if (row + r < out.n_rows && n < out.n_out)
+                store_eight<T>(out, s.is_wide, row + r, n, value);
         }
         __syncwarp();
     }
@@ -220,11 +283,16 @@ struct gemm_place {
 static __device__ __forceinline__ struct gemm_place gemm_place_of(const struct gemm_shape &s, uint32_t turn, uint32_t tile_rows,
                                                                   uint32_t width, uint32_t down, uint32_t across)
 {
-    uint32_t per_band = s.band * s.clusters_across, top = turn / per_band * s.band, rest = turn % per_band;
-    uint32_t height = min(s.band, s.clusters_down - top);
+    uint32_t right = turn, below = 0;
+    if (s.clusters_down > 1) {
+        uint32_t per_band = s.band * s.clusters_across, top = turn / per_band * s.band, rest = turn % per_band;
+        uint32_t height = min(s.band, s.clusters_down - top);
+        right = rest / height;
+        below = top + rest % height;
+    }
     struct gemm_place place;
-    place.row = ((top + rest % height) * s.down + down) * tile_rows;
-    place.column = (rest / height * s.across + across) * width;
+    place.row = (below * s.down + down) * tile_rows;
+    place.column = (right * s.across + across) * width;
     return place;
 }
 
@@ -242,34 +310,45 @@ static __device__ __forceinline__ void gemm_load(const struct gemm_maps &maps, c
                                                  bool is_weight)
 {
     const uint32_t x_bytes = GROUPS * 64 * 128, w_bytes = WIDTH * 128, n_stages = gemm_stages(GROUPS, WIDTH);
-    const uint32_t rank = cluster_rank(), n_tiles = s.down * s.across, down = rank % s.down, across = rank / s.down;
-    const uint32_t tile_rows = is_weight ? WIDTH : GROUPS * 64, n_slices = is_weight ? s.down : s.across;
-    const uint32_t n_rows = is_weight ? out.n_out : out.n_rows;
-    uint32_t mask = 0, stage = 0, phase = 1; /* 1: the first round finds every stage empty */
-    for (uint32_t i = 0; i < n_tiles; i++)
-        mask |= (uint32_t)(is_weight ? i / s.down == across : i % s.down == down) << i;
+    const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
+    const uint32_t tile_rows = is_weight ? WIDTH : GROUPS * 64;
+    const uint32_t n_rows = is_weight ? out.n_out << s.is_product : out.n_rows;
+    const bool is_pairs = is_weight && s.is_product;
+    const uint32_t mask = is_weight ? s.w_blocks << (across << s.down_log2) : s.x_blocks << down;
+    uint32_t stage = 0, phase = 1; /* 1: the first round finds every stage empty */
     uint64_t policy = is_weight && s.is_read_once ? policy_read_once() : policy_keep();
     ring += is_weight ? x_bytes : 0;
     map_prefetch(is_weight ? &maps.w : &maps.x);
     if (!is_weight)
         wait_for_input();
-    for (uint32_t turn = blockIdx.x / n_tiles; turn < s.clusters_down * s.clusters_across; turn += gridDim.x / n_tiles) {
+    for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
         struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
         uint32_t first = is_weight ? place.column : place.row, left = n_rows - min(first, n_rows);
         bool is_edge = left < tile_rows;
-        uint32_t slice = is_edge ? (is_weight ? s.w_edge_rows : s.x_edge_rows) : tile_rows / n_slices;
+        uint32_t slice = is_weight ? (is_edge ? s.w_edge_rows : s.w_box_rows) : is_edge ? s.x_edge_rows : s.x_box_rows;
         uint32_t n_bytes = (is_edge ? (left + slice - 1) / slice * slice : tile_rows) * 128;
         uint32_t begin = (is_weight ? down : across) * slice, target = ring + begin * 128;
         const CUtensorMap *map = is_weight ? (is_edge ? &maps.w_edge : &maps.w) : is_edge ? &maps.x_edge : &maps.x;
         for (uint32_t block = 0; block < s.n_blocks; block++) {
             barrier_wait(empty + 8 * stage, phase);
             barrier_expect(full + 8 * stage, n_bytes);
-            if (begin < left)
+            if (begin < left && is_pairs)
+                copy_pairs_to(mask, target + stage * (x_bytes + w_bytes), map, (first + begin) / 16, block, full + 8 * stage,
+                              policy);
+            else if (begin < left)
                 copy_box_to(mask, target + stage * (x_bytes + w_bytes), map, first + begin, block, full + 8 * stage, policy);
             if (++stage == n_stages) {
                 stage = 0;
                 phase ^= 1;
             }
+        }
+    }
+    /* Nobody leaves before the others' last word has come. */
+    for (uint32_t i = 0; i < n_stages; i++) {
+        barrier_wait(empty + 8 * stage, phase);
+        if (++stage == n_stages) {
+            stage = 0;
+            phase ^= 1;
         }
     }
 }
@@ -280,18 +359,19 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
 {
     const uint32_t x_bytes = GROUPS * 64 * 128, stage_bytes = x_bytes + WIDTH * 128, n_stages = gemm_stages(GROUPS, WIDTH);
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const uint32_t rank = cluster_rank(), n_tiles = s.down * s.across, down = rank % s.down, across = rank / s.down;
+    const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
     /* The blocks that fetch for this one hear of a free stage; lane i tells the i-th. */
-    uint32_t beside = lane - s.down, owner = lane + s.down * across;
+    uint32_t beside = lane - s.down, owner = lane + (across << s.down_log2);
     if (lane >= s.down)
-        owner = down + s.down * (beside + (beside >= across));
+        owner = down + ((beside + (beside >= across)) << s.down_log2);
     uint32_t free_in = lane < s.down + s.across - 1 ? address_in(empty, owner) : 0, stage = 0, phase = 0, before = 0;
-    for (uint32_t turn = blockIdx.x / n_tiles; turn < s.clusters_down * s.clusters_across; turn += gridDim.x / n_tiles) {
+    for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
         float sum[WIDTH / 2];
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH / 2; i++)
             sum[i] = 0;
-        for (uint32_t block = 0; block < s.n_blocks; block++) {
+        uint32_t block = 0;
+        do {
             barrier_wait(full + 8 * stage, phase);
             uint64_t a = wgmma_rows(ring + stage * stage_bytes + warp / 4 * 64 * 128);
             uint64_t b = wgmma_rows(ring + stage * stage_bytes + x_bytes);
@@ -308,7 +388,7 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
                 stage = 0;
                 phase ^= 1;
             }
-        }
+        } while (++block < s.n_blocks);
         wgmma_wait<0>();
         if (free_in)
             barrier_arrive_in(free_in + 8 * before);
@@ -317,15 +397,13 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
             asm volatile("" : "+f"(sum[i]));
         struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
         uint32_t row = place.row + warp * 16;
-        if (turn + gridDim.x / n_tiles >= s.clusters_down * s.clusters_across)
-            cluster_arrive();
         wait_for_input(); /* for what the sums are added to; x has waited already */
         if (out.bias)
-            add_bias(sum, out, place.column);
+            add_bias(sum, out, s.is_product, place.column);
         if (out.is_float)
             store_floats(sum, out, s.is_wide, row, place.column);
         else
-            store_lines<T>(sum, out, s.is_wide, row, place.column, pieces + warp * 16 * gemm_pitch(WIDTH));
+            store_lines<T>(sum, out, s, row, place.column, pieces + warp * 16 * gemm_pitch(WIDTH));
     }
 }
 
@@ -345,22 +423,18 @@ multiply_rows(const __grid_constant__ struct gemm_maps maps, const __grid_consta
         barrier_init(empty + 8 * threadIdx.x, GROUPS * 4 * (s.down + s.across - 1));
     }
     barriers_made();
-    cluster_arrive();
-    cluster_wait();
+    cluster_meet();
     /* Two warpgroups of 232 registers and the loading one fill the processor's. */
     if (warp >= GROUPS * 4) {
         if (GROUPS > 1)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp < GROUPS * 4 + 2 && threadIdx.x % 32 == 0)
             gemm_load<GROUPS, WIDTH>(maps, s, out, ring, full, empty, warp == GROUPS * 4);
-        __syncwarp();
-        cluster_arrive();
     } else {
         if (GROUPS > 1)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         gemm_consume<T, GROUPS, WIDTH>(s, out, ring, pieces, full, empty);
     }
-    cluster_wait(); /* nobody leaves while others may still write here */
 }
 
 /* ---- the host's side ---------------------------------------------------------------------------------------------------- */
@@ -383,10 +457,10 @@ static const struct gemm_form GEMM_FORMS[] = {GEMM_FORM(1, 64),  GEMM_FORM(1, 72
 struct gemm_cluster {
     uint32_t down, across;
 };
-static const struct gemm_cluster GEMM_CLUSTERS[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 4}, {2, 4}};
-#define GEMM_MAX_CLUSTER 8u
+static const struct gemm_cluster GEMM_CLUSTERS[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 4}};
+#define GEMM_MAX_CLUSTER 4u
 
-/* What a device can run at a time: clusters of 1 to 8 blocks. */
+/* What a device can run at a time: clusters of 1, 2 and 4 blocks. */
 struct gemm_device {
     uint32_t n_clusters[GEMM_MAX_CLUSTER + 1];
 };
@@ -417,20 +491,21 @@ static cudaError_t gemm_open(uint32_t dtype, uint32_t n_processors, struct gemm_
     return code;
 }
 
-/* Microseconds that a product takes, by a model fitted to an H200: a stage is bound by the tensor cores or by what L2 hands
- * out, a launch by its tiles one after the other or by the bytes of W. */
+/* Microseconds that a product takes, by a model fitted to an H200 (most of its choices are the best measured, the rest within
+ * some 5 %): a stage is bound by the tensor cores, or by what L2 hands out and the processor takes in; a launch by its tiles
+ * one after the other, or by the bytes of W. */
 static float gemm_cost(const struct gemm_device *device, const struct gemm_form *form, const struct gemm_cluster *cluster,
                        uint32_t n_rows, uint32_t n_out, uint32_t n_cols)
 {
     uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across, n_fit = device->n_clusters[n_tiles];
     uint32_t n_clusters = ceil_div(n_rows, tile_rows * cluster->down) * ceil_div(n_out, form->width * cluster->across);
     float n_blocks = (float)(min(n_clusters, n_fit) * n_tiles), area = (float)(form->groups * form->width);
-    float multiply = area * 1.22e-3f;
-    float fetch = ((float)tile_rows / cluster->across + (float)form->width / cluster->down) * 128 * n_blocks / 9.4e6f;
-    float stage = fmaxf(multiply, fetch) + 0.11f * fminf(multiply, fetch);
-    float tiles = 2.0f + 0.2f * n_tiles + ceil_div(n_clusters, n_fit) * (n_cols / 64 * stage + area * 3.2e-3f);
-    float bytes = 3.5f + (float)n_out * n_cols * 2 / 4.0e6f;
-    return fmaxf(tiles, bytes) + 0.15f * fminf(tiles, bytes);
+    float own_rows = (float)tile_rows / cluster->across + (float)form->width / cluster->down;
+    float multiply = area * 1.22e-3f, fetch = own_rows * n_blocks * 128 / 9.6e6f + (tile_rows + form->width) * 1.17e-4f;
+    float stage = fmaxf(multiply, fetch) + 0.14f * fminf(multiply, fetch);
+    float tiles = 1.94f + 0.2f * n_tiles + ceil_div(n_clusters, n_fit) * (n_cols / 64 * stage + area * 1.24e-3f);
+    float bytes = 2.48f + (float)n_out * n_cols * 2 / 4.03e6f;
+    return fmaxf(tiles, bytes) + 0.112f * fminf(tiles, bytes);
 }
 
 struct gemm_args {
@@ -438,27 +513,31 @@ struct gemm_args {
     size_t w_row_bytes;
     struct view x; /* [out.n_rows][n_cols] */
     uint32_t n_cols;
+    bool is_product; /* w is gate | up, [2 * out.n_out][w_row_bytes] */
     struct output out;
 };
 
 /* The maps of x or of W, whose tiles of tile_rows rows are fetched in n_slices. */
-static enum rc gemm_map(const struct cuda *cuda, map_encoder encode, const void *data, size_t row_bytes, uint32_t n_rows,
-                        uint32_t n_blocks, uint32_t tile_rows, uint32_t n_slices, CUtensorMap *map, CUtensorMap *edge,
-                        uint32_t *edge_rows, struct err *err)
+static enum rc gemm_map(const struct cuda *cuda, map_encoder encode, const void *data, uint64_t row_bytes, uint32_t n_rows,
+                        uint32_t n_blocks, bool is_pairs, uint32_t tile_rows, uint32_t n_slices, CUtensorMap *map,
+                        CUtensorMap *edge, uint32_t *edge_rows, struct err *err)
 {
-    uint32_t rest = n_rows % tile_rows ? n_rows % tile_rows : tile_rows;
+    uint32_t rest = n_rows % tile_rows ? n_rows % tile_rows : tile_rows, half = n_rows / 2, rows = tile_rows / n_slices;
     *edge_rows = ceil_div(rest, n_slices);
-    struct map_dims dims = {2, {n_rows, n_blocks}, {row_bytes, 128}, {tile_rows / n_slices, 1}};
-    struct tensor_map made[2];
-    enum rc rc = map_make(encode, cuda->dtype, data, &dims, &made[0], err);
-    dims.box[0] = *edge_rows;
-    if (!rc)
-        rc = map_make(encode, cuda->dtype, data, &dims, &made[1], err);
-    if (!rc) {
-        *map = map_of(&made[0]);
-        *edge = map_of(&made[1]);
+    if (is_pairs)
+        *edge_rows = ceil_div(*edge_rows, 16) * 16;
+    for (uint32_t i = 0; i < 2; i++) {
+        struct map_dims plain = {2, {n_rows, n_blocks}, {row_bytes, 128}, {rows, 1}};
+        struct map_dims pairs = {4, {8, 2, half / 8, n_blocks}, {row_bytes, half * row_bytes, 8 * row_bytes, 128},
+                                 {8, 2, rows / 16, 1}};
+        struct tensor_map made;
+        enum rc rc = map_make(encode, cuda->dtype, data, is_pairs ? &pairs : &plain, &made, err);
+        if (rc)
+            return rc;
+        *(i ? edge : map) = map_of(&made);
+        rows = *edge_rows;
     }
-    return rc;
+    return RC_OK;
 }
 
 static enum rc gemm_launch(const struct cuda *cuda, map_encoder encode, const struct gemm_device *device,
@@ -467,21 +546,31 @@ static enum rc gemm_launch(const struct cuda *cuda, map_encoder encode, const st
 {
     const struct output *out = &args->out;
     uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across, y_item = out->is_float ? 4 : 2;
+    uint32_t n_weights = out->n_out << args->is_product;
     struct gemm_shape shape = {};
     shape.n_blocks = args->n_cols / 64;
     shape.down = cluster->down;
+    while (1u << shape.down_log2 < cluster->down)
+        shape.down_log2++;
     shape.across = cluster->across;
+    shape.w_blocks = (1u << cluster->down) - 1;
+    for (uint32_t i = 0; i < n_tiles; i += cluster->down)
+        shape.x_blocks |= 1u << i;
+    shape.x_box_rows = tile_rows / cluster->across;
+    shape.w_box_rows = form->width / cluster->down;
     shape.clusters_down = ceil_div(out->n_rows, tile_rows * cluster->down);
-    shape.clusters_across = ceil_div(out->n_out, form->width * cluster->across);
+    shape.clusters_across = ceil_div(n_weights, form->width * cluster->across);
+    shape.n_clusters = shape.clusters_down * shape.clusters_across;
     shape.band = GEMM_BAND_ROWS / (tile_rows * cluster->down);
+    shape.is_product = args->is_product;
     shape.is_read_once = shape.clusters_down == 1;
     shape.is_wide = map_fits(out->y, (size_t)out->y_stride * y_item) && out->n_out % 8 == 0 &&
                     (!out->add || map_fits(out->add, (size_t)out->add_stride * 2));
     struct gemm_maps maps;
-    enum rc rc = gemm_map(cuda, encode, args->w, args->w_row_bytes, out->n_out, shape.n_blocks, form->width, cluster->down,
-                          &maps.w, &maps.w_edge, &shape.w_edge_rows, err);
+    enum rc rc = gemm_map(cuda, encode, args->w, args->w_row_bytes, n_weights, shape.n_blocks, args->is_product,
+                          form->width, cluster->down, &maps.w, &maps.w_edge, &shape.w_edge_rows, err);
     if (!rc)
-        rc = gemm_map(cuda, encode, args->x.data, (size_t)args->x.stride * 2, out->n_rows, shape.n_blocks, tile_rows,
+        rc = gemm_map(cuda, encode, args->x.data, (size_t)args->x.stride * 2, out->n_rows, shape.n_blocks, false, tile_rows,
                       cluster->across, &maps.x, &maps.x_edge, &shape.x_edge_rows, err);
     if (rc)
         return rc;
@@ -492,7 +581,7 @@ static enum rc gemm_launch(const struct cuda *cuda, map_encoder encode, const st
     attributes[1].val.clusterDim.x = n_tiles;
     attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(min(shape.clusters_down * shape.clusters_across, device->n_clusters[n_tiles]) * n_tiles);
+    config.gridDim = dim3(min(shape.n_clusters, device->n_clusters[n_tiles]) * n_tiles);
     config.blockDim = dim3((form->groups + 1) * 128);
     config.dynamicSmemBytes = GEMM_SHARED;
     config.stream = cuda->stream;
@@ -511,9 +600,10 @@ static enum rc gemm_multiply(const struct cuda *cuda, map_encoder encode, const 
     float least = INFINITY;
     for (const struct gemm_form &f : GEMM_FORMS)
         for (const struct gemm_cluster &c : GEMM_CLUSTERS) {
-            if (!device->n_clusters[c.down * c.across] || (c.down > 1 && args->out.n_rows <= f.groups * 64 * (c.down - 1)))
+            if (!device->n_clusters[c.down * c.across] || (c.down > 1 && args->out.n_rows <= f.groups * 64 * (c.down - 1)) ||
+                (args->is_product && f.width / c.down % 16))
                 continue;
-            float cost = gemm_cost(device, &f, &c, args->out.n_rows, args->out.n_out, args->n_cols);
+            float cost = gemm_cost(device, &f, &c, args->out.n_rows, args->out.n_out << args->is_product, args->n_cols);
             if (cost < least) {
                 least = cost;
                 form = &f;

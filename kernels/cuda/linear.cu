@@ -356,7 +356,7 @@ static enum rc multiply_streamed(struct cuda *cuda, const struct linear_args *ar
     struct output out = output_of(args, 0, is_product ? matrix->n_rows / 2 : matrix->n_rows, 2);
     if (args->n_rows <= SKINNY_ROWS)
         return launch_skinny(cuda, matrix, is_product, &args->x, out, err);
-    struct gemm_args product = {matrix->data, matrix->parts[0].row_bytes, args->x, matrix->n_cols, out};
+    struct gemm_args product = {matrix->data, matrix->parts[0].row_bytes, args->x, matrix->n_cols, is_product, out};
     return gemm_multiply(cuda, cuda->linear->encode, &cuda->linear->gemm, &product, err);
 }
 
@@ -452,7 +452,7 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
         return err_set(err, RC_INTERNAL, "linear: wanted plain input, have a fused form that fusions() does not name");
     bool is_streamed = args->matrix->skinny[0].tile_rows && map_fits(args->x.data, (size_t)args->x.stride * 2);
     if (args->output == LINEAR_PRODUCT) {
-        if (is_streamed && args->matrix->skinny_pairs[0].tile_rows && args->n_rows <= SKINNY_ROWS) {
+        if (is_streamed && args->matrix->skinny_pairs[0].tile_rows) {
             enum rc rc = multiply_streamed(cuda, args, true, err);
             return rc ? rc : launched(err, "linear");
         }

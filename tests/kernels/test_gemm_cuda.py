@@ -78,3 +78,24 @@ def test_strides_and_sums(pad: int, activations: str, opened: Callable[[str], _c
         assert np.ascontiguousarray(y[:, pad : pad + n]).tobytes() == expected.tobytes()
         assert y[:, :pad].tobytes() == before[:, :pad].tobytes()
         assert y[:, pad + n :].tobytes() == before[:, pad + n :].tobytes()
+
+
+@pytest.mark.parametrize("act", range(5))
+@pytest.mark.parametrize("activations", list(KINDS))
+@pytest.mark.parametrize(("n", "k"), [(4104, 256), (200, 576)])
+def test_products_equal_two_steps(n: int, k: int, activations: str, act: int, opened: Callable[[str], _core.Backend]) -> None:
+    """act(gate) * up of one launch has the bits of the plain chain, rounded, and the separate product; with bias, too."""
+    rng = np.random.default_rng(n)
+    backend, kind = opened(activations), KINDS[activations]
+    parts = [wide(rng, n, k, kind) for _ in range(2)]
+    matrix = backend.matrix([(activations, n, w.view(np.uint8).reshape(n, -1)) for w in parts], k)
+    x = wide(rng, 700, k, kind)
+    for bias in (None, rng.standard_normal(2 * n).astype(np.float32)):
+        both = plain(backend, matrix, x, 2 * n, False, bias)
+        expected = np.zeros((len(x), n), np.uint16)
+        backend.gated(both[:, :n], both[:, n:], expected, act)
+        for rows in (65, 129, 256, 700):
+            y, mid = np.full((rows + 64, n + 8), 7, np.uint16), np.zeros((rows, 2 * n), np.uint16)
+            backend.linear(matrix, x[:rows].view(np.uint16), y[:rows, :n], bias, act=act, mid=mid)
+            assert y[:rows, :n].tobytes() == expected[:rows].tobytes()
+            assert (y[rows:] == 7).all() and (y[:, n:] == 7).all()
