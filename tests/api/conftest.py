@@ -123,13 +123,27 @@ def long_model(tmp_path_factory, write_model):
     return write_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096)
 
 
+@pytest.fixture(scope="session")
+def shared_engines():
+    """Engines that tests share, by class and device: making one takes longer than most tests."""
+    engines = {}
+    yield engines
+    for engine in engines.values():
+        engine.close()
+
+
 @pytest.fixture
-def open_async(device, long_model):
-    """Opens an AsyncEngine over the tiny model, on each device."""
+def open_async(device, long_model, shared_engines):
+    """An AsyncEngine over that model: a shared one, or with options (or fresh=True) one of the test's own."""
     made = []
 
-    def make(path=long_model, **options):
-        made.append(AsyncEngine(path, **({"device": device, "kv_cache_memory_bytes": "32MiB"} | options)))
+    def make(fresh=False, **options):
+        if not fresh and not options:
+            key = AsyncEngine, device
+            if key not in shared_engines:
+                shared_engines[key] = AsyncEngine(long_model, device=device, kv_cache_memory_bytes="32MiB")
+            return shared_engines[key]
+        made.append(AsyncEngine(long_model, **({"device": device, "kv_cache_memory_bytes": "32MiB"} | options)))
         return made[-1]
 
     yield make
@@ -138,6 +152,13 @@ def open_async(device, long_model):
 
 
 @pytest.fixture
-def open_long(open_tiny, long_model):
-    """Opens the same model as an LLM."""
-    return lambda: open_tiny(long_model)
+def open_long(device, long_model, shared_engines):
+    """The same model as a shared LLM."""
+
+    def make():
+        key = LLM, device
+        if key not in shared_engines:
+            shared_engines[key] = LLM(long_model, device=device, kv_cache_memory_bytes="16MiB")
+        return shared_engines[key]
+
+    return make
