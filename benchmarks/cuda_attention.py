@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
-    backend = Backend(8192)
+    backend = Backend(8192, 1024, "")
     for what in args.what:
         measure(backend, what, args)
 

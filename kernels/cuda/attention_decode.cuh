@@ -3,18 +3,19 @@
  * 256 sequences of 1,536 tokens, 8 kv heads of 128, 1.6 GB, 354 us at 4.55 TB/s.
  *
  * Items (sequence, unit, split), flattened in that order, are shared out in equal contiguous runs, one a block, by what every
- * block reads of the batch itself. A unit is a kv head with up to 8 * BLOCKS of its query heads. A run folds its splits in
- * registers while it starts at a unit's first one; other splits, and a unit left unfinished, go to `partials`, and the last
- * block to arrive folds them in order. Warp w < 4 scores tile w of a split, then adds a quarter of the columns over all tiles;
- * warp 4 streams tiles of keys and values through a ring. What earlier steps wrote is fetched before the predecessor ends; only
- * the page that holds the row's own position waits for it. */
+ * block reads of the batch itself. A unit is a kv head with up to 8 * BLOCKS of its query heads. Two groups of four warps take
+ * the items of a block by turns, and the first one folds: a run that starts at a unit's first split in registers; other splits,
+ * and a unit left unfinished, go to `partials`, and the last block to arrive folds them in order. Warp w of a group scores tile
+ * w of a split, then adds a quarter of the columns over all tiles; the ninth warp streams tiles of keys and values through a
+ * ring. What earlier steps wrote is fetched before the predecessor ends; only the page that holds the row's own position waits
+ * for it. */
 #ifndef LLMPY_CUDA_ATTENTION_DECODE_CUH
 #define LLMPY_CUDA_ATTENTION_DECODE_CUH
 
 #include "attention.cuh"
 
-#define DECODE_THREADS 160u
-#define DECODE_WORKERS 128u
+#define DECODE_THREADS 384u       /* 12 warps, so that setmaxnreg has whole warpgroups */
+#define DECODE_WORKERS 128u       /* of a group */
 #define P_STRIDE (SPLIT * 2 + 16) /* bytes of a head's p, apart so that no banks collide */
 #define MAX_DEPTH 32u
 
@@ -31,9 +32,10 @@ struct decode_span {
 /* How items are shared out: the first `extra` blocks take one more than the others. */
 struct decode_shares {
     uint32_t each, extra, n;
-    __device__ decode_shares(uint32_t n_items, uint32_t n_blocks)
+    /* least: items of a block, where they are so few; two at once cost less than folding through memory. */
+    __device__ decode_shares(uint32_t n_items, uint32_t n_blocks, uint32_t least)
     {
-        n = min(n_blocks, n_items);
+        n = n_items ? min(n_blocks, (n_items + least - 1) / least) : 0;
         each = n ? n_items / n : 0;
         extra = n ? n_items % n : 0;
     }
@@ -53,7 +55,8 @@ template <uint32_t D, uint32_t BLOCKS> struct decode_shape {
     static const uint32_t octet_bytes = D / 64 * SLAB_BYTES; /* of 8 tokens */
     static const uint32_t columns = D / 64;                  /* blocks of 16 columns of a warp */
     static const uint32_t p_bytes = heads * P_STRIDE, state_bytes = 2 * TILES * heads * 4;
-    static const uint32_t fixed_bytes = p_bytes + state_bytes + 64 + 2 * MAX_DEPTH * 8;
+    static const uint32_t mail_floats = columns * BLOCKS * 4 + BLOCKS * 4; /* of a thread: o, m, l of a split */
+    static const uint32_t fixed_bytes = 2 * (p_bytes + state_bytes) + mail_floats * DECODE_WORKERS * 4 + 64 + 2 * MAX_DEPTH * 8;
 };
 
 /* ---- the share of a block ----------------------------------------------------------------------------------------------- */
@@ -179,12 +182,12 @@ struct decode_run {
     }
 };
 
-/* A place in the ring and how often it came round. */
+/* A place in the ring, how often it came round, and the number of the chunk there. */
 struct ring_place {
-    uint32_t slot, phase;
+    uint32_t slot, phase, chunk;
     __device__ ring_place after(uint32_t n, uint32_t depth) const
     {
-        ring_place next = {slot + n, phase};
+        ring_place next = {slot + n, phase, chunk + n};
         while (next.slot >= depth) {
             next.slot -= depth;
             next.phase ^= 1;
@@ -193,11 +196,14 @@ struct ring_place {
     }
 };
 
-/* ---- the warp that fetches ---------------------------------------------------------------------------------------------- */
-
+/* Places in shared memory. A gate tells a round from the one before, not from the one before that: a group that passes over the
+ * other's chunks must not ask for a round whose forerunner may still be on its way, so it looks at `issued` first. */
 struct decode_ring {
-    uint32_t data, full, empty, depth; /* places in shared memory */
+    uint32_t data, full, empty, depth;
+    volatile uint32_t *issued; /* chunks asked for so far */
 };
+
+/* ---- the warp that fetches ---------------------------------------------------------------------------------------------- */
 
 template <class T, uint32_t D>
 static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk, const struct decode_run &run,
@@ -212,8 +218,8 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
         bool is_seen = lane < n_pages && first < walk.len && first + x.kv.block_tokens > walk.seen;
         return is_seen ? x.kv.table[(size_t)walk.list[walk.seq].table_row * x.kv.table_stride + p] : -1;
     };
-    struct ring_place place = {0, 0};
-    uint32_t n_chunks = 0, n_late = 0, late_target = 0, late_gate = 0;
+    struct ring_place place = {0, 0, 0};
+    uint32_t n_late = 0, late_target = 0, late_gate = 0;
     const char *late_source = NULL;
     bool is_free = false; /* has the predecessor ended? */
     auto wait_and_fetch_late = [&] {
@@ -232,15 +238,17 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
         if (left > 1)
             id = page();
         for (uint32_t values = 0; values < 2; values++)
-            for (uint32_t tile = low; tile < high; tile++, n_chunks++, place = place.after(1, ring.depth)) {
-                if (!is_free && (n_chunks == ring.depth || n_late == 32))
+            for (uint32_t tile = low; tile < high; tile++, place = place.after(1, ring.depth)) {
+                if (!is_free && (place.chunk == ring.depth || n_late == 32))
                     wait_and_fetch_late();
                 uint32_t gate = ring.full + place.slot * 8, target = ring.data + place.slot * chunk_bytes;
                 bool is_mine = is_page && lane >> tile_shift == tile;
                 gate_wait(ring.empty + place.slot * 8, place.phase ^ 1);
                 uint32_t n_runs = __popc(__ballot_sync(~0u, is_mine));
-                if (lane == 0)
+                if (lane == 0) {
                     gate_expect(gate, n_runs * run_bytes);
+                    *ring.issued = place.chunk + 1;
+                }
                 __syncwarp();
                 const char *from = source + values * run_bytes;
                 if (is_mine && (is_free || lane != own))
@@ -302,14 +310,22 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     typedef decode_shape<D, BLOCKS> shape;
     struct decode_ring ring;
     char *p;
-    float *tile_max, *tile_sum; /* [TILES][heads] */
-    uint32_t warp, lane, g, t;  /* g = lane / 4, t = lane % 4 */
+    float *tile_max, *tile_sum;       /* [TILES][heads] */
+    uint32_t group, warp, lane, g, t; /* g = lane / 4, t = lane % 4 */
     float c, cap_factor;
+    uint32_t issued; /* chunks, as far as is known */
 
     uint32_t q[shape::steps][BLOCKS][2];
     float s[4][BLOCKS][4];              /* keys 16 i + g + j / 2 * 8, heads 8 b + 2 t + j % 2 of the warp's tile */
     float o[shape::columns][BLOCKS][4]; /* columns alike */
     float a[TILES][BLOCKS][2], m[BLOCKS][2], l[BLOCKS][2];
+
+    __device__ __forceinline__ void wait_for(struct ring_place place)
+    {
+        while (issued <= place.chunk)
+            issued = *ring.issued;
+        gate_wait(ring.full + place.slot * 8, place.phase);
+    }
 
     __device__ void load_q(const T *row, uint32_t n_heads)
     {
@@ -329,7 +345,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     {
         const uint32_t row = lane / 8 % 2 * shape::octet_bytes + lane % 8 * 128, chunk = lane / 16, turn = lane % 8;
         uint32_t data = ring.data + place.slot * shape::chunk_bytes;
-        gate_wait(ring.full + place.slot * 8, place.phase);
+        wait_for(place);
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
             for (uint32_t x = 0; x < BLOCKS * 4; x++)
@@ -440,7 +456,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                         o[f][b][x] = o[f][b][x] * a[tile][b][x % 2];
             }
             uint32_t data = ring.data + place.slot * shape::chunk_bytes;
-            gate_wait(ring.full + place.slot * 8, place.phase);
+            wait_for(place);
             bool is_cut = (int32_t)(tile * TILE) < seen || (int32_t)(tile * TILE + TILE) > end;
 #pragma unroll
             for (uint32_t k = 0; k < 4; k++) {
@@ -473,6 +489,43 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
         }
     }
 
+    /* m, l and o of a split whose first chunk lies at `place`. */
+    __device__ void split(struct ring_place place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
+    {
+        if (warp >= low && warp < high)
+            score(place.after(warp - low, ring.depth), seen - (int32_t)(warp * TILE), end - (int32_t)(warp * TILE));
+        meet(1 + group, DECODE_WORKERS);
+        soften(low, high);
+        meet(1 + group, DECODE_WORKERS);
+        add_values(place.after(high - low, ring.depth), low, high, seen, end);
+    }
+
+    /* A split's sums on their way from the second group's thread to the first group's. */
+    __device__ void put(float *mail) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < shape::columns * BLOCKS * 4; i++)
+            mail[i * DECODE_WORKERS] = o[i / (BLOCKS * 4)][i / 4 % BLOCKS][i % 4];
+        mail += shape::columns * BLOCKS * 4 * DECODE_WORKERS;
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS * 2; i++) {
+            mail[2 * i * DECODE_WORKERS] = m[i / 2][i % 2];
+            mail[(2 * i + 1) * DECODE_WORKERS] = l[i / 2][i % 2];
+        }
+    }
+    __device__ void take(const float *mail)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < shape::columns * BLOCKS * 4; i++)
+            o[i / (BLOCKS * 4)][i / 4 % BLOCKS][i % 4] = mail[i * DECODE_WORKERS];
+        mail += shape::columns * BLOCKS * 4 * DECODE_WORKERS;
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS * 2; i++) {
+            m[i / 2][i % 2] = mail[2 * i * DECODE_WORKERS];
+            l[i / 2][i % 2] = mail[(2 * i + 1) * DECODE_WORKERS];
+        }
+    }
+
     __device__ uint32_t column_of(uint32_t f, uint32_t x) const
     {
         return warp * (D / 4) + f * 16 + g + x / 2 * 8;
@@ -488,7 +541,7 @@ template <class T, uint32_t D>
 static __device__ void fold_partials(const struct decode_place &place, const struct decode_shares &shares, uint32_t first,
                                      uint32_t end, uint32_t n_heads, float c, T *out)
 {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = D / 32, ahead = 64 / n;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = D / 32, ahead = 32 / n;
     for (uint32_t head = warp; head < n_heads; head += DECODE_WORKERS / 32) {
         const float *base = place.partials + head * D + lane * n, *states = place.partials + n_heads * D + head;
         size_t at = ((size_t)first * place.slots + place.slots - 1) * place.stride;
@@ -530,97 +583,135 @@ static __device__ void fold_partials(const struct decode_place &place, const str
     }
 }
 
-/* long: one pass over the items of a block; every step's state lives in registers. */
+/* The sums of the unit at hand, in the first group. */
+template <class T, uint32_t D, uint32_t BLOCKS> struct decode_sum {
+    typedef decode_shape<D, BLOCKS> shape;
+    float o[shape::columns][BLOCKS][4], m[BLOCKS][2], l[BLOCKS][2];
+    bool is_new;
+    uint32_t first; /* the split where this run of the unit starts */
+
+    __device__ __forceinline__ void begin(uint32_t split)
+    {
+        first = split;
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS * 2; i++) {
+            m[i / 2][i % 2] = MINUS_INFINITY;
+            l[i / 2][i % 2] = 0;
+            for (uint32_t f = 0; f < shape::columns; f++)
+                o[f][i / 2][i % 2] = o[f][i / 2][2 + i % 2] = 0;
+        }
+    }
+
+    /* Folds a split on in registers; a split of a run that starts later stands for itself. */
+    __device__ __forceinline__ void add(const decode_worker<T, D, BLOCKS> &w)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS * 2; i++) {
+            const uint32_t b = i / 2, e = i % 2;
+            float most = fmaxf(m[b][e], w.m[b][e]), before = rescale(m[b][e], anchor(most), w.c);
+            float now = rescale(w.m[b][e], anchor(most), w.c);
+            m[b][e] = first ? w.m[b][e] : most;
+            l[b][e] = first ? w.l[b][e] : fold(l[b][e], before, w.l[b][e], now);
+            for (uint32_t f = 0; f < shape::columns; f++)
+                for (uint32_t y = e; y < 4; y += 2)
+                    o[f][b][y] = first ? w.o[f][b][y] : fold(o[f][b][y], before, w.o[f][b][y], now);
+        }
+    }
+
+    __device__ __forceinline__ void write(const decode_worker<T, D, BLOCKS> &w, uint32_t n_heads, T *out) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < shape::columns * BLOCKS * 4; i++) {
+            const uint32_t f = i / (BLOCKS * 4), b = i / 4 % BLOCKS, head = w.head_of(b, i % 4);
+            if (head < n_heads)
+                out[head * D + w.column_of(f, i % 4)] = round_to<T>(o[f][b][i % 4] * __frcp_rn(l[b][i % 2]));
+        }
+    }
+
+    __device__ __forceinline__ void store(const decode_worker<T, D, BLOCKS> &w, uint32_t n_heads, float *to) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < shape::columns * BLOCKS * 4; i++) {
+            const uint32_t f = i / (BLOCKS * 4), b = i / 4 % BLOCKS, head = w.head_of(b, i % 4), column = w.column_of(f, i % 4);
+            if (head >= n_heads)
+                continue;
+            __stcg(to + head * D + column, o[f][b][i % 4]);
+            if (column == 0) {
+                __stcg(to + n_heads * D + head, m[b][i % 2]);
+                __stcg(to + n_heads * D + n_heads + head, l[b][i % 2]);
+            }
+        }
+    }
+};
+
+/* Says that `done` more splits of a unit lie in memory; true in all threads of the group of the block that brings the last. */
+static __device__ __forceinline__ bool arrive_last(uint32_t *arrivals, uint32_t done, uint32_t all, uint32_t *flag)
+{
+    meet(1, DECODE_WORKERS);
+    if (threadIdx.x == 0) {
+        __threadfence();
+        bool is_last = atomicAdd(arrivals, done) + done == all;
+        if (is_last)
+            *arrivals = 0;
+        *flag = is_last;
+        __threadfence();
+    }
+    meet(1, DECODE_WORKERS);
+    return *flag;
+}
+
+/* One pass over the items of a block by one of its two groups. */
 template <class T, uint32_t D, uint32_t BLOCKS>
-static __device__ void work_items(const attended<T> &x, const struct decode_place &place, decode_worker<T, D, BLOCKS> &w,
-                                  struct decode_walk walk, const struct decode_run &run, const struct decode_shares &shares,
-                                  uint32_t parts, uint32_t *flag)
+static __device__ __forceinline__ void work_items(const attended<T> &x, const struct decode_place &place,
+                                                  decode_worker<T, D, BLOCKS> &w, struct decode_walk walk,
+                                                  const struct decode_run &run, const struct decode_shares &shares,
+                                                  uint32_t parts, float *mail, uint32_t *flag)
 {
     typedef decode_shape<D, BLOCKS> shape;
-    const uint32_t per_unit = shape::heads;
-    struct ring_place ring = {0, 0};
-    bool is_new = true;
-    uint32_t first = 0, n_heads = 0; /* the split where this run of the unit starts */
-    float o[shape::columns][BLOCKS][4], m[BLOCKS][2], l[BLOCKS][2];
-    T *out = NULL;
+    struct ring_place ring = {0, 0, 0};
+    uint32_t in_q = ~0u; /* the unit whose q is loaded */
+    decode_sum<T, D, BLOCKS> sum;
+    sum.is_new = true;
     run.start(walk);
-    for (uint32_t i = run.start_item(), left = run.end - run.begin; left; left--) {
-        if (is_new) {
-            uint32_t part = walk.unit % parts, head = walk.unit / parts * x.group + part * per_unit;
-            n_heads = min(per_unit, x.group - part * per_unit);
-            out = x.out.at(walk.list[walk.seq].row, head * D);
-            w.load_q(x.q.at(walk.list[walk.seq].row, head * D), n_heads);
-            first = walk.split;
+    for (uint32_t i = run.start_item(), left = run.end - run.begin, turn = 0; left; left--, turn ^= 1) {
+        const uint32_t part = walk.unit % parts, head = walk.unit / parts * x.group + part * shape::heads;
+        const uint32_t n_heads = min(shape::heads, x.group - part * shape::heads), row = walk.list[walk.seq].row;
+        const uint32_t begin = walk.unit_begin(), low = walk.low_tile(), high = walk.high_tile();
+        if (turn == w.group) {
+            if (in_q != begin)
+                w.load_q(x.q.at(row, head * D), n_heads);
+            in_q = begin;
+            w.split(ring, low, high, (int32_t)(walk.seen - walk.key()), (int32_t)(walk.len - walk.key()));
         }
-        const uint32_t low = walk.low_tile(), high = walk.high_tile(), n = high - low;
-        const int32_t end = (int32_t)(walk.len - walk.key()), seen = (int32_t)walk.seen - (int32_t)walk.key();
-        if (w.warp >= low && w.warp < high)
-            w.score(ring.after(w.warp - low, w.ring.depth), seen - (int32_t)(w.warp * TILE), end - (int32_t)(w.warp * TILE));
-        meet(1, DECODE_WORKERS);
-        w.soften(low, high);
-        meet(1, DECODE_WORKERS);
-        w.add_values(ring.after(n, w.ring.depth), low, high, seen, end);
-        ring = ring.after(2 * n, w.ring.depth);
-
-        const bool is_last = walk.split + 1 == walk.n_splits, is_end = is_last || i + 1 == run.end;
-#pragma unroll
-        for (uint32_t b = 0; b < BLOCKS; b++) {
-            for (uint32_t e = 0; e < 2; e++) {
-                float before = is_new || first ? MINUS_INFINITY : m[b][e], most = fmaxf(before, w.m[b][e]);
-                float old_factor = rescale(before, anchor(most), w.c), factor = rescale(w.m[b][e], anchor(most), w.c);
-                if (first == 0) { /* fold on in registers */
-                    l[b][e] = fold(is_new ? 0 : l[b][e], old_factor, w.l[b][e], factor);
-                    for (uint32_t f = 0; f < shape::columns; f++)
-                        for (uint32_t y = 0; y < 2; y++) {
-                            float &sum = o[f][b][y * 2 + e];
-                            sum = fold(is_new ? 0 : sum, old_factor, w.o[f][b][y * 2 + e], factor);
-                        }
-                } else {
-                    l[b][e] = w.l[b][e];
-                    for (uint32_t f = 0; f < shape::columns; f++)
-                        for (uint32_t y = 0; y < 2; y++)
-                            o[f][b][y * 2 + e] = w.o[f][b][y * 2 + e];
-                }
-                m[b][e] = most;
-            }
-        }
-        is_new = is_end;
-        if (first == 0 && is_last) {
-#pragma unroll
-            for (uint32_t x = 0; x < shape::columns * BLOCKS * 4; x++) {
-                uint32_t f = x / (BLOCKS * 4), b = x / 4 % BLOCKS, head = w.head_of(b, x % 4);
-                if (head < n_heads)
-                    out[head * D + w.column_of(f, x % 4)] = round_to<T>(o[f][b][x % 4] * __frcp_rn(l[b][x % 2]));
-            }
-        } else if (first || is_end) {
-            float *to =
-                place.partials + ((size_t)blockIdx.x * place.slots + (first ? i - run.begin : place.slots - 1)) * place.stride;
-#pragma unroll
-            for (uint32_t x = 0; x < shape::columns * BLOCKS * 4; x++) {
-                uint32_t f = x / (BLOCKS * 4), b = x / 4 % BLOCKS, head = w.head_of(b, x % 4), column = w.column_of(f, x % 4);
-                if (head >= n_heads)
-                    continue;
-                __stcg(to + head * D + column, o[f][b][x % 4]);
-                if (column == 0) {
-                    __stcg(to + n_heads * D + head, m[b][x % 2]);
-                    __stcg(to + n_heads * D + n_heads + head, l[b][x % 2]);
+        ring = ring.after(2 * (high - low), w.ring.depth);
+        if (w.group == 0) {
+            const bool is_last = walk.split + 1 == walk.n_splits, is_end = is_last || i + 1 == run.end;
+            if (turn == 1) {
+                meet(3, 2 * DECODE_WORKERS);
+                w.take(mail);
+                if (left > 2) {
+                    __threadfence_block();
+                    reach(4, 2 * DECODE_WORKERS);
                 }
             }
-            if (is_end) {
-                const uint32_t begin = walk.unit_begin(), starter = shares.owner(begin);
-                meet(1, DECODE_WORKERS);
-                if (threadIdx.x == 0) {
-                    __threadfence();
-                    uint32_t done = walk.split + 1 - first, all = atomicAdd(place.arrivals + starter, done) + done;
-                    *flag = all == walk.n_splits;
-                    if (*flag)
-                        place.arrivals[starter] = 0;
-                    __threadfence();
-                }
-                meet(1, DECODE_WORKERS);
-                if (*flag)
-                    fold_partials<T, D>(place, shares, starter, begin + walk.n_splits, n_heads, w.c, out);
+            if (sum.is_new)
+                sum.begin(walk.split);
+            sum.add(w);
+            sum.is_new = is_end;
+            if (sum.first == 0 && is_last) {
+                sum.write(w, n_heads, x.out.at(row, head * D));
+            } else if (sum.first || is_end) {
+                uint32_t slot = sum.first ? i - run.begin : place.slots - 1, starter = shares.owner(begin);
+                sum.store(w, n_heads, place.partials + ((size_t)blockIdx.x * place.slots + slot) * place.stride);
+                if (is_end && arrive_last(place.arrivals + starter, walk.split + 1 - sum.first, walk.n_splits, flag))
+                    fold_partials<T, D>(place, shares, starter, begin + walk.n_splits, n_heads, w.c, x.out.at(row, head * D));
             }
+        } else if (turn == 1) {
+            if (run.end - run.begin - left > 1) /* not the first letter */
+                meet(4, 2 * DECODE_WORKERS);
+            w.put(mail);
+            __threadfence_block();
+            reach(3, 2 * DECODE_WORKERS);
         }
         i = run.next(walk, i);
     }
@@ -628,25 +719,28 @@ static __device__ void work_items(const attended<T> &x, const struct decode_plac
 
 template <class T, uint32_t D, uint32_t BLOCKS>
 static __global__ void __launch_bounds__(DECODE_THREADS, 1)
-    attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ struct decode_place place, uint32_t n_units,
-                  uint32_t parts)
+attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ struct decode_place place, uint32_t n_units,
+              uint32_t parts, uint32_t n_single)
 {
     typedef decode_shape<D, BLOCKS> shape;
     extern __shared__ __align__(1024) char shared[];
     char *p = shared + place.depth * shape::chunk_bytes;
-    float *tile_max = (float *)(p + shape::p_bytes);
-    uint32_t *flag = (uint32_t *)((char *)tile_max + shape::state_bytes); /* [16]: sums of warps, start, done */
+    float *tile_max = (float *)(p + 2 * shape::p_bytes), *mail = tile_max + 2 * shape::state_bytes / 4;
+    uint32_t *flag =
+        (uint32_t *)(mail + shape::mail_floats * DECODE_WORKERS); /* [16]: sums of warps, first, last, done, issued */
     struct decode_ring ring = {shared_place(shared), shared_place(flag + 16), shared_place(flag + 16) + MAX_DEPTH * 8,
-                               place.depth};
+                               place.depth, flag + 15};
     struct decode_span *list = (struct decode_span *)((char *)(flag + 16) + 2 * MAX_DEPTH * 8);
     start_next();
+    if (threadIdx.x == 0)
+        flag[15] = 0;
     if (threadIdx.x < place.depth) {
         gate_init(ring.full + threadIdx.x * 8, 1);
         gate_init(ring.empty + threadIdx.x * 8, DECODE_WORKERS / 32);
     }
     gates_made();
-    const uint32_t n_items = list_spans(x, list, flag) * n_units;
-    const struct decode_shares shares(n_items, gridDim.x);
+    const uint32_t n_splits = list_spans(x, list, flag), usual = (n_splits + n_single - 1) / n_single;
+    const struct decode_shares shares(n_splits * n_units, gridDim.x, usual < 4 ? usual : 1);
     if (blockIdx.x >= shares.n) {
         wait_for_input();
         return;
@@ -656,30 +750,37 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 1)
     for (uint32_t b = threadIdx.x; b < x.n_seqs; b += DECODE_THREADS) {
         uint32_t begin = list[b].before * n_units, end = list[b + 1].before * n_units;
         if (begin <= i0 && i0 < end)
-            flag[8] = b;
+            flag[12] = b;
         if (begin < i1 && i1 <= end)
-            flag[9] = b;
+            flag[13] = b;
     }
     __syncthreads();
     struct decode_walk walk = {list, x.n_seqs, n_units, x.window};
-    const struct decode_run run(walk, i0, i1, flag[8], flag[9]);
-    if (threadIdx.x >= DECODE_WORKERS) {
-        fetch_items<T, D>(x, walk, run, ring, parts);
+    const struct decode_run run(walk, i0, i1, flag[12], flag[13]);
+    if (threadIdx.x >= 2 * DECODE_WORKERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if (threadIdx.x < 2 * DECODE_WORKERS + 32)
+            fetch_items<T, D>(x, walk, run, ring, parts);
+        else
+            wait_for_input();
         return;
     }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     decode_worker<T, D, BLOCKS> worker;
     worker.ring = ring;
-    worker.p = p;
-    worker.tile_max = tile_max;
-    worker.tile_sum = tile_max + TILES * shape::heads;
+    worker.group = threadIdx.x / DECODE_WORKERS;
+    worker.p = p + worker.group * shape::p_bytes;
+    worker.tile_max = tile_max + worker.group * (shape::state_bytes / 4);
+    worker.tile_sum = worker.tile_max + TILES * shape::heads;
     worker.lane = threadIdx.x % 32;
-    worker.warp = threadIdx.x / 32;
+    worker.warp = threadIdx.x / 32 % 4;
     worker.g = worker.lane / 4;
     worker.t = worker.lane % 4;
     worker.c = x.factor;
+    worker.issued = 0;
     worker.cap_factor = x.cap_factor;
     wait_for_input();
-    work_items(x, place, worker, walk, run, shares, parts, flag + 10);
+    work_items(x, place, worker, walk, run, shares, parts, mail + threadIdx.x % DECODE_WORKERS, flag + 14);
 }
 
 /* n_single: sequences with one row. */
@@ -707,7 +808,7 @@ static enum rc launch_decode(const struct cuda *cuda, const struct attention_arg
     uint32_t shared_bytes = place.depth * shape::chunk_bytes + shape::fixed_bytes + list_bytes;
     cudaFuncSetAttribute(attend_decode<T, D, BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     launch(cuda, attend_decode<T, D, BLOCKS>, n_blocks, DECODE_THREADS, shared_bytes, x, place, args->kv.n_kv_heads * parts,
-           parts);
+           parts, n_single);
     return RC_OK;
 }
 
