@@ -1,11 +1,12 @@
 """Every row of the H200 table: llmpy on one GPU against the machine's own ceilings and against vLLM 0.26.0's numbers.
 
-    python benchmarks/cuda.py [ROW ...] [--rounds 3] [--long-rounds 3] [--limit 520] [--out DIR] [--commit ID]
+    python benchmarks/cuda.py [ROW ...] [--rounds 3] [--long-rounds 1] [--limit 520] [--out DIR] [--commit ID]
     python benchmarks/cuda.py --profile ROW [ROW ...] [--eager] [--layers N]
     python benchmarks/cuda.py --merge results.csv [...]
 
 ROW is a name or a pattern ("8b.step.*"); none means all. Random non-zero weights (load_format="dummy"), bfloat16, token-id
-prompts, all different, greedy, ignore_eos, prefix caching on. Medians over rounds, in which the rows of a model take turns.
+prompts, all different, greedy, ignore_eos, prefix caching on. Medians over rounds, in which the rows of a model take turns; rows
+that take seconds have rounds of their own.
 
 - step: prompts of 128 tokens, 256 new ones. The mean distance between the starts of the steps that decode every sequence and
   nothing else, so prefill is left out: ms a step while the context grows from 128 to 384.
@@ -396,7 +397,7 @@ def measure_model(name: str, rows: list[str], args: argparse.Namespace, ceilings
     engine = Engine(name, args.layers, args.eager)
     engine.warm_up()
     samples: dict[str, list[float]] = defaultdict(list)
-    for is_long, rounds in ((False, args.rounds), (True, args.long_rounds or args.rounds)):
+    for is_long, rounds in ((False, args.rounds), (True, args.long_rounds)):
         for _ in range(rounds):
             for row in rows:
                 job = ROWS[row].job
@@ -532,7 +533,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--long-rounds", type=int, default=0, help="of the rows that take seconds; default: as the others")
+    parser.add_argument("--long-rounds", type=int, default=1, help="of the rows that take seconds")
     parser.add_argument("--limit", type=float, default=520, help="seconds after which no row is measured again")
     parser.add_argument("--out", type=Path, help="directory for results.csv")
     parser.add_argument("--commit", default="", help="what is measured; default: git's HEAD, if there is one")

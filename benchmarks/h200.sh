@@ -4,8 +4,8 @@
 #
 #   build     compiles in place
 #   test      every test of part A that knows a device, on the CUDA device
-#   sanitize  under compute-sanitizer: all kernel tests with memcheck, every kernel on small shapes (tests marked sanitize) with
-#             racecheck, synccheck and initcheck; or with the tools named
+#   sanitize  every kernel on small shapes (tests marked sanitize) under compute-sanitizer's memcheck, racecheck, synccheck and
+#             initcheck, or the tools named; with ALL=1 all kernel tests
 #   time      benchmarks/cuda.py
 #
 # OUT: a directory for results.csv, which `benchmarks/cuda.py --merge` adds to the committed table. COMMIT: what is tested, where
@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}"
 commit=${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || true)}
-processes=12 # of the sanitizer
+processes=14 # of the sanitizer
 seconds=${SECONDS_A_TOOL:-140}
 
 need() {
@@ -38,7 +38,7 @@ record() {
 sanitize() {
     tool=$1
     selection=sanitize
-    [ "$tool" != memcheck ] || selection="not slow"
+    [ -z "${ALL:-}" ] || selection="not slow"
     logs=$(mktemp -d)
     begun=$(date +%s)
     for i in $(seq 0 $((processes - 1))); do
@@ -57,7 +57,7 @@ sanitize() {
     done
     grep -h "s call" "$logs"/* | sort -rn | head -8
     echo "$tool: $errors of $processes processes failed, $(($(date +%s) - begun)) s"
-    record "sanitize $tool" "$errors" "of $processes processes with an error"
+    record "sanitize $tool${ALL:+ all}" "$errors" "of $processes processes with an error"
     [ "$errors" = 0 ]
 }
 

@@ -63,26 +63,22 @@ def test_add_and_select(width: int, opened: Opened) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("dim", "n_freqs"), [(128, 64), (80, 40), (24, 12), (40, 5), (256, 100)])
 def test_rope_and_cache(dim: int, n_freqs: int, interleaved: bool, opened: Opened, paged: type) -> None:
+    """Rotated rows; and what is stored, as attention gives it back through a window of one."""
     narrow, wide, kind = opened
-    n, heads, kv = 33, 3, 2
+    n, heads, kv = 33, 4, 2
     row = draw(kind, n, (heads + 2 * kv) * dim)
     table = np.empty((n, n_freqs, 2), np.float32)
     inv_freq = (10000.0 ** (-np.arange(n_freqs) / n_freqs)).astype(np.float32)
     wide.rope_table(np.arange(n, dtype=np.int32) * 37, inv_freq, table, 1.1)
+    floats, own = row.astype(np.float32), words(row)
+    middle, end = heads * dim, (heads + kv) * dim
+    wide.rope(table, floats[:, :middle], floats[:, middle:end], dim, interleaved)
+    narrow.rope(table, own[:, :middle], own[:, middle:end], dim, interleaved)
+    assert row[:, :end].tobytes() == floats[:, :end].astype(kind).tobytes()
     batch, pages = paged.batch([(0, 0, n)], 1), np.array([[2, 4, 1]], np.int32)
-    pools = []
-    floats = row.astype(np.float32)
-    q, k, v = floats[:, : heads * dim], floats[:, heads * dim : (heads + kv) * dim], floats[:, (heads + kv) * dim :]
-    wide.rope(table, q, k, dim, interleaved)
-    for dtype in ("float32", *TYPES):
-        pools.append(wide.kv_pool(5, kv, dim, dtype, 16))
-        # What reaches the cache was rounded to the type of activations before.
-        wide.kv_write(pools[-1], batch, pages, k.astype(kind).astype(np.float32), np.ascontiguousarray(v))
-    own = words(row)
-    q, k, v = own[:, : heads * dim], own[:, heads * dim : (heads + kv) * dim], own[:, (heads + kv) * dim :]
-    narrow.rope(table, q, k, dim, interleaved)
-    assert row[:, : (heads + kv) * dim].tobytes() == floats[:, : (heads + kv) * dim].astype(kind).tobytes()
-    for dtype, wanted in zip(("float32", *TYPES), pools, strict=True):
-        pool = narrow.kv_pool(5, kv, dim, dtype, 16)
-        narrow.kv_write(pool, batch, pages, k, v)
-        assert narrow.kv_read(pool) == wide.kv_read(wanted)
+    for dtype, stored in ({"float32": np.float32} | TYPES).items():
+        pool, out = narrow.kv_pool(5, kv, dim, dtype, 16), np.zeros((n, heads * dim), kind)
+        narrow.kv_write(pool, batch, pages, own[:, middle:end], own[:, end:])
+        narrow.attention(pool, batch, pages, own[:, :middle], words(out), 0.1, 1)
+        values = floats[:, end:].astype(stored).astype(kind).reshape(n, kv, dim).repeat(heads // kv, 1)
+        assert (out + kind(0)).tobytes() == (values.reshape(n, -1) + kind(0)).tobytes()
