@@ -5,8 +5,8 @@
     python benchmarks/cuda.py --merge results.csv [...]
 
 ROW is a name or a pattern ("8b.step.*"); none means all. Random non-zero weights (load_format="dummy"), bfloat16, token-id
-prompts, all different, greedy, ignore_eos, prefix caching on. Medians over rounds, in which the rows of a model take turns; rows
-that take seconds have rounds of their own.
+prompts, all different, greedy, ignore_eos, prefix caching on. Medians over rounds, in which the rows of a model take turns;
+rows that take seconds have rounds of their own.
 
 - step: prompts of 128 tokens, 256 new ones. The mean distance between the starts of the steps that decode every sequence and
   nothing else, so prefill is left out: ms a step while the context grows from 128 to 384.
@@ -398,15 +398,16 @@ def measure_model(name: str, rows: list[str], args: argparse.Namespace, ceilings
     engine.warm_up()
     samples: dict[str, list[float]] = defaultdict(list)
     for is_long, rounds in ((False, args.rounds), (True, args.long_rounds)):
+        turn = [row for row in rows if ROWS[row].is_long == is_long]
         for _ in range(rounds):
-            for row in rows:
+            for row in turn:
                 job = ROWS[row].job
-                if job and ROWS[row].is_long == is_long and (not samples[row] or time.perf_counter() - args.begun < args.limit):
+                if job and (not samples[row] or time.perf_counter() - args.begun < args.limit):
                     samples[row].append(job(engine))
+        for row in turn:
+            floor = ROWS[row].floor
+            report.add(row, samples[row], floor(engine.shape, ceilings) if floor and ceilings else None)
     engine.close()
-    for row in rows:
-        floor = ROWS[row].floor
-        report.add(row, samples[row], floor(engine.shape, ceilings) if floor and ceilings else None)
 
 
 MEASURES = {"machine": measure_machine, "start": measure_start, "exactness": measure_exactness}
