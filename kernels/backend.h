@@ -55,6 +55,7 @@ struct batch_view {
     const int32_t *seq_first_row;  /* [n_seqs + 1] rows of a sequence are consecutive, positions ascending by one */
     uint32_t block_tokens;         /* 16, 32 or 64 */
     const int32_t *host_seq_first_row; /* [n_seqs + 1] seq_first_row in host memory, for the choice of kernels */
+    bool shares_new_keys;          /* a sequence reads keys of a page that another one fills in this step */
 };
 
 /* One layer's keys and values: page p lies at pool + p * page_bytes + layer_offset. Table entry (s, b) is the page that holds

@@ -52,6 +52,7 @@ struct batch {
 
     struct page_copy *copies; /* [max_seqs * n_groups], done before the rows are computed */
     uint32_t n_copies;
+    bool shares_new_keys;     /* a sequence was admitted to blocks that others fill in this step */
 
     int32_t *logits_rows;     /* [max_rows] distinct rows whose logits are wanted, ascending */
     uint32_t n_logits_rows;

@@ -379,6 +379,8 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     uint32_t n_tokens = hit_tokens(s, q, n_hit);
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, slot);
+        for (uint32_t b = 0; fits && b < n_hit; b++)
+            s->batch->shares_new_keys |= table[b] && !block_manager_is_settled(s->blocks, table[b]);
         for (uint32_t b = 0; b < n_hit; b++)
             if (table[b] && fits)
                 block_manager_share(s->blocks, table[b]);
@@ -467,6 +469,7 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
 {
     s->batch = batch;
     block_manager_begin_step(s->blocks);
+    batch->shares_new_keys = false;
     s->rows_left = config_of(s)->max_num_batched_tokens;
     s->n_promised = s->n_preempted = s->n_admitted = 0;
     for (uint32_t i = 0; i < s->n_running; i++)

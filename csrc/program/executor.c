@@ -41,6 +41,7 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
         return err_set(run->err, RC_INTERNAL, "batch: wanted %u groups of %u page tables of %u entries, have %u of %u of %u",
                        m->layout.n_groups, m->options.max_num_seqs, m->table_stride, t->n_groups, t->max_seqs, t->stride);
     run->view.host_seq_first_row = b->seq_first_row;
+    run->view.shares_new_keys = b->shares_new_keys;
     if (!m->backend->begin) {
         struct batch_arrays host = {b->token_ids,     b->positions,   b->row_seq,
                                     b->seq_first_row, b->logits_rows, b->tables->pages};
@@ -289,10 +290,10 @@ enum rc model_capture(struct model *m, struct err *err)
     return rc ? rc : m->backend->synchronize(m->ctx, err);
 }
 
-/* The smallest graph that holds a batch of which every sequence has one row, and wants its logits. */
+/* The smallest graph that holds a batch of which every sequence has one row, wants its logits and reads older keys alone. */
 static const struct captured *graph_for(const struct model *m, const struct batch *b)
 {
-    if (b->n_seqs != b->n_rows || b->n_logits_rows != b->n_rows)
+    if (b->n_seqs != b->n_rows || b->n_logits_rows != b->n_rows || b->shares_new_keys)
         return NULL;
     for (uint32_t i = 0; i < m->n_graphs; i++)
         if (m->graphs[i].n_rows >= b->n_rows)

@@ -7,8 +7,8 @@
  * the items of a block by turns, and the first one folds: a run that starts at a unit's first split in registers; other splits,
  * and a unit left unfinished, go to `partials`, and the last block to arrive folds them in order. Warp w of a group scores tile
  * w of a split, then adds a quarter of the columns over all tiles; the ninth warp streams tiles of keys and values through a
- * ring. What earlier steps wrote is fetched before the predecessor ends; only the page that holds the row's own position waits
- * for it. */
+ * ring. What earlier steps wrote is fetched before the predecessor ends (unless sequences share what this step writes); only
+ * the page that holds the row's own position waits for it. */
 #ifndef LLMPY_CUDA_ATTENTION_DECODE_CUH
 #define LLMPY_CUDA_ATTENTION_DECODE_CUH
 
@@ -228,6 +228,8 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
             copy_run(late_target, late_source, run_bytes, late_gate, policy);
         is_free = true;
     };
+    if (x.shares_new_keys)
+        wait_and_fetch_late();
     run.start(walk);
     int32_t id = page();
     for (uint32_t item = run.start_item(), left = run.end - run.begin; left; left--) {

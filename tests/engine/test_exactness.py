@@ -121,6 +121,19 @@ def test_shared_prefixes(case: Case) -> None:
         assert sum(o.num_cached_tokens >= 64 for o in outputs) >= len(batch) - 1
 
 
+@pytest.mark.parametrize("length", [17, 65, 129])
+def test_equal_prompts_in_one_step(case: Case, length: int) -> None:
+    """All but the first compute one row, over keys that the first one computes in the same step."""
+    path, device, _ = case
+    prompt = np.random.default_rng(length).integers(3, 131, length).tolist()
+    batch = [prompt] * 12
+    wanted = alone(path, batch, device)
+    with open_llm(path, device) as llm:
+        outputs = llm.generate(batch, [params(i) for i in range(len(batch))], use_tqdm=False)
+        assert [bits(o) for o in outputs] == wanted
+        assert sum(o.num_cached_tokens == length - 1 for o in outputs) == len(batch) - 1
+
+
 def test_preemption(case: Case) -> None:
     path, device, wanted = case
     page = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
