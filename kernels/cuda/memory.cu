@@ -102,6 +102,7 @@ static void chunk_release(struct cuda *cuda, struct memory_chunk *chunk)
     while (*place != chunk)
         place = &(*place)->next;
     *place = chunk->next;
+    cudaStreamSynchronize(cuda->stream); /* as cudaFree does: what was enqueued may still use the memory */
     chunk_unmap(cuda, chunk);
     driver_get()->unreserve(chunk->base, chunk->size_bytes);
     mem_free(chunk);

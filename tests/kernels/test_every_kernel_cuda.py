@@ -182,3 +182,12 @@ def test_sample(both: Both) -> None:
     banned = np.array([2], np.int32)
     device, host = (backend.sample(logits, tasks, vocab_limit=290, banned=banned) for backend in (both.cuda, both.cpu))
     assert [result[0] for result in device] == [result[0] for result in host]
+
+
+def test_memory_may_go_while_it_is_written(both: Both) -> None:
+    """A pool that nobody keeps: what was enqueued to fill it ends before its addresses do."""
+    for pages in (1, 1, 40, 1, 40):
+        both.cuda.kv_pool(pages, 1, 16, both.dtype)
+    a, out = both.draw(3, 8), np.zeros((3, 8), both.kind)
+    both.cuda.add(both.form(a), both.form(a), both.form(out))
+    assert out.tobytes() == (a + a).tobytes()
