@@ -67,6 +67,7 @@ check() {
     shift
     log=$(mktemp)
     "$python" -m pytest -q -rsf --tb=short --without-demo-model "$@" > "$log" 2>&1 || failed=$?
+    grep "^E  " "$log" | sort | uniq -c | sort -rn | head -20 # what went wrong, apart from how often
     grep -v -i benchmark "$log" | tail -60
     counts=$(tail -1 "$log" | grep -o '[0-9]* \(failed\|skipped\|error\)[a-z]*' | tr '\n' ' ')
     record "$row" "$(tail -1 "$log" | grep -o '[0-9]* passed' | cut -d' ' -f1)" "passed${counts:+, $counts}"
