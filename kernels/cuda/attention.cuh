@@ -15,6 +15,7 @@
 #define LLMPY_CUDA_ATTENTION_CUH
 
 #include "kv.cuh"
+#include "wgmma.cuh"
 
 #define TILE 64u             /* keys */
 #define SPLIT 256u           /* keys */
@@ -102,47 +103,13 @@ static __device__ __forceinline__ uint32_t pack(float low, float high, __half)
 
 /* ---- instructions ------------------------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ uint32_t shared_place(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-static __device__ __forceinline__ void gate_init(uint32_t gate, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(gate), "r"(arrivals));
-}
-
-static __device__ __forceinline__ void gates_made(void)
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-static __device__ __forceinline__ void gate_expect(uint32_t gate, uint32_t n_bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(gate), "r"(n_bytes) : "memory");
-}
-
-static __device__ __forceinline__ void gate_arrive(uint32_t gate, uint32_t n)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0],%1;" ::"r"(gate), "r"(n) : "memory");
-}
-
-static __device__ __forceinline__ void gate_wait(uint32_t gate, uint32_t phase)
-{
-    asm volatile(
-        "{.reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1; @p bra PASSED; bra AGAIN; PASSED: }" ::"r"(
-            gate),
-        "r"(phase)
-        : "memory");
-}
-
-/* Copies a run of bytes into shared memory; the gate counts them. */
-static __device__ __forceinline__ void copy_run(uint32_t target, const void *source, uint32_t n_bytes, uint32_t gate,
+/* Copies a run of bytes into shared memory; the barrier counts them. */
+static __device__ __forceinline__ void copy_run(uint32_t target, const void *source, uint32_t n_bytes, uint32_t barrier,
                                                 uint64_t policy)
 {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;" ::"r"(target),
-        "l"(source), "r"(n_bytes), "r"(gate), "l"(policy)
+        "l"(source), "r"(n_bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
 

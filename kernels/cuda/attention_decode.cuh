@@ -196,8 +196,8 @@ struct ring_place {
     }
 };
 
-/* Places in shared memory. A gate tells a round from the one before, not from the one before that: a group that passes over the
- * other's chunks must not ask for a round whose forerunner may still be on its way, so it looks at `issued` first. */
+/* Places in shared memory. A barrier tells a round from the one before, not from the one before that: a group that passes over
+ * the other's chunks must not ask for a round whose forerunner may still be on its way, so it looks at `issued` first. */
 struct decode_ring {
     uint32_t data, full, empty, depth;
     volatile uint32_t *issued; /* chunks asked for so far */
@@ -211,21 +211,20 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
 {
     const uint32_t lane = threadIdx.x % 32, shift = x.kv.block_shift, n_pages = SPLIT >> shift, run_bytes = D * 2 << shift;
     const uint32_t tile_shift = 6 - shift, page_mask = (1 << tile_shift) - 1, chunk_bytes = TILE * D * 2;
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(policy));
+    const uint64_t policy = policy_read_once();
     auto page = [&] {
         uint32_t p = (walk.key() >> shift) + lane, first = p << shift;
         bool is_seen = lane < n_pages && first < walk.len && first + x.kv.block_tokens > walk.seen;
         return is_seen ? x.kv.table[(size_t)walk.list[walk.seq].table_row * x.kv.table_stride + p] : -1;
     };
     struct ring_place place = {0, 0, 0};
-    uint32_t n_late = 0, late_target = 0, late_gate = 0;
+    uint32_t n_late = 0, late_target = 0, late_barrier = 0;
     const char *late_source = NULL;
     bool is_free = false; /* has the predecessor ended? */
     auto wait_and_fetch_late = [&] {
         wait_for_input();
         if (lane < n_late)
-            copy_run(late_target, late_source, run_bytes, late_gate, policy);
+            copy_run(late_target, late_source, run_bytes, late_barrier, policy);
         is_free = true;
     };
     if (x.shares_new_keys)
@@ -243,24 +242,24 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
             for (uint32_t tile = low; tile < high; tile++, place = place.after(1, ring.depth)) {
                 if (!is_free && (place.chunk == ring.depth || n_late == 32))
                     wait_and_fetch_late();
-                uint32_t gate = ring.full + place.slot * 8, target = ring.data + place.slot * chunk_bytes;
+                uint32_t barrier = ring.full + place.slot * 8, target = ring.data + place.slot * chunk_bytes;
                 bool is_mine = is_page && lane >> tile_shift == tile;
-                gate_wait(ring.empty + place.slot * 8, place.phase ^ 1);
+                barrier_wait(ring.empty + place.slot * 8, place.phase ^ 1);
                 uint32_t n_runs = __popc(__ballot_sync(~0u, is_mine));
                 if (lane == 0) {
-                    gate_expect(gate, n_runs * run_bytes);
+                    barrier_expect(barrier, n_runs * run_bytes);
                     *ring.issued = place.chunk + 1;
                 }
                 __syncwarp();
                 const char *from = source + values * run_bytes;
                 if (is_mine && (is_free || lane != own))
-                    copy_run(target + (lane & page_mask) * run_bytes, from, run_bytes, gate, policy);
+                    copy_run(target + (lane & page_mask) * run_bytes, from, run_bytes, barrier, policy);
                 if (!is_free && own >> tile_shift == tile) {
                     uint64_t address = __shfl_sync(~0u, (uint64_t)from, own);
                     if (lane == n_late) {
                         late_source = (const char *)address;
                         late_target = target + (own & page_mask) * run_bytes;
-                        late_gate = gate;
+                        late_barrier = barrier;
                     }
                     n_late++;
                 }
@@ -326,7 +325,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     {
         while (issued <= place.chunk)
             issued = *ring.issued;
-        gate_wait(ring.full + place.slot * 8, place.phase);
+        barrier_wait(ring.full + place.slot * 8, place.phase);
     }
 
     __device__ void load_q(const T *row, uint32_t n_heads)
@@ -364,7 +363,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
             }
         __syncwarp();
         if (lane == 0)
-            gate_arrive(ring.empty + place.slot * 8, 4);
+            barrier_arrive(ring.empty + place.slot * 8, 4);
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
             float most[2] = {MINUS_INFINITY, MINUS_INFINITY};
@@ -425,7 +424,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                     }
         if (warp < low || warp >= high)
             return;
-        uint32_t to = shared_place(p) + lane % 8 * P_STRIDE + warp * TILE * 2 + lane / 8 * 16;
+        uint32_t to = shared_address(p) + lane % 8 * P_STRIDE + warp * TILE * 2 + lane / 8 * 16;
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++)
             for (uint32_t i = 0; i < 4; i += 2)
@@ -486,7 +485,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
             }
             __syncwarp();
             if (lane == 0)
-                gate_arrive(ring.empty + place.slot * 8, 1);
+                barrier_arrive(ring.empty + place.slot * 8, 1);
             place = place.after(1, ring.depth);
         }
     }
@@ -730,17 +729,17 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
     float *tile_max = (float *)(p + 2 * shape::p_bytes), *mail = tile_max + 2 * shape::state_bytes / 4;
     uint32_t *flag =
         (uint32_t *)(mail + shape::mail_floats * DECODE_WORKERS); /* [16]: sums of warps, first, last, done, issued */
-    struct decode_ring ring = {shared_place(shared), shared_place(flag + 16), shared_place(flag + 16) + MAX_DEPTH * 8,
+    struct decode_ring ring = {shared_address(shared), shared_address(flag + 16), shared_address(flag + 16) + MAX_DEPTH * 8,
                                place.depth, flag + 15};
     struct decode_span *list = (struct decode_span *)((char *)(flag + 16) + 2 * MAX_DEPTH * 8);
     start_next();
     if (threadIdx.x == 0)
         flag[15] = 0;
     if (threadIdx.x < place.depth) {
-        gate_init(ring.full + threadIdx.x * 8, 1);
-        gate_init(ring.empty + threadIdx.x * 8, DECODE_WORKERS / 32);
+        barrier_init(ring.full + threadIdx.x * 8, 1);
+        barrier_init(ring.empty + threadIdx.x * 8, DECODE_WORKERS / 32);
     }
-    gates_made();
+    barriers_made();
     const uint32_t n_splits = list_spans(x, list, flag), usual = (n_splits + n_single - 1) / n_single;
     const struct decode_shares shares(n_splits * n_units, gridDim.x, usual < 4 ? usual : 1);
     if (blockIdx.x >= shares.n) {

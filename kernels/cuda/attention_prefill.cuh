@@ -29,25 +29,10 @@ template <uint32_t D> struct prefill_shape {
 
 /* ---- instructions ------------------------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void wgmma_fence(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void wgmma_end(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
 /* A value that all lanes share, where the compiler knows it. */
 static __device__ __forceinline__ uint32_t uniform(uint32_t x)
 {
     return __shfl_sync(~0u, x, 0);
-}
-
-template <int N> static __device__ __forceinline__ void wgmma_drain(void)
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
 /* Keeps the compiler from moving accumulators across a wait. */
@@ -169,9 +154,9 @@ static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_ta
         if (tile + 1 < task.n_tiles)
             id = look_up(tile + 1);
         for (uint32_t values = 0; values < 2; values++) {
-            gate_wait(empty + slot * 8, phase);
+            barrier_wait(empty + slot * 8, phase);
             if (lane == 0)
-                gate_expect(full + slot * 8, n_bytes);
+                barrier_expect(full + slot * 8, n_bytes);
             __syncwarp();
             if (is_mine)
                 copy_run(ring + slot * shape::chunk_bytes + lane * run_bytes, source + values * run_bytes, run_bytes,
@@ -353,7 +338,7 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
     const uint32_t seen = uniform(task.seen), j0 = seen / TILE, n = highest / TILE + 1, high_seen = x.first_seen(highest);
     /* Low halves of descriptors (octets of keys lie `slabs` slabs apart) and their constant high ones. */
     const uint32_t slabs = D / 64, unit = SLAB_BYTES / 16, high = 1u << 30 | slabs * unit, q_high = 1u << 30 | unit;
-    const uint32_t q = 1u << 16 | shared_place(shared) >> 4, tiles = shared_place(ring) >> 4;
+    const uint32_t q = 1u << 16 | shared_address(shared) >> 4, tiles = shared_address(ring) >> 4;
     const uint32_t column = shape::is_wide ? group * shape::columns : 0; /* the warpgroup's first one of O */
     uint32_t q_rows[shape::is_wide ? 1 : D / 16][4];
     if (!shape::is_wide)
@@ -376,14 +361,14 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
                 wgmma_qk<q_high, high>(rows.s, q + i / 4 * 512 + i % 4 * 2, k + i / 4 * unit + i % 4 * 2, i != 0, T());
             else
                 wgmma_qk<high>(rows.s, q_rows[i], k + i / 4 * unit + i % 4 * 2, i != 0, T());
-        wgmma_end();
+        wgmma_commit();
     };
     auto issue_pv = [&](uint32_t slot) {
         uint32_t v = unit << 16 | (tiles + slot * (shape::chunk_bytes / 16) + column / 64 * unit);
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
             wgmma_pv<high>(rows.o, rows.p + i * 4, v + i * 2 * slabs * unit, T());
-        wgmma_end();
+        wgmma_commit();
     };
     auto soften = [&](uint32_t j) {
         if (x.cap_factor != 0)
@@ -407,13 +392,13 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
             clear_values<D>(ring + slot * shape::chunk_bytes, task.len - j * TILE, TILE, group);
     };
 
-    gate_wait(full, 0);
-    wgmma_fence();
+    barrier_wait(full, 0);
+    wgmma_begin();
     issue_qk(0);
-    wgmma_drain<0>();
+    wgmma_wait<0>();
     pin(rows.s);
     if (lane == 0)
-        gate_arrive(empty, 1);
+        barrier_arrive(empty, 1);
     soften(j0);
     rows.pack_p();
     uint32_t k_slot = 0, k_phase = 0, v_slot = 1, v_phase = 0;
@@ -423,37 +408,37 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
             k_slot = 0;
             k_phase ^= 1;
         }
-        gate_wait(full + k_slot * 8, k_phase);
-        wgmma_fence();
+        barrier_wait(full + k_slot * 8, k_phase);
+        wgmma_begin();
         issue_qk(k_slot);
         rows.move_on(j % TILES == 0);
-        gate_wait(full + v_slot * 8, v_phase);
+        barrier_wait(full + v_slot * 8, v_phase);
         if (j * TILE < seen)
             clear(j, v_slot);
-        wgmma_fence();
+        wgmma_begin();
         issue_pv(v_slot);
-        wgmma_drain<1>();
+        wgmma_wait<1>();
         pin(rows.s);
         if (lane == 0)
-            gate_arrive(empty + k_slot * 8, 1);
+            barrier_arrive(empty + k_slot * 8, 1);
         if ((j + 1) % TILES == 0)
             rows.close();
         soften(j + 1);
-        wgmma_drain<0>();
+        wgmma_wait<0>();
         pin(rows.s);
         pin(rows.o);
         if (lane == 0)
-            gate_arrive(empty + v_slot * 8, 1);
+            barrier_arrive(empty + v_slot * 8, 1);
         v_slot = k_slot + 1;
         v_phase = k_phase;
         rows.pack_p();
     }
     rows.move_on((n - 1) % TILES == 0);
-    gate_wait(full + v_slot * 8, v_phase);
+    barrier_wait(full + v_slot * 8, v_phase);
     clear(n - 1, v_slot);
-    wgmma_fence();
+    wgmma_begin();
     issue_pv(v_slot);
-    wgmma_drain<0>();
+    wgmma_wait<0>();
     pin(rows.o);
     rows.close();
     rows.fold_split();
@@ -476,16 +461,16 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
 {
     typedef prefill_shape<D> shape;
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t ring = shared_place(shared) + shape::q_bytes, full = ring + shape::depth * shape::chunk_bytes;
+    const uint32_t ring = shared_address(shared) + shape::q_bytes, full = ring + shape::depth * shape::chunk_bytes;
     const uint32_t empty = full + shape::depth * 8, head = blockIdx.x;
     start_next();
     const struct prefill_task task = find_task<D>(x, list, blockIdx.y);
     const bool is_half = !shape::is_wide && task.packed + 64 >= task.n_packed; /* the second warpgroup has no rows */
     if (threadIdx.x < shape::depth) {
-        gate_init(full + threadIdx.x * 8, 1);
-        gate_init(empty + threadIdx.x * 8, is_half ? 4 : 8);
+        barrier_init(full + threadIdx.x * 8, 1);
+        barrier_init(empty + threadIdx.x * 8, is_half ? 4 : 8);
     }
-    gates_made();
+    barriers_made();
     __syncthreads();
     wait_for_input();
     if (threadIdx.x >= 256) {

@@ -33,6 +33,12 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0];" ::"r"(barrier) : "memory");
 }
 
+/* Counts n arrivals at once. */
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t n)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(n) : "memory");
+}
+
 static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase)
 {
     asm volatile("{.reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1; @p bra DONE; bra WAIT; DONE: }"
