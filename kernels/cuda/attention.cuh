@@ -21,7 +21,6 @@
 #define SPLIT 256u           /* keys */
 #define TILES (SPLIT / TILE)
 #define SLAB_BYTES 1024u     /* 8 tokens of 64 values, as kv.cuh lays them */
-#define SHARED_BYTES 232448u /* of a block, at most */
 #define MINUS_INFINITY (-__builtin_huge_valf())
 
 template <class T> struct attended {
@@ -87,18 +86,6 @@ static __device__ __forceinline__ float rescale(float m, float n, float c)
 static __device__ __forceinline__ float fold(float sum, float a, float split, float d)
 {
     return fmaf(sum, a, split * d);
-}
-
-static __device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16)
-{
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(uint32_t *)&pair;
-}
-
-static __device__ __forceinline__ uint32_t pack(float low, float high, __half)
-{
-    __half2 pair = __floats2half2_rn(low, high);
-    return *(uint32_t *)&pair;
 }
 
 /* ---- instructions ------------------------------------------------------------------------------------------------------- */

@@ -28,6 +28,8 @@ struct running_sample {
     uint32_t first, n_tasks, n_tops; /* what of the call is on its way: the rest has been collected */
 };
 
+#define SHARED_BYTES 232448u /* of a block, at most, on sm_90 */
+
 struct cuda {
     struct backend_options options;
     uint32_t dtype;             /* of activations */

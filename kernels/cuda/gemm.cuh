@@ -22,7 +22,6 @@
 
 #include <math.h>
 
-#define GEMM_SHARED 232448u  /* bytes that a block may have on sm_90 */
 #define GEMM_BAND_ROWS 2048u /* of x that blocks walk down before they go on to the next rows of W */
 
 struct gemm_shape {
@@ -119,16 +118,10 @@ static __device__ __forceinline__ uint64_t policy_keep(void)
 
 /* ---- the results -------------------------------------------------------------------------------------------------------- */
 
-template <class T> static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    T pair[2] = {round_to<T>(low), round_to<T>(high)};
-    return (uint32_t) * (uint16_t *)&pair[0] | (uint32_t) * (uint16_t *)&pair[1] << 16;
-}
-
 template <class T> static __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b)
 {
     const T *x = (const T *)&a, *y = (const T *)&b;
-    return pack<T>(to_float(x[0]) + to_float(y[0]), to_float(x[1]) + to_float(y[1]));
+    return pack(to_float(x[0]) + to_float(y[0]), to_float(x[1]) + to_float(y[1]), T());
 }
 
 /* A warp's piece of shared memory for results: 16 rows of a small tile, or of 64 or 32 of its columns at a time. */
@@ -182,7 +175,7 @@ static __device__ __forceinline__ void store_floats(const float (&sum)[N], const
 template <class T> static __device__ __forceinline__ uint32_t multiply_pairs(uint32_t gate, uint32_t up, uint32_t act)
 {
     const T *g = (const T *)&gate, *u = (const T *)&up;
-    return pack<T>(act_value(to_float(g[0]), act) * to_float(u[0]), act_value(to_float(g[1]), act) * to_float(u[1]));
+    return pack(act_value(to_float(g[0]), act) * to_float(u[0]), act_value(to_float(g[1]), act) * to_float(u[1]), T());
 }
 
 /* act(gate) * up of eight rounded sums each. */
@@ -247,10 +240,10 @@ static __device__ __forceinline__ void store_lines(const float (&sum)[N], const 
 #pragma unroll
         for (uint32_t i = 0; i < n_vectors; i += 2) {
             const float *v = sum + c / 2 + i * 4;
-            uint32_t low = pack<T>(v[0], v[1]), high = pack<T>(v[2], v[3]);
+            uint32_t low = pack(v[0], v[1], T()), high = pack(v[2], v[3], T());
             if (i + 1 < n_vectors)
                 asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(corner + 16 * i), "r"(low),
-                             "r"(high), "r"(pack<T>(v[4], v[5])), "r"(pack<T>(v[6], v[7]))
+                             "r"(high), "r"(pack(v[4], v[5], T())), "r"(pack(v[6], v[7], T()))
                              : "memory");
             else
                 asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0],{%1,%2};" ::"r"(corner + 16 * i), "r"(low),
@@ -299,7 +292,7 @@ static __device__ __forceinline__ struct gemm_place gemm_place_of(const struct g
 /* Shared memory: the ring of stages, rows of x then rows of W; the warps' pieces for results; two barriers a stage. */
 static constexpr __host__ __device__ uint32_t gemm_stages(uint32_t groups, uint32_t width)
 {
-    return (GEMM_SHARED - groups * 64 * gemm_pitch(width)) / ((groups * 64 + width) * 128 + 16);
+    return (SHARED_BYTES - groups * 64 * gemm_pitch(width)) / ((groups * 64 + width) * 128 + 16);
 }
 
 /* One thread streams a block's slices of W or of x. The last tile's rows are shared out anew, and what would lie beyond them
@@ -471,7 +464,7 @@ static cudaError_t gemm_open(uint32_t dtype, uint32_t n_processors, struct gemm_
     for (const struct gemm_form &form : GEMM_FORMS)
         if (code == cudaSuccess)
             code = cudaFuncSetAttribute(dtype == DTYPE_F16 ? form.f16 : form.bf16, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        GEMM_SHARED);
+                                        SHARED_BYTES);
     for (uint32_t n = 1; n <= GEMM_MAX_CLUSTER && code == cudaSuccess; n *= 2) {
         cudaLaunchAttribute attribute = {};
         attribute.id = cudaLaunchAttributeClusterDimension;
@@ -480,7 +473,7 @@ static cudaError_t gemm_open(uint32_t dtype, uint32_t n_processors, struct gemm_
         cudaLaunchConfig_t config = {};
         config.gridDim = dim3(n_processors / n * n);
         config.blockDim = dim3((GEMM_FORMS[0].groups + 1) * 128);
-        config.dynamicSmemBytes = GEMM_SHARED;
+        config.dynamicSmemBytes = SHARED_BYTES;
         config.attrs = &attribute;
         config.numAttrs = 1;
         int n_clusters = 0;
@@ -583,7 +576,7 @@ static enum rc gemm_launch(const struct cuda *cuda, map_encoder encode, const st
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(min(shape.n_clusters, device->n_clusters[n_tiles]) * n_tiles);
     config.blockDim = dim3((form->groups + 1) * 128);
-    config.dynamicSmemBytes = GEMM_SHARED;
+    config.dynamicSmemBytes = SHARED_BYTES;
     config.stream = cuda->stream;
     config.attrs = attributes;
     config.numAttrs = 2;

@@ -180,7 +180,7 @@ template <class T> static cudaError_t allow_shared(void)
     cudaError_t code = cudaSuccess;
     for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++)
         code = cudaFuncSetAttribute(skinny_kernel<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    SKINNY_SHARED);
+                                    SHARED_BYTES);
     return code;
 }
 

@@ -460,7 +460,7 @@ static struct slot_memory memory_of(const struct cuda *cuda, uint32_t slot)
 
 enum rc cuda_sample_open(struct cuda *cuda, struct err *err)
 {
-    cudaError_t code = cudaFuncSetAttribute(run_tasks, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
+    cudaError_t code = cudaFuncSetAttribute(run_tasks, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     for (uint32_t slot = 0; slot < 2 && code == cudaSuccess; slot++)
         code = cudaEventCreateWithFlags(&cuda->samples[slot].done, cudaEventDisableTiming);
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");

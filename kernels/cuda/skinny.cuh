@@ -16,7 +16,6 @@
 
 #define SKINNY_THREADS 192u
 #define SKINNY_ROWS 64u
-#define SKINNY_SHARED 232448u /* bytes that a block may have on sm_90 */
 #define SKINNY_MAX_STAGES 32u
 
 struct skinny_shape {
@@ -266,7 +265,7 @@ static inline uint32_t skinny_bytes(uint32_t n_stages, uint32_t stage_blocks, ui
 static inline uint32_t skinny_stages(uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights)
 {
     uint32_t n = SKINNY_MAX_STAGES;
-    while (n > 2 && skinny_bytes(n, stage_blocks, tile_rows, eights) > SKINNY_SHARED)
+    while (n > 2 && skinny_bytes(n, stage_blocks, tile_rows, eights) > SHARED_BYTES)
         n--;
     return n;
 }

@@ -12,6 +12,19 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* Two values of a two-byte type, each rounded once, as registers of the tensor cores hold them. */
+static __device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(uint32_t *)&pair;
+}
+
+static __device__ __forceinline__ uint32_t pack(float low, float high, __half)
+{
+    __half2 pair = __floats2half2_rn(low, high);
+    return *(uint32_t *)&pair;
+}
+
 static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t n_arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(n_arrivals));
