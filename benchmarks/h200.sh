@@ -66,7 +66,7 @@ check() {
     row=$1
     shift
     log=$(mktemp)
-    "$python" -m pytest -q -rsf --tb=short --without-demo-model "$@" > "$log" 2>&1 || failed=$?
+    "$python" -m pytest -q -rsf --tb=short "$@" > "$log" 2>&1 || failed=$?
     grep "^E  " "$log" | sort | uniq -c | sort -rn | head -20 # what went wrong, apart from how often
     grep -v -i benchmark "$log" | tail -60
     counts=$(tail -1 "$log" | grep -o '[0-9]* \(failed\|skipped\|error\)[a-z]*' | tr '\n' ' ')
@@ -87,8 +87,14 @@ test)
     export OMP_NUM_THREADS=1
     workers=$("$python" -c "import xdist; print('-n 12')" 2>/dev/null || true)
     # shellcheck disable=SC2086
-    check test $workers -k cuda tests/kernels tests/engine tests/models tests/api tests/e2e --ignore=tests/engine/test_device.py
+    check test $workers -k cuda --without-demo-model tests/kernels tests/engine tests/models tests/api tests/e2e \
+        --ignore=tests/engine/test_device.py
     check "test device" tests/engine/test_device.py # measures the memory of the device, so nobody else may use it
+    if "$python" -c "from llmpy import demo; exit(not (demo.cache_dir() / demo.NAME).exists())"; then
+        check "test demo" -k cuda tests/models/test_demo_model.py tests/api/test_demo_model.py tests/e2e # each takes the whole device
+    else
+        echo "without the demo model: it is not on this machine"
+    fi
     exit "${failed:-0}"
     ;;
 sanitize)
