@@ -130,7 +130,8 @@ void mail_add(struct mail *mail, const struct news *news)
     struct letter *letter = &mail->letters[news->sample];
     uint32_t first = letter->has_news ? letter->news.first : news->first, n = letter->has_news ? letter->news.n_new : 0;
     bool is_lost = false;
-    mail->number = news->request;
+    if (!mail->number) /* news may come before driver_submit returns; afterwards it is read without the lock */
+        mail->number = news->request;
     mail->is_done |= news->is_last_of_request;
     if (mail->is_dropped)
         return;

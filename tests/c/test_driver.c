@@ -503,3 +503,117 @@ TEST_BOTH(stands_a_crowd)
         free(members[t].jobs);
     }
 }
+
+/* ---- ends under load ---- */
+
+/* Submits and reads until the engine takes no more. What it gets before that must be what the oracle says. */
+struct witness {
+    struct crowd *crowd;
+    uint64_t random;
+    uint32_t n_read;        /* requests read to their end */
+    enum rc rc;             /* of the submission that was refused */
+};
+
+/* Tokens in their order, none twice; a request that ended early has a beginning of what was expected. */
+static bool take_beginning(struct mail *mail, const struct job *job, uint32_t *n_received)
+{
+    struct news news;
+    struct err problem;
+    uint32_t n;
+    CHECK_OK(mail_take(mail, &news, 1, &n, &problem));
+    if (!n)
+        return false;
+    const struct expected *e = &job->expected[0];
+    CHECK_EQ(news.first, *n_received);
+    CHECK(*n_received + news.n_new <= e->n && !memcmp(news.ids, e->ids + *n_received, news.n_new * sizeof *news.ids));
+    *n_received += news.n_new;
+    CHECK(!news.finish || news.finish == FINISH_LENGTH || news.finish == FINISH_ABORT || news.finish == FINISH_ERROR);
+    CHECK(news.finish != FINISH_LENGTH || *n_received == e->n);
+    return news.finish != FINISH_NONE;
+}
+
+static void *witness_run(void *ctx)
+{
+    struct witness *w = ctx;
+    struct bench *b = &w->crowd->b;
+    struct err problem;
+    struct channel *channel;
+    uint64_t number;
+    uint32_t n, states;
+    if ((w->rc = channel_create(b->driver, &channel, &problem)))
+        return NULL;
+    for (uint32_t i = 0; i < 100000; i++) {
+        struct job *job = plain_job(&b->fake, (uint32_t)check_random(&w->random) % 6, 9, 1 + check_below(&w->random, 40));
+        struct mail *mail = NULL;
+        uint32_t n_received = 0;
+        bool is_over = false;
+        w->rc = driver_submit(b->driver, i % 2 ? channel : NULL, &job->spec, i % 3 == 0, &mail, &problem);
+        if (!w->rc && check_below(&w->random, 8)) {
+            CHECK(mail_number(mail) > 0);
+            while (!is_over && !check_failures) {
+                CHECK(mail_wait(mail, SECONDS));
+                if (check_below(&w->random, 4) == 0)
+                    mail_move(mail, check_below(&w->random, 2) ? channel : NULL, false);
+                is_over = take_beginning(mail, job, &n_received);
+            }
+            w->n_read += is_over;
+        }
+        mail_drop(mail);
+        free(job);
+        if (w->rc || check_failures)
+            break;
+        channel_take(channel, &number, 1, &n, &states);
+    }
+    channel_destroy(channel);
+    return NULL;
+}
+
+static void let_them_see(enum rc wanted, void (*end)(struct crowd *crowd))
+{
+    static struct crowd crowd;
+    static struct witness witnesses[N_THREADS];
+    pthread_t threads[N_THREADS], pauser;
+    atomic_store(&crowd.is_over, false);
+    REQUIRE(bench_open(&crowd.b, 0));
+    if (wanted == RC_DEAD)
+        crowd.b.fake.fails_at = 400;
+    for (uint32_t t = 0; t < N_THREADS; t++) {
+        witnesses[t] = (struct witness){.crowd = &crowd, .random = 300 + t};
+        pthread_create(&threads[t], NULL, witness_run, &witnesses[t]);
+    }
+    pthread_create(&pauser, NULL, pause_and_resume, &crowd);
+    end(&crowd);
+    for (uint32_t t = 0; t < N_THREADS; t++) {
+        pthread_join(threads[t], NULL);
+        CHECK_EQ(witnesses[t].rc, wanted);
+        CHECK(witnesses[t].n_read > 0);
+    }
+    atomic_store(&crowd.is_over, true);
+    pthread_join(pauser, NULL);
+    bench_close(&crowd.b);
+}
+
+static void await_fault(struct crowd *crowd)
+{
+    CHECK(driver_wait(crowd->b.driver, DRIVER_DEAD, 0, SECONDS));
+    CHECK(driver_wait(crowd->b.driver, DRIVER_IDLE, 0, SECONDS));
+}
+
+static void close_in_the_middle(struct crowd *crowd)
+{
+    while (n_tokens(&crowd->b) < 3000)
+        driver_wait(crowd->b.driver, 0, driver_next_boundary(crowd->b.driver), SECONDS);
+    driver_abort_all(crowd->b.driver);
+    driver_stop(crowd->b.driver);
+    driver_close(crowd->b.driver);
+}
+
+TEST_BOTH(a_fault_reaches_a_crowd)
+{
+    let_them_see(RC_DEAD, await_fault);
+}
+
+TEST_BOTH(a_close_reaches_a_crowd)
+{
+    let_them_see(RC_CLOSED, close_in_the_middle);
+}

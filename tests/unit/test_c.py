@@ -1,4 +1,4 @@
-"""Builds each tests/c/test_*.c against the core without Python, under ASan and UBSan, and runs it."""
+"""Builds each tests/c/test_*.c against the core without Python under ASan and UBSan, those of threads under TSan, and runs it."""
 
 import os
 import shlex
@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = sorted((ROOT / "tests/c").glob("test_*.c"))
+THREADED = [path for path in TESTS if "pthread.h" in path.read_text() or path.stem == "test_overlap"]
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 FLAGS = shlex.split(
     "-std=c11 -Wall -Wextra -Werror -O1 -g -DLLMPY_DEBUG -pthread -ffp-contract=off -fno-omit-frame-pointer "
@@ -24,9 +25,25 @@ def run(command: list[str | Path]) -> None:
     assert result.returncode == 0, f"{shlex.join(map(str, command))}\n{result.stdout}{result.stderr}"
 
 
+def build_core(folder: Path, flags: list[str], *parts: str) -> Path:
+    """Parts of the core as an archive: a test pulls in only the objects that it needs."""
+
+    def compile_file(source: Path) -> Path:
+        target = folder / f"{source.parent.name}_{source.stem}.o"
+        run([*COMPILER, *flags, "-c", source, "-o", target])
+        return target
+
+    sources = sorted(path for part in parts for path in (ROOT / "csrc" / part).glob("*.c"))
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_file, sources))
+    library = folder / "libcore.a"
+    run(["ar", "rcs", library, *objects])
+    return library
+
+
 @pytest.fixture(scope="session")
 def core_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sanitised core as an archive: a test pulls in only the objects that it needs."""
+    """The core under the sanitizers of addresses and undefined behaviour."""
     if not shutil.which(COMPILER[0]):
         pytest.skip(f"no C compiler: {COMPILER[0]}")
     folder = tmp_path_factory.mktemp("c")
@@ -35,17 +52,7 @@ def core_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if subprocess.run([*COMPILER, *FLAGS, probe, "-o", folder / "probe"], capture_output=True).returncode:
         pytest.skip("the C compiler has no address and undefined-behaviour sanitizers")
 
-    def compile_file(source: Path) -> Path:
-        target = folder / f"{source.parent.name}_{source.stem}.o"
-        run([*COMPILER, *FLAGS, "-c", source, "-o", target])
-        return target
-
-    sources = sorted(path for part in ("base", "program", "engine") for path in (ROOT / "csrc" / part).glob("*.c"))
-    with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_file, sources))
-    library = folder / "libcore.a"
-    run(["ar", "rcs", library, *objects])
-    return library
+    return build_core(folder, FLAGS, "base", "program", "engine")
 
 
 @pytest.mark.parametrize("source", TESTS, ids=lambda source: source.stem)
@@ -57,17 +64,24 @@ def test_c(source: Path, core_library: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_driver_under_thread_sanitizer(tmp_path: Path) -> None:
-    """The engine's thread, its mail and its channels have no data race."""
-    probe = tmp_path / "probe.c"
+@pytest.fixture(scope="session")
+def thread_checked_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The core under the thread sanitizer."""
+    folder = tmp_path_factory.mktemp("threads")
+    probe = folder / "probe.c"
     probe.write_text("int main(void) { return 0; }\n")
-    build = [*COMPILER, *THREAD_FLAGS, probe, "-o", tmp_path / "probe"]
+    build = [*COMPILER, *THREAD_FLAGS, probe, "-o", folder / "probe"]
     if not shutil.which(COMPILER[0]) or subprocess.run(build, capture_output=True).returncode:
         pytest.skip("the C compiler has no thread sanitizer")
-    if subprocess.run([tmp_path / "probe"], capture_output=True).returncode:
+    if subprocess.run([folder / "probe"], capture_output=True).returncode:
         pytest.skip("the thread sanitizer does not run here")
-    sources = sorted(path for part in ("base", "engine") for path in (ROOT / "csrc" / part).glob("*.c"))
-    program = tmp_path / "test_driver"
-    run([*COMPILER, *THREAD_FLAGS, ROOT / "tests/c/test_driver.c", *sources, "-lm", "-o", program])
+    return build_core(folder, THREAD_FLAGS, "base", "engine")
+
+
+@pytest.mark.parametrize("source", THREADED, ids=lambda source: source.stem)
+def test_threads_of_c(source: Path, thread_checked_core: Path, tmp_path: Path) -> None:
+    """Nothing that several threads touch is a data race: commands, outbox, the engine's thread, its mail and channels."""
+    program = tmp_path / source.stem
+    run([*COMPILER, *THREAD_FLAGS, source, thread_checked_core, "-lm", "-o", program])
     result = subprocess.run([program], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
