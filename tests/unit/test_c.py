@@ -1,4 +1,4 @@
-"""Builds each tests/c/test_*.c against the core without Python under ASan and UBSan, those of threads under TSan, and runs it."""
+"""Builds each tests/c/test_*.c against the core under ASan and UBSan, and those of threads under TSan, and runs it."""
 
 import os
 import shlex
