@@ -99,6 +99,14 @@ class Logprobs(Sequence["Entry | None"]):
         """int32 [T, k + 1]."""
         return self._joined()[2]
 
+    def followed_by(self, other: Logprobs) -> Logprobs:
+        """These tokens, then the other's, which have as many alternatives."""
+        import numpy as np
+
+        pairs = zip((self.ids, self.values, self.ranks), (other.ids, other.values, other.ranks), strict=True)
+        ids, values, ranks = (np.concatenate(pair) for pair in pairs)
+        return Logprobs(ids, values, ranks, self._vocab_size, self._decode)
+
     def __len__(self) -> int:
         return len(self._parts[0] if self._parts is not None else self.ids)
 
