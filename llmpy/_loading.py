@@ -225,6 +225,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "max_model_len": length if isinstance(length, int) else longest,
         "fit_model_len": not isinstance(length, int),
         "enforce_eager": config.enforce_eager,
+        "synchronous": environment.is_synchronous(),
         "kv_cache_bytes": config.kv_cache_memory_bytes,
         "dummy_seed": (config.seed or 0) if config.load_format == "dummy" else None,
     }

@@ -41,6 +41,16 @@ def num_threads() -> int:
     return int(text) if text else 0
 
 
+def is_synchronous() -> bool:
+    """LLMPY_SYNC: whether every operation is waited for, so that a device fault names it."""
+    text = os.environ.get("LLMPY_SYNC", "")
+    if text not in ("", "0", "1"):
+        from .errors import ConfigError
+
+        raise ConfigError(f"LLMPY_SYNC must be 0 or 1, got {text!r}.", option="LLMPY_SYNC", value=text)
+    return text == "1"
+
+
 def start() -> None:
     """Sets up the log, and warns of LLMPY_* names that mean nothing."""
     import logging

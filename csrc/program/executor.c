@@ -2,6 +2,8 @@
 
 #include "../base/mem.h"
 
+#include <stdio.h>
+
 /* One step on its way: a batch, or the rows that a captured graph stands for. */
 struct running {
     struct model *m;
@@ -225,14 +227,33 @@ static enum rc run_rope_tables(struct running *run)
     return rc;
 }
 
+/* Waits until operation i has ended, so that it is named if it is the one that faults. */
+static enum rc wait_for(struct running *run, uint32_t i)
+{
+    char text[256] = "", reason[sizeof run->err->message];
+    enum rc rc = run->m->backend->synchronize(run->m->ctx, run->err);
+    if (!rc)
+        return RC_OK;
+    struct err fault = *run->err;
+    model_step_text(run->m, i, text, sizeof text);
+    snprintf(reason, sizeof reason, "%s", fault.message);
+    err_set(run->err, rc, "operation %u (%s): %.240s", i, text, reason);
+    run->err->code = fault.code;
+    err_name(run->err, fault.what, NULL);
+    return rc;
+}
+
 static enum rc run_program(struct running *run)
 {
     struct model *m = run->m;
     enum rc rc = run_rope_tables(run);
     for (uint32_t i = 0; i < m->plan.n_steps && !rc; i++) {
         const struct step *step = &m->plan.steps[i];
-        if (run->n_logits_rows || !(step->on_selected || step->code == STEP_SELECT))
-            rc = run_step(run, step);
+        if (!run->n_logits_rows && (step->on_selected || step->code == STEP_SELECT))
+            continue;
+        rc = run_step(run, step);
+        if (!rc && m->options.is_synchronous)
+            rc = wait_for(run, i);
     }
     return rc;
 }
@@ -271,7 +292,7 @@ static enum rc capture(struct model *m, int32_t *first_rows, uint32_t n, void **
 enum rc model_capture(struct model *m, struct err *err)
 {
     uint32_t most = m->options.max_num_seqs, n_sizes = 0;
-    if (!m->backend->graph_begin || !m->backend->begin || m->options.is_eager)
+    if (!m->backend->graph_begin || !m->backend->begin || m->options.is_eager || m->options.is_synchronous)
         return RC_OK;
     for (uint32_t n = 0; n < most; n = next_size(n))
         n_sizes++;

@@ -23,6 +23,7 @@ struct model_options {
     uint64_t kv_cache_bytes;      /* 0: what is left of memory_share of the device's memory */
     double memory_share;
     bool is_eager;                /* no captured graphs */
+    bool is_synchronous;          /* nor that: every operation is waited for, so that a fault names it */
     struct weights_options weights;
 };
 

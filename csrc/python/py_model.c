@@ -45,6 +45,12 @@ static int get_dtype(PyObject *options, const char *key, uint32_t *dtype)
     return -1;
 }
 
+static bool get_flag(PyObject *options, const char *key)
+{
+    PyObject *value = PyDict_GetItemString(options, key);
+    return value && PyObject_IsTrue(value) == 1;
+}
+
 static int parse_options(PyObject *options, struct model_options *o)
 {
     const char *arithmetic = get_text(options, "activation_dtype");
@@ -55,8 +61,8 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->library = library ? PyUnicode_AsUTF8AndSize(library, NULL) : "";
     o->cublaslt = cublaslt ? PyUnicode_AsUTF8AndSize(cublaslt, NULL) : "";
     o->memory_share = share ? PyFloat_AsDouble(share) : 0;
-    PyObject *is_eager = PyDict_GetItemString(options, "enforce_eager");
-    o->is_eager = is_eager && PyObject_IsTrue(is_eager) == 1;
+    o->is_eager = get_flag(options, "enforce_eager");
+    o->is_synchronous = get_flag(options, "synchronous");
     o->isa = get_text(options, "isa");
     if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || get_dtype(options, "dtype", &o->weights.dtype) ||
         get_dtype(options, "kv_dtype", &o->kv_dtype))

@@ -6,6 +6,7 @@ What a fault or a count of memory would spoil for other tests runs in a process 
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -287,6 +288,26 @@ assert greedy(cpu) == wanted
 print("done")
 """
     assert run_script(script, tiny_model("qwen3", "bfloat16")) == ["done"]
+
+
+@needs_device
+def test_a_fault_names_its_operation(tiny_model: Callable[[str, str], Path]) -> None:
+    """Faults of a neighbour, seen at the next wait: mostly behind an operation, else at the step's ends."""
+    script = """
+import threading
+llm, fire = open_engine(sys.argv[1]), arm()
+thread = threading.Timer(0.05, fire)
+thread.start()
+try:
+    for _ in range(1000):
+        greedy(llm)
+except llmpy.DeviceError as error:
+    print(error)
+thread.join()
+"""
+    model = tiny_model("qwen3", "bfloat16")
+    named = re.compile(r"operation \d+ \((linear|attention|qkv|add_norm|embed|select|logits).*\): .*illegal")
+    assert any(named.search(run_script(script, model, LLMPY_SYNC="1")[0]) for _ in range(5))
 
 
 @needs_device
