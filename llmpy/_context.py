@@ -18,22 +18,27 @@ class Context:
         vocab_size: Rows of the vocabulary.
         tokenizer: None: no text is made.
         token_bytes: Text bytes of every token, or None if text is no concatenation of them.
-        version: The caller's label of the weights; None = their epoch.
+        version: Label of the weights that were loaded; None = their epoch, 0.
     """
 
-    __slots__ = ("token_bytes", "tokenizer", "version", "vocab_size")
+    __slots__ = ("token_bytes", "tokenizer", "versions", "vocab_size")
 
     def __init__(
         self,
         vocab_size: int,
         tokenizer: Tokenizer | None = None,
         token_bytes: list[bytes] | None = None,
-        version: str | None = None,
+        version: int | str | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.token_bytes = token_bytes
-        self.version = version
+        self.versions: dict[int, int | str] = {} if version is None else {0: version}
+        """The callers' labels by epoch. A label is set before its epoch begins."""
+
+    def version(self, epoch: int) -> int | str:
+        """Label of the weights of an epoch: the caller's, or the epoch itself."""
+        return self.versions.get(epoch, epoch)
 
     def decode(self, token: int) -> str | None:
         """Text of one token, partial bytes as U+FFFD; None without a tokenizer."""

@@ -118,6 +118,7 @@ class News(TypedDict):
     num_cached_tokens: int
     num_preemptions: int
     epoch: int
+    epochs: tuple[tuple[int, int], ...]  # tokens, and the epoch of the weights that made them
     times: tuple[float, float, float, float]  # queued, scheduled, first token, last token
     is_last: bool
 
@@ -132,6 +133,8 @@ class Engine:
     def run(self, timeout_ms: int, /) -> bool: ...  # steps until a sample finishes, the time is over or nothing is left
     def take(self, finished_only: bool, /) -> list[News]: ...
     def has_unfinished(self) -> bool: ...
+    def raise_refusal(self) -> None: ...  # why no step may run, if so
+    def weight_epoch(self) -> int: ...
     def reset_prefix_cache(self, recompute: bool, /) -> None: ...
     def stats(self) -> dict[str, float]: ...
     # The fields of llmpy.outputs.StepRecord, the oldest step first.

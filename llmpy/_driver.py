@@ -54,17 +54,24 @@ class Driver:
             raise EngineClosedError("engine is closed")
 
     @contextmanager
-    def driving(self) -> Iterator[None]:
+    def driving(self, steps: bool = True) -> Iterator[None]:
         """Claims the engine for this thread.
 
+        Args:
+            steps: Whether steps are to run.
+
         Raises:
-            EngineBusyError: Another thread has it.
+            EngineBusyError: Another thread has it, or its weights are being updated.
+            EngineAsleepError: It sleeps, and steps are to run.
+            WeightsMissingError: Its weights are incomplete, and steps are to run.
         """
         self.check()
         if not self._busy.acquire(blocking=False):
             raise EngineBusyError("engine is in use by another thread")
         self._driving_thread = threading.get_ident()
         try:
+            if steps:
+                self.engine.raise_refusal()
             yield
         finally:
             self._driving_thread = 0

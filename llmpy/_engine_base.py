@@ -221,9 +221,26 @@ class EngineBase(ABC):
         return self.config.seed or 0
 
     @property
+    def weight_epoch(self) -> int:
+        """How often weights were committed since the load."""
+        self._driver.check()
+        return self._driver.engine.weight_epoch()
+
+    @property
     def weight_version(self) -> int | str:
-        """Label of the weights."""
-        return self._frontend.context.version or 0
+        """Label of the weights: the caller's, or their epoch."""
+        return self._frontend.context.version(self.weight_epoch)
+
+    def set_weight_version(self, label: int | str) -> None:
+        """Labels the weights as they are; tokens that they have made already are shown with it, too.
+
+        Args:
+            label: Anything; it may repeat or fall back.
+
+        Raises:
+            TypeError: It is neither int nor str.
+        """
+        self._frontend.context.versions[self.weight_epoch] = check_label(label)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Makes every cached block unfindable, even those in use.
@@ -352,6 +369,13 @@ class EngineBase(ABC):
         from .notebook import llm_html
 
         return llm_html(self)
+
+
+def check_label(label: int | str) -> int | str:
+    """A label of weights, checked."""
+    if isinstance(label, bool) or not isinstance(label, int | str):
+        raise TypeError(f"version must be an int or a str, but is of type {type(label).__name__}")
+    return label
 
 
 def check_params_type(params: object) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ._samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
 from .errors import LlmpyError, NoAllowedTokenError, NonFiniteLogitsError
-from .outputs import RequestMetrics, RequestOutput, ScoreOutput, VersionSpan
+from .outputs import RequestMetrics, RequestOutput, ScoreOutput
 
 if TYPE_CHECKING:
     from ._context import Context
@@ -90,6 +90,8 @@ class Request:
     def absorb_more(self, columns: tuple[bytes, ...], last_token: float, preemptions: int, epoch: int) -> None:
         """Takes more tokens of the only sample, of which nothing else is to be told."""
         sample = self.samples[0]
+        if epoch != sample.epoch:
+            sample.mark(epoch)
         sample.pieces.append(columns)
         sample.num_tokens += len(columns[0]) >> 2
         self._num_preemptions = preemptions
@@ -106,13 +108,13 @@ class Request:
     @property
     def version(self) -> int | str:
         """Label of the weights of the last token."""
-        return self._epoch if self.context.version is None else self.context.version
+        return self.context.version(self._epoch)
 
     def output(self, delta: bool = False) -> RequestOutput:
         """The output so far; with `delta` only what is new since the last delta."""
         if not self._has_text:
             self.prepare_text()
-        prompt, params, version, epoch = self.prompt, self.params, self.version, self._epoch
+        prompt, params, version = self.prompt, self.params, self.version
         prior = 0 if prompt.prior is None else len(prompt.prior)
         outputs = []
         for index, sample in enumerate(self.samples):
@@ -122,7 +124,7 @@ class Request:
             completion = sample.output(index, params, self.mode, self.context, delta)
             completion.num_prior_tokens = prior
             if sample.num_tokens > start:
-                completion.weight_versions = [VersionSpan(start, sample.num_tokens, version, epoch)]
+                completion.weight_versions = sample.spans(start, self.context)
             outputs.append(completion)
         ids = NO_IDS if prompt.ids is None else prompt.ids
         output = RequestOutput(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .logprobs import Floats, Ints, Logprobs, SampledLogprobs, Top
-from .outputs import CompletionOutput, sum_in_order
+from .outputs import CompletionOutput, VersionSpan, sum_in_order
 from .text import HIDDEN_ENDS, SampleText
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Sample:
         "_text_is_complete",
         "_text_tokens",
         "_total",
+        "epoch",
+        "epochs",
         "finish",
         "num_tokens",
         "pieces",
@@ -46,6 +48,10 @@ class Sample:
     def __init__(self) -> None:
         self.pieces: list[tuple[bytes, ...]] = []
         self.num_tokens = 0
+        self.epoch = -1
+        """Of the weights that made the last token."""
+        self.epochs: list[tuple[int, int]] = []
+        """First token, epoch: one for each change of the weights."""
         self.finish: str | None = None
         self.stop: int | str | None = None
         self.text: SampleText | None = None
@@ -63,12 +69,32 @@ class Sample:
             return
         if news["first"] == self.num_tokens and news["ids"]:
             self.pieces.append((news["ids"], *(news["logprobs"] or ()), *(news["top"] or ())))
-            self.num_tokens += len(news["ids"]) // 4
+            for count, epoch in news["epochs"]:
+                if epoch != self.epoch:
+                    self.mark(epoch)
+                self.num_tokens += count
         self.finish = news["finish"]
         if self.finish == "stop_id":
             self.stop = news["stop"]
         elif self.finish == "stop_string":
             self.stop = params.stop_strings[news["stop"]]
+
+    def mark(self, epoch: int) -> None:
+        """The tokens from here on are made by other weights than those before."""
+        self.epoch = epoch
+        self.epochs.append((self.num_tokens, epoch))
+
+    def spans(self, start: int, context: Context) -> list[VersionSpan]:
+        """Which weights made the tokens from `start` on."""
+        found, end = [], self.num_tokens
+        for first, epoch in reversed(self.epochs):
+            if first < end:
+                found.append(VersionSpan(max(first, start), end, context.version(epoch), epoch))
+                end = first
+            if first <= start:
+                break
+        found.reverse()
+        return found
 
     @property
     def has_news(self) -> bool:

@@ -470,7 +470,8 @@ class EngineStats:
 
     `finished` counts samples by finish reason; `redone_rows` are positions computed again after a preemption, `wasted_rows`
     those computed for a sample that had ended meanwhile. `max_steps_in_flight` is 2 where host and device overlap;
-    `num_replayed_steps` counts steps that replayed a captured graph.
+    `num_replayed_steps` counts steps that replayed a captured graph, `num_mixed_preemptions` those preemptions (they are among
+    `num_preemptions`) that rebuilt the cache of a sample under newer weights than it began with.
     """
 
     num_running: int = 0
@@ -497,6 +498,7 @@ class EngineStats:
     wasted_rows: int = 0
     num_replayed_steps: int = 0
     max_steps_in_flight: int = 1
+    num_mixed_preemptions: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name."""

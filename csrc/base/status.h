@@ -20,7 +20,9 @@ enum rc {
     RC_BUSY,          /* a second driver: EngineBusyError */
     RC_CLOSED,        /* EngineClosedError */
     RC_INTERNAL,      /* a broken invariant of ours: RuntimeError */
-    RC_QUEUE_FULL     /* QueueFullError, code = sequences that wait */
+    RC_QUEUE_FULL,    /* QueueFullError, code = sequences that wait */
+    RC_ASLEEP,        /* EngineAsleepError */
+    RC_WEIGHTS_MISSING /* torn or dropped: WeightsMissingError */
 };
 
 struct err {

@@ -79,7 +79,7 @@ uint32_t driver_state_now(struct driver *d)
 static bool may_step(const struct driver *d)
 {
     bool runs = d->pause == PAUSE_NONE || (d->pause == PAUSE_WAIT && !d->is_held);
-    return runs && !d->is_quiet && !d->is_dead && engine_has_unfinished(d->engine);
+    return runs && !d->is_quiet && !d->is_dead && !engine_holds(d->engine) && engine_has_unfinished(d->engine);
 }
 
 static void die(struct driver *d, enum rc rc, const struct err *fault)
@@ -171,6 +171,7 @@ static bool turn(struct driver *d)
         engine_abort(d->engine, NULL, 0, NULL);
     enum rc rc = calls ? engine_settle(d->engine, &fault) : RC_OK;
     run_calls(d, calls);
+    steps &= !engine_holds(d->engine); /* which a call may have changed */
     if (!rc && steps)
         rc = engine_step(d->engine, &progressed, &fault);
     if (!rc && (!steps || !engine_has_unfinished(d->engine)))

@@ -59,7 +59,8 @@ uint64_t mail_number(const struct mail *mail);
 /* What has come since the last take: at most max samples. Pointers stay valid until the next take, or mail_drop. RC_MEMORY:
  * some of it was lost, and the request ended. */
 enum rc mail_take(struct mail *mail, struct news *news, uint32_t max, uint32_t *n, struct err *err);
-/* The same for a mail of one sample that has nothing to tell but more tokens; false, and nothing taken, for any other. */
+/* The same for a mail of one sample that has nothing to tell but more tokens of one epoch; false, and nothing taken, for any
+ * other. */
 bool mail_take_more(struct mail *mail, struct news *news);
 /* Waits until there is something to take; false when the time is over. */
 bool mail_wait(struct mail *mail, double seconds);

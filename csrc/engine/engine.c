@@ -1,54 +1,14 @@
 #define _GNU_SOURCE
-#include "engine.h"
+#include "engine_state.h"
 
 #include "../base/mem.h"
 #include "engine_config.h"
-#include "outbox.h"
 #include "sampler.h"
 
-#include <pthread.h>
 #include <string.h>
 #include <time.h>
 
-#define N_BUCKETS 4096u
-
 _Static_assert(FINISH_ERROR + 1 == N_FINISHES, "every way to finish is counted");
-
-/* A step from its scheduling until its results are taken in. */
-struct flight {
-    struct batch batch;
-    struct task_owner *owners;     /* [max_tasks] */
-    struct step_record record;
-    double started, host_seconds;
-};
-
-struct engine {
-    struct engine_config config;
-    struct sequence_context context;
-    struct scheduler scheduler;
-    struct flight flights[2];      /* take turns */
-    uint32_t max_in_flight;        /* 2: a step is scheduled while the device computes the one before */
-    uint64_t n_started, n_ended;   /* flights */
-    double last_done;              /* when the last results came */
-    struct outbox outbox;
-    struct statistics *statistics;
-    struct engine_stats *stats;    /* the totals in there, which the driver changes */
-    bool is_warm;
-    double created;
-    struct request *held;          /* behind the gate, in their order */
-    uint64_t n_held;               /* their sequences */
-
-    pthread_mutex_t lock;          /* guards what follows, up to the blank line; never held longer than O(1) */
-    struct request *inbox_first, *inbox_last;
-    struct request *map[N_BUCKETS]; /* every request not yet released, by number */
-    uint64_t last_number, abort_upto;
-    uint64_t gate;                  /* requests behind this number may not enter yet */
-    bool wants_reset, wants_recompute, wants_abort;
-
-    atomic_bool has_commands, is_busy, is_dead;
-    atomic_uint_least64_t n_live;  /* sequences that are not finished */
-    struct err fault;              /* what poisoned the engine; constant once is_dead is set */
-};
 
 static double seconds_now(void)
 {
@@ -57,14 +17,14 @@ static double seconds_now(void)
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-static enum rc claim(struct engine *e, struct err *err)
+enum rc engine_claim(struct engine *e, struct err *err)
 {
     if (atomic_exchange(&e->is_busy, true))
         return err_set(err, RC_BUSY, "engine is in use by another thread");
     return RC_OK;
 }
 
-static void unclaim(struct engine *e)
+void engine_unclaim(struct engine *e)
 {
     atomic_store(&e->is_busy, false);
 }
@@ -85,11 +45,12 @@ static uint32_t in_flight(const struct engine *e)
 
 /* ---- life ---- */
 
-static void publish_stats(struct engine *e)
+void engine_publish_stats(struct engine *e)
 {
     struct engine_stats *stats = e->stats;
     stats->num_running = e->scheduler.n_running;
     stats->num_preemptions = e->scheduler.n_preemptions;
+    stats->num_mixed_preemptions = e->scheduler.n_mixed_preemptions;
     stats->prompt_tokens = e->scheduler.prompt_tokens;
     stats->cached_tokens = e->scheduler.cached_tokens;
     stats->prefix_cache_queries = e->scheduler.cache_queries;
@@ -140,7 +101,7 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
     e->stats = statistics_totals(e->statistics);
     e->stats->kv_blocks_total = config->n_pages - 1;
     e->stats->max_steps_in_flight = e->max_in_flight;
-    publish_stats(e);
+    engine_publish_stats(e);
     *result = e;
     return RC_OK;
 }
@@ -323,6 +284,7 @@ static void take_score(struct engine *e, const struct batch *b, struct sequence 
 {
     struct request *r = q->request;
     size_t at = r->n_scored++, k = r->n_score_top;
+    r->score_epoch = engine_epoch(e);
     r->score_results[at] = *result;
     for (size_t i = 0; i < k; i++) {
         r->score_top_ids[at * k + i] = b->top_ids[task->top_offset + i];
@@ -337,7 +299,7 @@ static void take_token(struct engine *e, const struct batch *b, struct sequence 
                        const struct sample_result *result, double now)
 {
     sequence_accept(q, result, b->top_ids + task->top_offset, b->top_values + task->top_offset, b->top_ranks + task->top_offset,
-                    now);
+                    engine_epoch(e), now);
     e->stats->generation_tokens++;
     if (q->n_output == q->request->spec.prior.n + 1)
         statistics_observe(e->statistics, HISTOGRAM_FIRST_TOKEN, now - q->request->queued);
@@ -373,7 +335,7 @@ static void take_results(struct engine *e, const struct flight *flight, double n
 }
 
 /* Nothing of what is in flight will be waited for. */
-static enum rc poison(struct engine *e, enum rc rc, const struct err *fault, struct err *err)
+enum rc engine_poison(struct engine *e, enum rc rc, const struct err *fault, struct err *err)
 {
     e->fault = *fault;
     e->fault.rc = rc;
@@ -433,7 +395,7 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
     flight->record.is_replayed = b->is_replayed;
     scheduler_end_step(&e->scheduler);
     flight->host_seconds = (e->config.runner.is_async ? seconds_now() : flight->started) - begun;
-    return rc ? poison(e, rc, &fault, err) : RC_OK;
+    return rc ? engine_poison(e, rc, &fault, err) : RC_OK;
 }
 
 /* Waits for the step that was started first and takes its results in. */
@@ -445,7 +407,7 @@ static enum rc end_flight(struct engine *e, struct err *err)
     uint64_t n_tokens = e->stats->generation_tokens;
     enum rc rc = e->config.runner.finish(e->config.runner.ctx, &flight->batch, &fault);
     if (rc)
-        return poison(e, rc, &fault, err);
+        return engine_poison(e, rc, &fault, err);
     double done = seconds_now(), from = flight->started > e->last_done ? flight->started : e->last_done;
     take_results(e, flight, done);
     flight->batch.n_tasks = 0;
@@ -463,7 +425,7 @@ static enum rc end_flight(struct engine *e, struct err *err)
     return RC_OK;
 }
 
-static enum rc end_flights(struct engine *e, struct err *err)
+enum rc engine_end_flights(struct engine *e, struct err *err)
 {
     enum rc rc = RC_OK;
     while (in_flight(e) && !rc)
@@ -485,7 +447,7 @@ static bool take_commands(struct engine *e)
     e->wants_reset = e->wants_recompute = e->wants_abort = false;
     pthread_mutex_unlock(&e->lock);
     if (reset || aborts)
-        end_flights(e, NULL); /* a fault poisons the engine, which the caller sees */
+        engine_end_flights(e, NULL); /* a fault poisons the engine, which the caller sees */
     bool is_dead = atomic_load(&e->is_dead);
     enter_all(e, r, gate, is_dead ? UINT64_MAX : upto);
     if (reset)
@@ -515,7 +477,7 @@ static uint64_t count_allocations(const struct engine *e)
 enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
 {
     *progressed = false;
-    enum rc rc = claim(e, err);
+    enum rc rc = engine_claim(e, err);
     if (rc)
         return rc;
     uint64_t n_allocations = count_allocations(e);
@@ -523,24 +485,26 @@ enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
     if (atomic_load(&e->is_dead))
         rc = dead(e, err);
     else
+        rc = engine_refusal(e, err);
+    if (!rc)
         rc = run_steps(e, &has_run, err);
     *progressed = has_acted || has_run;
     if (e->is_warm)
         e->stats->allocations_since_warmup += count_allocations(e) - n_allocations;
     e->is_warm |= has_run;
-    publish_stats(e);
-    unclaim(e);
+    engine_publish_stats(e);
+    engine_unclaim(e);
     return rc;
 }
 
 enum rc engine_settle(struct engine *e, struct err *err)
 {
-    enum rc rc = claim(e, err);
+    enum rc rc = engine_claim(e, err);
     if (rc)
         return rc;
-    rc = end_flights(e, err);
-    publish_stats(e);
-    unclaim(e);
+    rc = engine_end_flights(e, err);
+    engine_publish_stats(e);
+    engine_unclaim(e);
     return rc;
 }
 
@@ -577,7 +541,7 @@ static void forget(struct engine *e, struct request *r)
 enum rc engine_take(struct engine *e, bool finished_only, struct news *news, uint32_t max, uint32_t *n, struct err *err)
 {
     *n = 0;
-    enum rc rc = claim(e, err);
+    enum rc rc = engine_claim(e, err);
     if (rc)
         return rc;
     take_commands(e);
@@ -586,9 +550,9 @@ enum rc engine_take(struct engine *e, bool finished_only, struct news *news, uin
             forget(e, q->request);
         sequence_release(q);
     }
-    *n = outbox_take(&e->outbox, finished_only, e->stats->weight_epoch, news, max);
-    publish_stats(e);
-    unclaim(e);
+    *n = outbox_take(&e->outbox, finished_only, engine_epoch(e), news, max);
+    engine_publish_stats(e);
+    engine_unclaim(e);
     return RC_OK;
 }
 
@@ -616,7 +580,7 @@ uint32_t engine_step_log(struct engine *e, struct step_record *steps, uint32_t m
 
 enum rc engine_check(struct engine *e, struct err *err)
 {
-    enum rc rc = claim(e, err);
+    enum rc rc = engine_claim(e, err);
     if (rc)
         return rc;
     rc = scheduler_check(&e->scheduler, err);
@@ -624,6 +588,6 @@ enum rc engine_check(struct engine *e, struct err *err)
     if (!rc && !atomic_load(&e->has_commands) && n_held != n_live)
         rc = err_set(err, RC_INTERNAL, "invariant 16: %llu sequences held, %llu alive", (unsigned long long)n_held,
                      (unsigned long long)n_live);
-    unclaim(e);
+    engine_unclaim(e);
     return rc;
 }

@@ -84,7 +84,8 @@ struct news {
     uint32_t n_prompt_results, n_prompt_logprobs; /* top arrays are [n_prompt_results][n_prompt_logprobs] */
     uint32_t n_cached_tokens;         /* hit of the first admission */
     uint32_t n_preemptions;
-    uint64_t epoch;                   /* weight epoch of the last token */
+    const uint32_t *epochs;           /* [n_new] of the weights that made each token; never falls */
+    uint32_t epoch;                   /* of the last token there is, or of the scores; else the present one */
     double queued, scheduled, first_token, last_token; /* monotonic seconds; 0: not yet */
     bool is_last_of_request;          /* nothing follows for this request */
 };
@@ -112,6 +113,27 @@ uint32_t engine_n_finished(struct engine *engine);  /* final records not yet tak
  * take. Driver thread only. */
 enum rc engine_take(struct engine *engine, bool finished_only, struct news *news, uint32_t max, uint32_t *n, struct err *err);
 enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
+
+/* Why no step runs. Meanwhile engine_step only acts on commands and refuses; requests wait, and can be ended. */
+enum engine_hold {
+    HOLD_UPDATE = 1,                                         /* weights are being written */
+    HOLD_TORN = 2,                                           /* they are incomplete, until a commit */
+    HOLD_SCHEDULING = 4, HOLD_WEIGHTS = 8, HOLD_POOL = 16,   /* asleep */
+};
+/* These three read at any time from any thread. engine_refusal is RC_OK if steps may run, else what a synchronous call says. */
+uint32_t engine_holds(struct engine *engine);
+uint32_t engine_epoch(struct engine *engine);
+enum rc engine_refusal(struct engine *engine, struct err *err);
+/* An update of the weights: three calls of whoever drives, between two steps (driver_call). The first comes before the first
+ * write: it waits for what is in flight, and no step runs until one of the others. RC_ASLEEP: the weights sleep. */
+enum rc engine_hold_steps(struct engine *engine, struct err *err);
+/* The weights are new, and complete. The epoch rises; no block computed so far will be found again. What runs goes on with the
+ * keys and values that it has, whose blocks it shares no more, or with `recompute` computes them again before its next token;
+ * scores that are not complete start over. */
+enum rc engine_commit_weights(struct engine *engine, bool recompute, uint32_t *epoch, struct err *err);
+/* The update is given up. Torn weights, of which some are written, run no step until a commit. */
+void engine_abort_update(struct engine *engine, bool is_torn);
+
 /* These three read at any time from any thread. */
 void engine_stats(struct engine *engine, struct engine_stats *stats);
 void engine_histograms(struct engine *engine, struct histogram *histograms); /* [N_HISTOGRAMS] */

@@ -15,7 +15,7 @@
 
 static size_t token_bytes(const struct mail *mail)
 {
-    return sizeof(int32_t) + mail->has_results * sizeof(struct sample_result) + mail->n_logprobs * 3 * sizeof(int32_t);
+    return 2 * sizeof(int32_t) + mail->has_results * sizeof(struct sample_result) + mail->n_logprobs * 3 * sizeof(int32_t);
 }
 
 /* Points the news at the paper's arrays. */
@@ -25,12 +25,14 @@ static void point(const struct mail *mail, const struct paper *paper, struct new
     char *at = paper->data;
     if (!at) {
         news->ids = news->top_ids = news->top_ranks = NULL;
+        news->epochs = NULL;
         news->top_values = NULL;
         news->results = NULL;
         return;
     }
     news->ids = (const int32_t *)at;
-    at += capacity * sizeof(int32_t);
+    news->epochs = (const uint32_t *)(at + capacity * sizeof(int32_t));
+    at += 2 * capacity * sizeof(int32_t);
     news->results = mail->has_results ? (const struct sample_result *)at : NULL;
     at += mail->has_results * capacity * sizeof(struct sample_result);
     news->top_ids = (const int32_t *)at;
@@ -45,6 +47,7 @@ static void write_tokens(const struct mail *mail, const struct paper *paper, uin
     size_t k = mail->n_logprobs, n_new = from->n_new;
     point(mail, paper, &to);
     memcpy((int32_t *)to.ids + n, from->ids, n_new * sizeof *to.ids);
+    memcpy((uint32_t *)to.epochs + n, from->epochs, n_new * sizeof *to.epochs);
     if (!mail->has_results || !from->results)
         return;
     memcpy((struct sample_result *)to.results + n, from->results, n_new * sizeof *to.results);
@@ -270,6 +273,11 @@ bool mail_take_more(struct mail *mail, struct news *news)
     struct letter *letter = &mail->letters[0];
     lock(mail->driver);
     bool is_plain = mail->n_samples == 1 && letter->has_news && !mail->is_lost && letter->news.finish == FINISH_NONE;
+    if (is_plain && letter->news.n_new) {
+        struct news look = letter->news;
+        point(mail, &letter->papers[letter->filled], &look);
+        is_plain = look.epochs[0] == look.epochs[look.n_new - 1];
+    }
     if (is_plain)
         take_letter(mail, letter, news);
     unlock(mail->driver);

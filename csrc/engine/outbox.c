@@ -48,7 +48,7 @@ static void add_scores(struct news *news, const struct request *r)
     news->prompt_top_ranks = r->score_top_ranks;
 }
 
-static void report(struct sequence *q, uint64_t epoch, struct news *news)
+static void report(struct sequence *q, uint32_t epoch, struct news *news)
 {
     const struct request *r = q->request;
     uint32_t n_new = q->n_output - r->spec.prior.n, first = q->n_reported;
@@ -66,7 +66,8 @@ static void report(struct sequence *q, uint64_t epoch, struct news *news)
         .ids = q->output + r->spec.prior.n + first,
         .n_cached_tokens = r->n_cached,
         .n_preemptions = q->n_preemptions,
-        .epoch = epoch,
+        .epochs = q->epochs + first,
+        .epoch = n_new ? q->epochs[n_new - 1] : r->spec.is_score && r->n_scored ? r->score_epoch : epoch,
         .queued = r->queued,
         .scheduled = r->scheduled,
         .first_token = q->first_token,
@@ -82,7 +83,7 @@ static void report(struct sequence *q, uint64_t epoch, struct news *news)
     q->n_reported = n_new;
 }
 
-uint32_t outbox_take(struct outbox *outbox, bool finished_only, uint64_t epoch, struct news *news, uint32_t max)
+uint32_t outbox_take(struct outbox *outbox, bool finished_only, uint32_t epoch, struct news *news, uint32_t max)
 {
     uint32_t n = 0;
     for (struct sequence *q; n < max && (q = outbox->finished.first); n++) {

@@ -19,7 +19,7 @@ struct outbox {
 void outbox_note(struct outbox *outbox, struct sequence *sequence);
 void outbox_finish(struct outbox *outbox, struct sequence *sequence);
 /* Fills at most max records, final ones first. */
-uint32_t outbox_take(struct outbox *outbox, bool finished_only, uint64_t epoch, struct news *news, uint32_t max);
+uint32_t outbox_take(struct outbox *outbox, bool finished_only, uint32_t epoch, struct news *news, uint32_t max);
 /* A sequence whose final record has been read by the caller, and that no step in flight names, to be released; NULL: none. */
 struct sequence *outbox_next_delivered(struct outbox *outbox);
 

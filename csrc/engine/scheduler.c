@@ -196,7 +196,8 @@ static void preempt(struct scheduler *s, struct sequence *q)
     pages_release(s, q);
     running_remove(s, q);
     q->n_computed = q->n_hit = q->n_taken_rows = q->n_published = 0;
-    q->is_stale = q->shares_tail = false;
+    s->n_mixed_preemptions += q->is_mixed;
+    q->is_stale = q->is_mixed = q->shares_tail = false;
     q->failed_room = 0;
     q->state = SEQUENCE_WAITING;
     q->n_preemptions++;
@@ -435,6 +436,7 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
     q->n_computed = q->n_hit = q->n_ever_computed = lead->n_computed;
     q->n_taken_rows = 0;
     q->is_stale = lead->is_stale;
+    q->is_mixed = lead->is_mixed;
     q->shares_tail = lead->shares_tail = lead->n_computed % block_tokens(s) != 0;
     q->draws = true;
     q->next_fork = lead->next_fork;
@@ -526,6 +528,20 @@ void scheduler_reset_cache(struct scheduler *s, bool recompute)
     while (recompute && s->n_running)
         preempt(s, s->running[s->n_running - 1]);
     s->n_preempted = s->n_admitted = 0; /* this was no step */
+}
+
+void scheduler_new_epoch(struct scheduler *s, bool recompute)
+{
+    scheduler_reset_cache(s, recompute);
+    for (uint32_t i = s->n_running; i-- > 0;)
+        if (sequence_is_scoring(s->running[i]))
+            preempt(s, s->running[i]);
+        else
+            s->running[i]->is_mixed = true;
+    for (struct sequence *q = queue_first(&s->waiting); q; q = queue_next(q))
+        if (sequence_is_scoring(q))
+            q->request->n_scored = 0;
+    s->n_preempted = 0;
 }
 
 enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct statistics *statistics,

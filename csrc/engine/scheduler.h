@@ -33,8 +33,8 @@ struct scheduler {
     struct rank last_victim, last_admitted;
     bool has_stalled;                /* the last step scheduled nothing though sequences waited */
 
-    uint64_t n_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens, cached_tokens, cache_queries,
-        cache_hits;
+    uint64_t n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens, cached_tokens,
+        cache_queries, cache_hits;
 };
 
 enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct statistics *statistics,
@@ -55,6 +55,8 @@ void scheduler_publish(struct scheduler *scheduler, struct sequence *sequence);
 void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
 /* Nothing published so far can be found any more; recompute also preempts everyone. */
 void scheduler_reset_cache(struct scheduler *scheduler, bool recompute);
+/* The same when the weights are new; and scores that are not complete start over, so that each is of one epoch. */
+void scheduler_new_epoch(struct scheduler *scheduler, bool recompute);
 
 int32_t *scheduler_table(const struct scheduler *scheduler, uint32_t group, uint32_t slot);
 enum rc scheduler_check(const struct scheduler *scheduler, struct err *err);

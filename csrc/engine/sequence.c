@@ -172,6 +172,7 @@ static size_t sequence_lay(struct carver *c, const struct request *r, struct seq
     CARVE(c, q->seen, n_seen);
     CARVE(c, q->keys, n_most / block_tokens - spec->prompt.n / block_tokens);
     CARVE(c, q->output, (size_t)n_prior + capacity);
+    CARVE(c, q->epochs, capacity);
     if (spec->wants_logprobs) {
         CARVE(c, q->results, capacity);
         CARVE(c, q->top_ids, (size_t)capacity * spec->n_logprobs);
@@ -414,7 +415,7 @@ const struct hash *sequence_key(struct sequence *q, uint32_t block)
 /* ---- tokens ---- */
 
 void sequence_accept(struct sequence *q, const struct sample_result *result, const int32_t *top_ids, const float *top_values,
-                     const int32_t *top_ranks, double now)
+                     const int32_t *top_ranks, uint32_t epoch, double now)
 {
     const struct request_spec *spec = &q->request->spec;
     uint32_t at = q->n_output - spec->prior.n, k = spec->n_logprobs;
@@ -424,6 +425,7 @@ void sequence_accept(struct sequence *q, const struct sample_result *result, con
         copy_bytes(q->top_values + (size_t)at * k, top_values, k * sizeof *top_values);
         copy_bytes(q->top_ranks + (size_t)at * k, top_ranks, k * sizeof *top_ranks);
     }
+    q->epochs[at] = epoch;
     if (!q->first_token)
         q->first_token = now;
     q->last_token = now;

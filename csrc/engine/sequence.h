@@ -39,6 +39,7 @@ struct request {
 
     /* Scoring, and prompt logprobs: results of the tokens prompt[first_scored ...]. */
     uint32_t first_scored, n_to_score, n_scored, n_score_top;
+    uint32_t score_epoch;
     struct sample_result *score_results; /* [n_to_score] */
     int32_t *score_top_ids;              /* [n_to_score][n_score_top] */
     float *score_top_values;
@@ -69,6 +70,7 @@ struct sequence {
     uint32_t n_pending;            /* tokens that steps in flight draw: a sequence with any is not released */
     uint32_t last_task;            /* of the newest pending token, in its step */
     bool needs_values;             /* a draw needs the values of all tokens before it on the host */
+    uint32_t *epochs;              /* [capacity] of the weights that made each token */
     struct sample_result *results; /* [capacity], NULL without logprobs */
     int32_t *top_ids;              /* [capacity][n_logprobs] */
     float *top_values;
@@ -92,7 +94,8 @@ struct sequence {
     uint32_t n_published;          /* leading blocks that are in the prefix cache, or were when they filled */
     uint32_t n_rows;               /* in this step */
     bool draws;                    /* a token in this step */
-    bool is_stale;                 /* holds entries from before a reset: publishes nothing */
+    bool is_stale;                 /* holds entries from before a reset or a commit: publishes nothing */
+    bool is_mixed;                 /* from before a commit */
     bool shares_tail;              /* the block it writes next may have other owners */
     uint32_t n_hit, n_taken_rows;  /* since the last admission: n_computed is their sum */
     uint32_t n_ever_computed;      /* rows below were computed before: doing them again is counted as redone */
@@ -138,6 +141,6 @@ bool sequence_is_scoring(const struct sequence *sequence);
 
 /* Takes a drawn token in and runs the stop rules; the caller looks at sequence->finish. */
 void sequence_accept(struct sequence *sequence, const struct sample_result *result, const int32_t *top_ids,
-                     const float *top_values, const int32_t *top_ranks, double now);
+                     const float *top_values, const int32_t *top_ranks, uint32_t epoch, double now);
 
 #endif

@@ -17,6 +17,7 @@
 /* Totals and gauges: words of 8 bytes all. Samples are counted, not requests, where both could be meant. */
 struct engine_stats {
     uint64_t num_running, num_waiting, num_unfinished, num_preemptions, num_steps;
+    uint64_t num_mixed_preemptions; /* of sequences with keys and values of older weights */
     uint64_t prompt_tokens, cached_tokens, generation_tokens, prefix_cache_queries, prefix_cache_hits; /* tokens */
     uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* all rows that were computed; wasted: drew for nobody */
     uint64_t num_replayed_steps;  /* of a captured graph */

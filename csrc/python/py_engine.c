@@ -274,6 +274,25 @@ static PyObject *has_unfinished(PyObject *object, PyObject *args)
     return engine ? PyBool_FromLong(engine_has_unfinished(engine)) : NULL;
 }
 
+static PyObject *raise_refusal(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct err err;
+    struct engine *engine = opened((Engine *)object);
+    if (!engine)
+        return NULL;
+    if (engine_refusal(engine, &err))
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *weight_epoch(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct engine *engine = opened((Engine *)object);
+    return engine ? PyLong_FromUnsignedLong(engine_epoch(engine)) : NULL;
+}
+
 static PyObject *reset_prefix_cache(PyObject *object, PyObject *recompute)
 {
     struct err err;
@@ -333,6 +352,8 @@ static PyMethodDef methods[] = {
      "Steps until a sample finishes, the milliseconds are over or nothing is left; False in the last case."},
     {"take", take, METH_O, "News since the last call; with True only of finished samples."},
     {"has_unfinished", has_unfinished, METH_NOARGS, "Whether any sample has not finished."},
+    {"raise_refusal", raise_refusal, METH_NOARGS, "Raises why no step may run, if so."},
+    {"weight_epoch", weight_epoch, METH_NOARGS, "How often weights were committed since the load."},
     {"reset_prefix_cache", reset_prefix_cache, METH_O,
      "Forgets all cached blocks; with True running requests recompute theirs."},
     {"stats", stats, METH_NOARGS, "A snapshot of the counters."},

@@ -74,10 +74,28 @@ static PyObject *prompt_top_of(const struct news *news)
                   (size_t)news->n_prompt_results * news->n_prompt_logprobs);
 }
 
+/* ((tokens, epoch), ...): runs of tokens that were made by the same weights. */
+static PyObject *epochs_of(const struct news *news)
+{
+    PyObject *list = PyList_New(0), *result = NULL;
+    for (uint32_t i = 0, end; list && i < news->n_new; i = end) {
+        for (end = i + 1; end < news->n_new && news->epochs[end] == news->epochs[i];)
+            end++;
+        PyObject *run = Py_BuildValue("(II)", end - i, news->epochs[i]);
+        if (!run || PyList_Append(list, run) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(run);
+    }
+    if (list)
+        result = PyList_AsTuple(list);
+    Py_XDECREF(list);
+    return result;
+}
+
 PyObject *py_news(const struct news *news)
 {
     return Py_BuildValue(
-        "{sKsIszsisIsIsIsNsNsNsNsNsIsIsKs(dddd)sN}",
+        "{sKsIszsisIsIsIsNsNsNsNsNsIsIsIsNs(dddd)sN}",
         "request", (unsigned long long)news->request,
         "sample", news->sample,
         "finish", py_finish_name(news->finish),
@@ -92,7 +110,8 @@ PyObject *py_news(const struct news *news)
         "prompt_top", prompt_top_of(news),
         "num_cached_tokens", news->n_cached_tokens,
         "num_preemptions", news->n_preemptions,
-        "epoch", (unsigned long long)news->epoch,
+        "epoch", news->epoch,
+        "epochs", epochs_of(news),
         "times", news->queued, news->scheduled, news->first_token, news->last_token,
         "is_last", PyBool_FromLong(news->is_last_of_request));
 }
@@ -110,7 +129,7 @@ PyObject *py_more(const struct news *news)
                                 COLUMN(news->results, n, rank), bytes_of(news->top_ids, n_top, sizeof *news->top_ids),
                                 bytes_of(news->top_values, n_top, sizeof *news->top_values),
                                 bytes_of(news->top_ranks, n_top, sizeof *news->top_ranks));
-    return Py_BuildValue("(NdIK)", columns, news->last_token, news->n_preemptions, (unsigned long long)news->epoch);
+    return Py_BuildValue("(NdII)", columns, news->last_token, news->n_preemptions, news->epoch);
 }
 
 int py_append_news(PyObject *list, const struct news *news, uint32_t n)

@@ -20,6 +20,7 @@ PyObject *py_stats(const struct engine_stats *s)
         {"num_waiting", s->num_waiting},
         {"num_unfinished", s->num_unfinished},
         {"num_preemptions", s->num_preemptions},
+        {"num_mixed_preemptions", s->num_mixed_preemptions},
         {"num_steps", s->num_steps},
         {"prompt_tokens", s->prompt_tokens},
         {"cached_tokens", s->cached_tokens},

@@ -17,6 +17,8 @@ static const struct {
     [RC_BUSY] = {"EngineBusyError", NULL, NULL},
     [RC_CLOSED] = {"EngineClosedError", NULL, NULL},
     [RC_QUEUE_FULL] = {"QueueFullError", NULL, "num_waiting"},
+    [RC_ASLEEP] = {"EngineAsleepError", NULL, NULL},
+    [RC_WEIGHTS_MISSING] = {"WeightsMissingError", NULL, NULL},
 };
 
 PyObject *py_error_class(const char *name)

@@ -204,6 +204,7 @@ class FakeEngine:
             "num_cached_tokens": 1,
             "num_preemptions": 0,
             "epoch": 0,
+            "epochs": ((k, 0),) if k else (),
             "times": (1.0, 1.5, 2.0, 3.0),
             "is_last": seq.finish is not None and all(s.number != seq.number for s in self.sequences),
         }
@@ -214,6 +215,12 @@ class FakeEngine:
         best = np.stack([np.arange(count, dtype=np.int32) + 1] * len(ids)) if len(ids) else np.zeros((0, count), np.int32)
         values = -0.1 * (best.astype(np.float32) + 1)
         return best.tobytes(), values.astype(np.float32).tobytes(), best.tobytes()
+
+    def raise_refusal(self):
+        pass
+
+    def weight_epoch(self):
+        return 0
 
     def has_unfinished(self):
         return bool(self.sequences)
