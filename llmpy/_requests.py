@@ -144,7 +144,7 @@ class Request:
         if params.prompt_logprobs is not None:
             lone = (b"", b"") if len(ids) == 1 and self.error is None else None
             logprobs = self._prompt_logprobs or lone
-            if logprobs is not None:
+            if logprobs is not None and len(logprobs[0]) == 4 * (len(ids) - 1):  # else it ended before its prompt did
                 output.prompt_logprobs, output.prompt_token_logprobs = prompt_view(
                     ids, logprobs, self._prompt_top, self.context, params.detokenize
                 )

@@ -208,9 +208,14 @@ class Link:
         if self._thread.state() & states or (boundary and self._thread.boundary() >= boundary):
             return
         future = asyncio.get_running_loop().create_future()
-        self._waiting.append((states, boundary, future))
+        item = (states, boundary, future)
+        self._waiting.append(item)
         self.channel.watch(states, boundary)
-        await asyncio.wait_for(future, timeout)
+        try:
+            await asyncio.wait_for(future, timeout)
+        finally:
+            if item in self._waiting:  # it ran out of time, or was cancelled: the future would keep the loop
+                self._waiting.remove(item)
 
     def call(self, function: Callable[[], None]) -> None:
         """Runs a function in the loop, from any thread; a closed loop has nobody who waits."""

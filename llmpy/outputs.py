@@ -168,8 +168,8 @@ class RequestOutput:
         prompt: Its text; None for bare ids.
         prompt_token_ids_array: int32 [P].
         outputs: One CompletionOutput per sample, in order.
-        prompt_logprobs: Length P, element 0 is None; None if not asked for.
-        prompt_token_logprobs: float32 [P], NaN at 0; None if not asked for.
+        prompt_logprobs: Length P, element 0 is None; None if not asked for, or if the request ended within its prompt.
+        prompt_token_logprobs: float32 [P], NaN at 0; else None as before.
         finished: Whether nothing follows for this request.
         num_cached_tokens: Prompt tokens taken from the cache at first admission.
         weight_version: Of the last token.

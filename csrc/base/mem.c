@@ -9,15 +9,18 @@
 #define ALIGNMENT 64
 #define HUGE_PAGE ((size_t)2 << 20)
 
-static atomic_uint_least64_t allocations;
+static atomic_uint_least64_t allocations, releases;
+static _Thread_local uint64_t own_allocations;
 static atomic_int_least64_t fail_after = -1;
 
 static int must_fail(void)
 {
     atomic_fetch_add(&allocations, 1);
-    if (atomic_load(&fail_after) < 0)
+    own_allocations++;
+    if (atomic_load(&fail_after) < 0 || atomic_fetch_sub(&fail_after, 1) != 0)
         return 0;
-    return atomic_fetch_sub(&fail_after, 1) == 0;
+    atomic_fetch_add(&releases, 1);
+    return 1;
 }
 
 void *mem_alloc(size_t size_bytes)
@@ -50,6 +53,8 @@ void *mem_resize(void *block, size_t old_bytes, size_t new_bytes)
 
 void mem_free(void *block)
 {
+    if (block)
+        atomic_fetch_add(&releases, 1);
     free(block);
 }
 
@@ -77,13 +82,25 @@ void *mem_map(size_t size_bytes)
 
 void mem_unmap(void *block, size_t size_bytes)
 {
-    if (block)
-        munmap(block, mapped_bytes(size_bytes));
+    if (!block)
+        return;
+    atomic_fetch_add(&releases, 1);
+    munmap(block, mapped_bytes(size_bytes));
 }
 
 uint64_t mem_count(void)
 {
     return atomic_load(&allocations);
+}
+
+uint64_t mem_count_own(void)
+{
+    return own_allocations;
+}
+
+uint64_t mem_n_held(void)
+{
+    return atomic_load(&allocations) - atomic_load(&releases);
 }
 
 void mem_fail_after(int64_t n_allocations)

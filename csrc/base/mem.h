@@ -15,6 +15,8 @@ void *mem_map(size_t size_bytes); /* zeroed pages, 2 MiB aligned, huge pages whe
 void mem_unmap(void *block, size_t size_bytes);
 
 uint64_t mem_count(void);                               /* allocations made so far by this process */
+uint64_t mem_count_own(void);                           /* those of the calling thread */
+uint64_t mem_n_held(void);                              /* allocations that have not been freed; exact while memory lasts */
 void mem_fail_after(int64_t n_allocations);             /* the n-th next allocation (0 = the next one) fails; negative = none */
 
 #endif

@@ -468,10 +468,11 @@ static enum rc run_steps(struct engine *e, bool *has_run, struct err *err)
     return rc || !*has_run ? rc : end_flight(e, err);
 }
 
+/* Of this thread: others submit meanwhile. */
 static uint64_t count_allocations(const struct engine *e)
 {
     const struct runner *runner = &e->config.runner;
-    return mem_count() + (runner->allocations ? runner->allocations(runner->ctx) : 0);
+    return mem_count_own() + (runner->allocations ? runner->allocations(runner->ctx) : 0);
 }
 
 enum rc engine_step(struct engine *e, bool *progressed, struct err *err)

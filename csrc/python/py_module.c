@@ -67,6 +67,13 @@ static PyObject *allocation_count(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(mem_count());
 }
 
+static PyObject *held_count(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    return PyLong_FromUnsignedLongLong(mem_n_held());
+}
+
 static PyObject *fail_allocation_after(PyObject *self, PyObject *number)
 {
     (void)self;
@@ -92,6 +99,7 @@ static PyMethodDef methods[] = {
     {"cpu_isas", cpu_isas, METH_NOARGS, "Instruction sets of this processor that have kernels, the best last."},
     {"device_info", device_info, METH_VARARGS, "Name, UUID, total and, where asked for, free bytes of a device."},
     {"allocation_count", allocation_count, METH_NOARGS, "Host allocations made so far by the core."},
+    {"held_count", held_count, METH_NOARGS, "Host allocations of the core that have not been freed."},
     {"fail_allocation_after", fail_allocation_after, METH_O, "Makes the n-th next host allocation fail; negative: none."},
     {NULL, NULL, 0, NULL},
 };

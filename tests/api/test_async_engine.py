@@ -390,3 +390,24 @@ def test_a_loop_that_is_closed_with_streams_open(open_async):
     del loop
     gc.collect()
     assert len(engine._driver._links) <= 2
+
+
+def test_who_gives_up_waiting_is_forgotten(open_async):
+    engine = open_async()
+
+    async def main():
+        await engine.pause("keep")
+        stream = engine.generate("hello", PARAMS)
+        for _ in range(3):
+            assert not await engine.wait_for_requests_to_drain(timeout=0.01)
+        waiting = asyncio.ensure_future(engine.wait_for_requests_to_drain())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not engine._driver.link(asyncio.get_running_loop())._waiting
+        await engine.resume()
+        await stream
+
+    run(main())
+    gc.collect()
+    assert not [loop for loop in engine._driver._links if loop.is_closed()]

@@ -191,3 +191,13 @@ def test_steps_after_close(fake_llm):
     for call in (llm.step, llm.has_unfinished_requests, lambda: llm.abort_request("0")):
         with pytest.raises(EngineClosedError):
             call()
+
+
+def test_an_abort_within_the_prompt_leaves_its_logprobs_out(open_tiny):
+    llm = open_tiny(max_num_batched_tokens=16, max_num_seqs=4)
+    name = llm.add_request(list(range(3, 103)), SamplingParams(max_tokens=4, prompt_logprobs=2))
+    llm.step()
+    llm.step()
+    llm.abort_request(name)
+    [last] = [out for step in run_steps(llm) for out in step if out.finished]
+    assert last.finish_reason == "abort" and last.prompt_logprobs is None and last.prompt_token_logprobs is None

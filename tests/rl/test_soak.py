@@ -1,0 +1,37 @@
+"""A short soak, as benchmarks of soundness go; the long one is `python tests/rl/soak.py --minutes 30`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def soak(device: str, minutes: float, seconds: float) -> dict[str, object]:
+    """Its numbers; in a process of its own, whose memory, threads and descriptors are its own."""
+    command = [
+        sys.executable,
+        Path(__file__).with_name("soak.py"),
+        "--minutes",
+        minutes,
+        "--round",
+        seconds,
+        "--device",
+        device,
+    ]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60 * minutes + 500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_short_soak(device: str) -> None:
+    found = soak(device, 0.15, 2)
+    done = found["done"]
+    assert isinstance(done, dict) and done["whole"] > 100 and done["abort"] and done["keep"] + done["wait"] > 1, found
+    assert found["preemptions"], found
+
+
+@pytest.mark.slow
+def test_long_soak(device: str) -> None:
+    soak(device, 30, 20)
