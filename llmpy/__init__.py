@@ -23,10 +23,7 @@ if TYPE_CHECKING:
         BeamSearchOutput,
         BeamSearchParams,
         BeamSearchSequence,
-        EmbeddingRequestOutput,
         LoRARequest,
-        PoolingParams,
-        PoolingRequestOutput,
         StructuredOutputsParams,
     )
     from .async_engine import AsyncEngine
@@ -59,14 +56,15 @@ if TYPE_CHECKING:
     from .logprobs import Logprob
     from .models import architecture
     from .outputs import CompletionOutput, EngineStats, RequestOutput, ScoreOutput
+    from .pooling_outputs import ClassificationRequestOutput, EmbeddingRequestOutput, PoolingRequestOutput
+    from .pooling_params import PoolingParams
     from .sampling_params import RequestOutputKind, SamplingParams
     from .tokenizer import Tokenizer
 
     __version__: str
 
 _MODULES = {
-    "_later": "BeamSearchOutput BeamSearchParams BeamSearchSequence EmbeddingRequestOutput LoRARequest PoolingParams "
-    "PoolingRequestOutput StructuredOutputsParams",
+    "_later": "BeamSearchOutput BeamSearchParams BeamSearchSequence LoRARequest StructuredOutputsParams",
     "async_engine": "AsyncEngine",
     "config": "EngineConfig",
     "hardware": "build_info devices",
@@ -79,6 +77,8 @@ _MODULES = {
     "logprobs": "Logprob",
     "models": "architecture",
     "outputs": "CompletionOutput EngineStats RequestOutput ScoreOutput",
+    "pooling_outputs": "ClassificationRequestOutput EmbeddingRequestOutput PoolingRequestOutput",
+    "pooling_params": "PoolingParams",
     "sampling_params": "RequestOutputKind SamplingParams",
     "tokenizer": "Tokenizer",
 }
@@ -92,6 +92,7 @@ __all__ = [
     "BeamSearchSequence",
     "ChatTemplateError",
     "CheckpointError",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
     "DeviceError",

@@ -122,6 +122,7 @@ class News(TypedDict):
     epochs: tuple[tuple[int, int], ...]  # tokens, and the epoch of the weights that made them
     times: tuple[float, float, float, float]  # queued, scheduled, first token, last token
     is_last: bool
+    states: bytes | None  # float32, [states, width]: of a pooling request that has ended
 
 @final
 class Engine:

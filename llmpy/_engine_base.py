@@ -139,6 +139,7 @@ class EngineBase(ABC):
 
     def _params(self, params: Any, sampling: Mapping[str, Any]) -> Any:
         """The given parameters, or the model's defaults with some fields changed."""
+        self._frontend.pooler.check("generate", f"{type(self).__name__}.generate()")
         if params is not None:
             if sampling:
                 raise TypeError(f"pass sampling_params or fields by name ({', '.join(sampling)}), not both")

@@ -6,13 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ._requests import ScoreRequest
 from ._thread import SLICE_S
 from .errors import EngineClosedError, LlmpyError, RequestFailedError
-from .outputs import RequestOutput, ScoreOutput
+from .outputs import RequestOutput
 from .sampling_params import RequestOutputKind
+
+Result = TypeVar("Result")
 
 if TYPE_CHECKING:
     from typing import Self
@@ -189,9 +191,7 @@ class Feed:
             return
         if any(sample.finish == "error" for sample in request.samples):
             self._driver.raise_death()
-        output: RequestOutput | ScoreOutput
-        output = request.score() if isinstance(request, ScoreRequest) else request.output()
-        raise RequestFailedError(f"request failed: {request.error}", output=output) from request.error
+        raise RequestFailedError(f"request failed: {request.error}", output=request.result()) from request.error
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
@@ -387,17 +387,16 @@ class RequestHandle(Reader):
         return output
 
 
-class PendingScore(Reader):
-    """A score that is being computed: await it."""
+class PendingResult(Reader, Generic[Result]):
+    """A result that is being computed: await it."""
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, None, ScoreOutput]:
-        return self._score().__await__()
+    def __await__(self) -> Generator[Any, None, Result]:
+        return self._result().__await__()
 
-    async def _score(self) -> ScoreOutput:
+    async def _result(self) -> Result:
         feed, request = self._feed, self._feed.request
-        assert isinstance(request, ScoreRequest)
         try:
             await feed.finish()
         except asyncio.CancelledError:
@@ -406,8 +405,9 @@ class PendingScore(Reader):
         feed.has_ended = True
         feed.raise_failure()
         if request.samples[0].finish == "abort":
-            raise RequestFailedError("score was aborted", output=request.score())
-        return request.score()
+            what = "score" if isinstance(request, ScoreRequest) else "request"
+            raise RequestFailedError(f"{what} was aborted", output=request.result())
+        return cast(Result, request.result())
 
 
 def deferred(feed: Feed, prepare: Callable[[], dict[str, Any]]) -> Callable[[], None]:

@@ -46,6 +46,7 @@ class Frontend:
         assert isinstance(length, int)
         self.max_model_len = length
         self.generation_defaults = loaded.generation_defaults
+        self.pooler = loaded.pooler
         self._root = loaded.config.seed or 0
         self._ordinals = count()
         self._warned_of_bos = False

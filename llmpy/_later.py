@@ -30,18 +30,6 @@ class BeamSearchOutput(_Later):
     """The beams of a prompt."""
 
 
-class PoolingParams(_Later):
-    """Parameters of embed(), encode() and classify()."""
-
-
-class PoolingRequestOutput(_Later):
-    """Output of encode()."""
-
-
-class EmbeddingRequestOutput(_Later):
-    """Output of embed()."""
-
-
 class StructuredOutputsParams(_Later):
     """A grammar, schema or regular expression that the output must follow."""
 
@@ -76,14 +64,6 @@ class LaterCalls:
     def beam_search(self, *args: object, **kwargs: object) -> NoReturn:
         """Beam search."""
         _refuse("beam_search()", "use generate() with n")
-
-    def embed(self, *args: object, **kwargs: object) -> NoReturn:
-        """Embeddings."""
-        _refuse("embed()", "generate() and score() are")
-
-    def classify(self, *args: object, **kwargs: object) -> NoReturn:
-        """Classification."""
-        _refuse("classify()", "score() gives logprobs of labels")
 
     def similarity(self, *args: object, **kwargs: object) -> NoReturn:
         """Similarity of pairs."""
@@ -132,10 +112,6 @@ class LaterMethods:
     def apply_model(self, *args: object, **kwargs: object) -> NoReturn:
         """There is no module tree to apply a function to."""
         raise UnsupportedError("apply_model(): there is no module tree; see program(), weight_info() and tap()")
-
-    def encode(self, *args: object, **kwargs: object) -> NoReturn:
-        """Pooled states."""
-        _refuse("encode()", "for token ids use get_tokenizer().encode()")
 
 
 def _refuse(name: str, instead: str) -> NoReturn:

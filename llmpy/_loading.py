@@ -13,6 +13,7 @@ from .errors import ChatTemplateError, ConfigError, DeviceMemoryError, ModelNotF
 from .options import refuse
 
 if TYPE_CHECKING:
+    from ._pooling import Pooler
     from .config import EngineConfig
     from .hub import ModelFiles
     from .models import ModelConfig
@@ -36,6 +37,7 @@ class Loaded:
         eos_token_ids: Of generation config, config and tokenizer together.
         vocab_size: Rows of the vocabulary.
         generation_defaults: What generation_config.json and its overrides say.
+        pooler: What the model's states are good for.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class Loaded:
         "generation_defaults",
         "model",
         "name",
+        "pooler",
         "token_bytes",
         "tokenizer",
         "vocab_size",
@@ -61,6 +64,7 @@ class Loaded:
     eos_token_ids: list[int]
     vocab_size: int
     generation_defaults: dict[str, Any]
+    pooler: Pooler
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> Loaded:
@@ -73,7 +77,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
     Returns:
         A ready engine and the resolved options.
     """
-    from . import hub, models
+    from . import _pooling, hub, models
 
     environment.start()
     result = Loaded()
@@ -87,6 +91,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
     wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
     compiled = models.load(files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted)
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
+    result.pooler = _pooling.pooler_of(files, compiled)
     result.vocab_size = compiled.spec["vocab_size"]
     result.eos_token_ids = _eos_ids(result, compiled.config.eos_token_ids)
     if result.tokenizer is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ._context import Context
     from ._core import News
     from .inputs import Prompt
+    from .pooling_outputs import PoolingRequestOutput
     from .sampling_params import SamplingParams
 
 
@@ -150,6 +151,10 @@ class Request:
                 )
         return output
 
+    def result(self) -> RequestOutput | ScoreOutput | PoolingRequestOutput[Any]:
+        """What the call returns for this request."""
+        return self.output()
+
     def _metrics(self) -> RequestMetrics:
         queued, scheduled, first, last = self._times
         return RequestMetrics(
@@ -183,6 +188,10 @@ class ScoreRequest(Request):
 
     def _absorb_sample(self, sample: Sample, news: News) -> None:
         sample.finish = news["finish"]
+
+    def result(self) -> ScoreOutput:
+        """What the call returns for this request."""
+        return self.score()
 
     def score(self) -> ScoreOutput:
         """The output."""

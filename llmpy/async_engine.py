@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import _calls
+from . import _calls, _pooling
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
-from ._feeds import Feed, PendingScore, RequestHandle, RequestStream, deferred
+from ._feeds import Feed, PendingResult, RequestHandle, RequestStream, deferred
 from ._later import LaterMethods
-from ._requests import ScoreRequest
+from ._requests import Request
 from ._thread import CLOSED, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
 from .checks import as_int
 from .errors import EngineDeadError, InvalidRequestError, LlmpyError, QueueFullError, UnsupportedError
 from .inputs import Prompt, is_single, parse
-from .outputs import EngineStats, RequestOutput
+from .outputs import EngineStats, RequestOutput, ScoreOutput
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ._loading import Loaded
     from .config import EngineConfig
     from .inputs import PromptType
+    from .pooling_outputs import PoolingOutput, PoolingRequestOutput
+    from .pooling_params import PoolingParams
     from .sampling_params import SamplingParams
 
 LONG_TEXT_CHARS = 8192
@@ -185,7 +187,7 @@ class AsyncEngine(EngineBase, LaterMethods):
         start: int | None = None,
         logprobs: int = 0,
         sampling_params: SamplingParams | None = None,
-    ) -> PendingScore:
+    ) -> PendingResult[ScoreOutput]:
         """Teacher-forced logprobs of given tokens, with the bits of `generate`.
 
         Args:
@@ -207,6 +209,7 @@ class AsyncEngine(EngineBase, LaterMethods):
         from ._scoring import pair, score_params
 
         self._driver.check_alive()
+        self._frontend.pooler.check("generate", "AsyncEngine.score()")
         params = score_params(temperature, logprobs, self.config.max_logprobs)
         if completion is None:
             prompts = self._frontend.prompts([_one(sequence, "score")])
@@ -225,7 +228,49 @@ class AsyncEngine(EngineBase, LaterMethods):
             feed.release()
         else:
             self._queue(feed, core, True)
-        return PendingScore(feed, self)
+        return PendingResult(feed, self)
+
+    def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        pooling_task: str | None = None,
+        cache_salt: str | None = None,
+        **pooling: Any,
+    ) -> PendingResult[PoolingRequestOutput[PoolingOutput]]:
+        """States of one prompt, as the task wants them: an embedding, classes, or a reward.
+
+        Args:
+            prompt: One prompt in the forms of `LLM.generate`.
+            pooling_params: None = as the model says.
+            request_id: A name that no request in flight has; None = a number.
+            pooling_task: As in `LLM.encode`.
+            cache_salt: Requests with unlike salts share no cached block.
+            pooling: Fields of PoolingParams, instead of `pooling_params`.
+
+        Returns:
+            An awaitable of a PoolingRequestOutput, the result in `.outputs.data`.
+
+        Raises:
+            UnsupportedError: The model does not have the task.
+            InvalidRequestError: It cannot run, or the id is in use.
+        """
+        self._driver.check_alive()
+        params = _pooling.params_of(pooling_params, pooling, "encode")
+        wanted = _pooling.wish(self._frontend.pooler, "AsyncEngine", "encode", pooling_task, params)
+        found = self._frontend.prompts([_one(prompt, "encode")])[0]
+        if cache_salt is not None and isinstance(found, Prompt):
+            found.salt = cache_salt or None
+        request, core = _pooling.request_of(self._frontend, found, wanted)
+        if request.error is not None:
+            raise request.error
+        request.request_id = f"encode-{request.request_id}" if request_id is None else request_id
+        feed = Feed(self._driver, request)
+        self._register(feed)
+        self._queue(feed, core, True)
+        return PendingResult(feed, self)
 
     def _submit(
         self,
@@ -330,7 +375,7 @@ class AsyncEngine(EngineBase, LaterMethods):
         return [
             feed.request.output()
             for feed in feeds
-            if not isinstance(feed.request, ScoreRequest) and any(_was_aborted(sample) for sample in feed.request.samples)
+            if type(feed.request) is Request and any(_was_aborted(sample) for sample in feed.request.samples)
         ]
 
     async def _finish(self, feeds: Sequence[Feed]) -> None:

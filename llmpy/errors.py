@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from .outputs import RequestOutput, RequestOutputs, ScoreOutput
+    from .pooling_outputs import PoolingRequestOutput
 
 
 class LlmpyError(Exception):
@@ -63,8 +65,8 @@ class UnsupportedError(LlmpyError, NotImplementedError):
 class RequestFailedError(LlmpyError, RuntimeError):
     """A request failed while it ran. The cause is chained; `outputs` holds the whole call's outputs."""
 
-    outputs: RequestOutputs | Sequence[ScoreOutput] | None = None
-    output: RequestOutput | ScoreOutput | None = None
+    outputs: RequestOutputs | Sequence[ScoreOutput] | Sequence[PoolingRequestOutput[Any]] | None = None
+    output: RequestOutput | ScoreOutput | PoolingRequestOutput[Any] | None = None
 
 
 class NonFiniteLogitsError(LlmpyError, ArithmeticError):

@@ -22,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 TEXT_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model"),
-    INDEX,
+    *("modules.json", INDEX),
 )
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -216,7 +216,8 @@ def _gguf_of(repository: str, file: str | None, names: list[str], weights: bool)
 
 def _is_text(name: str) -> bool:
     """Whether a repository's file is one of those that configure the model and its tokenizer."""
-    return name in TEXT_FILES or (name.startswith("additional_chat_templates/") and name.endswith(".jinja"))
+    is_template = name.startswith("additional_chat_templates/") and name.endswith(".jinja")
+    return name in TEXT_FILES or name.endswith("_Pooling/config.json") or is_template
 
 
 def _list_repository(repository: str, revision: str | None, token: str | None) -> list[str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _calls
+from . import _calls, _pooling
 from ._driver import Driver
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
 from ._frontend import one_each, special_tokens_wanted
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from ._requests import Request
     from .config import EngineConfig
     from .inputs import PromptType
+    from .pooling_outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingOutputs,
+        PoolingRequestOutput,
+    )
+    from .pooling_params import PoolingParams
     from .progress import UseTqdm
 
 
@@ -182,6 +190,7 @@ class LLM(EngineBase, LaterCalls, LaterMethods):
             raise UnsupportedError("score(sampling_params=...) is not supported yet; use temperature")
         from ._scoring import pair, score_params
 
+        self._frontend.pooler.check("generate", "LLM.score()")
         params = score_params(temperature, logprobs, self.config.max_logprobs)
         with self._driver.driving():
             if completions is None:
@@ -193,6 +202,122 @@ class LLM(EngineBase, LaterCalls, LaterMethods):
                 prompts, starts = pair(self._frontend, batch(sequences), batch(completions))
             submissions = _calls.prepare_scores(self._frontend, prompts, starts, params)
             return _calls.score(self._driver, submissions, use_tqdm, on_error)
+
+    # ---- states -----------------------------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        on_error: str = "raise",
+        **pooling: Any,
+    ) -> PoolingOutputs[EmbeddingRequestOutput]:
+        """Embeddings of one prompt or many. Generative models embed, too.
+
+        Args:
+            prompts: In the forms of `generate`.
+            pooling_params: One for all or one each; None = as the model says.
+            use_tqdm, lora_request, tokenization_kwargs, on_error: As in `generate`.
+            pooling: Fields of PoolingParams, instead of `pooling_params`.
+
+        Returns:
+            One EmbeddingRequestOutput per prompt, in order; `.numpy()` of the list is [B, D].
+
+        Raises:
+            UnsupportedError: The model does not embed.
+            InvalidRequestError: A prompt or parameter cannot run; `.index` tells which. Nothing ran.
+        """
+        return self._pool(
+            "embed", "embed", prompts, pooling_params, pooling, use_tqdm, lora_request, tokenization_kwargs, on_error
+        )
+
+    def classify(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        on_error: str = "raise",
+        **pooling: Any,
+    ) -> PoolingOutputs[ClassificationRequestOutput]:
+        """Classes of one prompt or many; rewards, with a reward model.
+
+        Args:
+            prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs, on_error, pooling: As in `embed`.
+                `use_activation=False` gives the head's own scores, as rewards are meant.
+
+        Returns:
+            One ClassificationRequestOutput per prompt, in order; `.numpy()` of the list is [B, labels].
+
+        Raises:
+            UnsupportedError: The model does not classify.
+            InvalidRequestError: A prompt or parameter cannot run; `.index` tells which. Nothing ran.
+        """
+        return self._pool(
+            "classify", "classify", prompts, pooling_params, pooling, use_tqdm, lora_request, tokenization_kwargs, on_error
+        )
+
+    def encode(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: UseTqdm = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        on_error: str = "raise",
+        **pooling: Any,
+    ) -> PoolingOutputs[PoolingRequestOutput[PoolingOutput]]:
+        """States of one prompt or many, as the task wants them.
+
+        Args:
+            prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs, on_error, pooling: As in `embed`.
+            pooling_task: "embed" or "classify" give a row for each prompt, "token_embed" and "token_classify" one for
+                each token.
+
+        Returns:
+            One PoolingRequestOutput per prompt, in order, the result in `.outputs.data`.
+
+        Raises:
+            UnsupportedError: The model does not have the task.
+            InvalidRequestError: A prompt or parameter cannot run; `.index` tells which. Nothing ran.
+        """
+        return self._pool(
+            "encode", pooling_task, prompts, pooling_params, pooling, use_tqdm, lora_request, tokenization_kwargs, on_error
+        )
+
+    def _pool(
+        self,
+        call: str,
+        task: str | None,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        pooling: Mapping[str, Any],
+        use_tqdm: UseTqdm,
+        lora_request: object,
+        tokenization_kwargs: Mapping[str, object] | None,
+        on_error: str,
+    ) -> PoolingOutputs[Any]:
+        with self._driver.driving():
+            items, given = batch(prompts), _pooling.params_of(pooling_params, pooling, call)
+            refuse_adapters(one_each(lora_request, len(items), "lora_request"))
+            _pooling.wish(self._frontend.pooler, "LLM", call, task, None)
+            wishes = [
+                _pooling.wish(self._frontend.pooler, "LLM", call, task, params) for params in one_each(given, len(items))
+            ]
+            found = self._frontend.prompts(items, special_tokens_wanted(tokenization_kwargs, True))
+            submissions = [
+                _pooling.request_of(self._frontend, prompt, wanted, index)
+                for index, (prompt, wanted) in enumerate(zip(found, wishes, strict=True))
+            ]
+            return _pooling.pool(self._driver, submissions, use_tqdm, on_error)
 
     def stream(self, prompt: PromptType, sampling_params: SamplingParams | None = None, **sampling: Any) -> Iterator[Chunk]:
         """New text of one prompt as it comes.

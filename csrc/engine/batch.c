@@ -69,13 +69,14 @@ enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t
     b->seq_first_row = mem_calloc((size_t)max_seqs + 1, sizeof *b->seq_first_row);
     b->copies = mem_calloc((size_t)tables->n_groups * max_seqs, sizeof *b->copies);
     b->logits_rows = mem_calloc(max_rows, sizeof *b->logits_rows);
+    b->state_rows = mem_calloc(max_rows, sizeof *b->state_rows);
     b->tasks = mem_calloc(max_tasks, sizeof *b->tasks);
     b->results = mem_calloc(max_tasks, sizeof *b->results);
     b->top_ids = mem_calloc(n_top, sizeof *b->top_ids);
     b->top_values = mem_calloc(n_top, sizeof *b->top_values);
     b->top_ranks = mem_calloc(n_top, sizeof *b->top_ranks);
-    if (b->token_ids && b->positions && b->row_seq && b->seq_first_row && b->copies && b->logits_rows && b->tasks &&
-        b->results && b->top_ids && b->top_values && b->top_ranks)
+    if (b->token_ids && b->positions && b->row_seq && b->seq_first_row && b->copies && b->logits_rows &&
+        b->state_rows && b->tasks && b->results && b->top_ids && b->top_values && b->top_ranks)
         return RC_OK;
     batch_destroy(b);
     return err_set(err, RC_MEMORY, "batch: out of memory for %u rows and %u sequences; max_num_batched_tokens", max_rows,
@@ -84,7 +85,7 @@ enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t
 
 void batch_destroy(struct batch *b)
 {
-    void *arrays[] = {b->token_ids, b->positions, b->row_seq, b->seq_first_row, b->copies, b->logits_rows,
+    void *arrays[] = {b->token_ids, b->positions, b->row_seq, b->seq_first_row, b->copies, b->logits_rows, b->state_rows,
                       b->tasks, b->results, b->top_ids, b->top_values, b->top_ranks};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         mem_free(arrays[i]);

@@ -54,8 +54,9 @@ struct batch {
     uint32_t n_copies;
     bool shares_new_keys;     /* a sequence was admitted to blocks that others fill in this step */
 
-    int32_t *logits_rows;     /* [max_rows] distinct rows whose logits are wanted, ascending */
-    uint32_t n_logits_rows;
+    int32_t *logits_rows;     /* [max_rows] distinct rows whose logits are wanted, ascending; then those whose states are */
+    uint32_t n_logits_rows, n_state_rows;
+    int32_t *state_rows;      /* [max_rows] the latter, while the batch is filled */
     struct sample_task *tasks;      /* ordered by logits_row, which here indexes logits_rows */
     struct sample_result *results;  /* one a task, filled by the runner */
     uint32_t n_tasks, max_tasks;    /* max_tasks >= max_rows + max_seqs */
@@ -84,6 +85,10 @@ struct runner {
     enum rc (*finish)(void *ctx, struct batch *batch, struct err *err);
     bool is_async;
     uint64_t (*allocations)(void *ctx); /* made by the runner besides those of mem.h so far; NULL: none ever */
+    /* The states of a finished batch's state rows first .. first + n, [n][states_width], before another batch is started. */
+    enum rc (*read_states)(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err);
+    uint32_t states_width;              /* 0: the model has no states to pool */
+    bool lacks_logits;
 };
 
 #endif

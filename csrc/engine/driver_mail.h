@@ -53,6 +53,7 @@ struct mail {
     bool is_announced;        /* told of, or about to be, and not taken since */
     bool is_listed, is_done, is_dropped, is_lost;
     struct news scores;       /* prompt results, copied once */
+    float *states;            /* of a pooling request, copied once */
     struct letter letters[];  /* [n_samples] */
 };
 

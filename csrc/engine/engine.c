@@ -3,6 +3,7 @@
 
 #include "../base/mem.h"
 #include "engine_config.h"
+#include "pooling.h"
 #include "sampler.h"
 
 #include <string.h>
@@ -73,7 +74,9 @@ static enum rc flight_create(struct engine *e, uint32_t slot, struct err *err)
     flight->batch.vocab_limit = e->config.vocab_limit;
     flight->batch.banned = e->config.banned_ids;
     flight->batch.n_banned = e->config.n_banned;
-    if (!rc && !(flight->owners = mem_calloc(flight->batch.max_tasks, sizeof *flight->owners)))
+    flight->states = rc ? NULL : mem_calloc(flight->batch.max_seqs, sizeof *flight->states);
+    flight->owners = rc ? NULL : mem_calloc(flight->batch.max_tasks, sizeof *flight->owners);
+    if (!rc && (!flight->owners || !flight->states))
         rc = err_set(err, RC_MEMORY, "engine: out of memory for %u tasks", flight->batch.max_tasks);
     return rc;
 }
@@ -121,6 +124,7 @@ void engine_destroy(struct engine *e)
     for (uint32_t slot = 0; slot < 2; slot++) {
         batch_destroy(&e->flights[slot].batch);
         mem_free(e->flights[slot].owners);
+        mem_free(e->flights[slot].states);
     }
     engine_config_free(&e->config, &e->context);
     statistics_destroy(e->statistics);
@@ -312,6 +316,29 @@ static void take_token(struct engine *e, const struct batch *b, struct sequence 
     outbox_note(&e->outbox, q);
 }
 
+/* States of a step that no other follows yet: they still lie where the step left them. */
+static enum rc take_states(struct engine *e, struct flight *flight, struct err *err)
+{
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < flight->n_states_owners && !rc; i++) {
+        struct states_owner *owner = &flight->states[i];
+        struct sequence *q = owner->sequence;
+        bool is_finite = true;
+        q->request->score_epoch = engine_epoch(e);
+        rc = pooling_take(q, &flight->batch, owner->first, owner->n, &is_finite, err);
+        if (!rc && !is_finite) {
+            e->stats->nonfinite_rows++;
+            q->status = SAMPLE_NON_FINITE;
+            q->error_position = q->request->first_pooled + q->request->n_pooled;
+            finish(e, q, FINISH_ERROR);
+        } else if (!rc && q->request->n_pooled == q->request->n_to_pool) {
+            finish(e, q, FINISH_LENGTH);
+        }
+    }
+    flight->n_states_owners = 0;
+    return rc;
+}
+
 static void take_results(struct engine *e, const struct flight *flight, double now)
 {
     const struct batch *b = &flight->batch;
@@ -382,7 +409,7 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
     struct err fault = {0};
     double begun = seconds_now();
     scheduler_begin_step(&e->scheduler, b, in_flight(e) > 0, begun);
-    sampler_fill(&e->scheduler, flight->owners);
+    flight->n_states_owners = sampler_fill(&e->scheduler, flight->owners, flight->states);
     *has_rows = b->n_rows > 0;
     if (!b->n_rows)
         return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row scheduled though sequences wait")
@@ -406,6 +433,8 @@ static enum rc end_flight(struct engine *e, struct err *err)
     struct err fault = {0};
     uint64_t n_tokens = e->stats->generation_tokens;
     enum rc rc = e->config.runner.finish(e->config.runner.ctx, &flight->batch, &fault);
+    if (!rc)
+        rc = take_states(e, flight, &fault);
     if (rc)
         return engine_poison(e, rc, &fault, err);
     double done = seconds_now(), from = flight->started > e->last_done ? flight->started : e->last_done;

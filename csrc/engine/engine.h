@@ -32,6 +32,9 @@ struct engine_config {
     bool is_serial;                   /* one step after another, even where the runner could overlap them */
 };
 
+/* Which states of the prompt a request wants instead of tokens: its last row's, its first row's, their mean, or every row's. */
+enum pooling { POOLING_NONE = 0, POOLING_LAST, POOLING_CLS, POOLING_MEAN, POOLING_ALL };
+
 struct id_list { const int32_t *ids; uint32_t n; };
 struct byte_string { const char *bytes; uint32_t n; };
 
@@ -43,6 +46,7 @@ struct request_spec {
     struct byte_string salt;
     bool is_score; /* teacher-forced scoring of prompt tokens from score_start (>= 1) on; generates nothing */
     uint32_t score_start;
+    uint32_t pooling;                 /* enum pooling; generates nothing */
     float temperature;                /* is_score: divides the logits, 1: raw */
     float top_p, min_p;
     uint32_t top_k;
@@ -82,6 +86,8 @@ struct news {
     const struct sample_result *prompt_results;
     const int32_t *prompt_top_ids; const float *prompt_top_values; const int32_t *prompt_top_ranks;
     uint32_t n_prompt_results, n_prompt_logprobs; /* top arrays are [n_prompt_results][n_prompt_logprobs] */
+    const float *states;              /* [n_states][states_width], with the final news of a pooling request that has them all */
+    uint32_t n_states, states_width;
     uint32_t n_cached_tokens;         /* hit of the first admission */
     uint32_t n_preemptions;
     const uint32_t *epochs;           /* [n_new] of the weights that made each token; never falls */

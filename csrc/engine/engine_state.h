@@ -14,6 +14,8 @@
 struct flight {
     struct batch batch;
     struct task_owner *owners;     /* [max_tasks] */
+    struct states_owner *states;   /* [max_seqs] */
+    uint32_t n_states_owners;
     struct step_record record;
     double started, host_seconds;
 };

@@ -102,6 +102,13 @@ static bool copy_scores(struct mail *mail, const struct news *news)
     return true;
 }
 
+static bool copy_states(struct mail *mail, const struct news *news)
+{
+    size_t n_bytes = (size_t)news->n_states * news->states_width * sizeof *mail->states;
+    mail->states = mem_alloc(n_bytes);
+    return mail->states && memcpy(mail->states, news->states, n_bytes);
+}
+
 struct mail *mail_create(struct driver *driver, const struct request_spec *spec, bool ends_only)
 {
     uint32_t n_samples = spec->n ? spec->n : 1;
@@ -125,6 +132,7 @@ void mail_free(struct mail *mail)
         mem_free(mail->letters[i].papers[1].data);
     }
     mem_free((void *)mail->scores.prompt_results);
+    mem_free(mail->states);
     mem_free(mail);
 }
 
@@ -146,6 +154,7 @@ void mail_add(struct mail *mail, const struct news *news)
             is_lost = true;
     }
     is_lost |= news->prompt_results && !copy_scores(mail, news);
+    is_lost |= news->states && !copy_states(mail, news);
     mail->n_fresh += !letter->has_news;
     letter->has_news = true;
     letter->news = *news;
@@ -258,6 +267,7 @@ static void take_letter(struct mail *mail, struct letter *letter, struct news *o
         out->prompt_top_values = mail->scores.prompt_top_values;
         out->prompt_top_ranks = mail->scores.prompt_top_ranks;
     }
+    out->states = mail->states;
     letter->filled ^= 1;
     letter->has_news = false;
     mail->n_fresh--;

@@ -48,6 +48,13 @@ static void add_scores(struct news *news, const struct request *r)
     news->prompt_top_ranks = r->score_top_ranks;
 }
 
+static void add_states(struct news *news, const struct request *r)
+{
+    news->states = r->states;
+    news->n_states = r->n_states;
+    news->states_width = r->context->config->runner.states_width;
+}
+
 static void report(struct sequence *q, uint32_t epoch, struct news *news)
 {
     const struct request *r = q->request;
@@ -67,7 +74,7 @@ static void report(struct sequence *q, uint32_t epoch, struct news *news)
         .n_cached_tokens = r->n_cached,
         .n_preemptions = q->n_preemptions,
         .epochs = q->epochs + first,
-        .epoch = n_new ? q->epochs[n_new - 1] : r->spec.is_score && r->n_scored ? r->score_epoch : epoch,
+        .epoch = n_new ? q->epochs[n_new - 1] : (r->spec.is_score && r->n_scored) || r->n_pooled ? r->score_epoch : epoch,
         .queued = r->queued,
         .scheduled = r->scheduled,
         .first_token = q->first_token,
@@ -94,6 +101,8 @@ uint32_t outbox_take(struct outbox *outbox, bool finished_only, uint32_t epoch, 
         news[n].is_last_of_request = --q->request->n_unreported == 0;
         if (q->sample == 0 && q->request->n_to_score)
             add_scores(&news[n], q->request);
+        if (q->request->n_states && q->request->n_pooled == q->request->n_to_pool)
+            add_states(&news[n], q->request);
     }
     for (struct sequence *q; n < max && !finished_only && (q = outbox->fresh.first); n++) {
         list_remove(&outbox->fresh, q);

@@ -34,7 +34,7 @@ static enum rc check_lengths(const struct engine_config *config, const struct re
     if (length > most)
         REFUSE("prompt", "The decoder prompt (length %llu) is longer than the maximum model length of %u.",
                (unsigned long long)length, most);
-    if (length == most && !spec->prior.n && !spec->is_score)
+    if (length == most && !spec->prior.n && !spec->is_score && !spec->pooling)
         REFUSE("prompt",
                "The decoder prompt (length %llu) plus the number of requested output tokens (at least 1) is longer than the "
                "maximum model length of %u.",
@@ -63,6 +63,20 @@ static enum rc check_score(const struct request_spec *spec, struct err *err)
         REFUSE("start", "start must be in [1, %u], got %u.", spec->prompt.n, spec->score_start);
     if (!isfinite(spec->temperature) || spec->temperature <= 0)
         REFUSE("temperature", "temperature must be greater than zero, got %g.", (double)spec->temperature);
+    return RC_OK;
+}
+
+static enum rc check_pooling(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
+    uint64_t n_bytes = (uint64_t)spec->prompt.n * config->runner.states_width * sizeof(float);
+    if (!config->runner.states_width || spec->pooling > POOLING_ALL)
+        REFUSE("pooling", "pooling: wanted a model with states and one of 4 kinds, have width %u and kind %u",
+               config->runner.states_width, spec->pooling);
+    if (spec->n != 1 || spec->prior.n)
+        REFUSE("n", "a pooling request has one sample and no output_token_ids, got n=%u and %u ids.", spec->n, spec->prior.n);
+    if (spec->pooling == POOLING_ALL && n_bytes > MAX_PROMPT_RESULT_BYTES)
+        REFUSE("pooling", "states of all tokens: wanted at most %llu bytes, have %llu; split the prompt",
+               (unsigned long long)MAX_PROMPT_RESULT_BYTES, (unsigned long long)n_bytes);
     return RC_OK;
 }
 
@@ -140,6 +154,16 @@ static enum rc check_lists(const struct engine_config *config, const struct requ
     return RC_OK;
 }
 
+/* What the kind of request has of its own. */
+static enum rc check_kind(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
+    if (spec->pooling)
+        return check_pooling(config, spec, err);
+    if (config->runner.lacks_logits)
+        return err_set(err, RC_UNSUPPORTED, "LLM.generate() is only supported for generative models.");
+    return spec->is_score ? check_score(spec, err) : check_sampling(spec, err);
+}
+
 enum rc request_check(const struct engine_config *config, const struct request_spec *spec, struct err *err)
 {
     enum rc rc = check_lengths(config, spec, err);
@@ -150,7 +174,7 @@ enum rc request_check(const struct engine_config *config, const struct request_s
     if (!rc)
         rc = check_samples(spec, err);
     if (!rc)
-        rc = spec->is_score ? check_score(spec, err) : check_sampling(spec, err);
+        rc = check_kind(config, spec, err);
     if (!rc)
         rc = check_logprobs(config, spec, err);
     if (!rc)

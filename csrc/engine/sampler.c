@@ -1,5 +1,9 @@
 #include "sampler.h"
 
+#include "pooling.h"
+
+#include <string.h>
+
 #define GREEDY_BELOW 1e-5f
 
 /* What a step's batch has grown to. */
@@ -100,6 +104,8 @@ static void add_sequence(struct filler *f, struct sequence *q)
         first_scored = r->first_scored + r->n_scored;
     for (uint32_t i = 0; i < q->n_rows; i++) {
         uint32_t row = batch->n_rows++, position = first + i;
+        if (pooling_wants(q, position))
+            batch->state_rows[batch->n_state_rows++] = (int32_t)row;
         bool draws = q->draws && i + 1 == q->n_rows, scores = position + 1 >= first_scored && position + 1 < r->spec.prompt.n;
         batch->token_ids[row] = position < n_known ? sequence_token(q, position) : -1 - (int32_t)q->last_task;
         batch->positions[row] = (int32_t)position;
@@ -114,18 +120,24 @@ static void add_sequence(struct filler *f, struct sequence *q)
     }
 }
 
-void sampler_fill(const struct scheduler *scheduler, struct task_owner *owners)
+uint32_t sampler_fill(const struct scheduler *scheduler, struct task_owner *owners, struct states_owner *states)
 {
     struct batch *batch = scheduler->batch;
     struct filler f = {batch, owners, 0};
-    batch->n_rows = batch->n_seqs = batch->n_logits_rows = batch->n_tasks = 0;
+    uint32_t n_owners = 0;
+    batch->n_rows = batch->n_seqs = batch->n_logits_rows = batch->n_state_rows = batch->n_tasks = 0;
     batch->seq_first_row[0] = 0;
     for (uint32_t slot = 0, left = scheduler->n_running; left; slot++) {
         struct sequence *q = scheduler->slots[slot];
         left -= q != NULL;
         if (!q || !q->n_rows)
             continue;
+        uint32_t first = batch->n_state_rows;
         add_sequence(&f, q);
         batch->seq_first_row[++batch->n_seqs] = (int32_t)batch->n_rows;
+        if (batch->n_state_rows > first)
+            states[n_owners++] = (struct states_owner){q, first, batch->n_state_rows - first};
     }
+    memcpy(batch->logits_rows + batch->n_logits_rows, batch->state_rows, batch->n_state_rows * sizeof *batch->state_rows);
+    return n_owners;
 }

@@ -12,7 +12,14 @@ struct task_owner {
     uint32_t position; /* of the token drawn or scored */
 };
 
-/* Fills the scheduler's batch from its slots; owners: [max_tasks]. Each draw leaves its sequence with a pending token. */
-void sampler_fill(const struct scheduler *scheduler, struct task_owner *owners);
+/* Whose a batch's state rows are: first .. first + n of them. */
+struct states_owner {
+    struct sequence *sequence;
+    uint32_t first, n;
+};
+
+/* Fills the scheduler's batch from its slots; owners: [max_tasks], states: [max_seqs]. Each draw leaves its sequence with a
+ * pending token. Returns how many sequences pool states. */
+uint32_t sampler_fill(const struct scheduler *scheduler, struct task_owner *owners, struct states_owner *states);
 
 #endif

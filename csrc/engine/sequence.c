@@ -1,6 +1,7 @@
 #include "sequence.h"
 
 #include "../base/mem.h"
+#include "pooling.h"
 #include "request_check.h"
 
 #include <stdlib.h>
@@ -65,6 +66,8 @@ static void request_lay(struct carver *c, const struct request_spec *spec, uint3
     CARVE(c, r->score_top_ids, (size_t)r->n_to_score * r->n_score_top);
     CARVE(c, r->score_top_values, (size_t)r->n_to_score * r->n_score_top);
     CARVE(c, r->score_top_ranks, (size_t)r->n_to_score * r->n_score_top);
+    CARVE(c, r->states, (size_t)r->n_states * r->context->config->runner.states_width);
+    CARVE(c, r->sums, spec->pooling == POOLING_MEAN ? r->context->config->runner.states_width : 0);
 }
 
 static int compare_ids(const void *a, const void *b)
@@ -113,6 +116,8 @@ static void request_fill(struct request *r, const struct request_spec *spec)
     copy_sorted(&r->spec.stop_ids, &spec->stop_ids, context->config->vocab_size);
     copy_sorted(&r->spec.allowed, &spec->allowed, context->config->vocab_size);
     stop_set_prepare(&r->stops);
+    if (spec->pooling == POOLING_MEAN)
+        memset(r->sums, 0, context->config->runner.states_width * sizeof *r->sums);
     r->spec.prior.ids = NULL;
     r->spec.salt.bytes = NULL;
     r->root = hash_bytes(&context->key, spec->salt.n ? spec->salt.bytes : "", spec->salt.n);
@@ -143,7 +148,7 @@ static uint32_t output_capacity(const struct request *r)
 {
     uint32_t n_prior = r->spec.prior.n, room = r->context->config->max_model_len - r->spec.prompt.n - n_prior;
     uint32_t wanted = r->spec.max_tokens > n_prior ? r->spec.max_tokens - n_prior : 0;
-    if (r->spec.is_score)
+    if (r->spec.is_score || r->spec.pooling)
         return 0;
     return wanted < room ? wanted : room;
 }
@@ -286,6 +291,7 @@ enum rc request_create(const struct sequence_context *context, const struct requ
         return rc;
     struct request plan = {.spec = *spec, .context = context};
     request_plan_scores(&plan);
+    pooling_plan(&plan);
     struct carver size = {NULL, sizeof plan};
     request_lay(&size, spec, context->config->layout.block_tokens, &plan);
     struct carver c = {mem_alloc(size.used), sizeof plan};
@@ -373,7 +379,7 @@ uint32_t sequence_goal(const struct sequence *q)
 
 bool sequence_must_wait(const struct sequence *q)
 {
-    return (q->needs_values && q->n_pending) || sequence_is_scoring(q);
+    return (q->needs_values && q->n_pending) || sequence_is_scoring(q) || q->request->spec.pooling;
 }
 
 bool sequence_is_scoring(const struct sequence *q)
@@ -386,6 +392,8 @@ uint32_t sequence_hit_limit(const struct sequence *q)
     const struct request *r = q->request;
     uint32_t most = sequence_n_known(q) - 1;
     uint32_t first_wanted = r->first_scored + r->n_scored - 1; /* the row before the token that is scored next */
+    if (r->spec.pooling)
+        return r->first_pooled + r->n_pooled < most ? r->first_pooled + r->n_pooled : most;
     return sequence_is_scoring(q) && first_wanted < most ? first_wanted : most;
 }
 

@@ -39,11 +39,16 @@ struct request {
 
     /* Scoring, and prompt logprobs: results of the tokens prompt[first_scored ...]. */
     uint32_t first_scored, n_to_score, n_scored, n_score_top;
-    uint32_t score_epoch;
+    uint32_t score_epoch;                /* of the scores, or of the states */
     struct sample_result *score_results; /* [n_to_score] */
     int32_t *score_top_ids;              /* [n_to_score][n_score_top] */
     float *score_top_values;
     int32_t *score_top_ranks;
+
+    /* Pooling: states of the rows first_pooled ..., taken in this order. */
+    uint32_t first_pooled, n_to_pool, n_pooled, n_states;
+    float *states;                 /* [n_states][states_width] the result */
+    double *sums;                  /* [states_width] of POOLING_MEAN */
 };
 
 /* The one total order of an engine's sequences. */

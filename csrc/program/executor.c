@@ -9,15 +9,15 @@ struct running {
     struct model *m;
     struct batch *batch;             /* NULL while a graph is captured */
     struct batch_view view;
-    const int32_t *tables[BATCH_MAX_GROUPS], *logits_rows;
-    uint32_t n_logits_rows;
+    const int32_t *tables[BATCH_MAX_GROUPS], *wanted_rows;
+    uint32_t n_wanted_rows, n_logits_rows; /* wanted: for their logits, then for their states */
     struct err *err;
 };
 
 /* ---- the batch in device memory -------------------------------------------------------------------------------------- */
 
 static void use_arrays(struct running *run, const struct batch_arrays *arrays, uint32_t n_rows, uint32_t n_seqs,
-                       uint32_t n_logits_rows)
+                       uint32_t n_logits_rows, uint32_t n_state_rows)
 {
     const struct model *m = run->m;
     run->view.n_rows = n_rows;
@@ -27,8 +27,9 @@ static void use_arrays(struct running *run, const struct batch_arrays *arrays, u
     run->view.row_seq = arrays->row_seq;
     run->view.seq_first_row = arrays->seq_first_row;
     run->view.block_tokens = m->layout.block_tokens;
-    run->logits_rows = arrays->logits_rows;
+    run->wanted_rows = arrays->logits_rows;
     run->n_logits_rows = n_logits_rows;
+    run->n_wanted_rows = n_logits_rows + n_state_rows;
     for (uint32_t g = 0; g < m->layout.n_groups; g++)
         run->tables[g] = arrays->tables + (size_t)g * (m->options.max_num_seqs + 1) * m->table_stride;
 }
@@ -47,12 +48,12 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
     if (!m->backend->begin) {
         struct batch_arrays host = {b->token_ids,     b->positions,   b->row_seq,
                                     b->seq_first_row, b->logits_rows, b->tables->pages};
-        use_arrays(run, &host, b->n_rows, b->n_seqs, b->n_logits_rows);
+        use_arrays(run, &host, b->n_rows, b->n_seqs, b->n_logits_rows, b->n_state_rows);
         return RC_OK;
     }
-    use_arrays(run, &m->arrays, b->n_rows, b->n_seqs, b->n_logits_rows);
+    use_arrays(run, &m->arrays, b->n_rows, b->n_seqs, b->n_logits_rows, b->n_state_rows);
     struct begin_args args = {
-        .slot = b->slot, .n_rows = b->n_rows, .n_seqs = b->n_seqs, .n_logits_rows = b->n_logits_rows,
+        .slot = b->slot, .n_rows = b->n_rows, .n_seqs = b->n_seqs, .n_logits_rows = run->n_wanted_rows,
         .n_pad_rows = n_rows - b->n_rows, .pad_row_seq = m->options.max_num_seqs, .token_ids = b->token_ids,
         .positions = b->positions, .row_seq = b->row_seq, .seq_first_row = b->seq_first_row, .logits_rows = b->logits_rows,
         .tables = t->pages, .runs = t->runs, .n_runs = t->n_runs, .to = m->arrays,
@@ -178,7 +179,7 @@ static enum rc run_logits(struct running *run, const struct step *step)
 static enum rc run_step(struct running *run, const struct step *step)
 {
     struct model *m = run->m;
-    uint32_t n_rows = step->on_selected ? run->n_logits_rows : run->view.n_rows;
+    uint32_t n_rows = step->on_selected ? run->n_wanted_rows : run->view.n_rows;
     struct view in0 = view_of(m, step->in[0]), in1 = view_of(m, step->in[1]), out = view_of(m, step->out);
     switch (step->code) {
     case STEP_EMBED:
@@ -207,9 +208,11 @@ static enum rc run_step(struct running *run, const struct step *step)
                                                                     weights_vector(m->weights, step->weight), step->eps},
                                         run->err);
     case STEP_SELECT:
-        return m->backend->select(m->ctx, &(struct select_args){run->n_logits_rows, run->logits_rows, in0, out}, run->err);
+        return m->backend->select(m->ctx, &(struct select_args){run->n_wanted_rows, run->wanted_rows, in0, out}, run->err);
     case STEP_LOGITS:
         return run_logits(run, step);
+    case STEP_STATES: /* they stay where they are until they are read */
+        return RC_OK;
     default:
         return run_cache_step(run, step);
     }
@@ -249,7 +252,7 @@ static enum rc run_program(struct running *run)
     enum rc rc = run_rope_tables(run);
     for (uint32_t i = 0; i < m->plan.n_steps && !rc; i++) {
         const struct step *step = &m->plan.steps[i];
-        if (!run->n_logits_rows && (step->on_selected || step->code == STEP_SELECT))
+        if (!run->n_wanted_rows && (step->on_selected || step->code == STEP_SELECT))
             continue;
         rc = run_step(run, step);
         if (!rc && m->options.is_synchronous)
@@ -276,7 +279,7 @@ static enum rc capture(struct model *m, int32_t *first_rows, uint32_t n, void **
     struct running run = {.m = m, .err = err, .view.host_seq_first_row = first_rows};
     struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = first_rows,
                               .to = m->arrays};
-    use_arrays(&run, &m->arrays, n, n, n);
+    use_arrays(&run, &m->arrays, n, n, n, 0);
     enum rc rc = m->backend->begin(m->ctx, &args, err);
     if (!rc)
         rc = run_program(&run);
@@ -348,6 +351,24 @@ enum rc model_finish(void *ctx, struct batch *batch, struct err *err)
     if (m->backend->sample_finish)
         return m->backend->sample_finish(m->ctx, batch->slot, err);
     return m->backend->synchronize(m->ctx, err);
+}
+
+enum rc model_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err)
+{
+    struct model *m = ctx;
+    const struct place *place = &m->plan.steps[m->plan.n_steps - 1].in[0];
+    size_t row_bytes = (size_t)place->stride * m->item_bytes;
+    uint32_t dtype = m->backend->activations(m->ctx), most = (uint32_t)(m->read_bytes / row_bytes);
+    const char *source = m->arena + place->offset * m->item_bytes + (batch->n_logits_rows + first) * row_bytes;
+    enum rc rc = RC_OK;
+    for (uint32_t row = 0; row < n && !rc; row += most) {
+        uint32_t count = n - row < most ? n - row : most; /* of the last row only what is its own */
+        rc = m->backend->download(m->ctx, m->read, source + row * row_bytes,
+                                  (count - 1) * row_bytes + (size_t)place->width * m->item_bytes, err);
+        for (uint32_t i = 0; i < count && !rc; i++)
+            dtype_to_float(dtype, m->read + i * row_bytes, rows + (size_t)(row + i) * place->width, place->width);
+    }
+    return rc;
 }
 
 bool model_is_async(const struct model *m)

@@ -9,6 +9,7 @@
 /* Of a device's share: the driver's context, kernels and graphs. Of what is free once the context is there: the graphs. */
 #define CONTEXT_BYTES ((uint64_t)1 << 30)
 #define GRAPHS_BYTES ((uint64_t)256 << 20)
+#define READ_BYTES ((size_t)256 << 10) /* of states at once, unless a row is longer */
 
 static enum rc out_of_memory(struct err *err)
 {
@@ -83,7 +84,7 @@ static void size_buffers(struct model *m)
 {
     const struct model_options *o = &m->options;
     m->vocab_stride = (m->program->vocab_size + 15) & ~15u;
-    m->logits_bytes = (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
+    m->logits_bytes = !program_has_logits(m->program) ? 0 : (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
     m->table_stride = (o->max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens;
     if (m->backend->begin)
         m->staged_bytes = sizeof(int32_t) *
@@ -219,13 +220,19 @@ static enum rc create_buffers(struct model *m, struct err *err)
 {
     enum rc rc = buffer(m, m->plan.arena_values * m->item_bytes, &m->arena, err);
     if (!rc)
-        rc = buffer(m, m->logits_bytes, &m->logits, err);
+        rc = m->logits_bytes ? buffer(m, m->logits_bytes, &m->logits, err) : RC_OK;
     if (!rc && m->staged_bytes)
         rc = buffer(m, m->staged_bytes, &m->staged, err);
     if (!rc)
         rc = create_ropes(m, err);
     if (!rc)
         rc = create_pool(m, err);
+    if (!rc && program_states_width(m->program)) {
+        size_t row_bytes = (size_t)m->plan.steps[m->plan.n_steps - 1].in[0].stride * m->item_bytes;
+        m->read_bytes = row_bytes > READ_BYTES ? row_bytes : READ_BYTES;
+        if (!(m->read = mem_alloc(m->read_bytes)))
+            rc = out_of_memory(err);
+    }
     return rc;
 }
 
@@ -300,7 +307,8 @@ void model_destroy(struct model *m)
             m->backend->graph_destroy(m->ctx, m->graphs[i].graph);
         weights_destroy(m->weights);
         m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_values * m->item_bytes);
-        m->backend->buffer_destroy(m->ctx, m->logits, m->logits_bytes);
+        if (m->logits)
+            m->backend->buffer_destroy(m->ctx, m->logits, m->logits_bytes);
         if (m->staged)
             m->backend->buffer_destroy(m->ctx, m->staged, m->staged_bytes);
         m->backend->buffer_destroy(m->ctx, m->pool, (size_t)m->n_pages * m->layout.page_bytes);
@@ -312,6 +320,7 @@ void model_destroy(struct model *m)
         m->backend->close(m->ctx);
     }
     plan_clear(&m->plan);
+    mem_free(m->read);
     mem_free(m->graphs);
     mem_free(m->rope_freqs);
     mem_free(m->rope_tables);

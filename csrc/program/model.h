@@ -40,6 +40,7 @@ void model_destroy(struct model *model);
 /* As struct runner wants them; ctx is the model. */
 enum rc model_start(void *ctx, struct batch *batch, struct err *err);
 enum rc model_finish(void *ctx, struct batch *batch, struct err *err);
+enum rc model_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err);
 uint64_t model_allocations(void *ctx);
 bool model_is_async(const struct model *model);
 

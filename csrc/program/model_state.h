@@ -35,6 +35,8 @@ struct model {
     size_t logits_bytes, staged_bytes, ropes_bytes;
     uint32_t vocab_stride, max_logits_rows;
     uint64_t graphs_bytes;
+    char *read;                   /* host memory: states on their way from the arena */
+    size_t read_bytes;
 };
 
 /* Captures steps of every size at which a backend replays them; nothing where it does not. */

@@ -32,6 +32,7 @@ static const char *const NAMES[STEP_COUNT] = {
     [STEP_EMBED] = "embed",       [STEP_LINEAR] = "linear",   [STEP_RMS_NORM] = "rms_norm", [STEP_ROPE] = "rope",
     [STEP_QKV] = "qkv",           [STEP_KV_WRITE] = "kv_write", [STEP_ATTENTION] = "attention", [STEP_GATED] = "gated",
     [STEP_ADD] = "add",           [STEP_ADD_NORM] = "add_norm", [STEP_SELECT] = "select", [STEP_LOGITS] = "logits",
+    [STEP_STATES] = "states",
 };
 
 const char *step_name(uint32_t code)
@@ -292,6 +293,7 @@ static enum rc emit(struct planner *b, uint32_t index, struct err *err)
     case OP_ATTENTION: emit_attention(b, op); return RC_OK;
     case OP_LINEAR:
     case OP_LOGITS: emit_linear(b, op, NO_INDEX, op->out[0]); return RC_OK;
+    case OP_STATES: node_add(b, STEP_STATES)->in[0] = ref_of(b->p, op->in[0]); return RC_OK;
     default:
         linear = linear_before_add(b, index, &other);
         if (linear == NO_INDEX) {

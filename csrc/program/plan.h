@@ -9,7 +9,7 @@
 
 enum step_code {
     STEP_EMBED, STEP_LINEAR, STEP_RMS_NORM, STEP_ROPE, STEP_QKV, STEP_KV_WRITE, STEP_ATTENTION, STEP_GATED, STEP_ADD,
-    STEP_ADD_NORM, STEP_SELECT, STEP_LOGITS, STEP_COUNT
+    STEP_ADD_NORM, STEP_SELECT, STEP_LOGITS, STEP_STATES, STEP_COUNT
 };
 
 /* Where a tensor of rows lies: element (r, c) at arena[offset + r * stride + c], in values. width 0: none. */

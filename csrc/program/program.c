@@ -13,11 +13,26 @@ static const struct {
     [OP_RMS_NORM] = {"rms_norm", 1, 1, false, true},   [OP_ROPE] = {"rope", 2, 2, false, false},
     [OP_ATTENTION] = {"attention", 3, 1, false, false}, [OP_GATED] = {"gated", 2, 1, false, false},
     [OP_ADD] = {"add", 2, 1, false, false},            [OP_LOGITS] = {"logits", 1, 0, true, false},
+    [OP_STATES] = {"states", 1, 0, false, false},
 };
 
 const char *op_name(uint32_t code)
 {
     return code < OP_COUNT ? OPS[code].name : "?";
+}
+
+bool program_has_logits(const struct program *p)
+{
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (p->ops[i].code == OP_LOGITS)
+            return true;
+    return false;
+}
+
+uint32_t program_states_width(const struct program *p)
+{
+    const struct op *last = &p->ops[p->n_ops - 1];
+    return last->code == OP_STATES ? p->values[last->in[0]].width : 0;
 }
 
 static uint32_t width_of(const struct program *p, uint32_t value)
@@ -63,6 +78,8 @@ static const char *check_widths(const struct program *p, const struct op *op)
         return in0 == weight->cols && weight->rows == p->vocab_size && op->f[0] == 1
                    ? NULL
                    : "the head is [vocab_size][hidden], its scale 1";
+    case OP_STATES:
+        return NULL;
     default:
         return "the operation is known";
     }
@@ -129,16 +146,19 @@ enum rc program_check(const struct program *p, struct err *err)
     const char *wanted = check_weights(p);
     if (wanted)
         return err_set(err, RC_INVALID, "program: wanted that %s", wanted);
-    if (!p->n_ops || p->ops[p->n_ops - 1].code != OP_LOGITS || !p->vocab_size)
-        return err_set(err, RC_INVALID, "program: wanted logits as its last operation");
+    uint32_t last = p->n_ops ? p->ops[p->n_ops - 1].code : OP_COUNT;
+    if ((last != OP_LOGITS && last != OP_STATES) || !p->vocab_size)
+        return err_set(err, RC_INVALID, "program: wanted logits or states as its last operation");
     uint8_t *written = mem_calloc(p->n_values + 1, 1);
     if (!written)
         return err_set(err, RC_MEMORY, "program: out of memory");
     enum rc rc = RC_OK;
     for (uint32_t i = 0; i < p->n_ops && !rc; i++) {
         const struct op *op = &p->ops[i];
-        if (op->code == OP_LOGITS && i + 1 != p->n_ops)
-            wanted = "logits come last and once";
+        if (op->code == OP_LOGITS && i + 1 != p->n_ops && (i + 2 != p->n_ops || last != OP_STATES))
+            wanted = "logits come last and once, or right before the states";
+        else if (op->code == OP_STATES && i + 1 != p->n_ops)
+            wanted = "states come last and once";
         else
             wanted = check_op(p, op, written);
         if (wanted)

@@ -17,6 +17,7 @@ enum op_code {
     OP_GATED,     /* out0 = act u0 (in0) * in1 */
     OP_ADD,       /* out0 = in0 + in1 */
     OP_LOGITS,    /* logits = in0 of the wanted rows, weight0^T; scale f0 */
+    OP_STATES,    /* in0 of the wanted rows is what pooling reads */
     OP_COUNT
 };
 
@@ -72,6 +73,9 @@ struct program {
 };
 
 const char *op_name(uint32_t code);
+/* A program ends with its logits, with the states that pooling reads, or with both in this order. */
+bool program_has_logits(const struct program *program);
+uint32_t program_states_width(const struct program *program); /* 0: it has none */
 /* RC_INVALID with a text that names the operation and what does not fit. */
 enum rc program_check(const struct program *program, struct err *err);
 void program_destroy(struct program *program);

@@ -92,10 +92,17 @@ static PyObject *epochs_of(const struct news *news)
     return result;
 }
 
+static PyObject *states_of(const struct news *news)
+{
+    if (!news->states)
+        return Py_NewRef(Py_None);
+    return bytes_of(news->states, (size_t)news->n_states * news->states_width, sizeof *news->states);
+}
+
 PyObject *py_news(const struct news *news)
 {
     return Py_BuildValue(
-        "{sKsIszsisIsIsIsNsNsNsNsNsIsIsIsNs(dddd)sN}",
+        "{sKsIszsisIsIsIsNsNsNsNsNsIsIsIsNs(dddd)sNsN}",
         "request", (unsigned long long)news->request,
         "sample", news->sample,
         "finish", py_finish_name(news->finish),
@@ -113,7 +120,8 @@ PyObject *py_news(const struct news *news)
         "epoch", news->epoch,
         "epochs", epochs_of(news),
         "times", news->queued, news->scheduled, news->first_token, news->last_token,
-        "is_last", PyBool_FromLong(news->is_last_of_request));
+        "is_last", PyBool_FromLong(news->is_last_of_request),
+        "states", states_of(news));
 }
 
 PyObject *py_more(const struct news *news)

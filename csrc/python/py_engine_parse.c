@@ -226,6 +226,17 @@ static int request_score_start(const struct item *item, struct request_spec *spe
     return parse_count(item, &spec->score_start);
 }
 
+static int request_pooling(const struct item *item, struct request_spec *spec)
+{
+    static const char *const NAMES[] = {"last", "cls", "mean", "all"}; /* POOLING_LAST and on */
+    for (uint32_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++)
+        if (PyUnicode_Check(item->value) && PyUnicode_CompareWithASCIIString(item->value, NAMES[i]) == 0) {
+            spec->pooling = POOLING_LAST + i;
+            return 0;
+        }
+    return refuse(item, "one of 'last', 'cls', 'mean', 'all'");
+}
+
 static int request_max_tokens(const struct item *item, struct request_spec *spec)
 {
     long long number;
@@ -346,6 +357,7 @@ static const struct {
     {"salt", request_salt},
     {"priority", request_priority},
     {"score_start", request_score_start},
+    {"pooling", request_pooling},
 };
 
 static int parse_param(PyObject *key, PyObject *value, struct request_spec *spec, struct py_scratch *scratch)

@@ -32,10 +32,20 @@ _DTYPES = {"float32": "float32", "float": "float32", "float16": "float16", "half
 
 @dataclass(frozen=True)
 class Compiled:
-    """A model's program and the configuration that it was written from."""
+    """A model's program and the configuration that it was written from.
+
+    Args:
+        spec: The program.
+        config: The configuration.
+        generates: Whether it ends with logits.
+        tasks, pooling: What its states are for, as in `Model.states`.
+    """
 
     spec: Spec
     config: ModelConfig
+    generates: bool = True
+    tasks: tuple[str, ...] = ()
+    pooling: str = "last"
 
 
 def load(
@@ -77,7 +87,7 @@ def load(
     found.build(config, model)
     spec = model.finish((*found.ignore, *gguf_names.NO_WEIGHTS) if is_gguf else found.ignore)
     config.dtype = _stored_dtype(spec, tensors, config)
-    return Compiled(spec, config)
+    return Compiled(spec, config, model.generates, model.tasks, model.pooling)
 
 
 def _overridden(raw: Raw, overrides: Overrides | None) -> Raw:

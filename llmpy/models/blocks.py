@@ -211,6 +211,9 @@ class Model(Block):
         self._ropes: dict[tuple[bytes, float, bool], int] = {}
         self._matrices: dict[str, int] = {}
         self._used: set[str] = set()
+        self.tasks: tuple[str, ...] = ()
+        self.generates = False
+        self.pooling = "last"
         self.spec: Spec = {
             "values": [],
             "ops": [],
@@ -251,6 +254,30 @@ class Model(Block):
         if self.spec["weights"][weight]["cols"] != x.width:
             self.refuse("logits", name, f"wanted a row of {self.spec['weights'][weight]['cols']}, have {x.width}")
         self.spec["ops"].append(("logits", {"in": [x.index], "out": [], "weights": [weight], "u": [], "f": [scale]}))
+        self.generates = True
+        self.states(x)
+
+    def states(self, x: Value, *tasks: str, pooling: str = "last") -> None:
+        """The end: rows that are pooled. `logits` says this of its input.
+
+        Args:
+            x: [rows, n]; a program ends with its logits or its states.
+            tasks: Of "embed", "token_embed", "classify", "token_classify", what the rows are for; none: the first two.
+            pooling: What one row is made of where nobody says: "last", "cls" or "mean".
+        """
+        self.expect("states", "", x)
+        self.tasks, self.pooling = tasks or ("embed", "token_embed"), pooling
+        self.spec["ops"].append(("states", {"in": [x.index], "out": [], "weights": [], "u": [], "f": []}))
+
+    def stem(self, prefix: str, name: str) -> str:
+        """`prefix`, or "" where the checkpoint has NAME.weight without it: models saved without a head have none."""
+        if self._tensors is None or self._to_source(f"{prefix}{name}.weight") in self._tensors:
+            return prefix
+        return "" if f"{name}.weight" in self._tensors else prefix
+
+    def leave_out(self, name: str) -> None:
+        """Says that the checkpoint may hold NAME.weight without use."""
+        self._used.add(self._to_source(f"{name}.weight"))
 
     # What follows writes and checks; architecture functions have no need of it.
 
@@ -372,7 +399,7 @@ class Model(Block):
     def finish(self, ignore: Sequence[str]) -> Spec:
         """The complete program; CheckpointError for a tensor that it does not use and no pattern ignores."""
         last = self.spec["ops"][-1][0] if self.spec["ops"] else "nothing"
-        if last != "logits":
+        if last != "states":
             self.refuse("logits", "", f"wanted as the last operation, have {last}")
         for source, (_, shape, file) in (self._tensors or {}).items():
             if source not in self._used and not any(fnmatchcase(source, pattern) for pattern in ignore):

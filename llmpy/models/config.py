@@ -130,6 +130,12 @@ class ModelConfig:
         return self.get("tie_word_embeddings", False)
 
     @property
+    def num_labels(self) -> int:
+        """Classes of a classifier; 1 for a reward model."""
+        labels = self.raw.get("id2label")
+        return self.size("num_labels", len(labels) if isinstance(labels, Mapping) and labels else 2)
+
+    @property
     def eos_token_ids(self) -> list[int]:
         """Ids that end a sequence, as the configuration has them; may be empty."""
         value = self.raw.get("eos_token_id")

@@ -89,15 +89,24 @@ class Interpreter:
 
     def logits(self, token_ids: Sequence[int]) -> Array:
         """Logits of every position, [n, vocab_size]."""
+        return self._walk(token_ids, "logits")
+
+    def states(self, token_ids: Sequence[int]) -> Array:
+        """What pooling reads of every position, [n, width]."""
+        return self._walk(token_ids, "states")
+
+    def _walk(self, token_ids: Sequence[int], wanted: str) -> Array:
         ids, values = np.asarray(token_ids), self._fresh(len(token_ids))
         for name, op in self._spec["ops"]:
             if name == "embed":
                 self._put(values, op, self._weights[op["weights"][0]][ids] * op["f"][0])
-            elif name == "logits":
+            elif name == "logits" == wanted:
                 return values[op["in"][0]] @ self._weights[op["weights"][0]].T * op["f"][0]
-            else:
+            elif name == "states" == wanted:
+                return values[op["in"][0]]
+            elif name not in ("logits", "states"):
                 self._put(values, op, *self._run(name, op, [values[i] for i in op["in"]]))
-        raise ValueError("the program has no logits")
+        raise ValueError(f"the program has no {wanted}")
 
     def _fresh(self, n: int) -> list[Array]:
         """Every value unset; a range of columns is a view, so that writing the whole writes it."""

@@ -1,12 +1,13 @@
 """Llama 1 to 3 and its like: SmolLM2, CodeLlama, Vicuna, TinyLlama."""
 
+from . import heads
 from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
 
 @architecture(
-    "LlamaForCausalLM",
+    *heads.names("Llama"),
     "LLaMAForCausalLM",
     defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048},
 )
@@ -14,8 +15,9 @@ def llama(cfg: ModelConfig, m: Model) -> None:
     """Llama decoder: pre-norm attention with rope, gated MLP; biases where the configuration says so."""
     q_width, kv_width = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
     attention_bias, mlp_bias = cfg.get("attention_bias", False), cfg.get("mlp_bias", False)
-    x = m.embed("model.embed_tokens")
-    for layer in m.layers("model.layers", cfg.num_layers):
+    stem = m.stem("model.", "embed_tokens")
+    x = m.embed(f"{stem}embed_tokens")
+    for layer in m.layers(f"{stem}layers", cfg.num_layers):
         h = layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps)
         q, k, v = layer.linear(
             h,
@@ -29,4 +31,4 @@ def llama(cfg: ModelConfig, m: Model) -> None:
         x = x + layer.gated_mlp(
             h, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", cfg.intermediate_size, act=cfg.hidden_act, bias=mlp_bias
         )
-    m.logits(m.rms_norm(x, "model.norm", cfg.rms_norm_eps), "lm_head", tied_to="model.embed_tokens")
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)

@@ -1,12 +1,13 @@
 """Mistral 7B, Nemo and Small."""
 
+from . import heads
 from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
 
 @architecture(
-    "MistralForCausalLM",
+    *heads.names("Mistral"),
     defaults={
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
@@ -19,8 +20,9 @@ def mistral(cfg: ModelConfig, m: Model) -> None:
     """Mistral decoder: Llama without biases, every layer with the same attention window or none."""
     q_width, kv_width = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
     window = cfg.get("sliding_window", 0)
-    x = m.embed("model.embed_tokens")
-    for layer in m.layers("model.layers", cfg.num_layers):
+    stem = m.stem("model.", "embed_tokens")
+    x = m.embed(f"{stem}embed_tokens")
+    for layer in m.layers(f"{stem}layers", cfg.num_layers):
         h = layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps)
         q, k, v = layer.linear(
             h, ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], [q_width, kv_width, kv_width]
@@ -31,4 +33,4 @@ def mistral(cfg: ModelConfig, m: Model) -> None:
         x = x + layer.gated_mlp(
             h, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", cfg.intermediate_size, act=cfg.hidden_act
         )
-    m.logits(m.rms_norm(x, "model.norm", cfg.rms_norm_eps), "lm_head", tied_to="model.embed_tokens")
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)

@@ -1,12 +1,13 @@
 """Qwen3, the dense models."""
 
+from . import heads
 from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
 
 @architecture(
-    "Qwen3ForCausalLM",
+    *heads.names("Qwen3"),
     defaults={
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
@@ -21,8 +22,9 @@ def qwen3(cfg: ModelConfig, m: Model) -> None:
     """Qwen3 dense decoder: Llama with an RMS norm on each head of q and k before rope."""
     q_width, kv_width = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
     bias = cfg.get("attention_bias", False)
-    x = m.embed("model.embed_tokens")
-    for layer, window in zip(m.layers("model.layers", cfg.num_layers), cfg.layer_windows(), strict=True):
+    stem = m.stem("model.", "embed_tokens")
+    x = m.embed(f"{stem}embed_tokens")
+    for layer, window in zip(m.layers(f"{stem}layers", cfg.num_layers), cfg.layer_windows(), strict=True):
         h = layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps)
         q, k, v = layer.linear(
             h, ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], [q_width, kv_width, kv_width], bias=bias
@@ -35,4 +37,4 @@ def qwen3(cfg: ModelConfig, m: Model) -> None:
         x = x + layer.gated_mlp(
             h, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", cfg.intermediate_size, act=cfg.hidden_act
         )
-    m.logits(m.rms_norm(x, "model.norm", cfg.rms_norm_eps), "lm_head", tied_to="model.embed_tokens")
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)

@@ -38,7 +38,7 @@ def test_a_program_as_plain_data():
     spec = m.finish(())
     assert [name for name, _ in spec["ops"]] == [
         *("embed", "linear", "rms_norm", "rope", "attention", "linear", "add"),
-        *("linear", "gated", "linear", "logits"),
+        *("linear", "gated", "linear", "logits", "states"),
     ]
     assert spec["values"][:5] == [(16, -1, 0), (32, -1, 0), (16, 1, 0), (8, 1, 16), (8, 1, 24)]
     assert spec["ops"][1][1] == {"in": [0], "out": [1], "weights": [1, 2], "u": [], "f": []}
@@ -46,7 +46,8 @@ def test_a_program_as_plain_data():
     assert spec["ops"][3][1] == {"in": [5, 3], "out": [6, 7], "weights": [], "u": [0, 4], "f": []}
     assert spec["ops"][4][1] == {"in": [6, 7, 4], "out": [8], "weights": [], "u": [0], "f": [0.5, 30.0]}
     assert spec["ops"][8][1]["u"] == [4]
-    assert spec["ops"][-1][1] == {"in": [15], "out": [], "weights": [7], "u": [], "f": [2.0]}
+    assert spec["ops"][-2][1] == {"in": [15], "out": [], "weights": [7], "u": [], "f": [2.0]}
+    assert spec["ops"][-1][1]["in"] == [15]
     parts = [("layers.0.q", 16), ("layers.0.k", 8), ("layers.0.v", 8)]
     matrix, bias, norm = spec["weights"][1:4]
     assert matrix == {
@@ -66,7 +67,7 @@ def test_a_tied_head_is_the_embedding():
     m = toy(tie_word_embeddings=True)
     m.logits(m.embed("embed"), "head", tied_to="embed")
     spec = m.finish(())
-    assert len(spec["weights"]) == 1 and spec["ops"][-1][1]["weights"] == [0]
+    assert len(spec["weights"]) == 1 and spec["ops"][-2][1]["weights"] == [0]
 
 
 MISTAKES = {

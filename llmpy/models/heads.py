@@ -1,0 +1,33 @@
+"""How a decoder ends: with a vocabulary, with its states, or with a classifier's or reward model's head."""
+
+from .blocks import Model, Value
+from .config import ModelConfig
+
+_ENDS = ("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification")
+
+
+def names(family: str) -> list[str]:
+    """The architectures of a family that `head` can end."""
+    return [family + end for end in _ENDS]
+
+
+def head(cfg: ModelConfig, m: Model, x: Value, stem: str) -> None:
+    """Ends a program as the name of the architecture says.
+
+    Args:
+        cfg: The configuration.
+        m: The program.
+        x: The last norm's output.
+        stem: What the names of the body's tensors begin with.
+    """
+    name = cfg.architecture
+    if name.endswith(("ForSequenceClassification", "ForTokenClassification")):
+        m.leave_out("lm_head")
+        is_sequence = name.endswith("ForSequenceClassification")
+        labels = m.linear(x, "score", cfg.num_labels, bias=not is_sequence)
+        m.states(labels, *(["classify"] if is_sequence else []), "token_classify")
+    elif name.endswith("Model"):
+        m.leave_out("lm_head")
+        m.states(x)
+    else:
+        m.logits(x, "lm_head", tied_to=f"{stem}embed_tokens")

@@ -1,0 +1,147 @@
+"""What embed(), classify() and encode() return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from .errors import LlmpyError
+from .outputs import to_plain
+
+if TYPE_CHECKING:
+    from .logprobs import Floats, Ints
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PoolingOutput:
+    """What was made of a prompt's states.
+
+    Args:
+        data: float32 [D]; of every token [P, D]. For a classifier D is its number of labels.
+    """
+
+    data: Floats
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class EmbeddingOutput:
+    """An embedding.
+
+    Args:
+        embedding: float32 [D].
+    """
+
+    embedding: Floats
+
+    @property
+    def data(self) -> Floats:
+        """The same, under the name that all poolings have."""
+        return self.embedding
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ClassificationOutput:
+    """A classification.
+
+    Args:
+        probs: float32 [labels]: probabilities, or the head's own scores where use_activation is False.
+    """
+
+    probs: Floats
+
+    @property
+    def data(self) -> Floats:
+        """The same, under the name that all poolings have."""
+        return self.probs
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels."""
+        return len(self.probs)
+
+
+Outputs = TypeVar("Outputs", PoolingOutput, EmbeddingOutput, ClassificationOutput)
+
+
+@dataclass(slots=True, eq=False, kw_only=True, repr=False)
+class PoolingRequestOutput(Generic[Outputs]):
+    """One prompt's pooled states. P is its number of tokens.
+
+    Args:
+        request_id: The request's id.
+        index: Place in the call's input.
+        prompt: The text; None for bare ids.
+        prompt_token_ids_array: int32 [P].
+        outputs: The result; empty if the request failed.
+        num_cached_tokens: Tokens taken from the cache.
+        weight_version: Of the weights.
+        error: Why it failed, or None.
+        finished: Whether it is complete.
+    """
+
+    request_id: str
+    index: int
+    prompt: str | None
+    prompt_token_ids_array: Ints
+    outputs: Outputs
+    num_cached_tokens: int = 0
+    weight_version: int | str = 0
+    error: LlmpyError | None = None
+    finished: bool = True
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt's ids as a list."""
+        ids: list[int] = self.prompt_token_ids_array.tolist()
+        return ids
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "outputs"}
+        values["prompt_token_ids"] = values.pop("prompt_token_ids_array")
+        values["outputs"] = {item.name: getattr(self.outputs, item.name) for item in fields(self.outputs)}
+        return {name: to_plain(value) for name, value in values.items()}
+
+    def __repr__(self) -> str:
+        shape = "x".join(str(size) for size in self.outputs.data.shape)
+        state = f"error: {self.error}" if self.error is not None else f"{len(self.prompt_token_ids_array)} tokens, {shape}"
+        return f"{type(self).__name__}({self.index}, {state})"[:120]
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """One prompt's embedding, in `.outputs.embedding`."""
+
+    __slots__ = ()
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """One prompt's classification, in `.outputs.probs`."""
+
+    __slots__ = ()
+
+
+Output = TypeVar("Output", bound=PoolingRequestOutput[Any])
+
+
+class PoolingOutputs(list[Output]):
+    """The outputs of a call, in the order of its input."""
+
+    def __init__(self, outputs: Iterable[Output] = ()) -> None:
+        super().__init__(outputs)
+
+    def numpy(self) -> Floats:
+        """The results below each other, float32 [B, D].
+
+        Raises:
+            ValueError: They have unlike shapes, as those of every token have.
+        """
+        import numpy as np
+
+        rows: Floats = np.stack([output.outputs.data for output in self])
+        return rows
