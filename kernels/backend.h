@@ -280,6 +280,46 @@ struct sample_args {
     uint32_t first_task;               /* number of tasks[0] among the step's tasks, for ids that a later begin resolves */
 };
 
+/* ---- tensors of the caller's as new weights --------------------------------------------------------------------------- */
+
+/* A tensor as its owner has it: element (r, c) is item r * row_stride + c * col_stride of data. A vector is one row. */
+struct tensor_view {
+    const void *data;
+    uint32_t dtype;                  /* DTYPE_F32, DTYPE_F16, DTYPE_BF16 */
+    uint32_t n_rows, n_cols;
+    int64_t row_stride, col_stride;  /* in items; of either sign */
+    bool is_host;                    /* in host memory, else in the device's; on the CPU they are one */
+};
+
+/* A weight under one name: a part of a matrix, or (matrix NULL) a piece of a vector, whose elements are stored as x + offset.
+ */
+struct tensor_place {
+    struct matrix *matrix;
+    uint32_t part;
+    float *vector;
+    uint32_t n_values;               /* of the vector's piece */
+    float offset;
+};
+
+/* stream: the device's stream that produced `from` and that all of this is enqueued on; NULL is the device's default. */
+struct tensor_write_args {
+    struct tensor_place to;
+    struct tensor_view from;         /* of the place's shape */
+    void *stream;
+};
+
+/* Sum over a weight's elements of mix64(index in the checkpoint's tensor, stored bits) (csrc/base/mix.h), modulo 2^64. Elements
+ * of a quantised type count with the bits of their float32 value. */
+struct tensor_sum {
+    uint64_t sum, n_non_finite;
+};
+struct tensor_sum_args {
+    struct tensor_place of;
+    const struct tensor_view *from;  /* what `of` would hold had this been written to it; NULL: what it holds */
+    void *stream;
+    struct tensor_sum *result;
+};
+
 /* ---- the table ------------------------------------------------------------------------------------------------------- */
 
 enum fusion {
@@ -391,6 +431,13 @@ struct backend {
     enum rc (*memory)(void *ctx, struct backend_memory *memory, struct err *err); /* optional */
     /* Allocations of any kind made so far; stands still in a step after warm-up. Optional. */
     uint64_t (*allocations)(void *ctx);
+    /* New values for a weight, rounded to its type, to nearest even. Optional, all three or none; quantised types are
+     * RC_UNSUPPORTED. tensor_write enqueues: `from` in device memory may be changed by what its stream runs afterwards, in host
+     * memory once tensor_finish has returned. Nothing else may use the weights between the first write and tensor_finish, which
+     * waits for all that was written. tensor_sum waits for its result. */
+    enum rc (*tensor_write)(void *ctx, const struct tensor_write_args *args, struct err *err);
+    enum rc (*tensor_finish)(void *ctx, struct err *err);
+    enum rc (*tensor_sum)(void *ctx, const struct tensor_sum_args *args, struct err *err);
 };
 
 /* The one symbol that a backend's library exports. */

@@ -81,22 +81,6 @@ class LaterMethods:
         """Ends sleep."""
         _refuse("wake_up()", "the engine cannot sleep")
 
-    def update_weights(self, *args: object, **kwargs: object) -> NoReturn:
-        """New weights in place."""
-        _refuse("update_weights()", "make a new LLM")
-
-    def begin_update(self, *args: object, **kwargs: object) -> NoReturn:
-        """New weights in place."""
-        _refuse("begin_update()", "make a new LLM")
-
-    def weight_checksum(self, *args: object, **kwargs: object) -> NoReturn:
-        """Checksums of the weights."""
-        _refuse("weight_checksum()", "weight_info() is")
-
-    def compare_weights(self, *args: object, **kwargs: object) -> NoReturn:
-        """Compares the weights with others."""
-        _refuse("compare_weights()", "weight_info() is")
-
     def tap(self, *args: object, **kwargs: object) -> NoReturn:
         """Intermediate tensors."""
         _refuse("tap()", "program() and weight_info() are")

@@ -7,7 +7,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ._core import Channel, EngineThread
@@ -72,6 +73,12 @@ class ThreadDriver:
         if self.refuses:
             raise EngineClosedError("engine is closed")
         self.raise_death()
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """A block that the engine must be able to run for; it raises as `check_alive`."""
+        self.check_alive()
+        yield
 
     def raise_death(self) -> None:
         """Raises what killed the engine, if something did."""

@@ -16,6 +16,7 @@ from ._feeds import Feed, PendingResult, RequestHandle, RequestStream, deferred
 from ._later import LaterMethods
 from ._requests import Request
 from ._thread import CLOSED, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
+from ._weights import AsyncUpdateCalls, Weights
 from .checks import as_int
 from .errors import EngineDeadError, InvalidRequestError, LlmpyError, QueueFullError, UnsupportedError
 from .inputs import Prompt, is_single, parse
@@ -45,7 +46,7 @@ def _close_all() -> None:
         engine.close()
 
 
-class AsyncEngine(EngineBase, LaterMethods):
+class AsyncEngine(AsyncUpdateCalls, EngineBase, LaterMethods):
     """A model that serves many requests at once. A thread of the core runs it; several event loops may use it.
 
     Args:
@@ -66,7 +67,8 @@ class AsyncEngine(EngineBase, LaterMethods):
         pass
 
     def _start(self, loaded: Loaded) -> None:
-        self._driver = ThreadDriver(loaded.model, loaded.engine, self.config.max_queued_requests or 0)
+        driver = self._driver = ThreadDriver(loaded.model, loaded.engine, self.config.max_queued_requests or 0)
+        self._weights = Weights(loaded.model, driver.thread, str(self.config.device), self._frontend, driver.alive)
         _open.add(self)
 
     @classmethod

@@ -10,6 +10,7 @@ from ._driver import Driver
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
 from ._frontend import one_each, special_tokens_wanted
 from ._later import LaterCalls, LaterMethods
+from ._weights import UpdateCalls, Weights
 from .checks import as_int
 from .errors import InvalidRequestError, UnsupportedError
 from .inputs import batch, is_single
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .progress import UseTqdm
 
 
-class LLM(EngineBase, LaterCalls, LaterMethods):
+class LLM(UpdateCalls, EngineBase, LaterCalls, LaterMethods):
     """A model ready to generate.
 
     Args:
@@ -54,7 +55,10 @@ class LLM(EngineBase, LaterCalls, LaterMethods):
             raise UnsupportedError("max_queued_requests is an option of AsyncEngine; leave it out")
 
     def _start(self, loaded: Loaded) -> None:
-        self._driver = Driver(loaded.model, loaded.engine)
+        driver = self._driver = Driver(loaded.model, loaded.engine)
+        self._weights = Weights(
+            loaded.model, loaded.engine, str(self.config.device), self._frontend, lambda: driver.driving(steps=False)
+        )
         self._named: dict[str, Request] = {}
 
     # ---- generation -------------------------------------------------------------------------------------------------

@@ -22,8 +22,11 @@ enum rc {
     RC_INTERNAL,      /* a broken invariant of ours: RuntimeError */
     RC_QUEUE_FULL,    /* QueueFullError, code = sequences that wait */
     RC_ASLEEP,        /* EngineAsleepError */
-    RC_WEIGHTS_MISSING /* torn or dropped: WeightsMissingError */
+    RC_WEIGHTS_MISSING, /* torn or dropped: WeightsMissingError */
+    RC_WEIGHTS        /* weights that do not fit: WeightUpdateError, code = enum weights_fault, what = name */
 };
+
+enum weights_fault { WEIGHTS_UNKNOWN = 1, WEIGHTS_MISMATCHED = 2, WEIGHTS_MISSING = 3 };
 
 struct err {
     enum rc rc;

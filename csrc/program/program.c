@@ -184,6 +184,10 @@ void program_destroy(struct program *p)
     }
     for (uint32_t r = 0; p->ropes && r < p->n_ropes; r++)
         mem_free(p->ropes[r].inv_freq);
+    for (uint32_t i = 0; p->ignored && i < p->n_ignored; i++)
+        mem_free(p->ignored[i]);
+    mem_free(p->ignored);
+    mem_free(p->architecture);
     mem_free(p->ops);
     mem_free(p->values);
     mem_free(p->weights);

@@ -70,6 +70,10 @@ struct program {
     struct rope *ropes;
     struct cache_layer *layers;
     uint32_t vocab_size;  /* rows of the logits */
+    char *architecture;   /* NULL: has no name */
+    /* Shell patterns of names that the checkpoint may have and that have no weight: tied aliases, what is derived. */
+    uint32_t n_ignored;
+    char **ignored;
 };
 
 const char *op_name(uint32_t code);

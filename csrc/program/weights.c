@@ -339,6 +339,15 @@ const float *weights_vector(const struct weights *w, uint32_t weight)
     return weight == NO_INDEX ? NULL : w->stored[weight].vector;
 }
 
+struct tensor_place weights_place(const struct weights *w, uint32_t weight, uint32_t part)
+{
+    const struct weight *of = &w->program->weights[weight];
+    struct tensor_place place = {w->stored[weight].matrix, part, w->stored[weight].vector, of->parts[part].rows, of->offset};
+    for (uint32_t i = 0; place.vector && i < part; i++)
+        place.vector += of->parts[i].rows;
+    return place;
+}
+
 uint32_t weights_stored(const struct weights *w, uint32_t weight, uint32_t part)
 {
     return w->stored[weight].dtypes[part];

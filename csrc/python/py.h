@@ -20,6 +20,7 @@ int py_backend_register(PyObject *module);
 int py_model_register(PyObject *module);
 int py_engine_register(PyObject *module);
 int py_async_engine_register(PyObject *module);
+int py_update_register(PyObject *module);
 
 /* The checkpoint of a _core.Checkpoint, or NULL with TypeError; borrowed, lives as long as the object. */
 struct checkpoint *py_checkpoint_get(PyObject *object);
@@ -30,5 +31,9 @@ struct model_parts {
     struct runner runner;
 };
 int py_model_get(PyObject *object, struct model_parts *parts);
+/* The model of a _core.Model, which will not be closed before py_model_return; NULL with an exception. */
+struct model;
+struct model *py_model_borrow(PyObject *object);
+void py_model_return(PyObject *object);
 
 #endif

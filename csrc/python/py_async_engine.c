@@ -273,6 +273,23 @@ static PyObject *thread_raise_fault(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+int py_thread_call(PyObject *object, engine_function *function, void *ctx)
+{
+    struct err err;
+    enum rc rc;
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_init) != (void *)thread_init)
+        return 1;
+    struct driver *driver = driver_of(object);
+    if (!driver)
+        return -1;
+    Py_BEGIN_ALLOW_THREADS
+    rc = driver_call(driver, function, ctx, &err);
+    Py_END_ALLOW_THREADS
+    if (rc)
+        py_raise(&err);
+    return rc ? -1 : 0;
+}
+
 static enum rc walk(struct engine *engine, void *ctx, struct err *err)
 {
     (void)ctx;
@@ -282,16 +299,8 @@ static enum rc walk(struct engine *engine, void *ctx, struct err *err)
 static PyObject *thread_check(PyObject *object, PyObject *args)
 {
     (void)args;
-    struct err err;
-    enum rc rc;
-    struct driver *driver = driver_of(object);
-    if (!driver)
+    if (py_thread_call(object, walk, NULL) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    rc = driver_call(driver, walk, NULL, &err);
-    Py_END_ALLOW_THREADS
-    if (rc)
-        return py_raise(&err);
     Py_RETURN_NONE;
 }
 

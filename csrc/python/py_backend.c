@@ -87,7 +87,7 @@ static void matrix_free(PyObject *capsule)
     Py_DECREF(self);
 }
 
-static struct matrix *matrix_get(PyObject *capsule)
+struct matrix *py_matrix_get(PyObject *capsule)
 {
     return PyCapsule_GetPointer(capsule, MATRIX_NAME);
 }
@@ -171,7 +171,7 @@ static PyObject *backend_matrix_info(PyObject *object, PyObject *args)
     uint32_t part;
     if (!PyArg_ParseTuple(args, "OI", &capsule, &part))
         return NULL;
-    struct matrix *matrix = matrix_get(capsule);
+    struct matrix *matrix = py_matrix_get(capsule);
     if (!matrix)
         return NULL;
     return Py_BuildValue("nI", (Py_ssize_t)self->table->matrix_bytes(matrix), self->table->matrix_arithmetic(matrix, part));
@@ -184,7 +184,7 @@ static PyObject *backend_matrix_write(PyObject *object, PyObject *args)
     uint32_t part, first_row, n_rows;
     if (!PyArg_ParseTuple(args, "OIIIO", &capsule, &part, &first_row, &n_rows, &data))
         return NULL;
-    struct matrix *matrix = matrix_get(capsule);
+    struct matrix *matrix = py_matrix_get(capsule);
     Py_buffer buffer;
     if (!matrix || PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE) < 0)
         return NULL;
@@ -245,7 +245,7 @@ static PyObject *backend_matrix_fill(PyObject *object, PyObject *args)
     struct matrix_part shape;
     if (!PyArg_ParseTuple(args, "OIKsII", &capsule, &part, &key, &dtype, &shape.n_rows, &cols))
         return NULL;
-    struct matrix *matrix = matrix_get(capsule);
+    struct matrix *matrix = py_matrix_get(capsule);
     if (!matrix)
         return NULL;
     struct err err = {0};
@@ -261,7 +261,7 @@ static PyObject *backend_matrix_read(PyObject *object, PyObject *args)
     uint32_t first_row, n_rows;
     if (!PyArg_ParseTuple(args, "OIIO", &capsule, &first_row, &n_rows, &out))
         return NULL;
-    struct matrix *matrix = matrix_get(capsule);
+    struct matrix *matrix = py_matrix_get(capsule);
     Py_buffer buffer;
     if (!matrix || PyObject_GetBuffer(out, &buffer, PyBUF_CONTIG) < 0)
         return NULL;
@@ -301,7 +301,7 @@ static PyObject *backend_embed(PyObject *object, PyObject *args, PyObject *kwarg
     stage_open(&s, object);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|f", names, &matrix, &ids, &out, &a.scale))
         return NULL;
-    if (!(a.matrix = matrix_get(matrix)))
+    if (!(a.matrix = py_matrix_get(matrix)))
         return NULL;
     a.n_rows = (uint32_t)stage_array(&s, "token_ids", ids, 'i', false, &a.token_ids);
     s.n_rows = a.n_rows;
@@ -323,7 +323,7 @@ static PyObject *backend_linear(PyObject *object, PyObject *args, PyObject *kwar
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|OOIOfIpO", names, &matrix, &x, &y, &bias, &add, &a.input, &norm,
                                      &a.norm_eps, &a.act, &is_float_out, &mid))
         return NULL;
-    if (!(a.matrix = matrix_get(matrix)))
+    if (!(a.matrix = py_matrix_get(matrix)))
         return NULL;
     a.is_float_out = is_float_out;
     stage_view(&s, "x", x, false, &a.x);
@@ -717,6 +717,8 @@ static PyMethodDef methods[] = {
     METHOD(attention),
     METHOD(qkv),
     {"copy_pages", backend_copy_pages, METH_VARARGS, NULL},
+    {"tensor_write", (PyCFunction)(void (*)(void))py_backend_tensor_write, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"tensor_sum", (PyCFunction)(void (*)(void))py_backend_tensor_sum, METH_VARARGS | METH_KEYWORDS, NULL},
     {"begin", (PyCFunction)(void (*)(void))py_backend_begin, METH_VARARGS | METH_KEYWORDS, NULL},
     {"sample", (PyCFunction)(void (*)(void))py_backend_sample, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},

@@ -148,6 +148,25 @@ void py_engine_give_back(PyObject *object)
     end((Engine *)object);
 }
 
+int py_engine_call(PyObject *object, engine_function *function, void *ctx)
+{
+    struct err err;
+    enum rc rc;
+    int result = py_thread_call(object, function, ctx);
+    if (result <= 0)
+        return result;
+    struct engine *engine = py_engine_lend(object);
+    if (!engine)
+        return -1;
+    Py_BEGIN_ALLOW_THREADS
+    rc = function(engine, ctx, &err);
+    Py_END_ALLOW_THREADS
+    py_engine_give_back(object);
+    if (rc)
+        py_raise(&err);
+    return rc ? -1 : 0;
+}
+
 /* ---- requests ---- */
 
 static PyObject *submit(PyObject *object, PyObject *args)

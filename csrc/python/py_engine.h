@@ -26,6 +26,13 @@ int py_append_news(PyObject *list, const struct news *news, uint32_t n);
 struct engine *py_engine_lend(PyObject *object);
 void py_engine_give_back(PyObject *object);
 
+/* Runs a function between two steps of a _core.Engine, here, or of a _core.EngineThread, on its thread. 0, or -1 with an
+ * exception. */
+typedef enum rc engine_function(struct engine *engine, void *ctx, struct err *err);
+int py_engine_call(PyObject *object, engine_function *function, void *ctx);
+/* The same for a _core.EngineThread alone; 1: it is none. */
+int py_thread_call(PyObject *object, engine_function *function, void *ctx);
+
 /* "eos" and so on; NULL for FINISH_NONE. */
 const char *py_finish_name(enum finish finish);
 /* What Engine.stats, step_log and histograms return. */

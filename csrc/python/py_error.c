@@ -19,6 +19,7 @@ static const struct {
     [RC_QUEUE_FULL] = {"QueueFullError", NULL, "num_waiting"},
     [RC_ASLEEP] = {"EngineAsleepError", NULL, NULL},
     [RC_WEIGHTS_MISSING] = {"WeightsMissingError", NULL, NULL},
+    [RC_WEIGHTS] = {"WeightUpdateError", NULL, NULL},
 };
 
 PyObject *py_error_class(const char *name)
@@ -53,6 +54,17 @@ static int set_number(PyObject *error, const char *attribute, int64_t number)
     return result;
 }
 
+/* WeightUpdateError lists the name under what is wrong with it. */
+static int set_weight(PyObject *error, const struct err *err)
+{
+    static const char *const lists[] = {
+        [WEIGHTS_UNKNOWN] = "unknown", [WEIGHTS_MISMATCHED] = "mismatched", [WEIGHTS_MISSING] = "missing"};
+    PyObject *names = Py_BuildValue("[N]", decode(err->what));
+    int result = names ? PyObject_SetAttrString(error, lists[err->code], names) : -1;
+    Py_XDECREF(names);
+    return result;
+}
+
 static void raise_class(const struct err *err, const char *name)
 {
     PyObject *class = py_error_class(name);
@@ -66,6 +78,8 @@ static void raise_class(const struct err *err, const char *name)
         bad = set_number(error, CLASSES[err->rc].code, err->code) < 0;
     if (!bad && err->rc == RC_DEVICE_MEMORY)
         bad = set_number(error, "free_bytes", err->free_bytes) < 0;
+    if (!bad && err->rc == RC_WEIGHTS)
+        bad = set_weight(error, err) < 0;
     if (!bad)
         PyErr_SetObject(class, error);
     Py_XDECREF(error);

@@ -1,15 +1,18 @@
 /* py_model.c: the type _core.Model. */
+#define _GNU_SOURCE
 #include "py.h"
 
 #include "../program/model.h"
 #include "py_program.h"
 
 #include <string.h>
+#include <time.h>
 
 typedef struct {
     PyObject_HEAD
     struct model *model;
     uint32_t max_num_seqs, max_num_batched_tokens;
+    uint32_t n_borrowers; /* calls elsewhere that use the model without the GIL */
 } Model;
 
 /* ---- options --------------------------------------------------------------------------------------------------------- */
@@ -150,6 +153,11 @@ static PyObject *model_close(PyObject *self, PyObject *args)
     Model *object = (Model *)self;
     struct model *model = object->model;
     object->model = NULL;
+    while (object->n_borrowers) {
+        Py_BEGIN_ALLOW_THREADS
+        nanosleep(&(struct timespec){0, 200000}, NULL);
+        Py_END_ALLOW_THREADS
+    }
     PyThreadState *gil = PyEval_SaveThread();
     model_destroy(model);
     PyEval_RestoreThread(gil);
@@ -175,13 +183,31 @@ static struct model *opened(PyObject *self)
     return model;
 }
 
+/* The model of any object, or NULL with an exception. */
+static struct model *model_of(PyObject *object)
+{
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_init) == (void *)model_init)
+        return opened(object);
+    PyErr_SetString(PyExc_TypeError, "model: wanted a _core.Model");
+    return NULL;
+}
+
+struct model *py_model_borrow(PyObject *object)
+{
+    struct model *model = model_of(object);
+    if (model)
+        ((Model *)object)->n_borrowers++;
+    return model;
+}
+
+void py_model_return(PyObject *object)
+{
+    ((Model *)object)->n_borrowers--;
+}
+
 int py_model_get(PyObject *self, struct model_parts *parts)
 {
-    if (PyType_GetSlot(Py_TYPE(self), Py_tp_init) != (void *)model_init) {
-        PyErr_SetString(PyExc_TypeError, "model: wanted a _core.Model");
-        return -1;
-    }
-    struct model *model = opened(self);
+    struct model *model = model_of(self);
     if (!model)
         return -1;
     *parts = (struct model_parts){

@@ -183,6 +183,13 @@ static int parse_layer(PyObject *item, struct cache_layer *layer)
     return 0;
 }
 
+static int parse_text(PyObject *item, char **text)
+{
+    const char *borrowed = PyUnicode_AsUTF8AndSize(item, NULL);
+    *text = borrowed ? copy_text(borrowed) : NULL;
+    return *text ? 0 : -1;
+}
+
 /* Parses the list under key into records with parse. */
 #define PARSE_LIST(key, records, count, parse)                                                                                 \
     do {                                                                                                                       \
@@ -207,7 +214,14 @@ struct program *py_program_parse(PyObject *spec)
     PARSE_LIST("weights", p->weights, p->n_weights, parse_weight);
     PARSE_LIST("ropes", p->ropes, p->n_ropes, parse_rope);
     PARSE_LIST("layers", p->layers, p->n_layers, parse_layer);
-    PyObject *vocab = PyMapping_GetItemString(spec, "vocab_size");
+    if (PyMapping_HasKeyString(spec, "ignored"))
+        PARSE_LIST("ignored", p->ignored, p->n_ignored, parse_text);
+    PyObject *architecture = PyMapping_HasKeyString(spec, "architecture")
+                                 ? PyMapping_GetItemString(spec, "architecture") : NULL;
+    if (architecture)
+        parse_text(architecture, &p->architecture);
+    Py_XDECREF(architecture);
+    PyObject *vocab = PyErr_Occurred() ? NULL : PyMapping_GetItemString(spec, "vocab_size");
     p->vocab_size = vocab ? (uint32_t)PyLong_AsUnsignedLong(vocab) : 0;
     Py_XDECREF(vocab);
     if (!PyErr_Occurred())

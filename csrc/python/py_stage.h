@@ -60,6 +60,11 @@ PyObject *stage_end(struct stage *s);           /* releases everything; None, or
         return stage_end(s);                                                             \
     } while (0)
 
+/* The matrix of a capsule that Backend.matrix made; NULL with an exception. */
+struct matrix *py_matrix_get(PyObject *capsule);
+/* py_backend_tensor.c: Backend.tensor_write and tensor_sum */
+PyObject *py_backend_tensor_write(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_tensor_sum(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_begin.c: Backend.begin */
 PyObject *py_backend_begin(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_sample.c: Backend.sample */

@@ -359,6 +359,8 @@ FORWARD(kv_write)
 FORWARD(attention)
 FORWARD(sample)
 FORWARD(qkv)
+FORWARD(tensor_write)
+FORWARD(tensor_sum)
 
 static const struct backend BACKEND = {
     .abi = BACKEND_ABI,
@@ -395,6 +397,9 @@ static const struct backend BACKEND = {
     .sample = cpu_sample,
     .qkv = cpu_qkv,
     .activations = cpu_activations,
+    .tensor_write = cpu_tensor_write,
+    .tensor_finish = cpu_synchronize,
+    .tensor_sum = cpu_tensor_sum,
 };
 
 const struct backend *backend_cpu(void)

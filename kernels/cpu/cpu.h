@@ -60,6 +60,8 @@ struct cpu_kernels {
     enum rc (*attention)(struct cpu *cpu, const struct attention_args *args, struct err *err);
     enum rc (*sample)(struct cpu *cpu, const struct sample_args *args, struct err *err);
     enum rc (*qkv)(struct cpu *cpu, const struct qkv_args *args, struct err *err);
+    enum rc (*tensor_write)(struct cpu *cpu, const struct tensor_write_args *args, struct err *err);
+    enum rc (*tensor_sum)(struct cpu *cpu, const struct tensor_sum_args *args, struct err *err);
 };
 
 const struct cpu_kernels *cpu_kernels_avx2(void);

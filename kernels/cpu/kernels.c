@@ -20,6 +20,8 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .attention = K(attention),
         .sample = K(sample),
         .qkv = K(qkv),
+        .tensor_write = K(tensor_write),
+        .tensor_sum = K(tensor_sum),
     };
     return &kernels;
 }

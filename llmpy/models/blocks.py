@@ -48,7 +48,8 @@ class RopeSpec(TypedDict):
 class Spec(TypedDict):
     """A program as plain data: the argument of `_core.Model` and of `interpret.run`.
 
-    values are (width, of, offset), of = -1 for a value of its own; layers are (n_heads, n_kv_heads, head_dim, window).
+    values are (width, of, offset), of = -1 for a value of its own; layers are (n_heads, n_kv_heads, head_dim, window);
+    ignored are patterns of names that a checkpoint may hold without a weight here.
     """
 
     values: list[tuple[int, int, int]]
@@ -57,6 +58,8 @@ class Spec(TypedDict):
     ropes: list[RopeSpec]
     layers: list[tuple[int, int, int, int]]
     vocab_size: int
+    architecture: str
+    ignored: list[str]
 
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file
@@ -221,6 +224,8 @@ class Model(Block):
             "ropes": [],
             "layers": [],
             "vocab_size": config.vocab_size,
+            "architecture": config.architecture,
+            "ignored": [],
         }
 
     def embed(self, name: str, *, scale: float = 1.0) -> Value:
@@ -249,6 +254,7 @@ class Model(Block):
                 self.refuse("logits", name, f"there is no embedding {tied_to} to tie it to")
             weight = self._matrices[tied_to]
             self._used.add(self._to_source(f"{name}.weight"))
+            self.spec["ignored"].append(f"{name}.weight")
         else:
             weight = self.matrix("logits", [(name, self.config.vocab_size)], x.width)
         if self.spec["weights"][weight]["cols"] != x.width:
@@ -409,4 +415,5 @@ class Model(Block):
                     file=file,
                     tensor=source,
                 )
+        self.spec["ignored"] += ignore
         return self.spec

@@ -1,0 +1,580 @@
+/* py_update.c: the class _core.WeightUpdate: a transaction over the weights of a _core.Model, and the hold on the steps of the
+ * _core.Engine or _core.EngineThread that runs it. A list of tensors is looked at and checked as a whole before the first of
+ * them is written; while they are, the GIL is free. One thread at a time (the callers in llmpy/_updates.py see to it). */
+#include "py_engine.h"
+#include "py_tensor.h"
+
+#include "../base/mem.h"
+#include "../program/checkpoint.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct {
+    PyObject_HEAD PyObject *model, *engine;
+    struct update *update;
+    int ordinal; /* of the CUDA device; -1: the CPU */
+    bool is_held, is_over;
+} Update;
+
+/* One tensor of a list. */
+struct item {
+    PyObject *name;
+    const char *text; /* of the name */
+    struct py_tensor tensor;
+    enum update_fate fate;
+};
+struct batch_of {
+    struct item *items;
+    Py_ssize_t n, n_taken;
+    bool wants_finite;
+};
+
+/* ---- life ------------------------------------------------------------------------------------------------------------ */
+
+static int update_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"model", "engine", "ordinal", NULL};
+    Update *self = (Update *)object;
+    PyObject *model, *engine;
+    int ordinal;
+    struct err err;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOi:WeightUpdate", names, &model, &engine, &ordinal))
+        return -1;
+    if (self->model) {
+        PyErr_SetString(PyExc_RuntimeError, "WeightUpdate: initialised twice");
+        return -1;
+    }
+    struct model *borrowed = py_model_borrow(model);
+    if (!borrowed)
+        return -1;
+    enum rc rc = update_begin(borrowed, &self->update, &err);
+    py_model_return(model);
+    if (rc) {
+        py_raise(&err);
+        return -1;
+    }
+    self->model = Py_NewRef(model);
+    self->engine = Py_NewRef(engine);
+    self->ordinal = ordinal;
+    return 0;
+}
+
+static void update_dealloc(PyObject *object)
+{
+    Update *self = (Update *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    update_end(self->update);
+    Py_XDECREF(self->model);
+    Py_XDECREF(self->engine);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* Borrows the model for one call, at whose end py_model_return gives it back. */
+static bool begin(Update *self)
+{
+    if (!self->update || self->is_over) {
+        PyErr_SetString(PyExc_RuntimeError, "WeightUpdate: it is over");
+        return false;
+    }
+    return py_model_borrow(self->model) != NULL;
+}
+
+/* ---- the engine's side ----------------------------------------------------------------------------------------------- */
+
+static enum rc hold(struct engine *engine, void *ctx, struct err *err)
+{
+    (void)ctx;
+    return engine_hold_steps(engine, err);
+}
+
+static int hold_steps(Update *self)
+{
+    if (self->is_held)
+        return 0;
+    if (py_engine_call(self->engine, hold, NULL) < 0)
+        return -1;
+    self->is_held = true;
+    return 0;
+}
+
+struct commit {
+    bool recomputes;
+    uint32_t epoch;
+};
+
+static enum rc commit(struct engine *engine, void *ctx, struct err *err)
+{
+    struct commit *c = ctx;
+    return engine_commit_weights(engine, c->recomputes, &c->epoch, err);
+}
+
+static enum rc give_up(struct engine *engine, void *ctx, struct err *err)
+{
+    (void)err;
+    engine_abort_update(engine, update_has_written(ctx));
+    return RC_OK;
+}
+
+/* ---- lists of tensors ------------------------------------------------------------------------------------------------ */
+
+static void batch_free(struct batch_of *batch)
+{
+    for (Py_ssize_t i = 0; i < batch->n_taken; i++) {
+        py_tensor_release(&batch->items[i].tensor);
+        Py_XDECREF(batch->items[i].name);
+    }
+    mem_free(batch->items);
+}
+
+static bool batch_make(struct batch_of *batch, PyObject *list)
+{
+    batch->n = PyList_Size(list);
+    batch->items = mem_calloc((size_t)batch->n + 1, sizeof *batch->items);
+    if (!batch->items)
+        PyErr_NoMemory();
+    return batch->items != NULL;
+}
+
+/* The next item of a batch, with its name; NULL with an exception. */
+static struct item *batch_add(struct batch_of *batch, PyObject *name)
+{
+    struct item *item = &batch->items[batch->n_taken];
+    item->text = PyUnicode_AsUTF8AndSize(name, NULL);
+    if (!item->text)
+        return NULL;
+    item->name = Py_NewRef(name);
+    batch->n_taken++;
+    return item;
+}
+
+/* Names the tensor that could not be looked at; the exception becomes the cause. */
+static void raise_unreadable(const char *name)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *class = py_error_class("WeightUpdateError");
+    PyObject *error =
+        class && value ? PyObject_CallFunction(class, "N", PyUnicode_FromFormat("weight '%s': cannot be read: %S", name, value))
+                       : NULL;
+    if (error && PyObject_IsInstance(value, PyExc_Exception) == 1) {
+        PyException_SetCause(error, Py_NewRef(value));
+        PyErr_SetObject(class, error);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+    } else {
+        PyErr_Restore(type, value, trace);
+    }
+    Py_XDECREF(error);
+    Py_XDECREF(class);
+}
+
+/* The list's tensors, all of them looked at: pairs of name and tensor. */
+static bool take_tensors(Update *self, struct batch_of *batch, PyObject *list, uintptr_t stream)
+{
+    if (!batch_make(batch, list))
+        return false;
+    for (Py_ssize_t i = 0; i < batch->n; i++) {
+        PyObject *name, *tensor;
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "UO", &name, &tensor))
+            return false;
+        struct item *item = batch_add(batch, name);
+        if (!item)
+            return false;
+        if (!update_skips(self->update, item->text) &&
+            py_tensor_take(tensor, self->ordinal, stream, &item->tensor) < 0) {
+            raise_unreadable(item->text);
+            return false;
+        }
+    }
+    return true;
+}
+
+static enum rc check_all(struct update *update, struct batch_of *batch, struct err *err)
+{
+    enum rc rc = RC_OK;
+    for (Py_ssize_t i = 0; i < batch->n && !rc; i++)
+        rc = update_check(update, batch->items[i].text, &batch->items[i].tensor.tensor, batch->wants_finite,
+                          &batch->items[i].fate, err);
+    return rc;
+}
+
+static enum rc write_all(struct update *update, struct batch_of *batch, struct err *err)
+{
+    enum rc rc = RC_OK;
+    bool waits = false;
+    for (Py_ssize_t i = 0; i < batch->n && !rc; i++) {
+        struct item *item = &batch->items[i];
+        rc = update_write(update, item->text, &item->tensor.tensor, false, &item->fate, err);
+        waits |= item->tensor.tensor.is_host && item->fate != UPDATE_SKIPPED;
+    }
+    return rc || !waits ? rc : update_finish(update, err); /* the caller may do with host memory what he likes now */
+}
+
+/* Names that were passed over. */
+static PyObject *skipped_of(const struct batch_of *batch)
+{
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; list && i < batch->n; i++)
+        if (batch->items[i].fate == UPDATE_SKIPPED && PyList_Append(list, batch->items[i].name) < 0)
+            Py_CLEAR(list);
+    return list;
+}
+
+/* Checks the whole batch, then writes it. Values are looked at only while no step runs: that takes the device. */
+static PyObject *put(Update *self, struct batch_of *batch)
+{
+    struct err err;
+    enum rc rc;
+    if (batch->wants_finite && hold_steps(self) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = check_all(self->update, batch, &err);
+    Py_END_ALLOW_THREADS
+    if (rc)
+        return py_raise(&err);
+    PyObject *skipped = skipped_of(batch);
+    if (!skipped || PyList_Size(skipped) == batch->n)
+        return skipped;
+    if (hold_steps(self) < 0) {
+        Py_DECREF(skipped);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = write_all(self->update, batch, &err);
+    Py_END_ALLOW_THREADS
+    if (!rc)
+        return skipped;
+    Py_DECREF(skipped);
+    return py_raise(&err);
+}
+
+/* ---- methods --------------------------------------------------------------------------------------------------------- */
+
+static PyObject *write_tensors(PyObject *object, PyObject *args)
+{
+    Update *self = (Update *)object;
+    PyObject *list, *skipped = NULL;
+    unsigned long long stream = 0;
+    int wants_finite = 0;
+    if (!PyArg_ParseTuple(args, "O!|Kp:write", &PyList_Type, &list, &stream, &wants_finite) || !begin(self))
+        return NULL;
+    struct batch_of batch = {.wants_finite = wants_finite};
+    if (take_tensors(self, &batch, list, (uintptr_t)stream))
+        skipped = put(self, &batch);
+    batch_free(&batch);
+    py_model_return(self->model);
+    return skipped;
+}
+
+static int parse_dims(PyObject *sequence, uint32_t *n_dims, int64_t *numbers)
+{
+    Py_ssize_t n = PySequence_Size(sequence);
+    if (n < 0 || n > UPDATE_MAX_DIMS) {
+        if (n > 0)
+            PyErr_Format(PyExc_ValueError, "wanted at most %d dimensions, have %zd", UPDATE_MAX_DIMS, n);
+        return -1;
+    }
+    *n_dims = (uint32_t)n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *number = PySequence_GetItem(sequence, i);
+        numbers[i] = number ? PyLong_AsLongLong(number) : 0;
+        Py_XDECREF(number);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+/* (name, address, type, shape, strides or None) */
+static bool take_memory(struct batch_of *batch, PyObject *tuple, bool on_device, uintptr_t stream)
+{
+    PyObject *name, *shape, *strides;
+    unsigned long long address;
+    const char *type;
+    uint32_t n_strides;
+    if (!PyArg_ParseTuple(tuple, "UKsOO", &name, &address, &type, &shape, &strides))
+        return false;
+    struct item *item = batch_add(batch, name);
+    if (!item)
+        return false;
+    struct update_tensor *t = &item->tensor.tensor;
+    t->data = (const void *)(uintptr_t)address;
+    t->dtype = dtype_from_name(type);
+    snprintf(t->type, sizeof t->type, "%.20s", type);
+    t->is_host = !on_device;
+    t->stream = (void *)stream;
+    if (parse_dims(shape, &t->n_dims, t->shape) < 0)
+        return false;
+    int64_t step = 1;
+    for (uint32_t i = t->n_dims; i-- > 0; step *= t->shape[i])
+        t->strides[i] = step;
+    if (strides == Py_None)
+        return true;
+    if (parse_dims(strides, &n_strides, t->strides) < 0)
+        return false;
+    if (n_strides == t->n_dims)
+        return true;
+    PyErr_Format(PyExc_ValueError, "wanted %u strides, have %u", t->n_dims, n_strides);
+    return false;
+}
+
+static PyObject *write_memory(PyObject *object, PyObject *args)
+{
+    Update *self = (Update *)object;
+    PyObject *list, *skipped = NULL;
+    unsigned long long stream = 0;
+    int on_device, wants_finite = 0;
+    if (!PyArg_ParseTuple(args, "O!p|Kp:write_memory", &PyList_Type, &list, &on_device, &stream, &wants_finite) ||
+        !begin(self))
+        return NULL;
+    struct batch_of batch = {.wants_finite = wants_finite};
+    bool is_taken = batch_make(&batch, list);
+    for (Py_ssize_t i = 0; i < batch.n && is_taken; i++)
+        is_taken = take_memory(&batch, PyList_GetItem(list, i), on_device, (uintptr_t)stream);
+    if (is_taken)
+        skipped = put(self, &batch);
+    batch_free(&batch);
+    py_model_return(self->model);
+    return skipped;
+}
+
+static void view_stored(const struct checkpoint_tensor *stored, struct update_tensor *t)
+{
+    t->data = stored->data;
+    t->dtype = stored->dtype;
+    snprintf(t->type, sizeof t->type, "%.20s", stored->type);
+    t->n_dims = stored->n_dims < UPDATE_MAX_DIMS ? stored->n_dims : UPDATE_MAX_DIMS;
+    t->is_host = true;
+    int64_t step = 1;
+    for (uint32_t i = t->n_dims; i-- > 0; step *= t->shape[i]) {
+        t->shape[i] = (int64_t)stored->shape[i];
+        t->strides[i] = step;
+    }
+}
+
+/* (name, name in the checkpoint) of tensors that a _core.Checkpoint holds */
+static PyObject *write_stored(PyObject *object, PyObject *args)
+{
+    Update *self = (Update *)object;
+    PyObject *list, *file, *skipped = NULL;
+    int wants_finite = 0;
+    if (!PyArg_ParseTuple(args, "OO!|p:write_stored", &file, &PyList_Type, &list, &wants_finite))
+        return NULL;
+    struct checkpoint *checkpoint = py_checkpoint_get(file);
+    if (!checkpoint || !begin(self))
+        return NULL;
+    struct batch_of batch = {.wants_finite = wants_finite};
+    bool is_taken = batch_make(&batch, list);
+    for (Py_ssize_t i = 0; i < batch.n && is_taken; i++) {
+        PyObject *name;
+        const char *source;
+        struct item *item = NULL;
+        if (PyArg_ParseTuple(PyList_GetItem(list, i), "Us", &name, &source))
+            item = batch_add(&batch, name);
+        const struct checkpoint_tensor *stored = item ? checkpoint_find(checkpoint, source) : NULL;
+        if (item && !stored)
+            PyErr_Format(PyExc_KeyError, "%s", source);
+        else if (item)
+            view_stored(stored, &item->tensor.tensor);
+        is_taken = stored != NULL;
+    }
+    if (is_taken)
+        skipped = put(self, &batch);
+    batch_free(&batch);
+    py_model_return(self->model);
+    return skipped;
+}
+
+static PyObject *finish(PyObject *object, PyObject *args)
+{
+    (void)args;
+    Update *self = (Update *)object;
+    struct err err;
+    enum rc rc;
+    if (!begin(self))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = update_finish(self->update, &err);
+    Py_END_ALLOW_THREADS
+    py_model_return(self->model);
+    if (rc)
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
+static PyObject *commit_all(PyObject *object, PyObject *recomputes)
+{
+    Update *self = (Update *)object;
+    struct commit c = {PyObject_IsTrue(recomputes) == 1, 0};
+    PyObject *done = finish(object, NULL);
+    if (!done)
+        return NULL;
+    Py_DECREF(done);
+    if (hold_steps(self) < 0 || py_engine_call(self->engine, commit, &c) < 0)
+        return NULL;
+    self->is_over = true;
+    return PyLong_FromUnsignedLong(c.epoch);
+}
+
+static PyObject *abort_all(PyObject *object, PyObject *args)
+{
+    (void)args;
+    Update *self = (Update *)object;
+    if (self->is_over || !self->update)
+        Py_RETURN_NONE;
+    self->is_over = true;
+    if (self->is_held && py_engine_call(self->engine, give_up, self->update) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static enum rc look(struct engine *engine, void *holds, struct err *err)
+{
+    (void)err;
+    *(uint32_t *)holds = engine_holds(engine);
+    return RC_OK;
+}
+
+static PyObject *wants_all(PyObject *object, PyObject *args)
+{
+    (void)args;
+    uint32_t holds;
+    return py_engine_call(((Update *)object)->engine, look, &holds) < 0 ? NULL : PyBool_FromLong(holds & HOLD_TORN);
+}
+
+static enum rc read_epoch(struct engine *engine, void *epoch, struct err *err)
+{
+    (void)err;
+    *(uint32_t *)epoch = engine_epoch(engine);
+    return RC_OK;
+}
+
+static PyObject *epoch_now(PyObject *object, PyObject *args)
+{
+    (void)args;
+    uint32_t epoch;
+    return py_engine_call(((Update *)object)->engine, read_epoch, &epoch) < 0 ? NULL : PyLong_FromUnsignedLong(epoch);
+}
+
+/* Names of entries that nothing, or (repeated) more than one tensor, was written to. */
+static PyObject *names_of(Update *self, bool repeated)
+{
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && self->update && i < update_n_entries(self->update); i++) {
+        const struct update_entry *entry = update_entry(self->update, i);
+        if (repeated ? entry->n_writes < 2 : entry->n_writes > 0)
+            continue;
+        PyObject *name = PyUnicode_FromString(entry->name);
+        if (!name || PyList_Append(list, name) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *missing(PyObject *object, PyObject *args)
+{
+    (void)args;
+    return names_of((Update *)object, false);
+}
+
+static PyObject *repeated(PyObject *object, PyObject *args)
+{
+    (void)args;
+    return names_of((Update *)object, true);
+}
+
+static PyObject *knows(PyObject *object, PyObject *name)
+{
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    const struct update *update = ((Update *)object)->update;
+    return text ? PyBool_FromLong(update && update_knows(update, text)) : NULL;
+}
+
+static PyObject *progress(PyObject *object, PyObject *args)
+{
+    (void)args;
+    const struct update *update = ((Update *)object)->update;
+    uint32_t n = update ? update_n_entries(update) : 0, n_missing = update ? update_n_missing(update) : 0;
+    return Py_BuildValue("(IIKN)", n, n - n_missing, (unsigned long long)(update ? update_bytes(update) : 0),
+                         PyBool_FromLong(update && update_has_written(update)));
+}
+
+/* ---- checksums ------------------------------------------------------------------------------------------------------- */
+
+struct sum_of {
+    struct update *update;
+    struct item *item;
+    bool has_tensor;
+    struct tensor_sum sum;
+};
+
+static enum rc add_up(struct engine *engine, void *ctx, struct err *err)
+{
+    struct sum_of *s = ctx;
+    enum rc rc = engine_settle(engine, err);
+    return rc ? rc : update_sum(s->update, s->item->text, s->has_tensor ? &s->item->tensor.tensor : NULL, &s->sum,
+                                &s->item->fate, err);
+}
+
+/* checksum(name, tensor=None, stream=0): None where the name is passed over. */
+static PyObject *checksum(PyObject *object, PyObject *args)
+{
+    Update *self = (Update *)object;
+    PyObject *name, *tensor = Py_None, *result = NULL;
+    unsigned long long stream = 0;
+    if (!PyArg_ParseTuple(args, "U|OK:checksum", &name, &tensor, &stream) || !begin(self))
+        return NULL;
+    struct item item = {.text = PyUnicode_AsUTF8AndSize(name, NULL)};
+    struct sum_of s = {self->update, &item, tensor != Py_None, {0, 0}};
+    if (item.text && s.has_tensor && !update_skips(self->update, item.text) &&
+        py_tensor_take(tensor, self->ordinal, (uintptr_t)stream, &item.tensor) < 0)
+        raise_unreadable(item.text);
+    else if (item.text && py_engine_call(self->engine, add_up, &s) == 0)
+        result = item.fate == UPDATE_SKIPPED ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(s.sum.sum);
+    py_tensor_release(&item.tensor);
+    py_model_return(self->model);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"write", write_tensors, METH_VARARGS, "write([(name, tensor), ...], stream=0, wants_finite=False): names passed over."},
+    {"write_memory", write_memory, METH_VARARGS,
+     "write_memory([(name, address, type, shape, strides or None), ...], on_device, stream=0, wants_finite=False)"},
+    {"write_stored", write_stored, METH_VARARGS, "write_stored(checkpoint, [(name, its name there), ...], wants_finite=False)"},
+    {"finish", finish, METH_NOARGS, "Waits until all that was written has arrived."},
+    {"commit", commit_all, METH_O, "Makes the weights those of a new epoch, its result; with True caches are recomputed."},
+    {"abort", abort_all, METH_NOARGS, "Gives the update up."},
+    {"missing", missing, METH_NOARGS, "Names that nothing was written to."},
+    {"repeated", repeated, METH_NOARGS, "Names that were written to more than once."},
+    {"wants_all", wants_all, METH_NOARGS, "Whether the engine's weights are torn."},
+    {"epoch", epoch_now, METH_NOARGS, "Of the engine's weights."},
+    {"knows", knows, METH_O, "Whether a name is a weight's, or one to be passed over."},
+    {"progress", progress, METH_NOARGS, "Names in all, names written, bytes read, whether a weight may have changed."},
+    {"checksum", checksum, METH_VARARGS, "checksum(name, tensor=None, stream=0) of what is, or would be, held."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_init, (void *)update_init},
+    {Py_tp_new, (void *)PyType_GenericNew},
+    {Py_tp_dealloc, (void *)update_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_doc, (void *)"New weights for a Model, as one transaction."},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {"llmpy._core.WeightUpdate", sizeof(Update), 0, Py_TPFLAGS_DEFAULT, slots};
+
+int py_update_register(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
+    Py_XDECREF(type);
+    return result;
+}

@@ -1,0 +1,424 @@
+"""New weights for a running engine: one transaction, from tensors of any library, a directory, or another process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from . import _core
+from .errors import ModelNotFoundError, UnsupportedError, WeightUpdateError
+from .options import parse_size
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ._weights import Weights
+
+Named: TypeAlias = "tuple[str, Any]"
+Rename: TypeAlias = "Callable[[str], str | None] | None"
+Result = TypeVar("Result")
+
+DEFAULT_BUCKET_BYTES = "256MiB"
+_NAMED_IN_ERRORS = 8
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What an update did.
+
+    Attributes:
+        epoch: Of the new weights.
+        version: Their label.
+        num_tensors: Names that were written.
+        num_bytes: Read from the tensors.
+        seconds: From the begin to the end of the commit.
+        pause_seconds: For which no step could run.
+        gb_per_s: 1e-9 * num_bytes / seconds.
+        skipped: Names without a weight of their own: aliases of tied ones, what is derived, what `rename` dropped.
+        missing: Names that were not written and keep their weights (`partial`).
+        repeated: Names that were written more than once; the last one counts.
+    """
+
+    epoch: int
+    version: int | str
+    num_tensors: int
+    num_bytes: int
+    seconds: float
+    pause_seconds: float
+    gb_per_s: float
+    skipped: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+
+
+class WeightUpdate:
+    """A transaction over the weights of an engine; `begin_update` makes one.
+
+    From the first write to `commit` no step runs. As a context manager it commits at a clean end and aborts after an
+    exception. A failed check of a tensor leaves it open: write the right one, or abort.
+    """
+
+    def __init__(
+        self,
+        host: Weights,
+        *,
+        version: int | str | None,
+        partial: bool,
+        rename: Rename,
+        on_running: str,
+        staging: str,
+        bucket_bytes: int | str,
+        check_finite: bool,
+    ) -> None:
+        from ._engine_base import check_label
+
+        self._is_over = True
+        if on_running not in ("keep", "recompute"):
+            raise ValueError(f"on_running must be 'keep' or 'recompute', got {on_running!r}.")
+        if staging not in ("in_place", "double"):
+            raise ValueError(f"staging must be 'in_place' or 'double', got {staging!r}.")
+        if staging == "double":
+            raise UnsupportedError("staging='double' is not supported yet; use 'in_place'")
+        self.bucket_bytes: int = parse_size("bucket_bytes", bucket_bytes)
+        """Most bytes of staging memory on the device."""
+        self.report: UpdateReport | None = None
+        """What it did, once it is committed."""
+        self._version = None if version is None else check_label(version)
+        self._host, self._partial, self._rename = host, partial, rename
+        self._recompute, self._check_finite = on_running == "recompute", check_finite
+        self._begun, self._held = time.perf_counter(), 0.0
+        self._skipped: dict[str, None] = {}
+        with host.claim():
+            self.core: _core.WeightUpdate = _core.WeightUpdate(host.model, host.runner, host.ordinal)
+        self._is_over = False
+
+    # ---- writes -----------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, tensor: Any) -> None:
+        """Writes one tensor.
+
+        Args:
+            name: As in the checkpoint, or as `rename` takes it.
+            tensor: Whatever has `__dlpack__`, or a NumPy array: float32, bfloat16 or float16, of the weight's shape and any
+                strides, in host memory or on the engine's device.
+
+        Raises:
+            WeightUpdateError: The name is unknown, or the tensor does not fit; nothing was written.
+        """
+        self._write([(name, tensor)])
+
+    def write_all(self, source: Mapping[str, Any] | Iterable[Named]) -> None:
+        """Writes (name, tensor) pairs, one after the other; a mapping, list or tuple is checked as a whole before.
+
+        Raises:
+            WeightUpdateError: As for `write`.
+        """
+        if isinstance(source, Mapping):
+            self._write(list(source.items()))
+        elif isinstance(source, list | tuple):
+            self._write(list(source))
+        else:
+            for name, tensor in source:
+                self._write([(name, tensor)])
+
+    def write_bucket(self, bucket: Any) -> None:
+        """Writes the tensors of a bucket of memory that another process shares (IpcBucket, SharedBucket)."""
+        raise UnsupportedError("write_bucket() is not supported yet; pass tensors to write_all()")
+
+    def read_dir(self, path: str | os.PathLike[str]) -> None:
+        """Writes the tensors of a directory's safetensors files. All headers are checked before the first byte is written.
+
+        Raises:
+            ModelNotFoundError: There are none.
+            CheckpointError: A file is torn.
+            WeightUpdateError: A tensor is unknown or does not fit; nothing was written.
+        """
+        checkpoint, items = self._stored(path)
+        with self._writing():
+            self._pass_over(self.core.write_stored(checkpoint, items, self._check_finite))
+
+    def receive(self, group: Any, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
+        """Writes tensors that the trainer broadcasts to a WeightGroup."""
+        raise UnsupportedError("receive() is not supported yet; pass tensors to write_all()")
+
+    def write_memory(
+        self,
+        items: Iterable[tuple[str, int, str, Sequence[int], Sequence[int] | None]],
+        on_device: bool,
+        stream: int = 0,
+    ) -> None:
+        """Writes tensors that lie at given addresses; all are checked before the first byte is written.
+
+        Args:
+            items: Name, address, type ("bfloat16"), shape, strides in items or None for rows one after the other.
+            on_device: Whether the addresses are the engine's device's, else the host's.
+            stream: Of the device, that made the tensors and that the copies go to; 0: the default one. The memory may be
+                changed by what comes later on the stream; that of the host when this returns.
+        """
+        renamed = ((self._renamed(name), *rest) for name, *rest in items)
+        kept: list[Any] = [item for item in renamed if item[0] is not None]
+        with self._writing():
+            self._pass_over(self.core.write_memory(kept, on_device, stream, self._check_finite))
+
+    def finish(self) -> None:
+        """Waits until all that was written has arrived."""
+        with self._writing():
+            self.core.finish()
+
+    def _write(self, items: list[Named]) -> None:
+        renamed = items if self._rename is None else self._rename_all(items)
+        stream = stream_of(renamed, self._host.ordinal)
+        with self._writing():
+            self._pass_over(self.core.write(renamed, stream, self._check_finite))
+            if not stream and self._host.ordinal >= 0:
+                self.core.finish()  # whoever made the tensor may write to it on a stream that we do not know
+
+    def _renamed(self, name: str) -> str | None:
+        """The checkpoint's name; None: the tensor is dropped."""
+        if self._rename is None:
+            return name
+        found = self._rename(name)
+        if found is None:
+            self._skipped[name] = None
+        return found
+
+    def _rename_all(self, items: Iterable[Named]) -> list[Named]:
+        return [(found, tensor) for name, tensor in items if (found := self._renamed(name)) is not None]
+
+    def _stored(self, path: str | os.PathLike[str]) -> tuple[_core.Checkpoint, list[tuple[str, str]]]:
+        """The checkpoint of a directory, and (name, name in it) of its tensors."""
+        files = sorted(Path(path).glob("*.safetensors"))
+        if not files:
+            raise ModelNotFoundError(f"{path}: wanted a directory of safetensors files, have none")
+        checkpoint = _core.Checkpoint([str(file) for file in files])
+        names = ((self._renamed(name), name) for name in checkpoint.tensors())
+        return checkpoint, [(name, source) for name, source in names if name is not None]
+
+    def _pass_over(self, names: Iterable[str]) -> None:
+        self._skipped.update(dict.fromkeys(names))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The engine is ours for a while."""
+        if self._is_over:
+            raise WeightUpdateError("the weight update is over; begin another")
+        with self._host.claim():
+            started = self._held or time.perf_counter()
+            yield
+            self._held = started
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def commit(self, version: int | str | None = None) -> UpdateReport:
+        """Makes the new weights those of all steps from here on.
+
+        Args:
+            version: Label of the weights; None: the one that the update was begun with, or else the new epoch.
+
+        Returns:
+            What was done; also kept in `report`.
+
+        Raises:
+            WeightUpdateError: Names were not written, and `partial` is False; the update stays open.
+        """
+        from ._engine_base import check_label
+
+        label = self._version if version is None else check_label(version)
+        with self._writing():
+            missing = self.core.missing()
+            if missing:
+                self._refuse_missing(missing)
+            epoch = self._commit_as(label)
+            now, (_, written, num_bytes, _) = time.perf_counter(), self.core.progress()
+        seconds = now - self._begun
+        self.report = UpdateReport(
+            epoch=epoch,
+            version=self._host.frontend.context.version(epoch),
+            num_tensors=written,
+            num_bytes=num_bytes,
+            seconds=seconds,
+            pause_seconds=now - self._held if num_bytes else 0.0,
+            gb_per_s=1e-9 * num_bytes / seconds,
+            skipped=list(self._skipped),
+            missing=missing,
+            repeated=self.core.repeated(),
+        )
+        self._end()
+        return self.report
+
+    def _refuse_missing(self, missing: list[str]) -> None:
+        """The weights would be incomplete."""
+        total = self.core.progress()[0]
+        names = ", ".join(f"{name!r}" for name in missing[:_NAMED_IN_ERRORS])
+        names += ", ..." if len(missing) > _NAMED_IN_ERRORS else "."
+        text = f"{len(missing)} of {total} weights were not written: {names}"
+        if not self._partial:
+            raise WeightUpdateError(f"{text} Pass partial=True to keep the others.", missing=missing)
+        if self.core.wants_all():
+            raise WeightUpdateError(f"{text} The engine's own are torn: all are wanted.", missing=missing)
+
+    def _commit_as(self, label: int | str | None) -> int:
+        """Commits; the label is there before the epoch begins."""
+        versions, runner = self._host.frontend.context.versions, self.core
+        epoch = runner.epoch() + 1
+        if label is not None:
+            versions[epoch] = label
+        try:
+            return runner.commit(self._recompute)
+        except BaseException:
+            versions.pop(epoch, None)
+            raise
+
+    def abort(self) -> None:
+        """Gives the update up. If something was written the weights are torn: nothing runs until a full update commits."""
+        if self._is_over:
+            return
+        try:
+            with self._host.claim():
+                self.core.abort()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._host.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._is_over:
+            return
+        if kind is not None:
+            self.abort()
+            return
+        try:
+            self.commit()
+        except BaseException:
+            self.abort()
+            raise
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_over", True):
+            with contextlib.suppress(Exception):  # the engine may be closed
+                self.abort()
+
+    # ---- everything in one call -------------------------------------------------------------------------------------
+
+    def run(self, source: Any) -> UpdateReport:
+        """Writes a source of any kind and commits."""
+        with self:
+            if isinstance(source, str | os.PathLike):
+                self.read_dir(source)
+            elif hasattr(source, "handle"):
+                self.write_bucket(source)
+            elif isinstance(source, list | tuple) and source and hasattr(source[0], "handle"):
+                for bucket in source:
+                    self.write_bucket(bucket)
+            else:
+                self._write_source(source)
+            return self.commit()
+
+    def _write_source(self, source: Mapping[str, Any] | Iterable[Named]) -> None:
+        """Tensors that are all there are also checked for completeness before the first byte is written."""
+        if isinstance(source, Mapping):
+            source = list(source.items())
+        if isinstance(source, list | tuple):
+            given = {name if self._rename is None else self._rename(name) for name, _ in source}
+            missing = [name for name in self.core.missing() if name not in given]
+            unknown = [name for name in given if name is not None and not self.core.knows(name)]
+            if missing and not unknown:
+                self._refuse_missing(missing)
+        self.write_all(source)
+
+
+def stream_of(items: list[Named], ordinal: int) -> int:
+    """torch's current stream, if these are its tensors on the device; 0: nothing is known of their stream."""
+    torch = sys.modules.get("torch")
+    if ordinal < 0 or torch is None:
+        return 0
+    if not all(isinstance(tensor, torch.Tensor) and tensor.is_cuda for _, tensor in items):
+        return 0
+    return int(torch.cuda.current_stream(ordinal).cuda_stream) or 1
+
+
+class AsyncWeightUpdate:
+    """A WeightUpdate whose calls are awaited; they run on a thread of the update's own, in order.
+
+    A call that is cancelled goes on to its end.
+    """
+
+    def __init__(self, update: WeightUpdate, worker: Worker) -> None:
+        self._update, self._worker = update, worker
+
+    @property
+    def report(self) -> UpdateReport | None:
+        """What it did, once it is committed."""
+        return self._update.report
+
+    async def write(self, name: str, tensor: Any) -> None:
+        """As WeightUpdate.write."""
+        await self._worker.run(self._update.write, name, tensor)
+
+    async def write_all(self, source: Mapping[str, Any] | Iterable[Named] | AsyncIterable[Named]) -> None:
+        """As WeightUpdate.write_all; the source may be an asynchronous iterable, too."""
+        if isinstance(source, AsyncIterable):
+            async for name, tensor in source:
+                await self.write(name, tensor)
+        else:
+            await self._worker.run(self._update.write_all, source)
+
+    async def write_bucket(self, bucket: Any) -> None:
+        """As WeightUpdate.write_bucket."""
+        await self._worker.run(self._update.write_bucket, bucket)
+
+    async def read_dir(self, path: str | os.PathLike[str]) -> None:
+        """As WeightUpdate.read_dir."""
+        await self._worker.run(self._update.read_dir, path)
+
+    async def receive(
+        self, group: Any, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+    ) -> None:
+        """As WeightUpdate.receive."""
+        await self._worker.run(self._update.receive, group, names, dtypes, shapes)
+
+    async def commit(self, version: int | str | None = None) -> UpdateReport:
+        """As WeightUpdate.commit."""
+        return await self._worker.run(self._update.commit, version)
+
+    async def abort(self) -> None:
+        """As WeightUpdate.abort."""
+        await self._worker.run(self._update.abort)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        await self._worker.run(self._update.__exit__, kind, error, trace)
+
+
+class Worker:
+    """A thread for one update, or for one call; on CUDA with torch's current stream of the thread that made it."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="llmpy-weights")
+        torch = sys.modules.get("torch") if ordinal >= 0 else None
+        self._stream = None if torch is None else torch.cuda.current_stream(ordinal)
+
+    async def run(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Runs a function on the thread. If the caller is cancelled it goes on to its end."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, self._work, function, *args))
+
+    def _work(self, function: Callable[..., Result], *args: Any) -> Result:
+        if self._stream is None:
+            return function(*args)
+        with sys.modules["torch"].cuda.stream(self._stream):
+            return function(*args)

@@ -1,0 +1,369 @@
+"""Live weight updates: an updated engine is a fresh engine with the same weights, whatever the way of the weights into it."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from llmpy import (
+    EngineBusyError,
+    ModelNotFoundError,
+    SamplingParams,
+    UnsupportedError,
+    WeightsMissingError,
+    WeightUpdateError,
+)
+
+torch = pytest.importorskip("torch")
+GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True)
+PROMPTS = [[3, 4, 5, 6, 7] * 8, [9, 8, 7], [100, 101] * 20]
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory, write_model):
+    """Directory of a model of the same shape and other weights, and the weights."""
+    path = write_model(tmp_path_factory.mktemp("other"))
+    weights = {name: (1.25 * w + 0.01).astype(np.float32) for name, w in load_file(path / "model.safetensors").items()}
+    save_file(weights, path / "model.safetensors")
+    return path, weights
+
+
+@pytest.fixture
+def pair(open_tiny, other_model):
+    """An engine with old weights, one with new ones, and these."""
+    made = []
+
+    def make(dtype="float32", **options):
+        path, weights = other_model
+        made.append((open_tiny(dtype=dtype, **options), open_tiny(path, dtype=dtype, **options), weights))
+        return made[-1]
+
+    return make
+
+
+def outcome(llm):
+    """Tokens and logprobs, bit for bit."""
+    return [
+        (output.outputs[0].token_ids, [float(x) for x in output.outputs[0].sampled.raw])
+        for output in llm.generate(PROMPTS, GREEDY)
+    ]
+
+
+def tensors(weights, device="cpu", dtype=torch.float32):
+    """The weights as torch has them."""
+    return {name: torch.from_numpy(w).to(dtype).to(device) for name, w in weights.items()}
+
+
+def spread(tensor):
+    """The same tensor with strides that are neither C's nor Fortran's, some of them far apart."""
+    if tensor.dim() == 1:
+        big = torch.zeros(2 * tensor.numel() + 3, dtype=tensor.dtype, device=tensor.device)
+        view = big[3::2]
+    else:
+        rows, cols = tensor.shape
+        view = torch.zeros(cols + 2, 3 * rows, dtype=tensor.dtype, device=tensor.device)[2:, ::3].t()
+    view.copy_(tensor)
+    return view
+
+
+def places(device):
+    """Where tensors can lie for an engine on a device."""
+    return ["cpu"] if device == "cpu" else ["cpu", device]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_updated_engine_equals_fresh_one(pair, device, dtype):
+    old, new, weights = pair(dtype)
+    wanted, sums = outcome(new), new.weight_checksum()
+    before, first_sums = outcome(old), old.weight_checksum()
+    assert before != wanted
+    assert first_sums != sums
+    for place in places(device):
+        for kind in (torch.float32, torch.bfloat16, torch.float16):
+            given = tensors(weights, place, kind)
+            report = old.update_weights({name: spread(t) for name, t in given.items()})
+            assert old.compare_weights(given)
+            # Rounding twice is not rounding once: only what the engine would load itself is the file's.
+            if kind is torch.float32:
+                assert old.weight_checksum() == sums
+                assert outcome(old) == wanted
+            assert report.num_tensors == len(weights)
+            assert report.num_bytes == sum(t.numel() * t.element_size() for t in given.values())
+            old.update_weights(old_weights(old), version="back")
+            assert old.weight_version == "back"
+            assert old.weight_checksum() == first_sums
+            assert outcome(old) == before
+
+
+def old_weights(llm):
+    """The weights that the engine was loaded with."""
+    return llm.config.model
+
+
+def test_any_order_and_bucketing(pair):
+    old, new, weights = pair()
+    wanted, sums, names = outcome(new), new.weight_checksum(), list(weights)
+    for seed in range(3):
+        random.Random(seed).shuffle(names)
+        with old.begin_update() as update:
+            update.write(names[0], weights[names[0]])
+            update.write_all((name, weights[name]) for name in names[1:7])
+            update.write_all({name: weights[name] for name in names[7:]})
+        assert update.report.num_tensors == len(weights)
+        assert old.weight_checksum() == sums
+        assert outcome(old) == wanted
+        old.update_weights(old_weights(old))
+
+
+def test_sources(pair, other_model):
+    old, new, weights = pair("bfloat16")
+    sums = new.weight_checksum()
+    shards = other_model[0].parent / "shards"
+    shards.mkdir(exist_ok=True)
+    names = sorted(weights)
+    save_file({name: weights[name] for name in names[::2]}, shards / "a.safetensors")
+    save_file({name: weights[name] for name in names[1::2]}, shards / "b.safetensors")
+    parameters = {name: torch.nn.Parameter(t) for name, t in tensors(weights).items()}
+    read_only = {name: np.frombuffer(w.tobytes(), np.float32).reshape(w.shape) for name, w in weights.items()}
+    for source in (weights, list(weights.items()), iter(weights.items()), parameters, read_only, str(shards), shards):
+        old.update_weights(source)
+        assert old.weight_checksum() == sums
+        old.update_weights(old_weights(old))
+        assert old.weight_checksum() != sums
+
+
+def test_numpy_bfloat16(pair):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    old, new, weights = pair("bfloat16")
+    old.update_weights({name: w.astype(ml_dtypes.bfloat16) for name, w in weights.items()})
+    matrices = [name for name, w in weights.items() if w.ndim == 2]  # vectors are stored as float32
+    assert old.weight_checksum(matrices) == new.weight_checksum(matrices)
+
+
+def test_names(pair):
+    old, new, weights = pair()
+    report = old.update_weights(
+        {f"wrapped.{name}": w for name, w in weights.items()} | {"value_head.weight": np.zeros(4), "lm_head.weight": weights},
+        rename=lambda name: name.removeprefix("wrapped.") if not name.startswith("value") else None,
+    )
+    assert sorted(report.skipped) == ["lm_head.weight", "value_head.weight"]
+    assert (report.missing, report.repeated) == ([], [])
+    assert old.weight_checksum() == new.weight_checksum()
+
+
+def test_repeated_and_partial(pair):
+    old, new, weights = pair()
+    first, sums = old.weight_checksum(), new.weight_checksum()
+    name = "model.layers.1.self_attn.k_proj.weight"
+    with old.begin_update(partial=True) as update:
+        update.write(name, np.zeros_like(weights[name]))
+        update.write(name, weights[name])
+    assert update.report.repeated == [name]
+    assert sorted(update.report.missing) == sorted(set(weights) - {name})
+    assert old.weight_checksum() == first | {name: sums[name]}
+    assert update.report.num_tensors == 1
+
+
+def test_refusals_leave_the_update_open(pair, device):
+    old, new, weights = pair("bfloat16")
+    before, norm = outcome(old), "model.norm.weight"
+    wrong = {
+        "norm": (weights[norm], "weight 'norm' is not part of LlamaForCausalLM; nearest: 'model.norm.weight'", "unknown"),
+        norm: (
+            torch.zeros(4, 16, dtype=torch.int8),
+            "weight 'model.norm.weight': wanted (64,) float32, have (4, 16) int8",
+            "mismatched",
+        ),
+        "model.layers.0.mlp.up_proj.weight": (
+            weights["model.layers.0.mlp.down_proj.weight"],
+            "weight 'model.layers.0.mlp.up_proj.weight': wanted (96, 64) bfloat16, have (64, 96) float32",
+            "mismatched",
+        ),
+        "model.embed_tokens.weight": (
+            weights["model.embed_tokens.weight"].astype(np.float64),
+            "weight 'model.embed_tokens.weight': wanted (304, 64) bfloat16, have (304, 64) float64",
+            "mismatched",
+        ),
+    }
+    with old.begin_update() as update:
+        for name, (tensor, text, attribute) in wrong.items():
+            with pytest.raises(WeightUpdateError) as error:
+                update.write(name, tensor)
+            assert str(error.value) == text
+            assert {a: getattr(error.value, a) for a in ("unknown", "mismatched", "missing")} == {
+                **dict.fromkeys(("unknown", "mismatched", "missing")), attribute: [name]
+            }  # fmt: skip
+        with pytest.raises(WeightUpdateError, match="cannot be read") as error:
+            update.write(norm, torch.zeros(64, device="meta"))
+        assert error.value.__cause__ is not None
+        with pytest.raises(WeightUpdateError, match="cannot be read"):
+            update.write(norm, object())
+        # All of a list is checked before any of it is written.
+        with pytest.raises(WeightUpdateError):
+            update.write_all([("model.layers.0.mlp.gate_proj.weight", weights[norm]), (norm, weights[norm])])
+        with pytest.raises(WeightUpdateError):
+            update.write_all([(norm, weights[norm]), ("norm", weights[norm])])
+        update.abort()
+    assert outcome(old) == before
+    with old.begin_update() as update:
+        update.write_all(weights)
+    assert old.weight_checksum() == new.weight_checksum()
+
+
+def test_missing(pair):
+    old, _, weights = pair()
+    before = outcome(old)
+    name = "model.layers.1.mlp.down_proj.weight"
+    rest = {key: w for key, w in weights.items() if key != name}
+    text = f"1 of {len(weights)} weights were not written: '{name}'. Pass partial=True to keep the others."
+    with pytest.raises(WeightUpdateError) as error:
+        old.update_weights(rest)
+    assert (str(error.value), error.value.missing) == (text, [name])
+    assert outcome(old) == before  # a mapping is known to be incomplete before its first byte is written
+    update = old.begin_update()
+    update.write_all(iter(rest.items()))
+    with pytest.raises(WeightUpdateError) as error:
+        update.commit()
+    assert str(error.value) == text
+    update.write(name, weights[name])
+    assert update.commit(version=3).version == 3
+    with pytest.raises(WeightUpdateError, match="over"):
+        update.write(name, weights[name])
+
+
+def test_torn_weights(pair):
+    old, new, weights = pair()
+    wanted, norm = outcome(new), "model.norm.weight"
+    with pytest.raises(KeyError), old.begin_update() as update:
+        update.write(norm, weights[norm])
+        with pytest.raises(EngineBusyError, match="being updated"):
+            old.generate(PROMPTS, GREEDY)
+        with pytest.raises(EngineBusyError, match="is open"):
+            old.begin_update()
+        raise KeyError
+    for call in (lambda: old.generate(PROMPTS, GREEDY), lambda: old.score([[1, 2, 3]])):
+        with pytest.raises(WeightsMissingError, match="weights are incomplete since epoch 0; commit a full update"):
+            call()
+    with pytest.raises(WeightUpdateError, match="torn"):
+        old.update_weights({norm: weights[norm]}, partial=True)
+    with pytest.raises(WeightsMissingError):
+        old.generate(PROMPTS, GREEDY)
+    old.update_weights(weights)
+    assert outcome(old) == wanted
+
+
+def test_check_finite(pair):
+    old, _, weights = pair("bfloat16")
+    before, name = old.weight_checksum(), "model.layers.0.mlp.up_proj.weight"
+    for value in (np.nan, np.inf, 3.4e38):  # the last is infinite as bfloat16
+        bad = weights[name].copy()
+        bad[5, 7] = value
+        with pytest.raises(WeightUpdateError, match=f"weight '{name}': 1 of its values are not finite") as error:
+            old.update_weights({name: bad}, partial=True, check_finite=True)
+        assert error.value.mismatched == [name]
+    assert old.weight_checksum() == before
+    old.generate(PROMPTS, GREEDY)
+
+
+def test_versions_and_cache(pair):
+    old, _, weights = pair()
+    outcome(old)
+    assert (old.weight_epoch, old.weight_version) == (0, 0)
+    assert old.update_weights(weights, version="step-1").version == "step-1"
+    output = old.generate(PROMPTS[0], GREEDY)[0]
+    assert output.num_cached_tokens == 0  # the blocks of the old weights are not found
+    assert [tuple(span) for span in output.outputs[0].weight_versions] == [(0, 12, "step-1", 1)]
+    assert old.generate(PROMPTS[0], GREEDY)[0].num_cached_tokens == 32
+    report = old.update_weights(weights)
+    assert (report.epoch, report.version, old.weight_version) == (2, 2, 2)
+    old.set_weight_version("label")
+    assert (old.weight_epoch, old.weight_version) == (2, "label")
+
+
+def test_arguments(pair, tmp_path):
+    old, _, _ = pair()
+    with pytest.raises(ValueError, match="on_running must be 'keep' or 'recompute', got 'stop'"):
+        old.update_weights({}, on_running="stop")
+    with pytest.raises(UnsupportedError, match="staging='double'"):
+        old.begin_update(staging="double")
+    with pytest.raises(TypeError, match="version must be an int or a str"):
+        old.begin_update(version=1.5)
+    with pytest.raises(ModelNotFoundError, match="wanted a directory of safetensors files"):
+        old.update_weights(tmp_path)
+    old.begin_update().abort()  # none of these left an update open
+
+
+def test_checksum_is_of_the_checkpoints_tensor(open_tiny, tiny_model):
+    """The formula of docs/rl.md, computed here from the file."""
+    llm = open_tiny(dtype="bfloat16")
+    sums = llm.weight_checksum()
+    stored = load_file(tiny_model / "model.safetensors")
+    for name in ("model.layers.0.self_attn.v_proj.weight", "model.norm.weight"):
+        tensor = torch.from_numpy(stored[name])
+        if tensor.dim() == 2:
+            bits = tensor.bfloat16().view(torch.int16).numpy().view(np.uint16).reshape(-1).astype(np.uint64)
+        else:
+            bits = stored[name].view(np.uint32).astype(np.uint64)
+        with np.errstate(over="ignore"):
+            z = np.arange(1, bits.size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            z += bits * np.uint64(0xD1B54A32D192ED03)
+            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+            assert sums[name] == int((z ^ z >> np.uint64(31)).sum(dtype=np.uint64))
+    assert llm.weight_checksum("model.norm.weight") == {"model.norm.weight": sums["model.norm.weight"]}
+
+
+def test_comparison(pair):
+    old, new, weights = pair("bfloat16")
+    assert new.compare_weights(weights)
+    found = old.compare_weights(weights)
+    assert not found
+    assert sorted(found.different) == sorted(weights)
+    name = "model.norm.weight"
+    found = new.compare_weights({f"x.{name}": weights[name]}, rename=lambda n: n[2:])
+    assert (found.num_equal, found.different, found.skipped) == (1, [], [])
+    assert sorted(found.missing) == sorted(set(weights) - {name})
+
+
+def test_many_updates_grow_nothing(pair, device):
+    old, new, weights = pair("bfloat16")
+    given = [tensors(weights, place) for place in places(device)]
+    for source in given:
+        old.update_weights(source)
+    fixed = [key for key in old.memory() if key != "device_free"]
+    before = [old.memory()[key] for key in fixed]
+    for step in range(100):
+        old.update_weights(given[step % len(given)], version=step)
+    assert [old.memory()[key] for key in fixed] == before
+    assert (old.weight_epoch, old.weight_version) == (100 + len(given), 99)
+    assert outcome(old) == outcome(new)
+
+
+def test_async_engine(open_async, device, long_model):
+    stored = load_file(long_model / "model.safetensors")
+    new = {name: (1.25 * w).astype(np.float32) for name, w in stored.items()}
+
+    async def main():
+        engine = open_async(fresh=True)
+        before = await engine.weight_checksum()
+        report = await engine.update_weights(new, version="new")
+        assert (report.version, engine.weight_version) == ("new", "new")
+        assert await engine.compare_weights(new)
+        with pytest.raises(WeightUpdateError, match="not part of"):
+            await engine.update_weights({"nothing": new["model.norm.weight"]})
+
+        async def pieces():
+            for item in stored.items():
+                await asyncio.sleep(0)
+                yield item
+
+        async with engine.begin_update(version=2) as update:
+            await update.write_all(pieces())
+        assert update.report.version == engine.weight_version == 2
+        assert await engine.weight_checksum() == before
+        await engine.update_weights(long_model)
+        assert await engine.weight_checksum() == before
+
+    asyncio.run(main())
