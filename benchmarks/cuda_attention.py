@@ -23,8 +23,8 @@ from cuda_linear import BF16, Backend, View
 
 Array = np.ndarray
 READ, MATMUL, COLD_BYTES = 4.55e12, 790e12, 400 << 20
-DECODE = [(1, 128), (1, 256), (1, 384), (1, 1024), (1, 8192), (1, 32768), (8, 256), (8, 1024), (32, 384), (64, 1024),
-          (128, 384), (256, 256), (256, 1536)]  # fmt: skip
+DECODE = [(1, 128), (1, 256), (1, 384), (1, 1024), (1, 8192), (1, 32768), (8, 256), (8, 1024), (32, 128), (32, 256), (32, 384),
+          (64, 1024), (128, 384), (256, 256), (256, 1536)]  # fmt: skip
 PREFILL = [(16, 16), (32, 32), (128, 128), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (2048, 32768)]
 QKV = [1, 8, 64, 256, 1024, 8192]
 
@@ -33,6 +33,7 @@ class BatchView(Structure):
     _fields_ = [
         ("n_rows", c_uint32), ("n_seqs", c_uint32), ("token_ids", c_void_p), ("positions", c_void_p), ("row_seq", c_void_p),
         ("seq_first_row", c_void_p), ("block_tokens", c_uint32), ("host_seq_first_row", c_void_p),
+        ("shares_new_keys", c_bool),
     ]  # fmt: skip
 
 
@@ -101,7 +102,7 @@ class Case:
         self.rows = len(positions)
         self.batch = BatchView(
             self.rows, self.n_seqs, None, self.give(positions), self.give(np.repeat(np.arange(self.n_seqs), self.n_rows)),
-            self.give(self.first), self.block, self.first.ctypes.data,
+            self.give(self.first), self.block, self.first.ctypes.data, False,
         )  # fmt: skip
         on_device = self.give(table)
         self.kv = [

@@ -15,7 +15,8 @@
 
 #define DECODE_WORKERS 128u       /* of a group */
 #define P_STRIDE (SPLIT * 2 + 16) /* bytes of a head's p, apart so that no banks collide */
-#define MAX_DEPTH 32u
+#define ROUNDS 4u                 /* barriers that the rounds of a place in the ring take by turns */
+#define MIN_DEPTH 4u
 
 struct decode_place {
     float *partials;    /* [blocks][slots][stride]: splits of a block's first unit, and last what its last unit has so far */
@@ -29,30 +30,37 @@ template <uint32_t D, uint32_t BLOCKS> struct decode_shape {
     static const uint32_t columns = D / 64;                  /* blocks of 16 columns of a warp */
     static const uint32_t p_bytes = heads * P_STRIDE, state_bytes = 2 * TILES * heads * 4;
     static const uint32_t mail_floats = columns * BLOCKS * 4 + BLOCKS * 4; /* of a thread: o, m, l of a split */
-    static const uint32_t fixed_bytes = 2 * (p_bytes + state_bytes) + mail_floats * DECODE_WORKERS * 4 + 64 + 2 * MAX_DEPTH * 8;
+    static const uint32_t fixed_bytes = 2 * (p_bytes + state_bytes) + mail_floats * DECODE_WORKERS * 4 + 64;
+    static const uint32_t place_bytes = chunk_bytes + (ROUNDS + 1) * 8; /* of a place in the ring and its barriers */
 };
 
 /* ---- the ring ----------------------------------------------------------------------------------------------------------- */
 
-/* A place in the ring, how often it came round, and the number of the chunk there. */
+/* A place in the ring, and how often it came round. */
 struct ring_place {
-    uint32_t slot, phase, chunk;
+    uint32_t slot, round;
     __device__ ring_place after(uint32_t n, uint32_t depth) const
     {
-        ring_place next = {slot + n, phase, chunk + n};
+        ring_place next = {slot + n, round};
         while (next.slot >= depth) {
             next.slot -= depth;
-            next.phase ^= 1;
+            next.round++;
         }
         return next;
     }
 };
 
-/* Places in shared memory. A barrier tells a round from the one before, not from the one before that: a group that passes over
- * the other's chunks must not ask for a round whose forerunner may still be on its way, so it looks at `issued` first. */
+/* Places in shared memory. A barrier tells a round from the one before, not from the one before that, and a group passes over
+ * the other's chunks. So a place has several barriers. A group asks for chunk c when it has seen one of the last
+ * 2 * TILES + TILES, c - 12 or later, or none yet; then all up to c - 12 - depth have come, as places are filled in order, and
+ * with them the chunk before c on the same barrier, c - ROUNDS * depth: depth >= MIN_DEPTH. Every thread says itself that it is
+ * done with a place: for a lane that speaks for its warp behind a __syncwarp, racecheck reports the others' reads. */
 struct decode_ring {
     uint32_t data, full, empty, depth;
-    volatile uint32_t *issued; /* chunks asked for so far */
+    __device__ __forceinline__ uint32_t full_of(struct ring_place place) const
+    {
+        return full + (place.round % ROUNDS * depth + place.slot) * 8;
+    }
 };
 
 /* ---- the warp that fetches ---------------------------------------------------------------------------------------------- */
@@ -69,7 +77,7 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
         bool is_seen = lane < n_pages && first < walk.len && first + x.kv.block_tokens > walk.seen;
         return is_seen ? x.kv.table[(size_t)walk.list[walk.seq].table_row * x.kv.table_stride + p] : -1;
     };
-    struct ring_place place = {0, 0, 0};
+    struct ring_place place = {0, 0};
     uint32_t n_late = 0, late_target = 0, late_barrier = 0;
     const char *late_source = NULL;
     bool is_free = false; /* has the predecessor ended? */
@@ -92,16 +100,14 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
             id = page();
         for (uint32_t values = 0; values < 2; values++)
             for (uint32_t tile = low; tile < high; tile++, place = place.after(1, ring.depth)) {
-                if (!is_free && (place.chunk == ring.depth || n_late == 32))
+                if (!is_free && (place.round || n_late == 32))
                     wait_and_fetch_late();
-                uint32_t barrier = ring.full + place.slot * 8, target = ring.data + place.slot * chunk_bytes;
+                uint32_t barrier = ring.full_of(place), target = ring.data + place.slot * chunk_bytes;
                 bool is_mine = is_page && lane >> tile_shift == tile;
-                barrier_wait(ring.empty + place.slot * 8, place.phase ^ 1);
+                barrier_wait(ring.empty + place.slot * 8, (place.round & 1) ^ 1);
                 uint32_t n_runs = __popc(__ballot_sync(~0u, is_mine));
-                if (lane == 0) {
+                if (lane == 0)
                     barrier_expect(barrier, n_runs * run_bytes);
-                    *ring.issued = place.chunk + 1;
-                }
                 __syncwarp();
                 const char *from = source + values * run_bytes;
                 if (is_mine && (is_free || lane != own))
@@ -166,7 +172,6 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     float *tile_max, *tile_sum;       /* [TILES][heads] */
     uint32_t group, warp, lane, g, t; /* g = lane / 4, t = lane % 4 */
     float c, cap_factor;
-    uint32_t issued; /* chunks, as far as is known */
 
     uint32_t q[shape::steps][BLOCKS][2];
     float s[4][BLOCKS][4];              /* keys 16 i + g + j / 2 * 8, heads 8 b + 2 t + j % 2 of the warp's tile */
@@ -175,9 +180,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
 
     __device__ __forceinline__ void wait_for(struct ring_place place)
     {
-        while (issued <= place.chunk)
-            issued = *ring.issued;
-        barrier_wait(ring.full + place.slot * 8, place.phase);
+        barrier_wait(ring.full_of(place), place.round / ROUNDS & 1);
     }
 
     __device__ void load_q(const T *row, uint32_t n_heads)
@@ -213,9 +216,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                 for (uint32_t b = 0; b < BLOCKS; b++)
                     mma(s[i][b], keys, q[k][b][0], q[k][b][1], T());
             }
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(ring.empty + place.slot * 8, 4);
+        barrier_arrive(ring.empty + place.slot * 8, DECODE_WORKERS / 32);
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
             float most[2] = {MINUS_INFINITY, MINUS_INFINITY};
@@ -335,9 +336,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                         mma(o[f][b], values, weights[b][0], weights[b][1], T());
                 }
             }
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(ring.empty + place.slot * 8, 1);
+            barrier_arrive(ring.empty + place.slot * 8, 1);
             place = place.after(1, ring.depth);
         }
     }
@@ -521,7 +520,7 @@ static __device__ __forceinline__ void work_items(const attended<T> &x, const st
                                                   uint32_t parts, float *mail, uint32_t *flag)
 {
     typedef decode_shape<D, BLOCKS> shape;
-    struct ring_place ring = {0, 0, 0};
+    struct ring_place ring = {0, 0};
     uint32_t in_q = ~0u; /* the unit whose q is loaded */
     decode_sum<T, D, BLOCKS> sum;
     sum.is_new = true;
@@ -579,18 +578,13 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
     extern __shared__ __align__(1024) char shared[];
     char *p = shared + place.depth * shape::chunk_bytes;
     float *tile_max = (float *)(p + 2 * shape::p_bytes), *mail = tile_max + 2 * shape::state_bytes / 4;
-    uint32_t *flag =
-        (uint32_t *)(mail + shape::mail_floats * DECODE_WORKERS); /* [16]: sums of warps, first, last, done, issued */
-    struct decode_ring ring = {shared_address(shared), shared_address(flag + 16), shared_address(flag + 16) + MAX_DEPTH * 8,
-                               place.depth, flag + 15};
-    struct decode_span *list = (struct decode_span *)((char *)(flag + 16) + 2 * MAX_DEPTH * 8);
+    uint32_t *flag = (uint32_t *)(mail + shape::mail_floats * DECODE_WORKERS); /* [16]: sums of warps, first, last, done */
+    struct decode_span *list = (struct decode_span *)(flag + 16);
+    const uint32_t barriers = shared_address(list + x.n_seqs + 1);
+    struct decode_ring ring = {shared_address(shared), barriers + place.depth * 8, barriers, place.depth};
     start_next();
-    if (threadIdx.x == 0)
-        flag[15] = 0;
-    if (threadIdx.x < place.depth) {
-        barrier_init(ring.full + threadIdx.x * 8, 1);
-        barrier_init(ring.empty + threadIdx.x * 8, DECODE_WORKERS / 32);
-    }
+    for (uint32_t i = threadIdx.x; i < (ROUNDS + 1) * place.depth; i += DECODE_THREADS)
+        barrier_init(barriers + i * 8, i < place.depth ? DECODE_WORKERS : 1);
     barriers_made();
     const uint32_t n_splits = list_spans(x, list, flag), usual = (n_splits + n_single - 1) / n_single;
     const struct decode_shares shares(n_splits * n_units, gridDim.x, usual < 4 ? usual : 1);
@@ -630,7 +624,6 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
     worker.g = worker.lane / 4;
     worker.t = worker.lane % 4;
     worker.c = x.factor;
-    worker.issued = 0;
     worker.cap_factor = x.cap_factor;
     wait_for_input();
     work_items(x, place, worker, walk, run, shares, parts, mail + threadIdx.x % DECODE_WORKERS, flag + 14);
@@ -647,18 +640,16 @@ static enum rc launch_decode(const struct cuda *cuda, const struct attention_arg
     const uint32_t parts = ceil_div(x.group, shape::heads), n_heads = x.group < shape::heads ? x.group : shape::heads;
     const uint32_t most = ceil_div(args->kv.table_stride * args->batch->block_tokens, SPLIT);
     const uint32_t list_bytes = (uint32_t)sizeof(struct decode_span) * (x.n_seqs + 1);
-    uint32_t depth = shape::fixed_bytes + list_bytes < SHARED_BYTES
-                         ? (SHARED_BYTES - shape::fixed_bytes - list_bytes) / shape::chunk_bytes
-                         : 0;
-    struct decode_place place = {cuda->partials, cuda->arrivals, most + 1, (n_heads * (D + 2) + 3) & ~3u,
-                                 depth < MAX_DEPTH ? depth : MAX_DEPTH};
+    const uint32_t other_bytes = shape::fixed_bytes + list_bytes;
+    const uint32_t depth = other_bytes < SHARED_BYTES ? (SHARED_BYTES - other_bytes) / shape::place_bytes : 0;
+    struct decode_place place = {cuda->partials, cuda->arrivals, most + 1, (n_heads * (D + 2) + 3) & ~3u, depth};
     size_t wanted = (size_t)n_blocks * place.slots * place.stride * sizeof(float);
     if (wanted > cuda->partials_bytes)
         return err_set(err, RC_CONFIG, "attention: wanted %zu bytes for the splits of long sequences, have %zu; max_model_len",
                        wanted, cuda->partials_bytes);
-    if (!place.depth)
+    if (depth < MIN_DEPTH)
         return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; max_num_seqs", x.n_seqs);
-    uint32_t shared_bytes = place.depth * shape::chunk_bytes + shape::fixed_bytes + list_bytes;
+    uint32_t shared_bytes = depth * shape::place_bytes + other_bytes;
     cudaFuncSetAttribute(attend_decode<T, D, BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     launch(cuda, attend_decode<T, D, BLOCKS>, n_blocks, DECODE_THREADS, shared_bytes, x, place, args->kv.n_kv_heads * parts,
            parts, n_single);
