@@ -142,7 +142,7 @@ class Build(build_ext):
     def cuda_state(self, nvcc: str) -> "hashlib._Hash":
         """Hash of the compiler and of every header that a CUDA object may include."""
         version = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout
-        headers = [*(ROOT / "kernels/cuda").glob("*.cuh"), *(ROOT / "csrc/base").glob("*.h"), ROOT / "kernels/backend.h"]
+        headers = [*(ROOT / "kernels/cuda").glob("*.*h"), *(ROOT / "csrc/base").glob("*.h"), ROOT / "kernels/backend.h"]
         return hashlib.sha256(version + b"".join(header.read_bytes() for header in sorted(headers)))
 
     def link_cuda(self, nvcc: str, objects: list[Path]) -> None:

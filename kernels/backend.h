@@ -320,6 +320,54 @@ struct tensor_sum_args {
     struct tensor_sum *result;
 };
 
+/* ---- other processes -------------------------------------------------------------------------------------------------- */
+
+/* Memory that another process exported. */
+struct import_args {
+    const char *device;
+    const uint8_t *handle; /* [64] as export_memory gave it, or NULL: descriptor says it */
+    int descriptor;        /* of an allocation (cuMemExportToShareableHandle); stays the caller's */
+    size_t size_bytes;     /* wanted, from the allocation's start */
+    const uint8_t *event;  /* [64] of an event to wait for, or NULL */
+};
+struct imported;           /* the backend's own */
+
+/* Processes that broadcast to each other over NCCL. A function of a group fails once and for all: the group is aborted then. */
+#define GROUP_SLOTS 8u
+#define GROUP_ID_BYTES 128u
+struct group_options {
+    const char *device, *nccl; /* nccl: path of the library */
+    const uint8_t *id;         /* [GROUP_ID_BYTES] */
+    uint32_t rank, n_ranks;
+};
+struct process_group;
+
+/* Needs no context of the backend: a trainer's process has none. */
+struct peers {
+    enum rc (*import_memory)(const struct import_args *args, struct imported **imported, void **memory, struct err *err);
+    void (*release_memory)(struct imported *imported);
+    /* The handle of the allocation that memory lies in, and its place and size there. */
+    enum rc (*export_memory)(const char *device, const void *memory, uint8_t *handle, size_t *offset, size_t *size_bytes,
+                             struct err *err);
+    enum rc (*group_id)(const char *nccl, uint8_t *id, struct err *err);
+    /* Returns before the others are there; group_settle says when they are. */
+    enum rc (*group_open)(const struct group_options *options, struct process_group **group, struct err *err);
+    /* Waits at most so long until the last call on the group has been enqueued on the device; the next comes after that. */
+    enum rc (*group_settle)(struct process_group *group, double seconds, bool *is_done, struct err *err);
+    /* Memory of a slot, of this size or above until the group closes. */
+    enum rc (*group_buffer)(struct process_group *group, uint32_t slot, size_t size_bytes, void **memory, struct err *err);
+    /* One float is summed over all ranks, as slot 0: the first connection, which vLLM makes so, too. */
+    enum rc (*group_greet)(struct process_group *group, struct err *err);
+    /* From rank 0 to the others' memory. */
+    enum rc (*group_broadcast)(struct process_group *group, uint32_t slot, void *memory, size_t size_bytes, struct err *err);
+    /* Waits at most so long until the slot's broadcast has been done; after group_settle. */
+    enum rc (*group_wait)(struct process_group *group, uint32_t slot, double seconds, bool *is_done, struct err *err);
+    /* Copies memory of the group's into a slot's, and waits for that, not for broadcasts. */
+    enum rc (*group_copy)(struct process_group *group, uint32_t slot, const void *memory, size_t size_bytes, void **copy,
+                          struct err *err);
+    void (*group_close)(struct process_group *group);
+};
+
 /* ---- the table ------------------------------------------------------------------------------------------------------- */
 
 enum fusion {
@@ -438,6 +486,7 @@ struct backend {
     enum rc (*tensor_write)(void *ctx, const struct tensor_write_args *args, struct err *err);
     enum rc (*tensor_finish)(void *ctx, struct err *err);
     enum rc (*tensor_sum)(void *ctx, const struct tensor_sum_args *args, struct err *err);
+    const struct peers *peers; /* optional */
 };
 
 /* The one symbol that a backend's library exports. */

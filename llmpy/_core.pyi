@@ -17,6 +17,32 @@ def device_info(device: str, library: str, wants_free: bool = False, /) -> tuple
 def allocation_count() -> int: ...
 def held_count() -> int: ...
 def fail_allocation_after(n: int, /) -> None: ...
+def export_memory(device: str, library: str, address: int, /) -> tuple[bytes, int, int]:
+    """Handle, offset and size of the allocation that an address lies in."""
+def nccl_id(library: str, nccl: str, /) -> bytes: ...
+
+@final
+class ImportedMemory:
+    """Device memory that another process exported."""
+
+    def __new__(cls, device: str, library: str, handle: bytes | int, size_bytes: int, event: bytes | None = None,
+                /) -> Self: ...
+    @property
+    def address(self) -> int: ...  # 0 once it is closed
+    def close(self) -> None: ...
+
+@final
+class NcclGroup:
+    """Processes that broadcast to each other over NCCL. A call that fails ends the group."""
+
+    def __new__(cls, device: str, library: str, nccl: str, id: bytes, rank: int, n_ranks: int, /) -> Self: ...
+    def settle(self, seconds: float, /) -> bool: ...  # whether the last call has been enqueued: wanted before the next
+    def buffer(self, slot: int, size_bytes: int, /) -> int: ...  # its address
+    def greet(self) -> None: ...  # the first call; sums one float, as slot 0
+    def broadcast(self, slot: int, address: int, size_bytes: int, /) -> None: ...
+    def wait(self, slot: int, seconds: float, /) -> bool: ...  # whether the slot's call has been done
+    def copy(self, slot: int, address: int, size_bytes: int, /) -> int: ...  # into the slot's buffer: its address
+    def close(self) -> None: ...
 
 @final
 class Checkpoint:

@@ -44,37 +44,49 @@ def cuda_library() -> str:
 
 
 _CUBLASLT = ("libcublasLt.so.13", "libcublasLt.so.12")
+_NCCL = ("libnccl.so.2",)
 
 
 def cublaslt_library() -> str:
-    """Path of a cuBLASLt that linears of many rows may use; "" where there is none.
+    """Path of a cuBLASLt that linears of many rows may use; "" where there is none."""
+    return _find_library(_CUBLASLT, ("cu13", "cublas"))
+
+
+def nccl_library() -> str:
+    """Path of an NCCL that weight groups may use; "" where there is none."""
+    return _find_library(_NCCL, ("nccl", "cu13"))
+
+
+def _find_library(names: tuple[str, ...], wheels: tuple[str, ...]) -> str:
+    """The first that there is of a library's names.
 
     In order: LLMPY_LIB_PATH, what the process has loaded already, NVIDIA's wheels on sys.path, the prefix (conda), the
     system's folders, CUDA_HOME.
     """
-    found = _in_folders(environment.library_folders()) or _in_process()
+    found = _in_folders(environment.library_folders(), names) or _in_process(names)
     if found:
         return found
-    wheels = [Path(entry) / "nvidia" / name / "lib" for entry in sys.path for name in ("cu13", "cublas")]
+    folders = [Path(entry) / "nvidia" / name / "lib" for entry in sys.path for name in wheels]
     system = [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
     system += [Path(entry) for entry in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")]
     cuda = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
-    return _in_folders([*wheels, Path(sys.prefix) / "lib", *system, cuda / "lib64"])
+    return _in_folders([*folders, Path(sys.prefix) / "lib", *system, cuda / "lib64"], names)
 
 
-def _in_folders(folders: Iterable[Path]) -> str:
-    """The newest cuBLASLt of the first folder that has one."""
-    places = (folder / name for folder in folders for name in _CUBLASLT)
+def _in_folders(folders: Iterable[Path], names: tuple[str, ...]) -> str:
+    """The first of the names in the first folder that has one."""
+    places = (folder / name for folder in folders for name in names)
     return next((str(path.absolute()) for path in places if path.exists()), "")
 
 
-def _in_process() -> str:
-    """A cuBLASLt that somebody, torch perhaps, has loaded."""
+def _in_process(names: tuple[str, ...]) -> str:
+    """One that somebody, torch perhaps, has loaded."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    paths = (line[line.index("/") :] for line in maps.splitlines() if "/libcublasLt.so." in line)
+    stems = tuple("/" + name[: name.index(".so.") + 4] for name in names)
+    paths = (line[line.index("/") :] for line in maps.splitlines() if any(stem in line for stem in stems))
     return next((path for path in paths if not path.endswith(" (deleted)")), "")
 
 

@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     first, step = map(int, config.getoption("--shard").split("/"))
-    kept = [item for item in items if CUDA or "cuda" not in getattr(item, "fixturenames", ())][first::step]
+    kept = [item for item in items if CUDA or not {"cuda", "two_gpus"} & {*getattr(item, "fixturenames", ())}][first::step]
     left_out = set(items) - set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = kept
@@ -71,6 +71,14 @@ def isa(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def cuda() -> str:
     """Name of the first CUDA device, for what is its own; where there is none its tests are left out."""
+    return str(CUDA[0])
+
+
+@pytest.fixture(scope="session")
+def two_gpus() -> str:
+    """Name of the first of two CUDA devices or more."""
+    if not any(device["device"] == "cuda:1" for device in devices()):
+        pytest.skip("one CUDA device")
     return str(CUDA[0])
 
 

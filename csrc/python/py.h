@@ -21,6 +21,7 @@ int py_model_register(PyObject *module);
 int py_engine_register(PyObject *module);
 int py_async_engine_register(PyObject *module);
 int py_update_register(PyObject *module);
+int py_ipc_register(PyObject *module);
 
 /* The checkpoint of a _core.Checkpoint, or NULL with TypeError; borrowed, lives as long as the object. */
 struct checkpoint *py_checkpoint_get(PyObject *object);

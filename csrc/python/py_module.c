@@ -87,7 +87,7 @@ static PyObject *fail_allocation_after(PyObject *self, PyObject *number)
 static int module_exec(PyObject *module)
 {
     int (*const registers[])(PyObject *) = {py_checkpoint_register, py_backend_register, py_model_register, py_engine_register,
-                                                 py_async_engine_register, py_update_register};
+                                                 py_async_engine_register, py_update_register, py_ipc_register};
     for (size_t i = 0; i < sizeof registers / sizeof *registers; i++)
         if (registers[i](module) < 0)
             return -1;

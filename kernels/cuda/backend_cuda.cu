@@ -43,7 +43,7 @@ static enum rc checked(struct err *err, cudaError_t code, const char *operation)
 
 /* ---- the device --------------------------------------------------------------------------------------------------------- */
 
-static enum rc find_device(const char *name, int *device, struct err *err)
+enum rc cuda_find_device(const char *name, int *device, struct err *err)
 {
     int count = 0;
     *device = strncmp(name, "cuda:", 5) == 0 ? atoi(name + 5) : 0;
@@ -73,7 +73,7 @@ static enum rc device_describe(const char *name, bool wants_free, struct device_
 {
     int device;
     cudaDeviceProp properties;
-    enum rc rc = find_device(name, &device, err);
+    enum rc rc = cuda_find_device(name, &device, err);
     if (!rc)
         rc = checked(err, cudaGetDeviceProperties(&properties, device), "open");
     if (rc)
@@ -204,7 +204,7 @@ static enum rc cuda_open(const struct backend_options *options, void **ctx, stru
     cuda->options = *options;
     cuda->options.device = cuda->options.isa = "cuda"; /* the caller's strings need not outlive the call */
     cuda->dtype = options->dtype;
-    rc = find_device(options->device, &cuda->device, err);
+    rc = cuda_find_device(options->device, &cuda->device, err);
     if (!rc)
         rc = cuda_context_open(cuda->device, err);
     if (!rc) {
@@ -444,6 +444,7 @@ static struct backend make_table(void)
     b.pool_restore = cuda_pool_restore;
     b.memory = cuda_memory;
     b.allocations = cuda_allocations;
+    b.peers = &cuda_peers;
     return b;
 }
 

@@ -110,6 +110,8 @@ void cuda_give_all(struct cuda *cuda);
 enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
                          uint32_t n_rows, struct err *err);
 void cuda_uploads_close(struct cuda *cuda);
+/* The number in "cuda:N", of a device that is there. */
+enum rc cuda_find_device(const char *name, int *device, struct err *err);
 enum rc cuda_context_open(int device, struct err *err);
 enum rc cuda_free_memory(int device, uint64_t *free_bytes, struct err *err);
 
@@ -248,5 +250,8 @@ enum rc cuda_graph_begin(void *ctx, struct err *err);
 enum rc cuda_graph_end(void *ctx, void **graph, struct err *err);
 enum rc cuda_graph_launch(void *ctx, void *graph, struct err *err);
 void cuda_graph_destroy(void *ctx, void *graph);
+
+/* ipc.cu and comm_nccl.cu, by way of the first */
+extern const struct peers cuda_peers;
 
 #endif

@@ -22,6 +22,8 @@ struct driver {
     decltype(&cuMemMap) map;
     decltype(&cuMemUnmap) unmap;
     decltype(&cuMemSetAccess) set_access;
+    decltype(&cuMemImportFromShareableHandle) import_handle;
+    decltype(&cuMemGetAddressRange) address_range;
     decltype(&cuKernelGetLibrary) library_of;
     decltype(&cuLibraryGetKernelCount) count_kernels;
     decltype(&cuLibraryEnumerateKernels) list_kernels;

@@ -3,12 +3,34 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .._buckets import IpcBucket, IpcItem, ipc_bucket, ipc_from_torch
+    from .._weight_group import WeightGroup
     from .compare import LogprobComparison, compare_logprobs
     from .partial import concat
+    from .sender import SendReport, WeightSender, weight_metadata
 
-_HOME = {"LogprobComparison": "compare", "compare_logprobs": "compare", "concat": "partial"}
+_MODULES = {
+    "._buckets": "IpcBucket IpcItem ipc_bucket ipc_from_torch",
+    "._weight_group": "WeightGroup",
+    "compare": "LogprobComparison compare_logprobs",
+    "partial": "concat",
+    "sender": "SendReport WeightSender weight_metadata",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = ["LogprobComparison", "compare_logprobs", "concat"]
+__all__ = [
+    "IpcBucket",
+    "IpcItem",
+    "LogprobComparison",
+    "SendReport",
+    "WeightGroup",
+    "WeightSender",
+    "compare_logprobs",
+    "concat",
+    "ipc_bucket",
+    "ipc_from_torch",
+    "weight_metadata",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -22,8 +22,9 @@ def _load(name):
 
 
 fake_core = sys.modules.get("fake_core") or _load("fake_core")
-if "async_help" not in sys.modules:
-    _load("async_help")
+for helper in ("async_help", "memory_help"):
+    if helper not in sys.modules:
+        _load(helper)
 
 
 @pytest.fixture

@@ -1,0 +1,404 @@
+"""Weights in memory of another process: what describes them, how they are opened, and how a producer packs them.
+
+A bucket is a range of bytes that holds tensors. On a GPU its handle is that of a CUDA allocation; in host memory it is a
+file of shared memory. Describing and opening needs no torch; packing CUDA tensors does, since they are torch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from . import _core, hardware
+from .errors import DeviceError, WeightUpdateError
+
+ITEM_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+}  # fmt: skip
+"""Types that a tensor may have by name; which of them a weight takes is the updater's to say."""
+HANDLE_BYTES = 64
+_ALIGNMENT = 256
+
+MemoryTensor: TypeAlias = "tuple[str, int, str, tuple[int, ...], tuple[int, ...] | None]"
+"""Name, address, type, shape, strides in elements or None."""
+NamedTensors: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]]"
+
+
+class MemoryUpdate(Protocol):
+    """What this file asks of a WeightUpdate."""
+
+    @property
+    def device(self) -> str:
+        """The engine's."""
+
+    def write_memory(self, items: Iterable[MemoryTensor], on_device: bool) -> None:
+        """Checks all, then writes all."""
+
+    def finish(self) -> None:
+        """Waits until all that was written has arrived."""
+
+
+class IpcItem(NamedTuple):
+    """A tensor in a bucket: its checkpoint name, type ("bfloat16"), shape, offset in bytes, and strides in elements."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    strides: tuple[int, ...] | None = None
+
+
+class IpcBucket:
+    """Tensors in memory that another process holds. It pickles, and unpickling it runs nothing of the sender's.
+
+    Args:
+        handle: On a GPU the 64 bytes of a CUDA IPC handle, or the descriptor (int) that cuMemExportToShareableHandle
+            gave, received over a Unix socket. In host memory a path ("/proc/PID/fd/N", "/dev/shm/NAME") or a
+            descriptor of shared memory. A descriptor stays the caller's and does not pickle.
+        nbytes: Bytes of the memory, counted from the start of the allocation.
+        items: Tuples (name, dtype, shape, offset) or (name, dtype, shape, offset, strides); offsets in bytes from the
+            start of the allocation, strides in elements (row-major unless given).
+        device_uuid: "GPU-..." of the device that the memory lies on; None: found out when it is opened; "": host memory.
+        event: 64 bytes of a CUDA IPC event that is waited for before the memory is read.
+        counter: Shared-memory file and index of the count that torch keeps of those who use the memory; it goes down
+            by one when the bucket has been written.
+
+    Raises:
+        WeightUpdateError: An item does not lie within `nbytes`, or has a type that is not known.
+    """
+
+    __slots__ = ("_memory", "counter", "device_uuid", "event", "handle", "items", "nbytes")
+
+    def __init__(
+        self,
+        handle: bytes | int | str,
+        nbytes: int,
+        items: Iterable[Sequence[Any]],
+        device_uuid: str | None,
+        *,
+        event: bytes | None = None,
+        counter: tuple[str, int] | None = None,
+    ) -> None:
+        if isinstance(handle, bytes | bytearray) and len(handle) != HANDLE_BYTES:
+            raise ValueError(f"handle must be {HANDLE_BYTES} bytes, a descriptor or a path, got {len(handle)} bytes")
+        if not isinstance(handle, bytes | bytearray | int | str) or isinstance(handle, bool):
+            raise TypeError(f"handle must be bytes, an int or a str, but is of type {type(handle).__name__}")
+        self.handle = bytes(handle) if isinstance(handle, bytearray) else handle
+        self.nbytes = int(nbytes)
+        self.items = tuple(_item(item, self.nbytes) for item in items)
+        self.device_uuid = device_uuid
+        self.event = event
+        self.counter = counter
+        self._memory: object = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self.handle, int):
+            raise TypeError("a descriptor does not pickle: send it with socket.send_fds, or give a path")
+        items = [tuple(item) for item in self.items]
+        return _rebuild, (self.handle, self.nbytes, items, self.device_uuid, self.event, self.counter)
+
+    def __repr__(self) -> str:
+        where = "host memory" if self.device_uuid == "" else self.device_uuid or "a GPU"
+        return f"IpcBucket({len(self.items)} tensors, {self.nbytes} bytes, {where})"
+
+
+def _rebuild(
+    handle: bytes | str, nbytes: int, items: Sequence[Any], uuid: str | None, event: bytes | None, counter: Any
+) -> IpcBucket:
+    return IpcBucket(handle, nbytes, items, uuid, event=event, counter=counter)
+
+
+def _item(given: Sequence[Any], nbytes: int) -> IpcItem:
+    name, dtype, shape, offset, strides = given if len(given) == 5 else (*given, None)
+    item = IpcItem(
+        str(name),
+        str(dtype).removeprefix("torch."),
+        tuple(int(n) for n in shape),
+        int(offset),
+        None if strides is None else tuple(int(n) for n in strides),
+    )
+    size = ITEM_BYTES.get(item.dtype)
+    if size is None:
+        message = f"weight {item.name!r}: wanted one of {', '.join(ITEM_BYTES)}, have {item.dtype}"
+        raise WeightUpdateError(message, mismatched=[item.name])
+    if any(n < 0 for n in item.shape) or item.offset < 0 or item.offset % size or _wrong_strides(item):
+        message = f"weight {item.name!r}: shape {item.shape}, strides {item.strides} at byte {item.offset} is no tensor"
+        raise WeightUpdateError(message, mismatched=[item.name])
+    end = item.offset + span(item.shape, item.strides) * size
+    if end > nbytes:
+        message = f"weight {item.name!r}: wanted bytes {item.offset} to {end} of the bucket, have {nbytes}"
+        raise WeightUpdateError(message, mismatched=[item.name])
+    return item
+
+
+def _wrong_strides(item: IpcItem) -> bool:
+    return item.strides is not None and (len(item.strides) != len(item.shape) or any(n < 0 for n in item.strides))
+
+
+def span(shape: Sequence[int], strides: Sequence[int] | None) -> int:
+    """Elements from the first of a tensor to behind its last."""
+    if strides is None or 0 in shape:
+        return math.prod(shape)
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+
+
+# ---- reading them ----------------------------------------------------------------------------------------------------
+
+
+class _HostMemory:
+    """A mapped file."""
+
+    def __init__(self, bucket: IpcBucket) -> None:
+        handle = bucket.handle
+        if isinstance(handle, bytes):
+            message = "IPC bucket: wanted a path or a descriptor of host memory, have a CUDA handle; give device_uuid"
+            raise DeviceError(message, operation="ipc_open")
+        try:
+            descriptor = os.open(handle, os.O_RDONLY | os.O_CLOEXEC) if isinstance(handle, str) else handle
+            try:
+                self._map = mmap.mmap(descriptor, bucket.nbytes, prot=mmap.PROT_READ) if bucket.nbytes else None
+            finally:
+                if isinstance(handle, str):
+                    os.close(descriptor)
+        except (OSError, ValueError) as error:
+            message = (
+                f"IPC bucket: wanted {bucket.nbytes} bytes of shared memory, {handle!r} has expired or is smaller "
+                f"({error}); keep the bucket until the update is over"
+            )
+            raise DeviceError(message, operation="ipc_open") from error
+        self.address = _address(self._map) if self._map is not None else 0
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+
+
+def _address(memory: mmap.mmap) -> int:
+    import numpy
+
+    return int(numpy.frombuffer(memory, numpy.uint8).ctypes.data)
+
+
+@functools.lru_cache
+def _uuid(device: str) -> str:
+    return hardware.name_and_uuid(device)[1] or ""
+
+
+def _open(bucket: IpcBucket, device: str) -> _HostMemory | _core.ImportedMemory:
+    if bucket.device_uuid == "":
+        return _HostMemory(bucket)
+    have = bucket.device_uuid or "a GPU"
+    if not device.startswith("cuda"):
+        message = f"IPC bucket: wanted host memory, have that of {have}; pack it with ipc_bucket() of CPU tensors"
+        raise DeviceError(message, operation="ipc_open")
+    if bucket.device_uuid is not None and bucket.device_uuid != _uuid(device):
+        message = f"IPC bucket: wanted memory of {_uuid(device)}, have that of {have}; send it from the engine's device"
+        raise DeviceError(message, operation="ipc_open")
+    if isinstance(bucket.handle, str):
+        message = "IPC bucket: wanted a CUDA handle or a descriptor, have a path; for host memory device_uuid is ''"
+        raise DeviceError(message, operation="ipc_open")
+    return _core.ImportedMemory(device, hardware.cuda_library(), bucket.handle, bucket.nbytes, bucket.event)
+
+
+def write(update: MemoryUpdate, buckets: Sequence[IpcBucket]) -> None:
+    """Opens the buckets, writes their tensors and lets them go; each may be reused when this returns.
+
+    Args:
+        update: The transaction.
+        buckets: All of them are opened, and checked, before the first byte is written.
+
+    Raises:
+        WeightUpdateError: A tensor fits no weight.
+        DeviceError: A handle has expired, or is of another device or of this process.
+    """
+    for bucket in buckets:
+        if not isinstance(bucket, IpcBucket):
+            raise TypeError(f"bucket must be an IpcBucket, but is of type {type(bucket).__name__}")
+    opened: dict[object, tuple[int, _HostMemory | _core.ImportedMemory]] = {}
+    with contextlib.ExitStack() as stack:
+        found: list[list[MemoryTensor]] = [[], []]  # in host memory, on the device
+        for bucket in buckets:
+            have = opened.get(bucket.handle)
+            if have is None or have[0] < bucket.nbytes or bucket.event is not None:
+                have = bucket.nbytes, stack.enter_context(contextlib.closing(_open(bucket, update.device)))
+                opened[bucket.handle] = have
+            address = have[1].address
+            found[bucket.device_uuid != ""] += [
+                (item.name, address + item.offset, item.dtype, item.shape, item.strides) for item in bucket.items
+            ]
+        for on_device in (False, True):
+            if found[on_device]:
+                update.write_memory(found[on_device], on_device)
+        update.finish()
+    for bucket in buckets:
+        _count_down(bucket)
+
+
+def _count_down(bucket: IpcBucket) -> None:
+    """Tells torch in the other process that its memory is used no more. A file that is gone has nobody to tell."""
+    counter, bucket.counter = bucket.counter, None
+    if counter is None:
+        return
+    with contextlib.suppress(OSError), open("/dev/shm/" + counter[0].lstrip("/"), "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+        at = 64 + 8 * counter[1]  # behind the file's own count
+        (number,) = struct.unpack_from("=q", memory, at)
+        struct.pack_into("=q", memory, at, number - 1)
+
+
+# ---- making them -----------------------------------------------------------------------------------------------------
+
+
+def ipc_from_torch(
+    reduced: Sequence[Any], name: str = "", *, items: Iterable[Sequence[Any]] | None = None, device_uuid: str | None = None
+) -> IpcBucket:
+    """The bucket that torch's `reduce_tensor` describes. Nothing of the tuple is called, and torch is not needed.
+
+    Args:
+        reduced: What `torch.multiprocessing.reductions.reduce_tensor(tensor)` gave in the other process for a CUDA
+            tensor: the function and its arguments, or the arguments alone.
+        name: Checkpoint name of the tensor.
+        items: What lies in the tensor instead, if it is a buffer: tuples (name, dtype, shape, offset), offsets in bytes
+            from the tensor's start.
+        device_uuid: "GPU-..." of its device, if known.
+
+    Returns:
+        An IpcBucket that waits for the producer's event, and frees the memory in the producer once it is written.
+
+    Raises:
+        DeviceError: The tensor is not on a GPU, or lies in an expandable segment.
+    """
+    arguments = reduced[1] if len(reduced) == 2 and callable(reduced[0]) else reduced
+    if len(arguments) < 15:
+        message = f"ipc_from_torch: wanted reduce_tensor's tuple of a CUDA tensor, have {len(arguments)} arguments"
+        raise DeviceError(message + "; for CPU tensors use ipc_bucket()", operation="ipc_open")
+    _, shape, strides, first, _, dtype, _, handle, n_bytes, offset, _, file, index, event, is_recorded = arguments[:15]
+    dtype = str(dtype).removeprefix("torch.")
+    start = int(offset) + int(first) * ITEM_BYTES.get(dtype, 1)
+    own = (name, dtype, tuple(shape), start, tuple(strides))
+    counter = None if file is None else (file.decode() if isinstance(file, bytes) else str(file), int(index))
+    return IpcBucket(
+        _classic(bytes(handle)),
+        int(offset) + int(n_bytes),
+        [own] if items is None else [(n, t, s, start + o, *more) for n, t, s, o, *more in items],
+        device_uuid,
+        event=bytes(event) if is_recorded and event else None,
+        counter=counter,
+    )
+
+
+def _classic(handle: bytes) -> bytes:
+    """The 64 bytes of CUDA's handle in torch's: alone, or behind a version and a kind."""
+    if len(handle) == HANDLE_BYTES:
+        return handle
+    if len(handle) == HANDLE_BYTES + 2 and handle[1:2] == b"c":
+        return handle[2:]
+    kind = "an expandable segment" if handle[1:2] == b"e" else f"{len(handle)} bytes of another kind"
+    message = f"IPC handle: wanted a CUDA IPC handle of 64 bytes, have {kind}"
+    raise DeviceError(message + "; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False", operation="ipc_open")
+
+
+def named(tensors: NamedTensors) -> list[tuple[str, Any]]:
+    """Name and tensor of each, detached."""
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    return [(name, _detached(name, tensor)) for name, tensor in pairs]
+
+
+def _detached(name: str, tensor: Any) -> Any:
+    if hasattr(tensor, "full_tensor"):
+        message = f"weight {name!r}: wanted a whole tensor, have a DTensor; use full_tensor()"
+        raise WeightUpdateError(message, mismatched=[name])
+    return tensor.detach() if hasattr(tensor, "detach") else tensor
+
+
+def dtype_name(tensor: Any) -> str:
+    """ "bfloat16" of a torch tensor or a NumPy array."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def num_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor without gaps."""
+    return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def host_bytes(tensor: Any) -> Any:
+    """The bytes of a tensor in host memory as a NumPy array of one dimension; a copy where it has gaps."""
+    import numpy
+
+    if not hasattr(tensor, "cpu"):
+        return numpy.ascontiguousarray(tensor).reshape(-1).view(numpy.uint8)
+    return tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+
+
+def ipc_bucket(tensors: NamedTensors) -> IpcBucket:
+    """Packs tensors into one buffer that another process can open.
+
+    The buffer lives as long as the returned object; drop that once the engine has answered. What is sent to the engine's
+    process is the object itself, by pickle: over a pipe, a queue, a socket or Ray. For tensors in host memory its handle is
+    a path below /proc of this process, which the engine, run by the same user, opens.
+
+    Args:
+        tensors: Mapping or iterable of (checkpoint name, tensor): all torch CUDA tensors of one device, or all in host
+            memory (torch or NumPy).
+
+    Returns:
+        An IpcBucket whose bytes are in place.
+
+    Raises:
+        DeviceError: The device's memory has no handle; the message names `expandable_segments:False`.
+    """
+    pairs = named(tensors)
+    items, at = [], 0
+    for name, tensor in pairs:
+        items.append(IpcItem(name, dtype_name(tensor), tuple(tensor.shape), at))
+        at += -(-num_bytes(items[-1].dtype, items[-1].shape) // _ALIGNMENT) * _ALIGNMENT
+    devices = {str(getattr(tensor, "device", "cpu")) for _, tensor in pairs} or {"cpu"}
+    if len(devices) > 1:
+        raise ValueError(f"ipc_bucket: wanted tensors of one device, have {', '.join(sorted(devices))}")
+    return _pack_device(pairs, items, at, devices.pop()) if not devices <= {"cpu"} else _pack_host(pairs, items, at)
+
+
+class _Shared:
+    """A file of memory without a name, for as long as this object lives."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.descriptor = os.memfd_create("llmpy-bucket", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, n_bytes)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def _pack_host(pairs: Sequence[tuple[str, Any]], items: Sequence[IpcItem], n_bytes: int) -> IpcBucket:
+    shared = _Shared(n_bytes)
+    if n_bytes:
+        with mmap.mmap(shared.descriptor, n_bytes) as memory:
+            for item, (_, tensor) in zip(items, pairs, strict=True):
+                data = host_bytes(tensor)
+                memory[item.offset : item.offset + data.nbytes] = data.data
+    bucket = IpcBucket(f"/proc/{os.getpid()}/fd/{shared.descriptor}", n_bytes, items, "")
+    bucket._memory = shared
+    return bucket
+
+
+def _pack_device(pairs: Sequence[tuple[str, Any]], items: Sequence[IpcItem], n_bytes: int, device: str) -> IpcBucket:
+    torch = sys.modules["torch"]
+    memory = torch.empty(max(n_bytes, 1), dtype=torch.uint8, device=device)
+    for item, (_, tensor) in zip(items, pairs, strict=True):
+        part = memory[item.offset : item.offset + num_bytes(item.dtype, item.shape)]
+        part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    torch.cuda.current_stream(memory.device).synchronize()
+    index = f"cuda:{memory.device.index}"
+    handle, offset, _ = _core.export_memory(index, hardware.cuda_library(), memory.data_ptr())
+    shifted = [item._replace(offset=offset + item.offset) for item in items]
+    bucket = IpcBucket(handle, offset + n_bytes, shifted, _uuid(index))
+    bucket._memory = memory
+    return bucket

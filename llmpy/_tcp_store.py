@@ -1,0 +1,225 @@
+"""A key-value store over TCP that speaks the protocol of torch.distributed's TCPStore, so that either side may be torch's.
+
+Every message is one byte of command and its arguments; numbers are little-endian as the machines' are, texts and values carry
+their length in eight bytes. Keys begin with "/", but for the count of those who have joined.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+
+from .errors import DeviceError
+
+_VALIDATE, _SET, _GET, _ADD, _CHECK, _WAIT, _DELETE, _CANCEL, _PING = 0, 1, 3, 4, 5, 6, 8, 12, 13
+_MAGIC = 0x3C85F7CE
+_JOINED = "init/"
+_DONE, _CANCELLED = b"\0", b"\1"
+
+
+def _bytes(value: bytes) -> bytes:
+    return struct.pack("=Q", len(value)) + value
+
+
+def _receive(connection: socket.socket, n_bytes: int) -> bytes:
+    parts = []
+    while n_bytes:
+        part = connection.recv(min(n_bytes, 1 << 20))
+        if not part:
+            raise ConnectionError("the other side has closed the connection")
+        parts.append(part)
+        n_bytes -= len(part)
+    return b"".join(parts)
+
+
+def _receive_value(connection: socket.socket, most_bytes: int = 1 << 30) -> bytes:
+    (n_bytes,) = struct.unpack("=Q", _receive(connection, 8))
+    if n_bytes > most_bytes:
+        raise ConnectionError(f"a value of {n_bytes} bytes")
+    return _receive(connection, n_bytes)
+
+
+def is_gone(connection: socket.socket) -> bool:
+    """Whether the other side has closed the connection."""
+    try:
+        return _has_input(connection) and not connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
+
+
+def _has_input(connection: socket.socket) -> bool:
+    """Whether a read would return at once; unlike a read, does not wait for the socket's timeout."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class StoreClient:
+    """A member's connection to the store.
+
+    Args:
+        host, port: Where the store is; it may start later.
+        timeout: Seconds to wait for it.
+
+    Raises:
+        DeviceError: It is not there in time.
+    """
+
+    def __init__(self, host: str, port: int, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                self.connection = socket.create_connection((host, port), max(end - time.monotonic(), 0.01))
+                break
+            except OSError as error:
+                if time.monotonic() + 0.1 > end:
+                    message = f"weight group: wanted a store at {host}:{port} within {timeout:g} s, have none ({error})"
+                    raise DeviceError(message, operation="init_weight_group") from error
+                time.sleep(0.1)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection.settimeout(timeout)
+        try:
+            self._send(_VALIDATE, struct.pack("=I", _MAGIC))
+            self._send(_ADD, _bytes(_JOINED.encode()) + struct.pack("=q", 1))
+            _receive(self.connection, 8)
+        except OSError as error:
+            self.close()
+            message = f"weight group: {host}:{port} is no store ({error})"
+            raise DeviceError(message, operation="init_weight_group") from error
+
+    def _send(self, command: int, arguments: bytes) -> None:
+        self.connection.sendall(bytes([command]) + arguments)
+
+    def set(self, key: str, value: bytes) -> None:
+        """Stores a value."""
+        self._send(_SET, _bytes(b"/" + key.encode()) + _bytes(value))
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value."""
+        self._send(_CHECK, struct.pack("=Q", 1) + _bytes(b"/" + key.encode()))
+        return _receive(self.connection, 1) == _DONE
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Waits for a value. After a TimeoutError the connection serves for nothing but `close`."""
+        name = _bytes(b"/" + key.encode())
+        self.connection.settimeout(max(timeout, 0.001))
+        self._send(_WAIT, struct.pack("=Q", 1) + name)
+        if _receive(self.connection, 1) != _DONE:
+            raise ConnectionError("the store has ended the wait")
+        self._send(_GET, name)
+        return _receive_value(self.connection)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.connection.close()
+
+
+class StoreServer:
+    """The store, on threads of its own.
+
+    Args:
+        host, port: Where to listen; port 0: any that is free.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._listener = socket.create_server((host, port), family=_family(host, port))
+        self.port: int = self._listener.getsockname()[1]
+        self._values: dict[bytes, bytes] = {}
+        self._changed = threading.Condition()
+        self._connections: set[socket.socket] = set()
+        self.num_lost = 0
+        """Members that have gone."""
+        threading.Thread(target=self._accept, name="llmpy-store", daemon=True).start()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Stores a value."""
+        with self._changed:
+            self._values[b"/" + key.encode()] = value
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends all connections."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._changed:
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._changed:
+                self._connections.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="llmpy-store", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        has_joined = False
+        with connection, suppress(OSError, struct.error):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if _receive(connection, 5) == bytes([_VALIDATE]) + struct.pack("=I", _MAGIC):
+                while command := connection.recv(1):
+                    has_joined |= self._answer(connection, command[0])
+        with self._changed:
+            self._connections.discard(connection)
+            self.num_lost += has_joined
+
+    def _answer(self, connection: socket.socket, command: int) -> bool:
+        """Answers one message; whether it was that of one who joins."""
+        if command == _PING:
+            connection.sendall(_receive(connection, 4))
+        elif command in (_WAIT, _CHECK):
+            (n_keys,) = struct.unpack("=Q", _receive(connection, 8))
+            keys = [_receive_value(connection) for _ in range(min(n_keys, 1024))]
+            connection.sendall(self._wait(connection, keys) if command == _WAIT else bytes([not self._has(keys)]))
+        elif command in (_SET, _GET, _ADD, _DELETE):
+            key = _receive_value(connection)
+            value = _receive_value(connection) if command == _SET else _receive(connection, 8) if command == _ADD else b""
+            connection.sendall(self._change(command, key, value))
+            return key == _JOINED.encode() and command == _ADD
+        else:
+            raise ConnectionError(f"command {command}")
+        return False
+
+    def _change(self, command: int, key: bytes, value: bytes) -> bytes:
+        """The answer to a command about one key."""
+        with self._changed:
+            if command == _GET:
+                return _bytes(self._values.get(key, b""))
+            if command == _DELETE:
+                return struct.pack("=q", self._values.pop(key, None) is not None)
+            if command == _SET:
+                self._values[key] = value
+                answer = b""
+            else:
+                number = int(self._values.get(key, b"0")) + struct.unpack("=q", value)[0]
+                self._values[key] = str(number).encode()
+                answer = struct.pack("=q", number)
+            self._changed.notify_all()
+            return answer
+
+    def _has(self, keys: list[bytes]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def _wait(self, connection: socket.socket, keys: list[bytes]) -> bytes:
+        """Waits until there are values, or the client gives up."""
+        while True:
+            with self._changed:
+                if self._has(keys) or (self._changed.wait(0.05) and self._has(keys)):
+                    return _DONE
+            if _has_input(connection):
+                if connection.recv(1) != bytes([_CANCEL]):
+                    raise ConnectionError("gone while waiting")
+                return _CANCELLED
+
+
+def _family(host: str, port: int) -> socket.AddressFamily:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
