@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -20,6 +21,8 @@ from .options import parse_size
 if TYPE_CHECKING:
     from typing import Self
 
+    from ._buckets import IpcBucket
+    from ._weight_group import WeightGroup
     from ._weights import Weights
 
 Named: TypeAlias = "tuple[str, Any]"
@@ -129,9 +132,19 @@ class WeightUpdate:
             for name, tensor in source:
                 self._write([(name, tensor)])
 
-    def write_bucket(self, bucket: Any) -> None:
-        """Writes the tensors of a bucket of memory that another process shares (IpcBucket, SharedBucket)."""
-        raise UnsupportedError("write_bucket() is not supported yet; pass tensors to write_all()")
+    def write_bucket(self, bucket: IpcBucket) -> None:
+        """Writes the tensors of memory that another process holds, which may be reused when this returns.
+
+        Args:
+            bucket: A llmpy.rl.IpcBucket. It is checked as a whole before the first byte is written.
+
+        Raises:
+            WeightUpdateError: A tensor is unknown or does not fit; nothing was written.
+            DeviceError: The handle has expired, or is of another device or of this process.
+        """
+        from ._buckets import write
+
+        write(self, [bucket])
 
     def read_dir(self, path: str | os.PathLike[str]) -> None:
         """Writes the tensors of a directory's safetensors files. All headers are checked before the first byte is written.
@@ -145,9 +158,45 @@ class WeightUpdate:
         with self._writing():
             self._pass_over(self.core.write_stored(checkpoint, items, self._check_finite))
 
-    def receive(self, group: Any, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
-        """Writes tensors that the trainer broadcasts to a WeightGroup."""
-        raise UnsupportedError("receive() is not supported yet; pass tensors to write_all()")
+    def receive(
+        self,
+        group: WeightGroup | str,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Writes tensors that the trainer broadcasts, as they come.
+
+        Args:
+            group: What `init_weight_group` gave, or its name.
+            names, dtypes, shapes: What the trainer sends, in its order.
+            timeout: Seconds until all is here; None: the group's.
+
+        Raises:
+            WeightUpdateError: A tensor is unknown or does not fit; nothing was received.
+            DeviceError: The trainer has gone, does not answer or sends something else; the group has ended.
+        """
+        from ._weight_group import receive
+
+        receive(self, group, names, dtypes, shapes, timeout=timeout)
+
+    @property
+    def device(self) -> str:
+        """The engine's."""
+        return self._host.device
+
+    @property
+    def groups(self) -> dict[str, WeightGroup]:
+        """The engine's weight groups by name."""
+        return self._host.groups
+
+    def check_memory(self, items: Iterable[tuple[str, int, str, Sequence[int], Sequence[int] | None]]) -> None:
+        """Checks names, types and shapes of what `write_memory` will be given; addresses do not matter."""
+        kept: list[Any] = [(found, *rest) for name, *rest in items if (found := self._renamed(name)) is not None]
+        with self._claimed():
+            self.core.check_memory(kept)
 
     def write_memory(
         self,
@@ -206,11 +255,17 @@ class WeightUpdate:
         self._skipped.update(dict.fromkeys(names))
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _claimed(self) -> Iterator[None]:
         """The engine is ours for a while."""
         if self._is_over:
             raise WeightUpdateError("the weight update is over; begin another")
         with self._host.claim():
+            yield
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The same, and the steps are held from here on."""
+        with self._claimed():
             started = self._held or time.perf_counter()
             yield
             self._held = started
@@ -315,14 +370,17 @@ class WeightUpdate:
 
     def run(self, source: Any) -> UpdateReport:
         """Writes a source of any kind and commits."""
+        from . import _buckets, _weight_group
+
         with self:
             if isinstance(source, str | os.PathLike):
                 self.read_dir(source)
-            elif hasattr(source, "handle"):
-                self.write_bucket(source)
-            elif isinstance(source, list | tuple) and source and hasattr(source[0], "handle"):
-                for bucket in source:
-                    self.write_bucket(bucket)
+            elif isinstance(source, _weight_group.WeightGroup):
+                _weight_group.receive_all(self, source)
+            elif isinstance(source, _buckets.IpcBucket):
+                self._write_buckets([source])
+            elif isinstance(source, list | tuple) and source and isinstance(source[0], _buckets.IpcBucket):
+                self._write_buckets(source)
             else:
                 self._write_source(source)
             return self.commit()
@@ -332,12 +390,23 @@ class WeightUpdate:
         if isinstance(source, Mapping):
             source = list(source.items())
         if isinstance(source, list | tuple):
-            given = {name if self._rename is None else self._rename(name) for name, _ in source}
-            missing = [name for name in self.core.missing() if name not in given]
-            unknown = [name for name in given if name is not None and not self.core.knows(name)]
-            if missing and not unknown:
-                self._refuse_missing(missing)
+            self._check_complete(name for name, _ in source)
         self.write_all(source)
+
+    def _write_buckets(self, buckets: Sequence[IpcBucket]) -> None:
+        """All are opened and checked before the first byte is written."""
+        from ._buckets import write
+
+        self._check_complete(item.name for bucket in buckets for item in getattr(bucket, "items", ()))
+        write(self, buckets)
+
+    def _check_complete(self, names: Iterable[str]) -> None:
+        """Refuses an update of these names alone that would leave others out; what is unknown is found when it is written."""
+        given = {name if self._rename is None else self._rename(name) for name in names}
+        missing = [name for name in self.core.missing() if name not in given]
+        unknown = [name for name in given if name is not None and not self.core.knows(name)]
+        if missing and not unknown:
+            self._refuse_missing(missing)
 
 
 def stream_of(items: list[Named], ordinal: int) -> int:
@@ -376,7 +445,7 @@ class AsyncWeightUpdate:
         else:
             await self._worker.run(self._update.write_all, source)
 
-    async def write_bucket(self, bucket: Any) -> None:
+    async def write_bucket(self, bucket: IpcBucket) -> None:
         """As WeightUpdate.write_bucket."""
         await self._worker.run(self._update.write_bucket, bucket)
 
@@ -385,10 +454,17 @@ class AsyncWeightUpdate:
         await self._worker.run(self._update.read_dir, path)
 
     async def receive(
-        self, group: Any, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+        self,
+        group: WeightGroup | str,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        *,
+        timeout: float | None = None,
     ) -> None:
         """As WeightUpdate.receive."""
-        await self._worker.run(self._update.receive, group, names, dtypes, shapes)
+        receive = functools.partial(self._update.receive, timeout=timeout)
+        await self._worker.run(receive, group, names, dtypes, shapes)
 
     async def commit(self, version: int | str | None = None) -> UpdateReport:
         """As WeightUpdate.commit."""

@@ -28,6 +28,8 @@ from .options import parse_size
 if TYPE_CHECKING:
     import numpy
 
+    from ._weights import Weights
+
 ID_KEY = "broadcast_from/0/0"
 """Where vLLM's trainers put the id of the NCCL group."""
 SENDER_KEY = "llmpy/sender"
@@ -473,15 +475,7 @@ def _tensor(name: str, dtype: str, shape: Sequence[int]) -> MemoryTensor:
 class _Groups:
     """The groups of an engine."""
 
-    config: Any
-    _weight_groups: dict[str, WeightGroup] | None = None
-
-    @property
-    def weight_groups(self) -> dict[str, WeightGroup]:
-        """The groups by name."""
-        if self._weight_groups is None:
-            self._weight_groups = {}
-        return self._weight_groups
+    _weights: Weights
 
     def _join_group(
         self, address: str, port: int, rank: int, size: int, name: str, timeout: float, buffer_bytes: int | str, buffers: int
@@ -496,20 +490,20 @@ class _Groups:
             raise InvalidRequestError(message, parameter="num_buffers", value=buffers)
         if not math.isfinite(as_float("timeout", timeout)) or timeout <= 0:
             raise InvalidRequestError(f"timeout must be a positive time, got {timeout}.", parameter="timeout", value=timeout)
-        if name in self.weight_groups:
+        if name in self._weights.groups:
             message = f"there is a weight group {name!r}; call destroy_weight_group() first"
             raise InvalidRequestError(message, parameter="name", value=name)
-        group = WeightGroup(str(self.config.device), name, address, port, rank, size, timeout, n_bytes, buffers)
-        self.weight_groups[name] = group
+        group = WeightGroup(self._weights.device, name, address, port, rank, size, timeout, n_bytes, buffers)
+        self._weights.groups[name] = group
         return group
 
     def _end_group(self, name: str) -> None:
-        if name not in self.weight_groups:
+        if name not in self._weights.groups:
             raise InvalidRequestError(f"there is no weight group {name!r}", parameter="name", value=name)
-        self.weight_groups.pop(name).close()
+        self._weights.groups.pop(name).close()
 
     def _close_weight_groups(self) -> None:
-        for name in list(self.weight_groups):
+        for name in list(self._weights.groups):
             self._end_group(name)
 
 

@@ -16,6 +16,7 @@ from .errors import EngineBusyError, UnsupportedError
 if TYPE_CHECKING:
     from ._frontend import Frontend
     from ._updates import Rename
+    from ._weight_group import WeightGroup
 
 _opening = threading.Lock()
 
@@ -60,6 +61,9 @@ class Weights:
         claim: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.model, self.runner, self.frontend, self.claim = model, runner, frontend, claim
+        self.device = device
+        self.groups: dict[str, WeightGroup] = {}
+        """Those that the engine has joined, by name."""
         self.ordinal = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
         """Of the CUDA device; -1: the CPU."""
         self._is_open = False

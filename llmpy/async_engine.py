@@ -16,6 +16,7 @@ from ._feeds import Feed, PendingResult, RequestHandle, RequestStream, deferred
 from ._later import LaterMethods
 from ._requests import Request
 from ._thread import CLOSED, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
+from ._weight_group import AsyncWeightGroups
 from ._weights import AsyncUpdateCalls, Weights
 from .checks import as_int
 from .errors import EngineDeadError, InvalidRequestError, LlmpyError, QueueFullError, UnsupportedError
@@ -46,7 +47,7 @@ def _close_all() -> None:
         engine.close()
 
 
-class AsyncEngine(AsyncUpdateCalls, EngineBase, LaterMethods):
+class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, EngineBase, LaterMethods):
     """A model that serves many requests at once. A thread of the core runs it; several event loops may use it.
 
     Args:
@@ -533,6 +534,7 @@ class AsyncEngine(AsyncUpdateCalls, EngineBase, LaterMethods):
 
     def close(self) -> None:
         """Ends all requests and frees all memory before it returns; twice is fine."""
+        self._close_weight_groups()
         self._driver.close()
 
     async def __aenter__(self) -> Self:

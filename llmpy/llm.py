@@ -10,6 +10,7 @@ from ._driver import Driver
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
 from ._frontend import one_each, special_tokens_wanted
 from ._later import LaterCalls, LaterMethods
+from ._weight_group import WeightGroups
 from ._weights import UpdateCalls, Weights
 from .checks import as_int
 from .errors import InvalidRequestError, UnsupportedError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from .progress import UseTqdm
 
 
-class LLM(UpdateCalls, EngineBase, LaterCalls, LaterMethods):
+class LLM(UpdateCalls, WeightGroups, EngineBase, LaterCalls, LaterMethods):
     """A model ready to generate.
 
     Args:
@@ -459,6 +460,7 @@ class LLM(UpdateCalls, EngineBase, LaterCalls, LaterMethods):
     def close(self) -> None:
         """Aborts what is queued and frees all memory; twice is fine."""
         self._named.clear()
+        self._close_weight_groups()
         self._driver.close()
 
     def __enter__(self) -> LLM:

@@ -323,6 +323,28 @@ static bool take_memory(struct batch_of *batch, PyObject *tuple, bool on_device,
     return false;
 }
 
+/* The check alone of what write_memory will be given. */
+static PyObject *check_memory(PyObject *object, PyObject *list)
+{
+    Update *self = (Update *)object;
+    if (!PyList_Check(list))
+        return PyErr_Format(PyExc_TypeError, "check_memory: wanted a list");
+    if (!begin(self))
+        return NULL;
+    struct batch_of batch = {.wants_finite = false};
+    struct err err;
+    bool is_taken = batch_make(&batch, list);
+    for (Py_ssize_t i = 0; i < batch.n && is_taken; i++)
+        is_taken = take_memory(&batch, PyList_GetItem(list, i), false, 0);
+    if (is_taken && check_all(self->update, &batch, &err)) {
+        py_raise(&err);
+        is_taken = false;
+    }
+    batch_free(&batch);
+    py_model_return(self->model);
+    return is_taken ? Py_NewRef(Py_None) : NULL;
+}
+
 static PyObject *write_memory(PyObject *object, PyObject *args)
 {
     Update *self = (Update *)object;
@@ -546,6 +568,7 @@ static PyMethodDef methods[] = {
     {"write", write_tensors, METH_VARARGS, "write([(name, tensor), ...], stream=0, wants_finite=False): names passed over."},
     {"write_memory", write_memory, METH_VARARGS,
      "write_memory([(name, address, type, shape, strides or None), ...], on_device, stream=0, wants_finite=False)"},
+    {"check_memory", check_memory, METH_O, "check_memory([as for write_memory, ...]): the check alone"},
     {"write_stored", write_stored, METH_VARARGS, "write_stored(checkpoint, [(name, its name there), ...], wants_finite=False)"},
     {"finish", finish, METH_NOARGS, "Waits until all that was written has arrived."},
     {"commit", commit_all, METH_O, "Makes the weights those of a new epoch, its result; with True caches are recomputed."},
