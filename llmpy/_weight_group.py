@@ -8,14 +8,16 @@ the last one included, and sent as bytes; while one buffer is copied into the we
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import math
 import pickletools
 import socket
 import struct
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from . import _core, hardware
@@ -128,38 +130,66 @@ class NcclChannel:
 
     def __init__(self, device: str, id: bytes, rank: int, world_size: int, deadline: Deadline) -> None:
         self._group = _core.NcclGroup(device, hardware.cuda_library(), find_nccl(), id, rank, world_size)
-        try:
-            deadline.until(self._group.settle)
-            self._group.greet()
-            deadline.until(self._group.settle)
-            deadline.until(lambda seconds: self._group.wait(0, seconds))
-        except BaseException:
-            self._group.close()
-            raise
+        self._lock = threading.Lock()  # another thread may close it between two waits, not within one
+        self._is_closing = False
         self._addresses = [0] * MAX_BUFFERS
+        try:
+            self._settle(deadline)
+            self._group.greet()
+            self._settle(deadline)
+            self.wait(0, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._lock:
+            if self._is_closing:
+                message = "weight group: the group has ended; make another with init_weight_group()"
+                raise DeviceError(message, operation="receive")
+            yield
+
+    def _settle(self, deadline: Deadline) -> None:
+        def settled(seconds: float) -> bool:
+            with self._open():
+                return self._group.settle(seconds)
+
+        deadline.until(settled)
 
     def start(self, slot: int, n_bytes: int, deadline: Deadline) -> None:
         """Takes the next broadcast into a slot's buffer."""
-        self.broadcast(slot, self._group.buffer(slot, n_bytes), n_bytes, deadline)
+        with self._open():
+            address = self._group.buffer(slot, n_bytes)
+        self.broadcast(slot, address, n_bytes, deadline)
 
     def broadcast(self, slot: int, address: int, n_bytes: int, deadline: Deadline) -> None:
         """Enqueues a broadcast from rank 0's memory to the others'."""
         self._addresses[slot] = address
-        self._group.broadcast(slot, address, n_bytes)
-        deadline.until(self._group.settle)
+        with self._open():
+            self._group.broadcast(slot, address, n_bytes)
+        self._settle(deadline)
 
     def wait(self, slot: int, deadline: Deadline) -> int:
         """Address of the buffer, once the broadcast is done."""
-        deadline.until(lambda seconds: self._group.wait(slot, seconds))
+
+        def done(seconds: float) -> bool:
+            with self._open():
+                return self._group.wait(slot, seconds)
+
+        deadline.until(done)
         return self._addresses[slot]
 
     def aligned(self, address: int, n_bytes: int) -> int:
         """Address of a copy."""
-        return self._group.copy(MAX_BUFFERS, address, n_bytes)
+        with self._open():
+            return self._group.copy(MAX_BUFFERS, address, n_bytes)
 
     def close(self) -> None:
         """Ends what is on its way."""
-        self._group.close()
+        self._is_closing = True
+        with self._lock:
+            self._group.close()
 
 
 class TcpChannel:

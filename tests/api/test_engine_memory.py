@@ -210,3 +210,38 @@ def test_an_async_engine_receives(device: str, tiny_model) -> None:
         assert group.closed  # with the engine
 
     asyncio.run(run())
+
+
+NCCL = """
+import torch
+torch.cuda.set_device(1)
+from llmpy.rl import WeightSender
+weights = {name: torch.from_numpy(w).cuda() for name, w in weights.items()}
+with WeightSender("127.0.0.1", 0, 2, buffer_bytes="4KiB", timeout=60) as trainer:
+    send((trainer.device, trainer.master_port))
+    while wait() == "send":
+        trainer.send(weights)
+        send("sent")
+"""
+
+
+def test_a_trainer_on_another_gpu(two_gpus: str, tiny_model, open_tiny) -> None:
+    weights = weights_of(tiny_model)
+    llm = open_tiny(device=two_gpus, dtype="float32")
+    before = outcome(llm)
+    with producer(NCCL, tiny_model) as trainer:
+        device, port = trainer.get()
+        assert device == "cuda:1"
+        trainer.go("send")
+        group = llm.init_weight_group(HOST, port, 1, 2, timeout=60, buffer_bytes="4KiB")
+        llm.update_weights(group)
+        assert trainer.get() == "sent" and llm.compare_weights(weights) and outcome(llm) != before
+        held = llm.memory()["device_free"]
+        for _ in range(10):
+            trainer.go("send")
+            with llm.begin_update() as update:
+                update.receive(group, *weight_metadata(weights))
+            assert trainer.get() == "sent"
+        assert llm.memory()["device_free"] == held
+        llm.destroy_weight_group()
+        assert llm.memory()["device_free"] >= held
