@@ -34,6 +34,18 @@ def test_example(name: str, wanted: str, device: str, demo_model: Path) -> None:
     assert wanted in run(device, str(EXAMPLES / name), str(demo_model))
 
 
+def test_rl_grpo(device: str) -> None:
+    """The reward of a tiny random model rises, with the engine's weights those of every step."""
+    pytest.importorskip("transformers")
+    lines = run(device, str(EXAMPLES / "rl_grpo.py"), "--device", device).splitlines()
+    steps = [line for line in lines if line.startswith("step")]
+    assert len(steps) == 20 and "tokens/s" in steps[-1] and " ms, " in steps[-1]
+    first, last = map(float, lines[-1].removeprefix("reward: ").split(" -> "))
+    assert first < 0.1 and last > 0.5, lines  # what does not learn says the word once in 64 tokens
+    gaps = [float(line.split("difference| ")[1].split(",")[0]) for line in steps]
+    assert max(gaps) < 1e-5  # float32 on both sides; a step of the optimizer moves the logprobs by 1e-3 and more
+
+
 def test_notebook(device: str, demo_model: Path, tmp_path: Path) -> None:
     """The notebook's code cells run in order, in one namespace."""
     cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text())["cells"]

@@ -17,7 +17,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 OPTIONS = {"kv_cache_memory_bytes": "4MiB", "max_num_seqs": 64, "max_model_len": 128}
 CONFIG = {
     "vocab_size": len(WORDS), "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 128,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 8192,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 
@@ -36,6 +36,15 @@ def save_model(directory: Path, **changes: Any) -> Path:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, **special}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """The models are so small that torch's threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,187 @@
+"""The engine of a verl replica under a stand-in for the trainer: everything that verl's adapter and actor do, without verl."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmpy import AsyncEngine, WeightUpdateError
+from llmpy.rl._rpc import Client
+from llmpy.rl._verl_engine import EngineHost, Settings
+
+torch = pytest.importorskip("torch")
+import transformers  # noqa: E402
+
+PROMPT = [5, 9, 3]
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True, "ignore_eos": True, "seed": 4}
+OPTIONS = {"kv_cache_memory_bytes": "16MiB", "max_num_seqs": 16, "max_model_len": 128}
+
+
+@pytest.fixture
+def open_host(device: str, qwen3: Path) -> Iterator[Callable[..., EngineHost]]:
+    made: list[EngineHost] = []
+
+    def make(engine: dict[str, Any] | None = None, **settings: Any) -> EngineHost:
+        options = {"device": device, **OPTIONS, **(engine or {})}
+        made.append(EngineHost(AsyncEngine(qwen3, **options), Settings(prompt_length=16, response_length=24, **settings)))
+        return made[-1]
+
+    yield make
+    for host in made:
+        host.close()
+
+
+def actor(host: EngineHost, work: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
+    """Runs some work with a connection, as the replica's actor has it."""
+
+    async def main() -> Any:
+        client = Client(host.path)
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def ask(client: Client, request_id: str = "r", prompt: list[int] = PROMPT, **sampling: Any) -> Any:
+    return client.call("generate", prompt_ids=prompt, sampling_params={**SAMPLING, **sampling}, request_id=request_id)
+
+
+def new_model(qwen3: Path, seed: int) -> "torch.nn.Module":
+    """The trainer's model after some training."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(qwen3, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def test_generate(open_host: Callable[..., EngineHost]) -> None:
+    """The fields of TokenOutput; the logprobs are those of `score`."""
+    host = open_host()
+
+    async def work(client: Client) -> tuple[dict[str, Any], Any]:
+        answer = await ask(client)
+        return answer, await host.engine.score(PROMPT, answer["token_ids"])
+
+    answer, score = actor(host, work)
+    assert len(answer["token_ids"]) == 24 and answer["stop_reason"] == "completed"
+    assert answer["log_probs"] == score.token_logprobs.tolist()
+    assert answer["routed_experts"] is None and answer["num_preempted"] == 0
+    assert answer["extra_fields"] == {"global_steps": None, "num_cached_tokens": 0}
+
+
+def test_limits(open_host: Callable[..., EngineHost]) -> None:
+    """max_tokens as verl's own servers have it: asked for, else what prompt and response leave, cut at max_model_len."""
+    host = open_host()
+
+    async def lengths(client: Client) -> list[int]:
+        wanted = [
+            ask(client, "a", max_tokens=5),
+            ask(client, "b", max_new_tokens=6),
+            ask(client, "c", prompt=PROMPT * 10),
+            ask(client, "d", prompt=[4] * 126, max_tokens=99),
+        ]
+        answers = await asyncio.gather(*wanted)
+        with pytest.raises(RuntimeError, match="InvalidRequestError: prompt_ids: wanted room for a token"):
+            await ask(client, "e", prompt=[4] * 128)
+        with pytest.raises(RuntimeError, match="UnsupportedError: image_data is not supported"):
+            await client.call("generate", PROMPT, SAMPLING, "f", image_data=["x"])
+        bare = await client.call("generate", PROMPT, {"temperature": 0.0}, "g")
+        assert bare["log_probs"] is None
+        return [len(answer["token_ids"]) for answer in answers]
+
+    assert actor(host, lengths) == [5, 6, 10, 2]
+
+
+def test_abort_and_resume(open_host: Callable[..., EngineHost], qwen3: Path) -> None:
+    """A partial rollout: aborted, held or refused while the weights change, and gone on with to the end."""
+    host = open_host({"max_model_len": 4096})
+    model = new_model(qwen3, 1)
+
+    async def work(client: Client) -> None:
+        running = asyncio.create_task(ask(client, "long", max_tokens=4000))
+        while not host.engine.stats().num_running:
+            await asyncio.sleep(0.01)
+        assert (await client.call("abort_all_requests"))["aborted_count"] == 1
+        partial = await running
+        made = partial["token_ids"]
+        assert partial["stop_reason"] == "aborted" and 0 < len(made) == len(partial["log_probs"]) < 4000
+
+        held = asyncio.create_task(ask(client, "held", prompt=PROMPT + made, max_tokens=8))
+        await host.update_weights(iter(list(model.named_parameters())), 5)
+        await asyncio.sleep(0.05)
+        assert not held.done()
+        await client.call("abort_all_requests", reject_request=True)
+        assert (await held)["stop_reason"] == "aborted"
+        refused = await ask(client, "refused")
+        assert refused["token_ids"] == [] and refused["stop_reason"] == "aborted"
+        await client.call("resume_generation")
+        rest = await ask(client, "rest", prompt=PROMPT + made, max_tokens=8)
+        assert rest["stop_reason"] == "completed"
+        steps = {"global_steps": 5, "min_global_steps": 5, "max_global_steps": 5}
+        assert steps.items() <= rest["extra_fields"].items()
+
+    actor(host, work)
+
+
+def test_abort_one(open_host: Callable[..., EngineHost]) -> None:
+    host = open_host({"max_model_len": 4096})
+
+    async def work(client: Client) -> None:
+        tasks = [asyncio.create_task(ask(client, name, max_tokens=4000)) for name in ("a", "b")]
+        while host.engine.stats().num_running < 2:
+            await asyncio.sleep(0.01)
+        assert (await client.call("abort_request", "a"))["aborted"]
+        assert not (await client.call("abort_request", "nobody"))["aborted"]
+        assert (await tasks[0])["stop_reason"] == "aborted" and not tasks[1].done()
+        await client.call("abort_request", "b")
+        await tasks[1]
+        await client.call("wait_for_requests_to_drain")
+
+    actor(host, work)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_update_weights(open_host: Callable[..., EngineHost], qwen3: Path, is_async: bool) -> None:
+    """From a generator of either kind, in the caller's loop; the trainer's probabilities follow."""
+    host = open_host()
+    model = new_model(qwen3, 2)
+
+    async def weights() -> AsyncIterator[tuple[str, Any]]:
+        for item in model.named_parameters():
+            yield item
+
+    async def work(client: Client) -> dict[str, Any]:
+        before = await ask(client)
+        await client.call("set_global_steps", 1)
+        await host.update_weights(weights() if is_async else model.named_parameters(), 2)
+        assert await host.engine.compare_weights(model.named_parameters())
+        after = await ask(client)
+        assert after["token_ids"] != before["token_ids"]
+        assert after["extra_fields"]["global_steps"] == 2 and after["extra_fields"]["num_cached_tokens"] == 0
+        return after
+
+    after = actor(host, work)
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + after["token_ids"]])).logits[0, len(PROMPT) - 1 : -1]
+    theirs = torch.log_softmax(logits, -1).gather(1, torch.tensor(after["token_ids"])[:, None])[:, 0]
+    assert np.abs(theirs.numpy() - np.array(after["log_probs"])).max() < 1e-3
+
+
+def test_a_torn_update_is_refused(open_host: Callable[..., EngineHost], qwen3: Path) -> None:
+    host = open_host()
+    named = list(new_model(qwen3, 3).named_parameters())
+
+    async def work(client: Client) -> None:
+        with pytest.raises(WeightUpdateError, match="were not written"):
+            await host.update_weights(iter(named[:-1]), 1)
+        await host.update_weights(iter(named), 2)
+        assert (await ask(client))["extra_fields"]["min_global_steps"] == 2
+
+    actor(host, work)
