@@ -42,6 +42,7 @@ struct cuda {
     struct running_sample samples[2];
     int32_t *sampled;           /* [2][max_tasks]: id that each task of a slot's step drew, for the begin of the next step */
     uint32_t max_tasks;
+    void *greedy;               /* [max_wave] struct greedy_row (sample_greedy.cuh) */
     int32_t *begun;             /* pinned, [2][begun_values]: batches on their way to the device (staging.cu) */
     size_t begun_values;
     struct linear_state *linear; /* linear.cu's own */

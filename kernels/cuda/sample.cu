@@ -8,8 +8,11 @@
  * noise is worked out only where it could win. Bound by reading the rows, 31 us for 256 rows of 128256 ids at 4.3 TB/s, and
  * by 35 operations an id for a draw with logprobs, 40 us; one row by the latency of its few passes, about 6 us.
  *
+ * Tasks that all want the greatest logit and nothing else have a kernel of their own (sample_greedy.cuh).
+ *
  * A call only enqueues: the kernel reads its tasks from pinned memory, ahead of its wait, and writes results there. Lists go
  * to the device in one copy. Each of the two slots has its own memory and an event that says when its results are there. */
+#include "sample_greedy.cuh"
 #include "sample_select.cuh"
 
 #include <string.h>
@@ -237,15 +240,6 @@ static __device__ uint32_t show_mode(struct sample_row &r, const struct outcome 
     return r.n_own;
 }
 
-static __device__ __forceinline__ void store_result(const struct sample_row &r, const struct sample_result &result)
-{
-    uint4 halves[2] = {};
-    memcpy(halves, &result, sizeof result);
-    uint4 *to = (uint4 *)&r.call.results[blockIdx.x / CLUSTER];
-    to[0] = halves[0];
-    to[1] = halves[1];
-}
-
 static __device__ void report(struct sample_row &r, const struct outcome &o)
 {
     uint32_t mode = r.block.task.flags >> TASK_MODE_SHIFT, larger = 0;
@@ -265,7 +259,7 @@ static __device__ void report(struct sample_row &r, const struct outcome &o)
         result.processed = log_value(o.kept, o.kept_own);
         result.kept_mass = mass < 1 ? mass : 1;
         result.rank = (int32_t)larger + 1;
-        store_result(r, result);
+        store_result(&r.call.results[blockIdx.x / CLUSTER], result);
     }
     if (r.block.task.n_top)
         list_best(r, sum, n);
@@ -282,7 +276,7 @@ static __device__ void finish(const struct sample_row &r, int32_t id, uint32_t s
     result.id = id;
     result.status = status;
     result.kept_mass = 1;
-    store_result(r, result);
+    store_result(&r.call.results[blockIdx.x / CLUSTER], result);
 }
 
 /* Steps 1 to 3: z, what is greatest in it and, where logprobs are wanted and z is not the logits, their sum. */
@@ -460,7 +454,13 @@ static struct slot_memory memory_of(const struct cuda *cuda, uint32_t slot)
 
 enum rc cuda_sample_open(struct cuda *cuda, struct err *err)
 {
+    size_t greedy_bytes = cuda->max_wave * sizeof(struct greedy_row);
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, greedy_bytes, &cuda->greedy, err);
+    if (rc)
+        return rc;
     cudaError_t code = cudaFuncSetAttribute(run_tasks, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    if (code == cudaSuccess)
+        code = cudaMemsetAsync(cuda->greedy, 0, greedy_bytes, cuda->stream);
     for (uint32_t slot = 0; slot < 2 && code == cudaSuccess; slot++)
         code = cudaEventCreateWithFlags(&cuda->samples[slot].done, cudaEventDisableTiming);
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
@@ -581,7 +581,11 @@ static enum rc run_wave(struct cuda *cuda, const struct slot_memory *memory, con
     cudaError_t code = cudaSuccess;
     if (wave->lists_bytes)
         code = cudaMemcpyAsync(memory->device_lists, memory->lists, wave->lists_bytes, cudaMemcpyHostToDevice, cuda->stream);
-    launch(cuda, run_tasks, wave->n_tasks * CLUSTER, THREADS, sizeof(struct sample_block) + call.segment * sizeof(float), call);
+    if (is_all_greedy(memory->tasks, wave->n_tasks))
+        launch_greedy(cuda, call, memory->tasks[0].logits_row, wave->n_tasks);
+    else
+        launch(cuda, run_tasks, wave->n_tasks * CLUSTER, THREADS, sizeof(struct sample_block) + call.segment * sizeof(float),
+               call);
     return code == cudaSuccess ? launched(err, "sample") : cuda_fail(err, code, "sample");
 }
 

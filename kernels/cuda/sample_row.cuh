@@ -42,6 +42,14 @@ struct alignas(32) staged_result {
     uint32_t unused;
 };
 
+static __device__ __forceinline__ void store_result(struct staged_result *to, const struct sample_result &result)
+{
+    uint4 halves[2] = {};
+    memcpy(halves, &result, sizeof result);
+    ((uint4 *)to)[0] = halves[0];
+    ((uint4 *)to)[1] = halves[1];
+}
+
 /* Lists lie behind one another from `first` on: bias, seen, banned, allowed. */
 struct task_lists {
     uint32_t first, n_bias, n_seen, n_banned, n_allowed;

@@ -182,6 +182,9 @@ def test_sample(both: Both) -> None:
     banned = np.array([2], np.int32)
     device, host = (backend.sample(logits, tasks, vocab_limit=290, banned=banned) for backend in (both.cuda, both.cpu))
     assert [result[0] for result in device] == [result[0] for result in host]
+    greedy = [{"is_greedy": 1, "logits_row": row} for row in range(3)]
+    device, host = (backend.sample(logits, greedy, vocab_limit=290) for backend in (both.cuda, both.cpu))
+    assert [result[0] for result in device] == [result[0] for result in host]
 
 
 def test_memory_may_go_while_it_is_written(both: Both) -> None:

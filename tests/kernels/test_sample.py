@@ -409,6 +409,30 @@ def test_device_rows_alone_and_in_company(vocab: int, cuda: str) -> None:
     assert n_unlike <= 2
 
 
+@pytest.mark.parametrize("vocab", [1, 7, 1000, 4099, 151936])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_device_greedy_alone(vocab: int, rows: int, cuda: str) -> None:
+    """Calls of greedy tasks alone have what a call that reports logprobs, too, finds: ties, zeros of both signs, statuses."""
+    rng = np.random.default_rng(vocab + rows)
+    logits = rng.standard_normal((rows + 2, vocab)).astype(np.float32)
+    logits[::3] = np.round(logits[::3])
+    logits[1] = np.where(rng.random(vocab) < 0.5, np.float32(-0.0), np.float32(0.0))
+    if rows > 3:
+        logits[5, vocab // 2] = np.nan
+        logits[6, vocab - 1] = np.inf
+        logits[7] = -np.inf
+        logits[8] = -np.inf
+        logits[8, vocab // 3] = -5
+    backend = _core.Backend(cuda, max_rows=rows + 2, vocab_size=vocab, library=hardware.cuda_library())
+    tasks: list[dict[str, Any]] = [{"logits_row": row + 1, "is_greedy": 1} for row in range(rows)]
+    for limit in (vocab, max(1, vocab - 5)):
+        plain = sample(backend, logits, tasks, vocab_limit=limit)
+        full = sample(backend, logits, [task | {"wants_logprobs": 1} for task in tasks], vocab_limit=limit)
+        apart = sample(backend, logits, tasks[:1] + tasks[2:], vocab_limit=limit)
+        assert [(r[ID], r[STATUS]) for r in plain] == [(r[ID], r[STATUS]) for r in full]
+        assert [(r[ID], r[STATUS]) for r in apart] == [(r[ID], r[STATUS]) for r in plain[:1] + plain[2:]]
+
+
 def test_device_lists_everything(cuda: str) -> None:
     """The whole vocabulary as alternatives, with ties."""
     vocab = 20_000
