@@ -149,7 +149,7 @@ class Ceilings:
 class Engine:
     """llmpy on one of the models."""
 
-    def __init__(self, name: str, layers: int = 0, eager: bool = False) -> None:
+    def __init__(self, name: str, layers: int = 0, eager: bool = False, **options: Any) -> None:
         from llmpy import LLM
 
         shape = MODELS[name]
@@ -165,6 +165,7 @@ class Engine:
             max_num_seqs=SEQUENCES,
             max_num_batched_tokens=BUDGET,
             enforce_eager=eager,
+            **options,
         )
         self.host_us: dict[int, list[float]] = defaultdict(list)
 
@@ -316,7 +317,7 @@ def write_table(path: Path, lines: list[dict[str, object]]) -> None:
         writer.writerows(lines)
 
 
-def merge(paths: list[Path]) -> None:
+def merge_lines(paths: list[Path]) -> list[dict[str, object]]:
     """Adds results to the table: the newer run of a row replaces the older one of the same commit."""
     lines: dict[tuple[object, object], dict[str, object]] = {}
     for line in itertools.chain(*map(read_table, [TABLE, *paths])):
@@ -324,7 +325,13 @@ def merge(paths: list[Path]) -> None:
         lines.pop(key, None)
         lines[key] = line
     write_table(TABLE, list(lines.values()))
-    write_page({str(row): line for (_, row), line in lines.items()})
+    return list(lines.values())
+
+
+def merge(paths: list[Path]) -> None:
+    """Adds results to the table and the last ones to the page, but for those of rl.py, which has a page of its own."""
+    lines = merge_lines(paths)
+    write_page({str(line["row"]): line for line in lines if not str(line["row"]).startswith("rl.")})
     print(f"{TABLE}: {len(lines)} rows; {PAGE}")
 
 

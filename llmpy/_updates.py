@@ -154,9 +154,7 @@ class WeightUpdate:
             CheckpointError: A file is torn.
             WeightUpdateError: A tensor is unknown or does not fit; nothing was written.
         """
-        checkpoint, items = self._stored(path)
-        with self._writing():
-            self._pass_over(self.core.write_stored(checkpoint, items, self._check_finite))
+        self._write(stored_tensors(path))
 
     def receive(
         self,
@@ -241,15 +239,6 @@ class WeightUpdate:
 
     def _rename_all(self, items: Iterable[Named]) -> list[Named]:
         return [(found, tensor) for name, tensor in items if (found := self._renamed(name)) is not None]
-
-    def _stored(self, path: str | os.PathLike[str]) -> tuple[_core.Checkpoint, list[tuple[str, str]]]:
-        """The checkpoint of a directory, and (name, name in it) of its tensors."""
-        files = sorted(Path(path).glob("*.safetensors"))
-        if not files:
-            raise ModelNotFoundError(f"{path}: wanted a directory of safetensors files, have none")
-        checkpoint = _core.Checkpoint([str(file) for file in files])
-        names = ((self._renamed(name), name) for name in checkpoint.tensors())
-        return checkpoint, [(name, source) for name, source in names if name is not None]
 
     def _pass_over(self, names: Iterable[str]) -> None:
         self._skipped.update(dict.fromkeys(names))
@@ -374,7 +363,7 @@ class WeightUpdate:
 
         with self:
             if isinstance(source, str | os.PathLike):
-                self.read_dir(source)
+                self._write_source(stored_tensors(source))
             elif isinstance(source, _weight_group.WeightGroup):
                 _weight_group.receive_all(self, source)
             elif isinstance(source, _buckets.IpcBucket):
@@ -407,6 +396,15 @@ class WeightUpdate:
         unknown = [name for name in given if name is not None and not self.core.knows(name)]
         if missing and not unknown:
             self._refuse_missing(missing)
+
+
+def stored_tensors(path: str | os.PathLike[str]) -> list[Named]:
+    """The tensors of a directory's safetensors files, as the core takes them."""
+    files = sorted(Path(path).glob("*.safetensors"))
+    if not files:
+        raise ModelNotFoundError(f"{path}: wanted a directory of safetensors files, have none")
+    checkpoint = _core.Checkpoint([str(file) for file in files])
+    return [(name, (checkpoint, name)) for name in checkpoint.tensors()]
 
 
 def stream_of(items: list[Named], ordinal: int) -> int:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stream_of
-from .errors import EngineBusyError, UnsupportedError
+from ._updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
+from .errors import EngineBusyError
 
 if TYPE_CHECKING:
     from ._frontend import Frontend
@@ -100,7 +100,7 @@ class Weights:
     def compare(self, source: Any, rename: Rename) -> WeightComparison:
         """The comparison with a source of tensors."""
         if isinstance(source, str | os.PathLike):
-            raise UnsupportedError("compare_weights() of a directory is not supported yet; pass (name, tensor) pairs")
+            source = stored_tensors(source)
         pairs = source.items() if isinstance(source, Mapping) else source
         left = {info["name"] for info in self.model.weight_info()}
         order, different, skipped, equal = sorted(left), [], [], 0
@@ -212,7 +212,7 @@ class UpdateCalls:
         """Compares the weights, bit for bit as they are stored, with what they would be after an update from the source.
 
         Args:
-            source: A mapping or an iterable of (name, tensor).
+            source: A mapping or an iterable of (name, tensor), or a directory of safetensors files.
             rename: As in `update_weights`.
 
         Returns:

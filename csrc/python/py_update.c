@@ -173,6 +173,48 @@ static void raise_unreadable(const char *name)
     Py_XDECREF(class);
 }
 
+static void view_stored(const struct checkpoint_tensor *stored, struct update_tensor *t)
+{
+    t->data = stored->data;
+    t->dtype = stored->dtype;
+    snprintf(t->type, sizeof t->type, "%.20s", stored->type);
+    t->n_dims = stored->n_dims < UPDATE_MAX_DIMS ? stored->n_dims : UPDATE_MAX_DIMS;
+    t->is_host = true;
+    int64_t step = 1;
+    for (uint32_t i = t->n_dims; i-- > 0; step *= t->shape[i]) {
+        t->shape[i] = (int64_t)stored->shape[i];
+        t->strides[i] = step;
+    }
+}
+
+static int take_stored(PyObject *tuple, struct update_tensor *tensor)
+{
+    PyObject *file;
+    const char *name;
+    if (!PyArg_ParseTuple(tuple, "Os", &file, &name))
+        return -1;
+    const struct checkpoint *checkpoint = py_checkpoint_get(file);
+    const struct checkpoint_tensor *stored = checkpoint ? checkpoint_find(checkpoint, name) : NULL;
+    if (stored)
+        view_stored(stored, tensor);
+    else if (checkpoint)
+        PyErr_Format(PyExc_KeyError, "%s", name);
+    return stored ? 0 : -1;
+}
+
+/* Anybody's tensor, or (checkpoint, name) of a _core.Checkpoint, which outlives the call. One that is passed over is not looked
+ * at. False with an exception. */
+static bool take_tensor(const Update *self, struct item *item, PyObject *tensor, uintptr_t stream)
+{
+    if (update_skips(self->update, item->text))
+        return true;
+    if (PyTuple_Check(tensor) ? take_stored(tensor, &item->tensor.tensor) == 0
+                              : py_tensor_take(tensor, self->ordinal, stream, &item->tensor) == 0)
+        return true;
+    raise_unreadable(item->text);
+    return false;
+}
+
 /* The list's tensors, all of them looked at: pairs of name and tensor. */
 static bool take_tensors(Update *self, struct batch_of *batch, PyObject *list, uintptr_t stream)
 {
@@ -183,13 +225,8 @@ static bool take_tensors(Update *self, struct batch_of *batch, PyObject *list, u
         if (!PyArg_ParseTuple(PyList_GetItem(list, i), "UO", &name, &tensor))
             return false;
         struct item *item = batch_add(batch, name);
-        if (!item)
+        if (!item || !take_tensor(self, item, tensor, stream))
             return false;
-        if (!update_skips(self->update, item->text) &&
-            py_tensor_take(tensor, self->ordinal, stream, &item->tensor) < 0) {
-            raise_unreadable(item->text);
-            return false;
-        }
     }
     return true;
 }
@@ -365,53 +402,6 @@ static PyObject *write_memory(PyObject *object, PyObject *args)
     return skipped;
 }
 
-static void view_stored(const struct checkpoint_tensor *stored, struct update_tensor *t)
-{
-    t->data = stored->data;
-    t->dtype = stored->dtype;
-    snprintf(t->type, sizeof t->type, "%.20s", stored->type);
-    t->n_dims = stored->n_dims < UPDATE_MAX_DIMS ? stored->n_dims : UPDATE_MAX_DIMS;
-    t->is_host = true;
-    int64_t step = 1;
-    for (uint32_t i = t->n_dims; i-- > 0; step *= t->shape[i]) {
-        t->shape[i] = (int64_t)stored->shape[i];
-        t->strides[i] = step;
-    }
-}
-
-/* (name, name in the checkpoint) of tensors that a _core.Checkpoint holds */
-static PyObject *write_stored(PyObject *object, PyObject *args)
-{
-    Update *self = (Update *)object;
-    PyObject *list, *file, *skipped = NULL;
-    int wants_finite = 0;
-    if (!PyArg_ParseTuple(args, "OO!|p:write_stored", &file, &PyList_Type, &list, &wants_finite))
-        return NULL;
-    struct checkpoint *checkpoint = py_checkpoint_get(file);
-    if (!checkpoint || !begin(self))
-        return NULL;
-    struct batch_of batch = {.wants_finite = wants_finite};
-    bool is_taken = batch_make(&batch, list);
-    for (Py_ssize_t i = 0; i < batch.n && is_taken; i++) {
-        PyObject *name;
-        const char *source;
-        struct item *item = NULL;
-        if (PyArg_ParseTuple(PyList_GetItem(list, i), "Us", &name, &source))
-            item = batch_add(&batch, name);
-        const struct checkpoint_tensor *stored = item ? checkpoint_find(checkpoint, source) : NULL;
-        if (item && !stored)
-            PyErr_Format(PyExc_KeyError, "%s", source);
-        else if (item)
-            view_stored(stored, &item->tensor.tensor);
-        is_taken = stored != NULL;
-    }
-    if (is_taken)
-        skipped = put(self, &batch);
-    batch_free(&batch);
-    py_model_return(self->model);
-    return skipped;
-}
-
 static PyObject *finish(PyObject *object, PyObject *args)
 {
     (void)args;
@@ -554,10 +544,8 @@ static PyObject *checksum(PyObject *object, PyObject *args)
         return NULL;
     struct item item = {.text = PyUnicode_AsUTF8AndSize(name, NULL)};
     struct sum_of s = {self->update, &item, tensor != Py_None, {0, 0}};
-    if (item.text && s.has_tensor && !update_skips(self->update, item.text) &&
-        py_tensor_take(tensor, self->ordinal, (uintptr_t)stream, &item.tensor) < 0)
-        raise_unreadable(item.text);
-    else if (item.text && py_engine_call(self->engine, add_up, &s) == 0)
+    bool is_taken = item.text && (!s.has_tensor || take_tensor(self, &item, tensor, (uintptr_t)stream));
+    if (is_taken && py_engine_call(self->engine, add_up, &s) == 0)
         result = item.fate == UPDATE_SKIPPED ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(s.sum.sum);
     py_tensor_release(&item.tensor);
     py_model_return(self->model);
@@ -569,7 +557,6 @@ static PyMethodDef methods[] = {
     {"write_memory", write_memory, METH_VARARGS,
      "write_memory([(name, address, type, shape, strides or None), ...], on_device, stream=0, wants_finite=False)"},
     {"check_memory", check_memory, METH_O, "check_memory([as for write_memory, ...]): the check alone"},
-    {"write_stored", write_stored, METH_VARARGS, "write_stored(checkpoint, [(name, its name there), ...], wants_finite=False)"},
     {"finish", finish, METH_NOARGS, "Waits until all that was written has arrived."},
     {"commit", commit_all, METH_O, "Makes the weights those of a new epoch, its result; with True caches are recomputed."},
     {"abort", abort_all, METH_NOARGS, "Gives the update up."},

@@ -141,6 +141,7 @@ static void cuda_close(void *ctx)
         linear_close(cuda);
         cuda_sample_close(cuda);
         cuda_uploads_close(cuda);
+        cuda_tensors_close(cuda);
         cuda_give_all(cuda);
         if (cuda->stream)
             cudaStreamDestroy(cuda->stream);
@@ -444,6 +445,9 @@ static struct backend make_table(void)
     b.pool_restore = cuda_pool_restore;
     b.memory = cuda_memory;
     b.allocations = cuda_allocations;
+    b.tensor_write = cuda_tensor_write;
+    b.tensor_finish = cuda_tensor_finish;
+    b.tensor_sum = cuda_tensor_sum;
     b.peers = &cuda_peers;
     return b;
 }

@@ -28,6 +28,15 @@ struct running_sample {
     uint32_t first, n_tasks, n_tops; /* what of the call is on its way: the rest has been collected */
 };
 
+/* Weights on their way, by tensor.cu. */
+struct tensor_state {
+    cudaEvent_t written;
+    cudaStream_t stream;      /* the last that was used, if one was since the last tensor_finish */
+    bool is_used;
+    char *bucket;             /* on the device, of tensors that come from the host */
+    struct tensor_sum *total; /* on the device */
+};
+
 #define SHARED_BYTES 232448u /* of a block, at most, on sm_90 */
 
 struct cuda {
@@ -55,6 +64,7 @@ struct cuda {
     uint64_t held_bytes[4];     /* by enum memory_use */
     uint64_t n_allocations;
     struct upload_lanes *uploads; /* upload.cu's */
+    struct tensor_state tensors;  /* tensor.cu's */
     char description[192];
 };
 
@@ -220,6 +230,10 @@ enum rc cuda_pool_restore(void *ctx, uint32_t use, struct err *err);
 enum rc cuda_memory(void *ctx, struct backend_memory *memory, struct err *err);
 uint64_t cuda_allocations(void *ctx);
 enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
+enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struct err *err);
+enum rc cuda_tensor_finish(void *ctx, struct err *err);
+enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct err *err);
+void cuda_tensors_close(struct cuda *cuda);
 enum rc linear_open(struct cuda *cuda, struct err *err);
 void linear_close(struct cuda *cuda);
 /* Completes a matrix whose parts have their places; linear_drop before it is destroyed. */

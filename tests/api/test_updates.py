@@ -14,6 +14,7 @@ from llmpy import (
     UnsupportedError,
     WeightsMissingError,
     WeightUpdateError,
+    _core,
 )
 
 torch = pytest.importorskip("torch")
@@ -53,6 +54,8 @@ def outcome(llm):
 
 def tensors(weights, device="cpu", dtype=torch.float32):
     """The weights as torch has them."""
+    if device == "pinned":
+        return {name: torch.from_numpy(w).to(dtype).pin_memory() for name, w in weights.items()}
     return {name: torch.from_numpy(w).to(dtype).to(device) for name, w in weights.items()}
 
 
@@ -70,7 +73,7 @@ def spread(tensor):
 
 def places(device):
     """Where tensors can lie for an engine on a device."""
-    return ["cpu"] if device == "cpu" else ["cpu", device]
+    return ["cpu"] if device == "cpu" else ["cpu", "pinned", device]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -83,7 +86,7 @@ def test_updated_engine_equals_fresh_one(pair, device, dtype):
     for place in places(device):
         for kind in (torch.float32, torch.bfloat16, torch.float16):
             given = tensors(weights, place, kind)
-            report = old.update_weights({name: spread(t) for name, t in given.items()})
+            report = old.update_weights(given if place == "pinned" else {name: spread(t) for name, t in given.items()})
             assert old.compare_weights(given)
             # Rounding twice is not rounding once: only what the engine would load itself is the file's.
             if kind is torch.float32:
@@ -321,6 +324,8 @@ def test_comparison(pair):
     found = old.compare_weights(weights)
     assert not found
     assert sorted(found.different) == sorted(weights)
+    assert old.compare_weights(old_weights(old))
+    assert old.compare_weights(new.config.model).num_equal == 0
     name = "model.norm.weight"
     found = new.compare_weights({f"x.{name}": weights[name]}, rename=lambda n: n[2:])
     assert (found.num_equal, found.different, found.skipped) == (1, [], [])
@@ -367,3 +372,82 @@ def test_async_engine(open_async, device, long_model):
         assert await engine.weight_checksum() == before
 
     asyncio.run(main())
+
+
+class Exported:
+    """A tensor of no library that we know."""
+
+    def __init__(self, tensor):
+        self.tensor, self.streams = tensor, []
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+    def __dlpack__(self, stream=None):
+        self.streams.append(stream)
+        return self.tensor.__dlpack__() if stream is None else self.tensor.__dlpack__(stream=stream)
+
+
+def test_any_library(pair, device):
+    old, new, weights = pair("bfloat16")
+    for place in {"cpu", device}:
+        given = {name: Exported(t) for name, t in tensors(weights, place).items()}
+        old.update_weights(given)
+        assert old.weight_checksum() == new.weight_checksum()
+        assert {stream for item in given.values() for stream in item.streams} == {None if place == "cpu" else 1}
+        old.update_weights(old_weights(old))
+
+
+def test_order_on_the_device(pair, device, cuda):
+    """Copies come after what made the tensors and before what changes them, on any stream; the last write wins."""
+    if device != cuda:
+        return
+    old, new, weights = pair("bfloat16")
+    sums, final = new.weight_checksum(), tensors(weights, cuda)
+    one, two = torch.cuda.Stream(cuda), torch.cuda.Stream(cuda)
+    late = {name: torch.zeros_like(t) for name, t in final.items()}
+    torch.cuda.synchronize()
+    with torch.cuda.stream(one):
+        torch.cuda._sleep(200_000_000)
+        for name, t in late.items():
+            t.copy_(final[name])
+        old.update_weights(late)
+        for t in late.values():
+            t.zero_()
+    assert old.weight_checksum() == sums
+    zeros = {name: torch.zeros_like(t) for name, t in final.items()}
+    torch.cuda.synchronize()
+    with old.begin_update() as update:
+        with torch.cuda.stream(one):
+            torch.cuda._sleep(200_000_000)
+            update.write_all(zeros)
+        with torch.cuda.stream(two):
+            update.write_all(iter(final.items()))
+    assert old.weight_checksum() == sums
+    with old.begin_update() as update:
+        with torch.cuda.stream(one):
+            torch.cuda._sleep(200_000_000)
+            update.write_all(zeros)
+        update.write_all(weights)
+    assert old.weight_checksum() == sums
+    with pytest.raises(WeightUpdateError, match="cannot be read"):
+        old.update_weights({"model.norm.weight": torch.zeros(64, device="meta")}, partial=True)
+
+
+def test_memory_runs_out(pair, device):
+    """Every allocation fails in turn; afterwards a full update makes everything good."""
+    old, new, weights = pair()
+    failed = 0
+    for number in range(200):
+        _core.fail_allocation_after(number)
+        try:
+            old.update_weights(weights)
+        except MemoryError:
+            failed += 1
+        else:
+            break
+        finally:
+            _core.fail_allocation_after(-1)
+    assert failed == number > 0
+    assert old.weight_checksum() == new.weight_checksum()
+    assert outcome(old) == outcome(new)

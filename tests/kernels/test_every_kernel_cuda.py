@@ -98,6 +98,29 @@ def test_made_up_weights(both: Both) -> None:
     assert read.std() > 0.01
 
 
+@pytest.mark.parametrize(("n", "k"), [(70, 72), (19, 256)])
+@pytest.mark.parametrize("dtype", [*KINDS, *BLOCKS])
+def test_tensors_as_weights(dtype: str, n: int, k: int, both: Both) -> None:
+    """Written from rows, from columns and from between other values; checksums equal the CPU's."""
+    if dtype in BLOCKS and k % BLOCKS[dtype][1]:
+        pytest.skip("no whole blocks")
+    device, host = (backend.matrix([(dtype, n, stored(dtype, n, k))], k) for backend in (both.cuda, both.cpu))
+    assert both.cuda.tensor_sum((device, 0)) == both.cpu.tensor_sum((host, 0))
+    if dtype in BLOCKS:
+        return
+    memory = both.draw(2 * n, 2 * k).view(np.int32)
+    vector = np.zeros(n * k, np.float32)
+    for on_device in (True, False):
+        for strides in ((k, 1), (1, n), (2 * k + 2, 2), (k, -1)):
+            tensor = memory, (k - 1 if strides[1] < 0 else 0, n, k, *strides), both.dtype, on_device
+            both.cuda.tensor_write((device, 0), *tensor)
+            sums = both.cuda.tensor_sum((device, 0)), both.cuda.tensor_sum((device, 0), *tensor)
+            assert sums[0] == sums[1] == both.cpu.tensor_sum((host, 0), *tensor)
+        row = memory, (0, 1, n * k, 0, 1), both.dtype, on_device, 1.0
+        both.cuda.tensor_write(vector, *row)
+        assert both.cuda.tensor_sum(vector) == both.cpu.tensor_sum(vector, *row)
+
+
 @pytest.mark.parametrize("width", [40, 1024, 1030])
 def test_rows(width: int, both: Both) -> None:
     a, b, weight = both.draw(19, width), both.draw(19, 2 * width)[:, :width].copy(), both.draw(19, width + 1)[0, :width]

@@ -67,6 +67,22 @@ def test_matrix(open_backend, rows, cols, layout, on_device):
             assert backend.tensor_sum((matrix, 1)) == (checksum(wanted), 0)
 
 
+@pytest.mark.parametrize("layout", ["rows", "transposed"])
+def test_many_pieces(open_backend, layout):
+    """Larger than what goes from the host at once."""
+    rows, cols = 2600, 4128
+    backend = open_backend(2, 8, cols)
+    values = np.random.default_rng(1).standard_normal((rows, cols)).astype(np.float32)
+    for dtype in ("float32", "bfloat16"):
+        wanted = values.astype(ml_dtypes.bfloat16)
+        memory, shape = lay(values.astype(KINDS[dtype]), layout)
+        matrix = backend.matrix([("bfloat16", rows, np.zeros((rows, cols), np.uint16).view(np.uint8))], cols)
+        for on_device in (True, False):
+            backend.tensor_write((matrix, 0), memory, shape, dtype, on_device)
+            assert backend.tensor_sum((matrix, 0)) == (checksum(wanted), 0)
+            backend.tensor_write((matrix, 0), *lay(np.zeros((rows, cols), np.float32), "rows"), "float32")
+
+
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("size", [1, 64, 4097])
 def test_vector(open_backend, size, on_device):

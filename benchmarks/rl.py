@@ -1,0 +1,252 @@
+"""What an RL trainer waits for, on one H200: new weights for the Llama-3-8B shape, against the machine's own ceilings.
+
+    python benchmarks/rl.py [ROW ...] [--rounds 5] [--layers N] [--out DIR] [--commit ID]
+    python benchmarks/rl.py --merge results.csv [...]
+
+ROW is a name or a pattern ("rl.update.*"); none means all. The engine has random weights (load_format="dummy"), bfloat16; the
+trainer's are torch tensors under the checkpoint's names, 291 of them. Medians over rounds. A time is that of the whole call
+of update_weights(), from Python to the end of the commit; every update is checked by checksum once.
+
+- device: from tensors on the same device, in bfloat16 as they are stored; f32: from float32 ones, transposed: from bfloat16
+  ones whose matrices lie column by column.
+- iterator: model.named_parameters() gives one tensor after the other.
+- pinned: from pinned host memory, as a share of the link's rate, that of one copy of 1 GiB (rl.machine.link). pageable, f32:
+  the same from plain memory, and from pinned float32.
+- after: a decode step of 32 sequences right after an update, over the same step before.
+- checksum: of all weights.
+
+"floor" is what moving the bytes takes at the rate of a plain copy on the device, or of the link. --out DIR writes results.csv;
+--merge adds such files to the table beside this script and renews docs/rl.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import cuda as table
+
+PAGE = Path(__file__).parents[1] / "docs/rl.md"
+MARKS = "<!-- begin: benchmarks/rl.py --merge -->\n", "<!-- end -->\n"
+LINK_BYTES = 1 << 30
+
+
+class Bench:
+    """An engine and the tensors of a trainer."""
+
+    def __init__(self, layers: int = 0) -> None:
+        import torch
+
+        self.torch, self.engine = torch, table.Engine("8b", layers, gpu_memory_utilization=0.4)
+        self.llm = self.engine.llm
+        self.shapes = {info["name"]: info["shape"] for info in self.llm.weight_info()}
+        self.num_values = sum(int(torch.Size(shape).numel()) for shape in self.shapes.values())
+        self.checked: set[str] = set()
+
+    def device_tensors(self, kind: str = "bfloat16") -> dict[str, Any]:
+        """New ones on the device."""
+        torch, dtype = self.torch, getattr(self.torch, kind)
+        return {
+            name: torch.empty(shape, dtype=dtype, device="cuda").normal_(0, 0.02) for name, shape in self.shapes.items()
+        }
+
+    def host_tensors(self, kind: str, pinned: bool) -> dict[str, Any]:
+        """Views of one piece of host memory: what a copy costs does not depend on what it copies."""
+        torch, dtype = self.torch, getattr(self.torch, kind)
+        largest = max(self.torch.Size(shape).numel() for shape in self.shapes.values())
+        memory = torch.empty(largest, dtype=dtype, pin_memory=pinned).normal_(0, 0.02)
+        return {name: memory[: torch.Size(shape).numel()].view(shape) for name, shape in self.shapes.items()}
+
+    def update(self, name: str, source: Callable[[], Any]) -> float:
+        """Seconds of one update; the first of a kind is compared with its source."""
+        given = source()
+        self.torch.cuda.synchronize()
+        begin = time.perf_counter()
+        self.llm.update_weights(given)
+        seconds = time.perf_counter() - begin
+        if name not in self.checked:
+            self.checked.add(name)
+            found = self.llm.compare_weights(source())
+            assert found, f"{name}: {found}"
+            assert not found.missing
+        return seconds
+
+    def updates(self, name: str, rounds: int, source: Callable[[], Any]) -> list[float]:
+        """Seconds of some updates; the first one warms up."""
+        return [self.update(name, source) for _ in range(rounds + 1)][1:]
+
+    @cached_property
+    def copy_rate(self) -> float:
+        """Bytes a second that a copy on the device reads and writes."""
+        torch = self.torch
+        a, b = (torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        times = []
+        for _ in range(6):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(8):
+                b.copy_(a)
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - begin) / 8)
+        return 2 * 2 * a.numel() / min(times)
+
+    @cached_property
+    def link_rate(self) -> float:
+        """Bytes a second from pinned memory to the device."""
+        torch = self.torch
+        host = torch.ones(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+        target = torch.empty(LINK_BYTES, dtype=torch.uint8, device="cuda")
+        times = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            target.copy_(host, non_blocking=True)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+        return LINK_BYTES / min(times)
+
+    # ---- rows -------------------------------------------------------------------------------------------------------
+
+    def from_device(self, rounds: int, kind: str = "bfloat16", transposed: bool = False) -> list[float]:
+        given = self.device_tensors(kind)
+        if transposed:
+            given = {name: t.t().contiguous().t() if t.dim() == 2 else t for name, t in given.items()}
+        return [1e3 * s for s in self.updates(f"device {kind} {transposed}", rounds, lambda: given)]
+
+    def from_iterator(self, rounds: int) -> list[float]:
+        given = {name: self.torch.nn.Parameter(t) for name, t in self.device_tensors().items()}
+        return [1e3 * s for s in self.updates("iterator", rounds, lambda: iter(given.items()))]
+
+    def from_host(self, rounds: int, kind: str, pinned: bool) -> list[float]:
+        given = self.host_tensors(kind, pinned)
+        item = given[next(iter(given))].element_size()
+        seconds = self.updates(f"host {kind} {pinned}", rounds, lambda: given)
+        return [self.num_values * item / s / self.link_rate for s in seconds]
+
+    def after(self, rounds: int) -> list[float]:
+        given, found = self.device_tensors(), []
+        for _ in range(rounds):
+            before = self.engine.step(32, 64)
+            self.update("after", lambda: given)
+            found.append(self.engine.step(32, 64) / before)
+        return found
+
+    def checksum(self, rounds: int) -> list[float]:
+        found = []
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            self.llm.weight_checksum()
+            found.append(1e3 * (time.perf_counter() - begin))
+        return found
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: `job` gives a value a round, `floor` what the machine cannot do without."""
+
+    unit: str
+    job: Callable[[Bench, int], list[float]]
+    must: float | None = None
+    aim: float | None = None
+    floor: Callable[[Bench], float] | None = None
+
+
+def moved_ms(bytes_a_value: int) -> Callable[[Bench], float]:
+    """Milliseconds of reading and writing so many bytes for each value of the weights."""
+    return lambda b: 1e3 * b.num_values * bytes_a_value / b.copy_rate
+
+
+ROWS = {
+    "rl.machine.link": Row("GB/s", lambda b, _: [1e-9 * b.link_rate]),
+    "rl.machine.copy": Row("GB/s", lambda b, _: [1e-9 * b.copy_rate]),
+    "rl.update.device": Row("ms", lambda b, n: b.from_device(n), 50, 15, moved_ms(4)),
+    "rl.update.iterator": Row("ms", lambda b, n: b.from_iterator(n), 50, 15, moved_ms(4)),
+    "rl.update.device.f32": Row("ms", lambda b, n: b.from_device(n, "float32"), None, None, moved_ms(6)),
+    "rl.update.device.transposed": Row("ms", lambda b, n: b.from_device(n, transposed=True), None, None, moved_ms(4)),
+    "rl.update.pinned": Row("of link", lambda b, n: b.from_host(n, "bfloat16", True), 0.8, 0.95),
+    "rl.update.pinned.f32": Row("of link", lambda b, n: b.from_host(n, "float32", True), 0.8, 0.95),
+    "rl.update.pageable": Row("of link", lambda b, n: b.from_host(n, "bfloat16", False)),
+    "rl.update.after": Row("x", lambda b, n: b.after(n), 1.03, 1.01),
+    "rl.checksum": Row("ms", lambda b, n: b.checksum(n)),
+}
+
+
+def measure(names: list[str], args: argparse.Namespace) -> None:
+    """Prints the rows as they come and writes them at once."""
+    from llmpy import devices
+
+    path = args.out / "results.csv" if args.out else None
+    lines = table.read_table(path) if path else []
+    known = {
+        "device": devices()[1]["name"],
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": args.commit,
+        "command": "benchmarks/rl.py",
+    }
+    print(f"{known['device']}, {known['date']}, commit {args.commit or 'unknown'}")
+    print(f"{'row':<28}{'measured':>10} {'unit':<8}{'must':>7}{'aim':>7}{'floor':>9}{'share':>7}")
+    bench = Bench(args.layers)
+    for name in names:
+        row = ROWS[name]
+        values = row.job(bench, args.rounds)
+        bench.torch.cuda.empty_cache()
+        value, floor = statistics.median(values), row.floor(bench) if row.floor else None
+        print(
+            f"{name:<28}{value:>10.4g} {row.unit:<8}{row.must or '':>7}{row.aim or '':>7}"
+            f"{f'{floor:.4g}' if floor else '':>9}{f'{100 * floor / value:.0f} %' if floor else '':>7}"
+            f"  {min(values):.4g}..{max(values):.4g} of {len(values)}",
+            flush=True,
+        )
+        lines.append(
+            known
+            | {"row": name, "value": f"{value:.5g}", "unit": row.unit, "must": row.must or "", "aim": row.aim or ""}
+        )
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            table.write_table(path, lines)
+    bench.close()
+
+
+def merge(paths: list[Path]) -> None:
+    """Adds results to the table of all H200 results, and the last one of every row here to the page."""
+    lines = table.merge_lines(paths)
+    latest = {str(line["row"]): line for line in lines if line["row"] in ROWS}
+    text = "| row | measured | must | aim | commit |\n|---|---|---|---|---|\n"
+    for name in [name for name in ROWS if name in latest]:
+        row, line = ROWS[name], latest[name]
+        goals = " | ".join(f"{goal:g}" if goal else "" for goal in (row.must, row.aim))
+        text += f"| {name} | {line['value']} {line['unit']} | {goals} | {line['commit']} |\n"
+    before, _, rest = PAGE.read_text().partition(MARKS[0])
+    PAGE.write_text(before + MARKS[0] + "\n" + text + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
+    print(json.dumps(latest, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--merge", nargs="+", type=Path)
+    args = parser.parse_args()
+    if args.merge:
+        merge(args.merge)
+        return
+    names = [name for name in ROWS if not args.rows or any(fnmatch.fnmatchcase(name, row) for row in args.rows)]
+    measure(names, args)
+
+
+if __name__ == "__main__":
+    main()

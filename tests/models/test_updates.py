@@ -1,0 +1,53 @@
+"""Live updates of every family from a model of transformers as it is, and of GGUF files as far as they allow it."""
+
+import pytest
+
+from llmpy import LLM, SamplingParams, UnsupportedError
+
+CASES = ["llama", "llama-bias", "llama-tied", "mistral", "qwen2", "qwen3", "qwen3-window"]
+OPTIONS = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "generation_config": "none"}
+GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=2, ignore_eos=True)
+
+
+def outcome(llm, prompts):
+    return [
+        (output.outputs[0].token_ids, output.outputs[0].sampled.raw.tobytes()) for output in llm.generate(prompts, GREEDY)
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trainers_model(case, tiny, prompts, device):
+    model = tiny(case)
+    fresh = LLM(model.directory, device=device, **OPTIONS)
+    llm = LLM(model.directory, device=device, load_format="dummy", **OPTIONS)
+    assert llm.weight_version == "dummy"
+    before = outcome(llm, prompts)
+    report = llm.update_weights(model.model.named_parameters(), version="trained")
+    assert report.missing == [] and report.num_tensors == len(llm.weight_info())
+    assert outcome(llm, prompts) == outcome(fresh, prompts) != before
+    assert llm.weight_checksum() == fresh.weight_checksum()
+    # The whole state, with tied aliases and buffers; what has no weight is listed.
+    state = model.model.state_dict() | {"model.layers.0.self_attn.rotary_emb.inv_freq": 0}
+    report = llm.update_weights(state)
+    assert set(report.skipped) == set(state) - {info["name"] for info in llm.weight_info()}
+    assert outcome(llm, prompts) == outcome(fresh, prompts)
+    fresh.close()
+    llm.close()
+
+
+def test_gguf(tiny, gguf_of, prompts, device, tmp_path):
+    model = tiny("qwen2", hidden_size=64, intermediate_size=96)
+    for kind, text in {"F32": None, "Q8_0": r"'model\.embed_tokens\.weight' is stored as q8_0, which updates"}.items():
+        llm = LLM(gguf_of(model, tmp_path / f"{kind}.gguf", kind), device=device, **OPTIONS)
+        before = outcome(llm, prompts)
+        if text is None:
+            llm.update_weights(dict(model.model.named_parameters()))
+        else:
+            with pytest.raises(UnsupportedError, match=text):
+                llm.update_weights(dict(model.model.named_parameters()))
+        assert outcome(llm, prompts) == before
+        llm.close()
+    llm = LLM(gguf_of(tiny("llama"), tmp_path / "llama.gguf", "F32"), device=device, **OPTIONS)
+    with pytest.raises(UnsupportedError, match="orders the rows of q and k"):
+        llm.begin_update()
+    llm.close()
