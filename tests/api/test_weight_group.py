@@ -1,6 +1,7 @@
 """Weights that a trainer broadcasts: the store, the packing, TCP anywhere, and NCCL where there are GPUs."""
 
 import ctypes
+import os
 import pickle
 import socket
 import threading
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -193,9 +195,6 @@ group.close()
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_other_processes_receive(world_size: int, is_announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-    from pathlib import Path
-
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     metadata = None if is_announced else weight_metadata(tensors())
     with sender(world_size) as trainer:
@@ -418,19 +417,17 @@ from test_weight_group import tensors
 from llmpy.rl import WeightSender
 trainer = WeightSender("127.0.0.1", 0, 2, device="cuda:1", timeout=60, buffer_bytes=100)
 send((trainer.master_port, {name: raw(tensor) for name, tensor in tensors("cuda:1").items()}))
-while (what := wait()) == "send":
+while wait() == "send":
     send(tuple(trainer.send(tensors("cuda:1"))))
-if what == "half":
-    trainer._store.set("llmpy/update/2", b'{"tensors": [["a", "uint8", [1000]]], "buffer_bytes": 100}')
-    send("waiting")
-    wait()
+trainer._store.set("llmpy/update/2", b'{"tensors": [["a", "uint8", [1000]]], "buffer_bytes": 100}')
+send("announced, never sent")
+wait()
 """
 
 
-def test_two_gpus(two_gpus: str) -> None:
-    """An engine's half on the first GPU, a trainer's process on the second; then that process is killed."""
-    from pathlib import Path
-
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_two_gpus(two_gpus: str, is_killed: bool) -> None:
+    """An engine's half on the first GPU, a trainer's process on the second, which then stops in the middle of an update."""
     with Process(TRAINER, Path(__file__).parent) as trainer:
         port, expected = trainer.get()
         trainer.go("send")
@@ -440,18 +437,60 @@ def test_two_gpus(two_gpus: str) -> None:
             update.groups["default"] = group
             if turn:
                 trainer.go("send")
-                names, dtypes, shapes = weight_metadata(tensors())
-                receive(update, group, names, dtypes, shapes)
+                receive(update, group, *weight_metadata(tensors()))
             else:
                 receive_all(update, group)
             assert data(update) == expected
             assert trainer.get()[0] == 8
-        trainer.go("half")
+        trainer.go("stop")
         trainer.get()
-        with running(lambda: receive_all(update, group)) as found:
+        with running(lambda: receive_all(update, group, timeout=60 if is_killed else 2)) as found:
             time.sleep(1)
             start = time.monotonic()
-            trainer.end(kill=True)
-        assert isinstance(found[0], DeviceError) and "has gone" in str(found[0])
+            if is_killed:
+                trainer.end(kill=True)
+        wanted = "has gone" if is_killed else r"has not answered within 2 s"
+        assert isinstance(found[0], DeviceError) and wanted in str(found[0])
         assert time.monotonic() - start < 20 and group.closed and not update.groups
     torch.ones(8, device=two_gpus).sum().item()  # the device is well
+
+
+VLLM = """
+import ctypes, pickle, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.cuda.set_device(1)
+from torch.distributed import TCPStore
+from memory_help import raw
+from test_weight_group import tensors
+from llmpy import _core, hardware
+from llmpy._weight_group import Deadline, NcclChannel, packed
+
+class ncclUniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_byte * 128)]
+
+store = TCPStore("127.0.0.1", int(sys.argv[2]), world_size=2, is_master=True, use_libuv=False)
+id = _core.nccl_id(hardware.cuda_library(), hardware.nccl_library())
+store.set("broadcast_from/0/0", pickle.dumps(ncclUniqueId.from_buffer_copy(id)))
+deadline = Deadline(60, "the engine", lambda: False)
+channel = NcclChannel("cuda:1", id, 0, 2, deadline)
+made = [tensor.contiguous().view(torch.uint8).view(-1) for tensor in tensors("cuda:1").values()]
+for chunk in packed([tensor.numel() for tensor in made], 100):
+    whole = torch.cat([made[i] for i in chunk])
+    torch.cuda.synchronize()
+    channel.broadcast(0, whole.data_ptr(), whole.numel(), deadline)
+    channel.wait(0, deadline)
+send({name: raw(tensor) for name, tensor in tensors("cuda:1").items()})
+wait()
+"""
+
+
+def test_a_trainer_as_vllm_has_it(two_gpus: str) -> None:
+    with socket.create_server((HOST, 0)) as probe:
+        port = probe.getsockname()[1]
+    with Process(VLLM, Path(__file__).parent, port) as trainer:
+        group = WeightGroup(two_gpus, "default", HOST, port, 1, 2, 60, 100, 2)
+        update = Taken(two_gpus)
+        receive(update, group, *weight_metadata(tensors()))
+        assert data(update) == trainer.get()
+        group.close()
