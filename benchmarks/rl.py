@@ -12,6 +12,8 @@ of update_weights(), from Python to the end of the commit; every update is check
 - iterator: model.named_parameters() gives one tensor after the other.
 - pinned: from pinned host memory, as a share of the link's rate, that of one copy of 1 GiB (rl.machine.link). pageable, f32:
   the same from plain memory, and from pinned float32.
+- ipc: from buckets of 1 GiB that another process holds on the same device, opened and let go within the call.
+- nccl: from a trainer on a second device, as a share of bare broadcasts of 1 GiB (rl.machine.broadcast); needs two.
 - after: a decode step of 32 sequences right after an update, over the same step before.
 - checksum: of all weights.
 
@@ -33,10 +35,12 @@ from pathlib import Path
 from typing import Any
 
 import cuda as table
+import rl_trainer
 
 PAGE = Path(__file__).parents[1] / "docs/rl.md"
 MARKS = "<!-- begin: benchmarks/rl.py --merge -->\n", "<!-- end -->\n"
 LINK_BYTES = 1 << 30
+BROADCAST_ROUNDS = 5
 
 
 class Bench:
@@ -131,6 +135,46 @@ class Bench:
         seconds = self.updates(f"host {kind} {pinned}", rounds, lambda: given)
         return [self.num_values * item / s / self.link_rate for s in seconds]
 
+    def from_process(self, rounds: int) -> list[float]:
+        trainer = rl_trainer.Trainer("ipc", "cuda:0", self.shapes, LINK_BYTES)
+        buckets = trainer.answer()
+        times = [1e3 * self.timed(buckets) for _ in range(rounds + 1)][1:]
+        assert self.llm.compare_weights(rl_trainer.tensors(self.shapes, "cuda:0"))
+        trainer.close()
+        return times
+
+    @cached_property
+    def broadcasts(self) -> tuple[float, list[float]]:
+        """Bytes a second of bare broadcasts, and seconds of updates by broadcast."""
+        trainer = rl_trainer.Trainer("nccl", "cuda:1", self.shapes, LINK_BYTES)
+        port, times = trainer.answer(), []
+        trainer.tell("send")
+        group = self.llm.init_weight_group(rl_trainer.HOST, port, 1, 2)
+        for turn in range(BROADCAST_ROUNDS + 1):
+            if turn:
+                trainer.tell("send")
+            times.append(self.timed(group))
+            trainer.answer()
+        assert self.llm.compare_weights(rl_trainer.tensors(self.shapes, "cuda:0"))
+        bare = []
+        for _ in range(3):
+            trainer.tell("bare")
+            bare.append(rl_trainer.bare(group._channel))
+            trainer.answer()
+        self.llm.destroy_weight_group()
+        trainer.close()
+        return rl_trainer.BARE_TIMES * rl_trainer.BARE_BYTES / min(bare), times[1:]
+
+    def from_trainer(self) -> list[float]:
+        rate, times = self.broadcasts
+        return [2 * self.num_values / seconds / rate for seconds in times]
+
+    def timed(self, source: Any) -> float:
+        """Seconds of one update."""
+        begin = time.perf_counter()
+        self.llm.update_weights(source)
+        return time.perf_counter() - begin
+
     def after(self, rounds: int) -> list[float]:
         given, found = self.device_tensors(), []
         for _ in range(rounds):
@@ -160,6 +204,7 @@ class Row:
     must: float | None = None
     aim: float | None = None
     floor: Callable[[Bench], float] | None = None
+    devices: int = 1
 
 
 def moved_ms(bytes_a_value: int) -> Callable[[Bench], float]:
@@ -177,9 +222,19 @@ ROWS = {
     "rl.update.pinned": Row("of link", lambda b, n: b.from_host(n, "bfloat16", True), 0.8, 0.95),
     "rl.update.pinned.f32": Row("of link", lambda b, n: b.from_host(n, "float32", True), 0.8, 0.95),
     "rl.update.pageable": Row("of link", lambda b, n: b.from_host(n, "bfloat16", False)),
+    "rl.update.ipc": Row("ms", lambda b, n: b.from_process(n), 60, None, moved_ms(4)),
+    "rl.machine.broadcast": Row("GB/s", lambda b, _: [1e-9 * b.broadcasts[0]], devices=2),
+    "rl.update.nccl": Row("of bare", lambda b, _: b.from_trainer(), 0.8, 0.95, devices=2),
     "rl.update.after": Row("x", lambda b, n: b.after(n), 1.03, 1.01),
     "rl.checksum": Row("ms", lambda b, n: b.checksum(n)),
 }
+
+
+def num_devices() -> int:
+    """CUDA devices that there are."""
+    from llmpy import devices
+
+    return sum(device["available"] for device in devices()[1:])
 
 
 def measure(names: list[str], args: argparse.Namespace) -> None:
@@ -245,7 +300,8 @@ def main() -> None:
         merge(args.merge)
         return
     names = [name for name in ROWS if not args.rows or any(fnmatch.fnmatchcase(name, row) for row in args.rows)]
-    measure(names, args)
+    count = num_devices()
+    measure([name for name in names if ROWS[name].devices <= count], args)
 
 
 if __name__ == "__main__":

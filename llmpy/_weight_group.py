@@ -18,6 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from . import _core, hardware
@@ -103,6 +104,9 @@ class Channel(Protocol):
 
     on_device: bool
 
+    def reserve(self, n_slots: int, n_bytes: int, n_copied: int) -> None:
+        """Takes all memory that an update needs, while nothing is on its way: its packets and copies of tensors."""
+
     def start(self, slot: int, n_bytes: int, deadline: Deadline) -> None:
         """Takes the next broadcast into a slot's buffer."""
 
@@ -111,6 +115,9 @@ class Channel(Protocol):
 
     def aligned(self, address: int, n_bytes: int) -> int:
         """Address of a copy of some of its bytes that any type may lie at, until the next such call."""
+
+    def finish(self) -> None:
+        """All packets of an update are here."""
 
     def close(self) -> None:
         """Ends it."""
@@ -157,6 +164,14 @@ class NcclChannel:
 
         deadline.until(settled)
 
+    def reserve(self, n_slots: int, n_bytes: int, n_copied: int) -> None:
+        """Takes memory on the device. Not later: the driver might wait for a broadcast that never ends."""
+        with self._open():
+            for slot in range(n_slots):
+                self._group.buffer(slot, n_bytes)
+            if n_copied:
+                self._group.buffer(MAX_BUFFERS, n_copied)
+
     def start(self, slot: int, n_bytes: int, deadline: Deadline) -> None:
         """Takes the next broadcast into a slot's buffer."""
         with self._open():
@@ -185,6 +200,9 @@ class NcclChannel:
         with self._open():
             return self._group.copy(MAX_BUFFERS, address, n_bytes)
 
+    def finish(self) -> None:
+        """Nothing: the trainer's broadcast has ended, too."""
+
     def close(self) -> None:
         """Ends what is on its way."""
         self._is_closing = True
@@ -206,6 +224,9 @@ class TcpChannel:
         self._buffers: dict[int, numpy.ndarray[Any, Any]] = {}
         self._copy: object = None
         self._sizes = [0] * MAX_BUFFERS
+
+    def reserve(self, n_slots: int, n_bytes: int, n_copied: int) -> None:
+        """Nothing: host memory is taken as it is needed."""
 
     def start(self, slot: int, n_bytes: int, deadline: Deadline) -> None:
         """Remembers what comes next."""
@@ -235,6 +256,11 @@ class TcpChannel:
         ctypes.memmove(copy.ctypes.data, address, n_bytes)
         self._copy = copy
         return int(copy.ctypes.data)
+
+    def finish(self) -> None:
+        """Tells the trainer, which sees no more than that its bytes have left."""
+        with contextlib.suppress(OSError):  # it has gone, but all is here
+            self._connection.sendall(b"\1")
 
     def _fill(self, view: memoryview, deadline: Deadline) -> None:
         while view.nbytes:
@@ -381,6 +407,10 @@ class WeightGroup:
         assert channel is not None
         sizes = [num_bytes(dtype, shape) for _, _, dtype, shape, _ in tensors]
         chunks = packed(sizes, self.buffer_bytes)
+        places = [at for chunk in chunks for at in accumulate((sizes[j] for j in chunk[:-1]), initial=0)]
+        odd = {j for j, place in enumerate(places) if place % ITEM_BYTES[tensors[j][2]]}
+        largest = max((sum(sizes[j] for j in chunk) for chunk in chunks), default=0)
+        channel.reserve(min(self.num_buffers, len(chunks)), largest, max((sizes[j] for j in odd), default=0))
         started = 0
         for i, chunk in enumerate(chunks):
             while started < min(i + self.num_buffers, len(chunks)):
@@ -390,15 +420,15 @@ class WeightGroup:
             found: list[MemoryTensor] = []
             for j in chunk:
                 name, _, dtype, shape, _ = tensors[j]
-                if address % ITEM_BYTES[dtype]:  # behind an odd number of items of a smaller type
-                    copy = channel.aligned(address, sizes[j])
+                if j in odd:  # behind an odd number of items of a smaller type
+                    copy = channel.aligned(address + places[j], sizes[j])
                     update.write_memory([(name, copy, dtype, shape, None)], channel.on_device)
                     update.finish()
                 else:
-                    found.append((name, address, dtype, shape, None))
-                address += sizes[j]
+                    found.append((name, address + places[j], dtype, shape, None))
             update.write_memory(found, channel.on_device)
             update.finish()
+        channel.finish()
         self._num_updates += 1
 
 

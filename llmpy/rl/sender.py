@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _core, hardware
 from .._buckets import NamedTensors, dtype_name, host_bytes, named, num_bytes
-from .._tcp_store import StoreServer, is_gone
+from .._tcp_store import StoreServer
 from .._weight_group import ID_KEY, MAX_BUFFERS, SENDER_KEY, TCP_ID, Deadline, NcclChannel, find_nccl, packed, update_key
 from ..errors import DeviceError
 from ..options import parse_size
@@ -220,8 +220,14 @@ class _TcpSender:
                         connection.sendall(part)
                     except OSError as error:
                         deadline.fail("has not answered in time" if isinstance(error, TimeoutError) else "has gone")
-        if any(is_gone(connection) for connection in self._connections):
-            deadline.fail("has gone")
+        for connection in self._connections:
+            connection.settimeout(deadline.left())
+            try:
+                has_all = connection.recv(1) == b"\1"
+            except OSError as error:
+                deadline.fail("has not answered in time" if isinstance(error, TimeoutError) else "has gone")
+            if not has_all:
+                deadline.fail("has gone")
 
     def close(self) -> None:
         for connection in self._connections:
@@ -243,12 +249,13 @@ class _NcclSender:
         torch: Any = self._torch
         most = max((sum(sizes[i] for i in chunk) for chunk in chunks), default=0)
         with torch.cuda.device(self._device):
+            for slot in range(min(self._n_buffers, len(chunks))):  # all before the first broadcast is on its way
+                if self._buffers[slot] is None or self._buffers[slot].numel() < most:
+                    self._buffers[slot] = torch.empty(most, dtype=torch.uint8, device=self._device)
             for turn, chunk in enumerate(chunks):
                 slot = turn % self._n_buffers
                 if turn >= self._n_buffers:
                     self._channel.wait(slot, deadline)
-                if self._buffers[slot] is None or self._buffers[slot].numel() < most:
-                    self._buffers[slot] = torch.empty(most, dtype=torch.uint8, device=self._device)
                 at = 0
                 for i in chunk:
                     tensor = next(tensors)

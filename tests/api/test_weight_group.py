@@ -105,11 +105,10 @@ def test_a_store_that_is_not_there() -> None:
 def test_the_store_survives_nonsense() -> None:
     store = StoreServer(HOST, 0)
     for sent in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\xce\xf7\x85\x3c\x63", b"\x00\xce\xf7\x85\x3c\x01" + b"\xff" * 16):
-        with socket.create_connection((HOST, store.port)) as connection:
+        with socket.create_connection((HOST, store.port)) as connection, suppress(OSError):
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
-            with suppress(ConnectionError):
-                assert connection.recv(1) == b""
+            assert connection.recv(1) == b""
     client = StoreClient(HOST, store.port, 10)
     client.set("a", b"1")
     assert client.get("a", 10) == b"1"
@@ -244,7 +243,7 @@ def test_sizes_unlike(change: Callable, text: str) -> None:
         assert group.closed and not update.groups and not update.written
         with pytest.raises(DeviceError, match=r"weight group 'default' has ended; make another with init_weight_group\(\)"):
             receive_all(update, group)
-    assert sent  # the trainer may have sent all before it can know
+    assert isinstance(sent[0], DeviceError) and "an engine has gone" in str(sent[0])
 
 
 def test_buffers_unlike() -> None:
