@@ -410,7 +410,7 @@ def stored_tensors(path: str | os.PathLike[str]) -> list[Named]:
 def stream_of(items: list[Named], ordinal: int) -> int:
     """torch's current stream, if these are its tensors on the device; 0: nothing is known of their stream."""
     torch = sys.modules.get("torch")
-    if ordinal < 0 or torch is None:
+    if ordinal < 0 or torch is None or not items:
         return 0
     if not all(isinstance(tensor, torch.Tensor) and tensor.is_cuda for _, tensor in items):
         return 0
@@ -485,7 +485,8 @@ class Worker:
     def __init__(self, ordinal: int) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="llmpy-weights")
         torch = sys.modules.get("torch") if ordinal >= 0 else None
-        self._stream = None if torch is None else torch.cuda.current_stream(ordinal)
+        on_cuda = torch is not None and torch.cuda.is_initialized()
+        self._stream = torch.cuda.current_stream(ordinal) if torch is not None and on_cuda else None
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
         """Runs a function on the thread. If the caller is cancelled it goes on to its end."""

@@ -529,7 +529,7 @@ struct sum_of {
 static enum rc add_up(struct engine *engine, void *ctx, struct err *err)
 {
     struct sum_of *s = ctx;
-    enum rc rc = engine_settle(engine, err);
+    enum rc rc = engine_holds(engine) & HOLD_WEIGHTS ? engine_refusal(engine, err) : engine_settle(engine, err);
     return rc ? rc : update_sum(s->update, s->item->text, s->has_tensor ? &s->item->tensor.tensor : NULL, &s->sum,
                                 &s->item->fate, err);
 }

@@ -1,7 +1,10 @@
 """Live weight updates: an updated engine is a fresh engine with the same weights, whatever the way of the weights into it."""
 
 import asyncio
+import gc
 import random
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from llmpy import (
     EngineBusyError,
+    EngineClosedError,
     ModelNotFoundError,
     SamplingParams,
     UnsupportedError,
@@ -451,3 +455,118 @@ def test_memory_runs_out(pair, device):
     assert failed == number > 0
     assert old.weight_checksum() == new.weight_checksum()
     assert outcome(old) == outcome(new)
+
+
+def test_who_may_update(pair):
+    """Not while another thread uses the engine; and a call of another thread not while weights are written."""
+    old, _, weights = pair()
+    started, stop = threading.Event(), threading.Event()
+
+    def endless():
+        for item in weights.items():
+            yield item
+            started.set()
+            assert stop.wait(60)
+
+    thread = threading.Thread(target=old.update_weights, args=(endless(),))
+    thread.start()
+    assert started.wait(60)
+    for call in (lambda: old.generate(PROMPTS, GREEDY), lambda: old.update_weights(weights)):
+        with pytest.raises(EngineBusyError, match="update"):
+            call()
+    stop.set()
+    thread.join(60)
+    assert old.compare_weights(weights)
+    with old._driver.driving(), pytest.raises(EngineBusyError, match="in use by another thread"):
+        old.update_weights(weights)
+    assert old.weight_epoch == 1
+
+
+def test_open_updates_end_with_their_owner(pair):
+    old, new, weights = pair()
+    update = old.begin_update()
+    update.write("model.norm.weight", weights["model.norm.weight"])
+    del update
+    gc.collect()
+    with pytest.raises(WeightsMissingError):
+        old.generate(PROMPTS, GREEDY)
+    old.update_weights(weights)
+    assert outcome(old) == outcome(new)
+    update = old.begin_update()
+    update.write("model.norm.weight", weights["model.norm.weight"])
+    old.close()
+    for call in (update.commit, update.abort, lambda: update.write("model.norm.weight", weights["model.norm.weight"])):
+        with pytest.raises((EngineClosedError, WeightUpdateError)):
+            call()
+
+
+def test_the_loop_goes_on(open_async, long_model):
+    """While a slow source is read and copied the event loop runs, requests wait, and then they go on."""
+    stored = load_file(long_model / "model.safetensors")
+
+    def slow():
+        for item in stored.items():
+            time.sleep(0.02)
+            yield item
+
+    async def main():
+        engine = open_async(fresh=True)
+        ticks, done = 0, asyncio.Event()
+
+        async def tick():
+            nonlocal ticks
+            while not done.is_set():
+                await asyncio.sleep(0.001)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        stream = engine.generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=300, ignore_eos=True))
+        reading = asyncio.create_task(_last(stream))
+        await asyncio.sleep(0.01)
+        updating = asyncio.create_task(engine.update_weights(slow(), version="new"))
+        await asyncio.sleep(0.1)
+        updating.cancel()  # it goes on all the same
+        with pytest.raises(asyncio.CancelledError):
+            await updating
+        output = await reading
+        done.set()
+        await ticking
+        while engine.weight_epoch == 0:
+            await asyncio.sleep(0.01)
+        assert ticks >= len(stored)
+        assert len(output.outputs[0].token_ids) == 300
+        assert engine.weight_version == "new"
+        spans = output.outputs[0].weight_versions
+        assert (spans[0].start, spans[-1].end) == (0, 300)
+
+    asyncio.run(main())
+
+
+async def _last(stream):
+    async for output in stream:
+        last = output
+    return last
+
+
+def test_close_while_weights_are_written(open_async, long_model):
+    stored = load_file(long_model / "model.safetensors")
+
+    async def main():
+        engine = open_async(fresh=True)
+        entered, left = threading.Event(), threading.Event()
+
+        def source():
+            items = list(stored.items())
+            yield items[0]
+            entered.set()
+            left.wait(60)
+            yield from items[1:]
+
+        updating = asyncio.create_task(engine.update_weights(source()))
+        await asyncio.to_thread(entered.wait, 60)
+        engine.close()
+        left.set()
+        with pytest.raises((EngineClosedError, WeightUpdateError)):
+            await updating
+
+    asyncio.run(main())

@@ -1,0 +1,235 @@
+/* A weight update over a backend that notes what it is asked to write: names, checks, and every refusal. */
+#include "check.h"
+
+#include "../../csrc/program/model_state.h"
+#include "../../csrc/program/update.h"
+
+#define N_WRITES 8
+
+struct matrix {
+    struct matrix_part parts[2];
+    float values[64];
+};
+
+/* What the backend was told. */
+static struct {
+    struct tensor_write_args writes[N_WRITES];
+    uint32_t n_writes, n_finished;
+    bool fails;
+    uint64_t n_non_finite;
+} noted;
+
+static enum rc create_matrix(void *ctx, const struct matrix_desc *desc, struct matrix **matrix, struct err *err)
+{
+    (void)ctx;
+    (void)err;
+    *matrix = calloc(1, sizeof **matrix);
+    memcpy((*matrix)->parts, desc->parts, desc->n_parts * sizeof *desc->parts);
+    return RC_OK;
+}
+
+static void destroy_matrix(void *ctx, struct matrix *matrix)
+{
+    (void)ctx;
+    free(matrix);
+}
+
+static size_t matrix_bytes(const struct matrix *matrix)
+{
+    (void)matrix;
+    return 0;
+}
+
+static enum rc write_matrix(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                            const void *rows, struct err *err)
+{
+    (void)ctx, (void)matrix, (void)part, (void)first_row, (void)n_rows, (void)rows, (void)err;
+    return RC_OK;
+}
+
+static bool supports(void *ctx, uint32_t dtype, uint32_t use)
+{
+    (void)ctx, (void)dtype, (void)use;
+    return true;
+}
+
+static enum rc create_buffer(void *ctx, size_t size_bytes, void **buffer, struct err *err)
+{
+    (void)ctx, (void)err;
+    *buffer = calloc(1, size_bytes);
+    return RC_OK;
+}
+
+static void destroy_buffer(void *ctx, void *buffer, size_t size_bytes)
+{
+    (void)ctx, (void)size_bytes;
+    free(buffer);
+}
+
+static enum rc upload(void *ctx, void *target, const void *host, size_t size_bytes, struct err *err)
+{
+    (void)ctx, (void)err;
+    memcpy(target, host, size_bytes);
+    return RC_OK;
+}
+
+static enum rc write_tensor(void *ctx, const struct tensor_write_args *args, struct err *err)
+{
+    (void)ctx;
+    if (noted.fails || noted.n_writes == N_WRITES)
+        return err_set(err, RC_DEVICE, "it fails");
+    noted.writes[noted.n_writes++] = *args;
+    return RC_OK;
+}
+
+static enum rc finish_tensors(void *ctx, struct err *err)
+{
+    (void)ctx, (void)err;
+    noted.n_finished++;
+    return RC_OK;
+}
+
+static enum rc sum_tensor(void *ctx, const struct tensor_sum_args *args, struct err *err)
+{
+    (void)ctx, (void)err;
+    *args->result = (struct tensor_sum){args->from ? 11 : 22, args->from ? noted.n_non_finite : 0};
+    return RC_OK;
+}
+
+static const struct backend BACKEND = {
+    .name = "noting", .supports = supports, .matrix_create = create_matrix, .matrix_destroy = destroy_matrix,
+    .matrix_bytes = matrix_bytes, .matrix_write = write_matrix, .buffer_create = create_buffer,
+    .buffer_destroy = destroy_buffer, .upload = upload, .tensor_write = write_tensor, .tensor_finish = finish_tensors,
+    .tensor_sum = sum_tensor,
+};
+
+/* q and k in one matrix, a norm and a bias in two pieces; lm_head is an alias. */
+static struct weight_part QK[] = {{"a.q.weight", "a.q.weight", 4}, {"a.k.weight", "a.k.weight", 2}};
+static struct weight_part NORM[] = {{"norm.weight", "norm.weight", 8}};
+static struct weight_part BIAS[] = {{"a.q.bias", "a.q.bias", 4}, {"a.k.bias", "a.k.bias", 2}};
+static struct weight WEIGHTS[] = {
+    {WEIGHT_MATRIX, 6, 8, 2, QK, 0}, {WEIGHT_VECTOR, 8, 1, 1, NORM, 1}, {WEIGHT_VECTOR, 6, 1, 2, BIAS, 0}};
+static char *IGNORED[] = {"lm_head.weight", "*.rotary_emb.inv_freq"};
+static struct rope ROPE;
+static struct program PROGRAM = {
+    .n_weights = 3, .weights = WEIGHTS, .architecture = "TinyForCausalLM", .n_ignored = 2, .ignored = IGNORED,
+    .n_ropes = 1, .ropes = &ROPE};
+
+static struct model make_model(uint32_t dtype)
+{
+    struct model model = {.program = &PROGRAM, .backend = &BACKEND};
+    struct weights_options options = {.dtype = dtype, .is_dummy = true};
+    struct err err;
+    memset(&noted, 0, sizeof noted);
+    if (weights_load(&PROGRAM, NULL, &options, &BACKEND, NULL, &model.weights, &err))
+        CHECK_FAIL("%s\n", err.message);
+    return model;
+}
+
+static struct update_tensor tensor_of(uint32_t dtype, uint32_t n_dims, int64_t rows, int64_t cols)
+{
+    static const float data[64];
+    struct update_tensor t = {.data = data, .dtype = dtype, .type = "int8", .n_dims = n_dims, .shape = {rows, cols},
+                              .strides = {n_dims == 2 ? cols : 1, 1}, .is_host = true};
+    return t;
+}
+
+TEST(parts_have_places)
+{
+    struct model model = make_model(DTYPE_BF16);
+    struct update *u = NULL;
+    struct err err;
+    enum update_fate fate;
+    REQUIRE(update_begin(&model, &u, &err) == RC_OK);
+    CHECK(update_n_entries(u) == 5 && update_n_missing(u) == 5 && !update_has_written(u));
+    struct update_tensor k = tensor_of(DTYPE_F32, 2, 2, 8), bias = tensor_of(DTYPE_F16, 1, 2, 0);
+    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
+    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && fate == UPDATE_REPEATED);
+    CHECK(update_write(u, "a.k.bias", &bias, false, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
+    CHECK(update_write(u, "lm_head.weight", &bias, false, &fate, &err) == RC_OK && fate == UPDATE_SKIPPED);
+    CHECK(update_write(u, "layers.3.rotary_emb.inv_freq", &bias, false, &fate, &err) == RC_OK && fate == UPDATE_SKIPPED);
+    REQUIRE(noted.n_writes == 3);
+    CHECK(noted.writes[0].to.matrix == weights_matrix(model.weights, 0) && noted.writes[0].to.part == 1);
+    CHECK(noted.writes[0].from.n_rows == 2 && noted.writes[0].from.n_cols == 8 && noted.writes[0].from.row_stride == 8);
+    CHECK(noted.writes[2].to.vector == weights_vector(model.weights, 2) + 4 && noted.writes[2].to.n_values == 2);
+    CHECK(update_n_missing(u) == 3 && update_has_written(u) && update_bytes(u) == 2 * 64 + 4);
+    CHECK(update_entry(u, 1)->n_writes == 2 && strcmp(update_entry(u, 1)->name, "a.k.weight") == 0);
+    CHECK(update_finish(u, &err) == RC_OK && noted.n_finished == 1);
+    struct update_tensor norm = tensor_of(DTYPE_F32, 1, 8, 0);
+    CHECK(update_write(u, "norm.weight", &norm, false, &fate, &err) == RC_OK && noted.writes[3].to.offset == 1);
+    struct tensor_sum sum;
+    CHECK(update_sum(u, "norm.weight", NULL, &sum, &fate, &err) == RC_OK && sum.sum == 22);
+    CHECK(update_sum(u, "norm.weight", &norm, &sum, &fate, &err) == RC_OK && sum.sum == 11);
+    CHECK(update_sum(u, "lm_head.weight", NULL, &sum, &fate, &err) == RC_OK && fate == UPDATE_SKIPPED);
+    update_end(u);
+    weights_destroy(model.weights);
+}
+
+static void refused(struct update *u, const char *name, struct update_tensor tensor, enum weights_fault code, const char *text)
+{
+    struct err err;
+    enum update_fate fate;
+    CHECK(update_write(u, name, &tensor, false, &fate, &err) == RC_WEIGHTS);
+    CHECK(err.code == code && strcmp(err.what, name) == 0);
+    CHECK(update_check(u, name, &tensor, false, &fate, &err) == RC_WEIGHTS);
+    if (strcmp(err.message, text) != 0)
+        CHECK_FAIL("wanted: %s\nhave: %s\n", text, err.message);
+}
+
+TEST(what_does_not_fit_is_refused_before_it_is_written)
+{
+    struct model model = make_model(DTYPE_BF16);
+    struct update *u = NULL;
+    struct err err;
+    enum update_fate fate;
+    REQUIRE(update_begin(&model, &u, &err) == RC_OK);
+    refused(u, "b.q.weight", tensor_of(DTYPE_F32, 2, 4, 8), WEIGHTS_UNKNOWN,
+            "weight 'b.q.weight' is not part of TinyForCausalLM; nearest: 'a.q.weight'");
+    refused(u, "a.q.weight", tensor_of(DTYPE_F32, 2, 8, 4), WEIGHTS_MISMATCHED,
+            "weight 'a.q.weight': wanted (4, 8) bfloat16, have (8, 4) float32");
+    refused(u, "a.q.weight", tensor_of(DTYPE_NONE, 2, 4, 8), WEIGHTS_MISMATCHED,
+            "weight 'a.q.weight': wanted (4, 8) bfloat16, have (4, 8) int8");
+    refused(u, "a.q.weight", tensor_of(DTYPE_F32, 0, 0, 0), WEIGHTS_MISMATCHED,
+            "weight 'a.q.weight': wanted (4, 8) bfloat16, have () float32");
+    refused(u, "norm.weight", tensor_of(DTYPE_F32, 2, 1, 8), WEIGHTS_MISMATCHED,
+            "weight 'norm.weight': wanted (8,) float32, have (1, 8) float32");
+    char long_name[600];
+    memset(long_name, 'x', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = 0;
+    struct update_tensor norm = tensor_of(DTYPE_F32, 1, 8, 0);
+    CHECK(update_write(u, long_name, &norm, false, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_UNKNOWN);
+    CHECK(update_write(u, "", &norm, false, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_UNKNOWN);
+    noted.n_non_finite = 3;
+    CHECK(update_write(u, "norm.weight", &norm, true, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_MISMATCHED);
+    CHECK(strcmp(err.message, "weight 'norm.weight': 3 of its values are not finite") == 0);
+    CHECK(noted.n_writes == 0 && !update_has_written(u) && update_n_missing(u) == 5);
+    noted.fails = true; /* from here on a byte may have been written */
+    CHECK(update_write(u, "norm.weight", &norm, false, &fate, &err) == RC_DEVICE);
+    CHECK(update_has_written(u) && update_n_missing(u) == 5);
+    update_end(u);
+    weights_destroy(model.weights);
+}
+
+TEST(weights_that_cannot_be_updated)
+{
+    struct model model = make_model(DTYPE_BF16);
+    struct backend without = BACKEND;
+    struct update *u = NULL;
+    struct err err;
+    without.tensor_write = NULL;
+    model.backend = &without;
+    CHECK(update_begin(&model, &u, &err) == RC_UNSUPPORTED);
+    model.backend = &BACKEND;
+    ROPE.interleaved = true; /* Meta's own checkpoints have it too, under their own names */
+    CHECK(update_begin(&model, &u, &err) == RC_OK);
+    update_end(u);
+    QK[0].source = "blk.0.attn_q.weight";
+    CHECK(update_begin(&model, &u, &err) == RC_UNSUPPORTED);
+    QK[0].source = "a.q.weight";
+    ROPE.interleaved = false;
+    NORM[0].name = "a.q.weight";
+    CHECK(update_begin(&model, &u, &err) == RC_INTERNAL);
+    NORM[0].name = "norm.weight";
+    update_end(NULL);
+    weights_destroy(model.weights);
+}
