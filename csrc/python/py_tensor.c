@@ -234,7 +234,7 @@ int py_tensor_take(PyObject *object, int ordinal, uintptr_t stream, struct py_te
     }
     PyErr_Clear();
     t->kept = detached(object);
-    int on_cuda = t->kept ? is_on_cuda(t->kept) : -1;
+    int on_cuda = !t->kept ? -1 : stream ? 1 : is_on_cuda(t->kept); /* what has a stream is on the device */
     if (on_cuda >= 0)
         t->keeps = call_dlpack(t->kept, on_cuda, stream);
     if (!t->keeps || read_capsule(t->keeps, ordinal, &t->tensor) < 0) {

@@ -249,7 +249,11 @@ static enum rc write_all(struct update *update, struct batch_of *batch, struct e
         rc = update_write(update, item->text, &item->tensor.tensor, false, &item->fate, err);
         waits |= item->tensor.tensor.is_host && item->fate != UPDATE_SKIPPED;
     }
-    return rc || !waits ? rc : update_finish(update, err); /* the caller may do with host memory what he likes now */
+    if (waits) { /* the caller may do with host memory what he likes then, also after an error */
+        enum rc end = update_finish(update, rc ? NULL : err);
+        rc = rc ? rc : end;
+    }
+    return rc;
 }
 
 /* Names that were passed over. */
