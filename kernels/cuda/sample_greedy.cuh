@@ -1,7 +1,7 @@
 /* sample_greedy.cuh: calls whose tasks all want the greatest logit of consecutive rows and nothing else. Many small blocks
  * share a row, each reads its part once; what they find meets in two words of memory, and the last block of a row reports. The
- * greatest value with its lowest id does not depend on the order. Bound by reading the rows: 32 rows of 151936 ids, which lie
- * in the L2 cache, in some 5 us. Included by sample.cu. */
+ * greatest value with its lowest id does not depend on the order. Bound by reading the rows: 32 rows of 151936 ids
+ * take 4.3 us at 4.5 TB/s, 7 us measured. Included by sample.cu. */
 #ifndef LLMPY_CUDA_SAMPLE_GREEDY_CUH
 #define LLMPY_CUDA_SAMPLE_GREEDY_CUH
 
