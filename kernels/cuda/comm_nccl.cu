@@ -95,6 +95,7 @@ static enum rc fail(struct process_group *group, int result, const char *operati
 static enum rc fail_cuda(struct process_group *group, cudaError_t code, const char *operation, struct err *err)
 {
     end_comm(group);
+    cudaGetLastError(); /* told; not the next launch's */
     return cuda_fail(err, code, operation);
 }
 

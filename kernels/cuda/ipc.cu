@@ -188,6 +188,7 @@ static enum rc import_memory(const struct import_args *args, struct imported **r
     }
     if (rc) {
         release_memory(imported);
+        cudaGetLastError(); /* told; not the next launch's */
         return rc;
     }
     *result = imported;
@@ -222,6 +223,8 @@ static enum rc export_memory(const char *device, const void *memory, uint8_t *ha
         }
     }
     primary.drop();
+    if (rc)
+        cudaGetLastError();
     return rc;
 }
 
