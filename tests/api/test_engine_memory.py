@@ -55,12 +55,16 @@ def places(device: str) -> list[str]:
 
 def test_buckets_of_another_process(open_tiny, tiny_model, device: str) -> None:
     weights = weights_of(tiny_model)
+    fresh = open_tiny(dtype="float32")
+    before = outcome(fresh)
+    fresh.update_weights(weights)
+    expected = outcome(fresh)
+    assert expected != before
     for place in places(device):
-        for is_one_call in (True, False):
-            llm = open_tiny(dtype="float32")
-            before = outcome(llm)
-            with producer(PACK, tiny_model, place) as other:
-                buckets = other.get()
+        with producer(PACK, tiny_model, place) as other:
+            buckets = other.get()
+            for is_one_call in (True, False):
+                llm = open_tiny(dtype="float32")
                 if is_one_call:
                     report = llm.update_weights(buckets, version="new")
                 else:
@@ -68,14 +72,9 @@ def test_buckets_of_another_process(open_tiny, tiny_model, device: str) -> None:
                         for bucket in buckets:
                             update.write_bucket(bucket)
                     report = update.report
-                other.end()
-            assert (report.num_tensors, report.version, report.epoch, report.missing) == (len(weights), "new", 1, [])
-            assert llm.compare_weights(weights)
-            after = outcome(llm)
-            assert after != before
-            fresh = open_tiny(dtype="float32")
-            fresh.update_weights(weights)
-            assert outcome(fresh) == after
+                assert (report.num_tensors, report.version, report.epoch, report.missing) == (len(weights), "new", 1, [])
+                assert llm.compare_weights(weights) and outcome(llm) == expected
+            assert other.end() == 0
 
 
 def test_a_bucket_is_checked_as_a_whole(open_tiny, tiny_model) -> None:
