@@ -9,7 +9,7 @@ import pytest
 from memory_help import Process
 from safetensors.numpy import load_file
 
-from llmpy import AsyncEngine, DeviceError, InvalidRequestError, SamplingParams, WeightsMissingError, WeightUpdateError
+from llmpy import LLM, AsyncEngine, DeviceError, InvalidRequestError, SamplingParams, WeightsMissingError, WeightUpdateError
 from llmpy.rl import IpcBucket, WeightSender, ipc_bucket, weight_metadata
 
 pytest.importorskip("torch")
@@ -224,11 +224,11 @@ with WeightSender("127.0.0.1", 0, 2, buffer_bytes="4KiB", timeout=60) as trainer
 """
 
 
-def test_a_trainer_on_another_gpu(two_gpus: str, tiny_model, open_tiny) -> None:
+def test_a_trainer_on_another_gpu(two_gpus: str, tiny_model) -> None:
     weights = weights_of(tiny_model)
-    llm = open_tiny(device=two_gpus, dtype="float32")
+    llm = LLM(tiny_model, device=two_gpus, dtype="float32", kv_cache_memory_bytes="16MiB")
     before = outcome(llm)
-    with producer(NCCL, tiny_model) as trainer:
+    with llm, producer(NCCL, tiny_model) as trainer:
         device, port = trainer.get()
         assert device == "cuda:1"
         trainer.go("send")
