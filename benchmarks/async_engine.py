@@ -198,6 +198,9 @@ async def main(given: argparse.Namespace) -> None:
                 if kind is DELTA:
                     must = 25 if name == "plain" else ""
                     report.add(f"core.{name}", cost * given.rate * 100, "% of a core", must, f"at {given.rate} objects/s")
+        if given.loop_only:
+            await engine.shutdown()
+            return report.write()
         few, many = [], []
         for _ in range(3):
             few.append(await step_times(engine, given.streams, given.streams))
@@ -230,6 +233,7 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rate", type=int, default=20000)
     parser.add_argument("--in-flight", type=int, default=4096)
+    parser.add_argument("--loop-only", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out")
     parser.add_argument("--commit", default="")

@@ -35,9 +35,9 @@ class Feed:
     __slots__ = (
         "_begun",
         "_driver",
+        "_is_plain",
         "_lock",
         "_unseen",
-        "_waiter",
         "aborts",
         "error",
         "has_ended",
@@ -46,6 +46,7 @@ class Feed:
         "link",
         "mail",
         "request",
+        "waiting",
     )
 
     def __init__(self, driver: ThreadDriver, request: Request) -> None:
@@ -64,7 +65,9 @@ class Feed:
         """Whether the reader has been told to look since it last did."""
         self._begun = False
         self._unseen = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._is_plain = self.kind is RequestOutputKind.DELTA and request.streams_plainly
+        self.waiting: asyncio.Future[None] | None = None
+        """Of the reader that waits, or waited last."""
 
     @property
     def ends_only(self) -> bool:
@@ -165,6 +168,11 @@ class Feed:
         with self._lock:
             if self.has_ended:
                 return None
+            mail = self.mail
+            if self._is_plain and self._begun and not self._unseen and mail is not None:
+                more = mail.take_more()
+                if more is not None:
+                    return self.request.plain_delta(*more)
             finished = self._pull()
             if not finished and (not self._unseen or self.kind is RequestOutputKind.FINAL_ONLY):
                 return None
@@ -205,7 +213,7 @@ class Feed:
     def wake(self) -> None:
         """Lets the reader look; in its loop."""
         self.has_news = True
-        waiter, self._waiter = self._waiter, None
+        waiter = self.waiting
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -216,10 +224,11 @@ class Feed:
 
     def waiter(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Done when there is news. One reader at a time."""
-        if self._waiter is not None and not self._waiter.done():
+        waiter = self.waiting
+        if waiter is not None and not waiter.done():
             raise RuntimeError("another task is reading this stream")
-        self._waiter = loop.create_future()
-        return self._waiter
+        waiter = self.waiting = asyncio.Future(loop=loop)  # not the loop's create_future: this is done for every object
+        return waiter
 
     async def finish(self) -> None:
         """Waits for the end."""

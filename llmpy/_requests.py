@@ -100,6 +100,44 @@ class Request:
         times = self._times
         self._times = (times[0], times[1], times[2], last_token)
 
+    @property
+    def streams_plainly(self) -> bool:
+        """Whether what comes while it runs is one sample's tokens and nothing else that a delta shows."""
+        params = self.params
+        return params.n == 1 and not params.detokenize and params.prompt_logprobs is None and not self.match_stops
+
+    def plain_delta(self, columns: tuple[bytes, ...], last_token: float, preemptions: int, epoch: int) -> RequestOutput:
+        """`absorb_more`, then `output` as a delta, of a request that streams plainly and has shown all before."""
+        prompt, params, context = self.prompt, self.params, self.context
+        sample = self.samples[0]
+        completion = sample.plain_delta(columns, epoch, params, self.mode, context)
+        if prompt.prior is not None:
+            completion.num_prior_tokens = len(prompt.prior)
+        self._num_preemptions = preemptions
+        self._epoch = epoch
+        queued, scheduled, first, _ = self._times
+        self._times = (queued, scheduled, first, last_token)
+        return RequestOutput(
+            request_id=self.request_id,
+            index=self.index,
+            prompt=prompt.text,
+            prompt_token_ids_array=NO_IDS if prompt.ids is None else prompt.ids,
+            outputs=[completion],
+            num_cached_tokens=self.num_cached_tokens,
+            weight_version=completion.weight_versions[0].version,
+            seed=self.seed,
+            metrics=RequestMetrics(
+                arrival_time=self.arrival_time,
+                queued_ts=queued,
+                scheduled_ts=scheduled,
+                first_token_ts=first,
+                last_token_ts=last_token,
+                num_preemptions=preemptions,
+                num_generation_tokens=sample.num_tokens,
+            ),
+            sampling_params=params,
+        )
+
     def _absorb_sample(self, sample: Sample, news: News) -> None:
         sample.add(news, self.params)
         if self.match_stops:

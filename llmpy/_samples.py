@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _REASONS = {"eos": "stop", "stop_id": "stop", "stop_string": "stop", None: None}
 _MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs")
+_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 NO_IDS: Ints = np.frombuffer(b"", np.int32)
 NO_FLOATS: Floats = np.frombuffer(b"", np.float32)
 
@@ -174,23 +175,49 @@ class Sample:
         )
         if params.logprobs is not None:
             number = _MODES.index(mode)
-            _add_logprobs(output, columns, number, context, params.detokenize)
+            _add_logprobs(output, columns, number, context, params)
             output.cumulative_logprob = self.total(number)
         if delta:
             self.shown_tokens, self.shown_chars = self.num_tokens, len(text)
             self.shown_end = self.finish is not None
         return output
 
+    def plain_delta(
+        self, columns: tuple[bytes, ...], epoch: int, params: SamplingParams, mode: str, context: Context
+    ) -> CompletionOutput:
+        """Adds a piece and gives the output of it alone; for a sample that goes on, without text, of which all was shown."""
+        start = self.num_tokens
+        if epoch != self.epoch:
+            self.mark(epoch)
+        self.pieces.append(columns)
+        end = self.num_tokens = self.shown_tokens = start + (len(columns[0]) >> 2)
+        output = CompletionOutput(
+            index=0,
+            text="",
+            token_ids_array=np.frombuffer(columns[0], _INT32),
+            weight_versions=[VersionSpan(start, end, context.version(epoch), epoch)],
+        )
+        if params.logprobs is not None:
+            number = _MODES.index(mode)
+            _add_logprobs(output, columns, number, context, params)
+            output.cumulative_logprob = self.total(number)
+        return output
 
-def _add_logprobs(output: CompletionOutput, columns: tuple[bytes, ...], mode: int, context: Context, decode: bool) -> None:
+
+def _add_logprobs(
+    output: CompletionOutput, columns: tuple[bytes, ...], mode: int, context: Context, params: SamplingParams
+) -> None:
     """Puts the logprobs of the tokens into the output."""
-    raw, full, processed, kept = [np.frombuffer(part, np.float32) for part in columns[1:5]]
-    rank = np.frombuffer(columns[5], np.int32)
+    raw, full, processed, kept = [np.frombuffer(part, _FLOAT32) for part in columns[1:5]]
+    rank = np.frombuffer(columns[5], _INT32)
     values = (raw, full, processed)[mode]
     output.sampled = SampledLogprobs(raw, full, processed, kept, rank)
     output.token_logprobs = values
     top = top_arrays(columns[6:], len(columns[0]) // 4)
-    output.logprobs = view(output.token_ids_array, values, rank, top, context, decode)
+    if not len(rank) and params.logprobs:
+        none = np.zeros((0, params.logprobs), np.int32)
+        top = none, none.astype(np.float32), none
+    output.logprobs = view(output.token_ids_array, values, rank, top, context, params.detokenize)
 
 
 def top_arrays(parts: tuple[bytes, ...] | None, rows: int) -> Top | None:

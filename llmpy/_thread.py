@@ -184,8 +184,11 @@ class Link:
         feeds = self._feeds
         for number in numbers:
             feed = feeds.get(number)
-            if feed is not None:
-                feed.wake()
+            if feed is None:
+                continue
+            feed.has_news, waiter = True, feed.waiting  # as Feed.wake: this is done for every object
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
         if states:
             self._tell(states)
 

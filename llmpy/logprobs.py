@@ -162,8 +162,8 @@ def join(token_ids: Ints, values: Floats, ranks: Ints, top: Top | None) -> tuple
     import numpy as np
 
     columns = [(token_ids[:, None], values[:, None], ranks[:, None])]
-    if top is not None and top[0].size:
-        columns.append(tuple(array.reshape(len(token_ids), -1) for array in top))  # type: ignore[arg-type]
+    if top is not None:
+        columns.append(top)
     joined = tuple(np.concatenate(parts, axis=1) for parts in zip(*columns, strict=True))
     for array in joined:
         array.setflags(write=False)

@@ -5,6 +5,8 @@
 
 #include "../engine/driver.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #define TAKEN_AT_ONCE 64
@@ -14,6 +16,7 @@ typedef struct {
     PyTypeObject *mail_type;
     struct driver *driver;
     pid_t pid;
+    unsigned generation; /* of the process that made it */
 } Thread;
 
 typedef struct {
@@ -34,9 +37,23 @@ static PyObject *raise_rc(enum rc rc, const char *message)
     return py_raise(&err);
 }
 
+/* How many forks lie between this process and the one that loaded the module. Asking the system for the process's number takes
+ * longer than all else that a reader does here for an object. */
+static atomic_uint generation;
+
+static void count_fork(void)
+{
+    atomic_fetch_add(&generation, 1);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, count_fork);
+}
+
 static bool is_foreign(PyObject *thread)
 {
-    return ((Thread *)thread)->pid != getpid();
+    return ((Thread *)thread)->generation != atomic_load_explicit(&generation, memory_order_relaxed);
 }
 
 /* The driver, or NULL with an exception. */
@@ -91,6 +108,7 @@ static int thread_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     self->engine = Py_NewRef(engine);
     self->pid = getpid();
+    self->generation = atomic_load(&generation);
     return 0;
 }
 
@@ -583,6 +601,8 @@ static int add_type(PyObject *module, PyType_Spec *spec, const char *name)
 
 int py_async_engine_register(PyObject *module)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
     bool bad = add_type(module, &thread_spec, "EngineThread") < 0 || add_type(module, &mail_spec, "Mail") < 0 ||
                add_type(module, &channel_spec, "Channel") < 0;
     return bad ? -1 : 0;

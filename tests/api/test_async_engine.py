@@ -411,3 +411,49 @@ def test_who_gives_up_waiting_is_forgotten(open_async):
     run(main())
     gc.collect()
     assert not [loop for loop in engine._driver._links if loop.is_closed()]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+def test_deltas_of_tokens_alone_are_the_whole(open_async, open_long, logprobs):
+    """They take a shorter way than outputs with text."""
+    params = LONG.replace(detokenize=False, logprobs=logprobs, max_tokens=90)
+    wanted = open_long().generate("hello there", params)[0]
+    engine = open_async()
+
+    async def main():
+        outputs = await read(engine.generate("hello there", params.replace(output_kind=DELTA)))
+        samples = [output.outputs[0] for output in outputs]
+        assert [token for sample in samples for token in sample.token_ids] == wanted.token_ids
+        assert [(o.finished, s.finish_reason, s.text) for o, s in zip(outputs[:-1], samples, strict=False)] == [
+            (False, None, "")
+        ] * (len(outputs) - 1)
+        assert outputs[-1].finished and samples[-1].finish_reason == "length"
+        ends = np.cumsum([len(sample.token_ids) for sample in samples]).tolist()
+        assert [span.end for sample in samples for span in sample.weight_versions] == ends
+        assert [output.metrics.num_generation_tokens for output in outputs] == ends
+        assert all(output.num_cached_tokens == outputs[0].num_cached_tokens for output in outputs)
+        assert all(output.prompt_token_ids == wanted.prompt_token_ids and output.seed == wanted.seed for output in outputs)
+        if logprobs is None:
+            return
+        whole = wanted.outputs[0]
+        for name in ("raw", "full", "processed", "kept_mass", "rank"):
+            assert b"".join(getattr(s.sampled, name).tobytes() for s in samples) == getattr(whole.sampled, name).tobytes()
+        assert np.concatenate([s.logprobs.values for s in samples]).tobytes() == whole.logprobs.values.tobytes()
+        assert samples[-1].cumulative_logprob == whole.cumulative_logprob
+
+    run(main())
+
+
+def test_an_end_without_tokens_has_the_shape_of_its_logprobs(open_async):
+    engine = open_async()
+
+    async def main():
+        await engine.pause("keep")
+        stream = engine.generate("hello", PARAMS.replace(output_kind=DELTA))
+        stream.abort()
+        return (await stream).outputs[0]
+
+    sample = run(main())
+    run(engine.resume())
+    assert sample.logprobs.ids.shape == sample.logprobs.values.shape == (0, PARAMS.logprobs + 1)
+    assert len(sample.logprobs) == 0
