@@ -3,11 +3,15 @@
  * 256 sequences of 1,536 tokens, 8 kv heads of 128, 1.6 GB, 354 us at 4.55 TB/s.
  *
  * Items (sequence, unit, split) are shared out by attention_share.cuh. A unit is a kv head with up to 8 * BLOCKS of its query
- * heads. Two groups of four warps take the items of a block by turns, and the first one folds: a run that starts at a unit's
- * first split in registers; other splits, and a unit left unfinished, go to `partials`, and the last block to arrive folds them
- * in order. Warp w of a group scores tile w of a split, then adds a quarter of the columns over all tiles; the ninth warp
- * streams tiles of keys and values through a ring. What earlier steps wrote is fetched before the predecessor ends (unless
- * sequences share what this step writes); only the page that holds the row's own position waits for it. */
+ * heads. Two groups of four warps take the items of a block by turns: whole units that are short, each group folding its own in
+ * registers, and single splits of long ones, which the first group folds. Splits of a run that does not start at a unit's first
+ * one, and a unit left unfinished, go to `partials`, and the last block to arrive folds them in order. Warp w of a group scores
+ * tile w of a split, then adds a quarter of the columns over all tiles. For each group a warp streams tiles of keys and values
+ * through a ring. What earlier steps wrote is fetched before the predecessor ends (unless sequences share what this step
+ * writes); only the page that holds the row's own position waits for it.
+ *
+ * At small batches a launch is bound by latency, and a block runs most of this code once or twice: what comes for the first
+ * time takes about twice as long as what comes again, so short code wins over unrolled copies. */
 #ifndef LLMPY_CUDA_ATTENTION_DECODE_CUH
 #define LLMPY_CUDA_ATTENTION_DECODE_CUH
 
@@ -15,8 +19,6 @@
 
 #define DECODE_WORKERS 128u       /* of a group */
 #define P_STRIDE (SPLIT * 2 + 16) /* bytes of a head's p, apart so that no banks collide */
-#define ROUNDS 4u                 /* barriers that the rounds of a place in the ring take by turns */
-#define MIN_DEPTH 4u
 
 struct decode_place {
     float *partials;    /* [blocks][slots][stride]: splits of a block's first unit, and last what its last unit has so far */
@@ -30,13 +32,14 @@ template <uint32_t D, uint32_t BLOCKS> struct decode_shape {
     static const uint32_t columns = D / 64;                  /* blocks of 16 columns of a warp */
     static const uint32_t p_bytes = heads * P_STRIDE, state_bytes = 2 * TILES * heads * 4;
     static const uint32_t mail_floats = columns * BLOCKS * 4 + BLOCKS * 4; /* of a thread: o, m, l of a split */
-    static const uint32_t fixed_bytes = 2 * (p_bytes + state_bytes) + mail_floats * DECODE_WORKERS * 4 + 64;
-    static const uint32_t place_bytes = chunk_bytes + (ROUNDS + 1) * 8; /* of a place in the ring and its barriers */
+    static const uint32_t fixed_bytes = 2 * (p_bytes + state_bytes) + mail_floats * DECODE_WORKERS * 4 + 64 + 2 * 8;
+    static const uint32_t fetch_registers = BLOCKS == 1 ? 72 : 56; /* of a thread; those that compute get what is left */
+    static const uint32_t place_bytes = chunk_bytes + 3 * 8;       /* of a place in a ring and its barriers */
 };
 
 /* ---- the ring ----------------------------------------------------------------------------------------------------------- */
 
-/* A place in the ring, and how often it came round. */
+/* A place in a group's ring, and how often it came round. */
 struct ring_place {
     uint32_t slot, round;
     __device__ ring_place after(uint32_t n, uint32_t depth) const
@@ -50,24 +53,23 @@ struct ring_place {
     }
 };
 
-/* Places in shared memory. A barrier tells a round from the one before, not from the one before that, and a group passes over
- * the other's chunks. So a place has several barriers. A group asks for chunk c when it has seen one of the last
- * 2 * TILES + TILES, c - 12 or later, or none yet; then all up to c - 12 - depth have come, as places are filled in order, and
- * with them the chunk before c on the same barrier, c - ROUNDS * depth: depth >= MIN_DEPTH. Every thread says itself that it is
- * done with a place: for a lane that speaks for its warp behind a __syncwarp, racecheck reports the others' reads. */
+/* Where a group's ring lies in shared memory. A barrier tells a round from the one before, not from the one before that, and a
+ * warp asks for the keys of its tile, up to the fourth chunk of a split, before it has seen the first: rounds take two barriers
+ * by turns, so places for half a split's keys are enough. Every thread says itself that it is done with a place: where a lane
+ * speaks for its warp behind a __syncwarp, racecheck reports the reads of the others. */
 struct decode_ring {
     uint32_t data, full, empty, depth;
     __device__ __forceinline__ uint32_t full_of(struct ring_place place) const
     {
-        return full + (place.round % ROUNDS * depth + place.slot) * 8;
+        return full + (place.round % 2 * depth + place.slot) * 8;
     }
 };
 
-/* ---- the warp that fetches ---------------------------------------------------------------------------------------------- */
+/* ---- the warps that fetch ----------------------------------------------------------------------------------------------- */
 
 template <class T, uint32_t D>
 static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk, const struct decode_run &run,
-                                   const struct decode_ring &ring, uint32_t parts)
+                                   const struct decode_ring &ring, uint32_t group, uint32_t parts)
 {
     const uint32_t lane = threadIdx.x % 32, shift = x.kv.block_shift, n_pages = SPLIT >> shift, run_bytes = D * 2 << shift;
     const uint32_t tile_shift = 6 - shift, page_mask = (1 << tile_shift) - 1, chunk_bytes = TILE * D * 2;
@@ -89,16 +91,22 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
     };
     if (x.shares_new_keys)
         wait_and_fetch_late();
+    struct decode_turns turns(run);
     run.start(walk);
-    int32_t id = page();
-    for (uint32_t item = run.start_item(), left = run.end - run.begin; left; left--) {
+    turns.pass_to(group, walk);
+    int32_t id = turns.left ? page() : -1;
+    while (turns.left) {
         const uint32_t low = walk.low_tile(), high = walk.high_tile(), own = ((walk.len - 1) >> shift) - (walk.key() >> shift);
-        const char *source = x.kv.layer + (size_t)id * x.kv.page_bytes + (size_t)(walk.unit / parts) * 2 * run_bytes;
+        const char *source =
+            x.kv.layer + (size_t)id * x.kv.page_bytes + (size_t)(parts == 1 ? walk.unit : walk.unit / parts) * 2 * run_bytes;
         const bool is_page = id >= 0;
-        item = run.next(walk, item);
-        if (left > 1)
-            id = page();
-        for (uint32_t values = 0; values < 2; values++)
+        for (uint32_t values = 0; values < 2; values++) {
+            if (values) {
+                turns.next(walk);
+                turns.pass_to(group, walk);
+                if (turns.left)
+                    id = page();
+            }
             for (uint32_t tile = low; tile < high; tile++, place = place.after(1, ring.depth)) {
                 if (!is_free && (place.round || n_late == 32))
                     wait_and_fetch_late();
@@ -122,6 +130,7 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
                     n_late++;
                 }
             }
+        }
     }
     if (!is_free)
         wait_and_fetch_late();
@@ -180,7 +189,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
 
     __device__ __forceinline__ void wait_for(struct ring_place place)
     {
-        barrier_wait(ring.full_of(place), place.round / ROUNDS & 1);
+        barrier_wait(ring.full_of(place), place.round / 2 & 1);
     }
 
     __device__ void load_q(const T *row, uint32_t n_heads)
@@ -193,6 +202,23 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                 q[k][b][0] = is_head ? from[k * 8] : 0;
                 q[k][b][1] = is_head ? from[k * 8 + 4] : 0;
             }
+        }
+    }
+
+    __device__ void cap(void)
+    {
+#pragma unroll
+        for (uint32_t x = 0; x < BLOCKS * 16; x++)
+            s[x / 4 % 4][x / 16][x % 4] = capped(s[x / 4 % 4][x / 16][x % 4], cap_factor);
+    }
+
+    __device__ void hide(int32_t seen, int32_t end)
+    {
+#pragma unroll
+        for (uint32_t x = 0; x < BLOCKS * 16; x++) {
+            int32_t key = (int32_t)(x / 4 % 4 * 16 + g + x / 2 % 2 * 8);
+            if (key < seen || key >= end)
+                s[x / 4 % 4][x / 16][x % 4] = MINUS_INFINITY;
         }
     }
 
@@ -217,19 +243,16 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                     mma(s[i][b], keys, q[k][b][0], q[k][b][1], T());
             }
         barrier_arrive(ring.empty + place.slot * 8, DECODE_WORKERS / 32);
+        if (cap_factor != 0)
+            cap();
+        if (seen > 0 || end < (int32_t)TILE)
+            hide(seen, end);
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
             float most[2] = {MINUS_INFINITY, MINUS_INFINITY};
 #pragma unroll
-            for (uint32_t x = 0; x < 16; x++) {
-                float &v = s[x / 4][b][x % 4];
-                int32_t key = (int32_t)(x / 4 * 16 + g + x / 2 % 2 * 8);
-                if (cap_factor != 0)
-                    v = capped(v, cap_factor);
-                if (key < seen || key >= end)
-                    v = MINUS_INFINITY;
-                most[x % 2] = fmaxf(most[x % 2], v);
-            }
+            for (uint32_t x = 0; x < 16; x++)
+                most[x % 2] = fmaxf(most[x % 2], s[x / 4][b][x % 4]);
             for (uint32_t apart = 4; apart < 32; apart *= 2)
                 for (uint32_t e = 0; e < 2; e++)
                     most[e] = fmaxf(most[e], __shfl_xor_sync(~0u, most[e], apart));
@@ -259,10 +282,11 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     /* Maxima and factors of tiles [low, high); the warp's own p goes to all. */
     __device__ void soften(uint32_t low, uint32_t high)
     {
+        float own[BLOCKS][2]; /* the maximum up to the warp's tile */
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++)
             for (uint32_t e = 0; e < 2; e++)
-                m[b][e] = MINUS_INFINITY;
+                m[b][e] = own[b][e] = MINUS_INFINITY;
 #pragma unroll
         for (uint32_t tile = 0; tile < TILES; tile++)
             if (tile >= low && tile < high)
@@ -272,11 +296,13 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                         float n = fmaxf(m[b][e], tile_max[tile * shape::heads + b * 8 + t * 2 + e]);
                         a[tile][b][e] = rescale(m[b][e], anchor(n), c);
                         m[b][e] = n;
-                        if (tile == warp)
-                            weigh(b, e, n);
+                        own[b][e] = tile == warp ? n : own[b][e];
                     }
         if (warp < low || warp >= high)
             return;
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS * 2; i++)
+            weigh(i / 2, i % 2, own[i / 2][i % 2]);
         uint32_t to = shared_address(p) + lane % 8 * P_STRIDE + warp * TILE * 2 + lane / 8 * 16;
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++)
@@ -286,10 +312,37 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                                  pack(s[i + 1][b][2], s[i + 1][b][3], T()));
     }
 
+    /* Adds the warp's columns of a tile's values; if it is cut, keys outside [seen, end) of the split are zeros. */
+    template <bool IS_CUT> __device__ __forceinline__ void add_tile(uint32_t data, uint32_t tile, int32_t seen, int32_t end)
+    {
+        const uint32_t row = lane / 16 * shape::octet_bytes + lane % 8 * 128, turn = lane % 8, half = lane / 8 % 2;
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) {
+            uint32_t weights[BLOCKS][2], keep[2];
+            for (uint32_t b = 0; b < BLOCKS; b++) {
+                const uint32_t *from = (const uint32_t *)(p + (b * 8 + g) * P_STRIDE + tile * TILE * 2 + k * 32) + t;
+                weights[b][0] = from[0];
+                weights[b][1] = from[4];
+            }
+            int32_t key = (int32_t)(tile * TILE + k * 16 + t * 2);
+            for (uint32_t i = 0; i < 2 && IS_CUT; i++, key += 8)
+                keep[i] = (key >= seen && key < end ? 0xffffu : 0) | (key + 1 >= seen && key + 1 < end ? 0xffff0000u : 0);
+#pragma unroll
+            for (uint32_t f = 0; f < shape::columns; f++) {
+                uint32_t column = warp * (D / 4) + f * 16, chunk = column % 64 / 8 + half, values[4];
+                load_transposed(values,
+                                data + k * 2 * shape::octet_bytes + column / 64 * SLAB_BYTES + row + (chunk ^ turn) * 16);
+                for (uint32_t i = 0; i < 4 && IS_CUT; i++)
+                    values[i] &= keep[i / 2];
+                for (uint32_t b = 0; b < BLOCKS; b++)
+                    mma(o[f][b], values, weights[b][0], weights[b][1], T());
+            }
+        }
+    }
+
     /* o = the warp's columns of a split whose first chunk of values lies at `place`; keys outside [seen, end) are zeros. */
     __device__ void add_values(struct ring_place place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
     {
-        const uint32_t row = lane / 16 * shape::octet_bytes + lane % 8 * 128, turn = lane % 8, half = lane / 8 % 2;
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
             l[b][0] = l[b][1] = 0;
@@ -297,45 +350,31 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                 for (uint32_t x = 0; x < 4; x++)
                     o[f][b][x] = 0;
         }
+#pragma unroll 1
+        for (uint32_t tile = 0; tile < high; tile++) {
+            float factor[BLOCKS][2];
 #pragma unroll
-        for (uint32_t tile = 0; tile < TILES; tile++) {
-            if (tile < low || tile >= high)
+            for (uint32_t i = 0; i < BLOCKS * 2; i++) {
+                factor[i / 2][i % 2] = a[0][i / 2][i % 2];
+                for (uint32_t next = 1; next < TILES; next++)
+                    a[next - 1][i / 2][i % 2] = a[next][i / 2][i % 2];
+            }
+            if (tile < low)
                 continue;
 #pragma unroll
             for (uint32_t b = 0; b < BLOCKS; b++) {
                 for (uint32_t e = 0; e < 2; e++)
-                    l[b][e] = fmaf(a[tile][b][e], l[b][e], tile_sum[tile * shape::heads + b * 8 + t * 2 + e]);
+                    l[b][e] = fmaf(factor[b][e], l[b][e], tile_sum[tile * shape::heads + b * 8 + t * 2 + e]);
                 for (uint32_t f = 0; f < shape::columns; f++)
                     for (uint32_t x = 0; x < 4; x++)
-                        o[f][b][x] = o[f][b][x] * a[tile][b][x % 2];
+                        o[f][b][x] = o[f][b][x] * factor[b][x % 2];
             }
             uint32_t data = ring.data + place.slot * shape::chunk_bytes;
             wait_for(place);
-            bool is_cut = (int32_t)(tile * TILE) < seen || (int32_t)(tile * TILE + TILE) > end;
-#pragma unroll
-            for (uint32_t k = 0; k < 4; k++) {
-                uint32_t weights[BLOCKS][2], keep[2] = {~0u, ~0u};
-                for (uint32_t b = 0; b < BLOCKS; b++) {
-                    const uint32_t *from = (const uint32_t *)(p + (b * 8 + g) * P_STRIDE + tile * TILE * 2 + k * 32) + t;
-                    weights[b][0] = from[0];
-                    weights[b][1] = from[4];
-                }
-                int32_t key = (int32_t)(tile * TILE + k * 16 + t * 2);
-                for (uint32_t i = 0; i < 2 && is_cut; i++, key += 8)
-                    keep[i] = (key >= seen && key < end ? 0xffffu : 0) | (key + 1 >= seen && key + 1 < end ? 0xffff0000u : 0);
-#pragma unroll
-                for (uint32_t f = 0; f < shape::columns; f++) {
-                    uint32_t column = warp * (D / 4) + f * 16, chunk = column % 64 / 8 + half, values[4];
-                    load_transposed(values,
-                                    data + k * 2 * shape::octet_bytes + column / 64 * SLAB_BYTES + row + (chunk ^ turn) * 16);
-                    values[0] &= keep[0];
-                    values[1] &= keep[0];
-                    values[2] &= keep[1];
-                    values[3] &= keep[1];
-                    for (uint32_t b = 0; b < BLOCKS; b++)
-                        mma(o[f][b], values, weights[b][0], weights[b][1], T());
-                }
-            }
+            if ((int32_t)(tile * TILE) < seen || (int32_t)(tile * TILE + TILE) > end)
+                add_tile<true>(data, tile, seen, end);
+            else
+                add_tile<false>(data, tile, seen, end);
             barrier_arrive(ring.empty + place.slot * 8, 1);
             place = place.after(1, ring.depth);
         }
@@ -388,12 +427,12 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     }
 };
 
-/* Folds the splits of one unit, of which the blocks from `first` on have left partials, and writes its rows: by all workers. */
+/* Folds the splits of one unit, of which the blocks from `first` on have left partials, and writes its rows: by a group. */
 template <class T, uint32_t D>
 static __device__ void fold_partials(const struct decode_place &place, const struct decode_shares &shares, uint32_t first,
                                      uint32_t end, uint32_t n_heads, float c, T *out)
 {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = D / 32, ahead = 32 / n;
+    const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, n = D / 32, ahead = 32 / n;
     for (uint32_t head = warp; head < n_heads; head += DECODE_WORKERS / 32) {
         const float *base = place.partials + head * D + lane * n, *states = place.partials + n_heads * D + head;
         size_t at = ((size_t)first * place.slots + place.slots - 1) * place.stride;
@@ -435,7 +474,7 @@ static __device__ void fold_partials(const struct decode_place &place, const str
     }
 }
 
-/* The sums of the unit at hand, in the first group. */
+/* The sums of the unit at hand, in the group that folds it. */
 template <class T, uint32_t D, uint32_t BLOCKS> struct decode_sum {
     typedef decode_shape<D, BLOCKS> shape;
     float o[shape::columns][BLOCKS][4], m[BLOCKS][2], l[BLOCKS][2];
@@ -496,11 +535,12 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_sum {
     }
 };
 
-/* Says that `done` more splits of a unit lie in memory; true in all threads of the group of the block that brings the last. */
-static __device__ __forceinline__ bool arrive_last(uint32_t *arrivals, uint32_t done, uint32_t all, uint32_t *flag)
+/* Says that `done` more splits of a unit lie in memory; true in all threads of the group that brings the last. */
+static __device__ __forceinline__ bool arrive_last(uint32_t *arrivals, uint32_t done, uint32_t all, uint32_t group,
+                                                   uint32_t *flag)
 {
-    meet(1, DECODE_WORKERS);
-    if (threadIdx.x == 0) {
+    meet(1 + group, DECODE_WORKERS);
+    if (threadIdx.x % DECODE_WORKERS == 0) {
         __threadfence();
         bool is_last = atomicAdd(arrivals, done) + done == all;
         if (is_last)
@@ -508,64 +548,68 @@ static __device__ __forceinline__ bool arrive_last(uint32_t *arrivals, uint32_t 
         *flag = is_last;
         __threadfence();
     }
-    meet(1, DECODE_WORKERS);
+    meet(1 + group, DECODE_WORKERS);
     return *flag;
 }
 
-/* One pass over the items of a block by one of its two groups. */
+/* The letters' place in shared memory: a thread's own floats, and the barriers of "there" and "taken". */
+struct decode_mail {
+    float *floats;
+    uint32_t there, taken;
+};
+
+/* One pass over the items of a block by one of its two groups. flag: the group's own. */
 template <class T, uint32_t D, uint32_t BLOCKS>
 static __device__ __forceinline__ void work_items(const attended<T> &x, const struct decode_place &place,
                                                   decode_worker<T, D, BLOCKS> &w, struct decode_walk walk,
                                                   const struct decode_run &run, const struct decode_shares &shares,
-                                                  uint32_t parts, float *mail, uint32_t *flag)
+                                                  uint32_t parts, const struct decode_mail &mail, uint32_t *flag)
 {
     typedef decode_shape<D, BLOCKS> shape;
     struct ring_place ring = {0, 0};
-    uint32_t in_q = ~0u; /* the unit whose q is loaded */
+    uint32_t in_q = ~0u, letter_phase = 0; /* the unit whose q is loaded */
     decode_sum<T, D, BLOCKS> sum;
     sum.is_new = true;
     run.start(walk);
-    for (uint32_t i = run.start_item(), left = run.end - run.begin, turn = 0; left; left--, turn ^= 1) {
-        const uint32_t part = walk.unit % parts, head = walk.unit / parts * x.group + part * shape::heads;
+    for (struct decode_turns turns(run); turns.left; turns.next(walk)) {
+        const uint32_t folder = turns.folder(walk);
+        if (turns.owner != w.group && folder != w.group)
+            continue;
+        const uint32_t kv_head = parts == 1 ? walk.unit : walk.unit / parts, part = walk.unit - kv_head * parts;
+        const uint32_t head = kv_head * x.group + part * shape::heads;
         const uint32_t n_heads = min(shape::heads, x.group - part * shape::heads), row = walk.list[walk.seq].row;
         const uint32_t begin = walk.unit_begin(), low = walk.low_tile(), high = walk.high_tile();
-        if (turn == w.group) {
+        if (turns.owner == w.group) {
             if (in_q != begin)
                 w.load_q(x.q.at(row, head * D), n_heads);
             in_q = begin;
             w.split(ring, low, high, (int32_t)(walk.seen - walk.key()), (int32_t)(walk.len - walk.key()));
+            ring = ring.after(2 * (high - low), w.ring.depth);
         }
-        ring = ring.after(2 * (high - low), w.ring.depth);
-        if (w.group == 0) {
-            const bool is_last = walk.split + 1 == walk.n_splits, is_end = is_last || i + 1 == run.end;
-            if (turn == 1) {
-                meet(3, 2 * DECODE_WORKERS);
-                w.take(mail);
-                if (left > 2) {
-                    __threadfence_block();
-                    reach(4, 2 * DECODE_WORKERS);
-                }
-            }
-            if (sum.is_new)
-                sum.begin(walk.split);
-            sum.add(w);
-            sum.is_new = is_end;
-            if (sum.first == 0 && is_last) {
-                sum.write(w, n_heads, x.out.at(row, head * D));
-            } else if (sum.first || is_end) {
-                uint32_t slot = sum.first ? i - run.begin : place.slots - 1, starter = shares.owner(begin);
-                sum.store(w, n_heads, place.partials + ((size_t)blockIdx.x * place.slots + slot) * place.stride);
-                if (is_end && arrive_last(place.arrivals + starter, walk.split + 1 - sum.first, walk.n_splits, flag))
-                    fold_partials<T, D>(place, shares, starter, begin + walk.n_splits, n_heads, w.c, x.out.at(row, head * D));
-            }
-        } else if (turn == 1) {
-            if (run.end - run.begin - left > 1) /* not the first letter */
-                meet(4, 2 * DECODE_WORKERS);
-            w.put(mail);
-            __threadfence_block();
-            reach(3, 2 * DECODE_WORKERS);
+        if (folder != turns.owner) {
+            barrier_wait(w.group == folder ? mail.there : mail.taken, w.group == folder ? letter_phase : letter_phase ^ 1);
+            if (w.group == folder)
+                w.take(mail.floats);
+            else
+                w.put(mail.floats);
+            barrier_arrive(w.group == folder ? mail.taken : mail.there);
+            letter_phase ^= 1;
         }
-        i = run.next(walk, i);
+        if (folder != w.group)
+            continue;
+        const bool is_last = walk.split + 1 == walk.n_splits, is_end = is_last || turns.item + 1 == run.end;
+        if (sum.is_new)
+            sum.begin(walk.split);
+        sum.add(w);
+        sum.is_new = is_end;
+        if (sum.first == 0 && is_last) {
+            sum.write(w, n_heads, x.out.at(row, head * D));
+        } else if (sum.first || is_end) {
+            uint32_t slot = sum.first ? turns.item - run.begin : place.slots - 1, starter = shares.owner(begin);
+            sum.store(w, n_heads, place.partials + ((size_t)blockIdx.x * place.slots + slot) * place.stride);
+            if (is_end && arrive_last(place.arrivals + starter, walk.split + 1 - sum.first, walk.n_splits, w.group, flag))
+                fold_partials<T, D>(place, shares, starter, begin + walk.n_splits, n_heads, w.c, x.out.at(row, head * D));
+        }
     }
 }
 
@@ -579,43 +623,62 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
     char *p = shared + place.depth * shape::chunk_bytes;
     float *tile_max = (float *)(p + 2 * shape::p_bytes), *mail = tile_max + 2 * shape::state_bytes / 4;
     uint32_t *flag = (uint32_t *)(mail + shape::mail_floats * DECODE_WORKERS); /* [16]: sums of warps, first, last, done */
-    struct decode_span *list = (struct decode_span *)(flag + 16);
-    const uint32_t barriers = shared_address(list + x.n_seqs + 1);
-    struct decode_ring ring = {shared_address(shared), barriers + place.depth * 8, barriers, place.depth};
+    struct decode_span *list = (struct decode_span *)(flag + 20);
+    const uint32_t letters = shared_address(flag + 16), empty = shared_address(list + x.n_seqs + 1);
     start_next();
-    for (uint32_t i = threadIdx.x; i < (ROUNDS + 1) * place.depth; i += DECODE_THREADS)
-        barrier_init(barriers + i * 8, i < place.depth ? DECODE_WORKERS : 1);
+    for (uint32_t i = threadIdx.x; i < 3 * place.depth; i += DECODE_THREADS)
+        barrier_init(empty + i * 8, i < place.depth ? DECODE_WORKERS : 1);
+    if (threadIdx.x < 2)
+        barrier_init(letters + threadIdx.x * 8, DECODE_WORKERS);
     barriers_made();
-    const uint32_t n_splits = list_spans(x, list, flag), usual = (n_splits + n_single - 1) / n_single;
-    const struct decode_shares shares(n_splits * n_units, gridDim.x, usual < 4 ? usual : 1);
+    const bool is_few = x.n_seqs <= 32;
+    struct decode_span span;
+    const uint32_t n_splits = is_few ? list_few_spans(x, list, &span) : list_spans(x, list, flag);
+    const struct decode_shares shares(n_splits, n_single, n_units, gridDim.x);
     if (blockIdx.x >= shares.n) {
         wait_for_input();
         return;
     }
     const uint32_t i0 = shares.begin(blockIdx.x), i1 = shares.begin(blockIdx.x + 1);
-    __syncthreads();
-    for (uint32_t b = threadIdx.x; b < x.n_seqs; b += DECODE_THREADS) {
-        uint32_t begin = list[b].before * n_units, end = list[b + 1].before * n_units;
-        if (begin <= i0 && i0 < end)
-            flag[12] = b;
-        if (begin < i1 && i1 <= end)
-            flag[13] = b;
+    uint32_t first_seq, last_seq;
+    if (is_few) {
+        uint32_t begin = span.before * n_units, next = __shfl_down_sync(~0u, begin, 1);
+        uint32_t end = threadIdx.x % 32 == 31 ? n_splits * n_units : next;
+        first_seq = __ffs(__ballot_sync(~0u, begin <= i0 && i0 < end)) - 1;
+        last_seq = __ffs(__ballot_sync(~0u, begin < i1 && i1 <= end)) - 1;
+        __syncthreads();
+    } else {
+        __syncthreads();
+        for (uint32_t b = threadIdx.x; b < x.n_seqs; b += DECODE_THREADS) {
+            uint32_t begin = list[b].before * n_units, end = list[b + 1].before * n_units;
+            if (begin <= i0 && i0 < end)
+                flag[12] = b;
+            if (begin < i1 && i1 <= end)
+                flag[13] = b;
+        }
+        __syncthreads();
+        first_seq = flag[12];
+        last_seq = flag[13];
     }
-    __syncthreads();
     struct decode_walk walk = {list, x.n_seqs, n_units, x.window};
-    const struct decode_run run(walk, i0, i1, flag[12], flag[13]);
-    if (threadIdx.x >= 2 * DECODE_WORKERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x < 2 * DECODE_WORKERS + 32)
-            fetch_items<T, D>(x, walk, run, ring, parts);
+    const struct decode_run run(walk, i0, i1, first_seq, last_seq);
+    const uint32_t is_fetching = threadIdx.x >= 2 * DECODE_WORKERS;
+    const uint32_t group = is_fetching ? threadIdx.x / 32 - 2 * DECODE_WORKERS / 32 : threadIdx.x / DECODE_WORKERS;
+    const uint32_t half = place.depth / 2, slot = i1 - i0 > 1 ? group * half : 0;
+    const struct decode_ring ring = {shared_address(shared) + slot * shape::chunk_bytes, empty + (place.depth + 2 * slot) * 8,
+                                     empty + slot * 8, i1 - i0 > 1 ? half : place.depth};
+    if (is_fetching) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(shape::fetch_registers));
+        if (group < 2)
+            fetch_items<T, D>(x, walk, run, ring, group, parts);
         else
             wait_for_input();
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(252 - shape::fetch_registers / 2));
     decode_worker<T, D, BLOCKS> worker;
     worker.ring = ring;
-    worker.group = threadIdx.x / DECODE_WORKERS;
+    worker.group = group;
     worker.p = p + worker.group * shape::p_bytes;
     worker.tile_max = tile_max + worker.group * (shape::state_bytes / 4);
     worker.tile_sum = worker.tile_max + TILES * shape::heads;
@@ -626,7 +689,8 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
     worker.c = x.factor;
     worker.cap_factor = x.cap_factor;
     wait_for_input();
-    work_items(x, place, worker, walk, run, shares, parts, mail + threadIdx.x % DECODE_WORKERS, flag + 14);
+    const struct decode_mail letter = {mail + threadIdx.x % DECODE_WORKERS, letters, letters + 8};
+    work_items(x, place, worker, walk, run, shares, parts, letter, flag + 14 + group);
 }
 
 /* n_single: sequences with one row. */
@@ -647,7 +711,7 @@ static enum rc launch_decode(const struct cuda *cuda, const struct attention_arg
     if (wanted > cuda->partials_bytes)
         return err_set(err, RC_CONFIG, "attention: wanted %zu bytes for the splits of long sequences, have %zu; max_model_len",
                        wanted, cuda->partials_bytes);
-    if (depth < MIN_DEPTH)
+    if (depth < TILES)
         return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; max_num_seqs", x.n_seqs);
     uint32_t shared_bytes = depth * shape::place_bytes + other_bytes;
     cudaFuncSetAttribute(attend_decode<T, D, BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);

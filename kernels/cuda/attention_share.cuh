@@ -12,15 +12,31 @@ struct decode_span {
     uint32_t before, len, row, table_row; /* splits of the sequences before it */
 };
 
+/* a / b, where that is less than 2^20. */
+static __device__ __forceinline__ uint32_t quotient(uint32_t a, uint32_t b)
+{
+    uint32_t q = (uint32_t)__fdividef((float)a, (float)b);
+    if (q * b > a)
+        q--;
+    else if (a - q * b >= b)
+        q++;
+    return q;
+}
+
 /* How items are shared out: the first `extra` blocks take one more than the others. */
 struct decode_shares {
     uint32_t each, extra, n;
-    /* least: items of a block, where they are so few; two at once cost less than folding through memory. */
-    __device__ decode_shares(uint32_t n_items, uint32_t n_blocks, uint32_t least)
+    /* Sequences of two or three splits on average: as many items a block, where there are so few; that costs less than folding
+     * through memory. */
+    __device__ decode_shares(uint32_t n_splits, uint32_t n_single, uint32_t n_units, uint32_t n_blocks)
     {
-        n = n_items ? min(n_blocks, (n_items + least - 1) / least) : 0;
-        each = n ? n_items / n : 0;
-        extra = n ? n_items % n : 0;
+        uint32_t n_items = n_splits * n_units;
+        n = n_items;
+        if (n_splits > n_single && n_splits <= 3 * n_single)
+            n = n_splits <= 2 * n_single ? (n_items + 1) / 2 : (n_items + 2) / 3;
+        n = min(n, n_blocks);
+        each = n ? quotient(n_items, n) : 0;
+        extra = n_items - each * n;
     }
     __device__ uint32_t begin(uint32_t block) const
     {
@@ -29,41 +45,68 @@ struct decode_shares {
     __device__ uint32_t owner(uint32_t item) const
     {
         uint32_t large = extra * (each + 1);
-        return item < large ? item / (each + 1) : extra + (item - large) / each;
+        return item < large ? quotient(item, each + 1) : extra + quotient(item - large, each);
     }
 };
+
+/* The span of sequence b, without what lies before it; returns its splits: 0 for one of several rows, or none. */
+template <class T>
+static __device__ __forceinline__ uint32_t span_of(const attended<T> &x, uint32_t b, struct decode_span *span)
+{
+    *span = {};
+    if (b >= x.n_seqs)
+        return 0;
+    span->row = x.is_single ? b : (uint32_t)x.seq_first_row[b];
+    if (!x.is_single && (uint32_t)x.seq_first_row[b + 1] != span->row + 1)
+        return 0;
+    span->len = (uint32_t)x.positions[span->row] + 1;
+    span->table_row = (uint32_t)x.row_seq[span->row];
+    return (span->len + SPLIT - 1) / SPLIT - x.first_seen(span->len - 1) / SPLIT;
+}
+
+/* The sum of n over the lanes up to this one. */
+static __device__ __forceinline__ uint32_t sum_up_to(uint32_t n)
+{
+    for (uint32_t apart = 1; apart < 32; apart *= 2) {
+        uint32_t other = __shfl_up_sync(~0u, n, apart);
+        n += threadIdx.x % 32 >= apart ? other : 0;
+    }
+    return n;
+}
 
 /* Fills list[0 .. n_seqs], by all threads; returns the number of splits. */
 template <class T> static __device__ uint32_t list_spans(const attended<T> &x, struct decode_span *list, uint32_t *sums)
 {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, total = 0;
     for (uint32_t base = 0; base < x.n_seqs; base += DECODE_THREADS) {
-        uint32_t b = base + threadIdx.x, len = 0, row = 0, table_row = 0, n = 0;
-        if (b < x.n_seqs) {
-            row = x.is_single ? b : (uint32_t)x.seq_first_row[b];
-            if (x.is_single || (uint32_t)x.seq_first_row[b + 1] == row + 1) {
-                len = (uint32_t)x.positions[row] + 1;
-                table_row = (uint32_t)x.row_seq[row];
-                n = (len + SPLIT - 1) / SPLIT - x.first_seen(len - 1) / SPLIT;
-            }
-        }
-        uint32_t upto = n;
-        for (uint32_t apart = 1; apart < 32; apart *= 2) {
-            uint32_t other = __shfl_up_sync(~0u, upto, apart);
-            upto += lane >= apart ? other : 0;
-        }
+        struct decode_span span;
+        uint32_t b = base + threadIdx.x, n = span_of(x, b, &span), upto = sum_up_to(n);
         if (lane == 31)
             sums[warp] = upto;
         __syncthreads();
-        uint32_t before = total;
+        span.before = total + upto - n;
         for (uint32_t w = 0; w < DECODE_THREADS / 32; w++) {
-            before += w < warp ? sums[w] : 0;
+            span.before += w < warp ? sums[w] : 0;
             total += sums[w];
         }
         if (b < x.n_seqs)
-            list[b] = {before + upto - n, len, row, table_row};
+            list[b] = span;
         __syncthreads();
     }
+    if (threadIdx.x == 0)
+        list[x.n_seqs] = {total, 0, 0, 0};
+    return total;
+}
+
+/* The same for up to 32 sequences: every warp sums alone, the first one writes, and nobody waits. span: the lane's. */
+template <class T>
+static __device__ __forceinline__ uint32_t list_few_spans(const attended<T> &x, struct decode_span *list,
+                                                          struct decode_span *span)
+{
+    uint32_t n = span_of(x, threadIdx.x % 32, span), upto = sum_up_to(n), total = __shfl_sync(~0u, upto, 31);
+    span->before = upto - n;
+    if (threadIdx.x < x.n_seqs)
+        list[threadIdx.x] = *span;
     if (threadIdx.x == 0)
         list[x.n_seqs] = {total, 0, 0, 0};
     return total;
@@ -86,8 +129,8 @@ struct decode_walk {
         seq = in_seq;
         enter();
         item -= list[seq].before * n_units;
-        unit = item / n_splits;
-        split = item % n_splits;
+        unit = n_splits == 1 ? item : quotient(item, n_splits);
+        split = item - unit * n_splits;
     }
     __device__ void next(void)
     {
@@ -151,6 +194,36 @@ struct decode_run {
         else
             walk.next();
         return item;
+    }
+};
+
+/* Which of a block's two groups takes an item, and which one folds the unit it belongs to. Whole units go round where they are
+ * short, so that nothing passes between the groups; of others every item, and the first group folds. */
+struct decode_turns {
+    const struct decode_run &run;
+    uint32_t item, left, owner;
+    __device__ explicit decode_turns(const struct decode_run &of)
+        : run(of), item(of.start_item()), left(of.end - of.begin), owner(0)
+    {
+    }
+    __device__ bool is_whole(const struct decode_walk &walk) const
+    {
+        return walk.n_splits == 1 || (walk.n_splits == 2 && run.end - run.begin > 2);
+    }
+    __device__ uint32_t folder(const struct decode_walk &walk) const
+    {
+        return is_whole(walk) ? owner : 0;
+    }
+    __device__ void next(struct decode_walk &walk)
+    {
+        owner ^= !is_whole(walk) || walk.split + 1 == walk.n_splits || item + 1 == run.end;
+        item = run.next(walk, item);
+        left--;
+    }
+    __device__ void pass_to(uint32_t group, struct decode_walk &walk)
+    {
+        while (left && owner != group)
+            next(walk);
     }
 };
 
