@@ -50,7 +50,7 @@ def data(update: Taken) -> dict[str, bytes]:
 @pytest.mark.parametrize("use_libuv", [True, False])
 def test_torchs_client_and_our_store(use_libuv: bool) -> None:
     store = StoreServer(HOST, 0)
-    theirs = TCPStore(HOST, store.port, is_master=False, timeout=timedelta(seconds=10), use_libuv=use_libuv)
+    theirs = TCPStore(HOST, store.port, is_master=False, timeout=timedelta(seconds=60), use_libuv=use_libuv)
     theirs.set("a", b"value")
     assert theirs.get("a") == b"value" and theirs.add("n", 3) == 3 and theirs.add("n", 4) == 7
     assert theirs.check(["a", "n"]) and not theirs.check(["a", "b"])
@@ -82,7 +82,7 @@ def test_torchs_store_and_our_client(use_libuv: bool) -> None:
 
     thread = threading.Thread(target=join)
     thread.start()
-    theirs = TCPStore(HOST, port, world_size=2, is_master=True, timeout=timedelta(seconds=10), use_libuv=use_libuv)
+    theirs = TCPStore(HOST, port, world_size=2, is_master=True, timeout=timedelta(seconds=60), use_libuv=use_libuv)
     theirs.set(ID_KEY, b"id")
     assert theirs.get("answer") == b"yes"
     thread.join()
@@ -149,7 +149,7 @@ def test_packing() -> None:
 # ---- over TCP --------------------------------------------------------------------------------------------------------
 
 
-def join(sender: WeightSender, rank: int = 1, device: str = "cpu", timeout: float = 10, buffer_bytes: int = 100) -> WeightGroup:
+def join(sender: WeightSender, rank: int = 1, device: str = "cpu", timeout: float = 60, buffer_bytes: int = 100) -> WeightGroup:
     return WeightGroup(
         device, "default", HOST, sender.master_port, rank, sender.world_size, timeout, buffer_bytes, sender.num_buffers
     )
@@ -174,7 +174,7 @@ def running(function: Callable[[], object]):
 
 
 def sender(world_size: int = 2, **options: object) -> WeightSender:
-    return WeightSender(HOST, 0, world_size, **{"device": "cpu", "timeout": 10, "buffer_bytes": 100, **options})
+    return WeightSender(HOST, 0, world_size, **{"device": "cpu", "timeout": 60, "buffer_bytes": 100, **options})
 
 
 ENGINE = """
@@ -182,7 +182,7 @@ import sys
 from memory_help import Taken
 from llmpy._weight_group import WeightGroup, receive, receive_all
 port, rank, world_size, metadata = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), eval(sys.argv[4])
-group = WeightGroup("cpu", "default", "127.0.0.1", port, rank, world_size, 20, 100, 2)
+group = WeightGroup("cpu", "default", "127.0.0.1", port, rank, world_size, 60, 100, 2)
 for turn in range(2):
     update = Taken()
     receive(update, group, *metadata) if metadata else receive_all(update, group)
