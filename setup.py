@@ -25,7 +25,7 @@ ISAS = {
     "avx2": V3,
     "avx512": f"{V3} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16",
 }
-BASELINE_KERNELS = {"backend_cpu.c", "pool.c"}
+BASELINE_KERNELS = {"backend_cpu.c", "memory.c", "pool.c"}
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 

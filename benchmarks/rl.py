@@ -16,6 +16,12 @@ of update_weights(), from Python to the end of the commit; every update is check
 - nccl: from a trainer on a second device, as a share of bare broadcasts of 1 GiB (rl.machine.broadcast); needs two.
 - after: a decode step of 32 sequences right after an update, over the same step before.
 - checksum: of all weights.
+- sleep.1, wake.1: all of sleep(1) and wake_up(), from the second one on, as the rate of the weights' bytes over the link's;
+  the pool (0.4 of the memory less the weights) is given back and taken again in the same calls. first: the first sleep(1), that
+  pins the host's memory, too. after: a decode step right after, over the same step before.
+- sleep.2: all of sleep(2). freed: what another process sees come free by it, over the engine's weights and pages.
+- pool.release, pool.remap: sleep and wake of the pool alone. Half a second lies between sleep and wake, here and in wake.1; in
+  at_once nothing: the driver clears what was given back, in the background, before anybody gets it again.
 
 "floor" is what moving the bytes takes at the rate of a plain copy on the device, or of the link. --out DIR writes results.csv;
 --merge adds such files to the table beside this script and renews docs/rl.md.
@@ -27,6 +33,8 @@ import argparse
 import fnmatch
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +49,12 @@ PAGE = Path(__file__).parents[1] / "docs/rl.md"
 MARKS = "<!-- begin: benchmarks/rl.py --merge -->\n", "<!-- end -->\n"
 LINK_BYTES = 1 << 30
 BROADCAST_ROUNDS = 5
+WATCH = """
+import sys
+from llmpy import hardware
+for line in sys.stdin:
+    print(hardware.memory_bytes("cuda:0")[1], flush=True)
+"""
 
 
 class Bench:
@@ -191,6 +205,93 @@ class Bench:
             found.append(1e3 * (time.perf_counter() - begin))
         return found
 
+    # ---- sleep ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def seconds(call: Callable[..., None], *args: Any) -> float:
+        begin = time.perf_counter()
+        call(*args)
+        return time.perf_counter() - begin
+
+    @cached_property
+    def first_sleep(self) -> float:
+        """Seconds of the first one."""
+        seconds = self.seconds(self.llm.sleep)
+        self.llm.wake_up()
+        return seconds
+
+    def share_of_link(self, seconds: float) -> float:
+        return self.llm.memory()["weights"] / seconds / self.link_rate
+
+    def sleep(self, rounds: int) -> list[float]:
+        assert self.first_sleep
+        found = []
+        for _ in range(rounds):
+            seconds = self.seconds(self.llm.sleep)
+            self.llm.wake_up()
+            found.append(self.share_of_link(seconds))
+        return found
+
+    def wake(self, rounds: int) -> list[float]:
+        assert self.first_sleep
+        found = []
+        for _ in range(rounds):
+            self.llm.sleep()
+            time.sleep(0.5)
+            found.append(self.share_of_link(self.seconds(self.llm.wake_up)))
+        return found
+
+    def after_wake(self, rounds: int) -> list[float]:
+        found = []
+        for _ in range(rounds):
+            before = self.engine.step(32, 64)
+            self.llm.sleep()
+            self.llm.wake_up()
+            found.append(self.engine.step(32, 64) / before)
+        return found
+
+    def pool(self, rounds: int, wakes: bool, pause_s: float = 0.5) -> list[float]:
+        """Milliseconds of giving the pages back, or of taking them again after a while."""
+        found = []
+        for _ in range(rounds):
+            slept = self.seconds(self.llm.sleep, 1, "keep", ["kv_cache"])
+            time.sleep(pause_s)
+            woke = self.seconds(self.llm.wake_up)
+            found.append(1e3 * (woke if wakes else slept))
+        return found
+
+    def deep_sleep(self, rounds: int) -> list[float]:
+        """Milliseconds of sleep(2); at the end the weights are there again."""
+        self.llm.sleep(2)  # gives the host's copy of earlier sleeps back
+        found = []
+        for _ in range(rounds):
+            self.llm.wake_up()
+            found.append(1e3 * self.seconds(self.llm.sleep, 2))
+        self.llm.wake_up(["weights"])
+        self.llm.update_weights(self.device_tensors())
+        self.torch.cuda.empty_cache()
+        self.llm.wake_up()
+        return found
+
+    def freed(self, rounds: int) -> list[float]:
+        """Share of weights and pages that another process sees come free."""
+        other = subprocess.Popen([sys.executable, "-c", WATCH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert other.stdin and other.stdout
+        found = []
+        with other, other.stdin as ask, other.stdout as answer:
+
+            def free() -> int:
+                print(file=ask, flush=True)
+                return int(answer.readline())
+
+            free()  # it has a context of its own from here on
+            for _ in range(rounds):
+                held, awake = self.llm.memory(), free()
+                self.llm.sleep()
+                found.append((free() - awake) / (held["weights"] + held["kv"]))
+                self.llm.wake_up()
+        return found
+
     def close(self) -> None:
         self.engine.close()
 
@@ -227,6 +328,15 @@ ROWS = {
     "rl.update.nccl": Row("of bare", lambda b, _: b.from_trainer(), 0.8, 0.95, devices=2),
     "rl.update.after": Row("x", lambda b, n: b.after(n), 1.03, 1.01),
     "rl.checksum": Row("ms", lambda b, n: b.checksum(n)),
+    "rl.sleep.first": Row("s", lambda b, _: [b.first_sleep]),
+    "rl.sleep.1": Row("of link", lambda b, n: b.sleep(n), 0.8, 0.95),
+    "rl.wake.1": Row("of link", lambda b, n: b.wake(n), 0.8, 0.95),
+    "rl.wake.after": Row("x", lambda b, n: b.after_wake(n), 1.03, 1.01),
+    "rl.pool.release": Row("ms", lambda b, n: b.pool(n, False), 100, 30),
+    "rl.pool.remap": Row("ms", lambda b, n: b.pool(n, True), 100, 30),
+    "rl.pool.remap.at_once": Row("ms", lambda b, n: b.pool(n, True, 0)),
+    "rl.sleep.freed": Row("x", lambda b, n: b.freed(n), 0.99, 1),
+    "rl.sleep.2": Row("ms", lambda b, n: b.deep_sleep(n), 300, 100),
 }
 
 

@@ -472,8 +472,9 @@ struct backend {
     enum rc (*prepare)(void *ctx, struct err *err);
     /* A buffer of MEMORY_WEIGHTS or MEMORY_KV, zeroed; buffer_destroy ends it. Optional: buffer_create serves. */
     enum rc (*pool_create)(void *ctx, uint32_t use, size_t size_bytes, void **buffer, struct err *err);
-    /* Gives the memory of all buffers and matrices of a use back to the device; their addresses stay theirs. restore takes
-     * zeroed memory for them again. Optional. */
+    /* Gives the memory of all buffers and matrices of a use, which nothing in flight may touch, back to the device; their
+     * addresses stay theirs. restore takes memory for them again, or for none of them: with what was saved, else with zeros
+     * for weights and anything for pages; it may only enqueue that. Optional. */
     enum rc (*pool_release)(void *ctx, uint32_t use, struct err *err);
     enum rc (*pool_restore)(void *ctx, uint32_t use, struct err *err);
     enum rc (*memory)(void *ctx, struct backend_memory *memory, struct err *err); /* optional */
@@ -487,6 +488,10 @@ struct backend {
     enum rc (*tensor_finish)(void *ctx, struct err *err);
     enum rc (*tensor_sum)(void *ctx, const struct tensor_sum_args *args, struct err *err);
     const struct peers *peers; /* optional */
+    /* Copies what all buffers and matrices of a use hold to the host, or only enqueues that, before a release; restore brings
+     * it back. The host's memory stays taken for the next time; forget gives it back, with what was saved. Optional. */
+    enum rc (*pool_save)(void *ctx, uint32_t use, struct err *err);
+    void (*pool_forget)(void *ctx, uint32_t use);
 };
 
 /* The one symbol that a backend's library exports. */

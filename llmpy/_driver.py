@@ -33,6 +33,9 @@ class Driver:
         self.model = model
         self.engine = engine
         self.closed = False
+        self.frozen = False
+        """Whether a pause has taken effect: no step is to run."""
+        self._gate: int | None = None
         self._pid = os.getpid()
         self.queued_news: dict[int, Request] = {}
         """Requests with news that `step` has yet to hand out."""
@@ -61,7 +64,7 @@ class Driver:
             steps: Whether steps are to run.
 
         Raises:
-            EngineBusyError: Another thread has it, or its weights are being updated.
+            EngineBusyError: Another thread has it, it is paused, or its weights are being updated.
             EngineAsleepError: It sleeps, and steps are to run.
             WeightsMissingError: Its weights are incomplete, and steps are to run.
         """
@@ -72,6 +75,8 @@ class Driver:
         try:
             if steps:
                 self.engine.raise_refusal()
+                if self.is_paused:
+                    raise EngineBusyError("engine is paused; call resume()")
             yield
         finally:
             self._driving_thread = 0
@@ -107,9 +112,40 @@ class Driver:
                 self.engine.run(SLICE_MS)
             else:
                 self.engine.step()
-            with self._table:
-                self._inbox.extend(self.engine.take(until_finished))
+            return self.collect(until_finished)
         return self._deliver()
+
+    def collect(self, finished_only: bool = False) -> list[Request]:
+        """Hands out what there is, aborts acted on, without a step. The caller drives.
+
+        Returns:
+            The requests with news.
+        """
+        with self._table:
+            self._inbox.extend(self.engine.take(finished_only))
+        return self._deliver()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether new requests wait outside the core's queue."""
+        return self._gate is not None
+
+    def pause(self) -> None:
+        """New requests wait from here on, if they do not already. The caller drives."""
+        with self._table:
+            if self._gate is None:
+                self.engine.hold_new(True)
+                self._gate = max(self._requests, default=-1)
+
+    def resume(self) -> None:
+        """They enter. The caller drives."""
+        self.engine.hold_new(False)
+        self._gate, self.frozen = None, False
+
+    def in_flight(self) -> list[Request]:
+        """Unfinished requests, but for those that wait until `resume`."""
+        with self._table:
+            return [request for number, request in self._requests.items() if self._gate is None or number <= self._gate]
 
     def _deliver(self) -> list[Request]:
         """Hands out the news. An interruption in between loses none: what is handed out twice is known."""

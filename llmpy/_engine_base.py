@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 from . import hardware
 from ._calls import new_request
 from ._frontend import Frontend
+from ._sleep import parts_asleep
 from .checks import as_int, refuse_names
 from .config import EngineConfig
 from .errors import InvalidRequestError, LlmpyError, UnsupportedError
@@ -348,9 +349,9 @@ class EngineBase(ABC):
         self._driver.engine.check()
 
     def is_sleeping(self) -> bool:
-        """False: this engine cannot sleep yet."""
+        """Whether anything sleeps: weights, cache or scheduling."""
         self._driver.check()
-        return False
+        return parts_asleep(self._driver.engine) != 0
 
     @property
     def closed(self) -> bool:

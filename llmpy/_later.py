@@ -73,13 +73,6 @@ class LaterCalls:
 class LaterMethods:
     """Methods of LLM and AsyncEngine that are not built yet. One that is awaited raises when it is called."""
 
-    def sleep(self, *args: object, **kwargs: object) -> NoReturn:
-        """Gives memory back."""
-        _refuse("sleep()", "use close()")
-
-    def wake_up(self, *args: object, **kwargs: object) -> NoReturn:
-        """Ends sleep."""
-        _refuse("wake_up()", "the engine cannot sleep")
 
     def tap(self, *args: object, **kwargs: object) -> NoReturn:
         """Intermediate tensors."""

@@ -15,6 +15,8 @@ from ._engine_base import Conversation, EngineBase, Tools, check_params_type, re
 from ._feeds import Feed, PendingResult, RequestHandle, RequestStream, deferred
 from ._later import LaterMethods
 from ._requests import Request
+from ._sleep import check_mode
+from ._sleep_async import SleepingAsyncEngine
 from ._thread import CLOSED, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
 from ._weight_group import AsyncWeightGroups
 from ._weights import AsyncUpdateCalls, Weights
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 LONG_TEXT_CHARS = 8192
 """Longer text is tokenised on a helper thread."""
-_PAUSES = {"wait": 1, "keep": 2, "abort": 3}
 _open: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
 
 
@@ -47,7 +48,7 @@ def _close_all() -> None:
         engine.close()
 
 
-class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, EngineBase, LaterMethods):
+class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, EngineBase, LaterMethods):
     """A model that serves many requests at once. A thread of the core runs it; several event loops may use it.
 
     Args:
@@ -400,10 +401,9 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, EngineBase, LaterMethods)
         Raises:
             TimeoutError: "wait" took longer; new requests still queue.
         """
-        if mode not in _PAUSES:
-            raise InvalidRequestError(f"mode must be 'abort', 'wait' or 'keep', got {mode!r}.", parameter="mode", value=mode)
+        number = check_mode(mode)
         self._driver.check_alive()
-        self._driver.thread.pause(_PAUSES[mode])
+        self._driver.thread.pause(number)
         await self._driver.until(PAUSED | OVER, timeout=timeout)
         self._driver.check_alive()
         if clear_cache:
@@ -511,7 +511,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, EngineBase, LaterMethods)
         """Closes the engine while the event loop goes on. Streams end with what they have.
 
         Args:
-            mode: "abort" ends all requests, "drain" lets those submitted finish.
+            mode: "abort" ends all requests, "drain" lets those submitted finish, if the engine is awake.
             timeout: Seconds that "drain" may take; then the rest is ended. None = no limit.
         """
         if mode not in ("abort", "drain"):
@@ -524,7 +524,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, EngineBase, LaterMethods)
             while driver.has_jobs:
                 await asyncio.sleep(0.002)
         driver.refuses = True
-        if mode == "drain":
+        if mode == "drain" and not driver.engine.holds():
             driver.thread.pause(0)
             with contextlib.suppress(TimeoutError):  # what is left is ended below
                 await driver.until(IDLE | OVER, timeout=timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import _calls, _pooling
@@ -10,12 +11,13 @@ from ._driver import Driver
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
 from ._frontend import one_each, special_tokens_wanted
 from ._later import LaterCalls, LaterMethods
+from ._sleep import SleepingLLM
 from ._weight_group import WeightGroups
 from ._weights import UpdateCalls, Weights
 from .checks import as_int
 from .errors import InvalidRequestError, UnsupportedError
 from .inputs import batch, is_single
-from .outputs import Chunk, RequestOutput, RequestOutputs, ScoreOutput
+from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOutput
 from .sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from .progress import UseTqdm
 
 
-class LLM(UpdateCalls, WeightGroups, EngineBase, LaterCalls, LaterMethods):
+class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterMethods):
     """A model ready to generate.
 
     Args:
@@ -432,14 +434,21 @@ class LLM(UpdateCalls, WeightGroups, EngineBase, LaterCalls, LaterMethods):
         """One step of what `add_request` queued.
 
         Returns:
-            The requests with news, each as its `output_kind` wants; a request's last output has `finished`.
+            The requests with news, each as its `output_kind` wants; a request's last output has `finished`. Under a
+            pause there are only those from before.
+
+        Raises:
+            EngineAsleepError: There are requests and no news, and the engine sleeps.
         """
-        with self._driver.driving():
-            news = self._driver.queued_news
+        with self._driver.driving(steps=False):
+            driver, news = self._driver, self._driver.queued_news
             if not self._named:
                 return []
-            if any(not request.finished for request in self._named.values()):
-                self._driver.advance(until_finished=False)
+            if any(not request.finished for request in self._named.values()) and not driver.frozen:
+                if not news:
+                    driver.engine.raise_refusal()
+                if not driver.engine.holds():
+                    driver.advance(until_finished=False)
             outputs = []
             while news:
                 request = news.pop(next(iter(news)))
@@ -454,6 +463,10 @@ class LLM(UpdateCalls, WeightGroups, EngineBase, LaterCalls, LaterMethods):
         """Whether `step` has something to do or to return."""
         self._driver.check()
         return bool(self._named)
+
+    def stats(self) -> EngineStats:
+        """A snapshot of counters and gauges."""
+        return replace(super().stats(), paused=self.is_paused)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,18 @@ void mem_unmap(void *block, size_t size_bytes)
     munmap(block, mapped_bytes(size_bytes));
 }
 
+void mem_hide(void *block, size_t size_bytes, int keeps)
+{
+    if (!keeps)
+        madvise(block, mapped_bytes(size_bytes), MADV_DONTNEED);
+    mprotect(block, mapped_bytes(size_bytes), PROT_NONE);
+}
+
+int mem_show(void *block, size_t size_bytes)
+{
+    return must_fail() ? -1 : mprotect(block, mapped_bytes(size_bytes), PROT_READ | PROT_WRITE);
+}
+
 uint64_t mem_count(void)
 {
     return atomic_load(&allocations);

@@ -13,6 +13,10 @@ void *mem_resize(void *block, size_t old_bytes, size_t new_bytes); /* keeps the 
 void mem_free(void *block);
 void *mem_map(size_t size_bytes); /* zeroed pages, 2 MiB aligned, huge pages where the system gives them */
 void mem_unmap(void *block, size_t size_bytes);
+/* Takes a mem_map's pages away, to the system with what they hold or (keeps) only out of reach; touching them is a fault until
+ * mem_show has brought them, or zeroed ones, back. mem_show is 0, or -1 when memory is out. */
+void mem_hide(void *block, size_t size_bytes, int keeps);
+int mem_show(void *block, size_t size_bytes);
 
 uint64_t mem_count(void);                               /* allocations made so far by this process */
 uint64_t mem_count_own(void);                           /* those of the calling thread */

@@ -89,6 +89,13 @@ struct runner {
     enum rc (*read_states)(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err);
     uint32_t states_width;              /* 0: the model has no states to pool */
     bool lacks_logits;
+    /* Both or neither. `release` gives the memory of these parts back and keeps their addresses; with `keeps` the weights are
+     * copied to the host before, without it a copy from earlier is dropped. `restore` takes memory for them again: with what
+     * was copied, else with zeros for weights and anything for pages. Either acts on all parts or, if it fails, on none. */
+    enum rc (*release)(void *ctx, uint32_t parts, bool keeps, struct err *err);
+    enum rc (*restore)(void *ctx, uint32_t parts, struct err *err);
 };
+
+enum sleep_part { PART_WEIGHTS = 1, PART_POOL = 2, PART_SCHEDULING = 4 /* no memory; the engine's alone */ };
 
 #endif

@@ -357,32 +357,69 @@ enum rc driver_reset_prefix_cache(struct driver *d, bool recompute_running, stru
     return rc;
 }
 
-void driver_pause(struct driver *d, enum pause_mode mode)
+/* ---- pauses, lock held ---- */
+
+static void tighten_pause(struct driver *d, enum pause_mode mode)
 {
-    lock(d);
-    if (d->is_closing) {
-        unlock(d);
-        return;
-    }
-    if (mode == PAUSE_NONE) {
-        d->is_held = false;
-        engine_hold_new(d->engine, false);
-    } else if (d->pause == PAUSE_NONE && mode == PAUSE_WAIT) {
+    if (d->pause == PAUSE_NONE && mode == PAUSE_WAIT) {
         engine_hold_new(d->engine, true);
     } else if (mode == PAUSE_ABORT && d->pause != PAUSE_ABORT) {
         engine_abort(d->engine, NULL, 0, NULL);
         d->is_held = false; /* until they have ended */
     }
-    if (mode == PAUSE_NONE || mode == PAUSE_ABORT || d->pause == PAUSE_NONE)
+    if (mode == PAUSE_ABORT || d->pause == PAUSE_NONE)
         d->pause = mode;
-    driver_kick(d);
+}
+
+static void lift_pause(struct driver *d)
+{
+    if (d->is_pausing || d->n_sleepers)
+        return;
+    d->is_held = false;
+    d->pause = PAUSE_NONE;
+    engine_hold_new(d->engine, false);
+}
+
+void driver_pause(struct driver *d, enum pause_mode mode)
+{
+    lock(d);
+    if (!d->is_closing) {
+        d->is_pausing = mode != PAUSE_NONE;
+        if (mode == PAUSE_NONE)
+            lift_pause(d);
+        else
+            tighten_pause(d, mode);
+        driver_kick(d);
+    }
+    unlock(d);
+}
+
+void driver_begin_sleep(struct driver *d, enum pause_mode mode)
+{
+    lock(d);
+    d->n_sleepers++;
+    if (!d->is_closing) {
+        tighten_pause(d, mode);
+        driver_kick(d);
+    }
+    unlock(d);
+}
+
+void driver_end_sleep(struct driver *d)
+{
+    lock(d);
+    d->n_sleepers--;
+    if (!d->is_closing) {
+        lift_pause(d);
+        driver_kick(d);
+    }
     unlock(d);
 }
 
 bool driver_is_pausing(struct driver *d)
 {
     lock(d);
-    bool result = d->pause != PAUSE_NONE;
+    bool result = d->is_pausing;
     unlock(d);
     return result;
 }

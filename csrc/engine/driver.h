@@ -43,6 +43,10 @@ enum rc driver_reset_prefix_cache(struct driver *driver, bool recompute_running,
 /* A pause may be tightened to PAUSE_ABORT; otherwise the first one holds. PAUSE_NONE resumes. */
 void driver_pause(struct driver *driver, enum pause_mode mode);
 bool driver_is_pausing(struct driver *driver);
+/* The pause that a call of engine_sleep needs before it: from here to the end as driver_pause has it, beside a pause that is
+ * there or comes meanwhile. Each beginning has its end. */
+void driver_begin_sleep(struct driver *driver, enum pause_mode mode);
+void driver_end_sleep(struct driver *driver);
 /* Number of the first boundary that comes after everything commanded so far has been acted on. */
 uint64_t driver_next_boundary(struct driver *driver);
 uint64_t driver_boundary(struct driver *driver); /* the last one that has passed */

@@ -22,7 +22,9 @@ struct driver {
     bool is_kicked, is_quiet; /* quiet: a step found nothing to do, and nothing has happened since */
     bool was_idle;            /* at the last boundary */
     bool is_closing, is_joined, is_closed, is_dead;
-    enum pause_mode pause;
+    enum pause_mode pause;    /* what holds of all that pause */
+    bool is_pausing;          /* a caller */
+    uint32_t n_sleepers;      /* calls that put the engine to sleep */
     bool is_held;             /* the pause has taken effect */
     uint64_t n_begun, n_done; /* boundaries */
     struct err fault;

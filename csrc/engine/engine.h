@@ -140,6 +140,15 @@ enum rc engine_commit_weights(struct engine *engine, bool recompute, uint32_t *e
 /* The update is given up. Torn weights, of which some are written, run no step until a commit. */
 void engine_abort_update(struct engine *engine, bool is_torn);
 
+/* Sleep; likewise of whoever drives. Level 0 gives no memory back, 1 keeps a copy of the weights on the host, 2 none: from then
+ * on they are torn. parts, of enum sleep_part: what is given back; running sequences lose keys and values with the pool, and
+ * compute them again later. A part that sleeps already goes on to sleep, but level 2 drops the copy. A failure leaves all as
+ * it was, unless it is the device's. */
+enum rc engine_sleep(struct engine *engine, uint32_t level, uint32_t parts, struct err *err);
+/* Brings parts back, or none where memory is short. Steps go on when PART_SCHEDULING is woken, or with the last part that this
+ * call brings back. */
+enum rc engine_wake(struct engine *engine, uint32_t parts, struct err *err);
+
 /* These three read at any time from any thread. */
 void engine_stats(struct engine *engine, struct engine_stats *stats);
 void engine_histograms(struct engine *engine, struct histogram *histograms); /* [N_HISTOGRAMS] */

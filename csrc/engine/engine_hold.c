@@ -34,7 +34,7 @@ enum rc engine_hold_steps(struct engine *e, struct err *err)
     if (rc)
         return rc;
     if (atomic_load(&e->holds) & HOLD_WEIGHTS)
-        rc = engine_refusal(e, err);
+        rc = engine_refusal(e, err); /* whose first words are about sleep */
     if (!rc)
         rc = engine_end_flights(e, err);
     if (!rc)
@@ -66,4 +66,107 @@ void engine_abort_update(struct engine *e, bool is_torn)
     if (is_torn)
         atomic_fetch_or(&e->holds, HOLD_TORN);
     atomic_fetch_and(&e->holds, ~(uint32_t)HOLD_UPDATE);
+}
+
+/* ---- sleep -------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t parts_asleep(uint32_t holds)
+{
+    return (holds & HOLD_WEIGHTS ? PART_WEIGHTS : 0) | (holds & HOLD_POOL ? PART_POOL : 0);
+}
+
+static uint32_t holds_of(uint32_t parts)
+{
+    return (parts & PART_WEIGHTS ? HOLD_WEIGHTS : 0) | (parts & PART_POOL ? HOLD_POOL : 0);
+}
+
+/* After a failure that may have left the device's memory in between. */
+static enum rc fail(struct engine *e, enum rc rc, struct err *fault, struct err *err)
+{
+    if (rc == RC_DEVICE)
+        return engine_poison(e, rc, fault, err);
+    if (err)
+        *err = *fault;
+    return rc;
+}
+
+static enum rc check_alive(struct engine *e, struct err *err)
+{
+    struct err fault;
+    if (!engine_fault(e, &fault))
+        return RC_OK;
+    if (err) {
+        *err = fault;
+        err->rc = RC_DEAD;
+    }
+    return RC_DEAD;
+}
+
+static enum rc check_sleep(struct engine *e, uint32_t level, uint32_t parts, struct err *err)
+{
+    if (level && (parts & PART_WEIGHTS) && (atomic_load(&e->holds) & HOLD_UPDATE))
+        return err_set(err, RC_BUSY, "engine is busy: its weights are being updated; commit or abort the update first");
+    if (level && parts && !e->config.runner.release)
+        return err_set(err, RC_UNSUPPORTED, "sleep: this backend cannot give memory back; use level 0");
+    return RC_OK;
+}
+
+enum rc engine_sleep(struct engine *e, uint32_t level, uint32_t parts, struct err *err)
+{
+    struct err fault = {0};
+    enum rc rc = engine_claim(e, err);
+    if (rc)
+        return rc;
+    rc = check_alive(e, err);
+    if (!rc)
+        rc = check_sleep(e, level, parts, err);
+    if (!rc)
+        rc = engine_end_flights(e, err);
+    if (rc)
+        goto out;
+    uint32_t asleep = parts_asleep(atomic_load(&e->holds)), going = level ? parts & (PART_WEIGHTS | PART_POOL) & ~asleep : 0;
+    bool drops = level >= 2 && (parts & PART_WEIGHTS), keeps = level < 2;
+    if (drops && !e->are_weights_gone)
+        going |= PART_WEIGHTS; /* their copy on the host, where they sleep already */
+    if (going && (rc = e->config.runner.release(e->config.runner.ctx, going, keeps, &fault))) {
+        rc = fail(e, rc, &fault, err);
+        goto out;
+    }
+    if (going & PART_POOL) /* whoever runs computes its keys and values again */
+        scheduler_reset_cache(&e->scheduler, true);
+    e->are_weights_gone |= drops;
+    atomic_fetch_or(&e->holds, HOLD_SCHEDULING | holds_of(going) | (drops ? HOLD_TORN : 0u));
+    if (level > atomic_load(&e->sleep_level))
+        atomic_store(&e->sleep_level, level);
+out:
+    e->stats->sleep_level = atomic_load(&e->sleep_level);
+    engine_publish_stats(e);
+    engine_unclaim(e);
+    return rc;
+}
+
+enum rc engine_wake(struct engine *e, uint32_t parts, struct err *err)
+{
+    struct err fault = {0};
+    enum rc rc = engine_claim(e, err);
+    if (rc)
+        return rc;
+    uint32_t coming = parts & parts_asleep(atomic_load(&e->holds));
+    rc = check_alive(e, err);
+    if (!rc && coming && (rc = e->config.runner.restore(e->config.runner.ctx, coming, &fault)))
+        rc = fail(e, rc, &fault, err);
+    if (rc)
+        goto out;
+    if (coming & PART_WEIGHTS)
+        e->are_weights_gone = false; /* there is memory for them */
+    uint32_t holds = atomic_fetch_and(&e->holds, ~holds_of(coming)) & ~holds_of(coming);
+    if ((parts & PART_SCHEDULING) || (coming && !parts_asleep(holds)))
+        holds = atomic_fetch_and(&e->holds, ~(uint32_t)HOLD_SCHEDULING) & ~(uint32_t)HOLD_SCHEDULING;
+    if (!(holds & ASLEEP))
+        atomic_store(&e->sleep_level, 0);
+out:
+    e->stats->sleep_level = atomic_load(&e->sleep_level);
+    engine_publish_stats(e);
+    engine_unclaim(e);
+    return rc;
 }

@@ -31,6 +31,7 @@ struct engine {
     struct outbox outbox;
     struct statistics *statistics;
     struct engine_stats *stats;    /* the totals in there, which the driver changes */
+    bool are_weights_gone;         /* asleep at level 2: nowhere */
     bool is_warm;
     double created;
     struct request *held;          /* behind the gate, in their order */

@@ -534,13 +534,13 @@ void scheduler_new_epoch(struct scheduler *s, bool recompute)
 {
     scheduler_reset_cache(s, recompute);
     for (uint32_t i = s->n_running; i-- > 0;)
-        if (sequence_is_scoring(s->running[i]))
+        if (sequence_is_whole(s->running[i]))
             preempt(s, s->running[i]);
         else
             s->running[i]->is_mixed = true;
     for (struct sequence *q = queue_first(&s->waiting); q; q = queue_next(q))
-        if (sequence_is_scoring(q))
-            q->request->n_scored = 0;
+        if (sequence_is_whole(q))
+            sequence_start_over(q);
     s->n_preempted = 0;
 }
 

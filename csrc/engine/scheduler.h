@@ -55,7 +55,7 @@ void scheduler_publish(struct scheduler *scheduler, struct sequence *sequence);
 void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
 /* Nothing published so far can be found any more; recompute also preempts everyone. */
 void scheduler_reset_cache(struct scheduler *scheduler, bool recompute);
-/* The same when the weights are new; and scores that are not complete start over, so that each is of one epoch. */
+/* The same when the weights are new; and what must come of one epoch starts over. */
 void scheduler_new_epoch(struct scheduler *scheduler, bool recompute);
 
 int32_t *scheduler_table(const struct scheduler *scheduler, uint32_t group, uint32_t slot);

@@ -387,6 +387,19 @@ bool sequence_is_scoring(const struct sequence *q)
     return q->sample == 0 && q->request->n_scored < q->request->n_to_score;
 }
 
+bool sequence_is_whole(const struct sequence *q)
+{
+    return q->request->spec.pooling || sequence_is_scoring(q);
+}
+
+void sequence_start_over(struct sequence *q)
+{
+    struct request *r = q->request;
+    r->n_scored = r->n_pooled = 0;
+    if (r->spec.pooling == POOLING_MEAN)
+        memset(r->sums, 0, r->context->config->runner.states_width * sizeof *r->sums);
+}
+
 uint32_t sequence_hit_limit(const struct sequence *q)
 {
     const struct request *r = q->request;

@@ -144,6 +144,10 @@ bool sequence_must_wait(const struct sequence *sequence);
 /* True for the sequence that scores the request's prompt and has not done so. */
 bool sequence_is_scoring(const struct sequence *sequence);
 
+/* What it has yet to give must come of one epoch: scores and pooled states. */
+bool sequence_is_whole(const struct sequence *sequence);
+void sequence_start_over(struct sequence *sequence); /* such a one; it holds no pages */
+
 /* Takes a drawn token in and runs the stop rules; the caller looks at sequence->finish. */
 void sequence_accept(struct sequence *sequence, const struct sample_result *result, const int32_t *top_ids,
                      const float *top_values, const int32_t *top_ranks, uint32_t epoch, double now);

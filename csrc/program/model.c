@@ -391,6 +391,10 @@ enum rc model_memory(const struct model *m, struct model_memory *memory, struct 
         .sampler_bytes = m->logits_bytes,
         .staging_bytes = m->staged_bytes,
     };
+    if ((m->asleep & PART_WEIGHTS) && !m->has_copy) /* where the host's memory is the device's, the copy is the weights */
+        memory->weights_bytes = 0;
+    if (m->asleep & PART_POOL)
+        memory->kv_bytes = 0;
     if (!m->backend->memory)
         return RC_OK;
     struct backend_memory have;

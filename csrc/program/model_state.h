@@ -37,6 +37,8 @@ struct model {
     uint64_t graphs_bytes;
     char *read;                   /* host memory: states on their way from the arena */
     size_t read_bytes;
+    uint32_t asleep;              /* of enum sleep_part */
+    bool has_copy;                /* of sleeping weights, on the host */
 };
 
 /* Captures steps of every size at which a backend replays them; nothing where it does not. */

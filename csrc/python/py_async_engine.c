@@ -236,6 +236,28 @@ static PyObject *thread_pause(PyObject *object, PyObject *mode)
     Py_RETURN_NONE;
 }
 
+static PyObject *thread_begin_sleep(PyObject *object, PyObject *mode)
+{
+    struct driver *driver = driver_of(object);
+    unsigned long value = driver ? PyLong_AsUnsignedLong(mode) : 0;
+    if (!driver || PyErr_Occurred())
+        return NULL;
+    if (value < PAUSE_WAIT || value > PAUSE_ABORT)
+        return PyErr_Format(PyExc_ValueError, "begin_sleep: wanted a mode of 1 to 3, have %lu", value);
+    driver_begin_sleep(driver, (enum pause_mode)value);
+    Py_RETURN_NONE;
+}
+
+static PyObject *thread_end_sleep(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct driver *driver = driver_of(object);
+    if (!driver)
+        return NULL;
+    driver_end_sleep(driver);
+    Py_RETURN_NONE;
+}
+
 static PyObject *thread_is_pausing(PyObject *object, PyObject *args)
 {
     (void)args;
@@ -528,6 +550,10 @@ static PyMethodDef thread_methods[] = {
     {"abort_all", thread_abort_all, METH_NOARGS, "Ends every request at the next step boundary."},
     {"reset_prefix_cache", thread_reset_prefix_cache, METH_O, "As of Engine."},
     {"pause", thread_pause, METH_O, "1 waits for what was submitted, 2 freezes it, 3 ends it; 0 resumes."},
+    {"begin_sleep", thread_begin_sleep, METH_O, "Pauses as before a sleep, until end_sleep."},
+    {"end_sleep", thread_end_sleep, METH_NOARGS, "The pause of begin_sleep is over."},
+    {"sleep", py_engine_sleep, METH_VARARGS, "As Engine.sleep."},
+    {"wake", py_engine_wake, METH_VARARGS, "As Engine.wake."},
     {"is_pausing", thread_is_pausing, METH_NOARGS, "Whether a pause was asked for and not ended."},
     {"state", thread_state, METH_NOARGS, "Bits of enum driver_state."},
     {"next_boundary", thread_next_boundary, METH_NOARGS, "The boundary at which everything asked so far has been acted on."},

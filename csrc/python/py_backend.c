@@ -235,6 +235,18 @@ static PyObject *backend_pool_restore(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *backend_pool_save(PyObject *object, PyObject *args)
+{
+    struct backend_object *self = (struct backend_object *)object;
+    uint32_t use;
+    struct err err = {0};
+    if (!PyArg_ParseTuple(args, "I", &use))
+        return NULL;
+    if (self->table->pool_save && self->table->pool_save(self->ctx, use, &err))
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
 static PyObject *backend_matrix_fill(PyObject *object, PyObject *args)
 {
     struct backend_object *self = (struct backend_object *)object;
@@ -698,6 +710,7 @@ static PyMethodDef methods[] = {
     {"memory", backend_memory, METH_NOARGS, NULL},
     {"pool_release", backend_pool_release, METH_VARARGS, NULL},
     {"pool_restore", backend_pool_restore, METH_VARARGS, NULL},
+    {"pool_save", backend_pool_save, METH_VARARGS, NULL},
     {"matrix_fill", backend_matrix_fill, METH_VARARGS, NULL},
     {"matrix_read", backend_matrix_read, METH_VARARGS, NULL},
     {"prepare", backend_prepare, METH_NOARGS, NULL},

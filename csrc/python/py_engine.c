@@ -312,6 +312,72 @@ static PyObject *weight_epoch(PyObject *object, PyObject *args)
     return engine ? PyLong_FromUnsignedLong(engine_epoch(engine)) : NULL;
 }
 
+static PyObject *holds(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct engine *engine = opened((Engine *)object);
+    return engine ? PyLong_FromUnsignedLong(engine_holds(engine)) : NULL;
+}
+
+static PyObject *hold_new(PyObject *object, PyObject *flag)
+{
+    int truth = PyObject_IsTrue(flag);
+    struct engine *engine = truth < 0 ? NULL : opened((Engine *)object);
+    if (!engine)
+        return NULL;
+    engine_hold_new(engine, truth);
+    Py_RETURN_NONE;
+}
+
+static PyObject *settle(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct err err;
+    enum rc rc;
+    struct engine *engine = begin((Engine *)object);
+    if (!engine)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = engine_settle(engine, &err);
+    Py_END_ALLOW_THREADS
+    end((Engine *)object);
+    if (rc)
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
+struct bed {
+    unsigned int level, parts;
+};
+
+static enum rc go_to_sleep(struct engine *engine, void *ctx, struct err *err)
+{
+    const struct bed *bed = ctx;
+    return engine_sleep(engine, bed->level, bed->parts, err);
+}
+
+static enum rc wake_up(struct engine *engine, void *ctx, struct err *err)
+{
+    const struct bed *bed = ctx;
+    return engine_wake(engine, bed->parts, err);
+}
+
+PyObject *py_engine_sleep(PyObject *object, PyObject *args)
+{
+    struct bed bed;
+    if (!PyArg_ParseTuple(args, "II:sleep", &bed.level, &bed.parts) || py_engine_call(object, go_to_sleep, &bed) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyObject *py_engine_wake(PyObject *object, PyObject *args)
+{
+    struct bed bed = {0};
+    if (!PyArg_ParseTuple(args, "I:wake", &bed.parts) || py_engine_call(object, wake_up, &bed) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *reset_prefix_cache(PyObject *object, PyObject *recompute)
 {
     struct err err;
@@ -372,6 +438,11 @@ static PyMethodDef methods[] = {
     {"take", take, METH_O, "News since the last call; with True only of finished samples."},
     {"has_unfinished", has_unfinished, METH_NOARGS, "Whether any sample has not finished."},
     {"raise_refusal", raise_refusal, METH_NOARGS, "Raises why no step may run, if so."},
+    {"hold_new", hold_new, METH_O, "Whether requests from now on wait outside the scheduler."},
+    {"settle", settle, METH_NOARGS, "Waits until nothing runs on the device."},
+    {"holds", holds, METH_NOARGS, "Why no step may run, of enum engine_hold, or-ed."},
+    {"sleep", py_engine_sleep, METH_VARARGS, "Level, and parts of enum sleep_part, or-ed."},
+    {"wake", py_engine_wake, METH_VARARGS, "Parts of enum sleep_part, or-ed."},
     {"weight_epoch", weight_epoch, METH_NOARGS, "How often weights were committed since the load."},
     {"reset_prefix_cache", reset_prefix_cache, METH_O,
      "Forgets all cached blocks; with True running requests recompute theirs."},

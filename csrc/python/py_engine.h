@@ -33,6 +33,10 @@ int py_engine_call(PyObject *object, engine_function *function, void *ctx);
 /* The same for a _core.EngineThread alone; 1: it is none. */
 int py_thread_call(PyObject *object, engine_function *function, void *ctx);
 
+/* sleep(level, parts) and wake(parts) of both classes. */
+PyObject *py_engine_sleep(PyObject *object, PyObject *args);
+PyObject *py_engine_wake(PyObject *object, PyObject *args);
+
 /* "eos" and so on; NULL for FINISH_NONE. */
 const char *py_finish_name(enum finish finish);
 /* What Engine.stats, step_log and histograms return. */

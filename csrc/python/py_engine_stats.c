@@ -38,6 +38,7 @@ PyObject *py_stats(const struct engine_stats *s)
         {"kv_blocks_cached", s->kv_blocks_cached},
         {"evictions", s->evictions},
         {"weight_epoch", s->weight_epoch},
+        {"sleep_level", s->sleep_level},
         {"nonfinite_rows", s->nonfinite_rows},
         {"allocations_since_warmup", s->allocations_since_warmup},
     };

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #define MAX_THREADS 512u
-#define CHUNK_BYTES ((size_t)32 << 20) /* of weights; pages that are never written take no memory */
 
 bool cpu_has_isa(const char *isa)
 {
@@ -204,21 +203,6 @@ static bool cpu_supports(void *ctx, uint32_t dtype, uint32_t use)
     return linear_type_avx2(dtype, ARITHMETIC_FLOAT) != NULL;
 }
 
-static enum rc buffer_create(void *ctx, size_t size_bytes, void **buffer, struct err *err)
-{
-    (void)ctx;
-    *buffer = mem_map(size_bytes);
-    if (!*buffer)
-        return err_set(err, RC_MEMORY, "cpu: no memory for a buffer of %zu bytes", size_bytes);
-    return RC_OK;
-}
-
-static void buffer_destroy(void *ctx, void *buffer, size_t size_bytes)
-{
-    (void)ctx;
-    mem_unmap(buffer, size_bytes);
-}
-
 static enum rc copy_bytes(void *ctx, void *target, const void *source, size_t size_bytes, struct err *err)
 {
     (void)ctx;
@@ -232,58 +216,6 @@ static enum rc cpu_synchronize(void *ctx, struct err *err)
     (void)ctx;
     (void)err;
     return RC_OK;
-}
-
-struct weight_chunk {
-    struct weight_chunk *next;
-    char *memory;
-    size_t size_bytes, used_bytes;
-    uint32_t n_matrices;
-};
-
-static struct weight_chunk *chunk_create(size_t size_bytes)
-{
-    struct weight_chunk *chunk = mem_calloc(1, sizeof *chunk);
-    if (!chunk)
-        return NULL;
-    chunk->size_bytes = size_bytes;
-    chunk->memory = mem_map(size_bytes);
-    if (chunk->memory)
-        return chunk;
-    mem_free(chunk);
-    return NULL;
-}
-
-void *cpu_weights_take(struct cpu *cpu, size_t size_bytes, struct weight_chunk **out)
-{
-    struct weight_chunk *chunk = cpu->chunks;
-    size_bytes = round_up(size_bytes, 64);
-    if (!chunk || chunk->size_bytes - chunk->used_bytes < size_bytes) {
-        bool is_own = size_bytes > CHUNK_BYTES / 2; /* a large matrix leaves the chunk in use to the small ones */
-        chunk = chunk_create(is_own ? size_bytes : CHUNK_BYTES);
-        if (!chunk)
-            return NULL;
-        struct weight_chunk **place = is_own && cpu->chunks ? &cpu->chunks->next : &cpu->chunks;
-        chunk->next = *place;
-        *place = chunk;
-    }
-    char *memory = chunk->memory + chunk->used_bytes;
-    chunk->used_bytes += size_bytes;
-    chunk->n_matrices++;
-    *out = chunk;
-    return memory;
-}
-
-void cpu_weights_release(struct cpu *cpu, struct weight_chunk *chunk)
-{
-    if (--chunk->n_matrices)
-        return;
-    struct weight_chunk **place = &cpu->chunks;
-    while (*place != chunk)
-        place = &(*place)->next;
-    *place = chunk->next;
-    mem_unmap(chunk->memory, chunk->size_bytes);
-    mem_free(chunk);
 }
 
 static void cpu_matrix_destroy(void *ctx, struct matrix *matrix)
@@ -371,8 +303,8 @@ static const struct backend BACKEND = {
     .describe = cpu_describe,
     .fusions = cpu_fusions,
     .supports = cpu_supports,
-    .buffer_create = buffer_create,
-    .buffer_destroy = buffer_destroy,
+    .buffer_create = cpu_buffer_create,
+    .buffer_destroy = cpu_buffer_destroy,
     .upload = copy_bytes,
     .download = copy_bytes,
     .synchronize = cpu_synchronize,
@@ -400,6 +332,11 @@ static const struct backend BACKEND = {
     .tensor_write = cpu_tensor_write,
     .tensor_finish = cpu_synchronize,
     .tensor_sum = cpu_tensor_sum,
+    .pool_create = cpu_pool_create,
+    .pool_release = cpu_pool_release,
+    .pool_restore = cpu_pool_restore,
+    .pool_save = cpu_pool_save,
+    .pool_forget = cpu_pool_forget,
 };
 
 const struct backend *backend_cpu(void)

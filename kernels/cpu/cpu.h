@@ -19,12 +19,21 @@ uint32_t pool_threads(const struct pool *pool);
 void pool_run(struct pool *pool, void (*job)(void *args, uint32_t thread), void *args);
 void pool_barrier(struct pool *pool); /* called by every thread of a running job */
 
-/* Memory of weights, backend_cpu.c: small matrices share chunks of huge pages. It is zeroed, on 64 bytes, and is given back
+/* Memory of weights, memory.c: small matrices share chunks of huge pages. It is zeroed, on 64 bytes, and is given back
  * chunk by chunk when no matrix lives in it any more. Returns NULL when memory is out. */
 struct weight_chunk;
 struct cpu;
 void *cpu_weights_take(struct cpu *cpu, size_t size_bytes, struct weight_chunk **chunk);
 void cpu_weights_release(struct cpu *cpu, struct weight_chunk *chunk);
+
+/* The backend's operations of these names, memory.c. */
+enum rc cpu_buffer_create(void *ctx, size_t size_bytes, void **buffer, struct err *err);
+void cpu_buffer_destroy(void *ctx, void *buffer, size_t size_bytes);
+enum rc cpu_pool_create(void *ctx, uint32_t use, size_t size_bytes, void **buffer, struct err *err);
+enum rc cpu_pool_release(void *ctx, uint32_t use, struct err *err);
+enum rc cpu_pool_restore(void *ctx, uint32_t use, struct err *err);
+enum rc cpu_pool_save(void *ctx, uint32_t use, struct err *err);
+void cpu_pool_forget(void *ctx, uint32_t use);
 
 /* The context that backend_cpu.c opens. scratch is one block per thread plus one shared, sized at open; nothing else is
  * allocated in a step. */
@@ -36,6 +45,8 @@ struct cpu {
     char *scratch;              size_t scratch_bytes;       /* n_threads blocks of scratch_bytes */
     size_t cache_bytes;                                     /* second-level cache of a core */
     struct weight_chunk *chunks;
+    struct cpu_buffer *buffers;                             /* of pool_create */
+    bool is_hidden[2], is_saved[2];                         /* by enum memory_use: asleep; with what it held */
     struct backend_options options;
     char description[64];
 };

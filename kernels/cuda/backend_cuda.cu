@@ -443,6 +443,8 @@ static struct backend make_table(void)
     b.pool_create = cuda_pool_create;
     b.pool_release = cuda_pool_release;
     b.pool_restore = cuda_pool_restore;
+    b.pool_save = cuda_pool_save;
+    b.pool_forget = cuda_pool_forget;
     b.memory = cuda_memory;
     b.allocations = cuda_allocations;
     b.tensor_write = cuda_tensor_write;

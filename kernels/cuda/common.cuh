@@ -227,6 +227,8 @@ void cuda_buffer_destroy(void *ctx, void *buffer, size_t size_bytes);
 enum rc cuda_pool_create(void *ctx, uint32_t use, size_t size_bytes, void **buffer, struct err *err);
 enum rc cuda_pool_release(void *ctx, uint32_t use, struct err *err);
 enum rc cuda_pool_restore(void *ctx, uint32_t use, struct err *err);
+enum rc cuda_pool_save(void *ctx, uint32_t use, struct err *err);
+void cuda_pool_forget(void *ctx, uint32_t use);
 enum rc cuda_memory(void *ctx, struct backend_memory *memory, struct err *err);
 uint64_t cuda_allocations(void *ctx);
 enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);

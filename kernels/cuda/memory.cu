@@ -17,6 +17,10 @@ struct memory_chunk {
     size_t size_bytes, left_bytes; /* what is left lies below what is taken */
     CUmemGenericAllocationHandle handle;
     bool is_mapped;
+    bool is_new;                   /* mapped by the call in progress */
+    char *host;                    /* pinned, for what is taken; kept from one sleep to the next */
+    size_t host_bytes;
+    bool is_saved;                 /* the host has it, or will when the stream is done */
 };
 struct memory_block {
     struct memory_block *next;
@@ -67,6 +71,32 @@ static void chunk_unmap(struct cuda *cuda, struct memory_chunk *chunk)
     cuda->held_bytes[chunk->use] -= chunk->size_bytes;
 }
 
+static void host_free(struct cuda *cuda, struct memory_chunk *chunk)
+{
+    if (chunk->host)
+        cudaFreeHost(chunk->host);
+    cuda->held_bytes[MEMORY_PINNED] -= chunk->host_bytes;
+    chunk->host = NULL;
+    chunk->host_bytes = 0;
+    chunk->is_saved = false;
+}
+
+/* Pinned memory for what is taken of the chunk. */
+static cudaError_t host_take(struct cuda *cuda, struct memory_chunk *chunk)
+{
+    size_t size_bytes = chunk->size_bytes - chunk->left_bytes;
+    if (chunk->host_bytes == size_bytes)
+        return cudaSuccess;
+    host_free(cuda, chunk);
+    cudaError_t code = cudaMallocHost((void **)&chunk->host, size_bytes);
+    if (code != cudaSuccess)
+        return code;
+    cuda->n_allocations++;
+    chunk->host_bytes = size_bytes;
+    cuda->held_bytes[MEMORY_PINNED] += size_bytes;
+    return cudaSuccess;
+}
+
 static cudaError_t chunk_create(struct cuda *cuda, uint32_t use, size_t size_bytes, struct memory_chunk **result)
 {
     size_t step = 0;
@@ -104,6 +134,7 @@ static void chunk_release(struct cuda *cuda, struct memory_chunk *chunk)
     *place = chunk->next;
     cudaStreamSynchronize(cuda->stream); /* as cudaFree does: what was enqueued may still use the memory */
     chunk_unmap(cuda, chunk);
+    host_free(cuda, chunk);
     driver_get()->unreserve(chunk->base, chunk->size_bytes);
     mem_free(chunk);
 }
@@ -248,7 +279,10 @@ enum rc cuda_pool_release(void *ctx, uint32_t use, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
-    cudaError_t code = cudaStreamSynchronize(cuda->stream);
+    bool is_copied = false;
+    for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next)
+        is_copied |= chunk->use == use && chunk->is_mapped && chunk->is_saved;
+    cudaError_t code = is_copied ? cudaStreamSynchronize(cuda->stream) : cudaSuccess;
     if (code != cudaSuccess)
         return cuda_fail(err, code, "pool_release");
     for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next)
@@ -257,22 +291,82 @@ enum rc cuda_pool_release(void *ctx, uint32_t use, struct err *err)
     return RC_OK;
 }
 
+/* Maps a chunk and enqueues its content. Pages need none: nobody reads a key before it is written. */
+static cudaError_t chunk_restore(struct cuda *cuda, struct memory_chunk *chunk)
+{
+    cudaError_t code = chunk_map(cuda, chunk);
+    if (code != cudaSuccess)
+        return code;
+    chunk->is_new = true;
+    cuda->n_allocations++;
+    if (chunk->is_saved)
+        return cudaMemcpyAsync((char *)chunk->base + chunk->left_bytes, chunk->host, chunk->host_bytes, cudaMemcpyHostToDevice,
+                               cuda->stream);
+    if (chunk->use == MEMORY_WEIGHTS)
+        return cudaMemsetAsync((void *)chunk->base, 0, chunk->size_bytes, cuda->stream);
+    return cudaSuccess;
+}
+
 enum rc cuda_pool_restore(void *ctx, uint32_t use, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
+    cudaError_t code = cudaSuccess;
+    size_t wanted_bytes = 0;
     for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next) {
+        chunk->is_new = false;
         if (chunk->use != use || chunk->is_mapped)
             continue;
-        cudaError_t code = chunk_map(cuda, chunk);
-        if (code != cudaSuccess)
-            return refuse(use, chunk->size_bytes, code, err);
-        cuda->n_allocations++;
-        code = cudaMemsetAsync((void *)chunk->base, 0, chunk->size_bytes, cuda->stream);
-        if (code != cudaSuccess)
-            return cuda_fail(err, code, "pool_restore");
+        wanted_bytes += chunk->size_bytes;
+        code = code == cudaSuccess ? chunk_restore(cuda, chunk) : code; /* those before it are copied meanwhile */
     }
+    if (code == cudaSuccess)
+        return RC_OK;
+    cudaStreamSynchronize(cuda->stream);
+    for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next)
+        if (chunk->is_new)
+            chunk_unmap(cuda, chunk);
+    return refuse(use, wanted_bytes, code, err);
+}
+
+enum rc cuda_pool_save(void *ctx, uint32_t use, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    cudaError_t code = cudaSuccess;
+    uint64_t wanted_bytes = 0;
+    for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next)
+        if (chunk->use == use && chunk->is_mapped && code == cudaSuccess) {
+            wanted_bytes += chunk->size_bytes - chunk->left_bytes;
+            code = host_take(cuda, chunk);
+        }
+    if (code == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        cuda_pool_forget(cuda, use);
+        err_set(err, RC_DEVICE_MEMORY, "sleep: wanted %llu bytes and more of pinned host memory for the weights, have less; "
+                "use level 2", (unsigned long long)wanted_bytes);
+        if (err)
+            err->code = (int64_t)wanted_bytes;
+        return RC_DEVICE_MEMORY;
+    }
+    for (struct memory_chunk *chunk = cuda->chunks; chunk && code == cudaSuccess; chunk = chunk->next)
+        if (chunk->use == use && chunk->is_mapped)
+            code = cudaMemcpyAsync(chunk->host, (char *)chunk->base + chunk->left_bytes, chunk->host_bytes,
+                                   cudaMemcpyDeviceToHost, cuda->stream);
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "pool_save");
+    for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next)
+        chunk->is_saved |= chunk->use == use && chunk->is_mapped;
     return RC_OK;
+}
+
+void cuda_pool_forget(void *ctx, uint32_t use)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next)
+        if (chunk->use == use)
+            host_free(cuda, chunk);
 }
 
 enum rc cuda_memory(void *ctx, struct backend_memory *memory, struct err *err)

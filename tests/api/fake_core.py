@@ -219,6 +219,15 @@ class FakeEngine:
     def raise_refusal(self):
         pass
 
+    def holds(self):
+        return 0
+
+    def hold_new(self, holds):
+        self.is_gated = holds
+
+    def settle(self):
+        pass
+
     def weight_epoch(self):
         return 0
 

@@ -349,7 +349,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_TOP,
         .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy,
         .prefix_caching = setup->caches, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
-        .special_ids = SPECIAL, .n_special = 2, .runner = {fake, fake_start, fake_finish, setup->is_async},
+        .special_ids = SPECIAL, .n_special = 2, .runner = {fake, fake_start, fake_finish, setup->is_async, .release = fake_release, .restore = fake_restore},
     };
     if (engine_create(&config, &engine, err))
         free(fake->pool);

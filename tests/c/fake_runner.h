@@ -56,6 +56,10 @@ struct fake {
     struct fake_flight flights[2], *last; /* last: the step started last */
     uint32_t n_in_flight, n_most_in_flight;
     uint64_t n_runs, fails_at, n_rows, n_copies;
+    uint64_t weights;      /* mixed into all that they compute */
+    uint64_t copy;         /* of sleeping weights */
+    uint32_t asleep, no_room_for; /* of enum sleep_part */
+    uint64_t n_releases, n_restores;
     struct engine *engine; /* for a test of the busy flag */
     enum rc busy;
 };
@@ -216,7 +220,7 @@ static void fake_attend(struct fake *fake, const struct batch *b)
     for (uint32_t row = 0; row < b->n_rows; row++) {
         struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
         uint32_t position = (uint32_t)b->positions[row];
-        uint64_t deep = attend(&fake->layout, fetch_from_pool, &view, position, false);
+        uint64_t deep = attend(&fake->layout, fetch_from_pool, &view, position, false) ^ fake->weights;
         for (uint32_t g = 0; g < fake->layout.n_groups; g++)
             cell_at(&view, g, position)->deep = deep;
     }
@@ -279,7 +283,7 @@ static void fake_logits(const struct fake *fake, struct fake_flight *flight)
         const struct sample_task *task = &b->tasks[t];
         uint32_t row = (uint32_t)b->logits_rows[task->logits_row];
         struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
-        flight->logits[t] = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true);
+        flight->logits[t] = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true) ^ fake->weights;
         CHECK(!t || task->logits_row >= b->tasks[t - 1].logits_row);
         CHECK_EQ(task->top_offset, n_top);
         CHECK_EQ(task->position, b->positions[row] + 1);
@@ -300,6 +304,7 @@ static enum rc fake_start(void *ctx, struct batch *b, struct err *err)
         bool progressed;
         fake->busy = engine_step(fake->engine, &progressed, NULL);
     }
+    CHECK_EQ(fake->asleep, 0);
     CHECK(b->n_rows > 0 && b->n_rows <= b->max_rows && b->n_seqs <= b->max_seqs && b->n_tasks <= b->max_tasks);
     CHECK_EQ(b->seq_first_row[b->n_seqs], b->n_rows);
     CHECK_EQ(b->slot, (fake->n_runs - 1) % 2);
@@ -335,6 +340,37 @@ static enum rc fake_finish(void *ctx, struct batch *b, struct err *err)
         memcpy(b->top_values + at, flight->top_values + at, n * sizeof *b->top_values);
         memcpy(b->top_ranks + at, flight->top_ranks + at, n * sizeof *b->top_ranks);
     }
+    return RC_OK;
+}
+
+/* What is given back is overwritten: whoever reads it later sees cells without a stamp, or draws other tokens. */
+static enum rc fake_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
+{
+    struct fake *fake = ctx;
+    if (fake->no_room_for & parts)
+        return err_set(err, RC_DEVICE_MEMORY, "no room on the host");
+    CHECK_EQ(fake->n_in_flight, 0);
+    fake->n_releases++;
+    if (parts & PART_POOL)
+        memset(fake->pool, 0, (size_t)fake->n_pages * fake->layout.block_tokens * sizeof *fake->pool);
+    if (parts & PART_WEIGHTS) {
+        fake->copy = !keeps ? 0xbad : fake->weights;
+        fake->weights = 0xbad;
+    }
+    fake->asleep |= parts;
+    return RC_OK;
+}
+
+static enum rc fake_restore(void *ctx, uint32_t parts, struct err *err)
+{
+    struct fake *fake = ctx;
+    if (fake->no_room_for & parts)
+        return err_set(err, RC_DEVICE_MEMORY, "no room on the device");
+    CHECK_EQ(parts & ~fake->asleep, 0);
+    fake->n_restores++;
+    if (parts & PART_WEIGHTS)
+        fake->weights = fake->copy;
+    fake->asleep &= ~parts;
     return RC_OK;
 }
 

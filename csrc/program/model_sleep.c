@@ -1,0 +1,42 @@
+/* model_sleep.c: what a sleeping model gives back, and how it comes again. The backend keeps the addresses, so that captured
+ * graphs and pointers stay good; everything that is neither weights nor pages (tables, scales, staging) stays where it is. The
+ * weights are on their way to or from the host while pages are unmapped or mapped. */
+#include "model_state.h"
+
+enum rc model_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
+{
+    struct model *m = ctx;
+    const struct backend *b = m->backend;
+    if (!b->pool_release || !b->pool_restore || !b->pool_save || !b->pool_forget)
+        return err_set(err, RC_UNSUPPORTED, "sleep: the backend \"%s\" cannot give memory back; use level 0", b->name);
+    enum rc rc = b->synchronize(m->ctx, err);
+    if (!rc && (parts & PART_WEIGHTS) && keeps)
+        rc = b->pool_save(m->ctx, MEMORY_WEIGHTS, err); /* first: there may be no room on the host */
+    if (!rc && (parts & PART_WEIGHTS) && !keeps)
+        b->pool_forget(m->ctx, MEMORY_WEIGHTS);
+    if (!rc && (parts & PART_POOL))
+        rc = b->pool_release(m->ctx, MEMORY_KV, err);
+    if (!rc && (parts & PART_WEIGHTS))
+        rc = b->pool_release(m->ctx, MEMORY_WEIGHTS, err);
+    if (rc)
+        return rc;
+    m->asleep |= parts;
+    m->has_copy = (parts & PART_WEIGHTS) ? keeps : m->has_copy;
+    return RC_OK;
+}
+
+enum rc model_restore(void *ctx, uint32_t parts, struct err *err)
+{
+    struct model *m = ctx;
+    const struct backend *b = m->backend;
+    enum rc rc = (parts & PART_WEIGHTS) ? b->pool_restore(m->ctx, MEMORY_WEIGHTS, err) : RC_OK;
+    if (!rc && (parts & PART_POOL) && (rc = b->pool_restore(m->ctx, MEMORY_KV, err)) && (parts & PART_WEIGHTS)) {
+        b->synchronize(m->ctx, NULL);
+        b->pool_release(m->ctx, MEMORY_WEIGHTS, NULL);
+    }
+    if (!rc)
+        rc = b->synchronize(m->ctx, err);
+    if (!rc)
+        m->asleep &= ~parts;
+    return rc;
+}
