@@ -2,7 +2,7 @@
 
 Usage: python examples/rl_grpo.py [--model DIRECTORY | --model demo] [--word WORD] [--steps 20] [--device cuda]
 
-Without --model it makes a tiny random Qwen3. Needs torch and transformers.
+Without --model it makes a tiny random Qwen3. Needs torch and transformers, for the demo model also gguf and accelerate.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="a directory as transformers saves it, or 'demo'; left out: a tiny random one")
     parser.add_argument("--word", default=" the", help="what a named model is to say")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--lr", type=float, help="learning rate; 0.005 for the tiny model, else 1e-5")
+    parser.add_argument("--lr", type=float, help="learning rate; 0.005 for the tiny model, else 1e-4")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", help="of the engine's weights; the trainer's are float32")
@@ -45,7 +45,10 @@ def open_model(name: str | None, folder: str) -> tuple[torch.nn.Module, str]:
         from llmpy.demo import fetch_model
 
         file = Path(fetch_model())
-        model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        stored = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        del stored.config.quantization_config
+        model = type(stored)(stored.config)
+        model.load_state_dict(stored.state_dict())
         transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     else:
         return transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32), name
@@ -83,7 +86,7 @@ def main() -> None:
     params = SamplingParams(
         n=GROUP, temperature=args.temperature, max_tokens=TOKENS, logprobs=0, ignore_eos=True, detokenize=False
     )
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr or (0.005 if args.model is None else 1e-5))
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr or (0.005 if args.model is None else 1e-4))
     first = last = 0.0
     for step in range(args.steps):
         # The engine takes the trainer's weights: a copy in place, on the same device.

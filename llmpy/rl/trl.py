@@ -22,32 +22,34 @@ __all__ = ["Rollout", "RolloutWorker", "WeightTransfer", "rollout"]
 Rename = Callable[[str], "str | None"]
 
 
-def rollout(llm: LLM, *, rename: Rename | None = None, **sampling: Any) -> Rollout:
+def rollout(llm: LLM, *, rename: Rename | None = None, sleep_level: int | None = None, **sampling: Any) -> Rollout:
     """Makes the `rollout_func` of a GRPOTrainer with `use_vllm=False`.
 
     Args:
         llm: The engine that generates. One per process.
         rename: Parameter name -> name in the checkpoint, or None to leave the parameter out; None = as they are.
+        sleep_level: Between rollouts the engine sleeps so deep, 1 or 2, and its memory is the trainer's; None = it does not.
         sampling: Fields of SamplingParams on top of what the trainer's arguments say.
 
     Returns:
         The function, called by the trainer as `rollout_func(prompts, trainer)`.
     """
-    return Rollout(llm, rename, sampling)
+    return Rollout(llm, rename, sleep_level, sampling)
 
 
 class Rollout:
     """A `rollout_func`: gives the engine the trainer's weights when a step was made, then one completion per prompt.
 
     Args:
-        llm, rename, sampling: See `rollout`.
+        llm, rename, sleep_level, sampling: See `rollout`.
     """
 
-    def __init__(self, llm: LLM, rename: Rename | None, sampling: Mapping[str, Any]) -> None:
+    def __init__(self, llm: LLM, rename: Rename | None, sleep_level: int | None, sampling: Mapping[str, Any]) -> None:
         self.llm = llm
         self.last_update: Any = None
         """The UpdateReport of the last update."""
         self._rename = rename
+        self._sleep_level = sleep_level
         self._sampling = dict(sampling)
         self._pushed: tuple[object, int] | None = None
 
@@ -61,11 +63,13 @@ class Rollout:
         Returns:
             `prompt_ids`, `completion_ids`, and `logprobs` under the distribution drawn from, one list per prompt.
         """
-        self._push(trainer)
+        self._prepare(trainer)
         prompt_ids = _tokenize(prompts, trainer)
         sampling = {**(trainer.args.generation_kwargs or {}), **self._sampling}
         params = trainer_params(trainer.args, trainer.eos_token_ids, sampling)
         outputs = self.llm.generate(prompt_ids, params, use_tqdm=False)
+        if self._sleep_level is not None:
+            self.llm.sleep(self._sleep_level)
         samples = [output.outputs[0] for output in outputs]
         return {
             "prompt_ids": prompt_ids,
@@ -73,9 +77,19 @@ class Rollout:
             "logprobs": [sample.sampled.processed.tolist() for sample in samples if sample.sampled is not None],
         }
 
+    def _prepare(self, trainer: Any) -> None:
+        """The engine is awake and has the trainer's weights."""
+        if self._sleep_level is None:
+            self._push(trainer)
+        else:
+            self.llm.wake_up(["weights"])  # the cache comes back behind the update, which may want the room
+            self._push(trainer)
+            self.llm.wake_up()
+
     def _push(self, trainer: Any) -> None:
         step = int(trainer.state.global_step)
-        if self._pushed is not None and self._pushed[0] is trainer and self._pushed[1] == step:
+        is_new = self._pushed is None or self._pushed[0] is not trainer or self._pushed[1] != step
+        if not is_new and self._sleep_level != 2:
             return
         model = trainer.accelerator.unwrap_model(trainer.model)
         if hasattr(model, "merge_adapter"):

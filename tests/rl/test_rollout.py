@@ -73,6 +73,22 @@ def test_weights_follow_the_steps(open_llm: Callable[..., LLM], device: str, qwe
     assert llm.compare_weights(other.model.named_parameters())
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_between_rollouts(open_llm: Callable[..., LLM], device: str, qwen3: Path, level: int) -> None:
+    """The same tokens as an engine that stays awake; what level 2 drops comes back with an update, also within a step."""
+    trainer = stand_in(qwen3, device)
+    sleeper, other = open_llm(), open_llm()
+    generate, plain = rollout(sleeper, sleep_level=level), rollout(other)
+    updates = []
+    for _ in range(2):
+        for _ in range(2):
+            assert generate(["w1 w2", "w5"], trainer) == plain(["w1 w2", "w5"], trainer)
+            assert sleeper.is_sleeping()
+            updates.append(generate.last_update.epoch)
+        train(trainer)
+    assert updates == ([1, 1, 2, 2] if level == 1 else [1, 2, 3, 4])
+
+
 def test_arguments_reach_the_sampler(open_llm: Callable[..., LLM], device: str, qwen3: Path) -> None:
     """`logprobs` are those of the distribution drawn from; conversations go through the trainer's template."""
     llm = open_llm()

@@ -176,4 +176,4 @@ def test_asynchronous(device: str, qwen3: Path, tmp_path: Path, monkeypatch: pyt
     # What was generated with the weights of the first step has the trainer's probabilities: the ratio is 1.
     assert logs[0]["ratio"] == pytest.approx(1, abs=1e-4) and abs(logs[0]["kl"]) < 1e-6
     # It learns from samples two steps old, slower than the trainer that waits; a model that does not learn stays at 0.03.
-    assert np.mean(rewards[:2]) < 0.1 and np.mean(rewards[-5:]) > 0.25
+    assert np.mean(rewards[:2]) < 0.1 and np.mean(rewards[-5:]) > 0.2

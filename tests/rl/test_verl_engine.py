@@ -185,3 +185,48 @@ def test_a_torn_update_is_refused(open_host: Callable[..., EngineHost], qwen3: P
         assert (await ask(client))["extra_fields"]["min_global_steps"] == 2
 
     actor(host, work)
+
+
+def test_sleep_and_wake(open_host: Callable[..., EngineHost], qwen3: Path) -> None:
+    """A step of training on the engine's own device: everything is given back, then weights, update, cache."""
+    host = open_host({"load_format": "dummy"})
+    model = new_model(qwen3, 4)
+
+    async def work(client: Client) -> None:
+        await ask(client)
+        await client.call("sleep")
+        assert host.engine.is_sleeping()
+        waiting = asyncio.create_task(ask(client, "waits"))
+        await host.wake_up(["weights"])
+        await host.update_weights(model.named_parameters(), 1)
+        assert host.engine.is_sleeping() and not waiting.done()
+        await host.wake_up(["kv_cache"])
+        assert not host.engine.is_sleeping()
+        made = await waiting
+        assert made["extra_fields"]["min_global_steps"] == 1
+        assert await host.engine.compare_weights(model.named_parameters())
+        await client.call("abort_all_requests")
+        await client.call("release_kv_cache")
+        await host.update_weights(model.named_parameters(), 2)
+        await client.call("resume_kv_cache")
+        await client.call("clear_kv_cache")
+        await client.call("resume_generation")
+        again = await ask(client, "again")
+        assert again["token_ids"] == made["token_ids"] and again["log_probs"] == made["log_probs"]
+
+    actor(host, work)
+
+
+@pytest.mark.parametrize(("mode", "sleeps"), [("standalone", False), ("colocated", True)])
+def test_modes(open_host: Callable[..., EngineHost], mode: str, sleeps: bool) -> None:
+    """Alone on its device nothing sleeps; beside others the weights, which nobody sends, survive."""
+    host = open_host(mode=mode)
+
+    async def work(client: Client) -> None:
+        before = await ask(client)
+        await client.call("sleep")
+        assert host.engine.is_sleeping() is sleeps
+        await client.call("wake_up")
+        assert (await ask(client, "again"))["log_probs"] == before["log_probs"]
+
+    actor(host, work)
