@@ -24,7 +24,8 @@ __all__ = ["Block", "Compiled", "Model", "ModelConfig", "Overrides", "Rope", "Sp
 
 Overrides = Mapping[str, object] | Callable[[Raw], Mapping[str, object]]
 
-for _family in ("llama", "mistral", "qwen2", "qwen3"):
+_FAMILIES = "arcee exaone4 gemma glm granite internlm3 llama mistral olmo2 phi3 qwen2 qwen3 seed_oss smollm3"
+for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")
 
 _DTYPES = {"float32": "float32", "float": "float32", "float16": "float16", "half": "float16", "bfloat16": "bfloat16"}

@@ -115,6 +115,19 @@ class Block:
         out = m.emit("linear", [x], sum(width), weights=weights)
         return [out] if len(name) == 1 else m.split(out, width)
 
+    def split(self, x: Value, widths: Sequence[int]) -> list[Value]:
+        """Neighbouring columns of a value, without a copy: what a checkpoint stores as one matrix of several parts.
+
+        Args:
+            x: [rows, n].
+            widths: Columns of each part; n in all.
+        """
+        m = self._model
+        m.expect("split", self.prefix, x)
+        if sum(widths) != x.width:
+            m.refuse("split", self.prefix, f"wanted widths of {x.width} in all, have {list(widths)}")
+        return [m.value(width, x.index, sum(widths[:i])) for i, width in enumerate(widths)]
+
     def rms_norm(self, x: Value, name: str, eps: float, *, per_head: bool = False, offset: float = 0.0) -> Value:
         """x * rsqrt(mean(x^2) + eps) * (w + offset), the mean over the row or, per_head, over each head of it.
 
@@ -310,10 +323,6 @@ class Model(Block):
         """A new value, or columns of another."""
         self.spec["values"].append((width, of, offset))
         return Value(self, len(self.spec["values"]) - 1, width)
-
-    def split(self, x: Value, widths: Sequence[int]) -> list[Value]:
-        """Neighbouring columns of a value, without a copy."""
-        return [self.value(width, x.index, sum(widths[:i])) for i, width in enumerate(widths)]
 
     def emit(
         self,

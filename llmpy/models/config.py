@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedError
 from . import rope
+from .rope import Parameters, Rope
 
 T = TypeVar("T", bound=int | float | str | bool)
 Raw = dict[str, object]
@@ -35,6 +36,9 @@ _GGUF_REFUSED = (
     "use_parallel_residual",
     "rope.scaling.yarn_log_multiplier",
 )
+
+
+_KINDS = ("full_attention", "sliding_attention")
 
 
 def _typed(value: object, kind: type[T]) -> T | None:
@@ -103,6 +107,15 @@ class ModelConfig:
             )
         return value
 
+    def positive(self, name: str, default: float) -> float:
+        """A number above 0."""
+        value = self.get(name, default)
+        if not 1e-30 < value < 1e30:
+            raise CheckpointError(
+                f"{self.file}: {name}: wanted a number above 0, have {value}; hf_overrides can set it", file=self.file
+            )
+        return value
+
     @property
     def architecture(self) -> str:
         """Name under which the architecture is registered."""
@@ -144,23 +157,54 @@ class ModelConfig:
             raise CheckpointError(f"{self.file}: eos_token_id: wanted ids, have {value!r}", file=self.file)
         return list(ids)
 
-    @cached_property
-    def _rope_parameters(self) -> rope.Parameters:
-        return rope.Parameters(self.raw, self.file)
+    def without(self, *names: str) -> None:
+        """Refuses fields that the architecture function has no operation for; absent, null, false and 0 are no such thing."""
+        for name in names:
+            if self.raw.get(name):
+                raise UnsupportedError(
+                    f"{self.file}: {name}={self.raw[name]!r} is not supported by {self.architecture}; hf_overrides can set it"
+                )
+
+    def only(self, name: str, value: float | str) -> None:
+        """Refuses every other value of a field that the architecture function has no operation for."""
+        if self.get(name, value) != value:
+            raise UnsupportedError(
+                f"{self.file}: {name}={self.raw[name]!r} is not supported by {self.architecture}, only {value!r}; "
+                "hf_overrides can set it"
+            )
 
     @property
     def max_position_embeddings(self) -> int:
         """Longest sequence in tokens, rope scaling counted (`raw` has the file's number)."""
-        return rope.context_length(self._rope_parameters, self._max_position, self._max_model_len)
+        parameters = Parameters(self.raw, self.file, "full_attention")
+        return rope.context_length(parameters, self._max_position, self._max_model_len)
 
     _max_position = _Field(int, "max_position_embeddings")
 
     @cached_property
-    def rope(self) -> rope.Rope:
-        """The rotary embedding; it depends on max_model_len for rope_type "dynamic" only."""
+    def rope(self) -> Rope:
+        """The rotary embedding; it depends on max_model_len for rope_types "dynamic" and "longrope" only."""
+        return self._make_rope(Parameters(self.raw, self.file))
+
+    def layer_ropes(self, local_theta: float) -> dict[str, Rope]:
+        """The rotary embeddings of "full_attention" and "sliding_attention" layers.
+
+        Args:
+            local_theta: The base of sliding layers, which nothing scales, where `rope_parameters` are not given for each type.
+        """
+        given = self.raw.get("rope_parameters")
+        raw = dict(self.raw)
+        if not (isinstance(given, Mapping) and isinstance(given.get("sliding_attention"), Mapping)):
+            raw |= {"rope_parameters": {"rope_theta": local_theta}, "rope_scaling": None}
+        return {
+            "full_attention": self._make_rope(Parameters(self.raw, self.file, "full_attention")),
+            "sliding_attention": self._make_rope(Parameters(raw, self.file, "sliding_attention")),
+        }
+
+    def _make_rope(self, parameters: Parameters) -> Rope:
         divisors = self.raw.get("rope_divisors")
         return rope.make(
-            self._rope_parameters,
+            parameters,
             self.head_dim,
             self._max_position,
             min(self._max_model_len or self.max_position_embeddings, self.max_position_embeddings),
@@ -171,17 +215,43 @@ class ModelConfig:
     def layer_windows(self) -> Iterator[int]:
         """Attention window of every layer, 0 for full attention, from `layer_types` or `max_window_layers`."""
         window = self.get("sliding_window", 0) if self.get("use_sliding_window", False) else 0
-        first, kinds = self.get("max_window_layers", 0), self.raw.get("layer_types")
-        if kinds is None:
+        if self.raw.get("layer_types") is None:
+            first = self.get("max_window_layers", 0)
             return (window if i >= first else 0 for i in range(self.num_layers))
+        return (window if kind == "sliding_attention" else 0 for kind in self.layer_kinds(1))
+
+    def layer_kinds(self, pattern: int) -> Iterator[str]:
+        """"full_attention" or "sliding_attention" for every layer, from `layer_types`.
+
+        Args:
+            pattern: Without that field, every so-many-th layer is full and the others slide, if `sliding_window_pattern` does
+                not say otherwise.
+        """
+        kinds = self.raw.get("layer_types")
+        if kinds is None:
+            given = self.raw.get("sliding_window_pattern")
+            is_word = isinstance(given, str) and given.strip("L") == "G"  # as in LLLG
+            step = len(str(given)) if is_word else self.size("sliding_window_pattern", pattern)
+            return (_KINDS[(i + 1) % step > 0] for i in range(self.num_layers))
         if not isinstance(kinds, list) or len(kinds) < self.num_layers:
             raise CheckpointError(
                 f"{self.file}: layer_types: wanted a list of {self.num_layers} names, have {kinds!r}", file=self.file
             )
         for kind in kinds:
-            if kind not in ("full_attention", "sliding_attention"):
+            if kind not in _KINDS:
                 raise UnsupportedError(f"layer_types: {kind!r} is not supported by {self.architecture}")
-        return (window if kind == "sliding_attention" else 0 for kind in kinds[: self.num_layers])
+        return iter(kinds[: self.num_layers])
+
+    def layer_flags(self, name: str, default: Callable[[int], bool]) -> Iterator[bool]:
+        """A truth value for every layer from a list of 0 and 1; without that field what `default` gives for its number."""
+        flags = self.raw.get(name)
+        if flags is None:
+            return (default(i) for i in range(self.num_layers))
+        if not isinstance(flags, list) or len(flags) < self.num_layers or any(flag not in (0, 1) for flag in flags):
+            raise CheckpointError(
+                f"{self.file}: {name}: wanted a list of {self.num_layers} of 0 or 1, have {flags!r}", file=self.file
+            )
+        return (bool(flag) for flag in flags[: self.num_layers])
 
 
 class _Metadata:

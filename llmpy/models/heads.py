@@ -19,6 +19,10 @@ def head(cfg: ModelConfig, m: Model, x: Value, stem: str) -> None:
         m: The program.
         x: The last norm's output.
         stem: What the names of the body's tensors begin with.
+
+    Raises:
+        UnsupportedError: the configuration scales or caps the logits of a vocabulary, for which there is no operation. Neither
+            moves a greedy token, so that overriding the field serves for greedy decoding; logprobs and samples are others then.
     """
     name = cfg.architecture
     if name.endswith(("ForSequenceClassification", "ForTokenClassification")):
@@ -30,4 +34,7 @@ def head(cfg: ModelConfig, m: Model, x: Value, stem: str) -> None:
         m.leave_out("lm_head")
         m.states(x)
     else:
+        cfg.without("final_logit_softcapping")
+        for field in ("logits_scaling", "logit_scale"):
+            cfg.only(field, 1.0)
         m.logits(x, "lm_head", tied_to=f"{stem}embed_tokens")

@@ -33,17 +33,27 @@ class Rope:
 
 
 class Parameters:
-    """The rope fields of a configuration, normalised."""
+    """The rope fields of a configuration, normalised.
 
-    def __init__(self, raw: Mapping[str, object], file: str) -> None:
+    Args:
+        raw: The configuration.
+        file: Where it comes from, for messages.
+        layer_type: Whose parameters to take where they are given for each type of layer; None: that is refused.
+    """
+
+    def __init__(self, raw: Mapping[str, object], file: str, layer_type: str | None = None) -> None:
         new, old = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+        if isinstance(new, Mapping) and layer_type and isinstance(new.get(layer_type), Mapping):
+            new, old = new[layer_type], {}
         if not (isinstance(new, Mapping) and isinstance(old, Mapping)):
             raise CheckpointError(f"{file}: rope_parameters: wanted an object, have {new or old!r}", file=file)
         fields: dict[str, object] = dict(old or new)
         if any(isinstance(value, Mapping) for value in fields.values()):
             raise UnsupportedError(f"rope_parameters per layer type ({', '.join(fields)}) are not supported")
         self.file = file
-        self.kind = str(fields.get("rope_type") or fields.get("type") or "default")
+        kind = str(fields.get("rope_type") or fields.get("type") or "default")
+        is_longrope = kind == "su" or (kind == "yarn" and bool(fields.get("long_factor")))  # names that Phi-3 once had for it
+        self.kind = "longrope" if is_longrope else kind
         for name in ("rope_theta", "partial_rotary_factor"):
             fields.setdefault(name, new.get(name) or raw.get(name))
         if raw.get("original_max_position_embeddings") is not None:
@@ -76,13 +86,23 @@ class Parameters:
             file=self.file,
         )
 
+    def numbers(self, name: str, n: int) -> Floats:
+        """A list of n numbers above 0."""
+        value = self.fields.get(name)
+        if not isinstance(value, list) or len(value) != n:
+            self._refuse(name, f"a list of {n} numbers", value)
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, int | float) or not 0 < item < 1e30:
+                self._refuse(name, "numbers above 0", item)
+        return np.asarray(value, np.float32)
+
     def original_length(self, max_position: int) -> float:
         """The length that the model was trained with before its rope was scaled."""
         return self.positive("original_max_position_embeddings", float(max_position))
 
     def factor(self, max_position: int) -> float:
-        """The scaling factor; absent means max_position / original length for yarn."""
-        if self.kind == "yarn" and self.fields.get("factor") is None:
+        """The scaling factor; absent means max_position / original length for yarn and longrope."""
+        if self.kind in ("yarn", "longrope") and self.fields.get("factor") is None:
             return max_position / self.original_length(max_position)
         return self.positive("factor")
 
@@ -150,12 +170,21 @@ def _yarn(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
     return stretched * ramp + plain * (1 - ramp), p.number("attention_factor", magnitude)
 
 
+def _longrope(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
+    """One list of divisors for all lengths that this engine serves: fixed, so that no request changes another's bits."""
+    factor, original = p.factor(max_position), p.original_length(max_position)
+    divisors = p.numbers("long_factor" if length > original else "short_factor", n_dims // 2)
+    magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return base_frequencies(p.theta, n_dims) / divisors, p.number("attention_factor", magnitude)
+
+
 _KINDS: dict[str, Callable[[Parameters, int, int, int], Scaled]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }
 
 
@@ -174,7 +203,7 @@ def make(
         p: The rope fields.
         head_dim: Elements of a head.
         max_position: `max_position_embeddings` as the file has it.
-        length: Longest sequence that this engine will serve; only rope_type "dynamic" depends on it.
+        length: Longest sequence that this engine will serve; only rope_types "dynamic" and "longrope" depend on it.
         interleaved: See `Rope`.
         divisors: float32 [n_freqs], stored in a GGUF file: they divide the frequencies.
 

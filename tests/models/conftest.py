@@ -41,6 +41,18 @@ def rope(kind: str, **fields: object) -> dict[str, object]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
 
 
+def by_layer(full: dict[str, object], rope_theta: float = 10000.0) -> dict[str, object]:
+    sliding = {"rope_type": "default", "rope_theta": rope_theta}
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
+
+
+FAR = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "original_max_position_embeddings": 16,
+    "sliding_window": None,
+    **rope("longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.2, 1.3, 1.5, 1.7],
+           long_factor=[1.5, 2.0, 3.0, 4.0, 6.0, 8.0], original_max_position_embeddings=16),
+}  # fmt: skip
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("Llama", {}),
@@ -64,7 +76,48 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen2-window": ("Qwen2", WINDOWS),
     "qwen3": ("Qwen3", {"head_dim": 24, "attention_bias": True}),
     "qwen3-window": ("Qwen3", {**WINDOWS, "head_dim": 24, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 8,
+         "attention_bias": True, "mlp_bias": True},
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 8, "attention_bias": True, **by_layer(FAR, rope_theta=5e5)}),
+    "granite": (
+        "Granite",
+        {"embedding_multiplier": 2.0, "attention_multiplier": 0.1, "residual_multiplier": 0.5},
+    ),
+    "granite-bias": (
+        "Granite", {"residual_multiplier": 0.22, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "phi3": ("Phi3", {"sliding_window": 8, **rope("default", partial_rotary_factor=0.75)}),
+    "phi3-longrope": ("Phi3", LONGROPE),
+    "gemma": ("Gemma", {"head_dim": 24, "attention_bias": True}),
+    "gemma2": (
+        "Gemma2",
+        {"num_hidden_layers": 3, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0, "final_logit_softcapping": None,
+         "sliding_window": 8},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {"num_hidden_layers": 4, "sliding_window_pattern": 3, "sliding_window": 8, "head_dim": 24, "query_pre_attn_scalar": 20,
+         **by_layer({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6})},
+    ),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm4": ("Glm4", {"head_dim": 24, "attention_bias": False}),
+    "seed_oss": ("SeedOss", {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True}),
+    "seed_oss-plain": ("SeedOss", {"head_dim": 16}),
+    "exaone4": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 8}),
+    "arcee": ("Arcee", {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
+# One case of a topology is enough for the default run; all of them are in that of the slow tests.
+SLOW = {
+    "smollm3", "smollm3-window", "olmo2", "granite", "granite-bias", "phi3", "gemma", "gemma2", "glm", "seed_oss",
+    "seed_oss-plain", "exaone4", "exaone4-full", "arcee",
+}  # fmt: skip
+CONFIGS = {"Gemma3": "Gemma3Text"}  # the family whose name the configuration has
 
 
 def randomise(model: "torch.nn.Module", seed: int) -> None:
@@ -105,7 +158,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
         key = f"{case} {dtype} {shards} {fields}"
         if key not in made:
             family, own = CASES[case]
-            config = getattr(transformers, family + "Config")(**{**BASE, **own, **fields})
+            config = getattr(transformers, CONFIGS.get(family, family) + "Config")(**{**BASE, **own, **fields})
             kind = getattr(transformers, family + "ForCausalLM")
             model = kind(config)
             randomise(model, seed=len(case))
@@ -199,7 +252,10 @@ def files_of() -> Callable[..., SimpleNamespace]:
     return model_files
 
 
-@pytest.fixture(scope="session", params=list(CASES))
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES],
+)
 def case(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

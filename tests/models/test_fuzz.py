@@ -29,13 +29,14 @@ FIELDS = names(
     "num_key_value_heads head_dim rms_norm_eps hidden_act max_position_embeddings "
     "tie_word_embeddings attention_bias mlp_bias sliding_window use_sliding_window max_window_layers "
     "layer_types architectures eos_token_id rope_theta rope_scaling rope_parameters "
-    "partial_rotary_factor original_max_position_embeddings quantization_config dtype"
+    "partial_rotary_factor original_max_position_embeddings quantization_config dtype sliding_window_pattern no_rope_layers "
+    "no_rope_layer_interval residual_multiplier logits_scaling query_pre_attn_scalar rope_local_base_freq hidden_activation"
 )
 ROPE = st.dictionaries(
     names(
         "rope_type type rope_theta factor low_freq_factor high_freq_factor "
         "original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim attention_factor "
-        "truncate partial_rotary_factor"
+        "truncate partial_rotary_factor short_factor long_factor full_attention sliding_attention"
     ),
     JSON_VALUES,
 )
@@ -50,7 +51,7 @@ def loads_or_refuses(files, checkpoint):
         assert str(error)
 
 
-@pytest.mark.parametrize("case", ["llama-yarn", "mistral", "qwen3-window"])
+@pytest.mark.parametrize("case", ["llama-yarn", "mistral", "qwen3-window", "phi3-longrope", "gemma3", "granite", "smollm3"])
 @given(changes=st.dictionaries(FIELDS, JSON_VALUES, max_size=3), rope=st.none() | ROPE)
 @FAST
 def test_configurations(tiny, files_of, host_checkpoint, case, changes, rope):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import transformers
 
+from llmpy import CheckpointError
 from llmpy.models.config import ModelConfig
 from llmpy.models.registry import find
 
@@ -16,7 +17,8 @@ def test_logits_match_transformers(case, tiny, oracle, prompts, error_of):
     model = tiny(case)
     limit = {"max_model_len": 70} if case == "llama-dynamic" else {}
     mine = oracle(model.directory, **limit)
-    for ids in prompts[-1:] if limit else prompts:
+    # What depends on the longest sequence served is compared with what transformers does at that length.
+    for ids in {"llama-dynamic": prompts[3:], "phi3-longrope": prompts[2:]}.get(case, prompts):
         assert error_of(mine.logits(ids), model.logits(ids)) <= BOUND
 
 
@@ -25,6 +27,14 @@ def test_dynamic_rope_within_the_trained_length_is_plain(tiny, oracle, prompts, 
     mine = oracle(model.directory)
     assert error_of(mine.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
     assert mine.compiled.config.max_position_embeddings == 48
+
+
+def test_longrope_within_the_trained_length_takes_the_short_factors(tiny, oracle, prompts, error_of):
+    model = tiny("phi3-longrope")
+    short, long = (oracle(model.directory, max_model_len=length) for length in (16, 17))
+    assert error_of(short.logits(prompts[1]), model.logits(prompts[1])) <= BOUND
+    assert error_of(long.logits(prompts[1]), model.logits(prompts[1])) > 100 * BOUND
+    assert short.compiled.config.max_position_embeddings == long.compiled.config.max_position_embeddings == 128
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -36,7 +46,7 @@ def test_half_precision_checkpoints_and_shards(tiny, oracle, prompts, error_of, 
     assert error_of(mine.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
 
 
-@pytest.mark.parametrize("case", ["llama", "llama-linear", "llama-llama3", "llama-yarn", "mistral"])
+@pytest.mark.parametrize("case", ["llama", "llama-linear", "llama-llama3", "llama-yarn", "mistral", "phi3-longrope"])
 def test_fields_of_transformers_4(case, tiny, oracle, prompts, error_of):
     """The same model with rope_theta, rope_scaling and "type", as most files on the hub have them."""
     model = tiny(case)
@@ -47,8 +57,37 @@ def test_fields_of_transformers_4(case, tiny, oracle, prompts, error_of):
         "rope_theta": scaling.pop("rope_theta"),
         "rope_scaling": None if scaling["type"] == "default" else scaling,
     }
+    if case == "phi3-longrope":
+        scaling["type"] = "su"
+        old |= {name: scaling.pop(name) for name in ("partial_rotary_factor", "original_max_position_embeddings")}
     mine = oracle(model.directory, old)
     assert error_of(mine.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
+
+
+@pytest.mark.parametrize("case", ["gemma3", "olmo3"])
+def test_ropes_of_two_kinds_in_fields_of_transformers_4(case, tiny, oracle, prompts, error_of):
+    model = tiny(case)
+    full = model.config["rope_parameters"]["full_attention"]
+    old = {"rope_parameters": None, "rope_theta": full.pop("rope_theta"), "rope_scaling": full}
+    mine = oracle(model.directory, old | ({"rope_local_base_freq": 10000.0} if case == "gemma3" else {}))
+    assert error_of(mine.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
+
+
+def test_factors_of_granite_with_a_branch_of_any_size(tiny, oracle, prompts):
+    """Rows are kept divided by the branches' factor: the same function for every factor, eps included."""
+    for eps in (1e-6, 0.5):
+        model = tiny("granite", residual_multiplier=0.3, rms_norm_eps=eps)
+        mine, theirs = oracle(model.directory).logits(prompts[1]), model.logits(prompts[1])
+        assert np.abs(mine - theirs).max() <= BOUND * np.abs(theirs).max()
+
+
+def test_internlm3_is_llama_with_other_names_of_its_flags(tiny, oracle, prompts, error_of):
+    model = tiny("llama-bias")
+    fields = {"architectures": ["InternLM3ForCausalLM"], "attention_bias": None, "mlp_bias": None}
+    mine = oracle(model.directory, {**fields, "qkv_bias": True, "bias": True})
+    assert error_of(mine.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
+    with pytest.raises(CheckpointError, match=r"self_attn\..*bias \[.*has no place in InternLM3"):
+        oracle(model.directory, {**fields, "qkv_bias": False, "bias": True})
 
 
 def test_yarn_without_a_factor_takes_the_ratio_of_lengths(tiny, oracle):
@@ -73,20 +112,30 @@ def test_a_head_stored_beside_a_tied_one_is_ignored(tiny, oracle, prompts, error
     assert error_of(oracle(tmp_path).logits(prompts[1]), model.logits(prompts[1])) <= BOUND
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+FAMILIES = "Arcee Exaone4 Gemma Gemma2 Gemma3 Glm Glm4 Granite Llama Mistral Olmo2 Olmo3 Phi3 Qwen2 Qwen3 SeedOss SmolLM3"
+
+
+@pytest.mark.parametrize("family", FAMILIES.split())
 def test_what_a_configuration_leaves_out(family):
     """A config.json with nothing but the sizes: what is absent must mean what transformers takes it to mean."""
     sizes = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    theirs = getattr(transformers, f"{family}Config").from_dict(sizes)
+    theirs = getattr(transformers, f"{'Gemma3Text' if family == 'Gemma3' else family}Config").from_dict(sizes)
     found = find(f"{family}ForCausalLM")
     mine = ModelConfig({**found.defaults, **sizes, "architectures": [f"{family}ForCausalLM"]}, "config.json")
-    for name in ("rms_norm_eps", "hidden_act", "tie_word_embeddings", "num_key_value_heads", "max_position_embeddings"):
+    for name in ("rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "max_position_embeddings"):
         assert getattr(mine, name) == getattr(theirs, name), name
+    if "Gemma" not in family:
+        assert mine.hidden_act == theirs.hidden_act
     assert mine.head_dim == (getattr(theirs, "head_dim", None) or 16)
-    assert mine.rope.inv_freq[1] == pytest.approx(theirs.rope_parameters["rope_theta"] ** (-2 / mine.head_dim))
+    full = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
+    n_dims = int(mine.head_dim * full.get("partial_rotary_factor", 1))
+    assert mine.rope.inv_freq[1] == pytest.approx(full["rope_theta"] ** (-2 / n_dims))
+    given = ("final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar", "original_max_position_embeddings")
+    for name in given:
+        assert (mine.raw.get(name) or 256) == (getattr(theirs, name, None) or 256), name
     for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
         assert mine.get(name, False) == getattr(theirs, name, False), name
-    if family == "Mistral":
+    if family in ("Mistral", "Olmo3", "Exaone4", "Gemma2", "Gemma3"):
         assert mine.get("sliding_window", 0) == theirs.sliding_window
     if family.startswith("Qwen"):
         assert list(mine.layer_windows()) == [0, 0]

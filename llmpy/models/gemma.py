@@ -1,0 +1,83 @@
+"""Gemma 1, 2 and 3, text."""
+
+from collections.abc import Iterable
+from math import sqrt
+
+from . import heads, usual
+from .blocks import Model
+from .config import ModelConfig
+from .registry import architecture
+from .rope import Rope
+
+KINDS = ("full_attention", "sliding_attention")
+DEFAULTS = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 8192,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+}
+SANDWICH = {"hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 4, "sliding_window": 4096}
+
+
+@architecture(*heads.names("Gemma"), defaults={**DEFAULTS, "num_key_value_heads": 16})
+def gemma(cfg: ModelConfig, m: Model) -> None:
+    """Gemma decoder: Llama with an embedding times sqrt(hidden_size), and norms whose weights are stored less 1."""
+    cfg.without("use_bidirectional_attention")
+    bias, eps = cfg.get("attention_bias", False), cfg.rms_norm_eps
+    act = cfg.get("hidden_activation", "") or cfg.get("hidden_act", "gelu_pytorch_tanh")
+    act = "gelu_pytorch_tanh" if act == "gelu" else act  # what the first files of the family say for it
+    stem = m.stem("model.", "embed_tokens")
+    x = m.embed(f"{stem}embed_tokens", scale=sqrt(cfg.hidden_size))
+    for layer in m.layers(f"{stem}layers", cfg.num_layers):
+        q, k, v = usual.qkv(cfg, layer, layer.rms_norm(x, "input_layernorm", eps, offset=1.0), bias=bias)
+        q, k = layer.rope(q, k, cfg.rope)
+        x = x + usual.out(cfg, layer, layer.attention(q, k, v), bias=bias)
+        x = x + usual.mlp(cfg, layer, layer.rms_norm(x, "post_attention_layernorm", eps, offset=1.0), act=act)
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps, offset=1.0), stem)
+
+
+@architecture(
+    *heads.names("Gemma2"),
+    defaults={**DEFAULTS, **SANDWICH, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+)
+def gemma2(cfg: ModelConfig, m: Model) -> None:
+    """Gemma 2 decoder: Gemma with norms before and behind each branch, capped scores, a window in every other layer.
+
+    `heads.head` refuses the cap on the logits.
+    """
+    ropes, softcap = dict.fromkeys(KINDS, cfg.rope), cfg.get("attn_logit_softcapping", 0.0)
+    write_sandwich(cfg, m, cfg.layer_kinds(2), ropes, softcap=softcap, normed_heads=False)
+
+
+@architecture(
+    *heads.names("Gemma3"),
+    "Gemma3TextModel",
+    defaults={**DEFAULTS, **SANDWICH, "rope_theta": 1000000.0, "max_position_embeddings": 131072},
+)
+def gemma3(cfg: ModelConfig, m: Model) -> None:
+    """Gemma 3 decoder, text: Gemma 2 without caps, with norms on the heads of q and k, and a rope for each type of layer."""
+    ropes = cfg.layer_ropes(cfg.get("rope_local_base_freq", 10000.0))
+    write_sandwich(cfg, m, cfg.layer_kinds(6), ropes, softcap=0.0, normed_heads=True)
+
+
+def write_sandwich(
+    cfg: ModelConfig, m: Model, kinds: Iterable[str], ropes: dict[str, Rope], *, softcap: float, normed_heads: bool
+) -> None:
+    """The program of Gemma 2 and 3."""
+    cfg.without("use_bidirectional_attention")
+    bias, eps, act = cfg.get("attention_bias", False), cfg.rms_norm_eps, cfg.need("hidden_activation", str)
+    window, scale = cfg.get("sliding_window", 0), cfg.positive("query_pre_attn_scalar", 256.0) ** -0.5
+    stem = m.stem("model.", "embed_tokens")
+    x = m.embed(f"{stem}embed_tokens", scale=sqrt(cfg.hidden_size))
+    for layer, kind in zip(m.layers(f"{stem}layers", cfg.num_layers), kinds, strict=True):
+        q, k, v = usual.qkv(cfg, layer, layer.rms_norm(x, "input_layernorm", eps, offset=1.0), bias=bias)
+        if normed_heads:
+            q = layer.rms_norm(q, "self_attn.q_norm", eps, per_head=True, offset=1.0)
+            k = layer.rms_norm(k, "self_attn.k_norm", eps, per_head=True, offset=1.0)
+        q, k = layer.rope(q, k, ropes[kind])
+        visible = window if kind == "sliding_attention" else 0
+        h = usual.out(cfg, layer, layer.attention(q, k, v, window=visible, scale=scale, softcap=softcap), bias=bias)
+        x = x + layer.rms_norm(h, "post_attention_layernorm", eps, offset=1.0)
+        h = usual.mlp(cfg, layer, layer.rms_norm(x, "pre_feedforward_layernorm", eps, offset=1.0), act=act)
+        x = x + layer.rms_norm(h, "post_feedforward_layernorm", eps, offset=1.0)
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps, offset=1.0), stem)

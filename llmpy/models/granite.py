@@ -1,0 +1,28 @@
+"""Granite 3 and 4, the dense models."""
+
+from . import heads, usual
+from .blocks import Model
+from .config import ModelConfig
+from .registry import architecture
+
+
+@architecture(
+    *heads.names("Granite"), defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048}
+)
+def granite(cfg: ModelConfig, m: Model) -> None:
+    """Granite decoder: Llama with factors on the embedding, the scores, the branches of a layer and (refused) the logits.
+
+    All rows between the layers are kept divided by the branches' factor r, which then needs no operation: an RMS norm does not
+    see it, but for eps, which is divided by r^2.
+    """
+    attention_bias, mlp_bias = cfg.get("attention_bias", False), cfg.get("mlp_bias", False)
+    branch, scale = cfg.positive("residual_multiplier", 1.0), cfg.get("attention_multiplier", 1.0)
+    eps = cfg.rms_norm_eps / branch**2
+    stem = m.stem("model.", "embed_tokens")
+    x = m.embed(f"{stem}embed_tokens", scale=cfg.get("embedding_multiplier", 1.0) / branch)
+    for layer in m.layers(f"{stem}layers", cfg.num_layers):
+        q, k, v = usual.qkv(cfg, layer, layer.rms_norm(x, "input_layernorm", eps), bias=attention_bias)
+        q, k = layer.rope(q, k, cfg.rope)
+        x = x + usual.out(cfg, layer, layer.attention(q, k, v, scale=scale), bias=attention_bias)
+        x = x + usual.mlp(cfg, layer, layer.rms_norm(x, "post_attention_layernorm", eps), bias=mlp_bias)
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps), stem)
