@@ -97,7 +97,10 @@ void mem_hide(void *block, size_t size_bytes, int keeps)
 
 int mem_show(void *block, size_t size_bytes)
 {
-    return must_fail() ? -1 : mprotect(block, mapped_bytes(size_bytes), PROT_READ | PROT_WRITE);
+    if (must_fail())
+        return -1;
+    atomic_fetch_add(&releases, 1); /* it is held already */
+    return mprotect(block, mapped_bytes(size_bytes), PROT_READ | PROT_WRITE);
 }
 
 uint64_t mem_count(void)

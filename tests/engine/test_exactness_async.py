@@ -139,8 +139,8 @@ async def joined(engine: AsyncEngine, i: int, turn: asyncio.Lock, disturb: Calla
     return [tuple(b"".join(column) for column in zip(*parts, strict=True))]
 
 
-def test_paused_and_updated_to_the_same(case: Case) -> None:
-    """In the middle of a request: pauses, a reset of the cache, and an update that writes the weights there are."""
+def test_paused_slept_and_updated_to_the_same(case: Case) -> None:
+    """In the middle of a request: pauses, sleeps, a reset of the cache, and an update that writes the weights there are."""
     from safetensors import safe_open
 
     async def main() -> None:
@@ -153,6 +153,14 @@ def test_paused_and_updated_to_the_same(case: Case) -> None:
             async def reset() -> None:
                 await engine.reset_prefix_cache(True)
 
+            async def sleep() -> None:
+                await engine.sleep(1, mode="keep")
+                await engine.wake_up()
+
+            async def doze() -> None:
+                await engine.sleep(1, mode="keep", tags="kv_cache")
+                await engine.wake_up()
+
             with safe_open(case[0] / "model.safetensors", "np") as file:
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
@@ -162,7 +170,7 @@ def test_paused_and_updated_to_the_same(case: Case) -> None:
             async def recompute() -> None:
                 await engine.update_weights(weights, on_running="recompute")
 
-            for disturb in (pause, reset, keep, recompute):
+            for disturb in (pause, reset, sleep, doze, keep, recompute):
                 turn = asyncio.Lock()
                 found = await asyncio.gather(*[joined(engine, i, turn, disturb) for i in (4, 5, 7)])
                 assert found == [case[2][i] for i in (4, 5, 7)], disturb.__name__

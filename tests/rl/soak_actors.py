@@ -8,10 +8,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
-from soak_requests import Catalogue, Job, Received
+import numpy as np
+from soak_requests import Catalogue, Job, Received, label
 
-from llmpy import AsyncEngine, QueueFullError, RequestFailedError, RequestOutputKind
+from llmpy import AsyncEngine, QueueFullError, RequestFailedError, RequestOutputKind, WeightUpdateError
 from llmpy._feeds import RequestHandle, RequestStream
 
 KINDS = list(RequestOutputKind)
@@ -48,11 +50,11 @@ class Stage:
             self.failures.append(error)
 
     def begin(self, job: Job, kind: RequestOutputKind) -> Received:
-        return Received(self.catalogue, job, kind, self.engine.stats().weight_epoch)
+        return Received(self.catalogue, job, kind, self.engine.weight_epoch)
 
     def close(self, received: Received, ended_early: bool) -> None:
         """Checks what a request gave."""
-        received.check(self.engine.stats().weight_epoch, ended_early)
+        received.check(self.engine.weight_epoch, ended_early)
         self.done["tokens"] += received.n_tokens
         self.done["whole" if received.finished else "left"] += 1
 
@@ -140,7 +142,7 @@ async def read(stage: Stage, rng: random.Random) -> None:
 
 async def score(stage: Stage, rng: random.Random) -> None:
     job = rng.choice([job for job in stage.catalogue.jobs if job.start])
-    first = stage.engine.stats().weight_epoch
+    first = stage.engine.weight_epoch
     try:
         pending = stage.engine.score(job.prompt, start=job.start, temperature=0.9, logprobs=2)
     except QueueFullError:
@@ -149,7 +151,7 @@ async def score(stage: Stage, rng: random.Random) -> None:
     stage.done["samples"] += 1
     with contextlib.suppress(RequestFailedError):  # somebody aborted it
         found = await pending
-        stage.catalogue.check_score(job, found, (first, stage.engine.stats().weight_epoch))
+        stage.catalogue.check_score(job, found, (first, stage.engine.weight_epoch))
         stage.done["scores"] += 1
 
 
@@ -248,4 +250,105 @@ async def disturb(stage: Stage, rng: random.Random) -> None:
 
 
 def train(stage: Stage, rng: random.Random) -> None:
-    """New weights, sleeps and wakes."""
+    asyncio.run(trainer(stage, rng))
+
+
+async def trainer(stage: Stage, rng: random.Random) -> None:
+    """Only this thread changes weights and sleeps, so that the epoch says which weights there are."""
+    engine = stage.engine
+    deeds = [update] * 6 + [update_in_pieces, tear, refuse, sleep, sleep, sleep_and_update, doze]
+    while not stage.is_over:
+        await asyncio.sleep(rng.random() * 0.3)
+        await rng.choice(deeds)(stage, rng)
+    weights = stage.catalogue.weights[engine.weight_epoch % 2]
+    assert await engine.compare_weights(weights)
+    assert not engine.is_sleeping() and engine.weight_version == label(engine.weight_epoch)
+
+
+def next_weights(stage: Stage, rng: random.Random) -> tuple[list[tuple[str, np.ndarray]], dict[str, Any], int]:
+    """The other weights in any order, how they are to be committed, and what their epoch will be."""
+    epoch = stage.engine.weight_epoch + 1
+    pairs = list(stage.catalogue.weights[epoch % 2].items())
+    rng.shuffle(pairs)
+    how = rng.choice(["keep", "recompute"])
+    stage.catalogue.recomputed.discard(epoch)  # of an update that was given up
+    if how == "recompute":
+        stage.catalogue.recomputed.add(epoch)
+    return pairs, {"version": label(epoch), "on_running": how}, epoch
+
+
+async def update(stage: Stage, rng: random.Random) -> None:
+    pairs, how, epoch = next_weights(stage, rng)
+    report = await stage.engine.update_weights(pairs, **how)
+    assert (report.epoch, report.version) == (epoch, how["version"]) and not report.missing and not report.repeated
+    stage.done[f"update, {how['on_running']}"] += 1
+
+
+async def update_in_pieces(stage: Stage, rng: random.Random) -> None:
+    """Some tensors twice, with time between them."""
+    pairs, how, epoch = next_weights(stage, rng)
+    async with stage.engine.begin_update(**how) as writing:
+        for name, tensor in pairs:
+            if rng.random() < 0.2:
+                await writing.write(name, np.zeros_like(tensor))
+            await writing.write(name, tensor)
+            if rng.random() < 0.2:
+                await asyncio.sleep(rng.random() * 0.01)
+    assert stage.engine.weight_epoch == epoch
+    stage.done["update in pieces"] += 1
+
+
+async def tear(stage: Stage, rng: random.Random) -> None:
+    """An update is given up behind its first write: nothing runs until a whole one has come."""
+    pairs, how, _ = next_weights(stage, rng)
+    writing = stage.engine.begin_update(**how)
+    await writing.write(*pairs[0])
+    await writing.abort()
+    await asyncio.sleep(rng.random() * 0.02)
+    before = stage.engine.stats().generation_tokens
+    await asyncio.sleep(0.02)
+    assert stage.engine.stats().generation_tokens == before
+    await update(stage, rng)
+    stage.done["torn"] += 1
+
+
+async def refuse(stage: Stage, rng: random.Random) -> None:
+    """What does not fit is refused before anything is written."""
+    writing = stage.engine.begin_update()
+    try:
+        await writing.write(rng.choice(["model.norm.weight", "nobody"]), np.zeros(3, np.float32))
+    except WeightUpdateError:
+        stage.done["update refused"] += 1
+    await writing.abort()
+
+
+async def sleep(stage: Stage, rng: random.Random) -> None:
+    """The same weights come back, all at once or in pieces."""
+    level = rng.choice([0, 1, 1])
+    await stage.engine.sleep(level, mode=rng.choice(["keep", "keep", "abort"]))
+    assert stage.engine.is_sleeping()
+    await asyncio.sleep(rng.random() * 0.02)
+    parts: list[list[str] | None] = [["weights"], ["kv_cache"], ["scheduling"]]
+    rng.shuffle(parts)
+    for part in parts if rng.random() < 0.5 else [None]:
+        await stage.engine.wake_up(part)
+    stage.done[f"sleep {level}"] += 1
+
+
+async def sleep_and_update(stage: Stage, rng: random.Random) -> None:
+    """As trainers do that need all of the device's memory."""
+    await stage.engine.sleep(2, mode=rng.choice(["keep", "abort"]))
+    await asyncio.sleep(rng.random() * 0.02)
+    await stage.engine.wake_up(["weights"])
+    await update(stage, rng)
+    await stage.engine.wake_up(["kv_cache"])
+    await stage.engine.wake_up()
+    stage.done["sleep 2"] += 1
+
+
+async def doze(stage: Stage, rng: random.Random) -> None:
+    """Only the pool goes, while the weights are replaced."""
+    await stage.engine.sleep(1, mode="keep", tags="kv_cache")
+    await update(stage, rng)
+    await stage.engine.wake_up()
+    stage.done["sleep of the pool"] += 1

@@ -1,4 +1,4 @@
-"""A short soak, as benchmarks of soundness go; the long one is `python tests/rl/soak.py --minutes 30`."""
+"""A short soak; the long one is `python tests/rl/soak.py --minutes 30`."""
 
 import json
 import subprocess
@@ -29,7 +29,10 @@ def test_short_soak(device: str) -> None:
     found = soak(device, 0.15, 2)
     done = found["done"]
     assert isinstance(done, dict) and done["whole"] > 100 and done["abort"] and done["keep"] + done["wait"] > 1, found
-    assert found["preemptions"], found
+    assert found["preemptions"] and isinstance(found["epochs"], int) and found["epochs"] > 5 and done["rebuilt and compared"], (
+        found
+    )
+    assert sum(times for name, times in done.items() if name.startswith("sleep")) > 1, found
 
 
 @pytest.mark.slow
