@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import transformers
 
-from llmpy import CheckpointError
+from llmpy import CheckpointError, UnsupportedError
 from llmpy.models.config import ModelConfig
 from llmpy.models.registry import find
 
@@ -88,6 +88,16 @@ def test_internlm3_is_llama_with_other_names_of_its_flags(tiny, oracle, prompts,
     assert error_of(mine.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
     with pytest.raises(CheckpointError, match=r"self_attn\..*bias \[.*has no place in InternLM3"):
         oracle(model.directory, {**fields, "qkv_bias": False, "bias": True})
+
+
+def test_minicpm_is_granite_with_other_factors(tiny, oracle, prompts, error_of):
+    model = tiny("granite", attention_multiplier=0.25, residual_multiplier=1.4 / 2**0.5)
+    fields = {"architectures": ["MiniCPMForCausalLM"], "scale_emb": 2, "scale_depth": 1.4, "dim_model_base": 64}
+    mine = oracle(model.directory, fields)
+    assert error_of(mine.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
+    for name, value in {"dim_model_base": 32, "sparse_config": {"kernel_size": 32}}.items():
+        with pytest.raises(UnsupportedError, match=f"{name}=.* is not supported by MiniCPM"):
+            oracle(model.directory, {**fields, name: value})
 
 
 def test_yarn_without_a_factor_takes_the_ratio_of_lengths(tiny, oracle):
