@@ -108,7 +108,13 @@ static int read_capsule(PyObject *capsule, int ordinal, struct update_tensor *t)
     fill_strides(t);
     for (uint32_t i = 0; dl->strides && i < t->n_dims; i++)
         t->strides[i] = dl->strides[i];
-    return 0;
+    bool is_empty = false;
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        is_empty |= t->shape[i] == 0;
+    if (dl->data || is_empty)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "a wrapper around other tensors, without memory of its own; pass what it stands for");
+    return -1;
 }
 
 /* Whether the tensor lies on a CUDA device; -1 with an exception. */
@@ -233,6 +239,10 @@ int py_tensor_take(PyObject *object, int ordinal, uintptr_t stream, struct py_te
         return result;
     }
     PyErr_Clear();
+    if (PyObject_HasAttrString(object, "full_tensor")) {
+        PyErr_SetString(PyExc_TypeError, "wanted a whole tensor, have a DTensor; use full_tensor()");
+        return -1;
+    }
     t->kept = detached(object);
     int on_cuda = !t->kept ? -1 : stream ? 1 : is_on_cuda(t->kept); /* what has a stream is on the device */
     if (on_cuda >= 0)

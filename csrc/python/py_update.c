@@ -150,16 +150,28 @@ static struct item *batch_add(struct batch_of *batch, PyObject *name)
     return item;
 }
 
-/* Names the tensor that could not be looked at; the exception becomes the cause. */
+/* The error of a tensor that could not be looked at. Without memory for it NULL. */
+static PyObject *unreadable(PyObject *class, const char *name, PyObject *cause)
+{
+    PyObject *error = PyObject_CallFunction(class, "N", PyUnicode_FromFormat("weight '%s': cannot be read: %S", name, cause));
+    PyObject *names = error ? Py_BuildValue("[s]", name) : NULL;
+    if (!names || PyObject_SetAttrString(error, "mismatched", names) < 0)
+        Py_CLEAR(error);
+    Py_XDECREF(names);
+    return error;
+}
+
+/* Names the tensor that could not be looked at; the exception becomes the cause, and says whether that is a thing that llmpy
+ * does not do. */
 static void raise_unreadable(const char *name)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *class = py_error_class("WeightUpdateError");
-    PyObject *error =
-        class && value ? PyObject_CallFunction(class, "N", PyUnicode_FromFormat("weight '%s': cannot be read: %S", name, value))
-                       : NULL;
+    PyObject *unsupported = py_error_class("UnsupportedError");
+    bool is_unsupported = unsupported && value && PyObject_IsInstance(value, unsupported) == 1;
+    PyObject *class = is_unsupported ? Py_NewRef(unsupported) : py_error_class("WeightUpdateError");
+    PyObject *error = class && value ? unreadable(class, name, value) : NULL;
     if (error && PyObject_IsInstance(value, PyExc_Exception) == 1) {
         PyException_SetCause(error, Py_NewRef(value));
         PyErr_SetObject(class, error);
@@ -171,6 +183,7 @@ static void raise_unreadable(const char *name)
     }
     Py_XDECREF(error);
     Py_XDECREF(class);
+    Py_XDECREF(unsupported);
 }
 
 static void view_stored(const struct checkpoint_tensor *stored, struct update_tensor *t)

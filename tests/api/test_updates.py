@@ -1,8 +1,10 @@
 """Live weight updates: an updated engine is a fresh engine with the same weights, whatever the way of the weights into it."""
 
 import asyncio
+import ctypes
 import gc
 import random
+import re
 import threading
 import time
 
@@ -205,8 +207,9 @@ def test_refusals_leave_the_update_open(pair, device):
         with pytest.raises(WeightUpdateError, match="cannot be read") as error:
             update.write(norm, torch.zeros(64, device="meta"))
         assert error.value.__cause__ is not None
-        with pytest.raises(WeightUpdateError, match="cannot be read"):
+        with pytest.raises(WeightUpdateError, match="cannot be read") as error:
             update.write(norm, object())
+        assert error.value.mismatched == [norm]
         # All of a list is checked before any of it is written.
         with pytest.raises(WeightUpdateError):
             update.write_all([("model.layers.0.mlp.gate_proj.weight", weights[norm]), (norm, weights[norm])])
@@ -217,6 +220,54 @@ def test_refusals_leave_the_update_open(pair, device):
     with old.begin_update() as update:
         update.write_all(weights)
     assert old.weight_checksum() == new.weight_checksum()
+
+
+class Described:
+    """What a tensor of 64 floats shows by DLPack: its device, and where its memory is."""
+
+    class Fields(ctypes.Structure):
+        _fields_ = [
+            ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("n_dims", ctypes.c_int32), ("type", ctypes.c_uint8 * 2),
+            ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.c_void_p),
+            ("offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+        ]  # fmt: skip
+
+    def __init__(self, kind, number, address):
+        self.shape = (ctypes.c_int64 * 1)(64)
+        self.fields = self.Fields(address, (kind, number), 1, (2, 32), 1, self.shape)
+
+    def __dlpack_device__(self):
+        return tuple(self.fields.device)
+
+    def __dlpack__(self, stream=None):
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return make(ctypes.addressof(self.fields), b"dltensor", None)
+
+
+def test_tensors_that_are_elsewhere(pair):
+    old, _, weights = pair()
+    before, norm = outcome(old), "model.norm.weight"
+    address = weights[norm].ctypes.data
+
+    class Sharded(Described):
+        def full_tensor(self):
+            raise AssertionError
+
+    refused = {
+        "a tensor on cuda:9, while the engine is on": (Described(2, 9, address), UnsupportedError),
+        "a tensor on a device of DLPack type 8": (Described(8, 0, address), UnsupportedError),
+        "wanted a whole tensor, have a DTensor; use full_tensor()": (Sharded(1, 0, None), WeightUpdateError),
+        "a wrapper around other tensors": (Described(1, 0, None), WeightUpdateError),
+    }
+    for text, (tensor, kind) in refused.items():
+        with pytest.raises(kind, match=re.escape(f"weight '{norm}': cannot be read: {text}")):
+            old.update_weights({norm: tensor}, partial=True)
+        with pytest.raises(kind, match=re.escape(text)):
+            old.compare_weights({norm: tensor})
+    assert outcome(old) == before
+    old.update_weights({norm: Described(1, 0, address)}, partial=True)
+    assert old.compare_weights({norm: weights[norm]})
 
 
 def test_missing(pair):
