@@ -27,7 +27,7 @@ struct view {
  * (BF16 weights on processors with bfloat16 products; AUTO alone chooses it). */
 enum arithmetic { ARITHMETIC_AUTO = 0, ARITHMETIC_FLOAT = 1, ARITHMETIC_INT8 = 2, ARITHMETIC_BF16 = 3 };
 enum matrix_use { MATRIX_LINEAR = 1, MATRIX_EMBED = 2 };
-enum act { ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4 };
+enum act { ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4, ACT_TANH = 5 };
 
 /* A weight matrix [sum of n_rows][n_cols] made of named parts (q, k, v; gate, up), each stored in its own type. */
 struct matrix_part {
@@ -72,13 +72,14 @@ struct kv_view {
 
 /* ---- arguments of the operations ------------------------------------------------------------------------------------ */
 
-/* out[r] = scale * row token_ids[r] of the matrix */
+/* out[r] = scale * row first_row + token_ids[r] of the matrix */
 struct embed_args {
     const struct matrix *matrix;
-    const int32_t *token_ids; /* [n_rows] */
+    const int32_t *token_ids; /* [n_rows]; NULL: all are 0 */
     uint32_t n_rows;
     float scale;
     struct view out;
+    uint32_t first_row;
 };
 
 /* y = f(x) W^T [+ bias] [+ add]. f: plain; rms_norm(x) * norm_weight; act(gate) * up with x = [.., 2 * n_cols] as gate | up.
@@ -128,6 +129,22 @@ struct add_rms_norm_args {
     uint32_t n_rows;
     struct view a, b, sum, out;
     const float *weight;        /* [width] */
+    float eps;
+};
+
+/* out = act(x). In place is fine. */
+struct act_args {
+    uint32_t n_rows, act;
+    struct view x, out;
+};
+
+/* out = weight * (x - mean) / sqrt(variance + eps) + bias, over the whole row; the variance is the mean of (x - mean)^2. In
+ * place is fine. */
+struct layer_norm_args {
+    uint32_t n_rows;
+    struct view x, out;
+    const float *weight;        /* [width] */
+    const float *bias;          /* [width] or NULL */
     float eps;
 };
 
@@ -182,6 +199,16 @@ struct attention_args {
     float scale;
     float softcap;              /* c * tanh(s / c) after scaling; 0: none */
     struct view q, out;
+};
+
+/* Attention of every row over all rows of its sequence, which lie in this batch from position 0 on; no cache. Head h of q reads
+ * head h / (n_heads / n_kv_heads) of k and v. Scores are chains over head_dim, sums over the rows run in a fixed order that
+ * depends on the sequence's length alone. */
+struct row_attention_args {
+    const struct batch_view *batch;
+    uint32_t n_heads, n_kv_heads, head_dim;
+    float scale;
+    struct view q, k, v, out;   /* width = heads * head_dim */
 };
 
 /* Copies whole pages inside the pool (copy on write). No page is both source and target in one call. */
@@ -492,6 +519,10 @@ struct backend {
      * it back. The host's memory stays taken for the next time; forget gives it back, with what was saved. Optional. */
     enum rc (*pool_save)(void *ctx, uint32_t use, struct err *err);
     void (*pool_forget)(void *ctx, uint32_t use);
+    /* What encoders and older decoders need; programs that use one that is NULL are refused. */
+    enum rc (*act)(void *ctx, const struct act_args *args, struct err *err);
+    enum rc (*layer_norm)(void *ctx, const struct layer_norm_args *args, struct err *err);
+    enum rc (*row_attention)(void *ctx, const struct row_attention_args *args, struct err *err);
 };
 
 /* The one symbol that a backend's library exports. */

@@ -68,6 +68,7 @@ class Pooler:
         activation: Of its scores: "softmax", "sigmoid" or "identity".
         problem: What keeps its embeddings from being made; None: nothing.
         width: Of a row of states.
+        takes_whole_prompts: A prompt is computed in one step.
     """
 
     tasks: tuple[str, ...] = ()
@@ -77,6 +78,7 @@ class Pooler:
     activation: str = "softmax"
     problem: str | None = None
     width: int = 0
+    takes_whole_prompts: bool = False
 
     def check(self, task: str, call: str) -> None:
         """Raises UnsupportedError unless the model has the task."""
@@ -95,7 +97,8 @@ def pooler_of(files: ModelFiles, compiled: Compiled) -> Pooler:
     activation = _ACTIVATIONS.get(str(compiled.config.raw.get("problem_type")), "sigmoid" if labels == 1 else "softmax")
     last = compiled.spec["ops"][-1][1]["in"][0]
     width = compiled.spec["values"][last][0]
-    return Pooler(compiled.tasks, compiled.generates, pooling, normalize, activation, problem, width)
+    whole = any(name == "row_attention" for name, _ in compiled.spec["ops"])
+    return Pooler(compiled.tasks, compiled.generates, pooling, normalize, activation, problem, width, whole)
 
 
 def _sentence_transformer(directory: Path, default: str) -> tuple[str, bool, str | None]:
@@ -286,6 +289,14 @@ def _check(frontend: Frontend, prompt: Prompt, wanted: Wish) -> None:
     if prompt.prior is not None:
         raise InvalidRequestError(f"{wanted.call}() takes prompts, not output_token_ids", parameter="output_token_ids")
     frontend.check_length(prompt, room=0)
+    most = frontend.config.max_num_batched_tokens or 0
+    if frontend.pooler.takes_whole_prompts and prompt.ids is not None and len(prompt.ids) > most:
+        raise InvalidRequestError(
+            f"The prompt (length {len(prompt.ids)}) is longer than max_num_batched_tokens={most}, and this model takes whole "
+            "prompts. Raise it.",
+            parameter="prompt",
+            value=len(prompt.ids),
+        )
     width = frontend.pooler.width
     if wanted.dimensions is not None and wanted.dimensions > width:
         message = f"dimensions must be at most {width}, the model's, got {wanted.dimensions}."

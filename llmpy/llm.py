@@ -315,14 +315,12 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         with self._driver.driving():
             items, given = batch(prompts), _pooling.params_of(pooling_params, pooling, call)
             refuse_adapters(one_each(lora_request, len(items), "lora_request"))
-            _pooling.wish(self._frontend.pooler, "LLM", call, task, None)
-            wishes = [
-                _pooling.wish(self._frontend.pooler, "LLM", call, task, params) for params in one_each(given, len(items))
-            ]
+            each = one_each(given, len(items)) or [None]  # what the model lacks is refused for no prompt, too
+            wishes = [_pooling.wish(self._frontend.pooler, "LLM", call, task, params) for params in each]
             found = self._frontend.prompts(items, special_tokens_wanted(tokenization_kwargs, True))
             submissions = [
                 _pooling.request_of(self._frontend, prompt, wanted, index)
-                for index, (prompt, wanted) in enumerate(zip(found, wishes, strict=True))
+                for index, (prompt, wanted) in enumerate(zip(found, wishes, strict=False))
             ]
             return _pooling.pool(self._driver, submissions, use_tqdm, on_error)
 

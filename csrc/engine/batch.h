@@ -94,6 +94,7 @@ struct runner {
      * was copied, else with zeros for weights and anything for pages. Either acts on all parts or, if it fails, on none. */
     enum rc (*release)(void *ctx, uint32_t parts, bool keeps, struct err *err);
     enum rc (*restore)(void *ctx, uint32_t parts, struct err *err);
+    bool takes_whole_prompts;           /* all rows of a prompt in one step */
 };
 
 enum sleep_part { PART_WEIGHTS = 1, PART_POOL = 2, PART_SCHEDULING = 4 /* no memory; the engine's alone */ };

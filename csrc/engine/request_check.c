@@ -72,6 +72,9 @@ static enum rc check_pooling(const struct engine_config *config, const struct re
     if (!config->runner.states_width || spec->pooling > POOLING_ALL)
         REFUSE("pooling", "pooling: wanted a model with states and one of 4 kinds, have width %u and kind %u",
                config->runner.states_width, spec->pooling);
+    if (config->runner.takes_whole_prompts && spec->prompt.n > config->max_num_batched_tokens)
+        REFUSE("prompt", "The prompt (length %u) is longer than max_num_batched_tokens=%u, and this model takes whole prompts.",
+               spec->prompt.n, config->max_num_batched_tokens);
     if (spec->n != 1 || spec->prior.n)
         REFUSE("n", "a pooling request has one sample and no output_token_ids, got n=%u and %u ids.", spec->n, spec->prior.n);
     if (spec->pooling == POOLING_ALL && n_bytes > MAX_PROMPT_RESULT_BYTES)

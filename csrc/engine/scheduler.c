@@ -213,7 +213,7 @@ static void preempt(struct scheduler *s, struct sequence *q)
 static void rows_take(struct scheduler *s, struct sequence *q)
 {
     uint32_t owed = sequence_goal(q) - q->n_computed, n = owed < s->rows_left ? owed : s->rows_left;
-    if (!n)
+    if (!n || (n < owed && config_of(s)->runner.takes_whole_prompts))
         return;
     windows_advance(s, q);
     while (!pages_take(s, q, n)) {
@@ -365,6 +365,8 @@ static bool hit_fits(const struct scheduler *s, const struct sequence *q, uint32
 static bool admit(struct scheduler *s, struct sequence *q, double now)
 {
     uint32_t limit = hit_limit(s, q), slot = 0;
+    if (config_of(s)->runner.takes_whole_prompts && sequence_goal(q) > s->rows_left)
+        return false;
     if (!is_worth_trying(s, q, limit))
         return false;
     while (s->slots[slot])

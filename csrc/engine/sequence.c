@@ -66,7 +66,7 @@ static void request_lay(struct carver *c, const struct request_spec *spec, uint3
     CARVE(c, r->score_top_ids, (size_t)r->n_to_score * r->n_score_top);
     CARVE(c, r->score_top_values, (size_t)r->n_to_score * r->n_score_top);
     CARVE(c, r->score_top_ranks, (size_t)r->n_to_score * r->n_score_top);
-    CARVE(c, r->states, (size_t)r->n_states * r->context->config->runner.states_width);
+    CARVE(c, r->states, (size_t)(r->n_read > r->n_states ? r->n_read : r->n_states) * r->context->config->runner.states_width);
     CARVE(c, r->sums, spec->pooling == POOLING_MEAN ? r->context->config->runner.states_width : 0);
 }
 
@@ -405,6 +405,8 @@ uint32_t sequence_hit_limit(const struct sequence *q)
     const struct request *r = q->request;
     uint32_t most = sequence_n_known(q) - 1;
     uint32_t first_wanted = r->first_scored + r->n_scored - 1; /* the row before the token that is scored next */
+    if (r->context->config->runner.takes_whole_prompts)
+        return 0;
     if (r->spec.pooling)
         return r->first_pooled + r->n_pooled < most ? r->first_pooled + r->n_pooled : most;
     return sequence_is_scoring(q) && first_wanted < most ? first_wanted : most;

@@ -47,7 +47,8 @@ struct request {
 
     /* Pooling: states of the rows first_pooled ..., taken in this order. */
     uint32_t first_pooled, n_to_pool, n_pooled, n_states;
-    float *states;                 /* [n_states][states_width] the result */
+    uint32_t n_read;               /* rows of a mean that are read at once */
+    float *states;                 /* [n_states][states_width] the result; before, [n_read] rows of a mean */
     double *sums;                  /* [states_width] of POOLING_MEAN */
 };
 

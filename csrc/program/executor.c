@@ -176,6 +176,16 @@ static enum rc run_logits(struct running *run, const struct step *step)
     return rc;
 }
 
+static enum rc run_embed(struct running *run, const struct step *step, struct view out)
+{
+    const struct model *m = run->m;
+    const int32_t *sources[] = {[EMBED_TOKENS] = run->view.token_ids, [EMBED_POSITIONS] = run->view.positions,
+                                [EMBED_FIRST] = NULL};
+    struct embed_args args = {weights_matrix(m->weights, step->weight), sources[step->source], run->view.n_rows, step->scale,
+                              out, step->first_row};
+    return m->backend->embed(m->ctx, &args, run->err);
+}
+
 static enum rc run_step(struct running *run, const struct step *step)
 {
     struct model *m = run->m;
@@ -183,10 +193,7 @@ static enum rc run_step(struct running *run, const struct step *step)
     struct view in0 = view_of(m, step->in[0]), in1 = view_of(m, step->in[1]), out = view_of(m, step->out);
     switch (step->code) {
     case STEP_EMBED:
-        return m->backend->embed(
-            m->ctx,
-            &(struct embed_args){weights_matrix(m->weights, step->weight), run->view.token_ids, n_rows, step->scale, out},
-            run->err);
+        return run_embed(run, step, out);
     case STEP_LINEAR:
         return run_linear(run, step, n_rows, in0, out);
     case STEP_RMS_NORM:
@@ -211,6 +218,19 @@ static enum rc run_step(struct running *run, const struct step *step)
         return m->backend->select(m->ctx, &(struct select_args){run->n_wanted_rows, run->wanted_rows, in0, out}, run->err);
     case STEP_LOGITS:
         return run_logits(run, step);
+    case STEP_ACT:
+        return m->backend->act(m->ctx, &(struct act_args){n_rows, step->act, in0, out}, run->err);
+    case STEP_LAYER_NORM:
+        return m->backend->layer_norm(m->ctx,
+                                      &(struct layer_norm_args){n_rows, in0, out, weights_vector(m->weights, step->weight),
+                                                                weights_vector(m->weights, step->bias), step->eps},
+                                      run->err);
+    case STEP_ROW_ATTENTION:
+        return m->backend->row_attention(m->ctx,
+                                         &(struct row_attention_args){&run->view, step->n_heads, step->n_kv_heads,
+                                                                      in0.width / step->n_heads, step->scale, in0, in1,
+                                                                      view_of(m, step->in[2]), out},
+                                         run->err);
     case STEP_STATES: /* they stay where they are until they are read */
         return RC_OK;
     default:

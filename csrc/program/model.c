@@ -9,6 +9,7 @@
 /* Of a device's share: the driver's context, kernels and graphs. Of what is free once the context is there: the graphs. */
 #define CONTEXT_BYTES ((uint64_t)1 << 30)
 #define GRAPHS_BYTES ((uint64_t)256 << 20)
+#define NO_CACHE_BYTES 16 /* of a page where no layer has a cache: pages are counted all the same */
 #define READ_BYTES ((size_t)256 << 10) /* of states at once, unless a row is longer */
 
 static enum rc out_of_memory(struct err *err)
@@ -63,7 +64,8 @@ static enum rc choose_layout(struct model *m, struct err *err)
         layer_bytes = size > layer_bytes ? size : layer_bytes;
         windows[l] = layer->window;
     }
-    enum rc rc = kv_layout_make(windows, p->n_layers, m->options.block_tokens, layer_bytes, &m->layout, m->places, err);
+    enum rc rc = kv_layout_make(windows, p->n_layers ? p->n_layers : 1, m->options.block_tokens,
+                                p->n_layers ? layer_bytes : NO_CACHE_BYTES, &m->layout, m->places, err);
     mem_free(windows);
     return rc;
 }
@@ -140,6 +142,14 @@ static enum rc fill_device(struct model *m, struct err *err)
         return refuse_share(m, &have, planned, pool, err);
     m->options.kv_cache_bytes = pool;
     return RC_OK;
+}
+
+/* Without a cache pages hold nothing: as many as the rows of two steps fill. */
+static uint64_t empty_pool_bytes(const struct model *m)
+{
+    const struct model_options *o = &m->options;
+    uint64_t longest = pages_for(m, o->max_model_len), rows = pages_for(m, o->max_num_batched_tokens) + o->max_num_seqs;
+    return 2 * (longest + rows) * m->layout.page_bytes;
 }
 
 static enum rc choose_pool(struct model *m, struct err *err)
@@ -247,11 +257,26 @@ static enum rc capture(struct model *m, struct err *err)
     return rc;
 }
 
+/* A backend may lack operations that came later. */
+static enum rc check_operations(const struct model *m, struct err *err)
+{
+    const struct backend *b = m->backend;
+    for (uint32_t i = 0; i < m->program->n_ops; i++) {
+        uint32_t code = m->program->ops[i].code;
+        if ((code == OP_ACT && !b->act) || (code == OP_LAYER_NORM && !b->layer_norm) ||
+            (code == OP_ROW_ATTENTION && !b->row_attention))
+            return err_set(err, RC_UNSUPPORTED, "%s: wanted the operation %s, the backend has none", b->name, op_name(code));
+    }
+    return RC_OK;
+}
+
 static enum rc build(struct model *m, const struct checkpoint *checkpoint, struct err *err)
 {
     enum rc rc = program_check(m->program, err);
     if (!rc)
         rc = open_backend(m, err);
+    if (!rc)
+        rc = check_operations(m, err);
     if (!rc)
         rc = plan_make(m->program, m->backend->fusions(m->ctx), m->backend->qkv != NULL, m->options.max_num_batched_tokens,
                        &m->plan, err);
@@ -266,6 +291,8 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
     rc = choose_layout(m, err);
     if (!rc)
         size_buffers(m);
+    if (!rc && !m->program->n_layers)
+        m->options.kv_cache_bytes = empty_pool_bytes(m);
     if (!rc && !m->options.kv_cache_bytes)
         rc = fill_device(m, err);
     if (!rc)
@@ -275,7 +302,7 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
         rc = create_buffers(m, err);
     if (!rc && m->staged)
         lay_arrays(m);
-    return rc ? rc : capture(m, err);
+    return rc || !program_has_logits(m->program) ? rc : capture(m, err);
 }
 
 enum rc model_create(struct program *program, const struct checkpoint *checkpoint, const struct model_options *options,

@@ -32,7 +32,8 @@ static const char *const NAMES[STEP_COUNT] = {
     [STEP_EMBED] = "embed",       [STEP_LINEAR] = "linear",   [STEP_RMS_NORM] = "rms_norm", [STEP_ROPE] = "rope",
     [STEP_QKV] = "qkv",           [STEP_KV_WRITE] = "kv_write", [STEP_ATTENTION] = "attention", [STEP_GATED] = "gated",
     [STEP_ADD] = "add",           [STEP_ADD_NORM] = "add_norm", [STEP_SELECT] = "select", [STEP_LOGITS] = "logits",
-    [STEP_STATES] = "states",
+    [STEP_STATES] = "states",     [STEP_ACT] = "act",         [STEP_LAYER_NORM] = "layer_norm",
+    [STEP_ROW_ATTENTION] = "row_attention",
 };
 
 const char *step_name(uint32_t code)
@@ -202,7 +203,9 @@ static void emit_plain(struct planner *b, const struct op *op, enum step_code co
         node->in[i] = ref_of(b->p, op->in[i]);
     node->out = ref_of(b->p, op->out[0]);
     node->step.weight = op->weight[0];
-    node->step.act = node->step.n_heads = op->u[0];
+    node->step.bias = op->weight[1];
+    node->step.act = node->step.n_heads = node->step.source = op->u[0];
+    node->step.n_kv_heads = node->step.first_row = op->u[1];
     node->step.scale = node->step.eps = op->f[0];
 }
 
@@ -293,6 +296,9 @@ static enum rc emit(struct planner *b, uint32_t index, struct err *err)
     case OP_ATTENTION: emit_attention(b, op); return RC_OK;
     case OP_LINEAR:
     case OP_LOGITS: emit_linear(b, op, NO_INDEX, op->out[0]); return RC_OK;
+    case OP_ACT: emit_plain(b, op, STEP_ACT); return RC_OK;
+    case OP_LAYER_NORM: emit_plain(b, op, STEP_LAYER_NORM); return RC_OK;
+    case OP_ROW_ATTENTION: emit_plain(b, op, STEP_ROW_ATTENTION); return RC_OK;
     case OP_STATES: node_add(b, STEP_STATES)->in[0] = ref_of(b->p, op->in[0]); return RC_OK;
     default:
         linear = linear_before_add(b, index, &other);
@@ -335,7 +341,7 @@ static void insert_selection(struct planner *b)
 {
     uint32_t at = 0;
     for (uint32_t i = 0; i < b->n_nodes; i++)
-        if (b->nodes[i].step.code == STEP_ATTENTION)
+        if (b->nodes[i].step.code == STEP_ATTENTION || b->nodes[i].step.code == STEP_ROW_ATTENTION)
             at = i;
     uint32_t first = ++at, n_roots = b->n_roots;
     for (uint32_t root = 0; root < n_roots; root++) {

@@ -13,7 +13,9 @@ static const struct {
     [OP_RMS_NORM] = {"rms_norm", 1, 1, false, true},   [OP_ROPE] = {"rope", 2, 2, false, false},
     [OP_ATTENTION] = {"attention", 3, 1, false, false}, [OP_GATED] = {"gated", 2, 1, false, false},
     [OP_ADD] = {"add", 2, 1, false, false},            [OP_LOGITS] = {"logits", 1, 0, true, false},
-    [OP_STATES] = {"states", 1, 0, false, false},
+    [OP_STATES] = {"states", 1, 0, false, false},      [OP_ACT] = {"act", 1, 1, false, false},
+    [OP_LAYER_NORM] = {"layer_norm", 1, 1, false, true},
+    [OP_ROW_ATTENTION] = {"row_attention", 3, 1, false, false},
 };
 
 const char *op_name(uint32_t code)
@@ -21,12 +23,22 @@ const char *op_name(uint32_t code)
     return code < OP_COUNT ? OPS[code].name : "?";
 }
 
-bool program_has_logits(const struct program *p)
+static bool has_op(const struct program *p, uint32_t code)
 {
     for (uint32_t i = 0; i < p->n_ops; i++)
-        if (p->ops[i].code == OP_LOGITS)
+        if (p->ops[i].code == code)
             return true;
     return false;
+}
+
+bool program_has_logits(const struct program *p)
+{
+    return has_op(p, OP_LOGITS);
+}
+
+bool program_takes_whole_prompts(const struct program *p)
+{
+    return has_op(p, OP_ROW_ATTENTION);
 }
 
 uint32_t program_states_width(const struct program *p)
@@ -40,6 +52,23 @@ static uint32_t width_of(const struct program *p, uint32_t value)
     return p->values[value].width;
 }
 
+static bool is_vector(const struct program *p, uint32_t weight, uint32_t width)
+{
+    return p->weights[weight].kind == WEIGHT_VECTOR && p->weights[weight].rows == width;
+}
+
+static const char *check_row_attention(const struct program *p, const struct op *op)
+{
+    uint32_t n_heads = op->u[0], n_kv_heads = op->u[1], q = width_of(p, op->in[0]), k = width_of(p, op->in[1]);
+    if (!n_heads || !n_kv_heads || n_heads % n_kv_heads || q % n_heads)
+        return "query heads are a multiple of key heads";
+    if (p->n_layers)
+        return "no layer has a cache where rows see later ones";
+    return k == width_of(p, op->in[2]) && k == q / n_heads * n_kv_heads && width_of(p, op->out[0]) == q
+               ? NULL
+               : "q, k and v are heads * head_dim wide";
+}
+
 static const char *check_widths(const struct program *p, const struct op *op)
 {
     const struct weight *weight = op->weight[0] == NO_INDEX ? NULL : &p->weights[op->weight[0]];
@@ -47,12 +76,13 @@ static const char *check_widths(const struct program *p, const struct op *op)
     uint32_t out0 = op->out[0] == NO_INDEX ? 0 : width_of(p, op->out[0]);
     switch (op->code) {
     case OP_EMBED:
+        if (op->u[0] > EMBED_FIRST || op->u[1] >= weight->rows)
+            return "the source is known, and its first row in the matrix";
         return out0 == weight->cols ? NULL : "the output is as wide as the matrix has columns";
     case OP_LINEAR:
         if (in0 != weight->cols || out0 != weight->rows)
             return "input and output fit the matrix";
-        if (op->weight[1] != NO_INDEX &&
-            (p->weights[op->weight[1]].kind != WEIGHT_VECTOR || p->weights[op->weight[1]].rows != out0))
+        if (op->weight[1] != NO_INDEX && !is_vector(p, op->weight[1], out0))
             return "the bias is a vector of the output's width";
         return NULL;
     case OP_RMS_NORM:
@@ -80,6 +110,14 @@ static const char *check_widths(const struct program *p, const struct op *op)
                    : "the head is [vocab_size][hidden], its scale 1";
     case OP_STATES:
         return NULL;
+    case OP_ACT:
+        return op->u[0] <= ACT_TANH && in0 == out0 ? NULL : "the activation is known, the width stays the same";
+    case OP_LAYER_NORM:
+        return in0 == out0 && in0 == weight->rows && (op->weight[1] == NO_INDEX || is_vector(p, op->weight[1], out0))
+                   ? NULL
+                   : "weight and bias are vectors of the row's width";
+    case OP_ROW_ATTENTION:
+        return check_row_attention(p, op);
     default:
         return "the operation is known";
     }

@@ -9,7 +9,7 @@
 #define NO_INDEX UINT32_MAX
 
 enum op_code {
-    OP_EMBED,     /* out0 = embed(weight0) * f0 */
+    OP_EMBED,     /* out0 = embed(weight0) * f0, of what u0 says (enum embed_source), from row u1 on */
     OP_LINEAR,    /* out0 = in0 weight0^T + weight1 (bias, optional) */
     OP_RMS_NORM,  /* out0 = rms_norm(in0, weight0, eps f0) over u0 heads */
     OP_ROPE,      /* out0, out1 = rope u0 of in0 (q), in1 (k), head_dim u1 */
@@ -18,8 +18,14 @@ enum op_code {
     OP_ADD,       /* out0 = in0 + in1 */
     OP_LOGITS,    /* logits = in0 of the wanted rows, weight0^T; scale f0 */
     OP_STATES,    /* in0 of the wanted rows is what pooling reads */
+    OP_ACT,       /* out0 = act u0 (in0) */
+    OP_LAYER_NORM, /* out0 = layer_norm(in0, weight0, bias weight1 (optional), eps f0) */
+    OP_ROW_ATTENTION, /* out0 = attention of a row over its whole sequence (in0 q, in1 k, in2 v), heads u0, u1; scale f0 */
     OP_COUNT
 };
+
+/* Which rows of its matrix an embedding takes: those of the tokens, of their positions, or the first one for all. */
+enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_FIRST };
 
 struct op {
     uint32_t code;
@@ -80,6 +86,7 @@ const char *op_name(uint32_t code);
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */
 bool program_has_logits(const struct program *program);
 uint32_t program_states_width(const struct program *program); /* 0: it has none */
+bool program_takes_whole_prompts(const struct program *program); /* rows see later ones, so a prompt is never cut */
 /* RC_INVALID with a text that names the operation and what does not fit. */
 enum rc program_check(const struct program *program, struct err *err);
 void program_destroy(struct program *program);

@@ -306,19 +306,18 @@ static PyObject *backend_supports(PyObject *object, PyObject *args)
 
 static PyObject *backend_embed(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"matrix", "token_ids", "out", "scale", NULL};
+    static char *names[] = {"matrix", "token_ids", "out", "scale", "first_row", NULL};
     PyObject *matrix, *ids, *out;
     struct embed_args a = {.scale = 1.0f};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|f", names, &matrix, &ids, &out, &a.scale))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|fI", names, &matrix, &ids, &out, &a.scale, &a.first_row))
         return NULL;
     if (!(a.matrix = py_matrix_get(matrix)))
         return NULL;
-    a.n_rows = (uint32_t)stage_array(&s, "token_ids", ids, 'i', false, &a.token_ids);
-    s.n_rows = a.n_rows;
-    s.has_rows = true;
-    stage_view(&s, "out", out, true, &a.out);
+    stage_any_view(&s, "out", out, true, &a.out, &a.n_rows);
+    if (ids != Py_None && stage_array(&s, "token_ids", ids, 'i', false, &a.token_ids) != a.n_rows)
+        stage_fail(&s, "token_ids", "one id for each row of out");
     STAGE_RUN(&s, embed, &a);
 }
 
@@ -732,6 +731,9 @@ static PyMethodDef methods[] = {
     {"copy_pages", backend_copy_pages, METH_VARARGS, NULL},
     {"tensor_write", (PyCFunction)(void (*)(void))py_backend_tensor_write, METH_VARARGS | METH_KEYWORDS, NULL},
     {"tensor_sum", (PyCFunction)(void (*)(void))py_backend_tensor_sum, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"act", (PyCFunction)(void (*)(void))py_backend_act, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"layer_norm", (PyCFunction)(void (*)(void))py_backend_layer_norm, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"row_attention", (PyCFunction)(void (*)(void))py_backend_row_attention, METH_VARARGS | METH_KEYWORDS, NULL},
     {"begin", (PyCFunction)(void (*)(void))py_backend_begin, METH_VARARGS | METH_KEYWORDS, NULL},
     {"sample", (PyCFunction)(void (*)(void))py_backend_sample, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},

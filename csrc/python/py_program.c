@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-static const char *const OP_NAMES[] = {"embed", "linear", "rms_norm", "rope", "attention", "gated", "add", "logits", "states"};
+static const char *const OP_NAMES[] = {"embed",  "linear", "rms_norm",   "rope", "attention", "gated", "add",
+                                       "logits", "states", "act", "layer_norm", "row_attention"};
 _Static_assert(sizeof OP_NAMES / sizeof *OP_NAMES == OP_COUNT, "a name for every operation");
 
 /* The list under a key as a fast sequence, with an array of n records allocated for it. */

@@ -65,6 +65,10 @@ struct matrix *py_matrix_get(PyObject *capsule);
 /* py_backend_tensor.c: Backend.tensor_write and tensor_sum */
 PyObject *py_backend_tensor_write(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_tensor_sum(PyObject *object, PyObject *args, PyObject *kwargs);
+/* py_backend_encoder.c: Backend.act, .layer_norm, .row_attention */
+PyObject *py_backend_act(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_layer_norm(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_row_attention(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_begin.c: Backend.begin */
 PyObject *py_backend_begin(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_sample.c: Backend.sample */

@@ -1,6 +1,6 @@
-/* out = act(gate) * up, out = a + b, out row i = x row rows[i]: element by element on float32, so any division of the work
- * gives the same bits. Bound by bytes (12 a value) but for the exponentials of act. Rows are cut into chunks of columns, so
- * that one wide row is shared by all threads. */
+/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i]: element by element on float32, so any division
+ * of the work gives the same bits. Bound by bytes (12 a value) but for the exponentials of act. Rows are cut into chunks of
+ * columns, so that one wide row is shared by all threads. */
 #include "ops.h"
 #include "rows.h"
 
@@ -52,6 +52,12 @@ static void gated_chunk(const void *job_args, uint32_t row, uint32_t column, uin
               element(&args->out, row, column));
 }
 
+static void act_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
+{
+    const struct act_args *args = job_args;
+    row_act(args->act, element(&args->x, row, column), n, element(&args->out, row, column));
+}
+
 static void add_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
 {
     const struct add_args *args = job_args;
@@ -68,6 +74,12 @@ enum rc K(gated)(struct cpu *cpu, const struct gated_args *args, struct err *err
 {
     (void)err;
     return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->out.width, gated_chunk});
+}
+
+enum rc K(act)(struct cpu *cpu, const struct act_args *args, struct err *err)
+{
+    (void)err;
+    return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->out.width, act_chunk});
 }
 
 enum rc K(add)(struct cpu *cpu, const struct add_args *args, struct err *err)

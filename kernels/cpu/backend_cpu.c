@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "attention.h"
+#include "row_attention.h"
 #include "kv.h"
 #include "linear_type.h"
 #include "matrix.h"
@@ -122,6 +123,7 @@ static void size_scratch(struct cpu *cpu)
     cpu->scratch_bytes = round_up(linear_scratch_bytes(cpu->options.max_rows, cols), 4096);
     cpu->shared_bytes = larger(cpu->shared_bytes, round_up(attention_shared_bytes(&cpu->options), 4096));
     cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(attention_scratch_bytes(), 4096));
+    cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(row_attention_scratch_bytes(&cpu->options), 4096));
     cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(sample_scratch_bytes(cpu->options.vocab_size), 4096));
     long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
     cpu->cache_bytes = cache < (256 << 10) ? 512 << 10 : (size_t)cache;
@@ -293,6 +295,9 @@ FORWARD(sample)
 FORWARD(qkv)
 FORWARD(tensor_write)
 FORWARD(tensor_sum)
+FORWARD(act)
+FORWARD(layer_norm)
+FORWARD(row_attention)
 
 static const struct backend BACKEND = {
     .abi = BACKEND_ABI,
@@ -337,6 +342,9 @@ static const struct backend BACKEND = {
     .pool_restore = cpu_pool_restore,
     .pool_save = cpu_pool_save,
     .pool_forget = cpu_pool_forget,
+    .act = cpu_act,
+    .layer_norm = cpu_layer_norm,
+    .row_attention = cpu_row_attention,
 };
 
 const struct backend *backend_cpu(void)

@@ -73,6 +73,9 @@ struct cpu_kernels {
     enum rc (*qkv)(struct cpu *cpu, const struct qkv_args *args, struct err *err);
     enum rc (*tensor_write)(struct cpu *cpu, const struct tensor_write_args *args, struct err *err);
     enum rc (*tensor_sum)(struct cpu *cpu, const struct tensor_sum_args *args, struct err *err);
+    enum rc (*act)(struct cpu *cpu, const struct act_args *args, struct err *err);
+    enum rc (*layer_norm)(struct cpu *cpu, const struct layer_norm_args *args, struct err *err);
+    enum rc (*row_attention)(struct cpu *cpu, const struct row_attention_args *args, struct err *err);
 };
 
 const struct cpu_kernels *cpu_kernels_avx2(void);

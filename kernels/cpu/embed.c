@@ -1,8 +1,14 @@
-/* out[r] = scale * row token_ids[r] of the matrix, the exact values of its type rounded once by the product. The matrix may be
- * a tied head, so a row is picked out of its panel: 16 rows are unpacked for one, in cache; a few microseconds a row. */
+/* out[r] = scale * row first_row + token_ids[r] of the matrix, the exact values of its type rounded once by the product. The
+ * matrix may be a tied head, so a row is picked out of its panel: 16 rows are unpacked for one, in cache; a few microseconds a
+ * row. */
 #include "matrix.h"
 #include "ops.h"
 #include "rows.h"
+
+static uint32_t row_of(const struct embed_args *args, uint32_t i)
+{
+    return args->first_row + (args->token_ids ? (uint32_t)args->token_ids[i] : 0);
+}
 
 struct embed_job {
     struct cpu *cpu;
@@ -17,7 +23,7 @@ static void embed_rows(void *job_args, uint32_t thread)
     float *scratch = (float *)(job->cpu->scratch + thread * job->cpu->scratch_bytes);
     uint32_t end = share_first(args->n_rows, thread + 1, job->cpu->n_threads);
     for (uint32_t i = share_first(args->n_rows, thread, job->cpu->n_threads); i < end; i++) {
-        uint32_t row = (uint32_t)args->token_ids[i];
+        uint32_t row = row_of(args, i);
         const struct cpu_part *part = matrix_part_of(matrix, row);
         float *out = (float *)args->out.data + (size_t)i * args->out.stride;
         row -= part->first_row;
@@ -31,9 +37,9 @@ static void embed_rows(void *job_args, uint32_t thread)
 enum rc K(embed)(struct cpu *cpu, const struct embed_args *args, struct err *err)
 {
     for (uint32_t i = 0; i < args->n_rows; i++)
-        if (args->token_ids[i] < 0 || (uint32_t)args->token_ids[i] >= args->matrix->n_rows)
-            return err_set(err, RC_INTERNAL, "embed: token id %d is outside of the matrix's %u rows", args->token_ids[i],
-                           args->matrix->n_rows);
+        if (row_of(args, i) >= args->matrix->n_rows || (args->token_ids && args->token_ids[i] < 0))
+            return err_set(err, RC_INTERNAL, "embed: token id %d, from row %u on, is outside of the matrix's %u rows",
+                           args->token_ids ? args->token_ids[i] : 0, args->first_row, args->matrix->n_rows);
     struct embed_job job = {cpu, args};
     pool_run(cpu->pool, embed_rows, &job);
     return RC_OK;

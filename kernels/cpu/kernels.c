@@ -22,6 +22,9 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .qkv = K(qkv),
         .tensor_write = K(tensor_write),
         .tensor_sum = K(tensor_sum),
+        .act = K(act),
+        .layer_norm = K(layer_norm),
+        .row_attention = K(row_attention),
     };
     return &kernels;
 }

@@ -1,6 +1,6 @@
 /* ops.h: the operations that every instruction set's objects define, one file a family (embed.c, linear.c, matrix.c, norm.c,
- * activation.c, rope.c, kv.c, attention.c, sample.c, tensor.c); kernels.c gathers them into the set's table. Called from one
- * thread at a time; each divides its own work over the pool. */
+ * layer_norm.c, activation.c, rope.c, kv.c, attention.c, row_attention.c, sample.c, tensor.c); kernels.c gathers them into the
+ * set's table. Called from one thread at a time; each divides its own work over the pool. */
 #ifndef LLMPY_CPU_OPS_H
 #define LLMPY_CPU_OPS_H
 
@@ -29,5 +29,8 @@ enum rc K(sample)(struct cpu *cpu, const struct sample_args *args, struct err *e
 enum rc K(qkv)(struct cpu *cpu, const struct qkv_args *args, struct err *err);
 enum rc K(tensor_write)(struct cpu *cpu, const struct tensor_write_args *args, struct err *err);
 enum rc K(tensor_sum)(struct cpu *cpu, const struct tensor_sum_args *args, struct err *err);
+enum rc K(act)(struct cpu *cpu, const struct act_args *args, struct err *err);
+enum rc K(layer_norm)(struct cpu *cpu, const struct layer_norm_args *args, struct err *err);
+enum rc K(row_attention)(struct cpu *cpu, const struct row_attention_args *args, struct err *err);
 
 #endif

@@ -74,6 +74,8 @@ V_INLINE vf v_act(vf x, uint32_t act)
     }
     case ACT_RELU:
         return v_max(v_zero(), x); /* a NaN stays */
+    case ACT_TANH:
+        return v_tanh(x);
     default: {
         vf positive = v_max(v_zero(), x);
         return v_mul(positive, positive);
@@ -106,8 +108,44 @@ static inline void row_gated(uint32_t act, const float *gate, const float *up, u
     case ACT_RELU:
         row_gated_as(ACT_RELU, gate, up, n, out);
         return;
+    case ACT_TANH:
+        row_gated_as(ACT_TANH, gate, up, n, out);
+        return;
     default:
         row_gated_as(ACT_RELU2, gate, up, n, out);
+    }
+}
+
+V_INLINE void row_act_as(uint32_t act, const float *x, uint32_t n, float *out)
+{
+    uint32_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v_store(out + i, v_act(v_load(x + i), act));
+    if (i < n)
+        v_store_n(out + i, v_act(v_load_n(x + i, n - i), act), n - i);
+}
+
+/* out = act(x); out may be x. */
+static inline void row_act(uint32_t act, const float *x, uint32_t n, float *out)
+{
+    switch (act) {
+    case ACT_SILU:
+        row_act_as(ACT_SILU, x, n, out);
+        return;
+    case ACT_GELU:
+        row_act_as(ACT_GELU, x, n, out);
+        return;
+    case ACT_GELU_TANH:
+        row_act_as(ACT_GELU_TANH, x, n, out);
+        return;
+    case ACT_RELU:
+        row_act_as(ACT_RELU, x, n, out);
+        return;
+    case ACT_TANH:
+        row_act_as(ACT_TANH, x, n, out);
+        return;
+    default:
+        row_act_as(ACT_RELU2, x, n, out);
     }
 }
 

@@ -15,6 +15,8 @@ static __device__ __forceinline__ float act_value(float x, uint32_t act)
         return 0.5f * x * (1.0f + tanhf(0x1.988454p-1f * fmaf(x * x * x, 0.044715f, x)));
     case ACT_RELU:
         return x < 0 ? 0.0f : x; /* a NaN stays */
+    case ACT_TANH:
+        return tanhf(x);
     default:
         x = x < 0 ? 0.0f : x;
         return x * x;

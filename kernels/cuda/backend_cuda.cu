@@ -451,6 +451,9 @@ static struct backend make_table(void)
     b.tensor_finish = cuda_tensor_finish;
     b.tensor_sum = cuda_tensor_sum;
     b.peers = &cuda_peers;
+    b.act = cuda_act;
+    b.layer_norm = cuda_layer_norm;
+    b.row_attention = cuda_row_attention;
     return b;
 }
 

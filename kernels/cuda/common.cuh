@@ -254,6 +254,9 @@ enum rc cuda_rope(void *ctx, const struct rope_args *args, struct err *err);
 enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *err);
 enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err);
 enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err);
+enum rc cuda_act(void *ctx, const struct act_args *args, struct err *err);
+enum rc cuda_layer_norm(void *ctx, const struct layer_norm_args *args, struct err *err);
+enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, struct err *err);
 enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
 void cuda_sample_size(struct cuda *cuda); /* how much memory the sampler wants */
 enum rc cuda_sample_open(struct cuda *cuda, struct err *err);

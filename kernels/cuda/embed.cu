@@ -1,6 +1,6 @@
-/* out[r] = scale * row token_ids[r] of the matrix: the exact values of its type, one product, rounded once to the type of
- * activations; eight elements a thread. Bound by bytes, 31 us for 8192 rows of 4096 bfloat16 values; a single row by the
- * latency of two reads. An id outside of the matrix gives NaN, which the sampler reports. */
+/* out[r] = scale * row first_row + token_ids[r] of the matrix: the exact values of its type, one product, rounded once to the
+ * type of activations; eight elements a thread. Bound by bytes, 31 us for 8192 rows of 4096 bfloat16 values; a single row by
+ * the latency of two reads. An id outside of the matrix gives NaN, which the sampler reports. */
 #include "eight.cuh"
 #include "weight.cuh"
 
@@ -25,12 +25,14 @@ static __device__ __forceinline__ void weight_part(W weight, const uint8_t *row,
 /* The ids may be the work of the step's first kernels. */
 template <class T, class W, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
-embed_rows(struct cuda_part part, const int32_t *token_ids, float scale, uint32_t n_rows_all, rows<T> out)
+embed_rows(struct cuda_part part, const int32_t *token_ids, uint32_t first_row, float scale, uint32_t n_rows_all,
+           rows<T> out)
 {
     float x[8];
     start_next();
     wait_for_input();
-    uint32_t id = (uint32_t)token_ids[blockIdx.x], column = 8 * (blockIdx.y * THREADS + threadIdx.x);
+    uint32_t id = first_row + (token_ids ? (uint32_t)token_ids[blockIdx.x] : 0);
+    uint32_t column = 8 * (blockIdx.y * THREADS + threadIdx.x);
     bool is_known = id < n_rows_all;
     if (is_known && id - part.first_row >= part.n_rows)
         return;
@@ -57,7 +59,7 @@ enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err)
                 bool is_aligned = has_eights<T>(args->out) && part.row_bytes % 16 == 0;
                 launch(cuda, is_aligned ? embed_rows<T, W, true> : embed_rows<T, W, false>,
                        dim3(args->n_rows, ceil_div(args->out.width, 8 * THREADS)), THREADS, 0, part, args->token_ids,
-                       args->scale, args->matrix->n_rows, rows<T>(args->out));
+                       args->first_row, args->scale, args->matrix->n_rows, rows<T>(args->out));
             });
         });
     return launched(err, "embed");

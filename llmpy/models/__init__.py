@@ -24,7 +24,7 @@ __all__ = ["Block", "Compiled", "Model", "ModelConfig", "Overrides", "Rope", "Sp
 
 Overrides = Mapping[str, object] | Callable[[Raw], Mapping[str, object]]
 
-_FAMILIES = "arcee exaone4 gemma glm granite internlm3 llama minicpm mistral olmo2 phi3 qwen2 qwen3 seed_oss smollm3"
+_FAMILIES = "arcee bert exaone4 gemma glm granite internlm3 llama minicpm mistral olmo2 phi3 qwen2 qwen3 seed_oss smollm3"
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")
 

@@ -20,6 +20,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": 2,
     "relu": 3,
     "relu2": 4,
+    "tanh": 5,
 }
 
 Operands = TypedDict(
@@ -76,6 +77,12 @@ class Value:
         if other.width != self.width:
             self.model.refuse("add", "", f"wanted equal widths, have {self.width} and {other.width}")
         return self.model.emit("add", [self, other], self.width)
+
+
+def _activation(op: str, where: str, act: str) -> int:
+    if act not in ACTIVATIONS:
+        raise UnsupportedError(f"{op} {where}: activation {act!r}; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[act]
 
 
 class Block:
@@ -182,15 +189,66 @@ class Block:
         factors = [m.head_dim**-0.5 if scale is None else scale, softcap]
         return m.emit("attention", [q, k, v], q.width, u=[len(m.spec["layers"]) - 1], f=factors)
 
+    def layer_norm(self, x: Value, name: str, eps: float, *, bias: bool = True) -> Value:
+        """w * (x - mean) / sqrt(variance + eps) + b over the row.
+
+        Args:
+            x: Input, [rows, n].
+            name: Module name; the tensors are NAME.weight [n] and, with bias, NAME.bias [n].
+            eps: Added to the variance.
+            bias: Whether there is one.
+        """
+        m, where = self._model, self.prefix + name
+        m.expect("layer_norm", where, x)
+        tensors = [f"{where}.weight", *([f"{where}.bias"] if bias else [])]
+        weights = [m.vector("layer_norm", [(tensor, x.width)]) for tensor in tensors]
+        return m.emit("layer_norm", [x], x.width, weights=weights, f=[eps])
+
+    def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:
+        """Attention of every row over all rows of its prompt, those behind it too; there is no cache, so a prompt is computed
+        in one step. A program has this or `attention`, not both.
+
+        Args:
+            q, k, v, scale: As in `attention`.
+        """
+        m = self._model
+        m.expect("row_attention", self.prefix, q, k, v)
+        heads = [m.heads("row_attention", self.prefix, x) for x in (q, k)]
+        if k.width != v.width or heads[0] % heads[1] or m.spec["layers"]:
+            m.refuse(
+                "row_attention",
+                self.prefix,
+                f"wanted k and v of equal width, a multiple of it in q, and no layer with a cache, have {q.width}, {k.width}, "
+                f"{v.width} and {len(m.spec['layers'])} layers",
+            )
+        return m.emit("row_attention", [q, k, v], q.width, u=heads, f=[m.head_dim**-0.5 if scale is None else scale])
+
+    def act(self, x: Value, act: str) -> Value:
+        """act(x)."""
+        m = self._model
+        m.expect("act", self.prefix, x)
+        return m.emit("act", [x], x.width, u=[_activation("act", self.prefix, act)])
+
+    def mlp(self, x: Value, up: str, down: str, width: int, *, act: str, bias: bool = True) -> Value:
+        """down(act(up(x))).
+
+        Args:
+            x: Input, [rows, n]; the output has the same width.
+            up: Module name, [width, n].
+            down: Module name, [n, width].
+            width: The width in between.
+            act: Name of the activation as in Hugging Face configurations.
+            bias: Whether both have a bias.
+        """
+        return self.linear(self.act(self.linear(x, up, width, bias=bias), act), down, x.width, bias=bias)
+
     def gated(self, gate: Value, up: Value, act: str) -> Value:
         """act(gate) * up."""
         m = self._model
         m.expect("gated", self.prefix, gate, up)
         if gate.width != up.width:
             m.refuse("gated", self.prefix, f"wanted equal widths, have {gate.width} and {up.width}")
-        if act not in ACTIVATIONS:
-            raise UnsupportedError(f"gated {self.prefix}: activation {act!r}; known: {', '.join(ACTIVATIONS)}")
-        return m.emit("gated", [gate, up], gate.width, u=[ACTIVATIONS[act]])
+        return m.emit("gated", [gate, up], gate.width, u=[_activation("gated", self.prefix, act)])
 
     def gated_mlp(self, x: Value, gate: str, up: str, down: str, width: int, *, act: str, bias: bool = False) -> Value:
         """down(act(gate(x)) * up(x)), gate and up in one matrix.
@@ -209,7 +267,7 @@ class Block:
 
 
 class Model(Block):
-    """The program being written. `embed`, `layers` and `logits` belong to it; all other operations also to its layers.
+    """The program being written. What embeds or ends a program, and `layers`, belong to it, all else also to its layers.
 
     Args:
         config: The configuration; head_dim is taken from it where a row is seen as heads.
@@ -246,6 +304,16 @@ class Model(Block):
         width = self.config.hidden_size
         weight = self.matrix("embed", [(name, self.config.vocab_size)], width)
         return self.emit("embed", [], width, weights=[weight], f=[scale])
+
+    def embed_positions(self, name: str, rows: int, *, first: int = 0) -> Value:
+        """Row NAME.weight[first + position], [rows, hidden_size]; the matrix has `rows` rows."""
+        weight = self.matrix("embed", [(name, rows)], self.config.hidden_size)
+        return self.emit("embed", [], self.config.hidden_size, weights=[weight], u=[1, first], f=[1.0])
+
+    def embed_first(self, name: str, rows: int) -> Value:
+        """Row NAME.weight[0] for every token, [rows, hidden_size]; the matrix has `rows` rows."""
+        weight = self.matrix("embed", [(name, rows)], self.config.hidden_size)
+        return self.emit("embed", [], self.config.hidden_size, weights=[weight], u=[2, 0], f=[1.0])
 
     def layers(self, prefix: str, n: int) -> Iterator[Block]:
         """One block for each i < n; its tensor names start with PREFIX.i."""

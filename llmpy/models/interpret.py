@@ -28,6 +28,7 @@ _ACTS: list[Callable[[Array], Array]] = [
     _gelu_tanh,
     lambda x: np.maximum(x, 0),
     lambda x: np.maximum(x, 0) ** 2,
+    np.tanh,
 ]
 
 
@@ -35,6 +36,11 @@ def _rms_norm(x: Array, weight: Array, eps: float, heads: int) -> Array:
     rows = x.reshape(len(x), heads, -1)
     scale = 1 / np.sqrt((rows**2).mean(-1, keepdims=True) + eps)
     return np.reshape(rows * scale * weight, x.shape)
+
+
+def _layer_norm(x: Array, weight: Array, bias: Array | float, eps: float) -> Array:
+    shifted = x - x.mean(-1, keepdims=True)
+    return np.asarray(shifted / np.sqrt((shifted**2).mean(-1, keepdims=True) + eps) * weight + bias)
 
 
 def _rope(x: Array, rope: RopeSpec, head_dim: int) -> Array:
@@ -51,7 +57,9 @@ def _rope(x: Array, rope: RopeSpec, head_dim: int) -> Array:
     return out.reshape(x.shape)
 
 
-def _attention(q: Array, k: Array, v: Array, layer: tuple[int, int, int, int], scale: float, softcap: float) -> Array:
+def _attention(
+    q: Array, k: Array, v: Array, layer: tuple[int, int, int, int], scale: float, softcap: float, is_causal: bool = True
+) -> Array:
     n_heads, n_kv_heads, head_dim, window = layer
     n = len(q)
     group = n_heads // n_kv_heads
@@ -62,7 +70,7 @@ def _attention(q: Array, k: Array, v: Array, layer: tuple[int, int, int, int], s
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     row, column = np.arange(n)[:, None], np.arange(n)
-    visible = (column <= row) & (column > row - (window or n))
+    visible = (column <= row) & (column > row - (window or n)) | (not is_causal)
     scores = np.where(visible, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     out = weights / weights.sum(-1, keepdims=True) @ values
@@ -99,7 +107,9 @@ class Interpreter:
         ids, values = np.asarray(token_ids), self._fresh(len(token_ids))
         for name, op in self._spec["ops"]:
             if name == "embed":
-                self._put(values, op, self._weights[op["weights"][0]][ids] * op["f"][0])
+                source, first = (*op["u"], 0, 0)[:2]
+                rows = [ids, np.arange(len(ids)), np.zeros_like(ids)][source] + first
+                self._put(values, op, self._weights[op["weights"][0]][rows] * op["f"][0])
             elif name == "logits" == wanted:
                 return values[op["in"][0]] @ self._weights[op["weights"][0]].T * op["f"][0]
             elif name == "states" == wanted:
@@ -133,6 +143,13 @@ class Interpreter:
             return [_rope(part, self._spec["ropes"][op["u"][0]], op["u"][1]) for part in x]
         if name == "attention":
             return [_attention(x[0], x[1], x[2], self._spec["layers"][op["u"][0]], op["f"][0], op["f"][1])]
+        if name == "layer_norm":
+            return [_layer_norm(x[0], weights[0], weights[1] if len(weights) > 1 else 0.0, op["f"][0])]
+        if name == "row_attention":
+            layer = (op["u"][0], op["u"][1], x[0].shape[1] // op["u"][0], 0)
+            return [_attention(x[0], x[1], x[2], layer, op["f"][0], 0.0, is_causal=False)]
+        if name == "act":
+            return [_ACTS[op["u"][0]](x[0])]
         if name == "gated":
             return [_ACTS[op["u"][0]](x[0]) * x[1]]
         if name == "add":

@@ -82,7 +82,8 @@ def test_async_engine_mixes_them_with_generation(device, tiny_model, open_tiny):
     tokens = llm.generate(prompts, max_tokens=12, temperature=0, ignore_eos=True).token_ids
 
     async def main():
-        async with await AsyncEngine.create(tiny_model, device=device, max_num_batched_tokens=16, max_num_seqs=4) as engine:
+        options = {"device": device, "max_num_batched_tokens": 16, "max_num_seqs": 4, "kv_cache_memory_bytes": "16MiB"}
+        async with await AsyncEngine.create(tiny_model, **options) as engine:
             streams = [engine.generate(ids, max_tokens=12, temperature=0, ignore_eos=True) for ids in prompts]
             pending = [engine.encode(ids, pooling_task="embed", pooling="mean") for ids in prompts * 2]
             states = await asyncio.gather(*pending)

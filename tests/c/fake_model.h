@@ -39,6 +39,9 @@ struct job {
     uint32_t n_received[MAX_N], n_finals;
     enum finish finish[MAX_N];
     bool has_scores;
+
+    uint32_t n_states;
+    float states[MAX_LENGTH][STATES_WIDTH];
 };
 
 struct history {
@@ -190,6 +193,31 @@ static bool is_done_by_prior(const struct job *job)
     return false;
 }
 
+/* What must come of a pooling job whose prompt is h. */
+static void expect_states(struct job *job, const struct history *h)
+{
+    uint32_t kind = job->spec.pooling, n = h->n, begin = kind == POOLING_LAST ? n - 1 : 0;
+    uint32_t end = kind == POOLING_CLS ? 1 : n;
+    double sums[STATES_WIDTH] = {0};
+    job->n_states = kind == POOLING_ALL ? n : 1;
+    job->expected[0].finish = FINISH_LENGTH;
+    for (uint32_t i = begin; i < end; i++) {
+        uint64_t logits = attend(h->layout, fetch_from_history, h, i, true);
+        float *row = job->states[kind == POOLING_ALL ? i : 0];
+        for (uint32_t c = 0; c < STATES_WIDTH; c++) {
+            row[c] = fake_state(logits, c, job->has_nan);
+            sums[c] += (double)row[c];
+        }
+        if (isnan(row[0])) {
+            job->expected[0] = (struct expected){.finish = FINISH_ERROR, .status = SAMPLE_NON_FINITE, .error_position = i};
+            job->n_states = 0;
+            return;
+        }
+    }
+    for (uint32_t c = 0; kind == POOLING_MEAN && c < STATES_WIDTH; c++)
+        job->states[0][c] = (float)(sums[c] / n);
+}
+
 /* Fills what must come of a job, from nothing but its spec. */
 static void expect(struct job *job)
 {
@@ -222,6 +250,9 @@ static void expect(struct job *job)
     }
     if (spec->is_score && !job->expected[0].finish)
         job->expected[0].finish = FINISH_LENGTH;
+    job->n_states = 0;
+    if (spec->pooling)
+        expect_states(job, &h);
     for (uint32_t s = 0; s < spec->n; s++)
         if (!job->expected[s].finish)
             expect_sample(job, s, h);
@@ -273,6 +304,14 @@ static void random_lists(struct job *job, uint64_t *random)
     }
 }
 
+/* The same prompt, for its states. */
+static void pool_job(struct job *job, uint32_t kind)
+{
+    struct request_spec spec = job->spec;
+    job->spec = (struct request_spec){.prompt = spec.prompt, .salt = spec.salt, .priority = spec.priority, .n = 1, .temperature = 1,
+                                      .top_p = 1, .repetition_penalty = 1, .pooling = kind};
+}
+
 /* Any request that the engine takes; its expectation is filled too. */
 __attribute__((unused)) static void random_job(struct job *job, const struct fake *fake, enum engine_policy policy, uint64_t *random)
 {
@@ -316,6 +355,8 @@ __attribute__((unused)) static void random_job(struct job *job, const struct fak
         } else if (check_below(random, 2) == 0) {
             spec->n = 1 + check_below(random, MAX_N);
         }
+        if (mix(*random, 1) % 8 == 0)
+            pool_job(job, 1 + (uint32_t)(mix(*random, 2) % 4));
     }
     expect(job);
 }
@@ -326,7 +367,7 @@ struct setup {
     uint32_t block_tokens, n_pages, max_num_seqs, max_num_batched_tokens;
     uint32_t windows[4], n_layers; /* 0: one full layer */
     enum engine_policy policy;
-    bool caches, has_nan, is_async;
+    bool caches, has_nan, is_async, takes_whole_prompts;
 };
 
 /* An engine over a fake model; NULL with err filled. */
@@ -340,7 +381,8 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         offsets[i + 1] = offsets[i] + strlen(TOKEN_TEXTS[i]);
         memcpy(bytes + offsets[i], TOKEN_TEXTS[i], strlen(TOKEN_TEXTS[i]));
     }
-    *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan, .is_async = setup->is_async};
+    *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan, .is_async = setup->is_async,
+                          .takes_whole_prompts = setup->takes_whole_prompts};
     if (kv_layout_make(setup->windows, setup->n_layers ? setup->n_layers : 1, setup->block_tokens, 64, &fake->layout, places, err))
         return NULL;
     fake->pool = calloc((size_t)setup->n_pages * setup->block_tokens, sizeof *fake->pool);
@@ -349,7 +391,9 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_TOP,
         .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy,
         .prefix_caching = setup->caches, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
-        .special_ids = SPECIAL, .n_special = 2, .runner = {fake, fake_start, fake_finish, setup->is_async, .release = fake_release, .restore = fake_restore},
+        .special_ids = SPECIAL, .n_special = 2,
+        .runner = {fake, fake_start, fake_finish, setup->is_async, NULL, fake_read_states, STATES_WIDTH, setup->takes_whole_prompts,
+                   fake_release, fake_restore, setup->takes_whole_prompts},
     };
     if (engine_create(&config, &engine, err))
         free(fake->pool);
@@ -413,6 +457,11 @@ static void check_news(struct job *job, const struct news *news)
     CHECK_EQ(news->is_last_of_request, job->is_done);
     if (news->sample == 0 && news->prompt_results)
         check_scores(job, news);
+    if (news->states) {
+        CHECK_EQ(news->n_states, job->n_states);
+        CHECK(!memcmp(news->states, job->states, job->n_states * sizeof *job->states));
+    }
+    CHECK((news->states != NULL) == (job->spec.pooling && news->finish == FINISH_LENGTH));
     if (news->finish == FINISH_ABORT) {
         CHECK(job->may_abort);
         return;

@@ -13,6 +13,7 @@
 #define MAX_LENGTH 96u
 #define MAX_N 4u
 #define MAX_TOP 3u
+#define STATES_WIDTH 3u
 
 static const char *const TOKEN_TEXTS[VOCAB] = {
     "a", "b", "c", "d", "ab", "ba", "abc", "", "aa", "bb", "ca", "x", "y", "z", "xy", "yx", "\xc3", "\xa9", "\xc3\xa9", " ",
@@ -52,6 +53,7 @@ struct fake {
     uint32_t n_pages;
     struct cell *pool;     /* [n_pages][block_tokens] */
     bool has_nan;          /* some histories give non-finite logits */
+    bool takes_whole_prompts;
     bool is_async;         /* results come with `finish`; until then they are wrong */
     struct fake_flight flights[2], *last; /* last: the step started last */
     uint32_t n_in_flight, n_most_in_flight;
@@ -152,6 +154,11 @@ static uint64_t settings_hash(bool is_greedy, float temperature, float top_p, fl
 static uint64_t seen_hash(int32_t id, uint32_t count, bool in_prompt)
 {
     return mix((uint64_t)id, count * 2 + in_prompt); /* summed: the list's order means nothing */
+}
+
+static float fake_state(uint64_t logits, uint32_t column, bool has_nan)
+{
+    return has_nan && logits % 97 == 0 ? NAN : (float)(mix(logits, column) % 4096) / 64 - 32;
 }
 
 /* ---- the runner ---- */
@@ -308,6 +315,8 @@ static enum rc fake_start(void *ctx, struct batch *b, struct err *err)
     CHECK(b->n_rows > 0 && b->n_rows <= b->max_rows && b->n_seqs <= b->max_seqs && b->n_tasks <= b->max_tasks);
     CHECK_EQ(b->seq_first_row[b->n_seqs], b->n_rows);
     CHECK_EQ(b->slot, (fake->n_runs - 1) % 2);
+    for (uint32_t i = 0; fake->takes_whole_prompts && i < b->n_seqs; i++)
+        CHECK_EQ(b->positions[b->seq_first_row[i]], 0);
     struct fake_flight *flight = &fake->flights[b->slot];
     fake_lay(flight, b);
     flight->batch = b;
@@ -371,6 +380,22 @@ static enum rc fake_restore(void *ctx, uint32_t parts, struct err *err)
     if (parts & PART_WEIGHTS)
         fake->weights = fake->copy;
     fake->asleep &= ~parts;
+    return RC_OK;
+}
+
+/* As a real one, whose states lie where the last step left them: no other may have been started since. */
+static enum rc fake_read_states(void *ctx, const struct batch *b, uint32_t first, uint32_t n, float *rows, struct err *err)
+{
+    struct fake *fake = ctx;
+    (void)err;
+    CHECK(fake->last == &fake->flights[b->slot] && !fake->n_in_flight && first + n <= b->n_state_rows);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t row = (uint32_t)b->logits_rows[b->n_logits_rows + first + i];
+        struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
+        uint64_t logits = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true);
+        for (uint32_t c = 0; c < STATES_WIDTH; c++)
+            rows[i * STATES_WIDTH + c] = fake_state(logits, c, fake->has_nan);
+    }
     return RC_OK;
 }
 

@@ -25,6 +25,7 @@ def run(device: str, *arguments: str) -> str:
         ("chat.py", "Rome"),
         ("score.py", "boil the water"),
         ("logprobs.py", "Madrid"),
+        ("embed.py", "closest: Bees make honey."),
         ("own_architecture.py", "30 layers: ' Paris"),
         ("async_stream.py", "> What do bees make?"),
         ("async_rollouts.py", "same as uninterrupted: True"),

@@ -33,7 +33,7 @@ def relu2(x: Array) -> Array:
     return np.maximum(x, 0) ** 2
 
 
-ACTS = [silu, gelu, gelu_tanh, relu, relu2]
+ACTS = [silu, gelu, gelu_tanh, relu, relu2, np.tanh]
 
 
 def gated(backend: _core.Backend, gate: Array, up: Array, act: int) -> Array:
@@ -43,7 +43,7 @@ def gated(backend: _core.Backend, gate: Array, up: Array, act: int) -> Array:
     return out
 
 
-@pytest.mark.parametrize("act", range(5))
+@pytest.mark.parametrize("act", range(6))
 def test_gated_values(act: int, open_backend: Open) -> None:
     """Near float64 over the whole range; where 1 + erf and 1 + tanh cancel, to the last bit of 1."""
     backend = open_backend(2)
@@ -54,10 +54,13 @@ def test_gated_values(act: int, open_backend: Open) -> None:
         exact = ACTS[act](gate.astype(np.float64))
     slack = 2e-7 * np.abs(gate) if act in (1, 2) else 0
     assert (np.abs(out - exact) <= 5e-7 * np.abs(exact) + slack + 1e-30).all()
+    plain = np.full_like(gate, np.nan)
+    backend.act(gate, plain, act)
+    assert backend.allocations == 0 and plain.tobytes() == out.tobytes()
     assert np.isnan(gated(backend, np.full((1, 5), np.nan, np.float32), np.ones((1, 5), np.float32), act)).all()
 
 
-@pytest.mark.parametrize("act", range(5))
+@pytest.mark.parametrize("act", range(6))
 @pytest.mark.parametrize("width", [1, 24, 1030, 3072])
 def test_gated_rows(act: int, width: int, open_backend: Open) -> None:
     rng = np.random.default_rng(width)
@@ -69,8 +72,16 @@ def test_gated_rows(act: int, width: int, open_backend: Open) -> None:
     for first, rows in ((0, 1), (32, 1), (5, 20)):
         part = gated(backend, gate[first : first + rows], up[first : first + rows], act)
         assert part.tobytes() == outs[0][first : first + rows].tobytes()
+    wanted = np.full((33, width), np.nan, np.float32)
+    backend.act(gate, wanted, act)
+    for first, rows in ((0, 1), (32, 1), (5, 20)):
+        part = np.empty((rows, width), np.float32)
+        backend.act(gate[first : first + rows], part, act)
+        assert part.tobytes() == wanted[first : first + rows].tobytes()
     backend.gated(gate, up, gate, act)
     assert gate.tobytes() == outs[0].tobytes()
+    backend.act(both[:, width:], both[:, width:], act)
+    assert both[:, :width].tobytes() == outs[0].tobytes()
 
 
 @pytest.mark.parametrize("width", [1, 7, 576, 2049])

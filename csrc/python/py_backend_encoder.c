@@ -1,0 +1,66 @@
+/* py_backend_encoder.c: what encoders need of _core.Backend: act, layer_norm, row_attention. */
+#include "py_stage.h"
+
+#include <string.h>
+
+PyObject *py_backend_act(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"x", "out", "act", NULL};
+    PyObject *x, *out;
+    struct act_args a = {0};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|I", names, &x, &out, &a.act))
+        return NULL;
+    stage_view(&s, "x", x, false, &a.x);
+    stage_view(&s, "out", out, true, &a.out);
+    a.n_rows = s.n_rows;
+    STAGE_RUN(&s, act, &a);
+}
+
+PyObject *py_backend_layer_norm(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"x", "weight", "bias", "out", "eps", NULL};
+    PyObject *x, *weight, *bias, *out;
+    struct layer_norm_args a = {0};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOf", names, &x, &weight, &bias, &out, &a.eps))
+        return NULL;
+    stage_view(&s, "x", x, false, &a.x);
+    stage_array(&s, "weight", weight, 'f', false, &a.weight);
+    stage_array(&s, "bias", bias, 'f', false, &a.bias);
+    stage_view(&s, "out", out, true, &a.out);
+    a.n_rows = s.n_rows;
+    STAGE_RUN(&s, layer_norm, &a);
+}
+
+PyObject *py_backend_row_attention(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"seq_first_row", "q", "k", "v", "out", "n_heads", "n_kv_heads", "scale", NULL};
+    PyObject *starts, *q, *k, *v, *out;
+    struct batch_view batch = {0};
+    struct row_attention_args a = {.batch = &batch};
+    int32_t host[64];
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOIIf", names, &starts, &q, &k, &v, &out, &a.n_heads, &a.n_kv_heads,
+                                     &a.scale))
+        return NULL;
+    stage_view(&s, "q", q, false, &a.q);
+    stage_view(&s, "k", k, false, &a.k);
+    stage_view(&s, "v", v, false, &a.v);
+    stage_view(&s, "out", out, true, &a.out);
+    uint32_t i = s.n_buffers;
+    size_t n = stage_array(&s, "seq_first_row", starts, 'i', false, &batch.seq_first_row);
+    if (!s.failed && (n < 2 || n > sizeof host / sizeof *host || !a.n_heads))
+        stage_fail(&s, "seq_first_row", "the starts of 1 to 63 sequences and the end of the last");
+    if (!s.failed) {
+        memcpy(host, s.buffers[i].buf, n * sizeof *host);
+        batch.host_seq_first_row = host;
+        batch.n_seqs = (uint32_t)n - 1;
+        batch.n_rows = s.n_rows;
+        a.head_dim = a.q.width / a.n_heads;
+    }
+    STAGE_RUN(&s, row_attention, &a);
+}

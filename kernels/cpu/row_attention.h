@@ -1,0 +1,13 @@
+/* row_attention.h: scratch of row_attention.c, a thread's own. */
+#ifndef LLMPY_ROW_ATTENTION_H
+#define LLMPY_ROW_ATTENTION_H
+
+#include "cpu.h"
+
+/* The scores of one row and head over the longest sequence. */
+static inline size_t row_attention_scratch_bytes(const struct backend_options *options)
+{
+    return ((size_t)options->max_rows + 16) * sizeof(float);
+}
+
+#endif

@@ -1,0 +1,85 @@
+"""Attention of rows over their whole sequence against float64; a row's bits depend on nothing but its sequence."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llmpy import _core, hardware
+
+Array = np.ndarray
+Open = Callable[..., _core.Backend]
+TYPES: dict[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+LENGTHS = [1, 7, 64, 130, 16]
+
+
+def starts(lengths: Sequence[int]) -> Array:
+    return np.cumsum([0, *lengths]).astype(np.int32)
+
+
+def exact(q: Array, k: Array, v: Array, lengths: Sequence[int], heads: tuple[int, int], scale: float) -> Array:
+    n_heads, n_kv = heads
+    parts, at = [], starts(lengths)
+    for first, end in itertools.pairwise(at):
+        rows = slice(first, end)
+        a = q[rows].astype(np.float64).reshape(end - first, n_heads, -1).transpose(1, 0, 2)
+        b, c = (
+            x[rows].astype(np.float64).reshape(end - first, n_kv, -1).transpose(1, 0, 2).repeat(n_heads // n_kv, 0)
+            for x in (k, v)
+        )
+        scores = a @ b.transpose(0, 2, 1) * scale
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        parts.append((p / p.sum(-1, keepdims=True) @ c).transpose(1, 0, 2).reshape(end - first, -1))
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [((12, 12), 32), ((4, 2), 24), ((2, 1), 100), ((3, 3), 5)])
+def test_values_and_rows(heads: tuple[int, int], head_dim: int, open_backend: Open) -> None:
+    rng, n = np.random.default_rng(head_dim), sum(LENGTHS)
+    width, kv_width, scale = heads[0] * head_dim, heads[1] * head_dim, head_dim**-0.5
+    rows = (3 * rng.standard_normal((n, width + 2 * kv_width))).astype(np.float32)
+    q, k, v = rows[:, :width], rows[:, width : width + kv_width], rows[:, width + kv_width :]
+    outs = []
+    for threads in (1, 2, 5):
+        backend = open_backend(threads)
+        padded = np.full((n, width + 3), -7, np.float32)
+        backend.row_attention(starts(LENGTHS), q, k, v, padded[:, :width], *heads, scale)
+        assert backend.allocations == 0 and (padded[:, width:] == -7).all()
+        outs.append(padded[:, :width].tobytes())
+    assert len(set(outs)) == 1
+    out = padded[:, :width]
+    assert np.abs(out - exact(q, k, v, LENGTHS, heads, scale)).max() <= 1e-5 * np.abs(v).max()  # scores up to 90
+    at = starts(LENGTHS)
+    for first, end in [*itertools.pairwise(at), (at[1], at[3])]:
+        own = at[(at >= first) & (at <= end)] - first
+        alone = np.empty((end - first, width), np.float32)
+        part = slice(first, end)
+        backend.row_attention(own.astype(np.int32), q[part], k[part], v[part], alone, *heads, scale)
+        assert alone.tobytes() == out[part].tobytes()
+
+
+def test_long_and_peaked(open_backend: Open) -> None:
+    """The longest sequence that the options allow, and scores far apart."""
+    rng = np.random.default_rng(0)
+    q, k, v = (20 * rng.standard_normal((3, 512, 16))).astype(np.float32)
+    out = np.empty_like(q)
+    backend = open_backend(2)
+    backend.row_attention(starts([512]), q, k, v, out, 1, 1, 0.25)
+    assert np.abs(out - exact(q, k, v, [512], (1, 1), 0.25)).max() <= 1e-2  # scores of thousands err by some 1e-4
+    q[5, 3] = np.nan
+    backend.row_attention(starts([512]), q, k, v, out, 1, 1, 0.25)
+    assert np.isnan(out[5]).all() and np.isfinite(np.delete(out, 5, 0)).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_device_types(dtype: str, cuda: str) -> None:
+    rng, heads, n = np.random.default_rng(3), (4, 2), sum(LENGTHS)
+    backend = _core.Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    q, k, v = (rng.standard_normal((n, width)).astype(TYPES[dtype]) for width in (128, 64, 64))
+    out = np.zeros((n, 128), TYPES[dtype])
+    form = "f4" if dtype == "float32" else "i2"
+    backend.row_attention(starts(LENGTHS), q.view(form), k.view(form), v.view(form), out.view(form), *heads, 0.18)
+    tolerance = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+    assert np.abs(out.astype(np.float64) - exact(q, k, v, LENGTHS, heads, 0.18)).max() <= tolerance * 4
