@@ -87,7 +87,7 @@ test)
     export OMP_NUM_THREADS=1
     workers=$("$python" -c "import xdist; print('-n 12')" 2>/dev/null || true)
     # shellcheck disable=SC2086
-    check test $workers -k cuda --without-demo-model tests/kernels tests/engine tests/models tests/api tests/e2e \
+    check test $workers -k cuda --without-demo-model tests/kernels tests/engine tests/models tests/api tests/e2e tests/rl/test_soak.py \
         --ignore=tests/engine/test_device.py
     check "test device" tests/engine/test_device.py # measures the memory of the device, so nobody else may use it
     if "$python" -c "from llmpy import demo; exit(not (demo.cache_dir() / demo.NAME).exists())"; then
