@@ -18,7 +18,7 @@ def encoder(cfg: ModelConfig, m: Model, stem: str, first_position: int) -> Value
         first_position: Row of the table of positions that the first token has.
     """
     eps, width = cfg.get("layer_norm_eps", 1e-12), cfg.hidden_size
-    cfg.expect("position_embedding_type", "absolute")
+    cfg.only("position_embedding_type", "absolute")
     cfg.unused_positions = first_position
     x = m.embed(f"{stem}embeddings.word_embeddings") + m.embed_first(
         f"{stem}embeddings.token_type_embeddings", cfg.size("type_vocab_size", 2)

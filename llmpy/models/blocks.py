@@ -189,19 +189,21 @@ class Block:
         factors = [m.head_dim**-0.5 if scale is None else scale, softcap]
         return m.emit("attention", [q, k, v], q.width, u=[len(m.spec["layers"]) - 1], f=factors)
 
-    def layer_norm(self, x: Value, name: str, eps: float, *, bias: bool = True) -> Value:
-        """w * (x - mean) / sqrt(variance + eps) + b over the row.
+    def layer_norm(self, x: Value, name: str, eps: float, *, bias: bool = True, offset: float = 0.0) -> Value:
+        """(w + offset) * (x - mean) / sqrt(variance + eps) + b over the row.
 
         Args:
             x: Input, [rows, n].
             name: Module name; the tensors are NAME.weight [n] and, with bias, NAME.bias [n].
             eps: Added to the variance.
             bias: Whether there is one.
+            offset: Added to the weight once, at load (1 for weights stored as a deviation from 1).
         """
         m, where = self._model, self.prefix + name
         m.expect("layer_norm", where, x)
-        tensors = [f"{where}.weight", *([f"{where}.bias"] if bias else [])]
-        weights = [m.vector("layer_norm", [(tensor, x.width)]) for tensor in tensors]
+        weights = [m.vector("layer_norm", [(f"{where}.weight", x.width)], offset)]
+        if bias:
+            weights.append(m.vector("layer_norm", [(f"{where}.bias", x.width)]))
         return m.emit("layer_norm", [x], x.width, weights=weights, f=[eps])
 
     def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:

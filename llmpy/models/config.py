@@ -69,6 +69,7 @@ class ModelConfig:
         raw: Every field, Hugging Face names, defaults of the architecture and `hf_overrides` applied.
         file: Where the fields come from, for messages.
         dtype: How the checkpoint stores its matrices: "float32", "float16", "bfloat16" or "quantized".
+        counts_rope_scaling: Whether max_position_embeddings of the file counts the scaling of the rope already.
         unused_positions: Of max_position_embeddings, those at the front that no token has.
     """
 
@@ -83,6 +84,7 @@ class ModelConfig:
     def __init__(self, raw: Raw, file: str, max_model_len: int | None = None) -> None:
         self.raw, self.file, self.dtype = raw, file, "float32"
         self._max_model_len = max_model_len
+        self.counts_rope_scaling = False
         self.unused_positions = 0
 
     def need(self, name: str, kind: type[T]) -> T:
@@ -117,11 +119,6 @@ class ModelConfig:
                 f"{self.file}: {name}: wanted a number above 0, have {value}; hf_overrides can set it", file=self.file
             )
         return value
-
-    def expect(self, name: str, value: str) -> None:
-        """Refuses a field that says anything else."""
-        if self.get(name, value) != value:
-            raise UnsupportedError(f"{self.file}: {name}={self.raw[name]!r} is not supported, {value!r} is")
 
     @property
     def architecture(self) -> str:
@@ -183,6 +180,8 @@ class ModelConfig:
     @property
     def max_position_embeddings(self) -> int:
         """Longest sequence in tokens, rope scaling counted (`raw` has the file's number)."""
+        if self.counts_rope_scaling:
+            return self._max_position
         parameters = Parameters(self.raw, self.file, "full_attention")
         return rope.context_length(parameters, self._max_position, self._max_model_len) - self.unused_positions
 

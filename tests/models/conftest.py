@@ -110,12 +110,17 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "seed_oss-plain": ("SeedOss", {"head_dim": 16}),
     "exaone4": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 8}),
     "arcee": ("Arcee", {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
+    "stablelm": ("StableLm", {}),
+    "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "nemotron": ("Nemotron", {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
+    "cohere": ("Cohere", {"logit_scale": 1.0, "attention_bias": True}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 1.0}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
 # One case of a topology is enough for the default run; all of them are in that of the slow tests.
 SLOW = {
     "smollm3", "smollm3-window", "olmo2", "granite", "granite-bias", "phi3", "gemma", "gemma2", "glm", "seed_oss",
-    "seed_oss-plain", "exaone4", "exaone4-full", "arcee",
+    "seed_oss-plain", "exaone4", "exaone4-full", "arcee", "stablelm", "stablelm-parallel", "cohere",
 }  # fmt: skip
 CONFIGS = {"Gemma3": "Gemma3Text"}  # the family whose name the configuration has
 

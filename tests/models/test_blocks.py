@@ -168,6 +168,8 @@ BROKEN = [
     ("gemma3", configure(use_bidirectional_attention=True), UnsupportedError, "use_bidirectional_attention=True is not supp"),
     ("gemma2", configure(final_logit_softcapping=30.0), UnsupportedError, "final_logit_softcapping=30.0 is not supp"),
     ("granite", configure(logits_scaling=8.0), UnsupportedError, "logits_scaling=8.0 is not supported by Granite.*, only 1.0"),
+    ("stablelm", configure(qk_layernorm=True), UnsupportedError, "qk_layernorm=True is not supported by StableLm"),
+    ("cohere", configure(use_qk_norm=True), UnsupportedError, "use_qk_norm=True is not supported by Cohere"),
     ("llama", configure(logit_scale=0.5), UnsupportedError, "logit_scale=0.5 is not supported by Llama"),
     ("gemma2", configure(query_pre_attn_scalar=0), CheckpointError, "query_pre_attn_scalar: wanted a number above 0, have 0"),
     ("granite", configure(residual_multiplier=0.0), CheckpointError, "residual_multiplier: wanted a number above 0, have 0.0"),

@@ -72,7 +72,11 @@ ROUNDED = {"float16": 8 * 2.0**-11, "bfloat16": 8 * 2.0**-8}
 
 
 @pytest.mark.parametrize("dtype", list(ROUNDED))
-@pytest.mark.parametrize("case", ["llama", "llama-bias", "llama-tied", "mistral", "qwen2-window", "qwen3", "qwen3-window"])
+@pytest.mark.parametrize(
+    "case",
+    ["llama", "llama-bias", "llama-tied", "mistral", "qwen2-window", "qwen3", "qwen3-window"]
+    + [pytest.param(case, marks=pytest.mark.slow) for case in ("granite", "gemma3", "glm4", "olmo3", "nemotron", "cohere2")],
+)
 def test_two_byte_types_err_as_transformers_does(case, dtype, tiny, engine, prompts):
     """Activations, weights and cache in a type, against float32 and beside transformers in that type."""
     model = tiny(case, dtype)

@@ -51,7 +51,9 @@ def loads_or_refuses(files, checkpoint):
         assert str(error)
 
 
-@pytest.mark.parametrize("case", ["llama-yarn", "mistral", "qwen3-window", "phi3-longrope", "gemma3", "granite", "smollm3"])
+@pytest.mark.parametrize(
+    "case", ["llama-yarn", "mistral", "qwen3-window", "phi3-longrope", "gemma3", "granite", "smollm3", "cohere2"]
+)
 @given(changes=st.dictionaries(FIELDS, JSON_VALUES, max_size=3), rope=st.none() | ROPE)
 @FAST
 def test_configurations(tiny, files_of, host_checkpoint, case, changes, rope):

@@ -73,6 +73,12 @@ def test_ropes_of_two_kinds_in_fields_of_transformers_4(case, tiny, oracle, prom
     assert error_of(mine.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
 
 
+def test_lengths_that_count_the_scaling_of_the_rope(tiny, oracle):
+    """Gemma 3 gives the length that its ropes are scaled to, Llama the length before."""
+    for case, length in {"gemma3": 128, "llama-linear": 512}.items():
+        assert oracle(tiny(case).directory).compiled.config.max_position_embeddings == length
+
+
 def test_factors_of_granite_with_a_branch_of_any_size(tiny, oracle, prompts):
     """Rows are kept divided by the branches' factor: the same function for every factor, eps included."""
     for eps in (1e-6, 0.5):
@@ -122,7 +128,10 @@ def test_a_head_stored_beside_a_tied_one_is_ignored(tiny, oracle, prompts, error
     assert error_of(oracle(tmp_path).logits(prompts[1]), model.logits(prompts[1])) <= BOUND
 
 
-FAMILIES = "Arcee Exaone4 Gemma Gemma2 Gemma3 Glm Glm4 Granite Llama Mistral Olmo2 Olmo3 Phi3 Qwen2 Qwen3 SeedOss SmolLM3"
+FAMILIES = (
+    "Arcee Cohere Cohere2 Exaone4 Gemma Gemma2 Gemma3 Glm Glm4 Granite Llama Mistral Nemotron Olmo2 Olmo3 Phi3 Qwen2 Qwen3 "
+    "SeedOss SmolLM3 StableLm"
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES.split())
@@ -132,20 +141,24 @@ def test_what_a_configuration_leaves_out(family):
     theirs = getattr(transformers, f"{'Gemma3Text' if family == 'Gemma3' else family}Config").from_dict(sizes)
     found = find(f"{family}ForCausalLM")
     mine = ModelConfig({**found.defaults, **sizes, "architectures": [f"{family}ForCausalLM"]}, "config.json")
-    for name in ("rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "max_position_embeddings"):
+    eps = {"StableLm": "layer_norm_eps", "Cohere": "layer_norm_eps", "Cohere2": "layer_norm_eps", "Nemotron": "norm_eps"}
+    assert mine.need(eps.get(family, "rms_norm_eps"), float) == getattr(theirs, eps.get(family, "rms_norm_eps"))
+    for name in ("tie_word_embeddings", "max_position_embeddings"):
         assert getattr(mine, name) == getattr(theirs, name), name
+    assert mine.num_key_value_heads == (theirs.num_key_value_heads or 4)
     if "Gemma" not in family:
         assert mine.hidden_act == theirs.hidden_act
     assert mine.head_dim == (getattr(theirs, "head_dim", None) or 16)
     full = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
     n_dims = int(mine.head_dim * full.get("partial_rotary_factor", 1))
     assert mine.rope.inv_freq[1] == pytest.approx(full["rope_theta"] ** (-2 / n_dims))
+    assert (mine.raw.get("logit_scale") or 1) == (getattr(theirs, "logit_scale", None) or 1)
     given = ("final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar", "original_max_position_embeddings")
     for name in given:
         assert (mine.raw.get(name) or 256) == (getattr(theirs, name, None) or 256), name
     for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
         assert mine.get(name, False) == getattr(theirs, name, False), name
-    if family in ("Mistral", "Olmo3", "Exaone4", "Gemma2", "Gemma3"):
+    if family in ("Mistral", "Olmo3", "Exaone4", "Gemma2", "Gemma3", "Cohere2"):
         assert mine.get("sliding_window", 0) == theirs.sliding_window
     if family.startswith("Qwen"):
         assert list(mine.layer_windows()) == [0, 0]

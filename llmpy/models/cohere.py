@@ -1,0 +1,48 @@
+"""Cohere's Command R (families Cohere and Cohere2)."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import repeat
+
+from . import heads, usual
+from .blocks import Model
+from .config import ModelConfig
+from .registry import architecture
+
+DEFAULTS = {
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "logit_scale": 0.0625,
+}
+
+
+@architecture(*heads.names("Cohere"), defaults={**DEFAULTS, "rope_theta": 500000.0})
+def cohere(cfg: ModelConfig, m: Model) -> None:
+    """Cohere decoder: attention and MLP read the same layer norm without a bias; neighbouring pairs are turned."""
+    cfg.without("use_qk_norm")
+    write(cfg, m, repeat((0, True), cfg.num_layers))
+
+
+@architecture(*heads.names("Cohere2"), defaults={**DEFAULTS, "sliding_window": 4096})
+def cohere2(cfg: ModelConfig, m: Model) -> None:
+    """Cohere 2 decoder: Cohere, three of four layers with a window, the others without rope."""
+    window = cfg.get("sliding_window", 0)
+    slides = (kind == "sliding_attention" and window > 0 for kind in cfg.layer_kinds(4))
+    write(cfg, m, ((window if is_sliding else 0, is_sliding) for is_sliding in slides))
+
+
+def write(cfg: ModelConfig, m: Model, layers: Iterable[tuple[int, bool]]) -> None:
+    """The program; of each layer its window, and whether it turns q and k."""
+    eps, bias = cfg.positive("layer_norm_eps", 1e-5), cfg.get("attention_bias", False)
+    rope = replace(cfg.rope, interleaved=True)
+    stem = m.stem("model.", "embed_tokens")
+    x = m.embed(f"{stem}embed_tokens")
+    for layer, (window, turns) in zip(m.layers(f"{stem}layers", cfg.num_layers), layers, strict=True):
+        h = layer.layer_norm(x, "input_layernorm", eps, bias=False)
+        q, k, v = usual.qkv(cfg, layer, h, bias=bias)
+        q, k = layer.rope(q, k, rope) if turns else (q, k)
+        x = x + usual.out(cfg, layer, layer.attention(q, k, v, window=window), bias=bias)
+        x = x + usual.mlp(cfg, layer, h)
+    heads.head(cfg, m, m.layer_norm(x, f"{stem}norm", eps, bias=False), stem)

@@ -1,0 +1,34 @@
+"""StableLM 2 and StableLM 3B."""
+
+from . import heads, usual
+from .blocks import Model
+from .config import ModelConfig
+from .registry import architecture
+
+
+@architecture(
+    *heads.names("StableLm"),
+    "StableLMEpochForCausalLM",
+    defaults={
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": 32,
+        "partial_rotary_factor": 0.25,
+    },
+)
+def stablelm(cfg: ModelConfig, m: Model) -> None:
+    """StableLM decoder: Llama with layer norms and a quarter of each head turned; attention and MLP may share their input."""
+    cfg.without("qk_layernorm")
+    eps, bias = cfg.positive("layer_norm_eps", 1e-5), cfg.get("use_qkv_bias", False)
+    is_parallel = cfg.get("use_parallel_residual", False)
+    stem = m.stem("model.", "embed_tokens")
+    x = m.embed(f"{stem}embed_tokens")
+    for layer in m.layers(f"{stem}layers", cfg.num_layers):
+        h = layer.layer_norm(x, "input_layernorm", eps)
+        q, k, v = usual.qkv(cfg, layer, h, bias=bias)
+        q, k = layer.rope(q, k, cfg.rope)
+        x = x + usual.out(cfg, layer, layer.attention(q, k, v))
+        h = h if is_parallel else layer.layer_norm(x, "post_attention_layernorm", eps)
+        x = x + usual.mlp(cfg, layer, h)
+    heads.head(cfg, m, m.layer_norm(x, f"{stem}norm", eps), stem)
