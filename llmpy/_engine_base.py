@@ -133,7 +133,14 @@ class EngineBase(ABC):
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Self:
-        """An engine with the options of another one's `config`."""
+        """An engine with the options of another one's `config`.
+
+        Args:
+            config: The other one's.
+
+        Returns:
+            The engine.
+        """
         return cls(**{name: getattr(config, name) for name in EngineConfig.__dataclass_fields__})
 
     # ---- parameters, tokenizer, templates ---------------------------------------------------------------------------

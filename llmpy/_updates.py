@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from . import _core
-from .errors import ModelNotFoundError, UnsupportedError, WeightUpdateError
+from .errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
 from .options import parse_size
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ Rename: TypeAlias = "Callable[[str], str | None] | None"
 Result = TypeVar("Result")
 
 DEFAULT_BUCKET_BYTES = "256MiB"
+STAGING_BYTES = 32 << 20
+"""What the device's staging takes, once something has to be staged."""
 _NAMED_IN_ERRORS = 8
 
 
@@ -84,14 +86,20 @@ class WeightUpdate:
         from ._engine_base import check_label
 
         self._is_over = True
-        if on_running not in ("keep", "recompute"):
-            raise ValueError(f"on_running must be 'keep' or 'recompute', got {on_running!r}.")
-        if staging not in ("in_place", "double"):
-            raise ValueError(f"staging must be 'in_place' or 'double', got {staging!r}.")
+        for name, value, known in (
+            ("on_running", on_running, ("keep", "recompute")),
+            ("staging", staging, ("in_place", "double")),
+        ):
+            if value not in known:
+                message = f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}."
+                raise InvalidRequestError(message, parameter=name, value=value)
         if staging == "double":
             raise UnsupportedError("staging='double' is not supported yet; use 'in_place'")
         self.bucket_bytes: int = parse_size("bucket_bytes", bucket_bytes)
         """Most bytes of staging memory on the device."""
+        if self.bucket_bytes < STAGING_BYTES:
+            message = f"bucket_bytes must be at least 32MiB, got {bucket_bytes!r}."
+            raise InvalidRequestError(message, parameter="bucket_bytes", value=bucket_bytes)
         self.report: UpdateReport | None = None
         """What it did, once it is committed."""
         self._version = None if version is None else check_label(version)
@@ -121,6 +129,9 @@ class WeightUpdate:
     def write_all(self, source: Mapping[str, Any] | Iterable[Named]) -> None:
         """Writes (name, tensor) pairs, one after the other; a mapping, list or tuple is checked as a whole before.
 
+        Args:
+            source: Names and tensors, as for `write`.
+
         Raises:
             WeightUpdateError: As for `write`.
         """
@@ -148,6 +159,9 @@ class WeightUpdate:
 
     def read_dir(self, path: str | os.PathLike[str]) -> None:
         """Writes the tensors of a directory's safetensors files. All headers are checked before the first byte is written.
+
+        Args:
+            path: The directory.
 
         Raises:
             ModelNotFoundError: There are none.
@@ -322,14 +336,22 @@ class WeightUpdate:
             raise
 
     def abort(self) -> None:
-        """Gives the update up. If something was written the weights are torn: nothing runs until a full update commits."""
+        """Gives the update up. If something was written the weights are torn: nothing runs until a full update commits.
+
+        Raises:
+            EngineBusyError: Another thread uses the engine; the update stays open.
+        """
         if self._is_over:
             return
         try:
             with self._host.claim():
                 self.core.abort()
-        finally:
+        except EngineBusyError:
+            raise
+        except BaseException:
             self._end()
+            raise
+        self._end()
 
     def _end(self) -> None:
         self._is_over = True
@@ -352,8 +374,12 @@ class WeightUpdate:
 
     def __del__(self) -> None:
         if not getattr(self, "_is_over", True):
-            with contextlib.suppress(Exception):  # the engine may be closed
+            try:
                 self.abort()
+            except EngineBusyError:
+                self._host.abandoned = self.core
+            except Exception:  # the engine may be closed
+                pass
 
     # ---- everything in one call -------------------------------------------------------------------------------------
 

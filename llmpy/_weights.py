@@ -67,10 +67,16 @@ class Weights:
         self.ordinal = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
         """Of the CUDA device; -1: the CPU."""
         self._is_open = False
+        self.abandoned: _core.WeightUpdate | None = None
+        """An open update that nobody holds, and that could not be given up while another thread used the engine."""
 
     def begin(self, **options: Any) -> WeightUpdate:
         """An update; EngineBusyError if one is open."""
         with _opening:
+            if self.abandoned is not None:
+                with self.claim():
+                    self.abandoned.abort()
+                self.abandoned, self._is_open = None, False
             if self._is_open:
                 raise EngineBusyError("a weight update is open; commit or abort it")
             self._is_open = True
@@ -178,7 +184,7 @@ class UpdateCalls:
 
         Args:
             staging: "in_place".
-            bucket_bytes: Most bytes of staging memory on the device.
+            bucket_bytes: Most bytes of staging memory on the device; 32 MiB or more, which is what it takes.
             version, partial, rename, on_running, check_finite: As in `update_weights`.
 
         Returns:

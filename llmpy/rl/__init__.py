@@ -4,14 +4,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .._buckets import IpcBucket, IpcItem, ipc_bucket, ipc_from_torch
+    from .._updates import AsyncWeightUpdate, UpdateReport, WeightUpdate
     from .._weight_group import WeightGroup
+    from .._weights import WeightComparison
     from .compare import LogprobComparison, compare_logprobs
     from .partial import concat
     from .sender import SendReport, WeightSender, weight_metadata
 
 _MODULES = {
     "._buckets": "IpcBucket IpcItem ipc_bucket ipc_from_torch",
+    "._updates": "AsyncWeightUpdate UpdateReport WeightUpdate",
     "._weight_group": "WeightGroup",
+    "._weights": "WeightComparison",
     "compare": "LogprobComparison compare_logprobs",
     "partial": "concat",
     "sender": "SendReport WeightSender weight_metadata",
@@ -19,12 +23,16 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "AsyncWeightUpdate",
     "IpcBucket",
     "IpcItem",
     "LogprobComparison",
     "SendReport",
+    "UpdateReport",
+    "WeightComparison",
     "WeightGroup",
     "WeightSender",
+    "WeightUpdate",
     "compare_logprobs",
     "concat",
     "ipc_bucket",

@@ -109,11 +109,22 @@ class RolloutWorker:
         self._thread = None
 
     def update_model_version(self, model_version: int) -> None:
-        """Tells which weights the next groups start with."""
+        """Tells which weights the next groups start with.
+
+        Args:
+            model_version: The trainer's count of its updates.
+        """
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises RuntimeError if the thread has failed, chained to the cause, or was silent for so many seconds."""
+        """Looks whether the thread goes on.
+
+        Args:
+            stale_after_s: Seconds that it may be silent.
+
+        Raises:
+            RuntimeError: It has failed, and the cause is chained, or it was silent for longer.
+        """
         if self._work is not None and self._work.done() and not self._work.cancelled():
             cause = self._work.exception()
             if cause is not None:

@@ -38,6 +38,9 @@ def weight_metadata(tensors: NamedTensors) -> tuple[list[str], list[str], list[l
 
     Args:
         tensors: Mapping or iterable of (name, tensor).
+
+    Returns:
+        Three lists.
     """
     pairs = named(tensors)
     return [name for name, _ in pairs], [dtype_name(t) for _, t in pairs], [list(t.shape) for _, t in pairs]

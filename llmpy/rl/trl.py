@@ -146,7 +146,11 @@ class WeightTransfer:
         self._loop.run(self.engine.pause("keep"))
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Takes all weights in the caller's thread, which may have collectives to do for each, and commits them at once."""
+        """Takes all weights in the caller's thread, which may have collectives to do for each, and commits them at once.
+
+        Args:
+            iterator: Pairs of name and tensor.
+        """
         update = self.engine._weights.begin(**transaction(rename=self._rename, on_running=self._on_running))
         self.last_update = update.run(iterator)
 

@@ -346,6 +346,8 @@ def test_arguments(pair, tmp_path):
         old.update_weights({}, on_running="stop")
     with pytest.raises(UnsupportedError, match="staging='double'"):
         old.begin_update(staging="double")
+    with pytest.raises(ValueError, match="bucket_bytes must be at least 32MiB, got '1MiB'"):
+        old.begin_update(bucket_bytes="1MiB")
     with pytest.raises(TypeError, match="version must be an int or a str"):
         old.begin_update(version=1.5)
     with pytest.raises(ModelNotFoundError, match="wanted a directory of safetensors files"):
@@ -549,6 +551,32 @@ def test_open_updates_end_with_their_owner(pair):
     for call in (update.commit, update.abort, lambda: update.write("model.norm.weight", weights["model.norm.weight"])):
         with pytest.raises((EngineClosedError, WeightUpdateError)):
             call()
+
+
+def test_an_abort_while_another_thread_has_the_engine(pair):
+    """What was half written is torn in the end, whoever was in the way."""
+    old, new, weights = pair()
+    norm = "model.norm.weight"
+    for is_dropped in (False, True):
+        update = old.begin_update()
+        update.write(norm, weights[norm])
+        with old._driver.driving(steps=False):
+            if is_dropped:
+                del update
+                gc.collect()
+            else:
+                with pytest.raises(EngineBusyError, match="in use"):
+                    update.abort()
+            with pytest.raises(EngineBusyError):
+                old.begin_update()
+        if not is_dropped:
+            update.abort()
+            with pytest.raises(WeightsMissingError):
+                old.generate(PROMPTS, GREEDY)
+        with pytest.raises(WeightUpdateError, match="torn"):
+            old.update_weights({norm: weights[norm]}, partial=True)
+        old.update_weights(weights)
+        assert outcome(old) == outcome(new)
 
 
 def test_the_loop_goes_on(open_async, long_model):
