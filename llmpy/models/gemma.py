@@ -56,6 +56,7 @@ def gemma2(cfg: ModelConfig, m: Model) -> None:
 )
 def gemma3(cfg: ModelConfig, m: Model) -> None:
     """Gemma 3 decoder, text: Gemma 2 without caps, with norms on the heads of q and k, and a rope for each type of layer."""
+    cfg.without("attn_logit_softcapping")
     cfg.counts_rope_scaling = True
     ropes = cfg.layer_ropes(cfg.get("rope_local_base_freq", 10000.0))
     write_sandwich(cfg, m, cfg.layer_kinds(6), ropes, softcap=0.0, normed_heads=True)

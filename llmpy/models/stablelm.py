@@ -8,7 +8,6 @@ from .registry import architecture
 
 @architecture(
     *heads.names("StableLm"),
-    "StableLMEpochForCausalLM",
     defaults={
         "layer_norm_eps": 1e-5,
         "hidden_act": "silu",
