@@ -4,7 +4,10 @@ import pytest
 
 from llmpy import LLM, SamplingParams, UnsupportedError
 
-CASES = ["llama", "llama-bias", "llama-tied", "mistral", "qwen2", "qwen3", "qwen3-window"]
+CASES = [
+    *("llama", "llama-bias", "llama-tied", "mistral", "qwen2", "qwen3", "qwen3-window"),
+    *(pytest.param(case, marks=pytest.mark.slow) for case in ("gemma3", "granite", "nemotron", "phi3-longrope")),
+]
 OPTIONS = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "generation_config": "none"}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=2, ignore_eos=True)
 
