@@ -85,11 +85,11 @@ build)
 test)
     need numpy pytest ml_dtypes hypothesis tokenizers jinja2 tqdm safetensors torch transformers
     export OMP_NUM_THREADS=1
+    suites="tests/kernels tests/engine tests/models tests/api tests/e2e tests/rl"
     workers=$("$python" -c "import xdist; print('-n 12')" 2>/dev/null || true)
     # shellcheck disable=SC2086
-    check test $workers -k cuda --without-demo-model tests/kernels tests/engine tests/models tests/api tests/e2e tests/rl/test_soak.py \
-        --ignore=tests/engine/test_device.py
-    check "test device" tests/engine/test_device.py # measures the memory of the device, so nobody else may use it
+    check test $workers -k cuda -m "not slow and not alone" --without-demo-model $suites
+    check "test device" -m alone --without-demo-model $suites
     if "$python" -c "from llmpy import demo; exit(not (demo.cache_dir() / demo.NAME).exists())"; then
         check "test demo" -k cuda tests/models/test_demo_model.py tests/api/test_demo_model.py tests/e2e # each takes the whole device
     else

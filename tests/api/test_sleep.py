@@ -242,6 +242,7 @@ def test_memory_that_is_short_changes_nothing(open_tiny):
     assert all_bits(llm.generate(PROMPTS, PARAMS)) == before
 
 
+@pytest.mark.alone
 def test_a_device_that_is_full(open_tiny, cuda):
     """Somebody took the memory meanwhile: the engine sleeps on, and wakes when it is free again."""
     llm = open_tiny(device=cuda, kv_cache_memory_bytes="4GiB")
@@ -260,6 +261,7 @@ def test_a_device_that_is_full(open_tiny, cuda):
         assert all_bits(llm.generate(PROMPTS, PARAMS)) == before
 
 
+@pytest.mark.alone
 def test_others_see_the_memory(open_tiny, cuda):
     """What another process finds free on the device."""
     code = """

@@ -19,6 +19,7 @@ import pytest
 import llmpy
 from llmpy import _core, hardware
 
+pytestmark = pytest.mark.alone
 LIBRARY = hardware.cuda_library()
 DEVICE = next((d for d in llmpy.devices()[1:] if d["available"]), None)
 needs_device = pytest.mark.skipif(DEVICE is None, reason="no CUDA device")
