@@ -373,6 +373,8 @@ def _rope_parameters(meta: _Metadata, head_dim: int) -> Raw:
     """The rope keys as `rope_parameters` of transformers."""
     factor = meta.get("rope.scaling.factor", float) or meta.get("rope.scale_linear", float, 0.0)
     kind = meta.get("rope.scaling.type", str, "linear" if factor else "none")
+    if kind == "longrope":
+        raise UnsupportedError(f"{meta.file}: metadata {meta.architecture}.rope.scaling.type 'longrope' is not supported")
     parameters: Raw = {
         "rope_type": "default" if kind == "none" or (kind == "linear" and not factor) else kind,
         "rope_theta": meta.get("rope.freq_base", float, 10000.0),
