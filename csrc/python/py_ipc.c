@@ -54,9 +54,9 @@ static PyObject *imported_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         return PyErr_Format(PyExc_TypeError, "ImportedMemory() takes no arguments by name");
     if (!PyArg_ParseTuple(args, "ssOK|z#", &a.device, &library, &handle, &size_bytes, &event, &n_event))
         return NULL;
+    if ((PyBytes_Check(handle) && PyBytes_Size(handle) != HANDLE_BYTES) || (event && n_event != HANDLE_BYTES))
+        return PyErr_Format(PyExc_ValueError, "handle, event: wanted 64 bytes");
     if (PyBytes_Check(handle)) {
-        if (PyBytes_Size(handle) != HANDLE_BYTES || (event && n_event != HANDLE_BYTES))
-            return PyErr_Format(PyExc_ValueError, "handle, event: wanted 64 bytes");
         a.handle = (const uint8_t *)PyBytes_AsString(handle);
     } else {
         a.descriptor = (int)PyLong_AsLong(handle);

@@ -197,8 +197,9 @@ def test_the_core_wants_a_gpu() -> None:
     ):
         with pytest.raises(UnsupportedError, match="memory of other processes: wanted a CUDA device, have cpu"):
             attempt()
-    with pytest.raises(ValueError, match="wanted 64 bytes"):
-        _core.ImportedMemory("cpu", "", b"h" * 63, 24)
+    for handle, event in ((b"h" * 63, None), (b"h" * 64, b"e"), (3, b"e")):
+        with pytest.raises(ValueError, match="wanted 64 bytes"):
+            _core.ImportedMemory("cpu", "", handle, 24, event)
     with pytest.raises(ValueError, match="id: wanted 128 bytes, have 1"):
         _core.NcclGroup("cpu", "", "", b"1", 0, 1)
 
