@@ -360,7 +360,9 @@ class Model(Block):
 
     def stem(self, prefix: str, name: str) -> str:
         """`prefix`, or "" where the checkpoint has NAME.weight without it: models saved without a head have none."""
-        if self._tensors is None or self._to_source(f"{prefix}{name}.weight") in self._tensors:
+        if self._tensors is None:
+            return "" if self.config.architecture.endswith("Model") else prefix
+        if self._to_source(f"{prefix}{name}.weight") in self._tensors:
             return prefix
         return "" if f"{name}.weight" in self._tensors else prefix
 

@@ -37,6 +37,18 @@ def test_a_trainers_model(case, tiny, prompts, device):
     llm.close()
 
 
+def test_a_model_without_a_head(tiny, prompts, device, tmp_path):
+    base = tiny("qwen3").model.model
+    base.save_pretrained(tmp_path)
+    fresh = LLM(tmp_path, device=device, **OPTIONS)
+    llm = LLM(tmp_path, device=device, load_format="dummy", **OPTIONS)
+    assert [info["name"] for info in llm.weight_info()] == [info["name"] for info in fresh.weight_info()]
+    llm.update_weights(base.named_parameters())
+    assert llm.embed(prompts).numpy().tobytes() == fresh.embed(prompts).numpy().tobytes()
+    fresh.close()
+    llm.close()
+
+
 def test_gguf(tiny, gguf_of, prompts, device, tmp_path):
     model = tiny("qwen2", hidden_size=64, intermediate_size=96)
     for kind, text in {"F32": None, "Q8_0": r"'model\.embed_tokens\.weight' is stored as q8_0, which updates"}.items():
