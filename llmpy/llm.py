@@ -392,6 +392,8 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             sampling_params: None = the model's defaults; `output_kind` says what `step` returns.
             request_id: A name; None = a number.
             priority: Lower runs first (scheduling_policy="priority").
+            lora_request: Not supported yet.
+            sampling: Fields of SamplingParams on top of the model's defaults, instead of `sampling_params`.
 
         Returns:
             The request's id.
@@ -423,7 +425,11 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         return request.request_id
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """Ends queued requests; the next `step` returns them with "abort". Unknown ids are passed over."""
+        """Ends queued requests; the next `step` returns them with "abort".
+
+        Args:
+            request_ids: Ids; unknown and finished ones are passed over.
+        """
         self._driver.check()
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         self._driver.abort([self._named[name] for name in ids if name in self._named])
