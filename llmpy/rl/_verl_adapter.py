@@ -214,7 +214,7 @@ class LlmpyReplica(RolloutReplica):  # type: ignore[misc]
         actor = ray.remote(LlmpyServer).options(
             scheduling_strategy=near, name=name, num_cpus=0, max_concurrency=self.max_concurrency
         )
-        self._server_handle = actor.remote(path)
+        self._server_handle: Any = actor.remote(path)
         self._server_address = name
         self.servers = [self._server_handle]
 
