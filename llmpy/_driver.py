@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .errors import EngineBusyError, EngineClosedError, LlmpyError
+from .errors import EngineAsleepError, EngineBusyError, EngineClosedError, LlmpyError
 
 if TYPE_CHECKING:
     from ._core import Engine, Model, News
@@ -64,8 +64,8 @@ class Driver:
             steps: Whether steps are to run.
 
         Raises:
-            EngineBusyError: Another thread has it, it is paused, or its weights are being updated.
-            EngineAsleepError: It sleeps, and steps are to run.
+            EngineBusyError: Another thread has it, or its weights are being updated.
+            EngineAsleepError: It sleeps or is paused, and steps are to run.
             WeightsMissingError: Its weights are incomplete, and steps are to run.
         """
         self.check()
@@ -76,7 +76,7 @@ class Driver:
             if steps:
                 self.engine.raise_refusal()
                 if self.is_paused:
-                    raise EngineBusyError("engine is paused; call resume()")
+                    raise EngineAsleepError("engine is paused; call resume()")
             yield
         finally:
             self._driving_thread = 0

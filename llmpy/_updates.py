@@ -109,6 +109,7 @@ class WeightUpdate:
         self._skipped: dict[str, None] = {}
         with host.claim():
             self.core: _core.WeightUpdate = _core.WeightUpdate(host.model, host.runner, host.ordinal)
+            self.core.check_awake()
         self._is_over = False
 
     # ---- writes -----------------------------------------------------------------------------------------------------
@@ -192,6 +193,8 @@ class WeightUpdate:
         """
         from ._weight_group import receive
 
+        with self._claimed():
+            self.core.check_awake()  # before the trainer begins to send
         receive(self, group, names, dtypes, shapes, timeout=timeout)
 
     @property

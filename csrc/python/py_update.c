@@ -476,6 +476,20 @@ static PyObject *wants_all(PyObject *object, PyObject *args)
     return py_engine_call(((Update *)object)->engine, look, &holds) < 0 ? NULL : PyBool_FromLong(holds & HOLD_TORN);
 }
 
+static enum rc refuse_sleep(struct engine *engine, void *ctx, struct err *err)
+{
+    (void)ctx;
+    return engine_holds(engine) & HOLD_WEIGHTS ? engine_refusal(engine, err) : RC_OK;
+}
+
+static PyObject *check_awake(PyObject *object, PyObject *args)
+{
+    (void)args;
+    if (py_engine_call(((Update *)object)->engine, refuse_sleep, NULL) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static enum rc read_epoch(struct engine *engine, void *epoch, struct err *err)
 {
     (void)err;
@@ -546,7 +560,9 @@ struct sum_of {
 static enum rc add_up(struct engine *engine, void *ctx, struct err *err)
 {
     struct sum_of *s = ctx;
-    enum rc rc = engine_holds(engine) & HOLD_WEIGHTS ? engine_refusal(engine, err) : engine_settle(engine, err);
+    enum rc rc = refuse_sleep(engine, NULL, err);
+    if (!rc)
+        rc = engine_settle(engine, err);
     return rc ? rc : update_sum(s->update, s->item->text, s->has_tensor ? &s->item->tensor.tensor : NULL, &s->sum,
                                 &s->item->fate, err);
 }
@@ -579,6 +595,7 @@ static PyMethodDef methods[] = {
     {"abort", abort_all, METH_NOARGS, "Gives the update up."},
     {"missing", missing, METH_NOARGS, "Names that nothing was written to."},
     {"repeated", repeated, METH_NOARGS, "Names that were written to more than once."},
+    {"check_awake", check_awake, METH_NOARGS, "Raises EngineAsleepError where the weights sleep."},
     {"wants_all", wants_all, METH_NOARGS, "Whether the engine's weights are torn."},
     {"epoch", epoch_now, METH_NOARGS, "Of the engine's weights."},
     {"knows", knows, METH_O, "Whether a name is a weight's, or one to be passed over."},

@@ -9,7 +9,16 @@ import pytest
 from memory_help import Process
 from safetensors.numpy import load_file
 
-from llmpy import LLM, AsyncEngine, DeviceError, InvalidRequestError, SamplingParams, WeightsMissingError, WeightUpdateError
+from llmpy import (
+    LLM,
+    AsyncEngine,
+    DeviceError,
+    EngineAsleepError,
+    InvalidRequestError,
+    SamplingParams,
+    WeightsMissingError,
+    WeightUpdateError,
+)
 from llmpy.rl import IpcBucket, WeightSender, ipc_bucket, weight_metadata
 
 pytest.importorskip("torch")
@@ -142,6 +151,10 @@ def test_a_trainer_sends(open_tiny, tiny_model) -> None:
         llm.update_weights({name: 0.5 * w for name, w in weights.items()})
         trainer.go("send")
         with llm.begin_update() as update:
+            llm.sleep()  # who sleeps takes nothing from the trainer, whose update waits
+            with pytest.raises(EngineAsleepError):
+                update.receive("default", *weight_metadata(weights))
+            llm.wake_up()
             update.receive("default", *weight_metadata(weights))
         assert update.report.epoch == 3 and llm.compare_weights(weights)
         llm.destroy_weight_group()

@@ -133,8 +133,9 @@ def test_an_update_after_level_two(open_tiny, tiny_model):
         llm.sleep(2 if epoch < 3 else 1)
         with pytest.raises(EngineAsleepError, match="engine sleeps at level"):
             llm.update_weights(str(tiny_model))
-        with pytest.raises(EngineAsleepError):
-            llm.weight_checksum()
+        for call in (llm.begin_update, llm.weight_checksum):
+            with pytest.raises(EngineAsleepError):
+                call()
         llm.wake_up(["weights"])
         llm.update_weights(str(tiny_model), version=f"step {epoch}")
         assert llm.is_sleeping() and llm.memory()["kv"] == 0
@@ -299,7 +300,7 @@ def test_pauses_of_an_llm(open_long):
     assert llm.is_paused and llm.step() == [] and llm.step() == []
     late = llm.add_request(PROMPTS[1], QUEUED)
     for call in (lambda: llm.generate(PROMPTS), lambda: llm.score(PROMPTS), lambda: next(llm.stream([5]))):
-        with pytest.raises(EngineBusyError, match=r"^engine is paused; call resume\(\)$"):
+        with pytest.raises(EngineAsleepError, match=r"^engine is paused; call resume\(\)$"):
             call()
     llm.pause("wait")  # changes nothing
     assert llm.step() == []
