@@ -194,7 +194,7 @@ group.close()
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_other_processes_receive(world_size: int, is_announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     metadata = None if is_announced else weight_metadata(tensors())
     with sender(world_size) as trainer:
         ranks = range(1, world_size)
