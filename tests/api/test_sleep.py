@@ -456,8 +456,8 @@ def test_an_async_update_after_level_two(open_async, long_model):
 
     async def main():
         whole = bits((await engine.generate(PROMPTS[0], QUEUED)).outputs[0])
-        stream = engine.generate(PROMPTS[0], QUEUED)
         made = engine.stats().generation_tokens
+        stream = engine.generate(PROMPTS[0], QUEUED)
         while engine.stats().generation_tokens < made + 5:
             await asyncio.sleep(0)
         await engine.sleep(2, "keep")
