@@ -21,6 +21,8 @@ class SleepingAsyncEngine:
     async def sleep(self, level: int = 1, mode: str = "abort", tags: str | Iterable[str] | None = None) -> None:
         """Gives memory back until `wake_up`; addresses and captured graphs stay good. New requests queue.
 
+        Cancelled while requests end, it leaves the engine awake; later it goes on to its end.
+
         Args:
             level: 0 only stops; 1 keeps the weights in host memory; 2 keeps nothing, so that a full update has to follow.
             mode: What becomes of the requests in flight: "abort", "wait", or "keep" (they go on after waking).

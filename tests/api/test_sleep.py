@@ -477,16 +477,16 @@ def test_cancelled_sleeps_leave_no_pause(open_async):
     engine = open_async()
 
     async def main():
-        streams = [engine.generate(prompt, QUEUED.replace(max_tokens=300)) for prompt in PROMPTS]
+        streams = [engine.generate(prompt, QUEUED.replace(max_tokens=2000)) for prompt in PROMPTS]
         sleeping = asyncio.create_task(engine.sleep(1, "wait"))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # it has begun to wait
         sleeping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sleeping
         late = engine.generate(PROMPTS[1], PARAMS)
         assert len((await late).outputs[0].token_ids) == PARAMS.max_tokens
         for stream in streams:
-            assert len((await stream).outputs[0].token_ids) == 300
+            assert len((await stream).outputs[0].token_ids) == 2000
 
     run(main())
     wait_until_free(engine)
