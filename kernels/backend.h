@@ -211,6 +211,115 @@ struct row_attention_args {
     struct view q, k, v, out;   /* width = heads * head_dim */
 };
 
+/* The recurrent state of one operation, one for every sequence: n_units pieces (channels, heads) of unit_bytes, float32. Unit u
+ * of the sequence whose row_seq is s lies at pool + table[s * table_stride + first_entry + u / units_per_page] * page_bytes +
+ * u % units_per_page * unit_bytes. A sequence whose first row in the batch is at position 0 starts from zeros, whatever the
+ * memory holds; the state behind its last row is left there. Rows of a sequence are taken one by one in their order. */
+struct state_view {
+    void *pool;
+    size_t page_bytes;
+    const int32_t *table;
+    uint32_t table_stride, first_entry;
+    uint32_t n_units, unit_bytes, units_per_page;
+};
+
+/* out_t = act(bias + sum over k < n_taps of weight[c][k] * x_{t - n_taps + 1 + k}), each channel alone; k ascends. The state is
+ * the last n_taps - 1 inputs of a channel, oldest first. */
+struct conv_args {
+    const struct batch_view *batch;
+    struct state_view state;    /* units: channels of n_taps - 1 floats */
+    uint32_t n_taps;
+    const float *weight;        /* [width][n_taps] */
+    const float *bias;          /* [width] or NULL */
+    bool has_act;
+    uint32_t act;               /* enum act */
+    struct view x, out;
+};
+
+/* Structured state space with one decay a head (Mamba-2, PLaMo 2). d = clamp(softplus(dt_h + dt_bias_h), dt_min, dt_max);
+ * S = exp(-exp(a_log_h) * d) * S + (d * x_h) (outer) B_g; y_h = S C_g + skip_h * x_h, g = h / (n_heads / n_groups). */
+struct ssm_args {
+    const struct batch_view *batch;
+    struct state_view state;    /* units: heads, [head_dim][n_state] */
+    uint32_t n_heads, head_dim, n_groups, n_state;
+    const float *a_log, *dt_bias, *skip; /* [n_heads] */
+    float dt_min, dt_max;
+    struct view x, dt, b, c, out; /* widths n_heads * head_dim, n_heads, n_groups * n_state twice, as x */
+};
+
+/* Selective scan (Mamba). d = softplus(dt_c + dt_bias_c); S_n = exp(-exp(a_log[c][n]) * d) * S_n + d * B_n * x_c;
+ * y_c = sum over n of S_n C_n + skip_c * x_c. */
+struct selective_scan_args {
+    const struct batch_view *batch;
+    struct state_view state;    /* units: channels, [n_state] */
+    uint32_t n_state;
+    const float *a_log;         /* [width][n_state] */
+    const float *dt_bias;       /* [width] or NULL */
+    const float *skip;          /* [width] */
+    struct view x, dt, b, c, out; /* b, c: n_state wide */
+};
+
+/* Gated delta rule. q and k are divided by sqrt(their sum of squares + 1e-6), q times key_dim^-0.5; value head h uses key head
+ * h / (n_heads / n_key_heads). g = exp(-exp(a_log_h) * softplus(a_h + dt_bias_h)); S = g * S;
+ * e = sigmoid(b_h) * (v_h - k^T S); S = S + k (outer) e; out_h = q^T S. */
+struct delta_args {
+    const struct batch_view *batch;
+    struct state_view state;    /* units: value heads, [key_dim][value_dim] */
+    uint32_t n_heads, n_key_heads, key_dim, value_dim;
+    const float *a_log, *dt_bias; /* [n_heads] */
+    struct view q, k, v, a, b, out; /* a, b: n_heads wide */
+};
+
+/* What a row goes to: n_chosen of these, best first, ties by the lowest expert. */
+struct route {
+    int32_t expert;
+    float weight;
+};
+enum route_score {
+    ROUTE_SOFTMAX,        /* over all experts */
+    ROUTE_SIGMOID,
+    ROUTE_CHOSEN_SOFTMAX, /* chosen by logits; softmax over the chosen */
+    ROUTE_CHOSEN_SIGMOID  /* chosen by logits; their sigmoid */
+};
+
+/* Experts by score + selection_bias, of the chosen_groups of n_groups equal groups whose best (or, sums_two, two best) add up
+ * to most; a weight is its score without that bias, divided by (their sum + sum_eps) if is_normalised, times scale. */
+struct route_args {
+    uint32_t n_rows, n_experts, n_chosen;
+    uint32_t score;             /* enum route_score */
+    uint32_t n_groups, chosen_groups;
+    bool sums_two, is_normalised;
+    float sum_eps, scale;
+    const float *logits;        /* [n_rows][logits_stride] */
+    uint32_t logits_stride;
+    const float *selection_bias; /* [n_experts] or NULL */
+    struct route *routes;       /* [n_rows][route_stride] */
+    uint32_t route_stride;
+};
+
+enum expert_form {
+    EXPERT_GATED,   /* act(gate) * up */
+    EXPERT_CLAMPED, /* min(gate, limit) * sigmoid(1.702 min(gate, limit)) * (clamp(up, -limit, limit) + 1) */
+    EXPERT_PLAIN    /* act(up) */
+};
+
+/* y = sum over a row's routes, in their order, of weight * (down_e(form(up_e(x))) + down_bias_e); is_input_scaled: the weight
+ * multiplies x instead. The sum is one chain of float32 from 0, rounded once. up holds gate_e | up_e (or up_e) of expert after
+ * expert, down likewise; products are those of a linear of that expert alone, and what lies between is rounded as its y is. */
+struct experts_args {
+    uint32_t n_rows, n_experts, n_chosen;
+    uint32_t form, act;
+    float limit;
+    bool is_input_scaled;
+    const struct matrix *up;    /* [n_experts * (2 | 1) * inner][x.width] */
+    const struct matrix *down;  /* [n_experts * y.width][inner] */
+    const float *up_bias, *down_bias; /* [n_experts][...] or NULL */
+    const struct route *routes; /* [n_rows][route_stride] */
+    uint32_t route_stride;
+    struct view x, y;
+    struct view scratch;        /* [n_rows][n_chosen * 4 * max(inner, y.width)] for the backend's use */
+};
+
 /* Copies whole pages inside the pool (copy on write). No page is both source and target in one call. */
 struct page_copy {
     int32_t source, target;
@@ -523,6 +632,12 @@ struct backend {
     enum rc (*act)(void *ctx, const struct act_args *args, struct err *err);
     enum rc (*layer_norm)(void *ctx, const struct layer_norm_args *args, struct err *err);
     enum rc (*row_attention)(void *ctx, const struct row_attention_args *args, struct err *err);
+    enum rc (*conv)(void *ctx, const struct conv_args *args, struct err *err);
+    enum rc (*ssm)(void *ctx, const struct ssm_args *args, struct err *err);
+    enum rc (*selective_scan)(void *ctx, const struct selective_scan_args *args, struct err *err);
+    enum rc (*delta)(void *ctx, const struct delta_args *args, struct err *err);
+    enum rc (*route)(void *ctx, const struct route_args *args, struct err *err);
+    enum rc (*experts)(void *ctx, const struct experts_args *args, struct err *err);
 };
 
 /* The one symbol that a backend's library exports. */

@@ -1,18 +1,8 @@
-#include "model_state.h"
+#include "running.h"
 
 #include "../base/mem.h"
 
 #include <stdio.h>
-
-/* One step on its way: a batch, or the rows that a captured graph stands for. */
-struct running {
-    struct model *m;
-    struct batch *batch;             /* NULL while a graph is captured */
-    struct batch_view view;
-    const int32_t *tables[BATCH_MAX_GROUPS], *wanted_rows;
-    uint32_t n_wanted_rows, n_logits_rows; /* wanted: for their logits, then for their states */
-    struct err *err;
-};
 
 /* ---- the batch in device memory -------------------------------------------------------------------------------------- */
 
@@ -62,11 +52,6 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------- */
-
-static struct view view_of(const struct model *m, struct place place)
-{
-    return (struct view){place.width ? m->arena + place.offset * m->item_bytes : NULL, place.width, place.stride};
-}
 
 static struct kv_view kv_of(const struct running *run, uint32_t layer)
 {
@@ -218,19 +203,8 @@ static enum rc run_step(struct running *run, const struct step *step)
         return m->backend->select(m->ctx, &(struct select_args){run->n_wanted_rows, run->wanted_rows, in0, out}, run->err);
     case STEP_LOGITS:
         return run_logits(run, step);
-    case STEP_ACT:
-        return m->backend->act(m->ctx, &(struct act_args){n_rows, step->act, in0, out}, run->err);
-    case STEP_LAYER_NORM:
-        return m->backend->layer_norm(m->ctx,
-                                      &(struct layer_norm_args){n_rows, in0, out, weights_vector(m->weights, step->weight),
-                                                                weights_vector(m->weights, step->bias), step->eps},
-                                      run->err);
-    case STEP_ROW_ATTENTION:
-        return m->backend->row_attention(m->ctx,
-                                         &(struct row_attention_args){&run->view, step->n_heads, step->n_kv_heads,
-                                                                      in0.width / step->n_heads, step->scale, in0, in1,
-                                                                      view_of(m, step->in[2]), out},
-                                         run->err);
+    case STEP_OP:
+        return operation_run(run, step);
     case STEP_STATES: /* they stay where they are until they are read */
         return RC_OK;
     default:

@@ -1,4 +1,4 @@
-#include "model_state.h"
+#include "running.h"
 
 #include "../base/mem.h"
 #include "backend_library.h"
@@ -263,8 +263,7 @@ static enum rc check_operations(const struct model *m, struct err *err)
     const struct backend *b = m->backend;
     for (uint32_t i = 0; i < m->program->n_ops; i++) {
         uint32_t code = m->program->ops[i].code;
-        if ((code == OP_ACT && !b->act) || (code == OP_LAYER_NORM && !b->layer_norm) ||
-            (code == OP_ROW_ATTENTION && !b->row_attention))
+        if (!operation_is_known(b, code))
             return err_set(err, RC_UNSUPPORTED, "%s: wanted the operation %s, the backend has none", b->name, op_name(code));
     }
     return RC_OK;
@@ -452,7 +451,8 @@ bool model_step_text(const struct model *m, uint32_t index, char *text, size_t s
     const struct step *step = &m->plan.steps[index];
     const char *weight = step->weight == NO_INDEX ? "" : m->program->weights[step->weight].parts[0].name;
     static const char *const inputs[] = {"", " of rms_norm", " of gated"};
-    snprintf(text, size_bytes, "%s%s %s%s%s%s", step_name(step->code), inputs[step->input], weight,
+    const char *name = step->code == STEP_OP ? op_name(step->op->code) : step_name(step->code);
+    snprintf(text, size_bytes, "%s%s %s%s%s%s", name, inputs[step->input], weight,
              step->output == LINEAR_PRODUCT ? " gated" : "", step->add.width ? " + residual" : "",
              step->on_selected ? " [wanted rows]" : "");
     return true;

@@ -12,7 +12,7 @@ struct ref {
 /* A step whose tensors are still values. */
 struct node {
     struct step step;
-    struct ref in[3], add, mid, out, normed;
+    struct ref in[OP_INPUTS], add, mid, out, normed;
 };
 
 struct planner {
@@ -32,8 +32,7 @@ static const char *const NAMES[STEP_COUNT] = {
     [STEP_EMBED] = "embed",       [STEP_LINEAR] = "linear",   [STEP_RMS_NORM] = "rms_norm", [STEP_ROPE] = "rope",
     [STEP_QKV] = "qkv",           [STEP_KV_WRITE] = "kv_write", [STEP_ATTENTION] = "attention", [STEP_GATED] = "gated",
     [STEP_ADD] = "add",           [STEP_ADD_NORM] = "add_norm", [STEP_SELECT] = "select", [STEP_LOGITS] = "logits",
-    [STEP_STATES] = "states",     [STEP_ACT] = "act",         [STEP_LAYER_NORM] = "layer_norm",
-    [STEP_ROW_ATTENTION] = "row_attention",
+    [STEP_STATES] = "states",     [STEP_OP] = "op",
 };
 
 const char *step_name(uint32_t code)
@@ -64,7 +63,7 @@ static uint32_t readers(const struct program *p, uint32_t value)
     struct ref ref = ref_of(p, value);
     uint32_t n = 0;
     for (uint32_t i = 0; i < p->n_ops; i++)
-        for (uint32_t j = 0; j < 3; j++)
+        for (uint32_t j = 0; j < OP_INPUTS; j++)
             n += overlaps(ref, ref_of(p, p->ops[i].in[j]));
     return n;
 }
@@ -73,7 +72,7 @@ static uint32_t readers(const struct program *p, uint32_t value)
 static uint32_t sole_producer(const struct planner *b, uint32_t value, uint32_t code)
 {
     for (uint32_t i = 0; i < b->p->n_ops; i++)
-        for (uint32_t j = 0; j < 2; j++)
+        for (uint32_t j = 0; j < OP_OUTPUTS; j++)
             if (b->p->ops[i].out[j] == value)
                 return b->p->ops[i].code == code && !b->absorbed[i] && readers(b->p, value) == 1 ? i : NO_INDEX;
     return NO_INDEX;
@@ -85,7 +84,7 @@ static struct node *node_init(struct node *node, enum step_code code)
     struct step *step = &node->step;
     step->code = code;
     step->weight = step->bias = step->norm[0] = step->norm[1] = step->rope = step->layer = NO_INDEX;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < OP_INPUTS; i++)
         node->in[i].root = NO_INDEX;
     node->add.root = node->mid.root = node->out.root = node->normed.root = NO_INDEX;
     return node;
@@ -199,13 +198,15 @@ static uint32_t add_before_norm(struct planner *b, uint32_t index)
 static void emit_plain(struct planner *b, const struct op *op, enum step_code code)
 {
     struct node *node = node_add(b, code);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < OP_INPUTS; i++)
         node->in[i] = ref_of(b->p, op->in[i]);
     node->out = ref_of(b->p, op->out[0]);
+    node->mid = ref_of(b->p, op->out[1]);
+    node->step.op = op;
     node->step.weight = op->weight[0];
     node->step.bias = op->weight[1];
     node->step.act = node->step.n_heads = node->step.source = op->u[0];
-    node->step.n_kv_heads = node->step.first_row = op->u[1];
+    node->step.first_row = op->u[1];
     node->step.scale = node->step.eps = op->f[0];
 }
 
@@ -296,11 +297,8 @@ static enum rc emit(struct planner *b, uint32_t index, struct err *err)
     case OP_ATTENTION: emit_attention(b, op); return RC_OK;
     case OP_LINEAR:
     case OP_LOGITS: emit_linear(b, op, NO_INDEX, op->out[0]); return RC_OK;
-    case OP_ACT: emit_plain(b, op, STEP_ACT); return RC_OK;
-    case OP_LAYER_NORM: emit_plain(b, op, STEP_LAYER_NORM); return RC_OK;
-    case OP_ROW_ATTENTION: emit_plain(b, op, STEP_ROW_ATTENTION); return RC_OK;
     case OP_STATES: node_add(b, STEP_STATES)->in[0] = ref_of(b->p, op->in[0]); return RC_OK;
-    default:
+    case OP_ADD:
         linear = linear_before_add(b, index, &other);
         if (linear == NO_INDEX) {
             emit_plain(b, op, STEP_ADD);
@@ -309,6 +307,7 @@ static enum rc emit(struct planner *b, uint32_t index, struct err *err)
             emit_linear(b, &b->p->ops[linear], other, op->out[0]);
         }
         return RC_OK;
+    default: emit_plain(b, op, STEP_OP); return RC_OK;
     }
 }
 
@@ -333,23 +332,28 @@ static enum rc emit_all(struct planner *b, struct err *err)
 
 static struct ref *node_ref(struct node *node, uint32_t i)
 {
-    return i < 3 ? &node->in[i] : &node->add;
+    return i < OP_INPUTS ? &node->in[i] : &node->add;
 }
 
-/* Behind the last attention every step works row by row, so from there on only the wanted rows are computed. */
+static bool crosses_rows(const struct step *step)
+{
+    return step->code == STEP_ATTENTION || (step->code == STEP_OP && op_crosses_rows(step->op->code));
+}
+
+/* Behind the last operation that crosses rows every step works row by row, on the wanted rows alone. */
 static void insert_selection(struct planner *b)
 {
     uint32_t at = 0;
     for (uint32_t i = 0; i < b->n_nodes; i++)
-        if (b->nodes[i].step.code == STEP_ATTENTION || b->nodes[i].step.code == STEP_ROW_ATTENTION)
+        if (crosses_rows(&b->nodes[i].step))
             at = i;
     uint32_t first = ++at, n_roots = b->n_roots;
     for (uint32_t root = 0; root < n_roots; root++) {
         bool written = false, read = false;
         for (uint32_t i = 0; i < first; i++)
-            written |= b->nodes[i].out.root == root || b->nodes[i].normed.root == root;
+            written |= b->nodes[i].out.root == root || b->nodes[i].normed.root == root || b->nodes[i].mid.root == root;
         for (uint32_t i = at; i < b->n_nodes; i++)
-            for (uint32_t j = 0; j < 4; j++)
+            for (uint32_t j = 0; j <= OP_INPUTS; j++)
                 read |= node_ref(&b->nodes[i], j)->root == root;
         if (!written || !read)
             continue;
@@ -361,7 +365,7 @@ static void insert_selection(struct planner *b)
         b->widths[b->n_roots] = b->widths[root];
         at++;
         for (uint32_t i = at; i < b->n_nodes; i++)
-            for (uint32_t j = 0; j < 4; j++)
+            for (uint32_t j = 0; j <= OP_INPUTS; j++)
                 if (node_ref(&b->nodes[i], j)->root == root)
                     node_ref(&b->nodes[i], j)->root = b->n_roots;
         b->n_roots++;
@@ -396,7 +400,7 @@ static void find_lives(struct planner *b)
     for (uint32_t i = 0; i < b->n_roots; i++)
         b->first[i] = b->last[i] = NO_INDEX;
     for (uint32_t i = 0; i < b->n_nodes; i++) {
-        for (uint32_t j = 0; j < 4; j++)
+        for (uint32_t j = 0; j <= OP_INPUTS; j++)
             live(b, *node_ref(&b->nodes[i], j), i);
         live(b, b->nodes[i].mid, i);
         live(b, b->nodes[i].out, i);
@@ -479,7 +483,7 @@ static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, s
     plan->n_steps = b->n_nodes;
     for (uint32_t i = 0; i < b->n_nodes; i++) {
         struct node *node = &b->nodes[i];
-        for (uint32_t j = 0; j < 3; j++)
+        for (uint32_t j = 0; j < OP_INPUTS; j++)
             node->step.in[j] = place_of(b, node->in[j], max_rows);
         node->step.add = place_of(b, node->add, max_rows);
         node->step.mid = place_of(b, node->mid, max_rows);

@@ -9,8 +9,9 @@
 
 enum step_code {
     STEP_EMBED, STEP_LINEAR, STEP_RMS_NORM, STEP_ROPE, STEP_QKV, STEP_KV_WRITE, STEP_ATTENTION, STEP_GATED, STEP_ADD,
-    STEP_ADD_NORM, STEP_SELECT, STEP_LOGITS, STEP_STATES, STEP_ACT, STEP_LAYER_NORM,
-    STEP_ROW_ATTENTION, STEP_COUNT
+    STEP_ADD_NORM, STEP_SELECT, STEP_LOGITS, STEP_STATES,
+    STEP_OP, /* an operation that takes part in no fusion, as operations.c runs it */
+    STEP_COUNT
 };
 
 /* Where a tensor of rows lies: element (r, c) at arena[offset + r * stride + c], in values. width 0: none. */
@@ -21,16 +22,17 @@ struct place {
 
 struct step {
     uint32_t code;
-    struct place in[3], add, out; /* in: x; q, k, v; gate, up; a, b */
-    struct place mid;             /* of a linear with a gated product: where gate | up would lie, free for the backend */
+    struct place in[OP_INPUTS], add, out; /* in: x; q, k, v; gate, up; a, b */
+    struct place mid; /* of a linear with a gated product: where gate | up would lie, free for the backend; else out1 */
     struct place normed;          /* of STEP_ADD_NORM, whose out is the sum */
     uint32_t weight, bias;        /* weight numbers or NO_INDEX */
     uint32_t norm[2];             /* norms absorbed: of a linear's input; of q and of k */
     uint32_t input, output, act;  /* enum linear_input, enum linear_output and enum act */
-    uint32_t n_heads, n_kv_heads; /* the latter of STEP_ROW_ATTENTION */
+    uint32_t n_heads;
     uint32_t source, first_row;   /* of STEP_EMBED: enum embed_source */
     uint32_t rope, layer;
     float scale, softcap, eps;
+    const struct op *op;          /* of STEP_OP */
     bool on_selected;             /* rows are those whose logits are wanted, else all rows of the batch */
 };
 

@@ -2,25 +2,34 @@
 
 #include "../base/mem.h"
 
-
-/* What each operation takes: the least inputs and outputs, whether weight 0 is a matrix, and its name in messages. */
+/* What each operation takes: the least inputs and outputs, whether weight 0 is a matrix, and its name. */
 static const struct {
     const char *name;
     uint8_t n_in, n_out;
-    bool has_matrix, has_vector;
+    bool has_matrix, has_vector, crosses_rows;
 } OPS[OP_COUNT] = {
-    [OP_EMBED] = {"embed", 0, 1, true, false},         [OP_LINEAR] = {"linear", 1, 1, true, false},
-    [OP_RMS_NORM] = {"rms_norm", 1, 1, false, true},   [OP_ROPE] = {"rope", 2, 2, false, false},
-    [OP_ATTENTION] = {"attention", 3, 1, false, false}, [OP_GATED] = {"gated", 2, 1, false, false},
-    [OP_ADD] = {"add", 2, 1, false, false},            [OP_LOGITS] = {"logits", 1, 0, true, false},
-    [OP_STATES] = {"states", 1, 0, false, false},      [OP_ACT] = {"act", 1, 1, false, false},
-    [OP_LAYER_NORM] = {"layer_norm", 1, 1, false, true},
-    [OP_ROW_ATTENTION] = {"row_attention", 3, 1, false, false},
+    [OP_EMBED] = {"embed", 0, 1, .has_matrix = true},
+    [OP_LINEAR] = {"linear", 1, 1, .has_matrix = true},
+    [OP_RMS_NORM] = {"rms_norm", 1, 1, .has_vector = true},
+    [OP_ROPE] = {"rope", 2, 2},
+    [OP_ATTENTION] = {"attention", 3, 1, .crosses_rows = true},
+    [OP_GATED] = {"gated", 2, 1},
+    [OP_ADD] = {"add", 2, 1},
+    [OP_LOGITS] = {"logits", 1, 0, .has_matrix = true},
+    [OP_STATES] = {"states", 1, 0},
+    [OP_ACT] = {"act", 1, 1},
+    [OP_LAYER_NORM] = {"layer_norm", 1, 1, .has_vector = true},
+    [OP_ROW_ATTENTION] = {"row_attention", 3, 1, .crosses_rows = true},
 };
 
 const char *op_name(uint32_t code)
 {
     return code < OP_COUNT ? OPS[code].name : "?";
+}
+
+bool op_crosses_rows(uint32_t code)
+{
+    return OPS[code].crosses_rows;
 }
 
 static bool has_op(const struct program *p, uint32_t code)
@@ -127,17 +136,17 @@ static const char *check_op(const struct program *p, const struct op *op, const 
 {
     if (op->code >= OP_COUNT)
         return "the operation is known";
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < OP_INPUTS; i++) {
         if (op->in[i] == NO_INDEX ? i < OPS[op->code].n_in : op->in[i] >= p->n_values)
             return "all inputs are given";
         if (op->in[i] != NO_INDEX && !written[op->in[i]])
             return "inputs are written before they are read";
     }
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = 0; i < OP_OUTPUTS; i++)
         if (op->out[i] == NO_INDEX ? i < OPS[op->code].n_out
                                    : op->out[i] >= p->n_values || p->values[op->out[i]].of != NO_INDEX)
             return "outputs are values of their own";
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = 0; i < OP_WEIGHTS; i++)
         if (op->weight[i] != NO_INDEX && op->weight[i] >= p->n_weights)
             return "weights exist";
     bool needs_weight = OPS[op->code].has_matrix || OPS[op->code].has_vector;
@@ -201,7 +210,7 @@ enum rc program_check(const struct program *p, struct err *err)
             wanted = check_op(p, op, written);
         if (wanted)
             rc = err_set(err, RC_INVALID, "operation %u (%s): wanted that %s", i, op_name(op->code), wanted);
-        for (uint32_t o = 0; o < 2 && !rc; o++)
+        for (uint32_t o = 0; o < OP_OUTPUTS && !rc; o++)
             if (op->out[o] != NO_INDEX)
                 mark_written(p, written, op->out[o]);
     }

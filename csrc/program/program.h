@@ -24,15 +24,21 @@ enum op_code {
     OP_COUNT
 };
 
+#define OP_INPUTS 6
+#define OP_OUTPUTS 2
+#define OP_WEIGHTS 6
+#define OP_INTEGERS 8
+#define OP_FLOATS 4
+
 /* Which rows of its matrix an embedding takes: those of the tokens, of their positions, or the first one for all. */
 enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_FIRST };
 
 struct op {
     uint32_t code;
-    uint32_t in[3], out[2];    /* value numbers, NO_INDEX where unused */
-    uint32_t weight[2];
-    uint32_t u[2];
-    float f[2];
+    uint32_t in[OP_INPUTS], out[OP_OUTPUTS]; /* value numbers, NO_INDEX where unused */
+    uint32_t weight[OP_WEIGHTS];
+    uint32_t u[OP_INTEGERS];
+    float f[OP_FLOATS];
 };
 
 /* A value, or a column range of another value (of = NO_INDEX: its own). */
@@ -83,6 +89,7 @@ struct program {
 };
 
 const char *op_name(uint32_t code);
+bool op_crosses_rows(uint32_t code); /* what a row gets depends on other rows of its sequence */
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */
 bool program_has_logits(const struct program *program);
 uint32_t program_states_width(const struct program *program); /* 0: it has none */

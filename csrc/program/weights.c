@@ -147,8 +147,9 @@ static uint32_t uses_of(const struct program *p, uint32_t weight)
 {
     uint32_t use = 0;
     for (uint32_t i = 0; i < p->n_ops; i++)
-        if (p->ops[i].weight[0] == weight)
-            use |= p->ops[i].code == OP_EMBED ? MATRIX_EMBED : MATRIX_LINEAR;
+        for (uint32_t j = 0; j < OP_WEIGHTS; j++)
+            if (p->ops[i].weight[j] == weight)
+                use |= p->ops[i].code == OP_EMBED ? MATRIX_EMBED : MATRIX_LINEAR;
     return use;
 }
 

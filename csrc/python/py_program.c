@@ -5,10 +5,6 @@
 
 #include <string.h>
 
-static const char *const OP_NAMES[] = {"embed",  "linear", "rms_norm",   "rope", "attention", "gated", "add",
-                                       "logits", "states", "act", "layer_norm", "row_attention"};
-_Static_assert(sizeof OP_NAMES / sizeof *OP_NAMES == OP_COUNT, "a name for every operation");
-
 /* The list under a key as a fast sequence, with an array of n records allocated for it. */
 static PyObject *take_list(PyObject *spec, const char *key, size_t record_bytes, void *array, uint32_t *n)
 {
@@ -71,16 +67,19 @@ static int parse_op(PyObject *item, struct op *op)
     PyObject *d;
     if (!PyArg_ParseTuple(item, "sO", &name, &d))
         return -1;
-    *op = (struct op){OP_COUNT, {NO_INDEX, NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}, {0, 0}, {0, 0}};
-    for (uint32_t code = 0; code < OP_COUNT; code++)
-        if (strcmp(OP_NAMES[code], name) == 0)
-            op->code = code;
+    memset(op, 0, sizeof *op);
+    memset(op->in, 0xff, sizeof op->in);
+    memset(op->out, 0xff, sizeof op->out);
+    memset(op->weight, 0xff, sizeof op->weight);
+    while (op->code < OP_COUNT && strcmp(op_name(op->code), name) != 0)
+        op->code++;
     if (op->code == OP_COUNT) {
         PyErr_Format(PyExc_ValueError, "program: wanted a known operation, have %s", name);
         return -1;
     }
-    return numbers(d, "in", op->in, 3) || numbers(d, "out", op->out, 2) || numbers(d, "weights", op->weight, 2) ||
-                   numbers(d, "u", op->u, 2) || floats(d, "f", op->f, 2)
+    return numbers(d, "in", op->in, OP_INPUTS) || numbers(d, "out", op->out, OP_OUTPUTS) ||
+                   numbers(d, "weights", op->weight, OP_WEIGHTS) || numbers(d, "u", op->u, OP_INTEGERS) ||
+                   floats(d, "f", op->f, OP_FLOATS)
                ? -1 : 0;
 }
 

@@ -1,0 +1,26 @@
+/* running.h: one step of a model on its way, between executor.c (which walks the plan) and operations.c (which runs what takes
+ * part in no fusion). */
+#ifndef LLMPY_RUNNING_H
+#define LLMPY_RUNNING_H
+
+#include "model_state.h"
+
+/* A batch, or the rows that a captured graph stands for. */
+struct running {
+    struct model *m;
+    struct batch *batch;             /* NULL while a graph is captured */
+    struct batch_view view;
+    const int32_t *tables[BATCH_MAX_GROUPS], *wanted_rows;
+    uint32_t n_wanted_rows, n_logits_rows; /* wanted: for their logits, then for their states */
+    struct err *err;
+};
+
+static inline struct view view_of(const struct model *m, struct place place)
+{
+    return (struct view){place.width ? m->arena + place.offset * m->item_bytes : NULL, place.width, place.stride};
+}
+
+enum rc operation_run(struct running *run, const struct step *step);
+bool operation_is_known(const struct backend *backend, uint32_t code); /* the backend has what the operation needs */
+
+#endif
