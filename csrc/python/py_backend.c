@@ -570,8 +570,7 @@ static PyObject *backend_kv_read(PyObject *object, PyObject *capsule)
     return bytes;
 }
 
-/* batch = (positions, row_seq, seq_first_row); table = int32 [n_seqs][table_stride]. */
-static void stage_batch(struct stage *s, PyObject *batch, struct batch_view *view)
+void stage_batch(struct stage *s, PyObject *batch, struct batch_view *view)
 {
     PyObject *positions, *row_seq, *first;
     memset(view, 0, sizeof *view);
@@ -734,6 +733,10 @@ static PyMethodDef methods[] = {
     {"act", (PyCFunction)(void (*)(void))py_backend_act, METH_VARARGS | METH_KEYWORDS, NULL},
     {"layer_norm", (PyCFunction)(void (*)(void))py_backend_layer_norm, METH_VARARGS | METH_KEYWORDS, NULL},
     {"row_attention", (PyCFunction)(void (*)(void))py_backend_row_attention, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"conv", (PyCFunction)(void (*)(void))py_backend_conv, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"ssm", (PyCFunction)(void (*)(void))py_backend_ssm, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"selective_scan", (PyCFunction)(void (*)(void))py_backend_selective_scan, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"delta", (PyCFunction)(void (*)(void))py_backend_delta, METH_VARARGS | METH_KEYWORDS, NULL},
     {"begin", (PyCFunction)(void (*)(void))py_backend_begin, METH_VARARGS | METH_KEYWORDS, NULL},
     {"sample", (PyCFunction)(void (*)(void))py_backend_sample, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},

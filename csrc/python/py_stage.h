@@ -69,6 +69,13 @@ PyObject *py_backend_tensor_sum(PyObject *object, PyObject *args, PyObject *kwar
 PyObject *py_backend_act(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_layer_norm(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_row_attention(PyObject *object, PyObject *args, PyObject *kwargs);
+/* batch = (positions, row_seq, seq_first_row) */
+void stage_batch(struct stage *s, PyObject *batch, struct batch_view *view);
+/* py_backend_recurrent.c: Backend.conv, .ssm, .selective_scan, .delta */
+PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_selective_scan(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_delta(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_begin.c: Backend.begin */
 PyObject *py_backend_begin(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_sample.c: Backend.sample */

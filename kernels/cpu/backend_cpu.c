@@ -298,6 +298,10 @@ FORWARD(tensor_sum)
 FORWARD(act)
 FORWARD(layer_norm)
 FORWARD(row_attention)
+FORWARD(conv)
+FORWARD(ssm)
+FORWARD(selective_scan)
+FORWARD(delta)
 
 static const struct backend BACKEND = {
     .abi = BACKEND_ABI,
@@ -345,6 +349,10 @@ static const struct backend BACKEND = {
     .act = cpu_act,
     .layer_norm = cpu_layer_norm,
     .row_attention = cpu_row_attention,
+    .conv = cpu_conv,
+    .ssm = cpu_ssm,
+    .selective_scan = cpu_selective_scan,
+    .delta = cpu_delta,
 };
 
 const struct backend *backend_cpu(void)

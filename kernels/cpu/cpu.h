@@ -76,6 +76,10 @@ struct cpu_kernels {
     enum rc (*act)(struct cpu *cpu, const struct act_args *args, struct err *err);
     enum rc (*layer_norm)(struct cpu *cpu, const struct layer_norm_args *args, struct err *err);
     enum rc (*row_attention)(struct cpu *cpu, const struct row_attention_args *args, struct err *err);
+    enum rc (*conv)(struct cpu *cpu, const struct conv_args *args, struct err *err);
+    enum rc (*ssm)(struct cpu *cpu, const struct ssm_args *args, struct err *err);
+    enum rc (*selective_scan)(struct cpu *cpu, const struct selective_scan_args *args, struct err *err);
+    enum rc (*delta)(struct cpu *cpu, const struct delta_args *args, struct err *err);
 };
 
 const struct cpu_kernels *cpu_kernels_avx2(void);

@@ -25,6 +25,10 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .act = K(act),
         .layer_norm = K(layer_norm),
         .row_attention = K(row_attention),
+        .conv = K(conv),
+        .ssm = K(ssm),
+        .selective_scan = K(selective_scan),
+        .delta = K(delta),
     };
     return &kernels;
 }

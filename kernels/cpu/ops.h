@@ -1,5 +1,5 @@
 /* ops.h: the operations that every instruction set's objects define, one file a family (embed.c, linear.c, matrix.c, norm.c,
- * layer_norm.c, activation.c, rope.c, kv.c, attention.c, row_attention.c, sample.c, tensor.c); kernels.c gathers them into the
+ * layer_norm.c, activation.c, rope.c, kv.c, attention.c, row_attention.c, conv.c, ssm.c, selective_scan.c, delta.c, sample.c, tensor.c); kernels.c gathers them into the
  * set's table. Called from one thread at a time; each divides its own work over the pool. */
 #ifndef LLMPY_CPU_OPS_H
 #define LLMPY_CPU_OPS_H
@@ -32,5 +32,9 @@ enum rc K(tensor_sum)(struct cpu *cpu, const struct tensor_sum_args *args, struc
 enum rc K(act)(struct cpu *cpu, const struct act_args *args, struct err *err);
 enum rc K(layer_norm)(struct cpu *cpu, const struct layer_norm_args *args, struct err *err);
 enum rc K(row_attention)(struct cpu *cpu, const struct row_attention_args *args, struct err *err);
+enum rc K(conv)(struct cpu *cpu, const struct conv_args *args, struct err *err);
+enum rc K(ssm)(struct cpu *cpu, const struct ssm_args *args, struct err *err);
+enum rc K(selective_scan)(struct cpu *cpu, const struct selective_scan_args *args, struct err *err);
+enum rc K(delta)(struct cpu *cpu, const struct delta_args *args, struct err *err);
 
 #endif

@@ -60,6 +60,14 @@ V_INLINE vf v_erf(vf x)
     return v_select(v_lt(v_abs(x), v_set1(1.0f)), v_mul(x, p), v_from_bits(vi_or(v_bits(far), sign)));
 }
 
+/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|) within 3 ulp: log of the rounded sum and what the rounding lost; NaN stays. */
+V_INLINE vf v_softplus(vf x)
+{
+    vf part = v_exp(v_neg(v_abs(x))), sum = v_add(v_set1(1.0f), part);
+    vf lost = v_sub(part, v_sub(sum, v_set1(1.0f)));
+    return v_add(v_max(v_zero(), x), v_add(v_log(sum), v_div(lost, sum)));
+}
+
 V_INLINE vf v_act(vf x, uint32_t act)
 {
     vf one = v_set1(1.0f);

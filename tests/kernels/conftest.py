@@ -78,6 +78,95 @@ class Paged:
         return np.ascontiguousarray(out[:, :-3]).reshape(n, -1, self.head_dim)
 
 
+class Recurrence:
+    """One recurrent operation over sequences whose states lie in randomly placed pages; everything else there is NaN.
+
+    Args:
+        open_backend: Opens a backend with a number of threads.
+        name: The operation's.
+        lengths: Rows of every sequence.
+        units: How many pieces a state has, the floats of one, and how many lie in a page.
+        rows: The operation's inputs, [rows, width], one sequence after the other.
+        width: Columns of the output.
+        rest: All other arguments.
+    """
+
+    def __init__(
+        self,
+        open_backend: Callable[..., _core.Backend],
+        name: str,
+        lengths: Sequence[int],
+        units: tuple[int, int, int],
+        rows: dict[str, Array],
+        width: int,
+        **rest: object,
+    ) -> None:
+        self.open_backend, self.name, self.lengths, self.units = open_backend, name, list(lengths), units
+        self.rows, self.width, self.rest = rows, width, rest
+        self.starts = np.cumsum([0, *lengths])
+
+    def fresh(self, seed: int) -> tuple[Array, Array, int, int]:
+        n_units, unit_floats, units_per_page = self.units
+        entries, n_seqs = -(-n_units // units_per_page), len(self.lengths)
+        table = np.full((n_seqs, entries + 3), 2**30, np.int32)  # an entry that is looked up in vain crashes
+        order = np.random.default_rng(seed).permutation(n_seqs * entries).astype(np.int32) + 1
+        table[:, 2:-1] = order.reshape(n_seqs, entries)
+        pool = np.full((n_seqs * entries + 1, units_per_page * unit_floats + 5), np.nan, np.float32)
+        return pool, table, 2, units_per_page
+
+    def call(self, backend: _core.Backend, state: tuple[Array, Array, int, int], spans: Sequence[tuple[int, int, int]]) -> Array:
+        """The outputs of the rows first .. end of sequences, spans of (sequence, first, end)."""
+        take = np.concatenate([np.arange(self.starts[s] + first, self.starts[s] + end) for s, first, end in spans])
+        positions = np.concatenate([np.arange(first, end) for _, first, end in spans]).astype(np.int32)
+        seqs = np.concatenate([np.full(end - first, s) for s, first, end in spans]).astype(np.int32)
+        starts = np.cumsum([0, *(end - first for _, first, end in spans)]).astype(np.int32)
+        out = np.full((len(take), self.width + 3), -7, np.float32)
+        given = {name: np.pad(x[take], ((0, 0), (0, 2)))[:, :-2] for name, x in self.rows.items()}
+        getattr(backend, self.name)(state=state, batch=(positions, seqs, starts), **given, **self.rest, out=out[:, :-3])
+        assert backend.allocations == 0 and (out[:, -3:] == -7).all()
+        return out[:, :-3]
+
+    def whole(self, threads: int = 2) -> Array:
+        """All rows in one call."""
+        spans = [(s, 0, n) for s, n in enumerate(self.lengths)]
+        return self.call(self.open_backend(threads), self.fresh(0), spans)
+
+    def in_pieces(self, threads: int, seed: int) -> Array:
+        """All rows in many calls, of some sequences and a few rows each, in any order."""
+        random, done = np.random.default_rng(seed), [0] * len(self.lengths)
+        backend, state = self.open_backend(threads), self.fresh(seed)
+        out = np.full((self.starts[-1], self.width), np.nan, np.float32)
+        while done != self.lengths:
+            ends = [min(n, at + int(random.integers(0, 5))) for n, at in zip(self.lengths, done, strict=True)]
+            spans = [(s, done[s], ends[s]) for s in random.permutation(len(done)).tolist() if ends[s] > done[s]]
+            if spans:
+                part = self.call(backend, state, spans)
+                for (s, first, end), rows in zip(spans, np.split(part, np.cumsum([e - f for _, f, e in spans])), strict=False):
+                    out[self.starts[s] + first : self.starts[s] + end] = rows
+            done = ends
+        n_units, unit_floats, units_per_page = self.units
+        assert np.isnan(state[0][0]).all() and np.isnan(state[0][:, units_per_page * unit_floats :]).all()
+        assert np.isfinite(state[0]).sum() == len(self.lengths) * n_units * unit_floats
+        return out
+
+    def check(self, exact: Array, error: float) -> None:
+        """Near the exact values, relative to the largest of a column's kind, and the same bits however the rows come."""
+        out = self.whole()
+        assert np.abs(out - exact).max() <= error * np.abs(exact).max()
+        assert self.whole(1).tobytes() == self.whole(5).tobytes() == out.tobytes()
+        assert self.in_pieces(1, 1).tobytes() == self.in_pieces(3, 2).tobytes() == out.tobytes()
+        if self.open_backend(1).description.startswith("cpu"):
+            for isa in _core.cpu_isas():
+                spans = [(s, 0, n) for s, n in enumerate(self.lengths)]
+                assert self.call(_core.Backend("cpu", isa=isa), self.fresh(3), spans).tobytes() == out.tobytes()
+
+
+@pytest.fixture(scope="session")
+def recurrence() -> type[Recurrence]:
+    """The class Recurrence."""
+    return Recurrence
+
+
 @pytest.fixture(scope="module")
 def open_backend(each_device: str, core_options: Callable[[str], dict[str, str]]) -> Callable[..., _core.Backend]:
     """Opens each device's backend, on CUDA with float32 activations: (num_threads, max_rows, max_cols, vocab_size)."""

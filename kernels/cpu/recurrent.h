@@ -1,0 +1,103 @@
+/* recurrent.h: what conv.c, ssm.c, selective_scan.c and delta.c share: where the state of a sequence lies and how their work is
+ * divided. The work is cut into blocks of channels or heads, which know nothing of each other; a block takes the rows of one
+ * sequence after the other. Blocks go to threads by their number of rows, so that a prompt among decoding rows weighs what it
+ * costs; no result depends on that. Lanes are channels, sums over the state run one by one in each lane, so both instruction
+ * sets give the same bits. */
+#ifndef LLMPY_RECURRENT_H
+#define LLMPY_RECURRENT_H
+
+#include "ops.h"
+#include "rows.h"
+
+/* The rows of one sequence, and the entries of its state in the page table. */
+struct span {
+    uint32_t first_row, n_rows;
+    bool is_new; /* starts from zeros */
+    const int32_t *pages;
+};
+
+struct recurrent_job {
+    uint32_t n_threads, n_blocks;
+    const struct batch_view *batch;
+    const struct state_view *state;
+    const void *args;
+    void (*run)(const void *args, struct span span, uint32_t block);
+};
+
+static inline struct span span_of(const struct recurrent_job *job, uint32_t seq)
+{
+    const struct batch_view *batch = job->batch;
+    uint32_t first = (uint32_t)batch->seq_first_row[seq];
+    const struct state_view *state = job->state;
+    return (struct span){first, (uint32_t)batch->seq_first_row[seq + 1] - first, batch->positions[first] == 0,
+                         state->table + (size_t)batch->row_seq[first] * state->table_stride + state->first_entry};
+}
+
+static void share_blocks(void *job_args, uint32_t thread)
+{
+    const struct recurrent_job *job = job_args;
+    uint32_t n_rows = job->batch->n_rows, n = job->n_blocks * n_rows;
+    uint32_t begin = share_first(n, thread, job->n_threads), end = share_first(n, thread + 1, job->n_threads);
+    for (uint32_t block = begin / n_rows; block * n_rows < end; block++)
+        for (uint32_t s = 0; s < job->batch->n_seqs; s++) {
+            uint32_t at = block * n_rows + (uint32_t)job->batch->seq_first_row[s];
+            if (at >= begin && at < end)
+                job->run(job->args, span_of(job, s), block);
+        }
+}
+
+/* row_values: about what a row costs in multiplications; little work stays on this thread. */
+static inline enum rc run_blocks(struct cpu *cpu, struct recurrent_job job, uint32_t row_values)
+{
+    bool is_small = (uint64_t)job.batch->n_rows * row_values <= 4096;
+    job.n_threads = is_small ? 1 : cpu->n_threads;
+    if (is_small)
+        share_blocks(&job, 0);
+    else
+        pool_run(cpu->pool, share_blocks, &job);
+    return RC_OK;
+}
+
+static inline float *state_unit(const struct state_view *state, const int32_t *pages, uint32_t unit)
+{
+    return (float *)((char *)state->pool + (size_t)pages[unit / state->units_per_page] * state->page_bytes +
+                     (size_t)(unit % state->units_per_page) * state->unit_bytes);
+}
+
+/* Units unit .. unit + n, n <= LANES, of n_floats each as tile[float][unit]; the other lanes are left alone. */
+static inline void state_load(const struct state_view *state, const struct span *span, uint32_t unit, uint32_t n, uint32_t n_floats,
+                              float (*tile)[LANES])
+{
+    for (uint32_t i = 0; i < n;) {
+        const float *from = state_unit(state, span->pages, unit + i);
+        uint32_t left = state->units_per_page - (unit + i) % state->units_per_page;
+        for (uint32_t end = left < n - i ? i + left : n; i < end; i++, from += n_floats)
+            for (uint32_t f = 0; f < n_floats; f++)
+                tile[f][i] = span->is_new ? 0 : from[f];
+    }
+}
+
+static inline void state_store(const struct state_view *state, const struct span *span, uint32_t unit, uint32_t n, uint32_t n_floats,
+                               float (*tile)[LANES])
+{
+    for (uint32_t i = 0; i < n;) {
+        float *to = state_unit(state, span->pages, unit + i);
+        uint32_t left = state->units_per_page - (unit + i) % state->units_per_page;
+        for (uint32_t end = left < n - i ? i + left : n; i < end; i++, to += n_floats)
+            for (uint32_t f = 0; f < n_floats; f++)
+                to[f] = tile[f][i];
+    }
+}
+
+static inline float *row_at(const struct view *view, uint32_t row, uint32_t column)
+{
+    return (float *)view->data + (size_t)row * view->stride + column;
+}
+
+/* The one value of a head as all lanes. */
+V_INLINE vf head_value(const struct view *view, uint32_t row, uint32_t head)
+{
+    return v_set1(*row_at(view, row, head));
+}
+
+#endif
