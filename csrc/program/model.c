@@ -261,6 +261,8 @@ static enum rc capture(struct model *m, struct err *err)
 static enum rc check_operations(const struct model *m, struct err *err)
 {
     const struct backend *b = m->backend;
+    if (m->program->n_states)
+        return err_set(err, RC_UNSUPPORTED, "recurrent state: the engine keeps none");
     for (uint32_t i = 0; i < m->program->n_ops; i++) {
         uint32_t code = m->program->ops[i].code;
         if (!operation_is_known(b, code))

@@ -16,6 +16,59 @@ static enum rc run_row_attention(struct running *run, const struct op *op, const
     return m->backend->row_attention(m->ctx, &args, run->err);
 }
 
+/* model.c refuses programs with a recurrent state until the engine keeps one. */
+struct state_view state_of(const struct running *run, uint32_t number)
+{
+    const struct state_layer *state = &run->m->program->states[number];
+    return (struct state_view){.n_units = state->n_units, .unit_bytes = state->unit_floats * (uint32_t)sizeof(float)};
+}
+
+static enum rc run_conv(struct running *run, const struct op *op, const struct view *in, struct view out)
+{
+    const struct model *m = run->m;
+    struct conv_args args = {
+        .batch = &run->view, .state = state_of(run, op->u[0]), .n_taps = op->u[1],
+        .weight = weights_vector(m->weights, op->weight[0]), .bias = weights_vector(m->weights, op->weight[1]),
+        .has_act = op->u[2] != 0, .act = op->u[2] ? op->u[2] - 1 : 0, .x = in[0], .out = out,
+    };
+    return m->backend->conv(m->ctx, &args, run->err);
+}
+
+static enum rc run_ssm(struct running *run, const struct op *op, const struct view *in, struct view out)
+{
+    const struct model *m = run->m;
+    struct ssm_args args = {
+        .batch = &run->view, .state = state_of(run, op->u[0]), .n_heads = in[1].width, .head_dim = in[0].width / in[1].width,
+        .n_groups = op->u[1], .n_state = in[2].width / op->u[1], .a_log = weights_vector(m->weights, op->weight[0]),
+        .dt_bias = weights_vector(m->weights, op->weight[1]), .skip = weights_vector(m->weights, op->weight[2]),
+        .dt_min = op->f[0], .dt_max = op->f[1], .x = in[0], .dt = in[1], .b = in[2], .c = in[3], .out = out,
+    };
+    return m->backend->ssm(m->ctx, &args, run->err);
+}
+
+static enum rc run_selective_scan(struct running *run, const struct op *op, const struct view *in, struct view out)
+{
+    const struct model *m = run->m;
+    struct selective_scan_args args = {
+        .batch = &run->view, .state = state_of(run, op->u[0]), .n_state = in[2].width,
+        .a_log = weights_vector(m->weights, op->weight[0]), .skip = weights_vector(m->weights, op->weight[1]),
+        .dt_bias = weights_vector(m->weights, op->weight[2]), .x = in[0], .dt = in[1], .b = in[2], .c = in[3], .out = out,
+    };
+    return m->backend->selective_scan(m->ctx, &args, run->err);
+}
+
+static enum rc run_delta(struct running *run, const struct op *op, const struct view *in, struct view out)
+{
+    const struct model *m = run->m;
+    struct delta_args args = {
+        .batch = &run->view, .state = state_of(run, op->u[0]), .n_heads = in[3].width, .n_key_heads = op->u[1],
+        .key_dim = in[0].width / op->u[1], .value_dim = in[2].width / in[3].width,
+        .a_log = weights_vector(m->weights, op->weight[0]), .dt_bias = weights_vector(m->weights, op->weight[1]),
+        .q = in[0], .k = in[1], .v = in[2], .a = in[3], .b = in[4], .out = out,
+    };
+    return m->backend->delta(m->ctx, &args, run->err);
+}
+
 enum rc operation_run(struct running *run, const struct step *step)
 {
     const struct model *m = run->m;
@@ -28,6 +81,10 @@ enum rc operation_run(struct running *run, const struct step *step)
     case OP_ACT: return m->backend->act(m->ctx, &(struct act_args){n_rows, op->u[0], in[0], out}, run->err);
     case OP_LAYER_NORM: return run_layer_norm(run, op, n_rows, in[0], out);
     case OP_ROW_ATTENTION: return run_row_attention(run, op, in, out);
+    case OP_CONV: return run_conv(run, op, in, out);
+    case OP_SSM: return run_ssm(run, op, in, out);
+    case OP_SELECTIVE_SCAN: return run_selective_scan(run, op, in, out);
+    case OP_DELTA: return run_delta(run, op, in, out);
     default: return err_set(run->err, RC_INTERNAL, "%s: wanted an operation that is run alone", op_name(op->code));
     }
 }
@@ -38,6 +95,10 @@ bool operation_is_known(const struct backend *b, uint32_t code)
     case OP_ACT: return b->act != NULL;
     case OP_LAYER_NORM: return b->layer_norm != NULL;
     case OP_ROW_ATTENTION: return b->row_attention != NULL;
+    case OP_CONV: return b->conv != NULL;
+    case OP_SSM: return b->ssm != NULL;
+    case OP_SELECTIVE_SCAN: return b->selective_scan != NULL;
+    case OP_DELTA: return b->delta != NULL;
     default: return true;
     }
 }

@@ -20,6 +20,10 @@ static const struct {
     [OP_ACT] = {"act", 1, 1},
     [OP_LAYER_NORM] = {"layer_norm", 1, 1, .has_vector = true},
     [OP_ROW_ATTENTION] = {"row_attention", 3, 1, .crosses_rows = true},
+    [OP_CONV] = {"conv", 1, 1, .has_vector = true, .crosses_rows = true},
+    [OP_SSM] = {"ssm", 4, 1, .has_vector = true, .crosses_rows = true},
+    [OP_SELECTIVE_SCAN] = {"selective_scan", 4, 1, .has_vector = true, .crosses_rows = true},
+    [OP_DELTA] = {"delta", 5, 1, .has_vector = true, .crosses_rows = true},
 };
 
 const char *op_name(uint32_t code)
@@ -78,6 +82,61 @@ static const char *check_row_attention(const struct program *p, const struct op 
                : "q, k and v are heads * head_dim wide";
 }
 
+static bool is_state(const struct program *p, uint32_t state, uint32_t n_units, uint32_t unit_floats)
+{
+    return state < p->n_states && p->states[state].n_units == n_units && p->states[state].unit_floats == unit_floats;
+}
+
+static bool is_optional_vector(const struct program *p, uint32_t weight, uint32_t width)
+{
+    return weight == NO_INDEX || is_vector(p, weight, width);
+}
+
+static bool is_conv(const struct program *p, const struct op *op)
+{
+    uint32_t width = width_of(p, op->in[0]), n_taps = op->u[1];
+    return n_taps >= 2 && is_vector(p, op->weight[0], width * n_taps) && is_optional_vector(p, op->weight[1], width) &&
+           op->u[2] <= ACT_TANH + 1 && is_state(p, op->u[0], width, n_taps - 1) && width_of(p, op->out[0]) == width;
+}
+
+static bool is_ssm(const struct program *p, const struct op *op)
+{
+    uint32_t width = width_of(p, op->in[0]), n_heads = width_of(p, op->in[1]), n_groups = op->u[1];
+    if (!n_groups || width % n_heads || n_heads % n_groups || width_of(p, op->in[2]) % n_groups)
+        return false;
+    for (uint32_t i = 0; i < 3; i++)
+        if (op->weight[i] == NO_INDEX || !is_vector(p, op->weight[i], n_heads))
+            return false;
+    return width_of(p, op->in[2]) == width_of(p, op->in[3]) && width_of(p, op->out[0]) == width &&
+           is_state(p, op->u[0], n_heads, width / n_heads * (width_of(p, op->in[2]) / n_groups));
+}
+
+static bool is_selective_scan(const struct program *p, const struct op *op)
+{
+    uint32_t width = width_of(p, op->in[0]), n_state = width_of(p, op->in[2]);
+    return width_of(p, op->in[1]) == width && width_of(p, op->in[3]) == n_state && width_of(p, op->out[0]) == width &&
+           is_vector(p, op->weight[0], width * n_state) && op->weight[1] != NO_INDEX && is_vector(p, op->weight[1], width) &&
+           is_optional_vector(p, op->weight[2], width) && is_state(p, op->u[0], width, n_state);
+}
+
+static bool is_delta(const struct program *p, const struct op *op)
+{
+    uint32_t keys = width_of(p, op->in[0]), values = width_of(p, op->in[2]);
+    uint32_t n_heads = width_of(p, op->in[3]), n_keys = op->u[1];
+    if (!n_keys || n_heads % n_keys || keys % n_keys || values % n_heads || op->weight[1] == NO_INDEX)
+        return false;
+    return width_of(p, op->in[1]) == keys && width_of(p, op->in[4]) == n_heads && width_of(p, op->out[0]) == values &&
+           is_vector(p, op->weight[0], n_heads) && is_vector(p, op->weight[1], n_heads) &&
+           is_state(p, op->u[0], n_heads, keys / n_keys * (values / n_heads));
+}
+
+static const char *check_recurrence(const struct program *p, const struct op *op)
+{
+    bool fits = op->code == OP_CONV ? is_conv(p, op) : op->code == OP_SSM ? is_ssm(p, op)
+                : op->code == OP_DELTA ? is_delta(p, op) : is_selective_scan(p, op);
+    return fits ? NULL : "inputs, weights and the state fit each other";
+}
+
 static const char *check_widths(const struct program *p, const struct op *op)
 {
     const struct weight *weight = op->weight[0] == NO_INDEX ? NULL : &p->weights[op->weight[0]];
@@ -127,6 +186,11 @@ static const char *check_widths(const struct program *p, const struct op *op)
                    : "weight and bias are vectors of the row's width";
     case OP_ROW_ATTENTION:
         return check_row_attention(p, op);
+    case OP_CONV:
+    case OP_SSM:
+    case OP_SELECTIVE_SCAN:
+    case OP_DELTA:
+        return check_recurrence(p, op);
     default:
         return "the operation is known";
     }
@@ -170,6 +234,10 @@ static const char *check_weights(const struct program *p)
         if (!layer->head_dim || !layer->n_kv_heads || layer->n_heads % layer->n_kv_heads || !layer->n_heads)
             return "query heads are a multiple of key heads";
     }
+    for (uint32_t s = 0; s < p->n_states; s++)
+        if (!p->states[s].n_units || !p->states[s].unit_floats ||
+            (uint64_t)p->states[s].n_units * p->states[s].unit_floats > INT32_MAX)
+            return "a state has pieces of at least one number, fewer than 2^31 in all";
     for (uint32_t v = 0; v < p->n_values; v++) {
         const struct value *value = &p->values[v];
         if (!value->width)
@@ -240,5 +308,6 @@ void program_destroy(struct program *p)
     mem_free(p->weights);
     mem_free(p->ropes);
     mem_free(p->layers);
+    mem_free(p->states);
     mem_free(p);
 }

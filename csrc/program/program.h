@@ -21,6 +21,11 @@ enum op_code {
     OP_ACT,       /* out0 = act u0 (in0) */
     OP_LAYER_NORM, /* out0 = layer_norm(in0, weight0, bias weight1 (optional), eps f0) */
     OP_ROW_ATTENTION, /* out0 = attention of a row over its whole sequence (in0 q, in1 k, in2 v), heads u0, u1; scale f0 */
+    /* Recurrent mixers, each with state u0 of every sequence (backend.h has the formulas). */
+    OP_CONV,           /* out0 = conv(in0) with weight0 and the bias weight1 (optional), u1 taps; act u2 - 1, 0: none */
+    OP_SSM,            /* out0 = ssm(in0 x, in1 dt, in2 b, in3 c), weights a_log, dt_bias, skip; u1 groups; dt within f0, f1 */
+    OP_SELECTIVE_SCAN, /* out0 = selective_scan(in0 x, in1 dt, in2 b, in3 c), weights a_log, skip, dt_bias (optional) */
+    OP_DELTA,          /* out0 = delta(in0 q, in1 k, in2 v, in3 a, in4 b), weights a_log, dt_bias; u1 key heads */
     OP_COUNT
 };
 
@@ -74,13 +79,19 @@ struct cache_layer {
     uint32_t window;      /* 0: full attention */
 };
 
+/* The recurrent state of one operation, for every sequence: pieces that stay together, of float32. */
+struct state_layer {
+    uint32_t n_units, unit_floats;
+};
+
 struct program {
-    uint32_t n_ops, n_values, n_weights, n_ropes, n_layers;
+    uint32_t n_ops, n_values, n_weights, n_ropes, n_layers, n_states;
     struct op *ops;
     struct value *values;
     struct weight *weights;
     struct rope *ropes;
     struct cache_layer *layers;
+    struct state_layer *states;
     uint32_t vocab_size;  /* rows of the logits */
     char *architecture;   /* NULL: has no name */
     /* Shell patterns of names that the checkpoint may have and that have no weight: tied aliases, what is derived. */

@@ -20,6 +20,8 @@ static inline struct view view_of(const struct model *m, struct place place)
     return (struct view){place.width ? m->arena + place.offset * m->item_bytes : NULL, place.width, place.stride};
 }
 
+/* Where the recurrent state of that number lies for the sequences of the batch. */
+struct state_view state_of(const struct running *run, uint32_t number);
 enum rc operation_run(struct running *run, const struct step *step);
 bool operation_is_known(const struct backend *backend, uint32_t code); /* the backend has what the operation needs */
 

@@ -1,7 +1,7 @@
 /* py_backend_recurrent.c: the recurrent operations of _core.Backend: conv, ssm, selective_scan, delta. */
 #include "py_stage.h"
 
-/* state = (pool, table, first_entry, units_per_page): float32 [pages][floats of a page] and int32 [table rows][table_stride]. */
+/* state = (pool, table, first_entry, units_per_page): float32 [pages][floats of a page], int32 [table rows][table_stride]. */
 static void stage_state(struct stage *s, PyObject *state, uint32_t n_units, uint32_t unit_floats, struct state_view *view)
 {
     PyObject *pool, *table;
@@ -47,7 +47,8 @@ PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs)
     int act = -1;
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOI|i", names, &state, &batch, &x, &weight, &bias, &out, &a.n_taps, &act))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOI|i", names, &state, &batch, &x, &weight, &bias, &out, &a.n_taps,
+                                     &act))
         return NULL;
     a.has_act = act >= 0;
     a.act = act >= 0 ? (uint32_t)act : 0;
@@ -62,15 +63,15 @@ PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs)
 
 PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"state", "batch", "x", "dt", "b", "c", "a_log", "dt_bias", "skip", "out", "n_groups", "dt_min", "dt_max",
-                            NULL};
+    static char *names[] = {"state",   "batch", "x",   "dt",       "b",      "c",      "a_log",
+                            "dt_bias", "skip",  "out", "n_groups", "dt_min", "dt_max", NULL};
     PyObject *state, *batch, *x, *dt, *b, *c, *a_log, *dt_bias, *skip, *out;
     struct batch_view view;
     struct ssm_args a = {.batch = &view, .n_groups = 1, .dt_max = 3.4e38f};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO|Iff", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias, &skip,
-                                     &out, &a.n_groups, &a.dt_min, &a.dt_max))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO|Iff", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias,
+                                     &skip, &out, &a.n_groups, &a.dt_min, &a.dt_max))
         return NULL;
     stage_batch(&s, batch, &view);
     stage_view(&s, "x", x, false, &a.x);
@@ -100,8 +101,8 @@ PyObject *py_backend_selective_scan(PyObject *object, PyObject *args, PyObject *
     struct selective_scan_args a = {.batch = &view};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias, &skip,
-                                     &out))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias,
+                                     &skip, &out))
         return NULL;
     stage_batch(&s, batch, &view);
     stage_view(&s, "x", x, false, &a.x);
@@ -125,8 +126,8 @@ PyObject *py_backend_delta(PyObject *object, PyObject *args, PyObject *kwargs)
     struct delta_args a = {.batch = &view};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOI", names, &state, &batch, &q, &k, &v, &decay, &beta, &a_log, &dt_bias,
-                                     &out, &a.n_key_heads))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOI", names, &state, &batch, &q, &k, &v, &decay, &beta, &a_log,
+                                     &dt_bias, &out, &a.n_key_heads))
         return NULL;
     stage_batch(&s, batch, &view);
     stage_view(&s, "q", q, false, &a.q);

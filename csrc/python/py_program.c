@@ -183,6 +183,15 @@ static int parse_layer(PyObject *item, struct cache_layer *layer)
     return 0;
 }
 
+static int parse_state(PyObject *item, struct state_layer *state)
+{
+    unsigned n_units, unit_floats;
+    if (!PyArg_ParseTuple(item, "II", &n_units, &unit_floats))
+        return -1;
+    *state = (struct state_layer){n_units, unit_floats};
+    return 0;
+}
+
 static int parse_text(PyObject *item, char **text)
 {
     const char *borrowed = PyUnicode_AsUTF8AndSize(item, NULL);
@@ -214,6 +223,8 @@ struct program *py_program_parse(PyObject *spec)
     PARSE_LIST("weights", p->weights, p->n_weights, parse_weight);
     PARSE_LIST("ropes", p->ropes, p->n_ropes, parse_rope);
     PARSE_LIST("layers", p->layers, p->n_layers, parse_layer);
+    if (PyMapping_HasKeyString(spec, "states"))
+        PARSE_LIST("states", p->states, p->n_states, parse_state);
     if (PyMapping_HasKeyString(spec, "ignored"))
         PARSE_LIST("ignored", p->ignored, p->n_ignored, parse_text);
     PyObject *architecture = PyMapping_HasKeyString(spec, "architecture")

@@ -1,6 +1,5 @@
-/* ops.h: the operations that every instruction set's objects define, one file a family (embed.c, linear.c, matrix.c, norm.c,
- * layer_norm.c, activation.c, rope.c, kv.c, attention.c, row_attention.c, conv.c, ssm.c, selective_scan.c, delta.c, sample.c, tensor.c); kernels.c gathers them into the
- * set's table. Called from one thread at a time; each divides its own work over the pool. */
+/* ops.h: the operations that every instruction set's objects define, one file a family (embed.c, linear.c, norm.c, ...);
+ * kernels.c gathers them into the set's table. Called from one thread at a time; each divides its own work over the pool. */
 #ifndef LLMPY_CPU_OPS_H
 #define LLMPY_CPU_OPS_H
 

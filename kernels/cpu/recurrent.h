@@ -65,8 +65,8 @@ static inline float *state_unit(const struct state_view *state, const int32_t *p
 }
 
 /* Units unit .. unit + n, n <= LANES, of n_floats each as tile[float][unit]; the other lanes are left alone. */
-static inline void state_load(const struct state_view *state, const struct span *span, uint32_t unit, uint32_t n, uint32_t n_floats,
-                              float (*tile)[LANES])
+static inline void state_load(const struct state_view *state, const struct span *span, uint32_t unit, uint32_t n,
+                              uint32_t n_floats, float (*tile)[LANES])
 {
     for (uint32_t i = 0; i < n;) {
         const float *from = state_unit(state, span->pages, unit + i);
@@ -77,8 +77,8 @@ static inline void state_load(const struct state_view *state, const struct span 
     }
 }
 
-static inline void state_store(const struct state_view *state, const struct span *span, uint32_t unit, uint32_t n, uint32_t n_floats,
-                               float (*tile)[LANES])
+static inline void state_store(const struct state_view *state, const struct span *span, uint32_t unit, uint32_t n,
+                               uint32_t n_floats, float (*tile)[LANES])
 {
     for (uint32_t i = 0; i < n;) {
         float *to = state_unit(state, span->pages, unit + i);

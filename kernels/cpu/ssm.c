@@ -10,8 +10,8 @@
 #define WIDE 4u /* vectors of channels that go through the state together */
 
 /* Channels first .. of one head: n_vectors whole vectors, or one of n channels. */
-V_INLINE void ssm_rows_as(const struct ssm_args *args, const struct span *span, uint32_t head, uint32_t first, uint32_t n_vectors,
-                          uint32_t n, float *state)
+V_INLINE void ssm_rows_as(const struct ssm_args *args, const struct span *span, uint32_t head, uint32_t first,
+                          uint32_t n_vectors, uint32_t n, float *state)
 {
     uint32_t group = head / (args->n_heads / args->n_groups) * args->n_state, column = head * args->head_dim + first;
     vf rate = v_neg(v_exp(v_set1(args->a_log[head]))), skip = v_set1(args->skip[head]);

@@ -27,6 +27,7 @@ Overrides = Mapping[str, object] | Callable[[Raw], Mapping[str, object]]
 _FAMILIES = """
     arcee bert cohere exaone4 gemma glm granite internlm3 llama minicpm mistral nemotron olmo2 phi3 qwen2 qwen3 seed_oss smollm3
     stablelm
+    mamba
 """
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")

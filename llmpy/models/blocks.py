@@ -6,6 +6,7 @@ once and the shapes of the weights against the checkpoint, and a mistake names t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from math import inf, prod
 from typing import NoReturn, TypedDict, overload
 
 from ..errors import CheckpointError, UnsupportedError
@@ -23,9 +24,7 @@ ACTIVATIONS = {
     "tanh": 5,
 }
 
-Operands = TypedDict(
-    "Operands", {"in": list[int], "out": list[int], "weights": list[int], "u": list[int], "f": list[float]}
-)
+Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": list[int], "u": list[int], "f": list[float]})
 
 
 class Weight(TypedDict):
@@ -50,6 +49,7 @@ class Spec(TypedDict):
     """A program as plain data: the argument of `_core.Model` and of `interpret.run`.
 
     values are (width, of, offset), of = -1 for a value of its own; layers are (n_heads, n_kv_heads, head_dim, window);
+    states are (pieces, floats of one) of what a recurrent operation keeps for every sequence;
     ignored are patterns of names that a checkpoint may hold without a weight here.
     """
 
@@ -58,6 +58,7 @@ class Spec(TypedDict):
     weights: list[Weight]
     ropes: list[RopeSpec]
     layers: list[tuple[int, int, int, int]]
+    states: list[tuple[int, int]]
     vocab_size: int
     architecture: str
     ignored: list[str]
@@ -225,6 +226,91 @@ class Block:
             )
         return m.emit("row_attention", [q, k, v], q.width, u=heads, f=[m.head_dim**-0.5 if scale is None else scale])
 
+    def conv(self, x: Value, name: str, taps: int, *, act: str | None = None, bias: bool = True) -> Value:
+        """Causal convolution, each column alone: act(bias + sum over k of weight[:, k] * x of taps - 1 - k rows before).
+
+        Args:
+            x: Input, [rows, n].
+            name: Module name; the tensors are NAME.weight [n, 1, taps] and, with bias, NAME.bias [n].
+            taps: Rows that a row sees, itself included; at least 2.
+            act: Name of the activation; None: none.
+            bias: Whether there is one.
+        """
+        m, where = self._model, self.prefix + name
+        m.expect("conv", where, x)
+        if taps < 2:
+            m.refuse("conv", where, f"wanted at least 2 taps, have {taps}")
+        weights = [m.flat("conv", f"{where}.weight", (x.width, 1, taps))]
+        if bias:
+            weights.append(m.flat("conv", f"{where}.bias", (x.width,)))
+        code = 0 if act is None else 1 + _activation("conv", where, act)
+        return m.emit("conv", [x], x.width, weights=weights, u=[m.state_layer(x.width, taps - 1), taps, code])
+
+    def ssm(
+        self, x: Value, dt: Value, b: Value, c: Value, name: str, *, groups: int = 1, limits: tuple[float, float] = (0.0, inf)
+    ) -> Value:
+        """The recurrence of Mamba-2, a state for each head: S = e^(-e^A_log d) S + d x B^T, y = S C + D x, with steps
+        d = softplus(dt + dt_bias).
+
+        Args:
+            x: Input, [rows, heads * head size].
+            dt: Steps before their bias, [rows, heads].
+            b, c: What writes the state and what reads it, [rows, groups * state size].
+            name: Module name; the tensors are NAME.A_log, NAME.dt_bias and NAME.D, [heads].
+            groups: Groups of neighbouring heads that share b and c.
+            limits: The least and the greatest step d.
+        """
+        m, where = self._model, self.prefix + name
+        m.expect("ssm", where, x, dt, b, c)
+        heads = dt.width
+        if groups < 1 or x.width % heads or heads % groups or b.width % groups or b.width != c.width:
+            sizes = f"x {x.width}, dt {dt.width}, b {b.width}, c {c.width}, {groups} groups"
+            m.refuse("ssm", where, f"wanted heads of equal width in equal groups, have {sizes}")
+        weights = [m.flat("ssm", f"{where}.{tensor}", (heads,)) for tensor in ("A_log", "dt_bias", "D")]
+        state = m.state_layer(heads, x.width // heads * (b.width // groups))
+        return m.emit("ssm", [x, dt, b, c], x.width, weights=weights, u=[state, groups], f=[limits[0], min(limits[1], 3e38)])
+
+    def selective_scan(self, x: Value, dt: Value, b: Value, c: Value, name: str, *, dt_bias: str | None) -> Value:
+        """The recurrence of Mamba, a state for each column: S = e^(-e^A_log d) S + d x B, y = S . C + D x, with steps
+        d = softplus(dt + bias).
+
+        Args:
+            x: Input, [rows, n].
+            dt: Steps before their bias, [rows, n].
+            b, c: What writes the state and what reads it, [rows, state size].
+            name: Module name; the tensors are NAME.A_log [n, state size] and NAME.D [n].
+            dt_bias: Name of the bias under it, as "dt_proj.bias", [n]; None: there is none.
+        """
+        m, where = self._model, self.prefix + name
+        m.expect("selective_scan", where, x, dt, b, c)
+        if dt.width != x.width or b.width != c.width:
+            sizes = f"x {x.width}, dt {dt.width}, b {b.width}, c {c.width}"
+            m.refuse("selective_scan", where, f"wanted x and dt of one width, b and c of one, have {sizes}")
+        weights = [m.flat("selective_scan", f"{where}.A_log", (x.width, b.width))]
+        for tensor in ("D", dt_bias) if dt_bias else ("D",):
+            weights.append(m.flat("selective_scan", f"{where}.{tensor}", (x.width,)))
+        return m.emit("selective_scan", [x, dt, b, c], x.width, weights=weights, u=[m.state_layer(x.width, b.width)])
+
+    def delta(self, q: Value, k: Value, v: Value, a: Value, b: Value, name: str, *, key_heads: int) -> Value:
+        """The gated delta rule: S = g S, S += k (sigmoid(b) (v - k^T S))^T, y = S^T q, with k of length 1, q of key size^-0.5.
+
+        Args:
+            q, k: [rows, key_heads * key size]; neighbouring heads of v share a key head.
+            v: [rows, heads * value size].
+            a, b: [rows, heads]; the decay is g = e^(-e^A_log softplus(a + dt_bias)).
+            name: Module name; the tensors are NAME.A_log and NAME.dt_bias, [heads].
+            key_heads: Heads of q and k.
+        """
+        m, where = self._model, self.prefix + name
+        m.expect("delta", where, q, k, v, a, b)
+        heads = a.width
+        if heads % key_heads or q.width % key_heads or v.width % heads or q.width != k.width or b.width != heads:
+            sizes = f"q {q.width}, k {k.width}, v {v.width}, a {a.width}, b {b.width}, {key_heads} key heads"
+            m.refuse("delta", where, f"wanted heads of equal width, a multiple of the key heads, have {sizes}")
+        weights = [m.flat("delta", f"{where}.{tensor}", (heads,)) for tensor in ("A_log", "dt_bias")]
+        state = m.state_layer(heads, q.width // key_heads * (v.width // heads))
+        return m.emit("delta", [q, k, v, a, b], v.width, weights=weights, u=[state, key_heads])
+
     def act(self, x: Value, act: str) -> Value:
         """act(x)."""
         m = self._model
@@ -278,9 +364,7 @@ class Model(Block):
         file: Path of the checkpoint, for messages.
     """
 
-    def __init__(
-        self, config: ModelConfig, tensors: Tensors | None, to_source: Callable[[str], str], file: str
-    ) -> None:
+    def __init__(self, config: ModelConfig, tensors: Tensors | None, to_source: Callable[[str], str], file: str) -> None:
         super().__init__(self, "")
         self.config, self.head_dim = config, config.head_dim
         self._tensors, self._to_source, self._file = tensors, to_source, file
@@ -296,6 +380,7 @@ class Model(Block):
             "weights": [],
             "ropes": [],
             "layers": [],
+            "states": [],
             "vocab_size": config.vocab_size,
             "architecture": config.architecture,
             "ignored": [],
@@ -431,6 +516,11 @@ class Model(Block):
         self.spec["ops"].append((op, operands))
         return outs
 
+    def state_layer(self, pieces: int, floats: int) -> int:
+        """The number of a new recurrent state: so many pieces for every sequence, each of so many floats that stay together."""
+        self.spec["states"].append((pieces, floats))
+        return len(self.spec["states"]) - 1
+
     def rope_index(self, rope: Rope) -> int:
         """The number of a rope; equal ones are one."""
         key = (rope.inv_freq.tobytes(), float(rope.magnitude), rope.interleaved)
@@ -451,6 +541,11 @@ class Model(Block):
     def vector(self, op: str, tensors: Sequence[tuple[str, int]], offset: float = 0.0) -> int:
         """A weight of the parts NAME [n]."""
         self._add("vector", [self._part(op, name, n, (n,)) for name, n in tensors], 1, offset)
+        return len(self.spec["weights"]) - 1
+
+    def flat(self, op: str, name: str, shape: tuple[int, ...]) -> int:
+        """A weight of one tensor of any shape, element after element; `name` is the tensor's whole name."""
+        self._add("vector", [self._part(op, name, prod(shape), shape)], 1)
         return len(self.spec["weights"]) - 1
 
     def _add(self, kind: str, parts: list[tuple[str, str, int]], cols: int, offset: float = 0.0) -> None:

@@ -77,6 +77,52 @@ def _attention(
     return np.reshape(out.transpose(1, 0, 2), (n, -1))
 
 
+def _conv(x: Array, weight: Array, bias: Array | float, taps: int) -> Array:
+    padded = np.concatenate([np.zeros((taps - 1, x.shape[1])), x])
+    parts = [padded[k : k + len(x)] * weight.reshape(-1, taps)[:, k] for k in range(taps)]
+    return np.asarray(np.sum(parts, 0) + bias)
+
+
+def _scan(decay: Array, written: Array, c: Array) -> Array:
+    """y_t = S_t c_t, S_t = decay_t S_(t-1) + written_t, where written_t is [..., state size]."""
+    state, out = np.zeros(written.shape[1:]), np.empty(written.shape[:-1])
+    for t in range(len(written)):
+        state = decay[t] * state + written[t]
+        out[t] = (state * c[t]).sum(-1)
+    return out
+
+
+def _ssm(op: Operands, x: list[Array], a_log: Array, dt_bias: Array, skip: Array) -> Array:
+    n, groups, heads = len(x[0]), op["u"][1], len(a_log)
+    step = np.clip(np.logaddexp(0, x[1] + dt_bias), op["f"][0], op["f"][1])
+    b, c = (part.reshape(n, groups, 1, -1).repeat(heads // groups, 1) for part in x[2:])
+    rows = x[0].reshape(n, heads, -1)
+    written = (step[..., None] * rows)[..., None] * b
+    out = _scan(np.exp(-np.exp(a_log) * step)[..., None, None], written, c) + skip[:, None] * rows
+    return np.reshape(out, x[0].shape)
+
+
+def _selective_scan(x: list[Array], a_log: Array, skip: Array, dt_bias: Array | float) -> Array:
+    step = np.logaddexp(0, x[1] + dt_bias)[..., None]
+    decay = np.exp(-np.exp(a_log.reshape(x[0].shape[1], -1)) * step)
+    return np.asarray(_scan(decay, step * x[0][..., None] * x[2][:, None], x[3][:, None]) + skip * x[0])
+
+
+def _delta(op: Operands, x: list[Array], a_log: Array, dt_bias: Array) -> Array:
+    n, heads = x[3].shape
+    q, k = (part.reshape(n, op["u"][1], -1).repeat(heads // op["u"][1], 1) for part in x[:2])
+    q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True) + 1e-6) for part in (q, k))
+    values, beta = x[2].reshape(n, heads, -1), 1 / (1 + np.exp(-x[4]))
+    decay = np.exp(-np.exp(a_log) * np.logaddexp(0, x[3] + dt_bias))
+    state, out = np.zeros((heads, q.shape[2], values.shape[2])), np.empty_like(values)
+    for t in range(n):
+        state = decay[t][:, None, None] * state
+        error = beta[t][:, None] * (values[t] - (k[t][..., None] * state).sum(1))
+        state = state + k[t][..., None] * error[:, None]
+        out[t] = (q[t][..., None] * state).sum(1) / sqrt(q.shape[2])
+    return np.reshape(out, x[2].shape)
+
+
 class Interpreter:
     """A program with its weights.
 
@@ -148,6 +194,15 @@ class Interpreter:
         if name == "row_attention":
             layer = (op["u"][0], op["u"][1], x[0].shape[1] // op["u"][0], 0)
             return [_attention(x[0], x[1], x[2], layer, op["f"][0], 0.0, is_causal=False)]
+        if name == "conv":
+            y = _conv(x[0], weights[0], weights[1] if len(weights) > 1 else 0.0, op["u"][1])
+            return [_ACTS[op["u"][2] - 1](y) if op["u"][2] else y]
+        if name == "ssm":
+            return [_ssm(op, x, *weights)]
+        if name == "selective_scan":
+            return [_selective_scan(x, weights[0], weights[1], weights[2] if len(weights) > 2 else 0.0)]
+        if name == "delta":
+            return [_delta(op, x, *weights)]
         if name == "act":
             return [_ACTS[op["u"][0]](x[0])]
         if name == "gated":

@@ -131,6 +131,8 @@ def randomise(model: "torch.nn.Module", seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("A_log"):
+                noise = torch.log(1 + 7 * torch.rand(parameter.shape, generator=generator)) / 0.15
             parameter.copy_(1 + 0.2 * noise if "norm" in name else noise if "embed" in name else 0.15 * noise)
 
 

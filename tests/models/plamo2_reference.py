@@ -1,4 +1,4 @@
-"""PLaMo 2 in plain NumPy, float64, from the published formulas; transformers has no such class. It shares nothing with llmpy."""
+"""PLaMo 2 in plain NumPy, float64, from the published formulas; transformers has no such class. Nothing of llmpy is in it."""
 
 import json
 from collections.abc import Mapping, Sequence
