@@ -15,6 +15,7 @@ from .progress import Progress
 
 if TYPE_CHECKING:
     from ._driver import Driver
+    from .pooling_outputs import PoolingRequestOutput
     from .progress import UseTqdm
     from .sampling_params import SamplingParams
 
@@ -145,7 +146,9 @@ def score(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, 
     return outputs
 
 
-def raise_failure(outputs: Sequence[RequestOutput] | Sequence[ScoreOutput]) -> None:
+def raise_failure(
+    outputs: Sequence[RequestOutput] | Sequence[ScoreOutput] | Sequence[PoolingRequestOutput[Any]],
+) -> None:
     """Raises RequestFailedError if one of the requests failed, with all outputs."""
     failed = [output for output in outputs if output.error is not None]
     if failed:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._calls import Submission, run
+from ._calls import Submission, raise_failure, run
 from ._frontend import Frontend, at
 from ._requests import Request
 from ._samples import NO_FLOATS, NO_IDS
 from .checks import refuse_names
-from .errors import CheckpointError, InvalidRequestError, LlmpyError, NonFiniteLogitsError, RequestFailedError, UnsupportedError
+from .errors import CheckpointError, InvalidRequestError, LlmpyError, NonFiniteLogitsError, UnsupportedError
 from .inputs import Prompt
 from .pooling_outputs import (
     ClassificationOutput,
@@ -313,13 +313,6 @@ def pool(
 
     run(driver, submissions, use_tqdm, on_error, collect)
     outputs = collect()
-    failed = [output for output in outputs if output.error is not None]
-    if failed and on_error == "raise":
-        error = RequestFailedError(
-            f"{len(failed)} of {len(outputs)} requests failed; number {failed[0].index}: {failed[0].error}; "
-            "the outputs are in .outputs",
-            outputs=outputs,
-            output=failed[0],
-        )
-        raise error from failed[0].error
+    if on_error == "raise":
+        raise_failure(outputs)
     return outputs

@@ -102,7 +102,7 @@ class SleepingLLM:
             ]
 
     def pause(self, mode: str = "abort", clear_cache: bool = False, timeout: float | None = None) -> None:
-        """Stops the device; new requests queue until `resume`. `generate` and its kin raise EngineBusyError meanwhile.
+        """Stops the device; new requests queue until `resume`. `generate` and its kin raise EngineAsleepError meanwhile.
 
         Args:
             mode: "abort" ends what `add_request` and `stream` queued, "wait" runs it to its end, "keep" freezes it.

@@ -14,6 +14,11 @@ PyObject *py_raise(const struct err *err);
 /* The class llmpy.errors.<name>, or NULL with an exception set. */
 PyObject *py_error_class(const char *name);
 
+/* py_type.c: a type under the last part of its name; an object of a type that is made on the heap, zeroed, and its end. */
+int py_add_type(PyObject *module, PyType_Spec *spec);
+void *py_allocate(PyTypeObject *type);
+void py_deallocate(PyObject *object);
+
 /* Each file adds its type to the module; 0 or -1 with an exception set. */
 int py_checkpoint_register(PyObject *module);
 int py_backend_register(PyObject *module);

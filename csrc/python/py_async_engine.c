@@ -72,14 +72,6 @@ static struct driver *driver_of(PyObject *object)
     return NULL;
 }
 
-static void free_object(PyObject *object)
-{
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
-}
-
 /* ---- EngineThread: life ---------------------------------------------------------------------------------------------- */
 
 static int thread_init(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -142,7 +134,7 @@ static void thread_dealloc(PyObject *object)
         driver_release(self->driver);
     }
     Py_XDECREF((PyObject *)self->mail_type);
-    free_object(object);
+    py_deallocate(object);
 }
 
 static PyObject *thread_stop(PyObject *object, PyObject *args)
@@ -188,9 +180,7 @@ static PyObject *thread_submit(PyObject *object, PyObject *args)
         return NULL;
     if (py_parse_request(prompt, params, &spec, &scratch) < 0 || !parse_channel(channel_object, &channel))
         goto out;
-    PyTypeObject *type = ((Thread *)object)->mail_type;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    if (!(mail = (Mail *)allocate(type, 0)))
+    if (!(mail = py_allocate(((Thread *)object)->mail_type)))
         goto out;
     mail->thread = Py_NewRef(object);
     if (driver_submit(driver, channel, &spec, ends_only, &mail->mail, &err)) {
@@ -357,7 +347,7 @@ static void mail_dealloc(PyObject *object)
     if (self->mail && !is_foreign(self->thread))
         mail_drop(self->mail);
     Py_XDECREF(self->thread);
-    free_object(object);
+    py_deallocate(object);
 }
 
 static PyObject *mail_get_number(PyObject *object, void *unused)
@@ -495,7 +485,7 @@ static void channel_dealloc(PyObject *object)
     Channel *self = (Channel *)object;
     forget_channel(self);
     Py_XDECREF(self->thread);
-    free_object(object);
+    py_deallocate(object);
 }
 
 static PyObject *channel_close(PyObject *object, PyObject *args)
@@ -617,19 +607,11 @@ static PyType_Spec mail_spec = {"llmpy._core.Mail", sizeof(Mail), 0, Py_TPFLAGS_
                                 mail_slots};
 static PyType_Spec channel_spec = {"llmpy._core.Channel", sizeof(Channel), 0, Py_TPFLAGS_DEFAULT, channel_slots};
 
-static int add_type(PyObject *module, PyType_Spec *spec, const char *name)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
-    int result = type ? PyModule_AddObjectRef(module, name, type) : -1;
-    Py_XDECREF(type);
-    return result;
-}
-
 int py_async_engine_register(PyObject *module)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
-    bool bad = add_type(module, &thread_spec, "EngineThread") < 0 || add_type(module, &mail_spec, "Mail") < 0 ||
-               add_type(module, &channel_spec, "Channel") < 0;
+    bool bad = py_add_type(module, &thread_spec) < 0 || py_add_type(module, &mail_spec) < 0 ||
+               py_add_type(module, &channel_spec) < 0;
     return bad ? -1 : 0;
 }

@@ -26,8 +26,7 @@ static PyObject *backend_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     const struct backend *table;
     if (backend_find(options.device, library, &table, &err))
         return py_raise(&err);
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    struct backend_object *self = (struct backend_object *)allocate(type, 0);
+    struct backend_object *self = py_allocate(type);
     if (!self)
         return NULL;
     self->table = table;
@@ -44,10 +43,7 @@ static void backend_dealloc(PyObject *object)
     struct backend_object *self = (struct backend_object *)object;
     if (self->ctx)
         self->table->close(self->ctx);
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    py_deallocate(object);
 }
 
 static PyObject *get_description(PyObject *object, void *closure)
@@ -763,8 +759,5 @@ static PyType_Spec spec = {"llmpy._core.Backend", sizeof(struct backend_object),
 
 int py_backend_register(PyObject *module)
 {
-    PyObject *type = PyType_FromSpec(&spec);
-    int result = type ? PyModule_AddObjectRef(module, "Backend", type) : -1;
-    Py_XDECREF(type);
-    return result;
+    return py_add_type(module, &spec);
 }

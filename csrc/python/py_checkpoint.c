@@ -55,8 +55,7 @@ static PyObject *checkpoint_new(PyTypeObject *type, PyObject *args, PyObject *kw
     PyObject *owners = encode_paths(sequence, &paths, &n);
     if (!owners)
         goto out;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    self = (struct checkpoint_object *)allocate(type, 0);
+    self = py_allocate(type);
     if (!self)
         goto out;
     struct err err;
@@ -79,10 +78,7 @@ static void checkpoint_dealloc(PyObject *object)
     struct checkpoint_object *self = (struct checkpoint_object *)object;
     checkpoint_close(self->checkpoint);
     Py_XDECREF(self->metadata);
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    py_deallocate(object);
 }
 
 struct checkpoint *py_checkpoint_get(PyObject *object)
@@ -323,8 +319,5 @@ static PyType_Spec spec = {
 
 int py_checkpoint_register(PyObject *module)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
-    Py_XDECREF(type);
-    return result;
+    return py_add_type(module, &spec);
 }

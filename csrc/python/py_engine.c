@@ -125,11 +125,8 @@ out:
 
 static void dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
     destroy((Engine *)object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    py_deallocate(object);
 }
 
 struct engine *py_engine_lend(PyObject *object)
@@ -466,8 +463,5 @@ static PyType_Spec spec = {"llmpy._core.Engine", sizeof(Engine), 0, Py_TPFLAGS_D
 
 int py_engine_register(PyObject *module)
 {
-    PyObject *type = PyType_FromSpec(&spec);
-    int result = type ? PyModule_AddObjectRef(module, "Engine", type) : -1;
-    Py_XDECREF(type);
-    return result;
+    return py_add_type(module, &spec);
 }

@@ -20,18 +20,6 @@ static const struct peers *find_peers(const char *device, const char *library, s
     return backend->peers;
 }
 
-static void *allocate(PyTypeObject *type)
-{
-    return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-}
-
-static void deallocate(PyObject *object)
-{
-    PyTypeObject *type = Py_TYPE(object);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
-}
-
 /* ---- imported memory ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -66,7 +54,7 @@ static PyObject *imported_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     a.event = (const uint8_t *)event;
     a.size_bytes = size_bytes;
     struct err err = {0};
-    ImportedMemory *self = allocate(type);
+    ImportedMemory *self = py_allocate(type);
     if (!self)
         return NULL;
     self->peers = find_peers(a.device, library, &err);
@@ -100,7 +88,7 @@ static void imported_dealloc(PyObject *object)
     ImportedMemory *self = (ImportedMemory *)object;
     if (self->imported)
         self->peers->release_memory(self->imported);
-    deallocate(object);
+    py_deallocate(object);
 }
 
 static PyObject *imported_address(PyObject *object, void *closure)
@@ -184,7 +172,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_Format(PyExc_ValueError, "id: wanted 128 bytes, have %zd", n_id);
     options.id = (const uint8_t *)id;
     struct err err = {0};
-    NcclGroup *self = allocate(type);
+    NcclGroup *self = py_allocate(type);
     if (!self)
         return NULL;
     self->peers = find_peers(options.device, library, &err);
@@ -324,7 +312,7 @@ static void group_dealloc(PyObject *object)
     NcclGroup *self = (NcclGroup *)object;
     if (self->group)
         self->peers->group_close(self->group);
-    deallocate(object);
+    py_deallocate(object);
 }
 
 static PyMethodDef group_methods[] = {
@@ -354,17 +342,9 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int add_type(PyObject *module, PyType_Spec *spec, const char *name)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
-    int result = type ? PyModule_AddObjectRef(module, name, type) : -1;
-    Py_XDECREF(type);
-    return result;
-}
-
 int py_ipc_register(PyObject *module)
 {
-    if (add_type(module, &imported_spec, "ImportedMemory") < 0 || add_type(module, &group_spec, "NcclGroup") < 0)
+    if (py_add_type(module, &imported_spec) < 0 || py_add_type(module, &group_spec) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);
 }

@@ -166,10 +166,8 @@ static PyObject *model_close(PyObject *self, PyObject *args)
 
 static void model_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     model_destroy(((Model *)self)->model);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    py_deallocate(self);
 }
 
 static struct model *opened(PyObject *self)
@@ -321,8 +319,5 @@ static PyType_Spec spec = {"llmpy._core.Model", sizeof(Model), 0, Py_TPFLAGS_DEF
 
 int py_model_register(PyObject *module)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
-    Py_XDECREF(type);
-    return result;
+    return py_add_type(module, &spec);
 }

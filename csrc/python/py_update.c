@@ -63,13 +63,10 @@ static int update_init(PyObject *object, PyObject *args, PyObject *kwargs)
 static void update_dealloc(PyObject *object)
 {
     Update *self = (Update *)object;
-    PyTypeObject *type = Py_TYPE(object);
     update_end(self->update);
     Py_XDECREF(self->model);
     Py_XDECREF(self->engine);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    py_deallocate(object);
 }
 
 /* Borrows the model for one call, at whose end py_model_return gives it back. */
@@ -617,8 +614,5 @@ static PyType_Spec spec = {"llmpy._core.WeightUpdate", sizeof(Update), 0, Py_TPF
 
 int py_update_register(PyObject *module)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    int result = type ? PyModule_AddType(module, (PyTypeObject *)type) : -1;
-    Py_XDECREF(type);
-    return result;
+    return py_add_type(module, &spec);
 }

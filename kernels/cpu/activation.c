@@ -30,13 +30,8 @@ static void share_chunks(void *job_args, uint32_t thread)
 
 static enum rc run_chunks(struct cpu *cpu, struct rows_job job)
 {
-    if ((uint64_t)job.n_rows * job.width > ALONE_VALUES) {
-        job.n_threads = cpu->n_threads;
-        pool_run(cpu->pool, share_chunks, &job);
-    } else {
-        job.n_threads = 1;
-        share_chunks(&job, 0);
-    }
+    job.n_threads = pool_threads_for(cpu->pool, (uint64_t)job.n_rows * job.width > ALONE_VALUES);
+    pool_run_on(cpu->pool, job.n_threads, share_chunks, &job);
     return RC_OK;
 }
 
@@ -48,14 +43,14 @@ static float *element(const struct view *view, uint32_t row, uint32_t column)
 static void gated_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
 {
     const struct gated_args *args = job_args;
-    row_gated(args->act, element(&args->gate, row, column), element(&args->up, row, column), n,
-              element(&args->out, row, column));
+    row_act(args->act, element(&args->gate, row, column), element(&args->up, row, column), n,
+            element(&args->out, row, column));
 }
 
 static void act_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
 {
     const struct act_args *args = job_args;
-    row_act(args->act, element(&args->x, row, column), n, element(&args->out, row, column));
+    row_act(args->act, element(&args->x, row, column), NULL, n, element(&args->out, row, column));
 }
 
 static void add_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)

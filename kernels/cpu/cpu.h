@@ -17,6 +17,19 @@ enum rc pool_create(uint32_t n_threads, struct pool **pool, struct err *err);
 void pool_destroy(struct pool *pool);
 uint32_t pool_threads(const struct pool *pool);
 void pool_run(struct pool *pool, void (*job)(void *args, uint32_t thread), void *args);
+/* Threads for a job: all, or the caller alone where waking the others would cost more than the work. */
+static inline uint32_t pool_threads_for(const struct pool *pool, bool is_worth_it)
+{
+    return is_worth_it ? pool_threads(pool) : 1;
+}
+/* n_threads: as pool_threads_for gave it. */
+static inline void pool_run_on(struct pool *pool, uint32_t n_threads, void (*job)(void *args, uint32_t thread), void *args)
+{
+    if (n_threads == 1)
+        job(args, 0);
+    else
+        pool_run(pool, job, args);
+}
 void pool_barrier(struct pool *pool); /* called by every thread of a running job */
 
 /* Memory of weights, memory.c: small matrices share chunks of huge pages. It is zeroed, on 64 bytes, and is given back

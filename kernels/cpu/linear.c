@@ -63,7 +63,7 @@ static void prepare_strip(const struct linear_args *args, const struct linear_ty
         if (args->input == LINEAR_RMS_NORM)
             row_rms_norm(x, args->norm_weight, args->norm_eps, n_cols, rows + (size_t)i * n_cols);
         else
-            row_gated(args->act, x, x + n_cols, n_cols, rows + (size_t)i * n_cols);
+            row_act(args->act, x, x + n_cols, n_cols, rows + (size_t)i * n_cols);
     }
     type->prepare(rows, n_cols, n, n_cols, strip);
 }

@@ -26,11 +26,7 @@ static void norm_heads(void *job_args, uint32_t thread)
 enum rc K(rms_norm)(struct cpu *cpu, const struct rms_norm_args *args, struct err *err)
 {
     (void)err;
-    bool is_small = (uint64_t)args->n_rows * args->x.width <= ALONE_VALUES;
-    struct norm_job job = {is_small ? 1 : cpu->n_threads, args};
-    if (is_small)
-        norm_heads(&job, 0);
-    else
-        pool_run(cpu->pool, norm_heads, &job);
+    struct norm_job job = {pool_threads_for(cpu->pool, (uint64_t)args->n_rows * args->x.width > ALONE_VALUES), args};
+    pool_run_on(cpu->pool, job.n_threads, norm_heads, &job);
     return RC_OK;
 }

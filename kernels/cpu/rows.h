@@ -91,69 +91,29 @@ V_INLINE vf v_act(vf x, uint32_t act)
     }
 }
 
-V_INLINE void row_gated_as(uint32_t act, const float *gate, const float *up, uint32_t n, float *out)
+V_INLINE void row_act_as(uint32_t act, const float *x, const float *up, uint32_t n, float *out)
 {
     uint32_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        v_store(out + i, v_mul(v_act(v_load(gate + i), act), v_load(up + i)));
-    if (i < n)
-        v_store_n(out + i, v_mul(v_act(v_load_n(gate + i, n - i), act), v_load_n(up + i, n - i)), n - i);
-}
-
-/* out = act(gate) * up; out may be gate or up. */
-static inline void row_gated(uint32_t act, const float *gate, const float *up, uint32_t n, float *out)
-{
-    switch (act) {
-    case ACT_SILU:
-        row_gated_as(ACT_SILU, gate, up, n, out);
-        return;
-    case ACT_GELU:
-        row_gated_as(ACT_GELU, gate, up, n, out);
-        return;
-    case ACT_GELU_TANH:
-        row_gated_as(ACT_GELU_TANH, gate, up, n, out);
-        return;
-    case ACT_RELU:
-        row_gated_as(ACT_RELU, gate, up, n, out);
-        return;
-    case ACT_TANH:
-        row_gated_as(ACT_TANH, gate, up, n, out);
-        return;
-    default:
-        row_gated_as(ACT_RELU2, gate, up, n, out);
+    for (; i + LANES <= n; i += LANES) {
+        vf y = v_act(v_load(x + i), act);
+        v_store(out + i, up ? v_mul(y, v_load(up + i)) : y);
+    }
+    if (i < n) {
+        vf y = v_act(v_load_n(x + i, n - i), act);
+        v_store_n(out + i, up ? v_mul(y, v_load_n(up + i, n - i)) : y, n - i);
     }
 }
 
-V_INLINE void row_act_as(uint32_t act, const float *x, uint32_t n, float *out)
-{
-    uint32_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        v_store(out + i, v_act(v_load(x + i), act));
-    if (i < n)
-        v_store_n(out + i, v_act(v_load_n(x + i, n - i), act), n - i);
-}
-
-/* out = act(x); out may be x. */
-static inline void row_act(uint32_t act, const float *x, uint32_t n, float *out)
+/* out = act(x), times up where it is not NULL; out may be either. */
+static inline void row_act(uint32_t act, const float *x, const float *up, uint32_t n, float *out)
 {
     switch (act) {
-    case ACT_SILU:
-        row_act_as(ACT_SILU, x, n, out);
-        return;
-    case ACT_GELU:
-        row_act_as(ACT_GELU, x, n, out);
-        return;
-    case ACT_GELU_TANH:
-        row_act_as(ACT_GELU_TANH, x, n, out);
-        return;
-    case ACT_RELU:
-        row_act_as(ACT_RELU, x, n, out);
-        return;
-    case ACT_TANH:
-        row_act_as(ACT_TANH, x, n, out);
-        return;
-    default:
-        row_act_as(ACT_RELU2, x, n, out);
+    case ACT_SILU: row_act_as(ACT_SILU, x, up, n, out); return;
+    case ACT_GELU: row_act_as(ACT_GELU, x, up, n, out); return;
+    case ACT_GELU_TANH: row_act_as(ACT_GELU_TANH, x, up, n, out); return;
+    case ACT_RELU: row_act_as(ACT_RELU, x, up, n, out); return;
+    case ACT_TANH: row_act_as(ACT_TANH, x, up, n, out); return;
+    default: row_act_as(ACT_RELU2, x, up, n, out);
     }
 }
 

@@ -4,6 +4,8 @@
 #include "activation.cuh"
 #include "eight.cuh"
 
+#include <type_traits>
+
 #define THREADS 256u
 
 /* The first of the eight columns that a thread has. */
@@ -72,11 +74,17 @@ static dim3 grid_of(uint32_t n_rows, uint32_t width)
     return dim3(n_rows, ceil_div(width, 8 * THREADS));
 }
 
-template <class T, uint32_t ACT> static void launch_gated(const struct cuda *cuda, const struct gated_args *args)
+/* f(the activation as a type). */
+template <class F> static void visit_act(uint32_t act, F f)
 {
-    bool is_aligned = has_eights<T>(args->gate) && has_eights<T>(args->up) && has_eights<T>(args->out);
-    launch(cuda, is_aligned ? gated_rows<T, ACT, true> : gated_rows<T, ACT, false>, grid_of(args->n_rows, args->out.width),
-           THREADS, 0, rows<T>(args->gate), rows<T>(args->up), rows<T>(args->out));
+    switch (act) {
+    case ACT_SILU: f(std::integral_constant<uint32_t, ACT_SILU>()); break;
+    case ACT_GELU: f(std::integral_constant<uint32_t, ACT_GELU>()); break;
+    case ACT_GELU_TANH: f(std::integral_constant<uint32_t, ACT_GELU_TANH>()); break;
+    case ACT_RELU: f(std::integral_constant<uint32_t, ACT_RELU>()); break;
+    case ACT_TANH: f(std::integral_constant<uint32_t, ACT_TANH>()); break;
+    default: f(std::integral_constant<uint32_t, ACT_RELU2>());
+    }
 }
 
 enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err)
@@ -87,23 +95,15 @@ enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err)
         return RC_OK;
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        switch (args->act) {
-        case ACT_SILU: launch_gated<T, ACT_SILU>(cuda, args); break;
-        case ACT_GELU: launch_gated<T, ACT_GELU>(cuda, args); break;
-        case ACT_GELU_TANH: launch_gated<T, ACT_GELU_TANH>(cuda, args); break;
-        case ACT_RELU: launch_gated<T, ACT_RELU>(cuda, args); break;
-        case ACT_TANH: launch_gated<T, ACT_TANH>(cuda, args); break;
-        default: launch_gated<T, ACT_RELU2>(cuda, args);
-        }
+        bool is_aligned = has_eights<T>(args->gate) && has_eights<T>(args->up) && has_eights<T>(args->out);
+        visit_act(args->act, [&](auto act) {
+            constexpr uint32_t ACT = decltype(act)::value;
+            launch(cuda, is_aligned ? gated_rows<T, ACT, true> : gated_rows<T, ACT, false>,
+                   grid_of(args->n_rows, args->out.width), THREADS, 0, rows<T>(args->gate), rows<T>(args->up),
+                   rows<T>(args->out));
+        });
     });
     return launched(err, "gated");
-}
-
-template <class T, uint32_t ACT> static void launch_act(const struct cuda *cuda, const struct act_args *args)
-{
-    bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
-    launch(cuda, is_aligned ? act_rows<T, ACT, true> : act_rows<T, ACT, false>, grid_of(args->n_rows, args->out.width), THREADS,
-           0, rows<T>(args->x), rows<T>(args->out));
 }
 
 enum rc cuda_act(void *ctx, const struct act_args *args, struct err *err)
@@ -114,14 +114,12 @@ enum rc cuda_act(void *ctx, const struct act_args *args, struct err *err)
         return RC_OK;
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        switch (args->act) {
-        case ACT_SILU: launch_act<T, ACT_SILU>(cuda, args); break;
-        case ACT_GELU: launch_act<T, ACT_GELU>(cuda, args); break;
-        case ACT_GELU_TANH: launch_act<T, ACT_GELU_TANH>(cuda, args); break;
-        case ACT_RELU: launch_act<T, ACT_RELU>(cuda, args); break;
-        case ACT_TANH: launch_act<T, ACT_TANH>(cuda, args); break;
-        default: launch_act<T, ACT_RELU2>(cuda, args);
-        }
+        bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
+        visit_act(args->act, [&](auto act) {
+            constexpr uint32_t ACT = decltype(act)::value;
+            launch(cuda, is_aligned ? act_rows<T, ACT, true> : act_rows<T, ACT, false>, grid_of(args->n_rows, args->out.width),
+                   THREADS, 0, rows<T>(args->x), rows<T>(args->out));
+        });
     });
     return launched(err, "act");
 }

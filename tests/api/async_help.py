@@ -1,4 +1,4 @@
-"""What the tests of AsyncEngine share."""
+"""What the tests of engines that are driven step by step share."""
 
 import asyncio
 import time
@@ -30,6 +30,14 @@ def wait_until_free(engine):
 
 def bits(sample):
     return sample.token_ids_array.tobytes(), sample.sampled.raw.tobytes(), sample.logprobs.values.tobytes(), sample.text
+
+
+def drain(llm):
+    """Runs what was added to its end: outputs by request."""
+    outputs = {}
+    while llm.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in llm.step() if output.finished}
+    return outputs
 
 
 async def read(stream):

@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from async_help import PARAMS, bits, run
+from async_help import PARAMS, bits, drain, run
 from safetensors.numpy import load_file
 
 from llmpy import RequestOutputKind
@@ -18,13 +18,6 @@ def two_weights(long_model):
     """The model's weights, and others."""
     given, rng = load_file(str(long_model / "model.safetensors")), np.random.default_rng(5)
     return given, {name: value + 0.05 * rng.standard_normal(value.shape).astype(np.float32) for name, value in given.items()}
-
-
-def drain(llm):
-    outputs = {}
-    while llm.has_unfinished_requests():
-        outputs |= {output.request_id: output for output in llm.step() if output.finished}
-    return outputs
 
 
 def columns(sample, first=0, end=None):

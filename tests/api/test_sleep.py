@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from async_help import PARAMS, bits, read, run, wait_until_free
+from async_help import PARAMS, bits, drain, read, run, wait_until_free
 
 from llmpy import (
     DeviceMemoryError,
@@ -35,13 +35,6 @@ def queue(llm, steps, prompts=PROMPTS):
     done = [output for _ in range(steps) for output in llm.step()]
     assert not done
     return names
-
-
-def drain(llm):
-    outputs = {}
-    while llm.has_unfinished_requests():
-        outputs |= {output.request_id: output for output in llm.step() if output.finished}
-    return outputs
 
 
 @pytest.mark.parametrize("tags", [None, ["weights"], "kv_cache", ["kv_cache", "weights"]])
