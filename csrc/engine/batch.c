@@ -58,16 +58,17 @@ void page_tables_settle(struct page_tables *t)
 /* ---- batches ---- */
 
 enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t max_rows, uint32_t max_logprobs,
-                     struct err *err)
+                     uint32_t max_copies, struct err *err)
 {
     uint32_t max_seqs = tables->max_seqs, max_tasks = max_rows + max_seqs;
     size_t n_top = (size_t)max_tasks * max_logprobs;
-    *b = (struct batch){.max_rows = max_rows, .max_seqs = max_seqs, .tables = tables, .max_tasks = max_tasks};
+    *b = (struct batch){.max_rows = max_rows, .max_seqs = max_seqs, .tables = tables, .max_tasks = max_tasks,
+                        .max_copies = max_copies};
     b->token_ids = mem_calloc(max_rows, sizeof *b->token_ids);
     b->positions = mem_calloc(max_rows, sizeof *b->positions);
     b->row_seq = mem_calloc(max_rows, sizeof *b->row_seq);
     b->seq_first_row = mem_calloc((size_t)max_seqs + 1, sizeof *b->seq_first_row);
-    b->copies = mem_calloc((size_t)tables->n_groups * max_seqs, sizeof *b->copies);
+    b->copies = mem_calloc(max_copies, sizeof *b->copies);
     b->logits_rows = mem_calloc(max_rows, sizeof *b->logits_rows);
     b->state_rows = mem_calloc(max_rows, sizeof *b->state_rows);
     b->tasks = mem_calloc(max_tasks, sizeof *b->tasks);

@@ -19,14 +19,30 @@ struct kv_layout {
     struct kv_group groups[BATCH_MAX_GROUPS];
     uint32_t block_tokens;
     size_t layer_bytes;    /* one layer's part of a page */
-    size_t page_bytes;     /* layer_bytes times the most layers of a group */
+    size_t page_bytes;     /* at least layer_bytes times the most layers of a group */
+    uint32_t n_state_pages; /* of one sequence's recurrent state: entries of the table behind the groups'; 0: none */
+    size_t state_bytes;     /* what is used of them */
 };
 
+/* Groups of attention layers, and the table of recurrent states. */
+static inline uint32_t kv_layout_n_tables(const struct kv_layout *layout)
+{
+    return layout->n_groups + (layout->n_state_pages != 0);
+}
+
+/* Entries of a row of the tables. */
+static inline uint32_t kv_layout_stride(const struct kv_layout *layout, uint32_t max_model_len)
+{
+    uint32_t n_blocks = (max_model_len + layout->block_tokens - 1) / layout->block_tokens;
+    return n_blocks > layout->n_state_pages ? n_blocks : layout->n_state_pages;
+}
+
 /* Pages of every slot's sequence, kept from step to step: entry ((group * (max_seqs + 1)) + slot) * stride + block. 0 stands
- * outside a window. The last row of a group is no slot's and names page 0 alone. */
+ * outside a window. The last row of a group is no slot's and names page 0 alone. Behind the groups comes the table of recurrent
+ * states, whose entries are pages of the state's pieces. */
 struct page_tables {
     int32_t *pages;
-    uint32_t n_groups, max_seqs, stride;
+    uint32_t n_groups, max_seqs, stride; /* n_groups: tables */
     struct table_run *runs;  /* [n_groups * max_seqs] what changed since a step was last started, one run a row at most */
     uint32_t *run_of;        /* [n_groups * (max_seqs + 1)] place of a row's run in runs + 1; 0: unchanged */
     uint32_t n_runs;
@@ -50,8 +66,8 @@ struct batch {
     uint32_t max_rows, max_seqs;
     const struct page_tables *tables;
 
-    struct page_copy *copies; /* [max_seqs * n_groups], done before the rows are computed */
-    uint32_t n_copies;
+    struct page_copy *copies; /* [max_copies], done before the rows are computed */
+    uint32_t n_copies, max_copies;
     bool shares_new_keys;     /* a sequence was admitted to blocks that others fill in this step */
 
     int32_t *logits_rows;     /* [max_rows] distinct rows whose logits are wanted, ascending; then those whose states are */
@@ -73,7 +89,7 @@ struct batch {
 
 /* Lays all arrays out at the limits; nothing else of the batch ever allocates. */
 enum rc batch_create(struct batch *batch, const struct page_tables *tables, uint32_t max_rows, uint32_t max_logprobs,
-                     struct err *err);
+                     uint32_t max_copies, struct err *err);
 void batch_destroy(struct batch *batch);
 
 /* The runner. `start` may return before anything is computed: it has read every array but the tasks' lists, and those stay

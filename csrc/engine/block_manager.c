@@ -2,6 +2,8 @@
 
 #include "../base/mem.h"
 
+enum page_kind { PAGE_ALONE, PAGE_FIRST, PAGE_PART }; /* the latter two: of a bundle, whose counts and key the first has */
+
 struct page {
     struct hash key;
     uint32_t refs, holds;
@@ -9,14 +11,17 @@ struct page {
     uint32_t step;                   /* boundary behind which it was published */
     uint32_t prev, next;             /* free list */
     uint32_t chain_prev, chain_next; /* pages in the same bucket of the key table; 0 ends */
+    uint32_t next_part;              /* of the same bundle; 0 ends */
     uint16_t group;
-    bool has_key;
+    uint8_t kind;                    /* enum page_kind */
+    bool has_key, is_passing;
 };
 
 struct block_manager {
     struct page *pages;  /* [n_pages + 2]: the last two are the heads of the free lists */
     uint32_t *buckets;   /* [mask + 1] first page of the chain, or 0 */
     uint32_t n_pages, n_free, n_cached, n_keys, mask, generation, step;
+    uint32_t bundle_pages, n_bundles;
     uint32_t blank;      /* list of free pages that hold nothing findable, most recently released first */
     uint32_t cached;     /* list of free pages that can be found, least recently released first */
     uint64_t n_evictions;
@@ -73,11 +78,18 @@ static bool is_findable(const struct block_manager *manager, const struct page *
     return page->has_key && page->generation == manager->generation;
 }
 
+/* Pages that a free list's entry, a reference or a key stands for. */
+static uint32_t n_pages_of(const struct block_manager *manager, const struct page *page)
+{
+    return page->kind == PAGE_FIRST ? manager->bundle_pages : 1;
+}
+
 static void key_drop(struct block_manager *manager, uint32_t number)
 {
     struct page *page = &manager->pages[number];
     if (!page->has_key)
         return;
+    manager->n_bundles -= page->kind == PAGE_FIRST && is_findable(manager, page);
     if (page->chain_prev)
         manager->pages[page->chain_prev].chain_next = page->chain_next;
     else
@@ -111,12 +123,14 @@ void block_manager_publish(struct block_manager *manager, int32_t number, const 
     page->generation = manager->generation;
     page->step = manager->step;
     page->has_key = true;
+    page->is_passing = false;
     page->chain_prev = 0;
     page->chain_next = *bucket;
     if (*bucket)
         manager->pages[*bucket].chain_prev = (uint32_t)number;
     *bucket = (uint32_t)number;
     manager->n_keys++;
+    manager->n_bundles += page->kind == PAGE_FIRST;
 }
 
 void block_manager_begin_step(struct block_manager *manager)
@@ -129,22 +143,18 @@ bool block_manager_is_settled(const struct block_manager *manager, int32_t page)
     return manager->pages[page].step != manager->step;
 }
 
-void block_manager_withdraw(struct block_manager *manager, int32_t page)
-{
-    key_drop(manager, (uint32_t)page);
-}
 
 void block_manager_reset(struct block_manager *manager)
 {
     /* Stale keys stay in the table until somebody meets them. */
     manager->generation++;
     list_append(manager->pages, manager->blank, manager->cached);
-    manager->n_cached = 0;
+    manager->n_cached = manager->n_bundles = 0;
 }
 
 /* ---- references ---- */
 
-enum rc block_manager_create(uint32_t n_pages, struct block_manager **result, struct err *err)
+enum rc block_manager_create(uint32_t n_pages, uint32_t bundle_pages, struct block_manager **result, struct err *err)
 {
     uint32_t n_buckets = 64;
     while (n_buckets < n_pages)
@@ -159,6 +169,7 @@ enum rc block_manager_create(uint32_t n_pages, struct block_manager **result, st
         return err_set(err, RC_MEMORY, "block manager: out of memory for %u pages", n_pages);
     }
     manager->n_pages = n_pages;
+    manager->bundle_pages = bundle_pages;
     manager->mask = n_buckets - 1;
     manager->blank = n_pages;
     manager->cached = n_pages + 1;
@@ -190,9 +201,47 @@ uint32_t block_manager_n_cached(const struct block_manager *manager)
     return manager->n_cached;
 }
 
+uint32_t block_manager_n_bundles(const struct block_manager *manager)
+{
+    return manager->n_bundles;
+}
+
 uint64_t block_manager_n_evictions(const struct block_manager *manager)
 {
     return manager->n_evictions;
+}
+
+static bool is_unused(const struct page *page)
+{
+    return page->refs == 0 && page->holds == 0;
+}
+
+/* The page touched last is the cheapest to write again, and one never touched the dearest. */
+static void blank_insert(struct block_manager *manager, uint32_t number)
+{
+    list_insert(manager->pages, manager->blank, manager->pages[manager->blank].next, number);
+}
+
+/* The parts of a bundle become free pages of their own; the first page is the caller's. */
+static void bundle_dissolve(struct block_manager *manager, uint32_t first)
+{
+    struct page *pages = manager->pages;
+    for (uint32_t part = pages[first].next_part, next; part; part = next) {
+        next = pages[part].next_part;
+        pages[part].kind = PAGE_ALONE;
+        pages[part].next_part = 0;
+        blank_insert(manager, part);
+    }
+    pages[first].kind = PAGE_ALONE;
+    pages[first].next_part = 0;
+}
+
+/* A state is of no use without the block that ends where it stands. */
+static void evict_state_of(struct block_manager *manager, const struct hash *key, uint32_t group)
+{
+    int32_t bundle = block_manager_find(manager, key, BUNDLE_GROUP);
+    if (bundle && is_unused(&manager->pages[bundle]) && !block_manager_find(manager, key, group))
+        block_manager_withdraw(manager, bundle);
 }
 
 int32_t block_manager_take(struct block_manager *manager)
@@ -201,18 +250,47 @@ int32_t block_manager_take(struct block_manager *manager)
     if (number == manager->blank)
         number = manager->pages[manager->cached].next;
     struct page *page = &manager->pages[number];
-    manager->n_evictions += is_findable(manager, page);
-    manager->n_cached -= is_findable(manager, page);
+    bool was_findable = is_findable(manager, page);
+    manager->n_evictions += was_findable;
+    manager->n_cached -= was_findable ? n_pages_of(manager, page) : 0;
     key_drop(manager, number);
     list_remove(manager->pages, number);
+    if (page->kind == PAGE_FIRST)
+        bundle_dissolve(manager, number);
+    else if (was_findable && manager->bundle_pages)
+        evict_state_of(manager, &page->key, page->group);
     manager->n_free--;
     page->refs = 1;
     return (int32_t)number;
 }
 
-static bool is_unused(const struct page *page)
+void block_manager_take_bundle(struct block_manager *manager, int32_t *pages)
 {
-    return page->refs == 0 && page->holds == 0;
+    for (uint32_t i = 0; i < manager->bundle_pages; i++) {
+        pages[i] = block_manager_take(manager);
+        struct page *page = &manager->pages[pages[i]];
+        page->kind = i ? PAGE_PART : PAGE_FIRST;
+        page->refs = !i;
+        if (i)
+            manager->pages[pages[i - 1]].next_part = (uint32_t)pages[i];
+    }
+}
+
+void block_manager_list_bundle(const struct block_manager *manager, int32_t bundle, int32_t *pages)
+{
+    uint32_t n = 0;
+    for (uint32_t at = (uint32_t)bundle; at; at = manager->pages[at].next_part)
+        pages[n++] = (int32_t)at;
+}
+
+bool block_manager_is_bundle(const struct block_manager *manager, const int32_t *pages)
+{
+    const struct page *first = &manager->pages[pages[0]];
+    uint32_t at = first->kind == PAGE_FIRST ? first->next_part : 0;
+    for (uint32_t i = 1; i < manager->bundle_pages; at = manager->pages[at].next_part, i++)
+        if (!at || pages[i] != (int32_t)at)
+            return false;
+    return first->kind == PAGE_FIRST && !at;
 }
 
 void block_manager_share(struct block_manager *manager, int32_t number)
@@ -220,8 +298,8 @@ void block_manager_share(struct block_manager *manager, int32_t number)
     struct page *page = &manager->pages[number];
     if (is_unused(page)) {
         list_remove(manager->pages, (uint32_t)number);
-        manager->n_free--;
-        manager->n_cached -= is_findable(manager, page);
+        manager->n_free -= n_pages_of(manager, page);
+        manager->n_cached -= is_findable(manager, page) ? n_pages_of(manager, page) : 0;
     }
     page->refs++;
 }
@@ -229,22 +307,56 @@ void block_manager_share(struct block_manager *manager, int32_t number)
 static void free_if_unused(struct block_manager *manager, uint32_t number)
 {
     struct page *page = &manager->pages[number];
-    if (!is_unused(page))
+    if (!is_unused(page) || page->kind == PAGE_PART)
         return;
     if (!is_findable(manager, page))
         key_drop(manager, number);
-    if (page->has_key)
+    manager->n_free += n_pages_of(manager, page);
+    if (page->has_key) {
         list_push(manager->pages, manager->cached, number);
-    else /* the page touched last is the cheapest to write again, and one never touched the dearest */
-        list_insert(manager->pages, manager->blank, manager->pages[manager->blank].next, number);
-    manager->n_free++;
-    manager->n_cached += page->has_key;
+        manager->n_cached += n_pages_of(manager, page);
+    } else {
+        bundle_dissolve(manager, number);
+        blank_insert(manager, number);
+    }
 }
 
 void block_manager_release(struct block_manager *manager, int32_t page)
 {
     manager->pages[page].refs--;
     free_if_unused(manager, (uint32_t)page);
+}
+
+void block_manager_withdraw(struct block_manager *manager, int32_t number)
+{
+    struct page *page = &manager->pages[number];
+    bool is_cached = is_unused(page) && is_findable(manager, page);
+    key_drop(manager, (uint32_t)number);
+    if (!is_cached)
+        return;
+    list_remove(manager->pages, (uint32_t)number);
+    manager->n_cached -= n_pages_of(manager, page);
+    manager->n_free -= n_pages_of(manager, page);
+    free_if_unused(manager, (uint32_t)number);
+}
+
+void block_manager_touch(struct block_manager *manager, int32_t number)
+{
+    struct page *page = &manager->pages[number];
+    if (!is_unused(page) || !is_findable(manager, page))
+        return;
+    list_remove(manager->pages, (uint32_t)number);
+    list_push(manager->pages, manager->cached, (uint32_t)number);
+}
+
+void block_manager_mark_passing(struct block_manager *manager, int32_t bundle, bool is_passing)
+{
+    manager->pages[bundle].is_passing = is_passing;
+}
+
+bool block_manager_is_passing(const struct block_manager *manager, int32_t bundle)
+{
+    return manager->pages[bundle].is_passing;
 }
 
 void block_manager_hold(struct block_manager *manager, int32_t page)
@@ -268,6 +380,11 @@ bool block_manager_is_writable(const struct block_manager *manager, int32_t page
     return manager->pages[page].refs == 1 && !is_findable(manager, &manager->pages[page]);
 }
 
+bool block_manager_is_shared(const struct block_manager *manager, int32_t page)
+{
+    return manager->pages[page].refs > 1;
+}
+
 /* ---- invariants ---- */
 
 /* Counts a free list, or returns n_pages + 1 for one that is torn, holds a used page, or a page of the other list. */
@@ -275,9 +392,10 @@ static uint32_t list_count(const struct block_manager *manager, uint32_t head)
 {
     const struct page *pages = manager->pages;
     uint32_t n = 0;
-    for (uint32_t at = pages[head].next; at != head; at = pages[at].next, n++) {
+    for (uint32_t at = pages[head].next; at != head; n += n_pages_of(manager, &pages[at]), at = pages[at].next) {
         bool belongs = is_findable(manager, &pages[at]) == (head == manager->cached);
-        if (n > manager->n_pages || at == 0 || pages[pages[at].next].prev != at || !is_unused(&pages[at]) || !belongs)
+        belongs &= is_unused(&pages[at]) && pages[at].kind != PAGE_PART;
+        if (n > manager->n_pages || at == 0 || pages[pages[at].next].prev != at || !belongs)
             return manager->n_pages + 1;
     }
     return n;
@@ -285,7 +403,7 @@ static uint32_t list_count(const struct block_manager *manager, uint32_t head)
 
 static enum rc check_keys(const struct block_manager *manager, struct err *err)
 {
-    uint32_t n_chained = 0, n_keys = 0;
+    uint32_t n_chained = 0, n_keys = 0, n_bundles = 0;
     for (uint32_t b = 0; b <= manager->mask; b++) {
         uint32_t prev = 0;
         for (uint32_t at = manager->buckets[b]; at; prev = at, at = manager->pages[at].chain_next) {
@@ -296,11 +414,36 @@ static enum rc check_keys(const struct block_manager *manager, struct err *err)
                 return err_set(err, RC_INTERNAL, "invariant 3: key table and page %u disagree", at);
         }
     }
-    for (uint32_t i = 0; i < manager->n_pages; i++)
-        n_keys += manager->pages[i].has_key;
-    if (n_chained != n_keys || n_keys != manager->n_keys)
-        return err_set(err, RC_INTERNAL, "invariant 3: %u keys in the table, %u on pages, %u counted", n_chained, n_keys,
-                       manager->n_keys);
+    for (uint32_t i = 0; i < manager->n_pages; i++) {
+        const struct page *page = &manager->pages[i];
+        n_keys += page->has_key;
+        n_bundles += page->kind == PAGE_FIRST && is_findable(manager, page);
+    }
+    if (n_chained != n_keys || n_keys != manager->n_keys || n_bundles != manager->n_bundles)
+        return err_set(err, RC_INTERNAL, "invariant 3: %u keys in the table, %u on pages, %u counted; of states %u, %u counted",
+                       n_chained, n_keys, manager->n_keys, n_bundles, manager->n_bundles);
+    return RC_OK;
+}
+
+/* Every bundle is whole, and every part one bundle's. */
+static enum rc check_bundles(const struct block_manager *manager, struct err *err)
+{
+    uint32_t n_parts = 0, n_reached = 0;
+    for (uint32_t i = 0; i < manager->n_pages; i++) {
+        const struct page *page = &manager->pages[i];
+        uint32_t n = 1;
+        n_parts += page->kind == PAGE_PART;
+        if (page->kind != PAGE_FIRST)
+            continue;
+        for (uint32_t at = page->next_part; at && n <= manager->bundle_pages; at = manager->pages[at].next_part, n++)
+            if (manager->pages[at].kind != PAGE_PART || manager->pages[at].refs || manager->pages[at].has_key)
+                return err_set(err, RC_INTERNAL, "invariant 2: page %u is no part of bundle %u", at, i);
+        if (n != manager->bundle_pages)
+            return err_set(err, RC_INTERNAL, "invariant 2: bundle %u has not %u pages", i, manager->bundle_pages);
+        n_reached += n - 1;
+    }
+    if (n_parts != n_reached)
+        return err_set(err, RC_INTERNAL, "invariant 2: %u parts of bundles, %u in bundles", n_parts, n_reached);
     return RC_OK;
 }
 
@@ -311,7 +454,7 @@ enum rc block_manager_check(const struct block_manager *manager, const uint32_t 
         return err_set(err, RC_INTERNAL, "invariant 2: a free list is torn or holds a page that does not belong there");
     for (uint32_t i = 0; i < manager->n_pages; i++) {
         const struct page *page = &manager->pages[i];
-        n_used += !is_unused(page);
+        n_used += is_unused(page) || page->kind == PAGE_PART ? 0 : n_pages_of(manager, page);
         if (page->refs != refs[i] || page->holds != holds[i])
             return err_set(err, RC_INTERNAL, "invariant 2: page %u counts %u references and %u copies, tables have %u and %u",
                            i, page->refs, page->holds, refs[i], holds[i]);
@@ -320,5 +463,6 @@ enum rc block_manager_check(const struct block_manager *manager, const uint32_t 
         manager->n_free + n_used + 1 != manager->n_pages)
         return err_set(err, RC_INTERNAL, "invariant 1: %u + %u on the lists, %u counted free, %u used of %u pages", n_blank,
                        n_cached, manager->n_free, n_used, manager->n_pages);
-    return check_keys(manager, err);
+    enum rc rc = check_bundles(manager, err);
+    return rc ? rc : check_keys(manager, err);
 }

@@ -69,7 +69,8 @@ static enum rc flight_create(struct engine *e, uint32_t slot, struct err *err)
 {
     struct flight *flight = &e->flights[slot];
     enum rc rc =
-        batch_create(&flight->batch, &e->scheduler.tables, e->config.max_num_batched_tokens, e->config.max_logprobs, err);
+        batch_create(&flight->batch, &e->scheduler.tables, e->config.max_num_batched_tokens, e->config.max_logprobs,
+                     scheduler_max_copies(&e->config), err);
     flight->batch.slot = slot;
     flight->batch.vocab_limit = e->config.vocab_limit;
     flight->batch.banned = e->config.banned_ids;

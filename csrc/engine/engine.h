@@ -9,6 +9,8 @@
 
 struct engine;
 
+#define SNAPSHOT_TOKENS 512u
+
 enum engine_policy { POLICY_FCFS = 0, POLICY_PRIORITY = 1 };
 
 struct engine_config {
@@ -18,6 +20,7 @@ struct engine_config {
     uint32_t vocab_size;
     enum engine_policy policy;
     bool prefix_caching;
+    uint32_t snapshot_tokens;         /* between two snapshots of recurrent state in a long prompt */
     const int32_t *eos_ids;           uint32_t n_eos;     /* copied, as all lists here */
     uint32_t vocab_limit;             /* ids from here on are never drawn */
     const int32_t *banned_ids;        uint32_t n_banned;  /* nor are these */

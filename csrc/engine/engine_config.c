@@ -30,7 +30,7 @@ static uint32_t longest_that_fits(const struct engine_config *c)
 
 static enum rc check_config(const struct engine_config *c, struct err *err)
 {
-    if (!c->layout.n_groups || c->layout.n_groups > BATCH_MAX_GROUPS)
+    if (!kv_layout_n_tables(&c->layout) || c->layout.n_groups > BATCH_MAX_GROUPS)
         REFUSE("model", "model: wanted 1 to %d groups of cached layers, have %u", BATCH_MAX_GROUPS, c->layout.n_groups);
     if (!c->layout.block_tokens || c->layout.block_tokens > MAX_BLOCK_TOKENS)
         REFUSE("block_size", "block_size must be in [1, %d], got %u.", MAX_BLOCK_TOKENS, c->layout.block_tokens);

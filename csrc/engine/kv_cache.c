@@ -4,17 +4,22 @@ struct kinds {
     uint32_t n, windows[BATCH_MAX_GROUPS], n_layers[BATCH_MAX_GROUPS];
 };
 
-static bool kinds_count(const uint32_t *windows, uint32_t n_layers, struct kinds *kinds)
+#define MAX_PIECES 16  /* into which a layer's state may be cut for the size of pages */
+#define PAGE_ALIGNMENT 256
+
+static bool kinds_count(const struct kv_need *needs, uint32_t n_layers, struct kinds *kinds)
 {
     kinds->n = 0;
     for (uint32_t l = 0; l < n_layers; l++) {
         uint32_t k = 0;
-        while (k < kinds->n && kinds->windows[k] != windows[l])
+        if (needs[l].n_units)
+            continue;
+        while (k < kinds->n && kinds->windows[k] != needs[l].window)
             k++;
         if (k == BATCH_MAX_GROUPS)
             return false;
         if (k == kinds->n) {
-            kinds->windows[k] = windows[l];
+            kinds->windows[k] = needs[l].window;
             kinds->n_layers[k] = 0;
             kinds->n++;
         }
@@ -45,18 +50,73 @@ static uint32_t group_size(const struct kinds *kinds, uint32_t n_layers)
     return best;
 }
 
-enum rc kv_layout_make(const uint32_t *windows, uint32_t n_layers, uint32_t block_tokens, size_t layer_bytes,
+static size_t aligned(size_t size_bytes)
+{
+    return (size_bytes + PAGE_ALIGNMENT - 1) / PAGE_ALIGNMENT * PAGE_ALIGNMENT;
+}
+
+static uint64_t pages_of(const struct kv_need *need, size_t page_bytes)
+{
+    uint64_t units_a_page = page_bytes / need->unit_bytes;
+    return need->n_units ? (need->n_units + units_a_page - 1) / units_a_page : 0;
+}
+
+/* Pages of all states. */
+static uint64_t state_pages(const struct kv_need *needs, uint32_t n_layers, size_t page_bytes)
+{
+    uint64_t n = 0;
+    for (uint32_t l = 0; l < n_layers; l++)
+        n += needs[l].n_units ? pages_of(&needs[l], page_bytes) : 0;
+    return n;
+}
+
+/* The size of which states leave least empty, among those that cut some layer's state into a few equal pieces. */
+static size_t page_of_states(const struct kv_need *needs, uint32_t n_layers, size_t least)
+{
+    size_t best = 0, best_bytes = SIZE_MAX;
+    for (uint32_t l = 0; l < n_layers; l++)
+        for (uint32_t n = 1; n <= MAX_PIECES; n++) {
+            size_t size = aligned((needs[l].n_units + n - 1) / n * needs[l].unit_bytes);
+            size_t all = size < least ? SIZE_MAX : size * state_pages(needs, n_layers, size);
+            if (all < best_bytes || (all == best_bytes && size > best)) {
+                best_bytes = all;
+                best = size;
+            }
+        }
+    return best;
+}
+
+/* The page's size for groups of so many layers, and the pages of a state. */
+static void lay_states(const struct kv_need *needs, uint32_t n_layers, struct kv_layout *layout, struct kv_place *places)
+{
+    size_t least = 0;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        least = needs[l].n_units && needs[l].unit_bytes > least ? needs[l].unit_bytes : least;
+        layout->state_bytes += needs[l].n_units * needs[l].unit_bytes;
+    }
+    if (!layout->n_groups)
+        layout->page_bytes = page_of_states(needs, n_layers, least);
+    else if (layout->page_bytes < least)
+        layout->page_bytes = aligned(least);
+    for (uint32_t l = 0; l < n_layers; l++)
+        if (needs[l].n_units) {
+            places[l] = (struct kv_place){layout->n_groups, layout->n_state_pages};
+            layout->n_state_pages += (uint32_t)pages_of(&needs[l], layout->page_bytes);
+        }
+}
+
+enum rc kv_layout_make(const struct kv_need *needs, uint32_t n_layers, uint32_t block_tokens, size_t layer_bytes,
                        struct kv_layout *layout, struct kv_place *places, struct err *err)
 {
     struct kinds kinds;
     if (!n_layers || !block_tokens)
         return err_set(err, RC_UNSUPPORTED, "KV cache: wanted layers and a block size, have %u layers and block_size=%u",
                        n_layers, block_tokens);
-    if (!kinds_count(windows, n_layers, &kinds))
+    if (!kinds_count(needs, n_layers, &kinds))
         return err_set(err, RC_UNSUPPORTED, "KV cache: wanted at most %d kinds of attention windows, have more",
                        BATCH_MAX_GROUPS);
 
-    uint32_t size = group_size(&kinds, n_layers);
+    uint32_t size = kinds.n ? group_size(&kinds, n_layers) : 0;
     uint32_t first_group[BATCH_MAX_GROUPS], n_placed[BATCH_MAX_GROUPS] = {0};
     *layout = (struct kv_layout){.block_tokens = block_tokens, .layer_bytes = layer_bytes, .page_bytes = size * layer_bytes};
     for (uint32_t k = 0; k < kinds.n; k++) {
@@ -66,17 +126,30 @@ enum rc kv_layout_make(const uint32_t *windows, uint32_t n_layers, uint32_t bloc
     }
     for (uint32_t l = 0; l < n_layers; l++) {
         uint32_t k = 0;
-        while (kinds.windows[k] != windows[l])
+        if (needs[l].n_units)
+            continue;
+        while (kinds.windows[k] != needs[l].window)
             k++;
         places[l] = (struct kv_place){first_group[k] + n_placed[k] / size, n_placed[k] % size};
         n_placed[k]++;
     }
+    lay_states(needs, n_layers, layout, places);
     return RC_OK;
+}
+
+double kv_layout_padding(const struct kv_layout *layout)
+{
+    uint64_t used = 0, page = layout->page_bytes;
+    for (uint32_t g = 0; g < layout->n_groups; g++)
+        used += layout->groups[g].n_layers * (uint64_t)layout->layer_bytes;
+    double attention = layout->n_groups ? 1 - (double)used / (double)(layout->n_groups * page) : 0;
+    double states = layout->n_state_pages ? 1 - (double)layout->state_bytes / (double)(layout->n_state_pages * page) : 0;
+    return attention > states ? attention : states;
 }
 
 uint64_t kv_layout_pages(const struct kv_layout *layout, uint32_t n_tokens, uint32_t chunk_tokens)
 {
-    uint64_t n_pages = 0;
+    uint64_t n_pages = layout->n_state_pages;
     for (uint32_t g = 0; g < layout->n_groups; g++)
         n_pages += kv_group_blocks(layout, g, n_tokens, chunk_tokens);
     return n_pages;

@@ -4,15 +4,26 @@
 
 #include "batch.h"
 
-struct kv_place {
-    uint32_t group, index; /* the layer lies at page + index * layer_bytes in pages of its group */
+/* What a layer keeps of a sequence: keys and values of each position, or a recurrent state of n_units pieces, of which none is
+ * cut. */
+struct kv_need {
+    uint32_t window;     /* of attention; 0: full */
+    uint32_t n_units;    /* 0: attention */
+    size_t unit_bytes;
 };
 
-/* windows[l]: window of layer l, 0 = full attention. Layers of one kind are split into groups of g, g chosen so that the
- * padding is least among those that make at most BATCH_MAX_GROUPS groups, the largest such g. places: [n_layers].
+struct kv_place {
+    uint32_t group, index; /* the layer lies at page + index * layer_bytes in pages of its group; a state: its first entry */
+};
+
+/* Layers of one kind of attention are split into groups of g, g chosen so that the padding is least among those that make at
+ * most BATCH_MAX_GROUPS groups, the largest such g. A page holds g layers, or one piece of a state where that is more;
+ * without attention it is cut so that states fill it best. layer_bytes: of an attention layer in a page. places: [n_layers].
  * RC_UNSUPPORTED when there are more kinds of layers than groups. */
-enum rc kv_layout_make(const uint32_t *windows, uint32_t n_layers, uint32_t block_tokens, size_t layer_bytes,
+enum rc kv_layout_make(const struct kv_need *needs, uint32_t n_layers, uint32_t block_tokens, size_t layer_bytes,
                        struct kv_layout *layout, struct kv_place *places, struct err *err);
+/* The share of their pages that attention or states leave empty, whichever is more. */
+double kv_layout_padding(const struct kv_layout *layout);
 /* Pages that one sequence of n_tokens occupies at most, a step of chunk_tokens included. */
 uint64_t kv_layout_pages(const struct kv_layout *layout, uint32_t n_tokens, uint32_t chunk_tokens);
 /* The same for one group. */

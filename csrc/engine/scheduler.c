@@ -2,8 +2,11 @@
 
 #include "../base/mem.h"
 #include "kv_cache.h"
+#include "recurrent.h"
 
 #include <string.h>
+
+#define MAX_PASSED 64 /* waiting sequences that a step passes over */
 
 static const struct engine_config *config_of(const struct scheduler *s)
 {
@@ -18,6 +21,11 @@ static uint32_t block_tokens(const struct scheduler *s)
 static uint32_t n_groups(const struct scheduler *s)
 {
     return config_of(s)->layout.n_groups;
+}
+
+static uint32_t n_tables(const struct scheduler *s)
+{
+    return kv_layout_n_tables(&config_of(s)->layout);
 }
 
 static uint32_t blocks_of(const struct scheduler *s, uint32_t n_positions)
@@ -62,13 +70,16 @@ static void running_remove(struct scheduler *s, struct sequence *q)
 /* Gives back every page, suffix before prefix. */
 static void pages_release(struct scheduler *s, struct sequence *q)
 {
-    for (uint32_t b = blocks_of(s, q->n_computed); b-- > 0;)
+    recurrent_release(s, q);
+    for (uint32_t b = blocks_of(s, q->n_computed); b-- > 0;) {
+        recurrent_touch(s, q, b);
         for (uint32_t g = 0; g < n_groups(s); g++) {
             int32_t *page = &scheduler_table(s, g, q->slot)[b];
             if (*page)
                 block_manager_release(s->blocks, *page);
             *page = 0;
         }
+    }
     memset(q->first_block, 0, sizeof q->first_block);
 }
 
@@ -112,7 +123,7 @@ static void tails_copy(struct scheduler *s, struct sequence *q)
         struct page_copy copy = {*page, block_manager_take(s->blocks)};
         block_manager_hold(s->blocks, copy.source);
         block_manager_release(s->blocks, copy.source);
-        s->copy_owners[s->batch->n_copies] = q;
+        s->copy_owners[s->batch->n_copies] = (struct copy_owner){q, copy.source};
         s->batch->copies[s->batch->n_copies++] = copy;
         *page = copy.target;
         page_tables_note(&s->tables, g, q->slot, block, block + 1);
@@ -124,8 +135,11 @@ static void tails_copy(struct scheduler *s, struct sequence *q)
 static bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
 {
     uint32_t have = blocks_of(s, q->n_computed), want = blocks_of(s, q->n_computed + n_rows);
-    if ((want - have) * n_groups(s) + shared_tails(s, q) > block_manager_n_free(s->blocks))
+    uint32_t n_free = block_manager_n_free(s->blocks),
+             needed = (want - have) * n_groups(s) + shared_tails(s, q) + recurrent_needed(s, q);
+    if (needed > n_free)
         return false;
+    recurrent_take(s, q, n_free - needed);
     tails_copy(s, q);
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, q->slot);
@@ -147,15 +161,18 @@ void scheduler_publish(struct scheduler *s, struct sequence *q)
         const struct hash *key = sequence_key(q, q->n_published);
         for (uint32_t g = 0; g < n_groups(s); g++)
             block_manager_publish(s->blocks, scheduler_table(s, g, q->slot)[q->n_published], key, g);
+        recurrent_note_key(s, key);
     }
+    recurrent_publish(s, q);
 }
 
 static void copies_cancel(struct scheduler *s, const struct sequence *q)
 {
     struct batch *batch = s->batch;
     for (uint32_t i = batch->n_copies; i-- > 0;)
-        if (s->copy_owners[i] == q) {
-            block_manager_unhold(s->blocks, batch->copies[i].source);
+        if (s->copy_owners[i].sequence == q) {
+            if (s->copy_owners[i].held)
+                block_manager_unhold(s->blocks, s->copy_owners[i].held);
             batch->copies[i] = batch->copies[--batch->n_copies];
             s->copy_owners[i] = s->copy_owners[batch->n_copies];
         }
@@ -184,6 +201,7 @@ static void rows_give_back(struct scheduler *s, struct sequence *q)
     for (uint32_t b = before / block_tokens(s); b < q->n_computed / block_tokens(s); b++)
         for (uint32_t g = 0; g < n_groups(s); g++)
             block_manager_withdraw(s->blocks, scheduler_table(s, g, q->slot)[b]);
+    recurrent_withdraw(s, q);
     copies_cancel(s, q);
     count_rows(s, q, before, q->n_rows, true);
     s->rows_left += q->n_rows;
@@ -215,6 +233,7 @@ static void rows_take(struct scheduler *s, struct sequence *q)
     uint32_t owed = sequence_goal(q) - q->n_computed, n = owed < s->rows_left ? owed : s->rows_left;
     if (!n || (n < owed && config_of(s)->runner.takes_whole_prompts))
         return;
+    n = recurrent_cut(s, q, n);
     windows_advance(s, q);
     while (!pages_take(s, q, n)) {
         struct sequence *victim = s->running[s->n_running - 1];
@@ -253,7 +272,13 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
     }
     /* A window group needs the blocks that the first row behind the hit sees; each that is missing shortens the hit to its
      * place, until a whole round of the groups finds nothing missing. */
-    for (uint32_t n_settled = 0, g = 0; n_settled < n_groups(s); g = (g + 1) % n_groups(s), n_settled++) {
+    for (uint32_t n_settled = 0, g = 0; n_settled < n_tables(s); g = (g + 1) % n_tables(s), n_settled++) {
+        if (g == n_groups(s)) { /* recurrent states: only where there is a snapshot */
+            uint32_t n = recurrent_find(s, q, n_hit);
+            n_settled = n < n_hit ? 0 : n_settled;
+            n_hit = n;
+            continue;
+        }
         if (!config_of(s)->layout.groups[g].window)
             continue;
         for (uint32_t b = n_hit; b-- > first_seen_block(s, g, hit_tokens(s, q, n_hit));)
@@ -320,7 +345,7 @@ static bool is_worth_trying(struct scheduler *s, struct sequence *q, uint32_t li
 {
     if (!q->failed_room || !s->n_running || room(s) >= q->failed_room)
         return true;
-    return q->failed_hit < limit && block_manager_find(s->blocks, sequence_key(q, q->failed_hit), 0);
+    return n_groups(s) && q->failed_hit < limit && block_manager_find(s->blocks, sequence_key(q, q->failed_hit), 0);
 }
 
 static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_hit_tokens, double now)
@@ -341,13 +366,13 @@ static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_
 }
 
 /* Most leading blocks that the cache may serve. Where no row before the last is wanted, a block that ends with the last known
- * token counts: it is copied, and its last position computed again. */
+ * token counts: it is copied, and its last position computed again; but a recurrent state does not go back. */
 static uint32_t hit_limit(const struct scheduler *s, const struct sequence *q)
 {
     uint32_t limit = sequence_hit_limit(q), n_known = sequence_n_known(q);
     if (!config_of(s)->prefix_caching)
         return 0;
-    return (limit + 1 == n_known && block_tokens(s) > 1 ? n_known : limit) / block_tokens(s);
+    return (limit + 1 == n_known && block_tokens(s) > 1 && !recurrent_n_pages(s) ? n_known : limit) / block_tokens(s);
 }
 
 /* Whether a hit of n_hit blocks can be used: what is copied before the step must have been computed before it, and the pages
@@ -358,7 +383,8 @@ static bool hit_fits(const struct scheduler *s, const struct sequence *q, uint32
     for (uint32_t g = 0; n_tokens % block_tokens(s) && g < n_groups(s); g++)
         if (!block_manager_is_settled(s->blocks, scheduler_table(s, g, slot)[n_hit - 1]))
             return false;
-    return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) <= room(s);
+    /* A state takes a bundle: a fresh one, or the snapshot's own where there is no room for a copy. */
+    return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) + recurrent_n_pages(s) <= room(s);
 }
 
 /* Takes the first waiting sequence in with what the cache has of it, if all its rows fit. */
@@ -403,6 +429,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     q->n_published = n_hit;
     q->shares_tail = n_tokens % block_tokens(s) != 0;
     q->n_taken_rows = 0;
+    recurrent_start(s, q, n_hit, limit);
     count_admission(s, q, q->n_hit, now);
     rows_take(s, q);
     promise_rest(s, q);
@@ -420,7 +447,7 @@ static struct sequence *fork_source(const struct sequence *q)
 /* Shares every block of the lead, the unfilled tail included. */
 static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequence *q)
 {
-    if (n_groups(s) > room(s))
+    if (n_groups(s) + recurrent_n_pages(s) > room(s))
         return false;
     queue_remove(&s->waiting, q);
     running_insert(s, q);
@@ -434,6 +461,7 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
         q->first_block[g] = lead->first_block[g];
         page_tables_note(&s->tables, g, q->slot, q->first_block[g], blocks_of(s, lead->n_computed));
     }
+    recurrent_fork(s, lead, q);
     q->n_published = lead->n_published;
     q->n_computed = q->n_hit = q->n_ever_computed = lead->n_computed;
     q->n_taken_rows = 0;
@@ -443,7 +471,7 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
     q->draws = true;
     q->next_fork = lead->next_fork;
     lead->next_fork = q;
-    s->n_promised += n_groups(s);
+    s->n_promised += n_groups(s) + recurrent_n_pages(s);
     s->n_admitted++;
     s->last_admitted = sequence_rank(q);
     return true;
@@ -451,12 +479,16 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
 
 static void admit_waiting(struct scheduler *s, double now)
 {
-    struct sequence *q;
+    uint32_t n_passed = 0;
     for (uint32_t i = 0; s->waiting.n && i < s->n_running; i++)
         promise_rest(s, s->running[i]);
-    while (s->n_running < config_of(s)->max_num_seqs && (q = queue_first(&s->waiting))) {
+    for (struct sequence *q = queue_first(&s->waiting), *next; q && s->n_running < config_of(s)->max_num_seqs; q = next) {
         struct sequence *lead = fork_source(q);
-        if (lead ? !fork_from(s, lead, q) : !s->rows_left || !admit(s, q, now))
+        next = queue_next(q);
+        q->is_blocked = !lead && s->rows_left && n_passed < MAX_PASSED && recurrent_is_awaited(s, q, hit_limit(s, q));
+        if (q->is_blocked)
+            n_passed++;
+        else if (lead ? !fork_from(s, lead, q) : !s->rows_left || !admit(s, q, now))
             break;
     }
 }
@@ -491,7 +523,8 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
 void scheduler_end_step(struct scheduler *s)
 {
     for (uint32_t i = 0; i < s->batch->n_copies; i++)
-        block_manager_unhold(s->blocks, s->batch->copies[i].source);
+        if (s->copy_owners[i].held)
+            block_manager_unhold(s->blocks, s->copy_owners[i].held);
     s->batch->n_copies = 0;
     page_tables_settle(&s->tables);
     for (uint32_t i = 0; i < s->n_running; i++) {
@@ -546,21 +579,29 @@ void scheduler_new_epoch(struct scheduler *s, bool recompute)
     s->n_preempted = 0;
 }
 
+uint32_t scheduler_max_copies(const struct engine_config *config)
+{
+    return config->max_num_seqs * (config->layout.n_groups + config->layout.n_state_pages);
+}
+
 enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct statistics *statistics,
                          struct err *err)
 {
     const struct engine_config *config = context->config;
     const struct kv_layout *layout = &config->layout;
-    uint32_t n_slots = config->max_num_seqs, stride = (config->max_model_len + layout->block_tokens - 1) / layout->block_tokens;
+    uint32_t n_slots = config->max_num_seqs;
     *s = (struct scheduler){.context = context, .statistics = statistics};
     s->running = mem_calloc(n_slots, sizeof *s->running);
     s->slots = mem_calloc(n_slots, sizeof *s->slots);
-    s->copy_owners = mem_calloc((size_t)n_slots * layout->n_groups, sizeof *s->copy_owners);
+    s->copy_owners = mem_calloc(scheduler_max_copies(config), sizeof *s->copy_owners);
+    s->seen_keys = layout->n_state_pages ? mem_calloc(N_SEEN_KEYS, sizeof *s->seen_keys) : NULL;
     s->scratch = mem_calloc((size_t)config->n_pages * 2, sizeof *s->scratch);
-    enum rc rc = page_tables_create(&s->tables, layout->n_groups, n_slots, stride, err);
+    enum rc rc = page_tables_create(&s->tables, kv_layout_n_tables(layout), n_slots,
+                                    kv_layout_stride(layout, config->max_model_len), err);
     if (!rc)
-        rc = block_manager_create(config->n_pages, &s->blocks, err);
-    if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->scratch))
+        rc = block_manager_create(config->n_pages, layout->n_state_pages, &s->blocks, err);
+    bool has_keys = s->seen_keys || !layout->n_state_pages;
+    if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->scratch || !has_keys))
         rc = err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; max_num_seqs", n_slots);
     if (rc)
         scheduler_destroy(s);
@@ -574,6 +615,7 @@ void scheduler_destroy(struct scheduler *s)
     mem_free(s->running);
     mem_free(s->slots);
     mem_free(s->copy_owners);
+    mem_free(s->seen_keys);
     mem_free(s->scratch);
     *s = (struct scheduler){0};
 }

@@ -4,7 +4,8 @@
  * scheduler_create. Semantics: docs/engine.md 3 and 4.
  *
  * BLOCKED(prefix) needs no state: a prompt that still owes rows when its turn is over has taken the last row of the step, so
- * nobody is admitted who would have to wait for blocks that it has yet to compute.
+ * nobody is admitted who would have to wait for blocks that it has yet to compute. Only where it was cut for a snapshot of
+ * recurrent state is there room for others, and those who await that snapshot are passed over.
  *
  * A step may be scheduled while the one before is still computed: lengths alone decide it. All device work of an engine runs in
  * the order in which it was enqueued, so a page is free as soon as no later step reads it, whatever is still in flight. */
@@ -13,6 +14,14 @@
 
 #include "block_manager.h"
 #include "queue.h"
+
+#define N_SEEN_KEYS 65536u
+
+/* Of a copy of the step being built. */
+struct copy_owner {
+    struct sequence *sequence;
+    int32_t held;                    /* page that stays until the step is started; 0: another copy's */
+};
 
 struct scheduler {
     const struct sequence_context *context;
@@ -24,7 +33,8 @@ struct scheduler {
     struct sequence **running;       /* [max_num_seqs] in rank */
     uint32_t n_running;
     struct sequence **slots;         /* [max_num_seqs], NULL: free */
-    struct sequence **copy_owners;   /* [max_num_seqs * n_groups], of batch->copies */
+    struct copy_owner *copy_owners;  /* [scheduler_max_copies], of batch->copies */
+    struct hash *seen_keys;          /* [N_SEEN_KEYS] of blocks published lately; NULL without recurrent state */
     uint32_t *scratch;               /* [2 * n_pages], of scheduler_check */
 
     /* The step being built. */
@@ -33,8 +43,8 @@ struct scheduler {
     struct rank last_victim, last_admitted;
     bool has_stalled;                /* the last step scheduled nothing though sequences waited */
 
-    uint64_t n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens, cached_tokens,
-        cache_queries, cache_hits;
+    uint64_t n_snapshots, n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens,
+        cached_tokens, cache_queries, cache_hits;
 };
 
 enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct statistics *statistics,
@@ -58,6 +68,7 @@ void scheduler_reset_cache(struct scheduler *scheduler, bool recompute);
 /* The same when the weights are new; and what must come of one epoch starts over. */
 void scheduler_new_epoch(struct scheduler *scheduler, bool recompute);
 
+uint32_t scheduler_max_copies(const struct engine_config *config); /* of a step */
 int32_t *scheduler_table(const struct scheduler *scheduler, uint32_t group, uint32_t slot);
 enum rc scheduler_check(const struct scheduler *scheduler, struct err *err);
 

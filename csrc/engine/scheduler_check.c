@@ -1,5 +1,5 @@
 /* scheduler_check.c: the invariants of docs/engine.md 12 that can be seen between two steps. */
-#include "scheduler.h"
+#include "recurrent.h"
 
 #include <string.h>
 
@@ -53,7 +53,7 @@ static enum rc check_waiting(const struct scheduler *s, struct err *err)
                    q->n_computed);
         if (q->parent && q->parent->heap < q->heap)
             BROKEN("waiting queue: place %llu breaks the heap", (unsigned long long)n);
-        if (s->n_admitted && !s->n_preempted && !rank_is_ahead(&s->last_admitted, &rank))
+        if (s->n_admitted && !s->n_preempted && !q->is_blocked && !rank_is_ahead(&s->last_admitted, &rank))
             BROKEN("invariant 10: a waiting sequence was passed over");
     }
     if (n != s->waiting.n)
@@ -85,6 +85,22 @@ static enum rc count_tables(const struct scheduler *s, uint32_t slot, uint32_t *
     return RC_OK;
 }
 
+/* A slot's sequence has one whole bundle as its live state. */
+static enum rc count_state(const struct scheduler *s, uint32_t slot, uint32_t *refs, struct err *err)
+{
+    uint32_t n = recurrent_n_pages(s);
+    const int32_t *table = n ? recurrent_table(s, slot) : NULL;
+    for (uint32_t i = 0; i < n; i++)
+        if ((table[i] != 0) != (s->slots[slot] != NULL) || table[i] < 0 || (uint32_t)table[i] >= s->context->config->n_pages)
+            BROKEN("invariant 6: slot %u has page %d as part %u of its state", slot, table[i], i);
+    if (!n || !table[0])
+        return RC_OK;
+    if (!block_manager_is_bundle(s->blocks, table))
+        BROKEN("invariant 6: the state of slot %u is not one bundle", slot);
+    refs[table[0]]++;
+    return RC_OK;
+}
+
 enum rc scheduler_check(const struct scheduler *s, struct err *err)
 {
     uint32_t n_pages = s->context->config->n_pages, *refs = s->scratch, *holds = s->scratch + n_pages;
@@ -93,6 +109,7 @@ enum rc scheduler_check(const struct scheduler *s, struct err *err)
         rc = check_waiting(s, err);
     memset(s->scratch, 0, (size_t)n_pages * 2 * sizeof *s->scratch);
     for (uint32_t slot = 0; slot < s->context->config->max_num_seqs && !rc; slot++)
-        rc = count_tables(s, slot, refs, err);
+        if (!(rc = count_tables(s, slot, refs, err)))
+            rc = count_state(s, slot, refs, err);
     return rc ? rc : block_manager_check(s->blocks, refs, holds, err);
 }

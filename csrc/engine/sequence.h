@@ -106,6 +106,10 @@ struct sequence {
     uint32_t n_hit, n_taken_rows;  /* since the last admission: n_computed is their sum */
     uint32_t n_ever_computed;      /* rows below were computed before: doing them again is counted as redone */
     uint32_t n_preemptions;
+    uint32_t last_due, leaves_at;  /* recurrent state: positions of the prompt's last snapshot, and of the one where it leaves
+                                    * what others have computed */
+    uint32_t passed_block;         /* + 1: its newest snapshot that the next one replaces stands behind this block; 0: none */
+    bool is_blocked;               /* passed over: a running prompt is about to make a snapshot for it */
     uint32_t first_block[BATCH_MAX_GROUPS]; /* of the table that is not out of the window */
     struct sequence *next_fork;    /* draws from the same row in this step */
     struct sequence *left, *right, *parent; /* waiting queue */

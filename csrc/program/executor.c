@@ -20,7 +20,7 @@ static void use_arrays(struct running *run, const struct batch_arrays *arrays, u
     run->wanted_rows = arrays->logits_rows;
     run->n_logits_rows = n_logits_rows;
     run->n_wanted_rows = n_logits_rows + n_state_rows;
-    for (uint32_t g = 0; g < m->layout.n_groups; g++)
+    for (uint32_t g = 0; g < kv_layout_n_tables(&m->layout); g++)
         run->tables[g] = arrays->tables + (size_t)g * (m->options.max_num_seqs + 1) * m->table_stride;
 }
 
@@ -30,9 +30,10 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
     struct model *m = run->m;
     struct batch *b = run->batch;
     const struct page_tables *t = b->tables;
-    if (t->stride != m->table_stride || t->max_seqs != m->options.max_num_seqs || t->n_groups != m->layout.n_groups)
+    if (t->stride != m->table_stride || t->max_seqs != m->options.max_num_seqs || t->n_groups != kv_layout_n_tables(&m->layout))
         return err_set(run->err, RC_INTERNAL, "batch: wanted %u groups of %u page tables of %u entries, have %u of %u of %u",
-                       m->layout.n_groups, m->options.max_num_seqs, m->table_stride, t->n_groups, t->max_seqs, t->stride);
+                       kv_layout_n_tables(&m->layout), m->options.max_num_seqs, m->table_stride, t->n_groups, t->max_seqs,
+                       t->stride);
     run->view.host_seq_first_row = b->seq_first_row;
     run->view.shares_new_keys = b->shares_new_keys;
     if (!m->backend->begin) {

@@ -50,10 +50,11 @@ static enum rc open_backend(struct model *m, struct err *err)
 static enum rc choose_layout(struct model *m, struct err *err)
 {
     const struct program *p = m->program;
-    uint32_t *windows = mem_calloc(p->n_layers + 1, sizeof *windows);
-    m->places = mem_calloc(p->n_layers + 1, sizeof *m->places);
-    if (!windows || !m->places) {
-        mem_free(windows);
+    uint32_t n = p->n_layers + p->n_states;
+    struct kv_need *needs = mem_calloc(n + 1, sizeof *needs);
+    m->places = mem_calloc(n + 1, sizeof *m->places);
+    if (!needs || !m->places) {
+        mem_free(needs);
         return out_of_memory(err);
     }
     size_t layer_bytes = 0;
@@ -62,11 +63,14 @@ static enum rc choose_layout(struct model *m, struct err *err)
         size_t size = m->backend->kv_layer_bytes(m->ctx, layer->n_kv_heads, layer->head_dim, m->options.kv_dtype,
                                                  m->options.block_tokens);
         layer_bytes = size > layer_bytes ? size : layer_bytes;
-        windows[l] = layer->window;
+        needs[l].window = layer->window;
     }
-    enum rc rc = kv_layout_make(windows, p->n_layers ? p->n_layers : 1, m->options.block_tokens,
-                                p->n_layers ? layer_bytes : NO_CACHE_BYTES, &m->layout, m->places, err);
-    mem_free(windows);
+    for (uint32_t i = 0; i < p->n_states; i++)
+        needs[p->n_layers + i] = (struct kv_need){0, p->states[i].n_units, p->states[i].unit_floats * sizeof(float)};
+    if (!n)
+        layer_bytes = NO_CACHE_BYTES;
+    enum rc rc = kv_layout_make(needs, n ? n : 1, m->options.block_tokens, layer_bytes, &m->layout, m->places, err);
+    mem_free(needs);
     return rc;
 }
 
@@ -87,10 +91,11 @@ static void size_buffers(struct model *m)
     const struct model_options *o = &m->options;
     m->vocab_stride = (m->program->vocab_size + 15) & ~15u;
     m->logits_bytes = !program_has_logits(m->program) ? 0 : (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
-    m->table_stride = (o->max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens;
+    m->table_stride = kv_layout_stride(&m->layout, o->max_model_len);
     if (m->backend->begin)
         m->staged_bytes = sizeof(int32_t) *
-                          (5 * array_values(m) + (size_t)m->layout.n_groups * (o->max_num_seqs + 1) * m->table_stride);
+                          (5 * array_values(m) +
+                           (size_t)kv_layout_n_tables(&m->layout) * (o->max_num_seqs + 1) * m->table_stride);
 }
 
 static void lay_arrays(struct model *m)
@@ -261,8 +266,6 @@ static enum rc capture(struct model *m, struct err *err)
 static enum rc check_operations(const struct model *m, struct err *err)
 {
     const struct backend *b = m->backend;
-    if (m->program->n_states)
-        return err_set(err, RC_UNSUPPORTED, "recurrent state: the engine keeps none");
     for (uint32_t i = 0; i < m->program->n_ops; i++) {
         uint32_t code = m->program->ops[i].code;
         if (!operation_is_known(b, code))
@@ -292,13 +295,13 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
     rc = choose_layout(m, err);
     if (!rc)
         size_buffers(m);
-    if (!rc && !m->program->n_layers)
+    if (!rc && !m->program->n_layers && !m->program->n_states)
         m->options.kv_cache_bytes = empty_pool_bytes(m);
     if (!rc && !m->options.kv_cache_bytes)
         rc = fill_device(m, err);
     if (!rc)
         rc = choose_pool(m, err);
-    m->table_stride = (m->options.max_model_len + m->layout.block_tokens - 1) / m->layout.block_tokens;
+    m->table_stride = kv_layout_stride(&m->layout, m->options.max_model_len);
     if (!rc)
         rc = create_buffers(m, err);
     if (!rc && m->staged)

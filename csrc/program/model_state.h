@@ -20,7 +20,7 @@ struct model {
     void *ctx;
     struct model_options options;
     struct kv_layout layout;
-    struct kv_place *places;      /* [n_layers] */
+    struct kv_place *places;      /* [n_layers + n_states] */
     uint32_t n_pages;
     char *arena;                  /* items of the type of activations */
     uint32_t item_bytes;          /* one of them */

@@ -16,11 +16,22 @@ static enum rc run_row_attention(struct running *run, const struct op *op, const
     return m->backend->row_attention(m->ctx, &args, run->err);
 }
 
-/* model.c refuses programs with a recurrent state until the engine keeps one. */
 struct state_view state_of(const struct running *run, uint32_t number)
 {
-    const struct state_layer *state = &run->m->program->states[number];
-    return (struct state_view){.n_units = state->n_units, .unit_bytes = state->unit_floats * (uint32_t)sizeof(float)};
+    const struct model *m = run->m;
+    const struct state_layer *state = &m->program->states[number];
+    const struct kv_place *place = &m->places[m->program->n_layers + number];
+    uint32_t unit_bytes = state->unit_floats * (uint32_t)sizeof(float);
+    return (struct state_view){
+        .pool = m->pool,
+        .page_bytes = m->layout.page_bytes,
+        .table = run->tables[place->group],
+        .table_stride = m->table_stride,
+        .first_entry = place->index,
+        .n_units = state->n_units,
+        .unit_bytes = unit_bytes,
+        .units_per_page = (uint32_t)(m->layout.page_bytes / unit_bytes),
+    };
 }
 
 static enum rc run_conv(struct running *run, const struct op *op, const struct view *in, struct view out)

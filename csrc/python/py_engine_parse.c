@@ -469,6 +469,7 @@ int py_parse_engine(PyObject *options, const struct model_parts *parts, struct e
     struct engine_target target = {.config = config};
     *config = (struct engine_config){
         .layout = parts->layout,
+        .snapshot_tokens = SNAPSHOT_TOKENS,
         .n_pages = parts->n_pages,
         .max_num_seqs = parts->max_num_seqs,
         .max_num_batched_tokens = parts->max_num_batched_tokens,

@@ -41,11 +41,11 @@ static int measure(uint32_t n_seqs, bool is_rich)
     struct err err;
     struct engine *engine;
     struct kv_place place;
-    uint32_t window = 0;
+    struct kv_need need = {0};
     struct engine_config config = {.n_pages = 60000, .max_num_seqs = 256, .max_num_batched_tokens = 8192, .max_model_len = 4096,
                                    .max_logprobs = 5, .vocab_size = 1000, .vocab_limit = 1000, .prefix_caching = true,
                                    .runner = {NULL, start_nothing, finish_nothing, true}};
-    if (kv_layout_make(&window, 1, 16, 1, &config.layout, &place, &err) || engine_create(&config, &engine, &err))
+    if (kv_layout_make(&need, 1, 16, 1, &config.layout, &place, &err) || engine_create(&config, &engine, &err))
         return 1;
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint64_t number;

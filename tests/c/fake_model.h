@@ -28,6 +28,7 @@ struct job {
     struct byte_string stops[3];
     bool has_nan;
     const struct kv_layout *layout;
+    const struct fake_states *recurrent;
 
     struct expected expected[MAX_N];
     uint32_t n_scores;
@@ -45,8 +46,10 @@ struct job {
 };
 
 struct history {
-    struct cell cells[MAX_LENGTH];
+    struct cell cells[MAX_LENGTH]; /* stamp: what the row makes of its states */
     const struct kv_layout *layout;
+    const struct fake_states *states;
+    uint64_t units[MAX_STATES][MAX_UNITS];
     uint32_t n;
 };
 
@@ -58,9 +61,14 @@ static const struct cell *fetch_from_history(const void *ctx, uint32_t group, ui
 
 static void history_add(struct history *h, int32_t token)
 {
-    h->cells[h->n] = (struct cell){.token = token};
-    h->cells[h->n].deep = attend(h->layout, fetch_from_history, h, h->n, false);
+    h->cells[h->n] = (struct cell){.token = token, .stamp = next_states(h->states, h->units, (uint64_t)token)};
+    h->cells[h->n].deep = attend(h->layout, fetch_from_history, h, h->n, false) ^ h->cells[h->n].stamp;
     h->n++;
+}
+
+static uint64_t history_logits(const struct history *h, uint32_t position)
+{
+    return attend(h->layout, fetch_from_history, h, position, true) ^ h->cells[position].stamp;
 }
 
 static bool in_list(const int32_t *ids, uint32_t n, int32_t id)
@@ -169,7 +177,7 @@ static void expect_sample(struct job *job, uint32_t sample, struct history h)
             e->finish = expected_finish(job, output, n + 1, &e->stop);
     }
     while (!e->finish) {
-        struct draw draw = draw_of_job(job, sample, output, n, attend(h.layout, fetch_from_history, &h, h.n - 1, true));
+        struct draw draw = draw_of_job(job, sample, output, n, history_logits(&h, h.n - 1));
         struct sample_result result = fake_draw(&draw, e->top_ids[e->n], e->top_values[e->n], e->top_ranks[e->n]);
         if (result.status) {
             e->finish = FINISH_ERROR;
@@ -202,7 +210,7 @@ static void expect_states(struct job *job, const struct history *h)
     job->n_states = kind == POOLING_ALL ? n : 1;
     job->expected[0].finish = FINISH_LENGTH;
     for (uint32_t i = begin; i < end; i++) {
-        uint64_t logits = attend(h->layout, fetch_from_history, h, i, true);
+        uint64_t logits = history_logits(h, i);
         float *row = job->states[kind == POOLING_ALL ? i : 0];
         for (uint32_t c = 0; c < STATES_WIDTH; c++) {
             row[c] = fake_state(logits, c, job->has_nan);
@@ -222,7 +230,7 @@ static void expect_states(struct job *job, const struct history *h)
 static void expect(struct job *job)
 {
     const struct request_spec *spec = &job->spec;
-    struct history h = {.layout = job->layout};
+    struct history h = {.layout = job->layout, .states = job->recurrent};
     uint32_t start = spec->is_score ? spec->score_start : 1, n_top = spec->is_score ? spec->n_logprobs : spec->n_prompt_logprobs;
     float values[MAX_TOP];
     int32_t ranks[MAX_TOP];
@@ -230,7 +238,7 @@ static void expect(struct job *job)
     job->n_scores = 0;
     for (uint32_t i = 0; i < spec->prompt.n; i++) {
         if ((spec->is_score || spec->wants_prompt_logprobs) && i >= start) {
-            uint64_t logits = attend(h.layout, fetch_from_history, &h, i - 1, true);
+            uint64_t logits = history_logits(&h, i - 1);
             job->scores[job->n_scores] = fake_score(logits, spec->prompt.ids[i], spec->is_score ? spec->temperature : 1,
                                                     spec->is_score ? LOGPROB_FULL : LOGPROB_RAW, n_top, job->has_nan,
                                                     job->score_ids[job->n_scores], values, ranks);
@@ -318,6 +326,7 @@ __attribute__((unused)) static void random_job(struct job *job, const struct fak
     static const char *const SALTS[] = {"", "", "", "pepper"};
     memset(job, 0, sizeof *job);
     job->layout = &fake->layout;
+    job->recurrent = &fake->states;
     job->has_nan = fake->has_nan;
     struct request_spec *spec = &job->spec;
     *spec = (struct request_spec){.n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = check_below(random, 5)};
@@ -366,6 +375,9 @@ __attribute__((unused)) static void random_job(struct job *job, const struct fak
 struct setup {
     uint32_t block_tokens, n_pages, max_num_seqs, max_num_batched_tokens;
     uint32_t windows[4], n_layers; /* 0: one full layer */
+    struct kv_need states[MAX_STATES]; /* behind them */
+    uint32_t n_states, snapshot_tokens;
+    bool has_no_attention;
     enum engine_policy policy;
     bool caches, has_nan, is_async, takes_whole_prompts;
 };
@@ -375,7 +387,9 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
 {
     static char bytes[VOCAB * 4];
     static uint64_t offsets[VOCAB + 1];
-    struct kv_place places[4];
+    struct kv_need needs[4 + MAX_STATES] = {{0}};
+    struct kv_place places[4 + MAX_STATES];
+    uint32_t n_layers = setup->has_no_attention ? 0 : setup->n_layers ? setup->n_layers : 1;
     struct engine *engine = NULL;
     for (uint32_t i = 0; i < VOCAB; i++) {
         offsets[i + 1] = offsets[i] + strlen(TOKEN_TEXTS[i]);
@@ -383,14 +397,23 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
     }
     *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan, .is_async = setup->is_async,
                           .takes_whole_prompts = setup->takes_whole_prompts};
-    if (kv_layout_make(setup->windows, setup->n_layers ? setup->n_layers : 1, setup->block_tokens, 64, &fake->layout, places, err))
+    for (uint32_t i = 0; i < n_layers; i++)
+        needs[i].window = setup->windows[i];
+    for (uint32_t i = 0; i < setup->n_states; i++)
+        needs[n_layers + i] = fake->states.needs[i] = setup->states[i];
+    if (kv_layout_make(needs, n_layers + setup->n_states, setup->block_tokens, 64, &fake->layout, places, err))
         return NULL;
+    fake->states.n = setup->n_states;
+    for (uint32_t i = 0; i < setup->n_states; i++) {
+        fake->states.places[i] = places[n_layers + i];
+        CHECK(fake->layout.page_bytes / setup->states[i].unit_bytes <= setup->block_tokens); /* a cell for each */
+    }
     fake->pool = calloc((size_t)setup->n_pages * setup->block_tokens, sizeof *fake->pool);
     struct engine_config config = {
         .layout = fake->layout, .n_pages = setup->n_pages, .max_num_seqs = setup->max_num_seqs,
         .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_TOP,
         .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy,
-        .prefix_caching = setup->caches, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
+        .prefix_caching = setup->caches, .snapshot_tokens = setup->snapshot_tokens ? setup->snapshot_tokens : SNAPSHOT_TOKENS, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
         .special_ids = SPECIAL, .n_special = 2,
         .runner = {fake, fake_start, fake_finish, setup->is_async, NULL, fake_read_states, STATES_WIDTH, setup->takes_whole_prompts,
                    fake_release, fake_restore, setup->takes_whole_prompts},
@@ -411,6 +434,7 @@ static void fake_close(struct engine *engine, struct fake *fake)
             free(arrays[j]);
     }
     free(fake->pool);
+    free(fake->row_states);
 }
 
 /* ---- what has come ---- */

@@ -48,8 +48,20 @@ struct fake_flight {
     bool is_drawn;
 };
 
+/* Recurrent states: every piece is a hash of all tokens before, in one cell of its page. */
+#define MAX_STATES 2u
+#define MAX_UNITS 8u
+#define STATE_GROUP 99u
+struct fake_states {
+    uint32_t n;
+    struct kv_need needs[MAX_STATES];
+    struct kv_place places[MAX_STATES];
+};
+
 struct fake {
     struct kv_layout layout;
+    struct fake_states states;
+    uint64_t *row_states;  /* [max_rows] of the last step: what each row makes of its states */
     uint32_t n_pages;
     struct cell *pool;     /* [n_pages][block_tokens] */
     bool has_nan;          /* some histories give non-finite logits */
@@ -79,6 +91,18 @@ static uint64_t attend(const struct kv_layout *layout, fetch_fn *fetch, const vo
             hash = mix(hash, deep ? cell->deep : (uint64_t)cell->token);
         }
     }
+    return hash;
+}
+
+/* The pieces of all states behind one more token, folded into a number that layers and logits depend on. */
+static uint64_t next_states(const struct fake_states *states, uint64_t units[MAX_STATES][MAX_UNITS], uint64_t token)
+{
+    uint64_t hash = 0;
+    for (uint32_t l = 0; states && l < states->n; l++)
+        for (uint32_t u = 0; u < states->needs[l].n_units; u++) {
+            units[l][u] = mix(units[l][u] + l, token + u);
+            hash = mix(hash, units[l][u]);
+        }
     return hash;
 }
 
@@ -222,12 +246,45 @@ static void fake_write(struct fake *fake, const struct batch *b)
         }
 }
 
+static struct cell *state_cell(const struct fake *fake, const struct batch *b, uint32_t seq, uint32_t layer, uint32_t unit)
+{
+    uint32_t a_page = (uint32_t)(fake->layout.page_bytes / fake->states.needs[layer].unit_bytes);
+    int32_t page = page_tables_row(b->tables, fake->layout.n_groups, seq)[fake->states.places[layer].index + unit / a_page];
+    return &fake->pool[(size_t)page * fake->layout.block_tokens + unit % a_page];
+}
+
+/* Moves the states of every sequence on over its rows; one whose first row is at position 0 starts from zeros. */
+static void fake_recur(struct fake *fake, const struct batch *b)
+{
+    for (uint32_t s = 0; s < b->n_seqs && fake->states.n; s++) {
+        int32_t row = b->seq_first_row[s], first = b->positions[row];
+        uint32_t seq = (uint32_t)b->row_seq[row];
+        uint64_t units[MAX_STATES][MAX_UNITS] = {{0}};
+        for (uint32_t l = 0; l < fake->states.n; l++)
+            for (uint32_t u = 0; u < fake->states.needs[l].n_units; u++) {
+                const struct cell *cell = state_cell(fake, b, seq, l, u);
+                CHECK(cell >= fake->pool + fake->layout.block_tokens);
+                CHECK(cell->stamp != fake->n_runs); /* nobody else writes here in this step */
+                if (first && (cell->position != first - 1 || cell->group != STATE_GROUP || !cell->stamp))
+                    CHECK_FAIL("the state behind position %d is wanted, the page holds that of position %d of group %u", first - 1,
+                               cell->position, cell->group);
+                units[l][u] = first ? cell->deep : 0;
+            }
+        for (; row < b->seq_first_row[s + 1]; row++)
+            fake->row_states[row] = next_states(&fake->states, units, (uint64_t)fake_token(fake, b, (uint32_t)row) ^ fake->weights);
+        for (uint32_t l = 0; l < fake->states.n; l++)
+            for (uint32_t u = 0; u < fake->states.needs[l].n_units; u++)
+                *state_cell(fake, b, seq, l, u) =
+                    (struct cell){-1, b->positions[row - 1], STATE_GROUP, units[l][u], fake->n_runs};
+    }
+}
+
 static void fake_attend(struct fake *fake, const struct batch *b)
 {
     for (uint32_t row = 0; row < b->n_rows; row++) {
         struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
         uint32_t position = (uint32_t)b->positions[row];
-        uint64_t deep = attend(&fake->layout, fetch_from_pool, &view, position, false) ^ fake->weights;
+        uint64_t deep = attend(&fake->layout, fetch_from_pool, &view, position, false) ^ fake->weights ^ fake->row_states[row];
         for (uint32_t g = 0; g < fake->layout.n_groups; g++)
             cell_at(&view, g, position)->deep = deep;
     }
@@ -290,7 +347,8 @@ static void fake_logits(const struct fake *fake, struct fake_flight *flight)
         const struct sample_task *task = &b->tasks[t];
         uint32_t row = (uint32_t)b->logits_rows[task->logits_row];
         struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
-        flight->logits[t] = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true) ^ fake->weights;
+        flight->logits[t] =
+            attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true) ^ fake->weights ^ fake->row_states[row];
         CHECK(!t || task->logits_row >= b->tasks[t - 1].logits_row);
         CHECK_EQ(task->top_offset, n_top);
         CHECK_EQ(task->position, b->positions[row] + 1);
@@ -323,8 +381,11 @@ static enum rc fake_start(void *ctx, struct batch *b, struct err *err)
     flight->is_drawn = false;
     if (fake->last && !fake->last->is_drawn)
         fake_sample(fake, fake->last);
+    if (!fake->row_states)
+        fake->row_states = calloc(b->max_rows, sizeof *fake->row_states);
     fake_copy(fake, b);
     fake_write(fake, b);
+    fake_recur(fake, b);
     fake_attend(fake, b);
     fake_logits(fake, flight);
     fake->last = flight;
@@ -392,7 +453,7 @@ static enum rc fake_read_states(void *ctx, const struct batch *b, uint32_t first
     for (uint32_t i = 0; i < n; i++) {
         uint32_t row = (uint32_t)b->logits_rows[b->n_logits_rows + first + i];
         struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
-        uint64_t logits = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true);
+        uint64_t logits = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true) ^ fake->row_states[row];
         for (uint32_t c = 0; c < STATES_WIDTH; c++)
             rows[i * STATES_WIDTH + c] = fake_state(logits, c, fake->has_nan);
     }

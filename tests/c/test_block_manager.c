@@ -165,7 +165,7 @@ static void operation(struct world *w)
 TEST(random_operations)
 {
     struct world w = {.random = 1};
-    REQUIRE_OK(block_manager_create(N_PAGES, &w.manager, &err));
+    REQUIRE_OK(block_manager_create(N_PAGES, 0, &w.manager, &err));
     for (uint32_t i = 1; i < N_PAGES; i++)
         w.plain.pages[i].freed = ++w.plain.time;
     for (uint32_t i = 0; i < 100000 && !check_failures; i++) {
@@ -180,7 +180,7 @@ TEST(a_chain_is_eaten_from_its_tail)
 {
     struct block_manager *manager;
     int32_t pages[4];
-    REQUIRE_OK(block_manager_create(5, &manager, &err));
+    REQUIRE_OK(block_manager_create(5, 0, &manager, &err));
     for (uint32_t i = 0; i < 4; i++) {
         struct hash key = key_of(i + 1);
         pages[i] = block_manager_take(manager);
@@ -201,7 +201,7 @@ TEST(broken_invariants_are_named)
 {
     struct block_manager *manager;
     uint32_t refs[5] = {0}, holds[5] = {0};
-    REQUIRE_OK(block_manager_create(5, &manager, &err));
+    REQUIRE_OK(block_manager_create(5, 0, &manager, &err));
     CHECK_OK(block_manager_check(manager, refs, holds, &err));
     refs[block_manager_take(manager)] = 2;
     CHECK_EQ(block_manager_check(manager, refs, holds, &err), RC_INTERNAL);
@@ -214,7 +214,7 @@ TEST(failed_allocations)
     struct block_manager *manager;
     for (int64_t i = 0; i < 3; i++) {
         mem_fail_after(i);
-        CHECK_EQ(block_manager_create(8, &manager, &err), RC_MEMORY);
+        CHECK_EQ(block_manager_create(8, 0, &manager, &err), RC_MEMORY);
     }
     mem_fail_after(-1);
 }
@@ -225,15 +225,16 @@ static void layout_case(const char *kinds, uint32_t n_groups, uint32_t layers_a_
 {
     struct kv_layout layout;
     struct kv_place places[64];
-    uint32_t windows[64], n_layers = (uint32_t)strlen(kinds), used[BATCH_MAX_GROUPS][64] = {{0}};
+    struct kv_need needs[64] = {{0}};
+    uint32_t n_layers = (uint32_t)strlen(kinds), used[BATCH_MAX_GROUPS][64] = {{0}};
     for (uint32_t l = 0; l < n_layers; l++)
-        windows[l] = kinds[l] == 'f' ? 0 : (uint32_t)kinds[l];
-    REQUIRE_OK(kv_layout_make(windows, n_layers, 16, 100, &layout, places, &err));
+        needs[l].window = kinds[l] == 'f' ? 0 : (uint32_t)kinds[l];
+    REQUIRE_OK(kv_layout_make(needs, n_layers, 16, 100, &layout, places, &err));
     CHECK_EQ(layout.n_groups, n_groups);
     CHECK_EQ(layout.page_bytes, 100 * layers_a_page);
     for (uint32_t l = 0; l < n_layers; l++) {
         REQUIRE(places[l].group < layout.n_groups && places[l].index < layers_a_page);
-        CHECK_EQ(layout.groups[places[l].group].window, windows[l]);
+        CHECK_EQ(layout.groups[places[l].group].window, needs[l].window);
         CHECK(!used[places[l].group][places[l].index]++);
     }
     for (uint32_t g = 0, n = 0; g < layout.n_groups; g++) {
@@ -254,11 +255,11 @@ TEST(layouts)
     layout_case("wwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwwf", 13, 3); /* 35 and 1: singles would be 36 groups */
     struct kv_layout layout;
     struct kv_place places[17];
-    uint32_t windows[17];
+    struct kv_need needs[17] = {{0}};
     for (uint32_t i = 0; i < 17; i++)
-        windows[i] = i;
-    CHECK_EQ(kv_layout_make(windows, 17, 16, 100, &layout, places, &err), RC_UNSUPPORTED);
-    CHECK_EQ(kv_layout_make(windows, 0, 16, 100, &layout, places, &err), RC_UNSUPPORTED);
+        needs[i].window = i;
+    CHECK_EQ(kv_layout_make(needs, 17, 16, 100, &layout, places, &err), RC_UNSUPPORTED);
+    CHECK_EQ(kv_layout_make(needs, 0, 16, 100, &layout, places, &err), RC_UNSUPPORTED);
 }
 
 TEST(pages_of_a_sequence)

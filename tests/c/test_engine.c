@@ -27,6 +27,7 @@ static struct job *plain_job(const struct fake *fake, uint32_t stream, uint32_t 
 {
     struct job *job = calloc(1, sizeof *job);
     job->layout = &fake->layout;
+    job->recurrent = &fake->states;
     job->has_nan = fake->has_nan;
     for (uint32_t i = 0; i < n_prompt; i++)
         job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);

@@ -34,6 +34,7 @@ static struct job *plain_job(const struct fake *fake, uint32_t stream, uint32_t 
 {
     struct job *job = calloc(1, sizeof *job);
     job->layout = &fake->layout;
+    job->recurrent = &fake->states;
     for (uint32_t i = 0; i < n_prompt; i++)
         job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
     job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,

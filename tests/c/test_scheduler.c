@@ -108,6 +108,20 @@ TEST(random_traces)
         {.block_tokens = 1, .n_pages = 104, .max_num_seqs = 7, .max_num_batched_tokens = 7, .caches = true, .policy = POLICY_PRIORITY},
         {.block_tokens = 8, .n_pages = 13, .max_num_seqs = 8, .max_num_batched_tokens = 8, .caches = true, .policy = POLICY_PRIORITY},
         {.block_tokens = 4, .n_pages = 30, .max_num_seqs = 8, .max_num_batched_tokens = 10, .caches = true, .policy = POLICY_PRIORITY},
+        {.block_tokens = 4, .n_pages = 50, .max_num_seqs = 6, .max_num_batched_tokens = 40, .states = {{0, 3, 32}, {0, 2, 64}}, .n_states = 2,
+         .snapshot_tokens = 24, .caches = true},
+        {.block_tokens = 4, .n_pages = 30, .max_num_seqs = 6, .max_num_batched_tokens = 16, .states = {{0, 3, 32}, {0, 2, 64}}, .n_states = 2,
+         .snapshot_tokens = 32, .caches = true, .has_nan = true},
+        {.block_tokens = 2, .n_pages = 60, .max_num_seqs = 5, .max_num_batched_tokens = 30, .windows = {3, 7}, .n_layers = 2,
+         .states = {{0, 5, 32}}, .n_states = 1, .snapshot_tokens = 16, .caches = true, .policy = POLICY_PRIORITY},
+        {.block_tokens = 3, .n_pages = 90, .max_num_seqs = 6, .max_num_batched_tokens = 200, .windows = {0, 10}, .n_layers = 2,
+         .states = {{0, 1, 64}}, .n_states = 1, .snapshot_tokens = 20, .caches = true, .policy = POLICY_PRIORITY},
+        {.block_tokens = 4, .n_pages = 40, .max_num_seqs = 8, .max_num_batched_tokens = 24, .states = {{0, 3, 256}, {0, 1, 256}}, .n_states = 2,
+         .snapshot_tokens = 16, .caches = true, .has_no_attention = true},
+        {.block_tokens = 4, .n_pages = 14, .max_num_seqs = 8, .max_num_batched_tokens = 24, .states = {{0, 3, 256}, {0, 1, 256}}, .n_states = 2,
+         .snapshot_tokens = 16, .caches = true, .has_no_attention = true},
+        {.block_tokens = 4, .n_pages = 40, .max_num_seqs = 6, .max_num_batched_tokens = 16, .states = {{0, 3, 32}}, .n_states = 1,
+         .caches = false},
     };
     const char *wanted = getenv("TRACE_OPERATIONS");
     uint32_t n_setups = sizeof SETUPS / sizeof *SETUPS, n_operations = wanted ? (uint32_t)atoi(wanted) : 100000;
@@ -118,7 +132,7 @@ TEST(random_traces)
         trace_run(&setup, n_operations / n_setups, &stats);
         CHECK_EQ(stats.max_steps_in_flight, 1 + i % 2);
         CHECK((stats.wasted_rows > 0) == setup.is_async);
-        CHECK(stats.num_preemptions > 0); /* the trace has gone where it should */
+        CHECK(setup.has_no_attention || stats.num_preemptions > 0); /* the trace has gone where it should */
         CHECK(!setup.caches || stats.prefix_cache_hits > 0);
         CHECK(!setup.caches || stats.evictions > 0);
         if (check_failures)

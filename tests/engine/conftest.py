@@ -1,8 +1,11 @@
 """Tiny random models, written without any framework."""
 
+import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import ml_dtypes
 import numpy as np
@@ -74,3 +77,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
         return made[family, dtype]
 
     return make
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec and spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+recurrent_models = sys.modules.get("recurrent_models") or _load("recurrent_models")
+
+
+@pytest.fixture(scope="session", params=["hybrid", "mamba"])
+def recurrent_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tiny checkpoint of a model with recurrent state, with attention and without."""
+    return recurrent_models.save(tmp_path_factory.mktemp(request.param), request.param)

@@ -1,0 +1,253 @@
+#include "recurrent.h"
+
+#define NEVER UINT32_MAX
+
+static const struct engine_config *config_of(const struct scheduler *s)
+{
+    return s->context->config;
+}
+
+uint32_t recurrent_n_pages(const struct scheduler *s)
+{
+    return config_of(s)->layout.n_state_pages;
+}
+
+int32_t *recurrent_table(const struct scheduler *s, uint32_t slot)
+{
+    return page_tables_row(&s->tables, config_of(s)->layout.n_groups, slot);
+}
+
+static uint32_t block_tokens(const struct scheduler *s)
+{
+    return config_of(s)->layout.block_tokens;
+}
+
+static bool is_caching(const struct scheduler *s, const struct sequence *q)
+{
+    return recurrent_n_pages(s) && config_of(s)->prefix_caching && !q->is_stale;
+}
+
+/* ---- where snapshots are due ---- */
+
+/* Positions between two snapshots, a multiple of a block. */
+static uint32_t interval(const struct scheduler *s, uint32_t n_tokens)
+{
+    uint32_t n_blocks = n_tokens / block_tokens(s);
+    return (n_blocks ? n_blocks : 1) * block_tokens(s);
+}
+
+/* The next position of the prompt behind `at` where one is due. */
+static uint32_t next_due(const struct scheduler *s, const struct sequence *q, uint32_t at)
+{
+    uint32_t every = interval(s, config_of(s)->snapshot_tokens), due = (at / every + 1) * every;
+    if (!is_caching(s, q) || at >= q->last_due)
+        return NEVER;
+    if (q->leaves_at > at && q->leaves_at < due)
+        due = q->leaves_at;
+    return due < q->last_due ? due : q->last_due;
+}
+
+static bool is_due(const struct scheduler *s, const struct sequence *q)
+{
+    uint32_t at = q->n_computed;
+    return at && (at == q->leaves_at || at == q->last_due || at % interval(s, config_of(s)->snapshot_tokens) == 0);
+}
+
+/* While it generates, only the last snapshot is kept, for the request that goes on from there. */
+static bool is_due_in_passing(const struct scheduler *s, const struct sequence *q)
+{
+    return q->n_computed > q->last_due && q->n_computed % interval(s, config_of(s)->snapshot_tokens / 8) == 0;
+}
+
+uint32_t recurrent_cut(const struct scheduler *s, const struct sequence *q, uint32_t n_rows)
+{
+    uint32_t left = recurrent_n_pages(s) ? next_due(s, q, q->n_computed) - q->n_computed : n_rows;
+    return left < n_rows ? left : n_rows;
+}
+
+/* ---- the live state ---- */
+
+uint32_t recurrent_needed(const struct scheduler *s, const struct sequence *q)
+{
+    if (!recurrent_n_pages(s))
+        return 0;
+    int32_t bundle = recurrent_table(s, q->slot)[0];
+    return !bundle || block_manager_is_shared(s->blocks, bundle) ? recurrent_n_pages(s) : 0;
+}
+
+/* The snapshot that the one just published replaces. */
+static void drop_passed(struct scheduler *s, struct sequence *q, int32_t bundle)
+{
+    int32_t passed = q->passed_block ? block_manager_find(s->blocks, sequence_key(q, q->passed_block - 1), BUNDLE_GROUP) : 0;
+    if (!block_manager_is_passing(s->blocks, bundle))
+        return;
+    if (passed && passed != bundle && block_manager_is_passing(s->blocks, passed) && block_manager_is_free(s->blocks, passed))
+        block_manager_withdraw(s->blocks, passed);
+    q->passed_block = q->n_computed / block_tokens(s);
+}
+
+void recurrent_take(struct scheduler *s, struct sequence *q, uint32_t n_spare)
+{
+    uint32_t n = recurrent_n_pages(s);
+    if (!n)
+        return;
+    int32_t *table = recurrent_table(s, q->slot), bundle = table[0];
+    if (bundle && block_manager_is_writable(s->blocks, bundle))
+        return;
+    /* Others that run may want a page of each group in this step, and must not be preempted for a copy. */
+    bool is_shared = bundle && block_manager_is_shared(s->blocks, bundle);
+    if (bundle && !is_shared && n_spare < n + s->n_running * config_of(s)->layout.n_groups) {
+        block_manager_withdraw(s->blocks, bundle);
+        return;
+    }
+    struct batch *batch = s->batch;
+    if (bundle && !is_shared)
+        drop_passed(s, q, bundle);
+    if (bundle)
+        for (uint32_t i = 0; i < n; i++)
+            batch->copies[batch->n_copies + i].source = table[i];
+    block_manager_take_bundle(s->blocks, table);
+    page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, n);
+    if (!bundle)
+        return;
+    for (uint32_t i = 0; i < n; i++, batch->n_copies++) {
+        batch->copies[batch->n_copies].target = table[i];
+        s->copy_owners[batch->n_copies] = (struct copy_owner){q, i ? 0 : bundle};
+    }
+    block_manager_hold(s->blocks, bundle);
+    block_manager_release(s->blocks, bundle);
+}
+
+void recurrent_publish(struct scheduler *s, struct sequence *q)
+{
+    if (!is_caching(s, q) || q->n_computed % block_tokens(s) || q->n_computed > sequence_n_known(q))
+        return;
+    bool is_lasting = is_due(s, q);
+    if (!is_lasting && !is_due_in_passing(s, q))
+        return;
+    uint32_t block = q->n_computed / block_tokens(s) - 1;
+    const struct hash *key = sequence_key(q, block);
+    int32_t found = block_manager_find(s->blocks, key, BUNDLE_GROUP), bundle = recurrent_table(s, q->slot)[0];
+    if (found) {
+        if (is_lasting)
+            block_manager_mark_passing(s->blocks, found, false);
+        return;
+    }
+    if (!block_manager_is_writable(s->blocks, bundle))
+        return;
+    block_manager_publish(s->blocks, bundle, key, BUNDLE_GROUP);
+    block_manager_mark_passing(s->blocks, bundle, !is_lasting);
+    s->n_snapshots++;
+}
+
+void recurrent_withdraw(struct scheduler *s, const struct sequence *q)
+{
+    int32_t bundle = recurrent_n_pages(s) ? recurrent_table(s, q->slot)[0] : 0;
+    if (bundle && !block_manager_is_shared(s->blocks, bundle) && !block_manager_is_settled(s->blocks, bundle))
+        block_manager_withdraw(s->blocks, bundle);
+}
+
+void recurrent_release(struct scheduler *s, const struct sequence *q)
+{
+    if (!recurrent_n_pages(s))
+        return;
+    int32_t *table = recurrent_table(s, q->slot), bundle = table[0];
+    if (bundle)
+        block_manager_release(s->blocks, bundle);
+    for (uint32_t i = 0; i < recurrent_n_pages(s); i++)
+        table[i] = 0;
+}
+
+void recurrent_touch(struct scheduler *s, struct sequence *q, uint32_t block)
+{
+    if (!is_caching(s, q) || block >= q->n_published)
+        return;
+    int32_t bundle = block_manager_find(s->blocks, sequence_key(q, block), BUNDLE_GROUP);
+    if (bundle)
+        block_manager_touch(s->blocks, bundle);
+}
+
+/* ---- hits ---- */
+
+uint32_t recurrent_find(struct scheduler *s, struct sequence *q, uint32_t n_blocks)
+{
+    for (uint32_t n = n_blocks; n; n--) {
+        int32_t bundle = block_manager_find(s->blocks, sequence_key(q, n - 1), BUNDLE_GROUP);
+        if (bundle && block_manager_is_settled(s->blocks, bundle))
+            return n;
+    }
+    return 0;
+}
+
+void recurrent_note_key(struct scheduler *s, const struct hash *key)
+{
+    if (recurrent_n_pages(s))
+        s->seen_keys[key->lo % N_SEEN_KEYS] = *key;
+}
+
+/* Leading blocks that some sequence has published before, whatever is still there of them. */
+static uint32_t seen_blocks(const struct scheduler *s, struct sequence *q, uint32_t limit)
+{
+    uint32_t n = 0;
+    while (n < limit) {
+        const struct hash *key = sequence_key(q, n);
+        if (!hash_equal(&s->seen_keys[key->lo % N_SEEN_KEYS], key))
+            break;
+        n++;
+    }
+    return n;
+}
+
+void recurrent_start(struct scheduler *s, struct sequence *q, uint32_t n_hit, uint32_t limit)
+{
+    if (!recurrent_n_pages(s))
+        return;
+    q->last_due = limit * block_tokens(s);
+    q->leaves_at = seen_blocks(s, q, limit) * block_tokens(s);
+    q->passed_block = 0;
+    if (!n_hit)
+        return;
+    int32_t bundle = block_manager_find(s->blocks, sequence_key(q, n_hit - 1), BUNDLE_GROUP);
+    block_manager_mark_passing(s->blocks, bundle, false);
+    block_manager_share(s->blocks, bundle);
+    block_manager_list_bundle(s->blocks, bundle, recurrent_table(s, q->slot));
+    page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, recurrent_n_pages(s));
+}
+
+void recurrent_fork(struct scheduler *s, const struct sequence *lead, struct sequence *q)
+{
+    if (!recurrent_n_pages(s))
+        return;
+    const int32_t *source = recurrent_table(s, lead->slot);
+    int32_t *target = recurrent_table(s, q->slot);
+    for (uint32_t i = 0; i < recurrent_n_pages(s); i++)
+        target[i] = source[i];
+    block_manager_share(s->blocks, target[0]);
+    page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, recurrent_n_pages(s));
+    q->last_due = lead->last_due;
+    q->leaves_at = lead->leaves_at;
+    q->passed_block = 0;
+}
+
+/* Where a running prompt's next snapshot will stand, or the one of this very step. */
+static uint32_t coming(const struct scheduler *s, const struct sequence *q)
+{
+    int32_t bundle = recurrent_table(s, q->slot)[0];
+    bool is_made_now = q->n_rows && q->n_computed <= q->last_due && is_due(s, q) &&
+                       !block_manager_is_writable(s->blocks, bundle) && !block_manager_is_settled(s->blocks, bundle);
+    return is_made_now ? q->n_computed : next_due(s, q, q->n_computed);
+}
+
+bool recurrent_is_awaited(struct scheduler *s, struct sequence *q, uint32_t limit)
+{
+    for (uint32_t i = 0; recurrent_n_pages(s) && limit && i < s->n_running; i++) {
+        struct sequence *other = s->running[i];
+        uint32_t n = coming(s, other) / block_tokens(s);
+        if (n > limit || !hash_equal(sequence_key(other, n - 1), sequence_key(q, n - 1)))
+            continue;
+        int32_t there = block_manager_find(s->blocks, sequence_key(q, n - 1), BUNDLE_GROUP);
+        if (!there || !block_manager_is_settled(s->blocks, there))
+            return true;
+    }
+    return false;
+}
