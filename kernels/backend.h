@@ -27,7 +27,12 @@ struct view {
  * (BF16 weights on processors with bfloat16 products; AUTO alone chooses it). */
 enum arithmetic { ARITHMETIC_AUTO = 0, ARITHMETIC_FLOAT = 1, ARITHMETIC_INT8 = 2, ARITHMETIC_BF16 = 3 };
 enum matrix_use { MATRIX_LINEAR = 1, MATRIX_EMBED = 2 };
-enum act { ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4, ACT_TANH = 5 };
+enum act {
+    ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4, ACT_TANH = 5,
+    /* Of the operation `act` alone. XIELU: p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x, with
+     * p = softplus(alpha_p), n = beta + softplus(alpha_n). */
+    ACT_CLIP = 7, ACT_XIELU = 8
+};
 
 /* A weight matrix [sum of n_rows][n_cols] made of named parts (q, k, v; gate, up), each stored in its own type. */
 struct matrix_part {
@@ -108,8 +113,9 @@ struct linear_args {
 struct rms_norm_args {
     uint32_t n_rows, n_heads;
     struct view x, out;         /* width = n_heads * size */
-    const float *weight;        /* [size] */
+    const float *weight;        /* [size], or NULL: ones */
     float eps;
+    uint32_t weight_stride;     /* 0: the heads share the weight; size: weight is [n_heads][size] */
 };
 
 /* out = act(gate) * up */
@@ -128,7 +134,7 @@ struct add_args {
 struct add_rms_norm_args {
     uint32_t n_rows;
     struct view a, b, sum, out;
-    const float *weight;        /* [width] */
+    const float *weight;        /* [width], or NULL: ones */
     float eps;
 };
 
@@ -136,16 +142,27 @@ struct add_rms_norm_args {
 struct act_args {
     uint32_t n_rows, act;
     struct view x, out;
+    float limit;                /* ACT_CLIP: of |out| */
+    const float *weights;       /* ACT_XIELU: alpha_p, alpha_n, beta, eps */
 };
 
-/* out = weight * (x - mean) / sqrt(variance + eps) + bias, over the whole row; the variance is the mean of (x - mean)^2. In
- * place is fine. */
+/* out = weight * (x - mean) / sqrt(variance + eps) + bias, over each of n_heads equal parts of the row (1: the whole row); the
+ * variance is the mean of (x - mean)^2. In place is fine. */
 struct layer_norm_args {
     uint32_t n_rows;
-    struct view x, out;
-    const float *weight;        /* [width] */
-    const float *bias;          /* [width] or NULL */
+    struct view x, out;         /* width = n_heads * size */
+    const float *weight;        /* [size], or NULL: ones */
+    const float *bias;          /* as weight, or NULL: none */
     float eps;
+    uint32_t n_heads;
+    uint32_t weight_stride;     /* of weight and bias; 0: the heads share them; size: they are [n_heads][size] */
+};
+
+/* logits = softcap * tanh(scale * logits / softcap), without the cap where it is 0; float32, in place. */
+struct scale_logits_args {
+    uint32_t n_rows;
+    float scale, softcap;
+    struct view logits;         /* of float32, whatever the type of activations */
 };
 
 /* out row i = x row rows[i] */
@@ -186,6 +203,7 @@ struct qkv_args {
     float eps;
     struct rope_args rope;        /* q and k always set; table NULL: no rotation */
     struct kv_write_args write;
+    uint32_t norm_stride;         /* 0: heads share the norms' weights; head_dim: they are [heads][head_dim] */
 };
 
 /* Causal attention of the batch's rows over the cache. A query head h reads kv head h / (n_heads / n_kv_heads).
@@ -638,6 +656,7 @@ struct backend {
     enum rc (*delta)(void *ctx, const struct delta_args *args, struct err *err);
     enum rc (*route)(void *ctx, const struct route_args *args, struct err *err);
     enum rc (*experts)(void *ctx, const struct experts_args *args, struct err *err);
+    enum rc (*scale_logits)(void *ctx, const struct scale_logits_args *args, struct err *err); /* without it: logits as they are, no factor or cap */
 };
 
 /* The one symbol that a backend's library exports. */

@@ -117,7 +117,7 @@ static enum rc run_cache_step(struct running *run, const struct step *step)
     if (step->code == STEP_KV_WRITE)
         return m->backend->kv_write(m->ctx, &write, run->err);
     struct qkv_args args = {weights_vector(m->weights, step->norm[0]), weights_vector(m->weights, step->norm[1]), step->eps,
-                            rope_of(run, step, layer->head_dim), write};
+                            rope_of(run, step, layer->head_dim), write, step->has_own_norms ? layer->head_dim : 0};
     return m->backend->qkv(m->ctx, &args, run->err);
 }
 
@@ -156,6 +156,8 @@ static enum rc run_logits(struct running *run, const struct step *step)
         struct view x = view_of(m, step->in[0]), y = {m->logits, m->program->vocab_size, m->vocab_stride};
         x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
         rc = run_linear(run, step, n, x, y);
+        if (!rc && (step->scale != 1 || step->softcap != 0))
+            rc = m->backend->scale_logits(m->ctx, &(struct scale_logits_args){n, step->scale, step->softcap, y}, run->err);
         if (!rc && run->batch)
             rc = sample_rows(run, row, n, &task);
     }
@@ -185,7 +187,8 @@ static enum rc run_step(struct running *run, const struct step *step)
     case STEP_RMS_NORM:
         return m->backend->rms_norm(
             m->ctx,
-            &(struct rms_norm_args){n_rows, step->n_heads, in0, out, weights_vector(m->weights, step->weight), step->eps},
+            &(struct rms_norm_args){n_rows, step->n_heads, in0, out, weights_vector(m->weights, step->weight), step->eps,
+                                    weight_stride(m, step->weight, step->n_heads, in0.width)},
             run->err);
     case STEP_ROPE: {
         struct rope_args args = rope_of(run, step, step->n_heads);

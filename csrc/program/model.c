@@ -267,9 +267,10 @@ static enum rc check_operations(const struct model *m, struct err *err)
 {
     const struct backend *b = m->backend;
     for (uint32_t i = 0; i < m->program->n_ops; i++) {
-        uint32_t code = m->program->ops[i].code;
-        if (!operation_is_known(b, code))
-            return err_set(err, RC_UNSUPPORTED, "%s: wanted the operation %s, the backend has none", b->name, op_name(code));
+        const struct op *op = &m->program->ops[i];
+        if (!operation_is_known(b, op))
+            return err_set(err, RC_UNSUPPORTED, "%s: wanted the operation %s, the backend has none", b->name,
+                           op_name(op->code));
     }
     return RC_OK;
 }

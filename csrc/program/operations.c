@@ -4,8 +4,16 @@ static enum rc run_layer_norm(struct running *run, const struct op *op, uint32_t
 {
     const struct model *m = run->m;
     struct layer_norm_args args = {n_rows, x, out, weights_vector(m->weights, op->weight[0]),
-                                   weights_vector(m->weights, op->weight[1]), op->f[0]};
+                                   weights_vector(m->weights, op->weight[1]), op->f[0], op->u[0],
+                                   weight_stride(m, op->weight[0] == NO_INDEX ? op->weight[1] : op->weight[0], op->u[0], x.width)};
     return m->backend->layer_norm(m->ctx, &args, run->err);
+}
+
+static enum rc run_act(struct running *run, const struct op *op, uint32_t n_rows, struct view x, struct view out)
+{
+    const struct model *m = run->m;
+    struct act_args args = {n_rows, op->u[0], x, out, op->f[0], weights_vector(m->weights, op->weight[0])};
+    return m->backend->act(m->ctx, &args, run->err);
 }
 
 static enum rc run_row_attention(struct running *run, const struct op *op, const struct view *in, struct view out)
@@ -89,7 +97,7 @@ enum rc operation_run(struct running *run, const struct step *step)
     for (uint32_t i = 0; i < OP_INPUTS; i++)
         in[i] = view_of(m, step->in[i]);
     switch (op->code) {
-    case OP_ACT: return m->backend->act(m->ctx, &(struct act_args){n_rows, op->u[0], in[0], out}, run->err);
+    case OP_ACT: return run_act(run, op, n_rows, in[0], out);
     case OP_LAYER_NORM: return run_layer_norm(run, op, n_rows, in[0], out);
     case OP_ROW_ATTENTION: return run_row_attention(run, op, in, out);
     case OP_CONV: return run_conv(run, op, in, out);
@@ -100,9 +108,10 @@ enum rc operation_run(struct running *run, const struct step *step)
     }
 }
 
-bool operation_is_known(const struct backend *b, uint32_t code)
+bool operation_is_known(const struct backend *b, const struct op *op)
 {
-    switch (code) {
+    switch (op->code) {
+    case OP_LOGITS: return b->scale_logits != NULL || (op->f[0] == 1 && op->f[1] == 0);
     case OP_ACT: return b->act != NULL;
     case OP_LAYER_NORM: return b->layer_norm != NULL;
     case OP_ROW_ATTENTION: return b->row_attention != NULL;

@@ -124,6 +124,17 @@ static void absorb_input(struct planner *b, struct node *node, const struct op *
     b->absorbed[i] = 1;
 }
 
+/* Both norms have weights, shared by all heads or (*is_own) for each. */
+static bool norms_fit(const struct program *p, const struct cache_layer *layer, const struct op *q, const struct op *k,
+                      bool *is_own)
+{
+    if (q->weight[0] == NO_INDEX || k->weight[0] == NO_INDEX)
+        return false;
+    uint32_t q_rows = p->weights[q->weight[0]].rows, k_rows = p->weights[k->weight[0]].rows, size = layer->head_dim;
+    *is_own = q_rows > size || k_rows > size;
+    return q_rows == (*is_own ? layer->n_heads * size : size) && k_rows == (*is_own ? layer->n_kv_heads * size : size);
+}
+
 /* Pattern 2: per-head norms of q and k, rope and the write into the cache become one. */
 static void absorb_qkv(struct planner *b, struct node *node, const struct op *op)
 {
@@ -141,7 +152,7 @@ static void absorb_qkv(struct planner *b, struct node *node, const struct op *op
     bool fits = q_norm != NO_INDEX && k_norm != NO_INDEX && b->p->ops[q_norm].u[0] == layer->n_heads &&
                 b->p->ops[k_norm].u[0] == layer->n_kv_heads && b->p->ops[q_norm].f[0] == b->p->ops[k_norm].f[0] &&
                 readers(b->p, b->p->ops[q_norm].in[0]) == 1 && readers(b->p, b->p->ops[k_norm].in[0]) == 1;
-    if (fits) {
+    if (fits && norms_fit(b->p, layer, &b->p->ops[q_norm], &b->p->ops[k_norm], &node->step.has_own_norms)) {
         node->step.norm[0] = b->p->ops[q_norm].weight[0];
         node->step.norm[1] = b->p->ops[k_norm].weight[0];
         node->step.eps = b->p->ops[q_norm].f[0];
@@ -217,6 +228,7 @@ static struct node *emit_linear(struct planner *b, const struct op *op, uint32_t
     node->step.weight = op->weight[0];
     node->step.bias = op->weight[1];
     node->step.scale = op->f[0];
+    node->step.softcap = op->f[1];
     node->add = ref_of(b->p, add);
     node->out = ref_of(b->p, out);
     return node;

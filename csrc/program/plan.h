@@ -31,7 +31,8 @@ struct step {
     uint32_t n_heads;
     uint32_t source, first_row;   /* of STEP_EMBED: enum embed_source */
     uint32_t rope, layer;
-    float scale, softcap, eps;
+    float scale, softcap, eps;    /* softcap: of attention and of logits */
+    bool has_own_norms;           /* of STEP_QKV: each head has weights of its own */
     const struct op *op;          /* of STEP_OP */
     bool on_selected;             /* rows are those whose logits are wanted, else all rows of the batch */
 };

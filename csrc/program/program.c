@@ -10,7 +10,7 @@ static const struct {
 } OPS[OP_COUNT] = {
     [OP_EMBED] = {"embed", 0, 1, .has_matrix = true},
     [OP_LINEAR] = {"linear", 1, 1, .has_matrix = true},
-    [OP_RMS_NORM] = {"rms_norm", 1, 1, .has_vector = true},
+    [OP_RMS_NORM] = {"rms_norm", 1, 1},
     [OP_ROPE] = {"rope", 2, 2},
     [OP_ATTENTION] = {"attention", 3, 1, .crosses_rows = true},
     [OP_GATED] = {"gated", 2, 1},
@@ -18,7 +18,7 @@ static const struct {
     [OP_LOGITS] = {"logits", 1, 0, .has_matrix = true},
     [OP_STATES] = {"states", 1, 0},
     [OP_ACT] = {"act", 1, 1},
-    [OP_LAYER_NORM] = {"layer_norm", 1, 1, .has_vector = true},
+    [OP_LAYER_NORM] = {"layer_norm", 1, 1},
     [OP_ROW_ATTENTION] = {"row_attention", 3, 1, .crosses_rows = true},
     [OP_CONV] = {"conv", 1, 1, .has_vector = true, .crosses_rows = true},
     [OP_SSM] = {"ssm", 4, 1, .has_vector = true, .crosses_rows = true},
@@ -68,6 +68,45 @@ static uint32_t width_of(const struct program *p, uint32_t value)
 static bool is_vector(const struct program *p, uint32_t weight, uint32_t width)
 {
     return p->weights[weight].kind == WEIGHT_VECTOR && p->weights[weight].rows == width;
+}
+
+/* A weight of u0 heads, of all or of each, or none. */
+static bool is_of_heads(const struct program *p, const struct op *op, uint32_t weight, uint32_t width)
+{
+    return weight == NO_INDEX || is_vector(p, weight, width) || is_vector(p, weight, width / op->u[0]);
+}
+
+static const char *check_norm(const struct program *p, const struct op *op)
+{
+    uint32_t width = width_of(p, op->in[0]), bias = op->code == OP_LAYER_NORM ? op->weight[1] : NO_INDEX;
+    bool has_both = op->weight[0] != NO_INDEX && bias != NO_INDEX;
+    if (!op->u[0] || width % op->u[0] || width != width_of(p, op->out[0]))
+        return "the row is heads of one size";
+    if (!is_of_heads(p, op, op->weight[0], width) || !is_of_heads(p, op, bias, width) ||
+        (has_both && p->weights[bias].rows != p->weights[op->weight[0]].rows))
+        return "weight and bias are vectors of a head's size or of the row's width";
+    return NULL;
+}
+
+static const char *check_logits(const struct program *p, const struct op *op)
+{
+    const struct weight *weight = &p->weights[op->weight[0]];
+    if (width_of(p, op->in[0]) != weight->cols || weight->rows != p->vocab_size)
+        return "the head is [vocab_size][hidden]";
+    if (op->weight[1] != NO_INDEX && !is_vector(p, op->weight[1], p->vocab_size))
+        return "the bias is a vector of vocab_size";
+    return op->f[0] > 0 && op->f[1] >= 0 ? NULL : "the factor is above 0, the cap not below";
+}
+
+static const char *check_act(const struct program *p, const struct op *op)
+{
+    if (op->u[0] > ACT_XIELU || width_of(p, op->in[0]) != width_of(p, op->out[0]))
+        return "the activation is known, the width stays the same";
+    if (op->u[0] == ACT_CLIP && !(op->f[0] > 0))
+        return "the limit is above 0";
+    return op->u[0] != ACT_XIELU || (op->weight[0] != NO_INDEX && is_vector(p, op->weight[0], 4))
+               ? NULL
+               : "the weights are alpha_p, alpha_n, beta and eps";
 }
 
 static const char *check_row_attention(const struct program *p, const struct op *op)
@@ -154,7 +193,8 @@ static const char *check_widths(const struct program *p, const struct op *op)
             return "the bias is a vector of the output's width";
         return NULL;
     case OP_RMS_NORM:
-        return op->u[0] && in0 == out0 && in0 == op->u[0] * weight->rows ? NULL : "width = heads * size of the weight";
+    case OP_LAYER_NORM:
+        return check_norm(p, op);
     case OP_ROPE:
         if (op->u[0] >= p->n_ropes || !op->u[1] || 2 * p->ropes[op->u[0]].n_freqs > op->u[1])
             return "the rope exists and turns at most a head's dimensions";
@@ -173,17 +213,11 @@ static const char *check_widths(const struct program *p, const struct op *op)
     case OP_ADD:
         return in0 == width_of(p, op->in[1]) && in0 == out0 ? NULL : "all widths are equal";
     case OP_LOGITS:
-        return in0 == weight->cols && weight->rows == p->vocab_size && op->f[0] == 1
-                   ? NULL
-                   : "the head is [vocab_size][hidden], its scale 1";
+        return check_logits(p, op);
     case OP_STATES:
         return NULL;
     case OP_ACT:
-        return op->u[0] <= ACT_TANH && in0 == out0 ? NULL : "the activation is known, the width stays the same";
-    case OP_LAYER_NORM:
-        return in0 == out0 && in0 == weight->rows && (op->weight[1] == NO_INDEX || is_vector(p, op->weight[1], out0))
-                   ? NULL
-                   : "weight and bias are vectors of the row's width";
+        return check_act(p, op);
     case OP_ROW_ATTENTION:
         return check_row_attention(p, op);
     case OP_CONV:

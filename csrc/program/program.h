@@ -11,15 +11,15 @@
 enum op_code {
     OP_EMBED,     /* out0 = embed(weight0) * f0, of what u0 says (enum embed_source), from row u1 on */
     OP_LINEAR,    /* out0 = in0 weight0^T + weight1 (bias, optional) */
-    OP_RMS_NORM,  /* out0 = rms_norm(in0, weight0, eps f0) over u0 heads */
+    OP_RMS_NORM,  /* out0 = rms_norm(in0, weight0 (optional; of all heads or of each), eps f0) over u0 heads */
     OP_ROPE,      /* out0, out1 = rope u0 of in0 (q), in1 (k), head_dim u1 */
     OP_ATTENTION, /* out0 = attention(in0 q, in1 k, in2 v), layer u0 of the cache; scale f0, softcap f1 */
     OP_GATED,     /* out0 = act u0 (in0) * in1 */
     OP_ADD,       /* out0 = in0 + in1 */
-    OP_LOGITS,    /* logits = in0 of the wanted rows, weight0^T; scale f0 */
+    OP_LOGITS,    /* logits = (in0 of the wanted rows, weight0^T, + weight1 (optional)) * f0, softly capped at f1 (0: not) */
     OP_STATES,    /* in0 of the wanted rows is what pooling reads */
-    OP_ACT,       /* out0 = act u0 (in0) */
-    OP_LAYER_NORM, /* out0 = layer_norm(in0, weight0, bias weight1 (optional), eps f0) */
+    OP_ACT,       /* out0 = act u0 (in0); f0: ACT_CLIP's limit; weight0: ACT_XIELU's */
+    OP_LAYER_NORM, /* out0 = layer_norm(in0, weight0 and bias weight1 (both optional), eps f0) over u0 heads */
     OP_ROW_ATTENTION, /* out0 = attention of a row over its whole sequence (in0 q, in1 k, in2 v), heads u0, u1; scale f0 */
     /* Recurrent mixers, each with state u0 of every sequence (backend.h has the formulas). */
     OP_CONV,           /* out0 = conv(in0) with weight0 and the bias weight1 (optional), u1 taps; act u2 - 1, 0: none */

@@ -22,7 +22,14 @@ static inline struct view view_of(const struct model *m, struct place place)
 
 /* Where the recurrent state of that number lies for the sequences of the batch. */
 struct state_view state_of(const struct running *run, uint32_t number);
+
+/* From one head's weights of a norm to the next's: 0 where all heads share them, or have none. */
+static inline uint32_t weight_stride(const struct model *m, uint32_t weight, uint32_t n_heads, uint32_t width)
+{
+    return weight != NO_INDEX && n_heads > 1 && m->program->weights[weight].rows == width ? width / n_heads : 0;
+}
+
 enum rc operation_run(struct running *run, const struct step *step);
-bool operation_is_known(const struct backend *backend, uint32_t code); /* the backend has what the operation needs */
+bool operation_is_known(const struct backend *backend, const struct op *op); /* the backend has what the operation needs */
 
 #endif

@@ -354,12 +354,13 @@ static PyObject *backend_linear(PyObject *object, PyObject *args, PyObject *kwar
 
 static PyObject *backend_rms_norm(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"x", "weight", "out", "eps", "n_heads", NULL};
+    static char *names[] = {"x", "weight", "out", "eps", "n_heads", "weight_stride", NULL};
     PyObject *x, *weight, *out;
     struct rms_norm_args a = {.n_heads = 1};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOf|I", names, &x, &weight, &out, &a.eps, &a.n_heads))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOf|II", names, &x, &weight, &out, &a.eps, &a.n_heads,
+                                     &a.weight_stride))
         return NULL;
     stage_view(&s, "x", x, false, &a.x);
     stage_array(&s, "weight", weight, 'f', false, &a.weight);
@@ -664,8 +665,9 @@ static PyObject *backend_qkv(PyObject *object, PyObject *args, PyObject *kwargs)
     stage_rope(&s, rope, q, k, &a.rope);
     stage_view(&s, "k", k, true, &a.write.k);
     stage_view(&s, "v", v, false, &a.write.v);
-    stage_array(&s, "q_norm", q_norm, 'f', false, &a.q_norm);
+    bool is_shared = stage_array(&s, "q_norm", q_norm, 'f', false, &a.q_norm) <= a.write.kv.head_dim;
     stage_array(&s, "k_norm", k_norm, 'f', false, &a.k_norm);
+    a.norm_stride = is_shared ? 0 : a.write.kv.head_dim;
     a.rope.head_dim = a.write.kv.head_dim;
     a.rope.interleaved = interleaved;
     STAGE_RUN(&s, qkv, &a);
@@ -728,6 +730,7 @@ static PyMethodDef methods[] = {
     {"tensor_sum", (PyCFunction)(void (*)(void))py_backend_tensor_sum, METH_VARARGS | METH_KEYWORDS, NULL},
     {"act", (PyCFunction)(void (*)(void))py_backend_act, METH_VARARGS | METH_KEYWORDS, NULL},
     {"layer_norm", (PyCFunction)(void (*)(void))py_backend_layer_norm, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"scale_logits", (PyCFunction)(void (*)(void))py_backend_scale_logits, METH_VARARGS | METH_KEYWORDS, NULL},
     {"row_attention", (PyCFunction)(void (*)(void))py_backend_row_attention, METH_VARARGS | METH_KEYWORDS, NULL},
     {"conv", (PyCFunction)(void (*)(void))py_backend_conv, METH_VARARGS | METH_KEYWORDS, NULL},
     {"ssm", (PyCFunction)(void (*)(void))py_backend_ssm, METH_VARARGS | METH_KEYWORDS, NULL},

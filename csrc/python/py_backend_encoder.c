@@ -1,31 +1,33 @@
-/* py_backend_encoder.c: what encoders need of _core.Backend: act, layer_norm, row_attention. */
+/* py_backend_encoder.c: what encoders need of _core.Backend: act, layer_norm, row_attention; and scale_logits. */
 #include "py_stage.h"
 
 #include <string.h>
 
 PyObject *py_backend_act(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"x", "out", "act", NULL};
-    PyObject *x, *out;
+    static char *names[] = {"x", "out", "act", "limit", "weights", NULL};
+    PyObject *x, *out, *weights = Py_None;
     struct act_args a = {0};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|I", names, &x, &out, &a.act))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|IfO", names, &x, &out, &a.act, &a.limit, &weights))
         return NULL;
     stage_view(&s, "x", x, false, &a.x);
     stage_view(&s, "out", out, true, &a.out);
+    stage_array(&s, "weights", weights, 'f', false, &a.weights);
     a.n_rows = s.n_rows;
     STAGE_RUN(&s, act, &a);
 }
 
 PyObject *py_backend_layer_norm(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"x", "weight", "bias", "out", "eps", NULL};
+    static char *names[] = {"x", "weight", "bias", "out", "eps", "n_heads", "weight_stride", NULL};
     PyObject *x, *weight, *bias, *out;
-    struct layer_norm_args a = {0};
+    struct layer_norm_args a = {.n_heads = 1};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOf", names, &x, &weight, &bias, &out, &a.eps))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOf|II", names, &x, &weight, &bias, &out, &a.eps, &a.n_heads,
+                                     &a.weight_stride))
         return NULL;
     stage_view(&s, "x", x, false, &a.x);
     stage_array(&s, "weight", weight, 'f', false, &a.weight);
@@ -33,6 +35,21 @@ PyObject *py_backend_layer_norm(PyObject *object, PyObject *args, PyObject *kwar
     stage_view(&s, "out", out, true, &a.out);
     a.n_rows = s.n_rows;
     STAGE_RUN(&s, layer_norm, &a);
+}
+
+PyObject *py_backend_scale_logits(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"logits", "scale", "softcap", NULL};
+    PyObject *logits;
+    struct scale_logits_args a = {0};
+    struct stage s;
+    stage_open(&s, object);
+    s.item_bytes = sizeof(float);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Off", names, &logits, &a.scale, &a.softcap))
+        return NULL;
+    stage_view(&s, "logits", logits, true, &a.logits);
+    a.n_rows = s.n_rows;
+    STAGE_RUN(&s, scale_logits, &a);
 }
 
 PyObject *py_backend_row_attention(PyObject *object, PyObject *args, PyObject *kwargs)

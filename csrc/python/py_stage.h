@@ -65,9 +65,10 @@ struct matrix *py_matrix_get(PyObject *capsule);
 /* py_backend_tensor.c: Backend.tensor_write and tensor_sum */
 PyObject *py_backend_tensor_write(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_tensor_sum(PyObject *object, PyObject *args, PyObject *kwargs);
-/* py_backend_encoder.c: Backend.act, .layer_norm, .row_attention */
+/* py_backend_encoder.c: Backend.act, .layer_norm, .scale_logits, .row_attention */
 PyObject *py_backend_act(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_layer_norm(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_scale_logits(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_row_attention(PyObject *object, PyObject *args, PyObject *kwargs);
 /* batch = (positions, row_seq, seq_first_row) */
 void stage_batch(struct stage *s, PyObject *batch, struct batch_view *view);

@@ -1,9 +1,11 @@
-/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i]: element by element on float32, so any division
+/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i], logits = cap * tanh(scale * logits / cap) (without
+ * the cap where it is 0): element by element on float32, so any division
  * of the work gives the same bits. Bound by bytes (12 a value) but for the exponentials of act. Rows are cut into chunks of
  * columns, so that one wide row is shared by all threads. */
 #include "ops.h"
 #include "rows.h"
 
+#include <math.h>
 #include <string.h>
 
 #define CHUNK_COLUMNS 1024u
@@ -47,10 +49,44 @@ static void gated_chunk(const void *job_args, uint32_t row, uint32_t column, uin
             element(&args->out, row, column));
 }
 
+static void row_clip(float limit, const float *x, uint32_t n, float *out)
+{
+    vf low = v_set1(-limit), high = v_set1(limit);
+    for (uint32_t i = 0; i < n; i += LANES) {
+        uint32_t lanes = n - i < LANES ? n - i : LANES;
+        v_store_n(out + i, v_max(low, v_min(high, v_load_n(x + i, lanes))), lanes); /* a NaN stays */
+    }
+}
+
+static float softplus(float x)
+{
+    return x > 20 ? x : log1pf(expf(x));
+}
+
+static void row_xielu(const float *weights, const float *x, uint32_t n, float *out)
+{
+    vf above = v_set1(softplus(weights[0])), below = v_set1(weights[2] + softplus(weights[1]));
+    vf beta = v_set1(weights[2]), eps = v_set1(weights[3]), one = v_set1(1.0f);
+    for (uint32_t i = 0; i < n; i += LANES) {
+        uint32_t lanes = n - i < LANES ? n - i : LANES;
+        vf v = v_load_n(x + i, lanes), line = v_mul(beta, v);
+        vf bent = v_mul(v_sub(v_sub(v_exp(v_min(eps, v)), one), v), below);
+        vf curve = v_select(v_lt(v_zero(), v), v_mul(v_mul(above, v), v), bent);
+        v_store_n(out + i, v_add(curve, line), lanes);
+    }
+}
+
 static void act_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
 {
     const struct act_args *args = job_args;
-    row_act(args->act, element(&args->x, row, column), NULL, n, element(&args->out, row, column));
+    const float *x = element(&args->x, row, column);
+    float *out = element(&args->out, row, column);
+    if (args->act == ACT_CLIP)
+        row_clip(args->limit, x, n, out);
+    else if (args->act == ACT_XIELU)
+        row_xielu(args->weights, x, n, out);
+    else
+        row_act(args->act, x, NULL, n, out);
 }
 
 static void add_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
@@ -63,6 +99,18 @@ static void select_chunk(const void *job_args, uint32_t row, uint32_t column, ui
 {
     const struct select_args *args = job_args;
     memcpy(element(&args->out, row, column), element(&args->x, (uint32_t)args->rows[row], column), n * sizeof(float));
+}
+
+static void scale_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
+{
+    const struct scale_logits_args *args = job_args;
+    float *x = element(&args->logits, row, column);
+    vf scale = v_set1(args->scale), cap = v_set1(args->softcap);
+    for (uint32_t i = 0; i < n; i += LANES) {
+        uint32_t lanes = n - i < LANES ? n - i : LANES;
+        vf value = v_mul(v_load_n(x + i, lanes), scale);
+        v_store_n(x + i, args->softcap == 0 ? value : v_mul(cap, v_tanh(v_div(value, cap))), lanes);
+    }
 }
 
 enum rc K(gated)(struct cpu *cpu, const struct gated_args *args, struct err *err)
@@ -87,4 +135,10 @@ enum rc K(select)(struct cpu *cpu, const struct select_args *args, struct err *e
 {
     (void)err;
     return run_chunks(cpu, (struct rows_job){0, args, args->n_selected, args->out.width, select_chunk});
+}
+
+enum rc K(scale_logits)(struct cpu *cpu, const struct scale_logits_args *args, struct err *err)
+{
+    (void)err;
+    return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->logits.width, scale_chunk});
 }

@@ -297,6 +297,7 @@ FORWARD(tensor_write)
 FORWARD(tensor_sum)
 FORWARD(act)
 FORWARD(layer_norm)
+FORWARD(scale_logits)
 FORWARD(row_attention)
 FORWARD(conv)
 FORWARD(ssm)
@@ -348,6 +349,7 @@ static const struct backend BACKEND = {
     .pool_forget = cpu_pool_forget,
     .act = cpu_act,
     .layer_norm = cpu_layer_norm,
+    .scale_logits = cpu_scale_logits,
     .row_attention = cpu_row_attention,
     .conv = cpu_conv,
     .ssm = cpu_ssm,

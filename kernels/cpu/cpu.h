@@ -88,6 +88,7 @@ struct cpu_kernels {
     enum rc (*tensor_sum)(struct cpu *cpu, const struct tensor_sum_args *args, struct err *err);
     enum rc (*act)(struct cpu *cpu, const struct act_args *args, struct err *err);
     enum rc (*layer_norm)(struct cpu *cpu, const struct layer_norm_args *args, struct err *err);
+    enum rc (*scale_logits)(struct cpu *cpu, const struct scale_logits_args *args, struct err *err);
     enum rc (*row_attention)(struct cpu *cpu, const struct row_attention_args *args, struct err *err);
     enum rc (*conv)(struct cpu *cpu, const struct conv_args *args, struct err *err);
     enum rc (*ssm)(struct cpu *cpu, const struct ssm_args *args, struct err *err);

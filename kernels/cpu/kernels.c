@@ -24,6 +24,7 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .tensor_sum = K(tensor_sum),
         .act = K(act),
         .layer_norm = K(layer_norm),
+        .scale_logits = K(scale_logits),
         .row_attention = K(row_attention),
         .conv = K(conv),
         .ssm = K(ssm),

@@ -1,4 +1,4 @@
-/* out[r][h] = weight * x[r][h] / sqrt(mean(x[r][h]^2) + eps), each head h of size columns by itself; float32, rows.h's order.
+/* out[r][h] = weight (of all heads, or [h]) * x[r][h] / sqrt(mean(x[r][h]^2) + eps), each head h of size columns by itself; float32, rows.h's order.
  * Bound by bytes: x is read twice (the second time from the first-level cache) and out written once. */
 #include "ops.h"
 #include "rows.h"
@@ -17,8 +17,9 @@ static void norm_heads(void *job_args, uint32_t thread)
     uint32_t size = args->x.width / args->n_heads, n = args->n_rows * args->n_heads;
     uint32_t end = share_first(n, thread + 1, job->n_threads);
     for (uint32_t i = share_first(n, thread, job->n_threads); i < end; i++) {
-        size_t row = i / args->n_heads, column = i % args->n_heads * size;
-        row_rms_norm((const float *)args->x.data + row * args->x.stride + column, args->weight, args->eps, size,
+        size_t row = i / args->n_heads, head = i % args->n_heads, column = head * size;
+        row_rms_norm((const float *)args->x.data + row * args->x.stride + column,
+                     args->weight ? args->weight + head * args->weight_stride : NULL, args->eps, size,
                      (float *)args->out.data + row * args->out.stride + column);
     }
 }

@@ -30,6 +30,7 @@ enum rc K(tensor_write)(struct cpu *cpu, const struct tensor_write_args *args, s
 enum rc K(tensor_sum)(struct cpu *cpu, const struct tensor_sum_args *args, struct err *err);
 enum rc K(act)(struct cpu *cpu, const struct act_args *args, struct err *err);
 enum rc K(layer_norm)(struct cpu *cpu, const struct layer_norm_args *args, struct err *err);
+enum rc K(scale_logits)(struct cpu *cpu, const struct scale_logits_args *args, struct err *err);
 enum rc K(row_attention)(struct cpu *cpu, const struct row_attention_args *args, struct err *err);
 enum rc K(conv)(struct cpu *cpu, const struct conv_args *args, struct err *err);
 enum rc K(ssm)(struct cpu *cpu, const struct ssm_args *args, struct err *err);

@@ -195,7 +195,7 @@ static void prepare_head(const struct qkv_args *args, const struct view *view, c
     uint32_t head_dim = args->write.kv.head_dim;
     float *x = head_of(view, r, head, head_dim);
     if (norm)
-        row_rms_norm(x, norm, args->eps, head_dim, x);
+        row_rms_norm(x, norm + (size_t)head * args->norm_stride, args->eps, head_dim, x);
     if (args->rope.table)
         rotate_head(&args->rope, r, x);
 }

@@ -23,12 +23,16 @@ static inline float row_square_sum(const float *x, uint32_t n)
     return v_hsum(v_add(v_add(sum[0], sum[1]), v_add(sum[2], sum[3])));
 }
 
-/* out = weight * (x * 1/sqrt(mean(x^2) + eps)); out may be x. */
+/* out = weight * (x * 1/sqrt(mean(x^2) + eps)), weight NULL: ones; out may be x. */
 static inline void row_rms_norm(const float *x, const float *weight, float eps, uint32_t n, float *out)
 {
     vf mean = v_add(v_div(v_set1(row_square_sum(x, n)), v_set1((float)n)), v_set1(eps));
     vf scale = v_div(v_set1(1.0f), v_sqrt(mean));
     uint32_t i = 0;
+    for (; !weight && i < n; i += LANES) {
+        uint32_t lanes = n - i < LANES ? n - i : LANES;
+        v_store_n(out + i, v_mul(v_load_n(x + i, lanes), scale), lanes);
+    }
     for (; i + LANES <= n; i += LANES)
         v_store(out + i, v_mul(v_load(weight + i), v_mul(v_load(x + i), scale)));
     if (i < n)

@@ -453,6 +453,7 @@ static struct backend make_table(void)
     b.peers = &cuda_peers;
     b.act = cuda_act;
     b.layer_norm = cuda_layer_norm;
+    b.scale_logits = cuda_scale_logits;
     b.row_attention = cuda_row_attention;
     return b;
 }

@@ -256,6 +256,7 @@ enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err 
 enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err);
 enum rc cuda_act(void *ctx, const struct act_args *args, struct err *err);
 enum rc cuda_layer_norm(void *ctx, const struct layer_norm_args *args, struct err *err);
+enum rc cuda_scale_logits(void *ctx, const struct scale_logits_args *args, struct err *err);
 enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, struct err *err);
 enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
 void cuda_sample_size(struct cuda *cuda); /* how much memory the sampler wants */

@@ -1,4 +1,4 @@
-/* out[r][h] = weight * (x[r][h] * 1/sqrt(mean(x[r][h]^2) + eps)), each head h of size columns by itself; float32, one
+/* out[r][h] = weight (of all heads, or [h]) * (x[r][h] * 1/sqrt(mean(x[r][h]^2) + eps)), each head h of size columns by itself; float32, one
  * rounding. With a sum: x = a + b, rounded once to the type of activations, is stored and normed in the same pass.
  * Sum of squares: chains of 8 consecutive columns; thread t of T adds those of columns 8 t, 8 (t + T), ... in this order, then
  * pairwise over threads 1, 2, 4, ... apart. T depends on the size alone; up to 256 columns this is head_norm.cuh's order, and
@@ -31,6 +31,19 @@ static __device__ __forceinline__ void take_part(const norm_source<T> &x, uint32
         values[i] = to_float(round_to<T>(values[i] + other[i]));
 }
 
+/* The weights from `column` of a head on; ones where there are none. */
+template <bool IS_ALIGNED>
+static __device__ __forceinline__ void weight_part(const float *weight, size_t first, uint32_t column, uint32_t size,
+                                                   float (&w)[8])
+{
+    if (weight)
+        load_part<IS_ALIGNED>(weight + first, column, size, w);
+    else
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+            w[i] = 1.0f;
+}
+
 static __device__ __forceinline__ void scale_part(float (&values)[8], const float (&weight)[8], float scale)
 {
 #pragma unroll
@@ -58,14 +71,15 @@ static __device__ __forceinline__ float block_squares(float sum)
 /* A block a head of a row, PARTS chains a thread. */
 template <class T, uint32_t PARTS, bool HAS_SUM, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(PARTS <= 2 ? 512 : MAX_THREADS)
-norm_rows(norm_source<T> x, rows<T> out, const float *weight, uint32_t size, float eps)
+norm_rows(norm_source<T> x, rows<T> out, const float *weight, uint32_t weight_stride, uint32_t size, float eps)
 {
     float w[PARTS][8], values[PARTS][8], sum = 0;
     uint32_t row = blockIdx.x, first = blockIdx.y * size, column = 8 * threadIdx.x, step = 8 * blockDim.x;
+    size_t own = (size_t)blockIdx.y * weight_stride;
     start_next();
 #pragma unroll
     for (uint32_t i = 0; i < PARTS && PARTS <= 2; i++)
-        load_part<IS_ALIGNED>(weight, column + i * step, size, w[i]);
+        weight_part<IS_ALIGNED>(weight, own, column + i * step, size, w[i]);
     wait_for_input();
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; i++)
@@ -81,7 +95,7 @@ norm_rows(norm_source<T> x, rows<T> out, const float *weight, uint32_t size, flo
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; i++) {
         if (PARTS > 2) /* no registers to hold it any earlier */
-            load_part<IS_ALIGNED>(weight, column + i * step, size, w[i]);
+            weight_part<IS_ALIGNED>(weight, own, column + i * step, size, w[i]);
         scale_part(values[i], w[i], scale);
         store_part<IS_ALIGNED>(out.at(row, first), column + i * step, size, values[i]);
     }
@@ -90,13 +104,14 @@ norm_rows(norm_source<T> x, rows<T> out, const float *weight, uint32_t size, flo
 /* A group of LANES lanes a head of at most 8 * LANES columns. */
 template <class T, uint32_t LANES, bool HAS_SUM, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(WARP_THREADS)
-norm_heads(norm_source<T> x, rows<T> out, const float *weight, uint32_t size, float eps, uint32_t n, uint32_t n_heads)
+norm_heads(norm_source<T> x, rows<T> out, const float *weight, uint32_t weight_stride, uint32_t size, float eps, uint32_t n,
+           uint32_t n_heads)
 {
     float w[8], values[8] = {};
     uint32_t head = (blockIdx.x * WARP_THREADS + threadIdx.x) / LANES, column = threadIdx.x % LANES * 8;
     uint32_t row = head / n_heads, first = head % n_heads * size;
     start_next();
-    load_part<IS_ALIGNED>(weight, column, size, w);
+    weight_part<IS_ALIGNED>(weight, (size_t)(head % n_heads) * weight_stride, column, size, w);
     wait_for_input();
     if (head < n) {
         take_part<HAS_SUM, IS_ALIGNED>(x, row, first, column, size, values);
@@ -116,7 +131,7 @@ template <class T> struct norm_job {
     norm_source<T> x;
     rows<T> out;
     const float *weight;
-    uint32_t n_rows, n_heads, size;
+    uint32_t n_rows, n_heads, size, weight_stride;
     float eps;
     bool is_aligned;
 };
@@ -125,14 +140,15 @@ template <uint32_t LANES, bool HAS_SUM, class T> static void launch_heads(const 
 {
     uint32_t n = job.n_rows * job.n_heads, n_blocks = ceil_div(n, WARP_THREADS / LANES);
     auto kernel = job.is_aligned ? norm_heads<T, LANES, HAS_SUM, true> : norm_heads<T, LANES, HAS_SUM, false>;
-    launch(job.cuda, kernel, n_blocks, WARP_THREADS, 0, job.x, job.out, job.weight, job.size, job.eps, n, job.n_heads);
+    launch(job.cuda, kernel, n_blocks, WARP_THREADS, 0, job.x, job.out, job.weight, job.weight_stride, job.size,
+           job.eps, n, job.n_heads);
 }
 
 template <uint32_t PARTS, bool HAS_SUM, class T> static void launch_rows(const norm_job<T> &job, uint32_t threads)
 {
     dim3 grid(job.n_rows, job.n_heads);
     auto kernel = job.is_aligned ? norm_rows<T, PARTS, HAS_SUM, true> : norm_rows<T, PARTS, HAS_SUM, false>;
-    launch(job.cuda, kernel, grid, threads, 0, job.x, job.out, job.weight, job.size, job.eps);
+    launch(job.cuda, kernel, grid, threads, 0, job.x, job.out, job.weight, job.weight_stride, job.size, job.eps);
 }
 
 template <bool HAS_SUM, class T> static enum rc launch_norm(const norm_job<T> &job, struct err *err)
@@ -175,7 +191,7 @@ enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *e
         bool is_aligned = are_heads_aligned<T>(args->x, args->n_heads) && are_heads_aligned<T>(args->out, args->n_heads) &&
                           (uintptr_t)args->weight % 16 == 0;
         norm_job<T> job = {cuda, {x, x, x}, rows<T>(args->out), args->weight, args->n_rows, args->n_heads,
-                           args->x.width / args->n_heads, args->eps, is_aligned};
+                           args->x.width / args->n_heads, args->weight_stride, args->eps, is_aligned};
         rc = launch_norm<false>(job, err);
     });
     return rc;
@@ -193,7 +209,7 @@ enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struc
         bool is_aligned = has_eights<T>(args->a) && has_eights<T>(args->b) && has_eights<T>(args->sum) &&
                           has_eights<T>(args->out) && (uintptr_t)args->weight % 16 == 0;
         norm_job<T> job = {cuda, {rows<T>(args->a), rows<T>(args->b), rows<T>(args->sum)}, rows<T>(args->out), args->weight,
-                           args->n_rows, 1, args->out.width, args->eps, is_aligned};
+                           args->n_rows, 1, args->out.width, 0, args->eps, is_aligned};
         rc = launch_norm<true>(job, err);
     });
     return rc;

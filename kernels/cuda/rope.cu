@@ -125,7 +125,7 @@ template <class T> struct qkv_rows {
     const float *q_norm, *k_norm; /* or NULL */
     const float2 *table;          /* or NULL */
     float eps;
-    uint32_t n_freqs;
+    uint32_t n_freqs, norm_stride;
     bool interleaved, is_tiled;
 };
 
@@ -195,6 +195,10 @@ prepare_heads(struct qkv_rows<T> x, cache<T> kv, const int32_t *positions, const
         uint32_t head = head0 + h * groups;
         bool is_q = head < n_q, is_k = !is_q && head < n_k;
         if (x.q_norm || x.k_norm) {
+            const float *own = !x.norm_stride ? NULL : is_q ? x.q_norm : is_k ? x.k_norm : NULL;
+            own += own ? (size_t)(is_q ? head : head - n_q) * x.norm_stride + first : 0;
+            for (uint32_t i = 0; i < 8 && own && is_mine; i++)
+                weights[!is_q][i] = own[i];
             float wide[8];
             for (uint32_t i = 0; i < 8; i++)
                 wide[i] = to_float(values[h].values[i]);
@@ -234,8 +238,8 @@ static enum rc prepare_composed(void *ctx, const struct qkv_args *args, struct e
 {
     const struct rope_args *rope = &args->rope;
     uint32_t n_rows = args->write.batch->n_rows, head_dim = args->write.kv.head_dim;
-    struct rms_norm_args q = {n_rows, rope->q.width / head_dim, rope->q, rope->q, args->q_norm, args->eps};
-    struct rms_norm_args k = {n_rows, rope->k.width / head_dim, rope->k, rope->k, args->k_norm, args->eps};
+    struct rms_norm_args q = {n_rows, rope->q.width / head_dim, rope->q, rope->q, args->q_norm, args->eps, args->norm_stride};
+    struct rms_norm_args k = {n_rows, rope->k.width / head_dim, rope->k, rope->k, args->k_norm, args->eps, args->norm_stride};
     enum rc rc = args->q_norm ? cuda_rms_norm(ctx, &q, err) : RC_OK;
     if (!rc && args->k_norm)
         rc = cuda_rms_norm(ctx, &k, err);
@@ -252,7 +256,7 @@ template <class T, uint32_t LANES> static void launch_prepare(const struct cuda 
     uint32_t n_all = rope->q.width / kv->head_dim + 2 * kv->n_kv_heads, slices = ceil_div(n_all, THREADS / LANES);
     struct qkv_rows<T> x = {rows<T>(rope->q), rows<T>(args->write.k),     rows<T>(args->write.v),
                             args->q_norm,     args->k_norm,               (const float2 *)rope->table,
-                            args->eps,        rope->table ? rope->n_freqs : 0, rope->interleaved,
+                            args->eps,        rope->table ? rope->n_freqs : 0, args->norm_stride, rope->interleaved,
                             kv_is_tiled(cuda, kv->dtype, kv->head_dim)};
     bool is_many = batch->n_rows >= SHARED_ROWS;
     launch(cuda, is_many ? prepare_heads<T, LANES, MANY_HEADS> : prepare_heads<T, LANES, 1>,

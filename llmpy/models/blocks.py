@@ -24,6 +24,8 @@ ACTIVATIONS = {
     "tanh": 5,
 }
 
+CLIP, XIELU = 7, 8  # of the same table, with a limit and with weights
+
 Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": list[int], "u": list[int], "f": list[float]})
 
 
@@ -136,21 +138,51 @@ class Block:
             m.refuse("split", self.prefix, f"wanted widths of {x.width} in all, have {list(widths)}")
         return [m.value(width, x.index, sum(widths[:i])) for i, width in enumerate(widths)]
 
-    def rms_norm(self, x: Value, name: str, eps: float, *, per_head: bool = False, offset: float = 0.0) -> Value:
+    def rms_norm(
+        self,
+        x: Value,
+        name: str | None,
+        eps: float,
+        *,
+        per_head: bool | int = False,
+        own_weights: bool = False,
+        offset: float = 0.0,
+    ) -> Value:
         """x * rsqrt(mean(x^2) + eps) * (w + offset), the mean over the row or, per_head, over each head of it.
 
         Args:
             x: Input, [rows, n].
-            name: Module name; the tensor is NAME.weight, [n] or [head_dim].
+            name: Module name; the tensor is NAME.weight, or NAME where that ends with "weight"; [n], [head_dim] or
+                [heads, head_dim]. None: there is no weight.
             eps: Added to the mean of squares.
-            per_head: The row is heads of the model's head_dim, each normalised alone by the same weight.
+            per_head: The row is heads of the model's head_dim (a number: of so many elements), each normalised alone.
+            own_weights: Each head has weights of its own, else all share them.
             offset: Added to the weight once, at load (1 for weights stored as a deviation from 1).
         """
-        m, where = self._model, self.prefix + name
-        m.expect("rms_norm", where, x)
-        heads = m.heads("rms_norm", where, x) if per_head else 1
-        weight = m.vector("rms_norm", [(f"{where}.weight", x.width // heads)], offset)
-        return m.emit("rms_norm", [x], x.width, weights=[weight], u=[heads], f=[eps])
+        m = self._model
+        heads, weights = self._norm_weights("rms_norm", x, name, ["weight"], per_head, own_weights, offset)
+        return m.emit("rms_norm", [x], x.width, weights=weights, u=[heads], f=[eps])
+
+    def _norm_weights(
+        self,
+        op: str,
+        x: Value,
+        name: str | None,
+        kinds: Sequence[str],
+        per_head: bool | int,
+        own_weights: bool,
+        offset: float,
+    ) -> tuple[int, list[int]]:
+        """How many heads a norm has, and its weights; the offset is that of the first."""
+        m, where = self._model, self.prefix + (name or "")
+        m.expect(op, where, x)
+        size = x.width if per_head is False else m.head_dim if per_head is True else per_head
+        if size < 1 or x.width % size:
+            m.refuse(op, where, f"wanted a row of heads of {size}, have {x.width}")
+        heads = x.width // size
+        shape = (heads, size) if own_weights else (size,)
+        names = [where if where.endswith(kind) else f"{where}.{kind}" for kind in kinds] if name else []
+        return heads, [m.vector(op, [(each, shape)], 0.0 if i else offset) for i, each in enumerate(names)]
 
     def rope(self, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:
         """Turns the heads of q and k by their positions."""
@@ -190,22 +222,31 @@ class Block:
         factors = [m.head_dim**-0.5 if scale is None else scale, softcap]
         return m.emit("attention", [q, k, v], q.width, u=[len(m.spec["layers"]) - 1], f=factors)
 
-    def layer_norm(self, x: Value, name: str, eps: float, *, bias: bool = True, offset: float = 0.0) -> Value:
-        """(w + offset) * (x - mean) / sqrt(variance + eps) + b over the row.
+    def layer_norm(
+        self,
+        x: Value,
+        name: str | None,
+        eps: float,
+        *,
+        bias: bool = True,
+        per_head: bool | int = False,
+        own_weights: bool = False,
+        offset: float = 0.0,
+    ) -> Value:
+        """(w + offset) * (x - mean) / sqrt(variance + eps) + b over the row or, per_head, over each head of it.
 
         Args:
             x: Input, [rows, n].
-            name: Module name; the tensors are NAME.weight [n] and, with bias, NAME.bias [n].
+            name: Module name; the tensors are NAME.weight and, with bias, NAME.bias; [n], [head_dim] or [heads, head_dim].
+                None: there is neither.
             eps: Added to the variance.
             bias: Whether there is one.
+            per_head, own_weights: As in `rms_norm`.
             offset: Added to the weight once, at load (1 for weights stored as a deviation from 1).
         """
-        m, where = self._model, self.prefix + name
-        m.expect("layer_norm", where, x)
-        weights = [m.vector("layer_norm", [(f"{where}.weight", x.width)], offset)]
-        if bias:
-            weights.append(m.vector("layer_norm", [(f"{where}.bias", x.width)]))
-        return m.emit("layer_norm", [x], x.width, weights=weights, f=[eps])
+        kinds = ["weight", "bias"] if bias else ["weight"]
+        heads, weights = self._norm_weights("layer_norm", x, name, kinds, per_head, own_weights, offset)
+        return self._model.emit("layer_norm", [x], x.width, weights=weights, u=[heads], f=[eps])
 
     def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:
         """Attention of every row over all rows of its prompt, those behind it too; there is no cache, so a prompt is computed
@@ -317,6 +358,27 @@ class Block:
         m.expect("act", self.prefix, x)
         return m.emit("act", [x], x.width, u=[_activation("act", self.prefix, act)])
 
+    def clip(self, x: Value, limit: float) -> Value:
+        """x, not below -limit and not above limit."""
+        m = self._model
+        m.expect("clip", self.prefix, x)
+        if not limit > 0:
+            m.refuse("clip", self.prefix, f"wanted a limit above 0, have {limit}")
+        return m.emit("act", [x], x.width, u=[CLIP], f=[limit])
+
+    def xielu(self, x: Value, name: str) -> Value:
+        """p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x; p = softplus(alpha_p), n = beta + softplus(alpha_n)
+        (https://arxiv.org/abs/2411.13010).
+
+        Args:
+            x: [rows, n].
+            name: Module name; the tensors are NAME.alpha_p, NAME.alpha_n, NAME.beta and NAME.eps, of one element.
+        """
+        m, where = self._model, self.prefix + name
+        m.expect("xielu", where, x)
+        parts = [(f"{where}.{each}", m.scalar_shape(f"{where}.{each}")) for each in ("alpha_p", "alpha_n", "beta", "eps")]
+        return m.emit("act", [x], x.width, weights=[m.vector("xielu", parts)], u=[XIELU])
+
     def mlp(self, x: Value, up: str, down: str, width: int, *, act: str, bias: bool = True) -> Value:
         """down(act(up(x))).
 
@@ -406,8 +468,10 @@ class Model(Block):
         """One block for each i < n; its tensor names start with PREFIX.i."""
         return (Block(self, f"{prefix}.{i}.") for i in range(n))
 
-    def logits(self, x: Value, name: str, *, tied_to: str, scale: float = 1.0) -> None:
-        """The end: scale * x W^T over the vocabulary, for the rows that are asked for.
+    def logits(
+        self, x: Value, name: str, *, tied_to: str, scale: float = 1.0, softcap: float = 0.0, bias: bool = False
+    ) -> None:
+        """The end: scale * (x W^T + b) over the vocabulary, in float32, for the rows that are asked for.
 
         Args:
             x: Input, [rows, n].
@@ -415,6 +479,8 @@ class Model(Block):
             tied_to: Name of the embedding that is the head instead when the configuration says tie_word_embeddings;
                 a head that the file has all the same is ignored then.
             scale: Factor on the logits.
+            softcap: c * tanh(logits / c) after that; 0: none.
+            bias: Whether the head has one, NAME.bias.
         """
         self.expect("logits", name, x)
         if self.config.tie_word_embeddings:
@@ -427,7 +493,9 @@ class Model(Block):
             weight = self.matrix("logits", [(name, self.config.vocab_size)], x.width)
         if self.spec["weights"][weight]["cols"] != x.width:
             self.refuse("logits", name, f"wanted a row of {self.spec['weights'][weight]['cols']}, have {x.width}")
-        self.spec["ops"].append(("logits", {"in": [x.index], "out": [], "weights": [weight], "u": [], "f": [scale]}))
+        weights = [weight, self.vector("logits", [(f"{name}.bias", self.config.vocab_size)])] if bias else [weight]
+        factors = [scale, softcap]
+        self.spec["ops"].append(("logits", {"in": [x.index], "out": [], "weights": weights, "u": [], "f": factors}))
         self.generates = True
         self.states(x)
 
@@ -452,8 +520,8 @@ class Model(Block):
         return "" if f"{name}.weight" in self._tensors else prefix
 
     def leave_out(self, name: str) -> None:
-        """Says that the checkpoint may hold NAME.weight without use."""
-        self._used.add(self._to_source(f"{name}.weight"))
+        """Says that the checkpoint may hold NAME.weight and NAME.bias without use."""
+        self._used |= {self._to_source(f"{name}.weight"), self._to_source(f"{name}.bias")}
 
     # What follows writes and checks; architecture functions have no need of it.
 
@@ -538,9 +606,15 @@ class Model(Block):
             self._add("matrix", parts, cols)
         return self._matrices[key]
 
-    def vector(self, op: str, tensors: Sequence[tuple[str, int]], offset: float = 0.0) -> int:
-        """A weight of the parts NAME [n]."""
-        self._add("vector", [self._part(op, name, n, (n,)) for name, n in tensors], 1, offset)
+    def scalar_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one element as the checkpoint has it: [1] or []."""
+        found = (self._tensors or {}).get(self._to_source(name))
+        return () if found is not None and len(found[1]) == 0 else (1,)
+
+    def vector(self, op: str, tensors: Sequence[tuple[str, int | tuple[int, ...]]], offset: float = 0.0) -> int:
+        """A weight of the parts NAME [n], or NAME of any other shape, whose elements are taken as they lie."""
+        shapes = [(name, n if isinstance(n, tuple) else (n,)) for name, n in tensors]
+        self._add("vector", [self._part(op, name, prod(shape), shape) for name, shape in shapes], 1, offset)
         return len(self.spec["weights"]) - 1
 
     def flat(self, op: str, name: str, shape: tuple[int, ...]) -> int:
@@ -554,7 +628,7 @@ class Model(Block):
 
     def _part(self, op: str, name: str, rows: int, shape: tuple[int, ...]) -> tuple[str, str, int]:
         """A part of a weight, its shape compared with the checkpoint's."""
-        if min(shape) < 1:
+        if min(shape, default=1) < 1:
             self.refuse(op, name, f"wanted sizes of at least 1, have {list(shape)}")
         source = self._to_source(name)
         if self._tensors is not None:

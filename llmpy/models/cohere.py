@@ -20,8 +20,8 @@ DEFAULTS = {
 
 @architecture(*heads.names("Cohere"), defaults={**DEFAULTS, "rope_theta": 500000.0})
 def cohere(cfg: ModelConfig, m: Model) -> None:
-    """Cohere decoder: attention and MLP read the same layer norm without a bias; neighbouring pairs are turned."""
-    cfg.without("use_qk_norm")
+    """Cohere decoder: attention and MLP read the same layer norm without a bias; neighbouring pairs are turned, behind a norm of
+    each head with weights of its own if `use_qk_norm`."""
     write(cfg, m, repeat((0, True), cfg.num_layers))
 
 
@@ -36,13 +36,17 @@ def cohere2(cfg: ModelConfig, m: Model) -> None:
 def write(cfg: ModelConfig, m: Model, layers: Iterable[tuple[int, bool]]) -> None:
     """The program; of each layer its window, and whether it turns q and k."""
     eps, bias = cfg.positive("layer_norm_eps", 1e-5), cfg.get("attention_bias", False)
-    rope = replace(cfg.rope, interleaved=True)
+    rope, has_norms = replace(cfg.rope, interleaved=True), cfg.get("use_qk_norm", False)
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")
     for layer, (window, turns) in zip(m.layers(f"{stem}layers", cfg.num_layers), layers, strict=True):
         h = layer.layer_norm(x, "input_layernorm", eps, bias=False)
         q, k, v = usual.qkv(cfg, layer, h, bias=bias)
+        if has_norms:
+            q = layer.layer_norm(q, "self_attn.q_norm", eps, bias=False, per_head=True, own_weights=True)
+            k = layer.layer_norm(k, "self_attn.k_norm", eps, bias=False, per_head=True, own_weights=True)
         q, k = layer.rope(q, k, rope) if turns else (q, k)
         x = x + usual.out(cfg, layer, layer.attention(q, k, v, window=window), bias=bias)
         x = x + usual.mlp(cfg, layer, h)
-    heads.head(cfg, m, m.layer_norm(x, f"{stem}norm", eps, bias=False), stem)
+    scale = cfg.positive("logit_scale", 0.0625)
+    heads.head(cfg, m, m.layer_norm(x, f"{stem}norm", eps, bias=False), stem, scale=scale)

@@ -41,10 +41,7 @@ def gemma(cfg: ModelConfig, m: Model) -> None:
     defaults={**DEFAULTS, **SANDWICH, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
 )
 def gemma2(cfg: ModelConfig, m: Model) -> None:
-    """Gemma 2 decoder: Gemma with norms before and behind each branch, capped scores, a window in every other layer.
-
-    `heads.head` refuses the cap on the logits.
-    """
+    """Gemma 2 decoder: Gemma with norms before and behind each branch, capped scores and logits, a window in every other layer."""
     ropes, softcap = dict.fromkeys(KINDS, cfg.rope), cfg.get("attn_logit_softcapping", 0.0)
     write_sandwich(cfg, m, cfg.layer_kinds(2), ropes, softcap=softcap, normed_heads=False)
 
@@ -55,7 +52,7 @@ def gemma2(cfg: ModelConfig, m: Model) -> None:
     defaults={**DEFAULTS, **SANDWICH, "rope_theta": 1000000.0, "max_position_embeddings": 131072},
 )
 def gemma3(cfg: ModelConfig, m: Model) -> None:
-    """Gemma 3 decoder, text: Gemma 2 without caps, with norms on the heads of q and k, and a rope for each type of layer."""
+    """Gemma 3 decoder, text: Gemma 2 with uncapped scores, with norms on the heads of q and k, and a rope for each type of layer."""
     cfg.without("attn_logit_softcapping")
     cfg.counts_rope_scaling = True
     ropes = cfg.layer_ropes(cfg.get("rope_local_base_freq", 10000.0))
@@ -82,4 +79,5 @@ def write_sandwich(
         x = x + layer.rms_norm(h, "post_attention_layernorm", eps, offset=1.0)
         h = usual.mlp(cfg, layer, layer.rms_norm(x, "pre_feedforward_layernorm", eps, offset=1.0), act=act)
         x = x + layer.rms_norm(h, "post_feedforward_layernorm", eps, offset=1.0)
-    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps, offset=1.0), stem)
+    x = m.rms_norm(x, f"{stem}norm", eps, offset=1.0)
+    heads.head(cfg, m, x, stem, softcap=cfg.get("final_logit_softcapping", 0.0))

@@ -10,7 +10,7 @@ from .registry import architecture
     *heads.names("Granite"), defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048}
 )
 def granite(cfg: ModelConfig, m: Model) -> None:
-    """Granite decoder: Llama with factors on the embedding, the scores, the branches of a layer and (refused) the logits.
+    """Granite decoder: Llama with factors on the embedding, the scores, the branches of a layer and the logits.
 
     All rows between the layers are kept divided by the branches' factor r, which then needs no operation: an RMS norm does not
     see it, but for eps, which is divided by r^2.
@@ -25,4 +25,4 @@ def granite(cfg: ModelConfig, m: Model) -> None:
         q, k = layer.rope(q, k, cfg.rope)
         x = x + usual.out(cfg, layer, layer.attention(q, k, v, scale=scale), bias=attention_bias)
         x = x + usual.mlp(cfg, layer, layer.rms_norm(x, "post_attention_layernorm", eps), bias=mlp_bias)
-    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps), stem)
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps), stem, scale=1 / cfg.positive("logits_scaling", 1.0))

@@ -11,7 +11,16 @@ def names(family: str) -> list[str]:
     return [family + end for end in _ENDS]
 
 
-def head(cfg: ModelConfig, m: Model, x: Value, stem: str) -> None:
+def head(
+    cfg: ModelConfig,
+    m: Model,
+    x: Value,
+    stem: str,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: bool = False,
+) -> None:
     """Ends a program as the name of the architecture says.
 
     Args:
@@ -19,10 +28,10 @@ def head(cfg: ModelConfig, m: Model, x: Value, stem: str) -> None:
         m: The program.
         x: The last norm's output.
         stem: What the names of the body's tensors begin with.
+        scale, softcap, bias: Of a vocabulary's logits, as in `Model.logits`; None: the family has no such thing.
 
     Raises:
-        UnsupportedError: the configuration scales or caps the logits of a vocabulary, for which there is no operation. Neither
-            moves a greedy token, so that overriding the field serves for greedy decoding; logprobs and samples are others then.
+        UnsupportedError: the configuration scales or caps the logits of a family that has no such thing.
     """
     name = cfg.architecture
     if name.endswith(("ForSequenceClassification", "ForTokenClassification")):
@@ -34,7 +43,8 @@ def head(cfg: ModelConfig, m: Model, x: Value, stem: str) -> None:
         m.leave_out("lm_head")
         m.states(x)
     else:
-        cfg.without("final_logit_softcapping")
-        for field in ("logits_scaling", "logit_scale"):
+        if softcap is None:
+            cfg.without("final_logit_softcapping")
+        for field in ("logits_scaling", "logit_scale") if scale is None else ():
             cfg.only(field, 1.0)
-        m.logits(x, "lm_head", tied_to=f"{stem}embed_tokens")
+        m.logits(x, "lm_head", tied_to=f"{stem}embed_tokens", scale=scale or 1.0, softcap=softcap or 0.0, bias=bias)

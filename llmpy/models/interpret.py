@@ -6,7 +6,7 @@ from math import erf, pi, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import Operands, RopeSpec, Spec
+from .blocks import CLIP, Operands, RopeSpec, Spec
 
 Array = NDArray[np.float64]
 Read = Callable[[str, tuple[int, ...]], NDArray[np.float32]]
@@ -32,15 +32,38 @@ _ACTS: list[Callable[[Array], Array]] = [
 ]
 
 
-def _rms_norm(x: Array, weight: Array, eps: float, heads: int) -> Array:
+def _scaled(rows: Array, weights: Sequence[Array]) -> Array:
+    """Normalised heads [n, heads, size] times a weight, plus a bias, of all heads or of each."""
+    size = rows.shape[-1]
+    weight = weights[0].reshape(-1, size) if weights else 1
+    bias = weights[1].reshape(-1, size) if len(weights) > 1 else 0
+    return np.reshape(rows * weight + bias, (len(rows), -1))
+
+
+def _rms_norm(x: Array, weights: Sequence[Array], eps: float, heads: int) -> Array:
     rows = x.reshape(len(x), heads, -1)
-    scale = 1 / np.sqrt((rows**2).mean(-1, keepdims=True) + eps)
-    return np.reshape(rows * scale * weight, x.shape)
+    return _scaled(rows / np.sqrt((rows**2).mean(-1, keepdims=True) + eps), weights)
 
 
-def _layer_norm(x: Array, weight: Array, bias: Array | float, eps: float) -> Array:
-    shifted = x - x.mean(-1, keepdims=True)
-    return np.asarray(shifted / np.sqrt((shifted**2).mean(-1, keepdims=True) + eps) * weight + bias)
+def _layer_norm(x: Array, weights: Sequence[Array], eps: float, heads: int) -> Array:
+    rows = x.reshape(len(x), heads, -1)
+    shifted = rows - rows.mean(-1, keepdims=True)
+    return _scaled(shifted / np.sqrt((shifted**2).mean(-1, keepdims=True) + eps), weights)
+
+
+def _logits(x: Array, weights: Sequence[Array], scale: float, softcap: float) -> Array:
+    y = scale * (x @ weights[0].T + (weights[1] if len(weights) > 1 else 0))
+    return softcap * np.tanh(y / softcap) if softcap else y
+
+
+def _act(x: Array, weights: Sequence[Array], act: int, f: Sequence[float]) -> Array:
+    if act == CLIP:
+        return np.clip(x, -f[0], f[0])
+    if act < len(_ACTS):
+        return _ACTS[act](x)
+    alpha_p, alpha_n, beta, eps = weights[0]
+    below = (np.expm1(np.minimum(x, eps)) - x) * (beta + np.logaddexp(0, alpha_n))
+    return np.where(x > 0, np.logaddexp(0, alpha_p) * x * x, below) + beta * x
 
 
 def _rope(x: Array, rope: RopeSpec, head_dim: int) -> Array:
@@ -157,7 +180,7 @@ class Interpreter:
                 rows = [ids, np.arange(len(ids)), np.zeros_like(ids)][source] + first
                 self._put(values, op, self._weights[op["weights"][0]][rows] * op["f"][0])
             elif name == "logits" == wanted:
-                return values[op["in"][0]] @ self._weights[op["weights"][0]].T * op["f"][0]
+                return _logits(values[op["in"][0]], [self._weights[i] for i in op["weights"]], *op["f"])
             elif name == "states" == wanted:
                 return values[op["in"][0]]
             elif name not in ("logits", "states"):
@@ -184,13 +207,13 @@ class Interpreter:
             y = x[0] @ weights[0].T
             return [y + weights[1] if len(weights) > 1 else y]
         if name == "rms_norm":
-            return [_rms_norm(x[0], weights[0], op["f"][0], op["u"][0])]
+            return [_rms_norm(x[0], weights, op["f"][0], op["u"][0])]
         if name == "rope":
             return [_rope(part, self._spec["ropes"][op["u"][0]], op["u"][1]) for part in x]
         if name == "attention":
             return [_attention(x[0], x[1], x[2], self._spec["layers"][op["u"][0]], op["f"][0], op["f"][1])]
         if name == "layer_norm":
-            return [_layer_norm(x[0], weights[0], weights[1] if len(weights) > 1 else 0.0, op["f"][0])]
+            return [_layer_norm(x[0], weights, op["f"][0], op["u"][0])]
         if name == "row_attention":
             layer = (op["u"][0], op["u"][1], x[0].shape[1] // op["u"][0], 0)
             return [_attention(x[0], x[1], x[2], layer, op["f"][0], 0.0, is_causal=False)]
@@ -204,7 +227,7 @@ class Interpreter:
         if name == "delta":
             return [_delta(op, x, *weights)]
         if name == "act":
-            return [_ACTS[op["u"][0]](x[0])]
+            return [_act(x[0], weights, op["u"][0], op["f"])]
         if name == "gated":
             return [_ACTS[op["u"][0]](x[0]) * x[1]]
         if name == "add":

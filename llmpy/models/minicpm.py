@@ -20,13 +20,11 @@ from .registry import architecture
     },
 )
 def minicpm(cfg: ModelConfig, m: Model) -> None:
-    """MiniCPM decoder: Llama with factors on the embedding, the branches of a layer and (refused) the logits.
+    """MiniCPM decoder: Llama with factors on the embedding, the branches of a layer and the logits.
 
     As in Granite the rows between the layers are kept divided by the branches' factor.
     """
     cfg.without("sparse_config")
-    if cfg.architecture == "MiniCPMForCausalLM":
-        cfg.only("dim_model_base", cfg.hidden_size)
     bias, branch = cfg.get("attention_bias", False), cfg.positive("scale_depth", 1.0) / sqrt(cfg.num_layers)
     eps = cfg.rms_norm_eps / branch**2
     stem = m.stem("model.", "embed_tokens")
@@ -36,4 +34,5 @@ def minicpm(cfg: ModelConfig, m: Model) -> None:
         q, k = layer.rope(q, k, cfg.rope)
         x = x + usual.out(cfg, layer, layer.attention(q, k, v), bias=bias)
         x = x + usual.mlp(cfg, layer, layer.rms_norm(x, "post_attention_layernorm", eps))
-    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps), stem)
+    scale = cfg.size("dim_model_base", 1) / cfg.hidden_size
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps), stem, scale=scale)

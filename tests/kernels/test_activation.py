@@ -104,3 +104,57 @@ def test_select(open_backend: Open) -> None:
     out = np.empty((5, 1500), np.float32)
     open_backend(2).select(x, rows, out)
     assert out.tobytes() == x[rows].tobytes()
+
+
+def xielu(x: Array, weights: Array) -> Array:
+    alpha_p, alpha_n, beta, eps = weights
+    bent = (np.expm1(np.minimum(x, eps)) - x) * (beta + np.logaddexp(0, alpha_n))
+    return np.where(x > 0, np.logaddexp(0, alpha_p) * x * x, bent) + beta * x
+
+
+@pytest.mark.parametrize("weights", [(0.2, -0.9, 0.5, -1e-6), (25.0, 3.0, 1.5, -0.25)])
+def test_xielu(weights: tuple[float, ...], open_backend: Open) -> None:
+    w = np.array(weights, np.float32)
+    x = np.concatenate([np.linspace(-9, 9, 4001), [0.0, 1e-20, -1e-20, 1e-5, -1e-5, -120]]).astype(np.float32)[None, :]
+    out = np.full_like(x, np.nan)
+    open_backend(2).act(x, out, 8, weights=w)
+    exact = xielu(x.astype(np.float64), w.astype(np.float64))
+    # The difference of two small numbers has the absolute error of its terms.
+    assert (np.abs(out - exact) <= 6e-7 * np.abs(exact) + 1e-6 * (1 + np.abs(x)) * np.logaddexp(0, w[1])).all()
+    for column in (0, 17, x.shape[1] - 1):
+        alone = np.empty((1, 1), np.float32)
+        open_backend(1).act(x[:, column : column + 1].copy(), alone, 8, weights=w)
+        assert alone[0, 0] == out[0, column]
+    assert np.isnan(out).sum() == 0
+    open_backend(1).act(np.full((1, 3), np.nan, np.float32), alone := np.zeros((1, 3), np.float32), 8, weights=w)
+    assert np.isnan(alone).all()
+
+
+def test_clip(open_backend: Open) -> None:
+    x = np.array([[-9.0, -0.5, -0.25, 0.0, 0.3, 0.5, 0.6, np.inf, -np.inf, np.nan]], np.float32)
+    out = np.empty_like(x)
+    open_backend(2).act(x, out, 7, 0.5)
+    np.testing.assert_array_equal(out, np.clip(x, -0.5, 0.5))
+
+
+@pytest.mark.parametrize("width", [1, 8, 99, 4099])
+@pytest.mark.parametrize(("scale", "cap"), [(0.0625, 0.0), (1.0, 30.0), (0.5, 3.0)])
+def test_logits(width: int, scale: float, cap: float, open_backend: Open) -> None:
+    """Whole rows and parts of them have the same bits; what lies between rows stays."""
+    x = (np.random.default_rng(width).standard_normal((19, width + 3)) * 20).astype(np.float32)
+    wide = x[:, :width].astype(np.float64) * scale
+    exact = cap * np.tanh(wide / cap) if cap else wide
+    outs = []
+    for threads in (1, 2, 5):
+        out = x.copy()
+        backend = open_backend(threads)
+        backend.scale_logits(out[:, :width], scale, cap)
+        assert backend.allocations == 0
+        assert out[:, width:].tobytes() == x[:, width:].tobytes()
+        outs.append(out[:, :width].tobytes())
+    assert len(set(outs)) == 1
+    np.testing.assert_allclose(out[:, :width], exact, rtol=5e-7)
+    for first, rows in ((0, 1), (18, 1), (3, 7)):
+        part = x[first : first + rows].copy()
+        backend.scale_logits(part[:, :width], scale, cap)
+        assert part.tobytes() == out[first : first + rows].tobytes()

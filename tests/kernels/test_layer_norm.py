@@ -61,3 +61,26 @@ def test_device_types(width: int, dtype: str, cuda: str) -> None:
         alone = np.zeros_like(out[part])
         backend.layer_norm(x[part].view(form), weight, bias, alone.view(form), 1e-6)
         assert alone.tobytes() == out[part].tobytes()
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("size", "heads"), [(1, 3), (24, 4), (128, 16), (300, 3)])
+def test_weights_of_each_head(size: int, heads: int, has_bias: bool, open_backend: Open) -> None:
+    """Weights for each head, or of all, are those of the head alone; no weights are ones."""
+    rng = np.random.default_rng(size)
+    x = (rng.standard_normal((23, heads * size)) + 2).astype(np.float32)
+    weight, bias = rng.standard_normal((2, heads, size)).astype(np.float32)
+    backend = open_backend(2)
+    out, shared, plain, ones = (np.full_like(x, np.nan) for _ in range(4))
+    backend.layer_norm(x, weight, bias if has_bias else None, out, 1e-6, heads, size)
+    backend.layer_norm(x, weight[0], bias[0] if has_bias else None, shared, 1e-6, heads)
+    backend.layer_norm(x, None, None, plain, 1e-6, heads)
+    backend.layer_norm(x, np.ones(size, np.float32), None, ones, 1e-6, heads)
+    assert plain.tobytes() == ones.tobytes()
+    for head in range(heads):
+        columns = slice(head * size, (head + 1) * size)
+        part = np.ascontiguousarray(x[:, columns])
+        for each, whole in ((head, out), (0, shared)):
+            alone = np.full((23, size), np.nan, np.float32)
+            backend.layer_norm(part, weight[each], bias[each] if has_bias else None, alone, 1e-6)
+            assert alone.tobytes() == np.ascontiguousarray(whole[:, columns]).tobytes()

@@ -97,3 +97,22 @@ def test_add_norm_is_add_and_norm(width: int, dtype: str, cuda: str) -> None:
         out = np.zeros_like(a)
         backend.add_rms_norm(mine.view(form), other.view(form), mine.view(form), weight, out.view(form), 1e-6)
         assert mine.tobytes() == total.tobytes() and out.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize(("size", "heads"), [(1, 3), (24, 4), (64, 5), (128, 16), (256, 2), (300, 3), (1030, 1)])
+def test_weights_of_each_head(size: int, heads: int, open_backend: Open) -> None:
+    """Weights for each head are those of the head alone; no weights are ones."""
+    rng = np.random.default_rng(size)
+    x = rng.standard_normal((23, heads * size)).astype(np.float32)
+    weight = rng.standard_normal((heads, size)).astype(np.float32)
+    backend = open_backend(2)
+    out, plain, ones = (np.full_like(x, np.nan) for _ in range(3))
+    backend.rms_norm(x, weight, out, 1e-6, heads, size)
+    backend.rms_norm(x, None, plain, 1e-6, heads)
+    backend.rms_norm(x, np.ones(size, np.float32), ones, 1e-6, heads)
+    assert plain.tobytes() == ones.tobytes()
+    for head in range(heads):
+        columns = slice(head * size, (head + 1) * size)
+        alone = np.full((23, size), np.nan, np.float32)
+        backend.rms_norm(np.ascontiguousarray(x[:, columns]), weight[head], alone, 1e-6)
+        assert alone.tobytes() == np.ascontiguousarray(out[:, columns]).tobytes()

@@ -86,7 +86,7 @@ def test_cache_rounds_to_nearest_even(dtype: str, dim: int, open_backend: Open, 
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("parts", ["norm rope", "rope", "norm", ""])
+@pytest.mark.parametrize("parts", ["norm rope", "norms rope", "rope", "norm", ""])
 @pytest.mark.parametrize(("dim", "dtype", "block"), [(128, "bfloat16", 16), (40, "float32", 32), (24, "float16", 64)])
 def test_fused_equals_composed(
     parts: str, interleaved: bool, dim: int, dtype: str, block: int, open_backend: Open, paged: type
@@ -96,7 +96,8 @@ def test_fused_equals_composed(
     n = sum(lengths)
     spans = [(s, 3, 3 + m) for s, m in enumerate(lengths)]
     data = rng.standard_normal((n, (heads + 2 * kv) * dim)).astype(np.float32)
-    norms = [rng.standard_normal(dim).astype(np.float32) for _ in range(2)]
+    shapes = [(heads, dim), (kv, dim)] if "norms" in parts else [(dim,), (dim,)]
+    norms = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     backend = open_backend(3)
     batch = paged.batch(spans, 3)
     rope = table_of(backend, batch[0], dim // 4) if "rope" in parts else None
@@ -113,8 +114,8 @@ def test_fused_equals_composed(
             assert backend.allocations == 0
         else:
             if "norm" in parts:
-                backend.rms_norm(q, norms[0], q, 1e-6, heads)
-                backend.rms_norm(k, norms[1], k, 1e-6, kv)
+                backend.rms_norm(q, norms[0], q, 1e-6, heads, dim if "norms" in parts else 0)
+                backend.rms_norm(k, norms[1], k, 1e-6, kv, dim if "norms" in parts else 0)
             if rope is not None:
                 backend.rope(rope, q, k, dim, interleaved)
             backend.kv_write(pool, batch, table, k, v)
@@ -125,7 +126,7 @@ def test_fused_equals_composed(
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("parts", ["norm rope", "rope", "norm", ""])
+@pytest.mark.parametrize("parts", ["norm rope", "norms rope", "rope", "norm", ""])
 @pytest.mark.parametrize(
     ("heads", "kv", "dim", "n_freqs", "dtype", "block"),
     [
@@ -149,7 +150,8 @@ def test_fused_equals_composed_in_two_bytes(
     batch = paged.batch([(s, 3, 3 + m) for s, m in enumerate(lengths)], 3)
     stride = (heads + 2 * kv) * dim + 8
     data = rng.standard_normal((n, stride), np.float32).astype(TYPES[dtype]).view(np.uint16)
-    norms = [rng.standard_normal(dim).astype(np.float32) for _ in range(2)]
+    shapes = [(heads, dim), (kv, dim)] if "norms" in parts else [(dim,), (dim,)]
+    norms = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     rope = table_of(backend, batch[0], n_freqs) if "rope" in parts else None
     n_pages = -(-303 // block)
     table = rng.permutation(4 * n_pages)[: 3 * n_pages].reshape(3, -1).astype(np.int32)
@@ -164,8 +166,8 @@ def test_fused_equals_composed_in_two_bytes(
             assert backend.allocations == 0
         else:
             if "norm" in parts:
-                backend.rms_norm(q, norms[0], q, 1e-6, heads)
-                backend.rms_norm(k, norms[1], k, 1e-6, kv)
+                backend.rms_norm(q, norms[0], q, 1e-6, heads, dim if "norms" in parts else 0)
+                backend.rms_norm(k, norms[1], k, 1e-6, kv, dim if "norms" in parts else 0)
             if rope is not None:
                 backend.rope(rope, q, k, dim, interleaved)
             backend.kv_write(pool, batch, table, k, v)
