@@ -329,8 +329,10 @@ def _from_directory(directory: Path, config: Mapping[str, object], generation: M
     from . import token_texts
 
     settings = {**read_json(directory / "special_tokens_map.json"), **read_json(directory / "tokenizer_config.json")}
-    backend = _open_backend(directory)
     named = {name: _content(settings[name]) for name in SPECIAL_NAMES if settings.get(name)}
+    if (directory / "tokenizer.jsonl").is_file() and not (directory / "tokenizer.json").is_file():
+        return _from_lines(directory, settings, named, [*_id_list(generation), *_id_list(config)])
+    backend = _open_backend(directory)
     _add_tokens(backend, settings, named)
     added = backend.get_added_tokens_decoder()
     eos = named.get("eos_token")
@@ -344,6 +346,20 @@ def _from_directory(directory: Path, config: Mapping[str, object], generation: M
         ids,
         _templates(directory, settings.get("chat_template")),
     )
+
+
+def _from_lines(directory: Path, settings: Mapping[str, Any], named: Mapping[str, str], eos_token_ids: list[int]) -> Tokenizer:
+    """From PLaMo's tokenizer.jsonl."""
+    from .plamo_tokenizer import read
+
+    extra = [_content(token) for token in settings.get("additional_special_tokens") or []]
+    backend = read(directory / "tokenizer.jsonl", settings, named, extra)
+    listed: Mapping[str, Any] = settings.get("added_tokens_decoder") or {}
+    marked = [str(one["content"]) for one in listed.values() if one.get("special")]
+    ids = [token for text in (*named.values(), *extra, *marked) if (token := backend.token_to_id(text)) is not None]
+    eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
+    ends = eos_token_ids if eos is None else [*eos_token_ids, eos]
+    return Tokenizer(backend, backend.texts(ids), set(ids), named, ends, _templates(directory, settings.get("chat_template")))
 
 
 def _open_backend(directory: Path) -> tokenizers.Tokenizer:

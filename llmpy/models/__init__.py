@@ -25,8 +25,8 @@ __all__ = ["Block", "Compiled", "Model", "ModelConfig", "Overrides", "Rope", "Sp
 Overrides = Mapping[str, object] | Callable[[Raw], Mapping[str, object]]
 
 _FAMILIES = """
-    apertus arcee bert cohere exaone4 gemma glm granite internlm3 llama minicpm mistral nemotron olmo olmo2 phi phi3 qwen2 qwen3
-    seed_oss smollm3 stablelm
+    apertus arcee bert cohere exaone4 gemma glm granite internlm3 llama minicpm mistral nemotron olmo olmo2 phi phi3 plamo3
+    qwen2 qwen3 seed_oss smollm3 stablelm
     mamba
 """
 for _family in _FAMILIES.split():

@@ -153,7 +153,7 @@ class Block:
         Args:
             x: Input, [rows, n].
             name: Module name; the tensor is NAME.weight, or NAME where that ends with "weight"; [n], [head_dim] or
-                [heads, head_dim]. None: there is no weight.
+                [heads, head_dim]. A "#" stands for the number of the head, whose tensor is [head_dim] then. None: no weight.
             eps: Added to the mean of squares.
             per_head: The row is heads of the model's head_dim (a number: of so many elements), each normalised alone.
             own_weights: Each head has weights of its own, else all share them.
@@ -182,7 +182,11 @@ class Block:
         heads = x.width // size
         shape = (heads, size) if own_weights else (size,)
         names = [where if where.endswith(kind) else f"{where}.{kind}" for kind in kinds] if name else []
-        return heads, [m.vector(op, [(each, shape)], 0.0 if i else offset) for i, each in enumerate(names)]
+        parts = [
+            [(each.replace("#", str(head)), (size,)) for head in range(heads)] if "#" in each else [(each, shape)]
+            for each in names
+        ]
+        return heads, [m.vector(op, tensors, 0.0 if i else offset) for i, tensors in enumerate(parts)]
 
     def rope(self, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:
         """Turns the heads of q and k by their positions."""
@@ -367,8 +371,8 @@ class Block:
         return m.emit("act", [x], x.width, u=[CLIP], f=[limit])
 
     def xielu(self, x: Value, name: str) -> Value:
-        """p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x; p = softplus(alpha_p), n = beta + softplus(alpha_n)
-        (https://arxiv.org/abs/2411.13010).
+        """p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x; p = softplus(alpha_p),
+        n = beta + softplus(alpha_n) (https://arxiv.org/abs/2411.13010).
 
         Args:
             x: [rows, n].
@@ -611,7 +615,7 @@ class Model(Block):
         found = (self._tensors or {}).get(self._to_source(name))
         return () if found is not None and len(found[1]) == 0 else (1,)
 
-    def vector(self, op: str, tensors: Sequence[tuple[str, int | tuple[int, ...]]], offset: float = 0.0) -> int:
+    def vector(self, op: str, tensors: Sequence[tuple[str, int] | tuple[str, tuple[int, ...]]], offset: float = 0.0) -> int:
         """A weight of the parts NAME [n], or NAME of any other shape, whose elements are taken as they lie."""
         shapes = [(name, n if isinstance(n, tuple) else (n,)) for name, n in tensors]
         self._add("vector", [self._part(op, name, prod(shape), shape) for name, shape in shapes], 1, offset)

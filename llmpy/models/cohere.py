@@ -20,8 +20,8 @@ DEFAULTS = {
 
 @architecture(*heads.names("Cohere"), defaults={**DEFAULTS, "rope_theta": 500000.0})
 def cohere(cfg: ModelConfig, m: Model) -> None:
-    """Cohere decoder: attention and MLP read the same layer norm without a bias; neighbouring pairs are turned, behind a norm of
-    each head with weights of its own if `use_qk_norm`."""
+    """Cohere decoder: attention and MLP read the same layer norm without a bias; neighbouring pairs are turned, behind a
+    norm of each head with its own weights if `use_qk_norm`."""
     write(cfg, m, repeat((0, True), cfg.num_layers))
 
 

@@ -41,7 +41,7 @@ def gemma(cfg: ModelConfig, m: Model) -> None:
     defaults={**DEFAULTS, **SANDWICH, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
 )
 def gemma2(cfg: ModelConfig, m: Model) -> None:
-    """Gemma 2 decoder: Gemma with norms before and behind each branch, capped scores and logits, a window in every other layer."""
+    """Gemma 2 decoder: Gemma with norms around each branch, capped scores and logits, a window in every other layer."""
     ropes, softcap = dict.fromkeys(KINDS, cfg.rope), cfg.get("attn_logit_softcapping", 0.0)
     write_sandwich(cfg, m, cfg.layer_kinds(2), ropes, softcap=softcap, normed_heads=False)
 
@@ -52,7 +52,7 @@ def gemma2(cfg: ModelConfig, m: Model) -> None:
     defaults={**DEFAULTS, **SANDWICH, "rope_theta": 1000000.0, "max_position_embeddings": 131072},
 )
 def gemma3(cfg: ModelConfig, m: Model) -> None:
-    """Gemma 3 decoder, text: Gemma 2 with uncapped scores, with norms on the heads of q and k, and a rope for each type of layer."""
+    """Gemma 3 decoder: Gemma 2 without capped scores, with norms on the heads of q and k, a rope for each kind of layer."""
     cfg.without("attn_logit_softcapping")
     cfg.counts_rope_scaling = True
     ropes = cfg.layer_ropes(cfg.get("rope_local_base_freq", 10000.0))

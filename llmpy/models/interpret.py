@@ -63,7 +63,7 @@ def _act(x: Array, weights: Sequence[Array], act: int, f: Sequence[float]) -> Ar
         return _ACTS[act](x)
     alpha_p, alpha_n, beta, eps = weights[0]
     below = (np.expm1(np.minimum(x, eps)) - x) * (beta + np.logaddexp(0, alpha_n))
-    return np.where(x > 0, np.logaddexp(0, alpha_p) * x * x, below) + beta * x
+    return np.asarray(np.where(x > 0, np.logaddexp(0, alpha_p) * x * x, below) + beta * x)
 
 
 def _rope(x: Array, rope: RopeSpec, head_dim: int) -> Array:

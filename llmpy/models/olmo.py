@@ -11,7 +11,8 @@ EPS = 1e-5  # no field of the configuration
 @architecture(*heads.names("Olmo"), defaults={"hidden_act": "silu", "max_position_embeddings": 2048})
 def olmo(cfg: ModelConfig, m: Model) -> None:
     """OLMo decoder: Llama with layer norms that have no weights, and q, k and v limited to +-`clip_qkv` if that is given."""
-    bias, limit = cfg.get("attention_bias", False), cfg.get("clip_qkv", 0.0)
+    bias = cfg.get("attention_bias", False)
+    limit = cfg.positive("clip_qkv", 1.0) if cfg.get("clip_qkv", 0.0) else 0.0
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")
     for layer in m.layers(f"{stem}layers", cfg.num_layers):

@@ -86,7 +86,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 8, "attention_bias": True, **by_layer(FAR, rope_theta=5e5)}),
     "granite": (
         "Granite",
-        {"embedding_multiplier": 2.0, "attention_multiplier": 0.1, "residual_multiplier": 0.5},
+        {"embedding_multiplier": 2.0, "attention_multiplier": 0.1, "residual_multiplier": 0.5, "logits_scaling": 3.0},
     ),
     "granite-bias": (
         "Granite", {"residual_multiplier": 0.22, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -96,7 +96,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "gemma": ("Gemma", {"head_dim": 24, "attention_bias": True}),
     "gemma2": (
         "Gemma2",
-        {"num_hidden_layers": 3, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0, "final_logit_softcapping": None,
+        {"num_hidden_layers": 3, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
          "sliding_window": 8},
     ),
     "gemma3": (
@@ -111,16 +111,24 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "exaone4": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 8}),
     "arcee": ("Arcee", {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
     "stablelm": ("StableLm", {}),
+    "stablelm-norms": ("StableLm", {"qk_layernorm": True}),
     "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": True}),
     "nemotron": ("Nemotron", {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
-    "cohere": ("Cohere", {"logit_scale": 1.0, "attention_bias": True}),
-    "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 1.0}),
+    "cohere": ("Cohere", {"logit_scale": 0.3, "attention_bias": True, "use_qk_norm": True}),
+    "cohere-plain": ("Cohere", {}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 0.3}),
+    "phi": ("Phi", {}),
+    "phi-norms": ("Phi", {"qk_layernorm": True, **rope("default", partial_rotary_factor=0.25)}),
+    "olmo": ("Olmo", {"clip_qkv": 0.5, "attention_bias": True}),
+    "olmo-plain": ("Olmo", {}),
+    "apertus": ("Apertus", {"attention_bias": True}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
 # One case of a topology is enough for the default run; all of them are in that of the slow tests.
 SLOW = {
     "smollm3", "smollm3-window", "olmo2", "granite", "granite-bias", "phi3", "gemma", "gemma2", "glm", "seed_oss",
-    "seed_oss-plain", "exaone4", "exaone4-full", "arcee", "stablelm", "stablelm-parallel", "cohere",
+    "seed_oss-plain", "exaone4", "exaone4-full", "arcee", "stablelm", "stablelm-parallel",
+    "stablelm-norms", "cohere-plain", "phi-norms", "olmo-plain",
 }  # fmt: skip
 CONFIGS = {"Gemma3": "Gemma3Text"}  # the family whose name the configuration has
 

@@ -46,7 +46,7 @@ def test_a_program_as_plain_data():
     assert spec["ops"][3][1] == {"in": [5, 3], "out": [6, 7], "weights": [], "u": [0, 4], "f": []}
     assert spec["ops"][4][1] == {"in": [6, 7, 4], "out": [8], "weights": [], "u": [0], "f": [0.5, 30.0]}
     assert spec["ops"][8][1]["u"] == [4]
-    assert spec["ops"][-2][1] == {"in": [15], "out": [], "weights": [7], "u": [], "f": [2.0]}
+    assert spec["ops"][-2][1] == {"in": [15], "out": [], "weights": [7], "u": [], "f": [2.0, 0.0]}
     assert spec["ops"][-1][1]["in"] == [15]
     parts = [("layers.0.q", 16), ("layers.0.k", 8), ("layers.0.v", 8)]
     matrix, bias, norm = spec["weights"][1:4]
@@ -166,10 +166,10 @@ BROKEN = [
         "rope field short_factor .*wanted numbers above 0, have 0",
     ),
     ("gemma3", configure(use_bidirectional_attention=True), UnsupportedError, "use_bidirectional_attention=True is not supp"),
-    ("gemma2", configure(final_logit_softcapping=30.0), UnsupportedError, "final_logit_softcapping=30.0 is not supp"),
-    ("granite", configure(logits_scaling=8.0), UnsupportedError, "logits_scaling=8.0 is not supported by Granite.*, only 1.0"),
-    ("stablelm", configure(qk_layernorm=True), UnsupportedError, "qk_layernorm=True is not supported by StableLm"),
-    ("cohere", configure(use_qk_norm=True), UnsupportedError, "use_qk_norm=True is not supported by Cohere"),
+    ("llama", configure(final_logit_softcapping=30.0), UnsupportedError, "final_logit_softcapping=30.0 is not supp"),
+    ("llama", configure(logits_scaling=8.0), UnsupportedError, "logits_scaling=8.0 is not supported by Llama.*, only 1.0"),
+    ("granite", configure(logits_scaling=0.0), CheckpointError, "logits_scaling: wanted a number above 0, have 0.0"),
+    ("olmo", configure(clip_qkv=-1.0), CheckpointError, "clip_qkv: wanted a number above 0, have -1.0"),
     ("llama", configure(logit_scale=0.5), UnsupportedError, "logit_scale=0.5 is not supported by Llama"),
     ("gemma2", configure(query_pre_attn_scalar=0), CheckpointError, "query_pre_attn_scalar: wanted a number above 0, have 0"),
     ("granite", configure(residual_multiplier=0.0), CheckpointError, "residual_multiplier: wanted a number above 0, have 0.0"),

@@ -1,5 +1,5 @@
 """Configurations of the shapes and in the spellings of released models: parameters, which agree with the published sizes,
-the longest sequence, windows and ropes. The factors on logits, which are refused, are overridden with 1.
+the longest sequence, windows and ropes.
 """
 
 from types import SimpleNamespace
@@ -234,7 +234,7 @@ RELEASED = {
             "embedding_multiplier": 12.0,
             "attention_multiplier": 0.015625,
             "residual_multiplier": 0.22,
-            "logits_scaling": 1.0,
+            "logits_scaling": 8.0,
             "rope_theta": 10000000.0,
             "tie_word_embeddings": True,
         },
@@ -247,7 +247,7 @@ RELEASED = {
         [0, 4096],
         1,
         {
-            "logit_scale": 1.0,
+            "logit_scale": 0.25,
             "sliding_window": 4096,
             "sliding_window_pattern": 4,
             "rope_theta": 50000,
@@ -256,6 +256,42 @@ RELEASED = {
             "position_embedding_type": "rope_gptj",
             "rotary_pct": 1.0,
         },
+    ),
+    "gemma-2-9b": (
+        "Gemma2",
+        9241705984,
+        (256000, 3584, 14336, 42, 16, 8, 8192),
+        8192,
+        [0, 4096],
+        1,
+        {
+            "head_dim": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+    ),
+    "phi-2": (
+        "Phi",
+        2779683840,
+        (51200, 2560, 10240, 32, 32, 32, 2048),
+        2048,
+        [0],
+        1,
+        {"partial_rotary_factor": 0.4, "rope_theta": 10000.0, "hidden_act": "gelu_new", "layer_norm_eps": 1e-05,
+         "qk_layernorm": False},
+    ),
+    "OLMo-7B": (
+        "Olmo",
+        6888095744,
+        (50304, 4096, 11008, 32, 32, 32, 2048),
+        2048,
+        [0],
+        1,
+        {"clip_qkv": None, "rope_theta": 10000.0},
     ),
     "Phi-4": (
         "Phi3",

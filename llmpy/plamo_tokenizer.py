@@ -1,0 +1,214 @@
+"""PLaMo's tokenizer: of all ways to cut a text into pieces the one of the highest score (tokenizer.jsonl).
+
+Costs are integers, so that no rounding decides. The best end of the piece that begins at a character is found from the right to
+the left; of equal costs the longer piece is taken, and a character that no piece begins with becomes the tokens of its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointError
+from .token_texts import TokenTexts, byte_fallback
+
+FILE = "tokenizer.jsonl"
+_SCORE_UNIT = 10_000
+_UNUSABLE = -20_000_000  # scores of this and below
+_FALLBACK = 10_000_000  # what a character costs that is cut into its bytes
+_NO_PIECE = -(10**12)  # of the beginning of a piece that is none itself: costs more than anything
+
+
+class PlamoEncoding:
+    """Ids of a text, and the characters that each covers."""
+
+    def __init__(self, ids: list[int], spans: list[tuple[int, int]]) -> None:
+        self.ids, self.offsets = ids, spans
+
+
+class PlamoTokenizer:
+    """A tokenizer of a vocabulary of pieces with scores.
+
+    Args:
+        pieces: Vocabulary entries by id.
+        scores: The score of each.
+        kinds: "NORMAL", "CONTROL", "UNKNOWN" or "BYTE" of each.
+        added: Ids of the tokens that are cut out of a text before anything else, by their text.
+        unknown: Id of what has neither a piece nor bytes.
+        bos, eos: Ids added with `add_special_tokens`; None = none.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[str],
+        scores: Sequence[float],
+        kinds: Sequence[str],
+        *,
+        added: Mapping[str, int],
+        unknown: int = 0,
+        bos: int | None = None,
+        eos: int | None = None,
+    ) -> None:
+        self._pieces = list(pieces)
+        self._ids = {piece: place for place, piece in enumerate(self._pieces)} | dict(added)
+        self._added = dict(added)
+        self._bos, self._eos, self._unknown = bos, eos, unknown
+        names = "|".join(re.escape(text) for text in sorted(added, key=len, reverse=True))
+        self._cut: Callable[[str], list[str]] = re.compile(f"({names})").split if names else lambda text: [text]
+        self._bytes = {piece: place for place, piece in enumerate(self._pieces) if kinds[place] == "BYTE"}
+        self._kinds, self._given = list(kinds), list(scores)
+
+    @cached_property
+    def _scores(self) -> dict[str, int]:
+        """The score of every piece and, too low for a choice, of every beginning of one."""
+        table: dict[str, int] = {}
+        for piece, score, kind in zip(self._pieces, self._given, self._kinds, strict=True):
+            whole = round(score * _SCORE_UNIT)
+            if kind == "BYTE" or whole <= _UNUSABLE or not piece:
+                continue
+            for end in range(1, len(piece)):
+                table.setdefault(piece[:end], _NO_PIECE)
+            table[piece] = whole
+        return table
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> PlamoEncoding:
+        """Ids of a text."""
+        found = PlamoEncoding([], [])
+        if add_special_tokens and self._bos is not None:
+            self._put(found, [self._bos], 0, 0)
+        start = 0
+        for i, part in enumerate(self._cut(sequence)):
+            if i % 2:
+                self._put(found, [self._added[part]], start, start + len(part))
+            elif part:
+                self._encode_part(part, start, found)
+            start += len(part)
+        if add_special_tokens and self._eos is not None:
+            self._put(found, [self._eos], 0, 0)
+        return found
+
+    @staticmethod
+    def _put(found: PlamoEncoding, ids: Sequence[int], start: int, end: int) -> None:
+        found.ids += ids
+        found.offsets += [(start, end)] * len(ids)
+
+    def _encode_part(self, text: str, start: int, found: PlamoEncoding) -> None:
+        """Ids of a text without added tokens, which begins at a character of the whole."""
+        ends, place = self._best_ends(text), 0
+        while place < len(text):
+            end = ends[place] or place + 1
+            piece = text[place:end]
+            self._put(found, [self._ids[piece]] if ends[place] else self._byte_ids(piece), start + place, start + end)
+            place = end
+
+    def _best_ends(self, text: str) -> list[int]:
+        """For every character the end of the best piece that begins there; 0: it is cut into bytes."""
+        find, n = self._scores.get, len(text)
+        costs, ends = [0] * (n + 1), [0] * n
+        for i in range(n - 1, -1, -1):
+            best, best_end, end = costs[i + 1] + _FALLBACK, 0, i + 1
+            score = find(text[i])
+            while score is not None:
+                cost = costs[end] - score
+                if cost <= best:  # from the shortest to the longest: ties go to the longer one
+                    best, best_end = cost, end
+                end += 1
+                score = find(text[i:end]) if end <= n else None
+            costs[i], ends[i] = best, best_end
+        return ends
+
+    def _byte_ids(self, character: str) -> list[int]:
+        """The tokens of a character's bytes."""
+        return [self._bytes.get(f"<0x{byte:02X}>", self._unknown) for byte in character.encode("utf-8", "surrogatepass")]
+
+    def encode_batch(self, input: Sequence[str], *, add_special_tokens: bool = True) -> list[PlamoEncoding]:
+        """Ids of several texts."""
+        return [self.encode(text, add_special_tokens=add_special_tokens) for text in input]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids."""
+        return self.texts(self._added.values()).decode(ids, skip_special_tokens)
+
+    def texts(self, special: Iterable[int]) -> TokenTexts:
+        """The text bytes of every id."""
+        table = [b""] * (max(self._ids.values(), default=-1) + 1)
+        for text, token in self._ids.items():
+            is_byte = token < len(self._kinds) and self._kinds[token] == "BYTE"
+            table[token] = (byte_fallback(text) if is_byte else None) or text.encode("utf-8", "surrogatepass")
+        return TokenTexts(table, False, special, self._added.values())
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {token: text for text, token in self._ids.items()}
+
+    def id_to_token(self, id: int) -> str | None:
+        """Vocabulary entry of an id."""
+        return self._names.get(id)
+
+    def token_to_id(self, token: str) -> int | None:
+        """Id of a vocabulary entry."""
+        return self._ids.get(token)
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int:
+        """Number of vocabulary entries."""
+        return len(self._ids) if with_added_tokens else len(self._pieces)
+
+    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
+        """Ids by vocabulary entry."""
+        return {text: token for text, token in self._ids.items() if with_added_tokens or token < len(self._pieces)}
+
+
+def _damaged(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{path}: {problem}", file=str(path))
+
+
+def read(path: Path, settings: Mapping[str, Any], named: Mapping[str, str], special: Sequence[str]) -> PlamoTokenizer:
+    """The tokenizer of a file.
+
+    Args:
+        path: tokenizer.jsonl: a line an id, [piece, score, kind, ...].
+        settings: tokenizer_config.json.
+        named: Special tokens by role.
+        special: Further tokens that are cut out of a text.
+
+    Raises:
+        CheckpointError: A line that is no such thing, or not exactly the 256 bytes.
+    """
+    pieces: list[str] = []
+    scores: list[float] = []
+    kinds: list[str] = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                piece, score, *rest = json.loads(line)
+                kind = rest[0] if rest and rest[0] is not None else "NORMAL"
+                scores.append(float(score))
+            except (ValueError, TypeError) as error:
+                raise _damaged(path, f"line {number}: wanted [piece, score, kind], have {line[:80]!r}") from error
+            if not isinstance(piece, str) or kind not in ("NORMAL", "CONTROL", "UNKNOWN", "BYTE"):
+                raise _damaged(path, f"line {number}: wanted a piece of a known kind, have {line[:80]!r}")
+            pieces.append(piece)
+            kinds.append(kind)
+    bytes_found = {piece for piece, kind in zip(pieces, kinds, strict=True) if kind == "BYTE"}
+    if bytes_found != {f"<0x{byte:02X}>" for byte in range(256)}:
+        raise _damaged(path, f"wanted the 256 byte tokens <0x00> to <0xFF>, have {len(bytes_found)}")
+    if len(set(pieces)) != len(pieces):
+        twice = next(piece for piece in pieces if pieces.count(piece) > 1)
+        raise _damaged(path, f"holds {twice!r} twice")
+    ids = {piece: place for place, piece in enumerate(pieces)}
+    listed: Mapping[str, Any] = settings.get("added_tokens_decoder") or {}
+    contents = {int(token): str(one["content"]) for token, one in listed.items()}
+    added = {text: token for token, text in contents.items()}
+    for text in (*named.values(), *special):
+        if text not in added:
+            added[text] = ids.get(text, max([len(pieces) - 1, *added.values()]) + 1)
+
+    def wanted(role: str) -> int | None:
+        return added.get(named.get(f"{role}_token", "")) if settings.get(f"add_{role}_token") else None
+
+    unknown = added.get(named.get("unk_token", ""), 0)
+    return PlamoTokenizer(pieces, scores, kinds, added=added, unknown=unknown, bos=wanted("bos"), eos=wanted("eos"))
