@@ -656,7 +656,8 @@ struct backend {
     enum rc (*delta)(void *ctx, const struct delta_args *args, struct err *err);
     enum rc (*route)(void *ctx, const struct route_args *args, struct err *err);
     enum rc (*experts)(void *ctx, const struct experts_args *args, struct err *err);
-    enum rc (*scale_logits)(void *ctx, const struct scale_logits_args *args, struct err *err); /* without it: logits as they are, no factor or cap */
+    /* Without it programs whose logits have a factor or a cap are refused. */
+    enum rc (*scale_logits)(void *ctx, const struct scale_logits_args *args, struct err *err);
 };
 
 /* The one symbol that a backend's library exports. */

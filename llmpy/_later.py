@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .errors import UnsupportedError
 
@@ -74,9 +74,9 @@ class LaterMethods:
     """Methods of LLM and AsyncEngine that are not built yet. One that is awaited raises when it is called."""
 
 
-    def tap(self, *args: object, **kwargs: object) -> NoReturn:
+    def tap(self, *args: Any, **kwargs: Any) -> Any:
         """Intermediate tensors."""
-        _refuse("tap()", "program() and weight_info() are")
+        _refuse("AsyncEngine.tap()", "LLM.tap() is")
 
     def get_metrics(self, *args: object, **kwargs: object) -> NoReturn:
         """Metrics under other names."""

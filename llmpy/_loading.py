@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._pooling import Pooler
     from .config import EngineConfig
     from .hub import ModelFiles
-    from .models import ModelConfig
+    from .models import ModelConfig, Spec
     from .tokenizer import Tokenizer
 
 logger = logging.getLogger("llmpy")
@@ -38,6 +38,7 @@ class Loaded:
         vocab_size: Rows of the vocabulary.
         generation_defaults: What generation_config.json and its overrides say.
         pooler: What the model's states are good for.
+        spec: The program.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Loaded:
         "model",
         "name",
         "pooler",
+        "spec",
         "token_bytes",
         "tokenizer",
         "vocab_size",
@@ -65,6 +67,7 @@ class Loaded:
     vocab_size: int
     generation_defaults: dict[str, Any]
     pooler: Pooler
+    spec: Spec
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> Loaded:
@@ -92,6 +95,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
     compiled = models.load(files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted)
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
     result.pooler = _pooling.pooler_of(files, compiled)
+    result.spec = compiled.spec
     result.vocab_size = compiled.spec["vocab_size"]
     result.eos_token_ids = _eos_ids(result, compiled.config.eos_token_ids)
     if result.tokenizer is not None:

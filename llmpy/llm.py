@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from . import _calls, _pooling
@@ -12,6 +13,7 @@ from ._engine_base import Conversation, EngineBase, Tools, check_params_type, re
 from ._frontend import one_each, special_tokens_wanted
 from ._later import LaterCalls, LaterMethods
 from ._sleep import SleepingLLM
+from ._tap import Tap
 from ._weight_group import WeightGroups
 from ._weights import UpdateCalls, Weights
 from .checks import as_int
@@ -21,6 +23,9 @@ from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOut
 from .sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ._loading import Loaded
     from ._requests import Request
     from .config import EngineConfig
@@ -62,7 +67,45 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         self._weights = Weights(
             loaded.model, loaded.engine, str(self.config.device), self._frontend, lambda: driver.driving(steps=False)
         )
+        self._tap = Tap(loaded.model, loaded.spec, self._frontend, lambda: driver.driving(steps=False))
         self._named: dict[str, Request] = {}
+
+    # ---- looking inside ---------------------------------------------------------------------------------------------
+
+    def tap(
+        self, prompts: PromptType | Sequence[PromptType], names: str | int | Sequence[str | int]
+    ) -> list[dict[str | int, NDArray[np.float32]]]:
+        """What the model computes on the way: any tensor inside it, for every token of a prompt.
+
+        The prompt runs once more, beside what the engine has in flight, operation by operation; the values are those of a step,
+        bit for bit, rounded as the engine's activations are.
+
+        Args:
+            prompts: As in `generate`.
+            names: Names of values (`tap_names` lists them), numbers of operations, or several of these.
+
+        Returns:
+            A dict for each prompt: what was asked for, float32 [tokens, width].
+
+        Raises:
+            InvalidRequestError: A name that there is not, or a prompt that is empty or too long.
+            EngineBusyError: Another thread uses the engine.
+            EngineClosedError: It was closed.
+        """
+        self._driver.check()
+        return self._tap.run(prompts, names)
+
+    def tap_names(self, pattern: str | None = None) -> list[str]:
+        """Names of what `tap` can return, in the order in which the model computes it.
+
+        Args:
+            pattern: Shell pattern, such as "model.layers.0.*"; None = all.
+
+        Returns:
+            The names: those of the modules that make a value; a layer's own name is what it hands to the next one.
+        """
+        self._driver.check()
+        return [one.name for one in self._tap.named() if pattern is None or fnmatchcase(one.name, pattern)]
 
     # ---- generation -------------------------------------------------------------------------------------------------
 

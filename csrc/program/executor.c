@@ -174,7 +174,7 @@ static enum rc run_embed(struct running *run, const struct step *step, struct vi
     return m->backend->embed(m->ctx, &args, run->err);
 }
 
-static enum rc run_step(struct running *run, const struct step *step)
+enum rc step_run(struct running *run, const struct step *step)
 {
     struct model *m = run->m;
     uint32_t n_rows = step->on_selected ? run->n_wanted_rows : run->view.n_rows;
@@ -216,7 +216,7 @@ static enum rc run_step(struct running *run, const struct step *step)
     }
 }
 
-static enum rc run_rope_tables(struct running *run)
+enum rc rope_tables_run(struct running *run)
 {
     struct model *m = run->m;
     enum rc rc = RC_OK;
@@ -247,12 +247,12 @@ static enum rc wait_for(struct running *run, uint32_t i)
 static enum rc run_program(struct running *run)
 {
     struct model *m = run->m;
-    enum rc rc = run_rope_tables(run);
+    enum rc rc = rope_tables_run(run);
     for (uint32_t i = 0; i < m->plan.n_steps && !rc; i++) {
         const struct step *step = &m->plan.steps[i];
         if (!run->n_wanted_rows && (step->on_selected || step->code == STEP_SELECT))
             continue;
-        rc = run_step(run, step);
+        rc = step_run(run, step);
         if (!rc && m->options.is_synchronous)
             rc = wait_for(run, i);
     }

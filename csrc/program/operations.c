@@ -3,9 +3,10 @@
 static enum rc run_layer_norm(struct running *run, const struct op *op, uint32_t n_rows, struct view x, struct view out)
 {
     const struct model *m = run->m;
+    uint32_t either = op->weight[0] == NO_INDEX ? op->weight[1] : op->weight[0];
     struct layer_norm_args args = {n_rows, x, out, weights_vector(m->weights, op->weight[0]),
                                    weights_vector(m->weights, op->weight[1]), op->f[0], op->u[0],
-                                   weight_stride(m, op->weight[0] == NO_INDEX ? op->weight[1] : op->weight[0], op->u[0], x.width)};
+                                   weight_stride(m, either, op->u[0], x.width)};
     return m->backend->layer_norm(m->ctx, &args, run->err);
 }
 

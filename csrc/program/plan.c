@@ -87,6 +87,8 @@ static struct node *node_init(struct node *node, enum step_code code)
     for (int i = 0; i < OP_INPUTS; i++)
         node->in[i].root = NO_INDEX;
     node->add.root = node->mid.root = node->out.root = node->normed.root = NO_INDEX;
+    for (int i = 0; i < OP_OUTPUTS; i++)
+        step->made[i] = NO_INDEX;
     return node;
 }
 
@@ -213,6 +215,7 @@ static void emit_plain(struct planner *b, const struct op *op, enum step_code co
         node->in[i] = ref_of(b->p, op->in[i]);
     node->out = ref_of(b->p, op->out[0]);
     node->mid = ref_of(b->p, op->out[1]);
+    memcpy(node->step.made, op->out, sizeof op->out);
     node->step.op = op;
     node->step.weight = op->weight[0];
     node->step.bias = op->weight[1];
@@ -231,6 +234,7 @@ static struct node *emit_linear(struct planner *b, const struct op *op, uint32_t
     node->step.softcap = op->f[1];
     node->add = ref_of(b->p, add);
     node->out = ref_of(b->p, out);
+    node->step.made[0] = out;
     return node;
 }
 
@@ -262,6 +266,7 @@ static void emit_attention(struct planner *b, const struct op *op)
         absorb_qkv(b, write, op);
     node->in[0] = write->in[0];
     node->out = ref_of(b->p, op->out[0]);
+    node->step.made[0] = op->out[0];
     node->step.scale = op->f[0];
     node->step.softcap = op->f[1];
 }
@@ -273,6 +278,7 @@ static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err
     struct node *node = node_add(b, STEP_ROPE);
     node->step.rope = op->u[0];
     node->step.n_heads = op->u[1];
+    memcpy(node->step.made, op->out, sizeof op->out);
     for (int i = 0; i < 2; i++) {
         node->in[i] = ref_of(b->p, op->in[i]);
         b->alias[op->out[i]] = node->in[i];

@@ -34,6 +34,7 @@ struct step {
     float scale, softcap, eps;    /* softcap: of attention and of logits */
     bool has_own_norms;           /* of STEP_QKV: each head has weights of its own */
     const struct op *op;          /* of STEP_OP */
+    uint32_t made[OP_OUTPUTS];    /* values of the program that this step completes, or NO_INDEX */
     bool on_selected;             /* rows are those whose logits are wanted, else all rows of the batch */
 };
 

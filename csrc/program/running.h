@@ -29,6 +29,8 @@ static inline uint32_t weight_stride(const struct model *m, uint32_t weight, uin
     return weight != NO_INDEX && n_heads > 1 && m->program->weights[weight].rows == width ? width / n_heads : 0;
 }
 
+enum rc step_run(struct running *run, const struct step *step);
+enum rc rope_tables_run(struct running *run); /* of a step, before all others */
 enum rc operation_run(struct running *run, const struct step *step);
 bool operation_is_known(const struct backend *backend, const struct op *op); /* the backend has what the operation needs */
 

@@ -2,7 +2,8 @@
 #define _GNU_SOURCE
 #include "py.h"
 
-#include "../program/model.h"
+#include "../program/tap.h"
+#include "../base/mem.h"
 #include "py_program.h"
 
 #include <string.h>
@@ -282,6 +283,45 @@ static PyObject *program_text(PyObject *self, PyObject *args)
     return list;
 }
 
+/* Bytes of float32 [n_tokens][width] for every wanted number of a value; -1: the logits. */
+static PyObject *tap(PyObject *self, PyObject *args)
+{
+    Py_buffer ids;
+    PyObject *numbers, *result = NULL;
+    struct model *model = opened(self);
+    if (!model || !PyArg_ParseTuple(args, "y*O!", &ids, &PyList_Type, &numbers))
+        return NULL;
+    const struct program *program = model_program(model);
+    uint32_t n_tokens = (uint32_t)((size_t)ids.len / sizeof(int32_t)), n = (uint32_t)PyList_Size(numbers);
+    struct tapped *wanted = mem_calloc(n + 1, sizeof *wanted);
+    PyObject *list = wanted ? PyList_New((Py_ssize_t)n) : PyErr_NoMemory();
+    for (uint32_t i = 0; list && i < n; i++) {
+        long value = PyLong_AsLong(PyList_GetItem(numbers, (Py_ssize_t)i));
+        bool is_known = value < 0 ? program_has_logits(program) : value < (long)program->n_values;
+        if (!is_known && !PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "tap: wanted the number of a value, have %ld", value);
+        wanted[i].value = value < 0 ? TAP_LOGITS : (uint32_t)value;
+        size_t width = !is_known ? 0 : value < 0 ? program->vocab_size : program->values[value].width;
+        PyObject *rows = PyErr_Occurred()
+                             ? NULL : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(n_tokens * width * sizeof(float)));
+        if (!rows || PyList_SetItem(list, (Py_ssize_t)i, rows) < 0)
+            Py_CLEAR(list);
+        else
+            wanted[i].rows = (float *)PyBytes_AsString(rows);
+    }
+    if (list) {
+        struct err err = {0};
+        PyThreadState *gil = PyEval_SaveThread();
+        enum rc rc = model_tap(model, ids.buf, n_tokens, wanted, n, &err);
+        PyEval_RestoreThread(gil);
+        result = rc ? py_raise(&err) : Py_NewRef(list);
+        Py_DECREF(list);
+    }
+    mem_free(wanted);
+    PyBuffer_Release(&ids);
+    return result;
+}
+
 static PyObject *describe(PyObject *self, PyObject *args)
 {
     (void)args;
@@ -301,6 +341,7 @@ static PyMethodDef methods[] = {
     {"memory", memory, METH_NOARGS, "Bytes by purpose."},
     {"weight_info", weight_info, METH_NOARGS, "Every named weight: shape, type, the matrix that holds it."},
     {"program", program_text, METH_NOARGS, "The steps that run, one line each."},
+    {"tap", tap, METH_VARARGS, "Intermediate values of a prompt."},
     {"describe", describe, METH_NOARGS, "What was chosen at load."},
     {"close", model_close, METH_NOARGS, "Frees all memory; safe to call twice."},
     {NULL, NULL, 0, NULL},

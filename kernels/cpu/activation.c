@@ -1,7 +1,7 @@
-/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i], logits = cap * tanh(scale * logits / cap) (without
- * the cap where it is 0): element by element on float32, so any division
- * of the work gives the same bits. Bound by bytes (12 a value) but for the exponentials of act. Rows are cut into chunks of
- * columns, so that one wide row is shared by all threads. */
+/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i], logits = cap * tanh(scale * logits / cap)
+ * (without the cap where it is 0): element by element on float32, so any division of the work gives the same bits. Bound by
+ * bytes (12 a value) but for the exponentials of act. Rows are cut into chunks of columns, so that one wide row is shared by
+ * all threads. */
 #include "ops.h"
 #include "rows.h"
 

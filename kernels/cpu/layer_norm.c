@@ -1,6 +1,6 @@
-/* out[r][h] = weight * ((x[r][h] - mean) * 1/sqrt(variance + eps)) + bias, the mean and the variance (mean of (x - mean)^2) over each
- * head of the row; float32, sums in the order of rows.h's square sum. Bound by bytes: x is read three times (from the first-level
- * cache but for the first) and out written once, 8 bytes a value from memory. */
+/* out[r][h] = weight * ((x[r][h] - mean) * 1/sqrt(variance + eps)) + bias, the mean and the variance (mean of (x - mean)^2)
+ * over each head of the row; float32, sums in the order of rows.h's square sum. Bound by bytes: x is read three times (from
+ * the first-level cache but for the first) and out written once, 8 bytes a value from memory. */
 #include "ops.h"
 #include "rows.h"
 

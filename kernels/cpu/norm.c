@@ -1,5 +1,6 @@
-/* out[r][h] = weight (of all heads, or [h]) * x[r][h] / sqrt(mean(x[r][h]^2) + eps), each head h of size columns by itself; float32, rows.h's order.
- * Bound by bytes: x is read twice (the second time from the first-level cache) and out written once. */
+/* out[r][h] = weight (of all heads, or [h]) * x[r][h] / sqrt(mean(x[r][h]^2) + eps), each head h of size columns by itself;
+ * float32, rows.h's order. Bound by bytes: x is read twice (the second time from the first-level cache) and out written once.
+ */
 #include "ops.h"
 #include "rows.h"
 

@@ -1,7 +1,7 @@
-/* out[r][h] = weight * ((x[r][h] - mean) * 1/sqrt(variance + eps)) + bias, the mean and the variance (mean of (x - mean)^2) over each
- * head of the row; float32, one rounding to the type of activations. A block a head of a row: thread t adds columns t, t + THREADS, ... in this
- * order, then block_reduce's tree. Bound by bytes, 32 us for 8192 rows of 4096 bfloat16 values at 4.25 TB/s if the second and
- * third reading of a row come from the caches; not tuned. */
+/* out[r][h] = weight * ((x[r][h] - mean) * 1/sqrt(variance + eps)) + bias, the mean and the variance (mean of (x - mean)^2)
+ * over each head of the row; float32, one rounding to the type of activations. A block a head of a row: thread t adds columns
+ * t, t + THREADS, ... in this order, then block_reduce's tree. Bound by bytes, 32 us for 8192 rows of 4096 bfloat16 values at
+ * 4.25 TB/s if the second and third reading of a row come from the caches; not tuned. */
 #include "common.cuh"
 
 #define THREADS 256u

@@ -1,10 +1,10 @@
-/* out[r][h] = weight (of all heads, or [h]) * (x[r][h] * 1/sqrt(mean(x[r][h]^2) + eps)), each head h of size columns by itself; float32, one
- * rounding. With a sum: x = a + b, rounded once to the type of activations, is stored and normed in the same pass.
- * Sum of squares: chains of 8 consecutive columns; thread t of T adds those of columns 8 t, 8 (t + T), ... in this order, then
- * pairwise over threads 1, 2, 4, ... apart. T depends on the size alone; up to 256 columns this is head_norm.cuh's order, and
- * a group of lanes norms a head. The row stays in registers. Bound by bytes: 8192 rows of 4096 bfloat16 values, read and
- * written, take 32 us at 4.25 TB/s (with a sum 63 us); a single row by latency, about 1 us, the weight read ahead of the wait.
- */
+/* out[r][h] = weight (of all heads, or [h]) * (x[r][h] * 1/sqrt(mean(x[r][h]^2) + eps)), each head h of size columns by
+ * itself; float32, one rounding. With a sum: x = a + b, rounded once to the type of activations, is stored and normed in the
+ * same pass. Sum of squares: chains of 8 consecutive columns; thread t of T adds those of columns 8 t, 8 (t + T), ... in this
+ * order, then pairwise over threads 1, 2, 4, ... apart. T depends on the size alone; up to 256 columns this is head_norm.cuh's
+ * order, and a group of lanes norms a head. The row stays in registers. Bound by bytes: 8192 rows of 4096 bfloat16 values,
+ * read and written, take 32 us at 4.25 TB/s (with a sum 63 us); a single row by latency, about 1 us, the weight read ahead of
+ * the wait. */
 #include "eight.cuh"
 #include "head_norm.cuh"
 

@@ -152,10 +152,14 @@ class Interpreter:
     Args:
         spec: The program.
         read: Gives the exact values of a tensor as float32, for (name in the file, shape).
+
+    Attributes:
+        values: Every value of the last run, by its number, [n, width].
     """
 
     def __init__(self, spec: Spec, read: Read) -> None:
         self._spec = spec
+        self.values: list[Array] = []
         self._weights = [
             np.concatenate(
                 [read(source, (n, w["cols"]) if w["kind"] == "matrix" else (n,)) for _, source, n in w["parts"]]
@@ -174,6 +178,7 @@ class Interpreter:
 
     def _walk(self, token_ids: Sequence[int], wanted: str) -> Array:
         ids, values = np.asarray(token_ids), self._fresh(len(token_ids))
+        self.values = values
         for name, op in self._spec["ops"]:
             if name == "embed":
                 source, first = (*op["u"], 0, 0)[:2]

@@ -346,7 +346,7 @@ def test_introspection(fake_llm):
     assert llm.program() == ["embed", "logits"] and llm.reset_prefix_cache(True) is True and llm.fake.was_reset is True
     assert llm.weight_version == 0 and llm.is_sleeping() is False
     later = "as_completed enqueue enqueue_chat wait_for_completion beam_search similarity"
-    for name in f"{later} tap get_metrics collective_rpc apply_model".split():
+    for name in f"{later} get_metrics collective_rpc apply_model".split():
         with pytest.raises(UnsupportedError, match=rf"^{name}\(\)"):
             getattr(llm, name)(1)
 

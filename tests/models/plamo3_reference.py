@@ -65,7 +65,8 @@ class Plamo3:
         self.config, random = {**FIELDS, **config}, np.random.default_rng(seed)
         scale = {name: 1.0 if "embed" in name else 0.15 for name in shapes(self.config)}
         self.stored = {
-            name: (scale[name] * random.standard_normal(shape)).astype(np.float32) for name, shape in shapes(self.config).items()
+            name: (scale[name] * random.standard_normal(shape)).astype(np.float32)
+            for name, shape in shapes(self.config).items()
         }
         self.weights = {name: value.astype(np.float64) for name, value in self.stored.items()}
 

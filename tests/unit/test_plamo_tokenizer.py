@@ -17,9 +17,11 @@ from llmpy.tokenizer import load_tokenizer
 SPECIAL = ["<|plamo:unk|>", "<|plamo:bos|>", "<|plamo:eos|>", "<|plamo:pad|>", "<|plamo:op|>"]
 BYTES = [(f"<0x{byte:02X}>", 0.0, "BYTE") for byte in range(256)]
 # Scores of -1000 cost what a character in bytes does; below -2000 a piece is not used. "ab" + "c" ties with "abc".
-WORDS = [("a", -3.0), ("b", -3.5), ("c", -2.0), ("ab", -4.0), ("abc", -6.0), ("bc", -5.25), ("bca", -1.0), ("日", -2.5),
-         ("日本", -3.0), ("本語", -3.0), (" ", -1.5), (" a", -2.0), ("\n", -1000.0), ("x", -1001.0), ("xy", -2000.5), ("abcab", -11.0),
-         ("<0x", -4.0), ("\ufeff", -5.0)]  # fmt: skip
+WORDS = [
+    ("a", -3.0), ("b", -3.5), ("c", -2.0), ("ab", -4.0), ("abc", -6.0), ("bc", -5.25), ("bca", -1.0), ("日", -2.5),
+    ("日本", -3.0), ("本語", -3.0), (" ", -1.5), (" a", -2.0), ("\n", -1000.0), ("x", -1001.0), ("xy", -2000.5),
+    ("abcab", -11.0), ("<0x", -4.0), ("\ufeff", -5.0),
+]  # fmt: skip
 LINES = [(name, 0.0, "UNKNOWN" if i == 0 else "CONTROL") for i, name in enumerate(SPECIAL)]
 LINES += [*BYTES, *((word, score, "NORMAL") for word, score in WORDS)]
 LETTERS = "abcxyz 日本語\n\ufeff<0>é\U0001f600"
@@ -30,7 +32,7 @@ def made(lines: list[tuple[str, float, str]] = LINES, **options: object) -> Plam
 
 
 def all_ways(text: str) -> list[tuple[int, list[int], list[str]]]:
-    """(cost, lengths of the pieces negated, pieces) of every way to cut a text; a character in bytes counts as one of length 0."""
+    """(cost, lengths of the pieces negated, pieces) of every way to cut a text; a character in bytes counts as length 0."""
     if not text:
         return [(0, [], [])]
     ways = [(10**7 + cost, [0, *lengths], [f"bytes {text[0]}", *rest]) for cost, lengths, rest in all_ways(text[1:])]
@@ -107,7 +109,7 @@ def test_a_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "text"),
     [
-        (LINES[:-1] + [("a", -1.0, "NORMAL")], "holds 'a' twice"),
+        ([*LINES[:-1], ("a", -1.0, "NORMAL")], "holds 'a' twice"),
         (LINES[:100] + LINES[101:], "wanted the 256 byte tokens .* have 255"),
         ([*LINES, ("q",)], "line 280: wanted .piece, score, kind."),
         ([*LINES, ("q", "much", "NORMAL")], "line 280: wanted .piece, score, kind."),

@@ -1,0 +1,218 @@
+#define _GNU_SOURCE
+#include "tap.h"
+
+#include "../base/mem.h"
+#include "running.h"
+
+#include <string.h>
+
+#define MOST_ROWS 256u /* of a chunk: its values lie in an arena of their own */
+
+/* A copy of a model that shares its weights and tables of frequencies, with a plan without fusions, and an arena, pages and
+ * integers of its own: what the engine has in flight stays as it is. */
+struct tap {
+    struct model m;
+    struct running run;
+    int32_t *host;             /* of the integers: token ids, positions, rows' sequences, ends, wanted rows, page tables */
+    uint32_t n_rows, n_blocks; /* most of a chunk; of the prompt */
+    size_t n_integers;
+    char *read;
+    int32_t first_rows[2];
+};
+
+static enum rc out_of_memory(struct err *err)
+{
+    return err_set(err, RC_MEMORY, "tap: out of memory");
+}
+
+static enum rc take(struct tap *t, size_t size_bytes, void *pointer, struct err *err)
+{
+    void *made = NULL;
+    enum rc rc = t->m.backend->buffer_create(t->m.ctx, size_bytes, &made, err);
+    memcpy(pointer, &made, sizeof made);
+    return rc;
+}
+
+static size_t arena_bytes(const struct tap *t)
+{
+    return t->m.plan.arena_values * t->m.item_bytes;
+}
+
+static size_t pool_bytes(const struct tap *t)
+{
+    return (1 + (size_t)t->m.layout.n_groups * t->n_blocks) * t->m.layout.page_bytes;
+}
+
+/* Widest row that is read, in bytes as it lies on the device. */
+static size_t row_bytes(const struct model *m)
+{
+    size_t widest = (size_t)m->vocab_stride * sizeof(float);
+    for (uint32_t v = 0; v < m->program->n_values; v++) {
+        size_t bytes = ((size_t)m->program->values[v].width + 15) * m->item_bytes;
+        widest = bytes > widest ? bytes : widest;
+    }
+    return widest;
+}
+
+static enum rc tap_open(struct tap *t, const struct model *model, uint32_t n_tokens, struct err *err)
+{
+    uint32_t most = model->options.max_num_batched_tokens < MOST_ROWS ? model->options.max_num_batched_tokens : MOST_ROWS;
+    memset(t, 0, sizeof *t);
+    t->m = *model;
+    t->m.arena = NULL;
+    t->m.pool = t->m.staged = NULL;
+    memset(&t->m.plan, 0, sizeof t->m.plan);
+    t->n_rows = n_tokens < most || program_takes_whole_prompts(model->program) ? n_tokens : most;
+    t->n_blocks = t->m.table_stride = (n_tokens + model->layout.block_tokens - 1) / model->layout.block_tokens;
+    t->n_integers = 4 * (size_t)t->n_rows + 2 + (size_t)t->m.layout.n_groups * t->n_blocks;
+    enum rc rc = plan_make(model->program, 0, false, t->n_rows, &t->m.plan, err);
+    if (!rc)
+        rc = take(t, arena_bytes(t), &t->m.arena, err);
+    if (!rc)
+        rc = take(t, pool_bytes(t), &t->m.pool, err);
+    if (!rc)
+        rc = take(t, t->n_integers * sizeof(int32_t), &t->m.staged, err);
+    t->host = mem_calloc(t->n_integers, sizeof *t->host);
+    t->read = mem_alloc(t->n_rows * row_bytes(&t->m));
+    return rc || (t->host && t->read) ? rc : out_of_memory(err);
+}
+
+static void tap_close(struct tap *t)
+{
+    const struct backend *b = t->m.backend;
+    if (t->m.arena)
+        b->buffer_destroy(t->m.ctx, t->m.arena, arena_bytes(t));
+    if (t->m.pool)
+        b->buffer_destroy(t->m.ctx, t->m.pool, pool_bytes(t));
+    if (t->m.staged)
+        b->buffer_destroy(t->m.ctx, t->m.staged, t->n_integers * sizeof(int32_t));
+    plan_clear(&t->m.plan);
+    mem_free(t->host);
+    mem_free(t->read);
+}
+
+/* The batch of rows first .. first + n of the one sequence, all of which are wanted. */
+static enum rc begin_chunk(struct tap *t, const int32_t *ids, uint32_t first, uint32_t n, struct err *err)
+{
+    int32_t *lists[] = {t->host, t->host + t->n_rows, t->host + 2 * t->n_rows, t->host + 3 * t->n_rows};
+    int32_t *ends = t->host + 4 * t->n_rows, *tables = ends + 2, *device = (int32_t *)t->m.staged;
+    for (uint32_t i = 0; i < n; i++) {
+        lists[0][i] = ids[first + i];
+        lists[1][i] = (int32_t)(first + i);
+        lists[2][i] = 0;
+        lists[3][i] = (int32_t)i;
+    }
+    ends[0] = 0;
+    ends[1] = t->first_rows[1] = (int32_t)n;
+    for (uint32_t i = 0; i < t->m.layout.n_groups * t->n_blocks; i++)
+        tables[i] = (int32_t)i + 1;
+    t->run = (struct running){
+        .m = &t->m, .wanted_rows = device + (lists[3] - t->host), .n_wanted_rows = n, .n_logits_rows = n, .err = err,
+        .view = {n, 1, device, device + (lists[1] - t->host), device + (lists[2] - t->host), device + (ends - t->host),
+                 t->m.layout.block_tokens, t->first_rows, false},
+    };
+    for (uint32_t g = 0; g < t->m.layout.n_groups; g++)
+        t->run.tables[g] = device + (tables - t->host) + (size_t)g * t->n_blocks;
+    return t->m.backend->upload(t->m.ctx, device, t->host, t->n_integers * sizeof(int32_t), err);
+}
+
+/* n rows of a view to rows of float32. */
+static enum rc read_rows(struct tap *t, const void *data, uint32_t dtype, uint32_t width, uint32_t stride, uint32_t n,
+                         float *rows, struct err *err)
+{
+    size_t item = dtype == DTYPE_F32 ? sizeof(float) : t->m.item_bytes, bytes = ((size_t)(n - 1) * stride + width) * item;
+    enum rc rc = t->m.backend->download(t->m.ctx, t->read, data, bytes, err);
+    for (uint32_t i = 0; i < n && !rc; i++)
+        dtype_to_float(dtype, t->read + i * stride * item, rows + (size_t)i * width, width);
+    return rc;
+}
+
+/* Where a value lies once a step has made it; false: the step makes another one. */
+static bool find_value(const struct program *p, const struct step *step, uint32_t value, struct place *place)
+{
+    uint32_t offset = 0, root = value;
+    for (; p->values[root].of != NO_INDEX; root = p->values[root].of)
+        offset += p->values[root].offset;
+    for (uint32_t i = 0; i < OP_OUTPUTS; i++)
+        if (step->made[i] == root) {
+            *place = step->code == STEP_ROPE ? step->in[i] : i ? step->mid : step->out;
+            place->offset += offset;
+            place->width = p->values[value].width;
+            return true;
+        }
+    return false;
+}
+
+static enum rc read_values(struct tap *t, const struct step *step, const struct tapped *wanted, uint32_t n_wanted,
+                           uint32_t first, uint32_t n, struct err *err)
+{
+    uint32_t dtype = t->m.backend->activations(t->m.ctx);
+    enum rc rc = RC_OK;
+    struct place place;
+    for (uint32_t i = 0; i < n_wanted && !rc; i++)
+        if (wanted[i].value != TAP_LOGITS && find_value(t->m.program, step, wanted[i].value, &place))
+            rc = read_rows(t, t->m.arena + place.offset * t->m.item_bytes, dtype, place.width, place.stride, n,
+                           wanted[i].rows + (size_t)first * place.width, err);
+    return rc;
+}
+
+static enum rc read_logits(struct tap *t, const struct step *step, const struct tapped *wanted, uint32_t n_wanted,
+                           uint32_t first, uint32_t n, struct err *err)
+{
+    enum rc rc = RC_OK;
+    uint32_t vocab = t->m.program->vocab_size;
+    for (uint32_t i = 0; i < n_wanted; i++)
+        for (uint32_t row = 0, some; wanted[i].value == TAP_LOGITS && row < n && !rc; row += some) {
+            struct step part = *step;
+            some = n - row < t->m.max_logits_rows ? n - row : t->m.max_logits_rows;
+            part.in[0].offset += (size_t)row * part.in[0].stride;
+            t->run.n_logits_rows = some;
+            rc = step_run(&t->run, &part);
+            if (!rc)
+                rc = read_rows(t, t->m.logits, DTYPE_F32, vocab, t->m.vocab_stride, some,
+                               wanted[i].rows + (size_t)(first + row) * vocab, err);
+        }
+    return rc;
+}
+
+static enum rc run_chunk(struct tap *t, const struct tapped *wanted, uint32_t n_wanted, uint32_t first, uint32_t n,
+                         struct err *err)
+{
+    enum rc rc = rope_tables_run(&t->run);
+    for (uint32_t i = 0; i < t->m.plan.n_steps && !rc; i++) {
+        const struct step *step = &t->m.plan.steps[i];
+        if (step->code == STEP_LOGITS) {
+            rc = read_logits(t, step, wanted, n_wanted, first, n, err);
+            continue;
+        }
+        rc = step_run(&t->run, step);
+        if (!rc)
+            rc = read_values(t, step, wanted, n_wanted, first, n, err);
+    }
+    return rc;
+}
+
+enum rc model_tap(const struct model *model, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted,
+                  uint32_t n_wanted, struct err *err)
+{
+    if (!n_tokens || n_tokens > model->options.max_model_len)
+        return err_set(err, RC_INVALID, "tap: wanted 1 to %u tokens, have %u", model->options.max_model_len, n_tokens);
+    if (program_takes_whole_prompts(model->program) && n_tokens > model->options.max_num_batched_tokens)
+        return err_set(err, RC_INVALID, "tap: wanted at most %u tokens at once, have %u; max_num_batched_tokens",
+                       model->options.max_num_batched_tokens, n_tokens);
+    if (model->asleep)
+        return err_set(err, RC_INVALID, "tap: the engine sleeps; wake_up() first");
+    struct tap tap;
+    enum rc rc = model->backend->synchronize(model->ctx, err);
+    if (rc)
+        return rc;
+    rc = tap_open(&tap, model, n_tokens, err);
+    for (uint32_t first = 0; first < n_tokens && !rc; first += tap.n_rows) {
+        uint32_t n = n_tokens - first < tap.n_rows ? n_tokens - first : tap.n_rows;
+        rc = begin_chunk(&tap, ids, first, n, err);
+        if (!rc)
+            rc = run_chunk(&tap, wanted, n_wanted, first, n, err);
+    }
+    tap_close(&tap);
+    return rc;
+}

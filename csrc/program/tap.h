@@ -1,0 +1,19 @@
+/* tap.h: intermediate values of a prompt, for people who look into a model. The program runs operation by operation, without
+ * fusions, in memory of its own beside the engine's; fused operations equal composed ones bit for bit, so the values are those
+ * of a step. Called while nothing steps the engine, by whoever has claimed it; allocates. */
+#ifndef LLMPY_TAP_H
+#define LLMPY_TAP_H
+
+#include "model.h"
+
+#define TAP_LOGITS NO_INDEX
+
+struct tapped {
+    uint32_t value; /* number in the program, or TAP_LOGITS */
+    float *rows;    /* [n_tokens][width of the value, or vocab_size] */
+};
+
+enum rc model_tap(const struct model *model, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted,
+                  uint32_t n_wanted, struct err *err);
+
+#endif

@@ -1,0 +1,108 @@
+"""Names for the values of a program, so that people can ask for them: those of the modules that make them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .blocks import Operands, Spec
+
+LOGITS = -1  # they are no value of the program
+_LAYER = re.compile(r"(.*?\.\d+)\.")
+_KINDS = (".weight", ".bias")
+
+
+class Named(NamedTuple):
+    """A value with a name.
+
+    Attributes:
+        name: What `LLM.tap` calls it.
+        value: Its number; -1: the logits.
+        op: Number of the operation that makes it.
+    """
+
+    name: str
+    value: int
+    op: int
+
+
+def module_of(tensor: str) -> str:
+    """The module of a tensor: its name without ".weight"."""
+    kind = next((kind for kind in _KINDS if tensor.endswith(kind)), "")
+    return tensor.removesuffix(kind)
+
+
+def of_program(spec: Spec) -> list[Named]:
+    """Every value of a program that an operation makes, in the order of the operations.
+
+    An operation with weights has the name of its module, one without that of its layer and its own
+    ("model.layers.3.attention"), a later one of the same name a number besides ("model.layers.3.add.2"). The parts of one
+    matrix have each their own. The name of a layer is what the layer gives to the next one.
+    """
+    found: list[Named] = []
+    taken: dict[str, int] = {}
+    layer, last = "", -1
+
+    def put(name: str, value: int, op: int) -> None:
+        taken[name] = taken.get(name, 0) + 1
+        found.append(Named(name if taken[name] == 1 else f"{name}.{taken[name]}", value, op))
+
+    for number, (kind, op) in enumerate(spec["ops"]):
+        tensors = [part[0] for weight in op["weights"][:1] for part in spec["weights"][weight]["parts"]]
+        inside = _LAYER.match(tensors[0]) if tensors else None
+        if tensors and kind != "logits" and (inside[1] if inside else "") != layer:
+            if layer:
+                put(layer, last, number - 1)
+            layer = inside[1] if inside else ""
+        if kind == "logits":
+            if layer:
+                put(layer, last, number - 1)
+            put("logits", LOGITS, number)
+            layer = ""
+        elif op["out"]:
+            last = op["out"][0]
+            for name, value in _outputs(spec, kind, op, layer, tensors):
+                put(name, value, number)
+    return found
+
+
+def _outputs(spec: Spec, kind: str, op: Operands, layer: str, tensors: list[str]) -> list[tuple[str, int]]:
+    """Names and numbers of what an operation makes."""
+    own = f"{layer}.{kind}" if layer else kind
+    if kind == "rope":
+        return [(f"{own}.q", op["out"][0]), (f"{own}.k", op["out"][1])]
+    modules = list(dict.fromkeys(module_of(tensor) for tensor in tensors))
+    if kind != "linear" or len(modules) == 1:
+        return [(modules[0] if len(modules) == 1 else own, op["out"][0])]
+    rows = [part[2] for part in spec["weights"][op["weights"][0]]["parts"]]
+    named, start = [("|".join(modules), op["out"][0])], 0
+    for module, width in zip(modules, rows, strict=True):
+        columns = (width, op["out"][0], start)
+        named += [(module, value) for value, where in enumerate(spec["values"]) if where == columns][:1]
+        start += width
+    return named
+
+
+def find(spec: Spec, wanted: str | int, named: Mapping[str, Named]) -> int:
+    """The value of a name, or of an operation's number.
+
+    Raises:
+        KeyError: there is none; the text says what there is like it.
+    """
+    if isinstance(wanted, int):
+        if not 0 <= wanted < len(spec["ops"]) or not (spec["ops"][wanted][1]["out"] or spec["ops"][wanted][0] == "logits"):
+            raise KeyError(f"operation {wanted} makes no value; there are {len(spec['ops'])} operations")
+        outs = spec["ops"][wanted][1]["out"]
+        return outs[0] if outs else LOGITS
+    if wanted not in named:
+        from difflib import get_close_matches
+
+        near = ", ".join(get_close_matches(wanted, named, n=3, cutoff=0.0))
+        raise KeyError(f"no value is called {wanted!r}; nearest: {near}. LLM.tap_names() has them all")
+    return named[wanted].value
+
+
+def width(spec: Spec, value: int) -> int:
+    """Columns of a value."""
+    return spec["vocab_size"] if value == LOGITS else spec["values"][value][0]
