@@ -14,7 +14,7 @@ struct tap {
     struct model m;
     struct running run;
     int32_t *host;             /* of the integers: token ids, positions, rows' sequences, ends, wanted rows, page tables */
-    uint32_t n_rows, n_blocks; /* most of a chunk; of the prompt */
+    uint32_t n_rows, n_pages;  /* rows of a chunk at most; pages of the tables of the one sequence */
     size_t n_integers;
     char *read;
     int32_t first_rows[2];
@@ -40,7 +40,7 @@ static size_t arena_bytes(const struct tap *t)
 
 static size_t pool_bytes(const struct tap *t)
 {
-    return (1 + (size_t)t->m.layout.n_groups * t->n_blocks) * t->m.layout.page_bytes;
+    return (1 + (size_t)t->n_pages) * t->m.layout.page_bytes; /* page 0 is nobody's */
 }
 
 /* Widest row that is read, in bytes as it lies on the device. */
@@ -63,8 +63,9 @@ static enum rc tap_open(struct tap *t, const struct model *model, uint32_t n_tok
     t->m.pool = t->m.staged = NULL;
     memset(&t->m.plan, 0, sizeof t->m.plan);
     t->n_rows = n_tokens < most || program_takes_whole_prompts(model->program) ? n_tokens : most;
-    t->n_blocks = t->m.table_stride = (n_tokens + model->layout.block_tokens - 1) / model->layout.block_tokens;
-    t->n_integers = 4 * (size_t)t->n_rows + 2 + (size_t)t->m.layout.n_groups * t->n_blocks;
+    t->m.table_stride = kv_layout_stride(&model->layout, n_tokens);
+    t->n_pages = kv_layout_n_tables(&model->layout) * t->m.table_stride;
+    t->n_integers = 4 * (size_t)t->n_rows + 2 + t->n_pages;
     enum rc rc = plan_make(model->program, 0, false, t->n_rows, &t->m.plan, err);
     if (!rc)
         rc = take(t, arena_bytes(t), &t->m.arena, err);
@@ -104,15 +105,15 @@ static enum rc begin_chunk(struct tap *t, const int32_t *ids, uint32_t first, ui
     }
     ends[0] = 0;
     ends[1] = t->first_rows[1] = (int32_t)n;
-    for (uint32_t i = 0; i < t->m.layout.n_groups * t->n_blocks; i++)
+    for (uint32_t i = 0; i < t->n_pages; i++)
         tables[i] = (int32_t)i + 1;
     t->run = (struct running){
         .m = &t->m, .wanted_rows = device + (lists[3] - t->host), .n_wanted_rows = n, .n_logits_rows = n, .err = err,
         .view = {n, 1, device, device + (lists[1] - t->host), device + (lists[2] - t->host), device + (ends - t->host),
                  t->m.layout.block_tokens, t->first_rows, false},
     };
-    for (uint32_t g = 0; g < t->m.layout.n_groups; g++)
-        t->run.tables[g] = device + (tables - t->host) + (size_t)g * t->n_blocks;
+    for (uint32_t g = 0; g < kv_layout_n_tables(&t->m.layout); g++)
+        t->run.tables[g] = device + (tables - t->host) + (size_t)g * t->m.table_stride;
     return t->m.backend->upload(t->m.ctx, device, t->host, t->n_integers * sizeof(int32_t), err);
 }
 
