@@ -27,7 +27,7 @@ Overrides = Mapping[str, object] | Callable[[Raw], Mapping[str, object]]
 _FAMILIES = """
     apertus arcee bert cohere exaone4 gemma glm granite internlm3 llama minicpm mistral nemotron olmo olmo2 phi phi3 plamo3
     qwen2 qwen3 seed_oss smollm3 stablelm
-    mamba
+    bamba granite_hybrid jamba mamba mamba2 nemotron_h
 """
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")

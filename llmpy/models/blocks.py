@@ -153,7 +153,8 @@ class Block:
         Args:
             x: Input, [rows, n].
             name: Module name; the tensor is NAME.weight, or NAME where that ends with "weight"; [n], [head_dim] or
-                [heads, head_dim]. A "#" stands for the number of the head, whose tensor is [head_dim] then. None: no weight.
+                [heads, head_dim] or that flat. A "#" stands for the number of the head, whose tensor is [head_dim] then. None:
+                no weight.
             eps: Added to the mean of squares.
             per_head: The row is heads of the model's head_dim (a number: of so many elements), each normalised alone.
             own_weights: Each head has weights of its own, else all share them.
@@ -180,11 +181,11 @@ class Block:
         if size < 1 or x.width % size:
             m.refuse(op, where, f"wanted a row of heads of {size}, have {x.width}")
         heads = x.width // size
-        shape = (heads, size) if own_weights else (size,)
         names = [where if where.endswith(kind) else f"{where}.{kind}" for kind in kinds] if name else []
+        shapes = [(size,) if not own_weights else (heads, size) if m.n_dims(each) == 2 else (x.width,) for each in names]
         parts = [
             [(each.replace("#", str(head)), (size,)) for head in range(heads)] if "#" in each else [(each, shape)]
-            for each in names
+            for each, shape in zip(names, shapes, strict=True)
         ]
         return heads, [m.vector(op, tensors, 0.0 if i else offset) for i, tensors in enumerate(parts)]
 
@@ -609,6 +610,11 @@ class Model(Block):
             parts = [self._part(op, f"{name}.weight", rows, (rows, cols)) for name, rows in modules]
             self._add("matrix", parts, cols)
         return self._matrices[key]
+
+    def n_dims(self, name: str) -> int:
+        """How many dimensions a tensor has in the checkpoint, 2 where there is none."""
+        found = (self._tensors or {}).get(self._to_source(name))
+        return 2 if found is None else len(found[1])
 
     def scalar_shape(self, name: str) -> tuple[int, ...]:
         """The shape of one element as the checkpoint has it: [1] or []."""

@@ -66,6 +66,12 @@ def mamba(cfg: ModelConfig, m: Model) -> None:
     write(cfg, m, lambda value, name: value)
 
 
+@architecture("FalconMambaForCausalLM", defaults={**DEFAULTS, "mixer_rms_eps": 1e-6})
+def falcon_mamba(cfg: ModelConfig, m: Model) -> None:
+    """Falcon-Mamba: Mamba with norms without weights on steps, inputs and outputs of the state."""
+    write(cfg, m, lambda value, name: m.rms_norm(value, None, cfg.need("mixer_rms_eps", float)))
+
+
 def write(cfg: ModelConfig, m: Model, norm: Callable[[Value, str], Value]) -> None:
     """The program of both."""
     eps = cfg.need("layer_norm_epsilon", float)

@@ -37,6 +37,15 @@ BASE = {
 }
 
 
+def own_class(file: str, name: str) -> type:
+    """A class of a file beside this one."""
+    spec = importlib.util.spec_from_file_location(file, Path(__file__).with_name(f"{file}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
 def rope(kind: str, **fields: object) -> dict[str, object]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
 
@@ -54,6 +63,23 @@ LONGROPE = {
            long_factor=[1.5, 2.0, 3.0, 4.0, 6.0, 8.0], original_max_position_embeddings=16),
 }  # fmt: skip
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
+GRANITE = {
+    "embedding_multiplier": 2.0, "attention_multiplier": 0.1, "residual_multiplier": 0.5, "logits_scaling": 3.0,
+    "shared_intermediate_size": 40,
+}  # fmt: skip
+JAMBA = {
+    "attn_layer_period": 4, "attn_layer_offset": 2, "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 8,
+}  # fmt: skip
+NEMOTRON_H = {
+    "n_groups": 2, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "head_dim": 24, "n_routed_experts": 4,
+    "n_group": 2, "topk_group": 1, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40, "chunk_size": 8,
+}  # fmt: skip
+QWEN3_NEXT = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4, "num_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("Llama", {}),
     "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
@@ -122,6 +148,28 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "olmo": ("Olmo", {"clip_qkv": 0.5, "attention_bias": True}),
     "olmo-plain": ("Olmo", {}),
     "apertus": ("Apertus", {"attention_bias": True}),
+    "mamba": ("Mamba", {"hidden_size": 32, "state_size": 8, "time_step_rank": 4}),
+    "mamba-bias": ("Mamba", {"hidden_size": 24, "state_size": 5, "use_bias": True, "use_conv_bias": False, "conv_kernel": 3}),
+    "falcon_mamba": ("FalconMamba", {"hidden_size": 32, "state_size": 8, "time_step_rank": 4, "mixer_rms_eps": 1e-3}),
+    "mamba2": ("Mamba2", {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 8}),
+    "mamba2-bias": (
+        "Mamba2",
+        {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 8, "use_bias": True,
+         "use_conv_bias": False, "time_step_limit": [0.1, 0.8]},
+    ),
+    "jamba": ("Jamba", {"num_hidden_layers": 4, **JAMBA, "num_experts": 1}),
+    "bamba": ("Bamba", {"num_hidden_layers": 3, "attn_layer_indices": [1], **MAMBA2, "mamba_n_groups": 2}),
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3, **MAMBA2, **GRANITE, "num_local_experts": 0,
+         "position_embedding_type": "rope"},
+    ),
+    "granite_hybrid-nope": (
+        "GraniteMoeHybrid",
+        {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3, **MAMBA2, **GRANITE, "num_local_experts": 0,
+         "tie_word_embeddings": True},
+    ),
+    "nemotron_h": ("NemotronH", {"hybrid_override_pattern": "M-*M-", "num_hidden_layers": 5, **NEMOTRON_H}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
 # One case of a topology is enough for the default run; all of them are in that of the slow tests.
@@ -129,7 +177,10 @@ SLOW = {
     "smollm3", "smollm3-window", "olmo2", "granite", "granite-bias", "phi3", "gemma", "gemma2", "glm", "seed_oss",
     "seed_oss-plain", "exaone4", "exaone4-full", "arcee", "stablelm", "stablelm-parallel",
     "stablelm-norms", "cohere-plain", "phi-norms", "olmo-plain",
+    "mamba-bias", "falcon_mamba", "mamba2-bias", "jamba", "granite_hybrid", "granite_hybrid-nope", "plamo2-untied",
 }  # fmt: skip
+# Families that transformers lacks: a file with our own reference, and its class.
+REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2")}
 CONFIGS = {"Gemma3": "Gemma3Text"}  # the family whose name the configuration has
 
 
@@ -173,6 +224,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
         key = f"{case} {dtype} {shards} {fields}"
         if key not in made:
             family, own = CASES[case]
+            if family in REFERENCES:
+                directory, plain = tmp_path_factory.mktemp(case), REFERENCES[family]({**BASE, **own, **fields}, seed=len(case))
+                plain.save(directory)
+                made[key] = Plain(directory, plain)
+                return made[key]
             config = getattr(transformers, CONFIGS.get(family, family) + "Config")(**{**BASE, **own, **fields})
             kind = getattr(transformers, family + "ForCausalLM")
             model = kind(config)
@@ -186,6 +242,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
         return made[key]
 
     return make
+
+
+class Plain(Tiny):
+    """A tiny model that a plain NumPy reference made."""
+
+    def logits(self, ids: Sequence[int], dtype: str = "float32") -> np.ndarray:
+        return self.model.logits(ids)
 
 
 class HostCheckpoint:
