@@ -26,9 +26,9 @@ struct view {
 /* What a linear does with its activations: keeps them in float32, or rounds them to int8 with a scale per 32, or to bfloat16
  * (BF16 weights on processors with bfloat16 products; AUTO alone chooses it). */
 enum arithmetic { ARITHMETIC_AUTO = 0, ARITHMETIC_FLOAT = 1, ARITHMETIC_INT8 = 2, ARITHMETIC_BF16 = 3 };
-enum matrix_use { MATRIX_LINEAR = 1, MATRIX_EMBED = 2 };
+enum matrix_use { MATRIX_LINEAR = 1, MATRIX_EMBED = 2, MATRIX_EXPERTS = 4 /* or-ed to LINEAR: read by `experts` alone */ };
 enum act {
-    ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4, ACT_TANH = 5,
+    ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4, ACT_TANH = 5, ACT_SIGMOID = 6,
     /* Of the operation `act` alone. XIELU: p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x, with
      * p = softplus(alpha_p), n = beta + softplus(alpha_n). */
     ACT_CLIP = 7, ACT_XIELU = 8
@@ -118,7 +118,7 @@ struct rms_norm_args {
     uint32_t weight_stride;     /* 0: the heads share the weight; size: weight is [n_heads][size] */
 };
 
-/* out = act(gate) * up */
+/* out = act(gate) * up; a gate of one column is that of all columns. */
 struct gated_args {
     uint32_t n_rows, act;
     struct view gate, up, out;
@@ -335,7 +335,8 @@ struct experts_args {
     const struct route *routes; /* [n_rows][route_stride] */
     uint32_t route_stride;
     struct view x, y;
-    struct view scratch;        /* [n_rows][n_chosen * 4 * max(inner, y.width)] for the backend's use */
+    struct view scratch;        /* width n_chosen * 4 * max(inner, y.width) + 2 * n_experts + 16; n_rows * stride values in one
+                                 * piece, for the backend's use */
 };
 
 /* Copies whole pages inside the pool (copy on write). No page is both source and target in one call. */

@@ -89,6 +89,49 @@ static enum rc run_delta(struct running *run, const struct op *op, const struct 
     return m->backend->delta(m->ctx, &args, run->err);
 }
 
+/* The router's logits stay in float32: they lie in the operation's second result. */
+static enum rc run_route(struct running *run, const struct step *step, uint32_t n_rows)
+{
+    const struct model *m = run->m;
+    const struct op *op = step->op;
+    uint32_t n_experts = m->program->weights[op->weight[0]].rows;
+    struct view routes = view_of(m, step->out), logits = view_of(m, step->mid);
+    logits.width = n_experts;
+    logits.stride = (uint32_t)(logits.stride * m->item_bytes / sizeof(float));
+    struct linear_args router = {
+        .matrix = weights_matrix(m->weights, op->weight[0]),
+        .n_rows = n_rows,
+        .x = view_of(m, step->in[0]),
+        .y = logits,
+        .bias = weights_vector(m->weights, op->weight[1]),
+        .is_float_out = true,
+    };
+    struct route_args args = {
+        .n_rows = n_rows, .n_experts = n_experts, .n_chosen = op->u[0], .score = op->u[1], .n_groups = op->u[2],
+        .chosen_groups = op->u[3], .sums_two = op->u[4], .is_normalised = op->u[5], .sum_eps = op->f[0], .scale = op->f[1],
+        .logits = logits.data, .logits_stride = logits.stride, .selection_bias = weights_vector(m->weights, op->weight[2]),
+        .routes = routes.data, .route_stride = (uint32_t)(routes.stride * m->item_bytes / sizeof(struct route)),
+    };
+    enum rc rc = m->backend->linear(m->ctx, &router, run->err);
+    return rc ? rc : m->backend->route(m->ctx, &args, run->err);
+}
+
+static enum rc run_experts(struct running *run, const struct step *step, uint32_t n_rows)
+{
+    const struct model *m = run->m;
+    const struct op *op = step->op;
+    struct view routes = view_of(m, step->in[1]);
+    struct experts_args args = {
+        .n_rows = n_rows, .n_experts = op->u[0], .n_chosen = op->u[1], .form = op->u[2], .act = op->u[3], .limit = op->f[0],
+        .is_input_scaled = op->u[4], .up = weights_matrix(m->weights, op->weight[0]),
+        .down = weights_matrix(m->weights, op->weight[1]), .up_bias = weights_vector(m->weights, op->weight[2]),
+        .down_bias = weights_vector(m->weights, op->weight[3]), .routes = routes.data,
+        .route_stride = (uint32_t)(routes.stride * m->item_bytes / sizeof(struct route)), .x = view_of(m, step->in[0]),
+        .y = view_of(m, step->out), .scratch = view_of(m, step->mid),
+    };
+    return m->backend->experts(m->ctx, &args, run->err);
+}
+
 enum rc operation_run(struct running *run, const struct step *step)
 {
     const struct model *m = run->m;
@@ -105,6 +148,8 @@ enum rc operation_run(struct running *run, const struct step *step)
     case OP_SSM: return run_ssm(run, op, in, out);
     case OP_SELECTIVE_SCAN: return run_selective_scan(run, op, in, out);
     case OP_DELTA: return run_delta(run, op, in, out);
+    case OP_ROUTE: return run_route(run, step, n_rows);
+    case OP_EXPERTS: return run_experts(run, step, n_rows);
     default: return err_set(run->err, RC_INTERNAL, "%s: wanted an operation that is run alone", op_name(op->code));
     }
 }
@@ -120,6 +165,8 @@ bool operation_is_known(const struct backend *b, const struct op *op)
     case OP_SSM: return b->ssm != NULL;
     case OP_SELECTIVE_SCAN: return b->selective_scan != NULL;
     case OP_DELTA: return b->delta != NULL;
+    case OP_ROUTE: return b->route != NULL;
+    case OP_EXPERTS: return b->experts != NULL;
     default: return true;
     }
 }

@@ -118,7 +118,7 @@ static void absorb_input(struct planner *b, struct node *node, const struct op *
         return;
     const struct op *gated = &b->p->ops[i];
     struct ref gate = ref_of(b->p, gated->in[0]), up = ref_of(b->p, gated->in[1]);
-    if (gate.root != up.root || up.offset != gate.offset + gate.width)
+    if (gate.root != up.root || up.offset != gate.offset + gate.width || gate.width != up.width)
         return;
     node->step.input = LINEAR_GATED;
     node->step.act = gated->u[0];

@@ -24,6 +24,8 @@ static const struct {
     [OP_SSM] = {"ssm", 4, 1, .has_vector = true, .crosses_rows = true},
     [OP_SELECTIVE_SCAN] = {"selective_scan", 4, 1, .has_vector = true, .crosses_rows = true},
     [OP_DELTA] = {"delta", 5, 1, .has_vector = true, .crosses_rows = true},
+    [OP_ROUTE] = {"route", 1, 2, .has_matrix = true},
+    [OP_EXPERTS] = {"experts", 2, 2, .has_matrix = true},
 };
 
 const char *op_name(uint32_t code)
@@ -176,6 +178,41 @@ static const char *check_recurrence(const struct program *p, const struct op *op
     return fits ? NULL : "inputs, weights and the state fit each other";
 }
 
+static const char *check_route(const struct program *p, const struct op *op)
+{
+    const struct weight *router = &p->weights[op->weight[0]];
+    uint32_t n_chosen = op->u[0], n_groups = op->u[2], chosen_groups = op->u[3];
+    if (width_of(p, op->in[0]) != router->cols || !is_optional_vector(p, op->weight[1], router->rows) ||
+        !is_optional_vector(p, op->weight[2], router->rows))
+        return "the input fits the router, its biases have an element an expert";
+    if (!n_groups || router->rows % n_groups || !chosen_groups || chosen_groups > n_groups || !n_chosen ||
+        n_chosen > router->rows / n_groups * chosen_groups)
+        return "the experts are in equal groups, of which the chosen ones hold the chosen experts";
+    return op->u[1] <= ROUTE_CHOSEN_SIGMOID && width_of(p, op->out[0]) == 4 * n_chosen &&
+                   width_of(p, op->out[1]) == 2 * router->rows
+               ? NULL
+               : "the score is known, and there is room for routes and logits";
+}
+
+static const char *check_experts(const struct program *p, const struct op *op)
+{
+    const struct weight *up = &p->weights[op->weight[0]], *down = op->weight[1] == NO_INDEX ? NULL : &p->weights[op->weight[1]];
+    uint32_t n_experts = op->u[0], n_chosen = op->u[1], in0 = width_of(p, op->in[0]), out0 = width_of(p, op->out[0]);
+    if (!down || down->kind != WEIGHT_MATRIX || !n_experts || up->n_parts % n_experts || down->n_parts % n_experts)
+        return "up and down are matrices of parts for each expert";
+    uint64_t inner = down->cols, n_halves = op->u[2] == EXPERT_PLAIN ? 1 : 2, widest = inner > out0 ? inner : out0;
+    if (in0 != up->cols || up->rows != n_experts * n_halves * inner || down->rows != (uint64_t)n_experts * out0)
+        return "input, matrices and output fit each other";
+    if (op->u[2] > EXPERT_PLAIN || op->u[3] > ACT_SIGMOID)
+        return "the form and the activation are known";
+    if (!is_optional_vector(p, op->weight[2], up->rows) || !is_optional_vector(p, op->weight[3], down->rows))
+        return "the biases have an element a row of their matrices";
+    return width_of(p, op->in[1]) == 4 * n_chosen &&
+                   width_of(p, op->out[1]) == n_chosen * 4 * widest + 2 * (uint64_t)n_experts + 16
+               ? NULL
+               : "the routes are of as many experts, and the scratch has its width";
+}
+
 static const char *check_widths(const struct program *p, const struct op *op)
 {
     const struct weight *weight = op->weight[0] == NO_INDEX ? NULL : &p->weights[op->weight[0]];
@@ -210,6 +247,7 @@ static const char *check_widths(const struct program *p, const struct op *op)
                    : "q, k and v are heads * head_dim wide";
     }
     case OP_GATED:
+        return (in0 == out0 || in0 == 1) && width_of(p, op->in[1]) == out0 ? NULL : "all widths are equal, or the gate's is 1";
     case OP_ADD:
         return in0 == width_of(p, op->in[1]) && in0 == out0 ? NULL : "all widths are equal";
     case OP_LOGITS:
@@ -225,6 +263,10 @@ static const char *check_widths(const struct program *p, const struct op *op)
     case OP_SELECTIVE_SCAN:
     case OP_DELTA:
         return check_recurrence(p, op);
+    case OP_ROUTE:
+        return check_route(p, op);
+    case OP_EXPERTS:
+        return check_experts(p, op);
     default:
         return "the operation is known";
     }

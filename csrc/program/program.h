@@ -14,7 +14,7 @@ enum op_code {
     OP_RMS_NORM,  /* out0 = rms_norm(in0, weight0 (optional; of all heads or of each), eps f0) over u0 heads */
     OP_ROPE,      /* out0, out1 = rope u0 of in0 (q), in1 (k), head_dim u1 */
     OP_ATTENTION, /* out0 = attention(in0 q, in1 k, in2 v), layer u0 of the cache; scale f0, softcap f1 */
-    OP_GATED,     /* out0 = act u0 (in0) * in1 */
+    OP_GATED,     /* out0 = act u0 (in0) * in1; in0 may be one column wide, for all */
     OP_ADD,       /* out0 = in0 + in1 */
     OP_LOGITS,    /* logits = (in0 of the wanted rows, weight0^T, + weight1 (optional)) * f0, softly capped at f1 (0: not) */
     OP_STATES,    /* in0 of the wanted rows is what pooling reads */
@@ -26,6 +26,12 @@ enum op_code {
     OP_SSM,            /* out0 = ssm(in0 x, in1 dt, in2 b, in3 c), weights a_log, dt_bias, skip; u1 groups; dt within f0, f1 */
     OP_SELECTIVE_SCAN, /* out0 = selective_scan(in0 x, in1 dt, in2 b, in3 c), weights a_log, skip, dt_bias (optional) */
     OP_DELTA,          /* out0 = delta(in0 q, in1 k, in2 v, in3 a, in4 b), weights a_log, dt_bias; u1 key heads */
+    OP_ROUTE,     /* out0 = routes of in0 weight0^T + weight1 (optional), selection bias weight2 (optional); u0 chosen, u1 enum
+                   * route_score, u2 groups, u3 of them chosen, u4 sums_two, u5 is_normalised; f0 sum_eps, f1 scale; out0: 8
+                   * bytes a route in items of at least two, out1: room for the float logits */
+    OP_EXPERTS,   /* out0 = sum of experts of in0 by routes in1; weight0 up, weight1 down, weight2, weight3 their biases
+                   * (optional); u0 experts, u1 chosen, u2 enum expert_form, u3 act, u4 is_input_scaled; f0 limit; out1 is
+                   * scratch */
     OP_COUNT
 };
 

@@ -149,8 +149,19 @@ static uint32_t uses_of(const struct program *p, uint32_t weight)
     for (uint32_t i = 0; i < p->n_ops; i++)
         for (uint32_t j = 0; j < OP_WEIGHTS; j++)
             if (p->ops[i].weight[j] == weight)
-                use |= p->ops[i].code == OP_EMBED ? MATRIX_EMBED : MATRIX_LINEAR;
+                use |= p->ops[i].code == OP_EMBED     ? MATRIX_EMBED
+                       : p->ops[i].code == OP_EXPERTS ? MATRIX_LINEAR | MATRIX_EXPERTS
+                                                      : MATRIX_LINEAR;
     return use;
+}
+
+/* A router's rows are few and decide what is computed at all, so nothing is rounded on their way. */
+static uint32_t arithmetic_of(const struct program *p, uint32_t weight, uint32_t wanted)
+{
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (p->ops[i].code == OP_ROUTE && p->ops[i].weight[0] == weight)
+            return ARITHMETIC_FLOAT;
+    return wanted;
 }
 
 static enum rc create_matrix(struct loader *l, uint32_t w, struct err *err)
@@ -161,7 +172,8 @@ static enum rc create_matrix(struct loader *l, uint32_t w, struct err *err)
     struct matrix_part *parts = mem_calloc(weight->n_parts, sizeof *parts);
     if (!parts)
         return err_set(err, RC_MEMORY, "weights: out of memory");
-    struct matrix_desc desc = {parts, weight->n_parts, weight->cols, uses_of(p, w), l->options->arithmetic};
+    struct matrix_desc desc = {parts, weight->n_parts, weight->cols, uses_of(p, w),
+                               arithmetic_of(p, w, l->options->arithmetic)};
     enum rc rc = RC_OK;
     for (uint32_t i = 0; i < weight->n_parts && !rc; i++) {
         parts[i] = (struct matrix_part){weight->parts[i].rows, stored->dtypes[i]};

@@ -75,6 +75,7 @@ static PyObject *get_allocations(PyObject *object, void *closure)
 /* ---- matrices: capsules that keep their backend alive ------------------------------------------------------------------ */
 
 #define MATRIX_NAME "llmpy.matrix"
+#define MAX_PARTS 512
 
 static void matrix_free(PyObject *capsule)
 {
@@ -94,7 +95,7 @@ static Py_ssize_t matrix_parts(PyObject *list, struct matrix_part *parts, Py_ssi
     Py_ssize_t n = PySequence_Size(list);
     if (n < 1 || n > max) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "parts: wanted 1 to 16 of them");
+            PyErr_SetString(PyExc_ValueError, "parts: wanted 1 to 512 of them");
         return -1;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -138,12 +139,12 @@ static PyObject *backend_matrix(PyObject *object, PyObject *args, PyObject *kwar
 {
     struct backend_object *self = (struct backend_object *)object;
     static char *names[] = {"parts", "cols", "use", "arithmetic", NULL};
-    struct matrix_part parts[16];
+    struct matrix_part parts[MAX_PARTS];
     struct matrix_desc desc = {.parts = parts, .use = MATRIX_LINEAR};
     PyObject *list;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OI|II", names, &list, &desc.n_cols, &desc.use, &desc.arithmetic))
         return NULL;
-    Py_ssize_t n = matrix_parts(list, parts, 16);
+    Py_ssize_t n = matrix_parts(list, parts, MAX_PARTS);
     if (n < 0)
         return NULL;
     desc.n_parts = (uint32_t)n;
@@ -736,6 +737,8 @@ static PyMethodDef methods[] = {
     {"ssm", (PyCFunction)(void (*)(void))py_backend_ssm, METH_VARARGS | METH_KEYWORDS, NULL},
     {"selective_scan", (PyCFunction)(void (*)(void))py_backend_selective_scan, METH_VARARGS | METH_KEYWORDS, NULL},
     {"delta", (PyCFunction)(void (*)(void))py_backend_delta, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"route", (PyCFunction)(void (*)(void))py_backend_route, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"experts", (PyCFunction)(void (*)(void))py_backend_experts, METH_VARARGS | METH_KEYWORDS, NULL},
     {"begin", (PyCFunction)(void (*)(void))py_backend_begin, METH_VARARGS | METH_KEYWORDS, NULL},
     {"sample", (PyCFunction)(void (*)(void))py_backend_sample, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},

@@ -77,6 +77,9 @@ PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_selective_scan(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_delta(PyObject *object, PyObject *args, PyObject *kwargs);
+/* py_backend_mixture.c: Backend.route, .experts */
+PyObject *py_backend_route(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_experts(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_begin.c: Backend.begin */
 PyObject *py_backend_begin(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_sample.c: Backend.sample */

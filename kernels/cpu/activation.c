@@ -45,8 +45,11 @@ static float *element(const struct view *view, uint32_t row, uint32_t column)
 static void gated_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
 {
     const struct gated_args *args = job_args;
-    row_act(args->act, element(&args->gate, row, column), element(&args->up, row, column), n,
-            element(&args->out, row, column));
+    const float *up = element(&args->up, row, column);
+    if (args->gate.width == 1)
+        row_scaled(args->act, *element(&args->gate, row, 0), up, n, element(&args->out, row, column));
+    else
+        row_act(args->act, element(&args->gate, row, column), up, n, element(&args->out, row, column));
 }
 
 static void row_clip(float limit, const float *x, uint32_t n, float *out)

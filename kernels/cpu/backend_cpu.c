@@ -303,6 +303,8 @@ FORWARD(conv)
 FORWARD(ssm)
 FORWARD(selective_scan)
 FORWARD(delta)
+FORWARD(route)
+FORWARD(experts)
 
 static const struct backend BACKEND = {
     .abi = BACKEND_ABI,
@@ -355,6 +357,8 @@ static const struct backend BACKEND = {
     .ssm = cpu_ssm,
     .selective_scan = cpu_selective_scan,
     .delta = cpu_delta,
+    .route = cpu_route,
+    .experts = cpu_experts,
 };
 
 const struct backend *backend_cpu(void)

@@ -94,6 +94,8 @@ struct cpu_kernels {
     enum rc (*ssm)(struct cpu *cpu, const struct ssm_args *args, struct err *err);
     enum rc (*selective_scan)(struct cpu *cpu, const struct selective_scan_args *args, struct err *err);
     enum rc (*delta)(struct cpu *cpu, const struct delta_args *args, struct err *err);
+    enum rc (*route)(struct cpu *cpu, const struct route_args *args, struct err *err);
+    enum rc (*experts)(struct cpu *cpu, const struct experts_args *args, struct err *err);
 };
 
 const struct cpu_kernels *cpu_kernels_avx2(void);

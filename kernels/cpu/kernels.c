@@ -30,6 +30,8 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .ssm = K(ssm),
         .selective_scan = K(selective_scan),
         .delta = K(delta),
+        .route = K(route),
+        .experts = K(experts),
     };
     return &kernels;
 }

@@ -5,7 +5,7 @@
  * every thread streams its panels once. Many rows are bound by multiplications: the strips of X that fit half of the
  * second-level cache stay there, a slab of W stays in the first-level cache while it meets them all, and each tile prefetches
  * its share of the weights that come next. */
-#include "matrix.h"
+#include "linear_run.h"
 #include "ops.h"
 #include "rows.h"
 
@@ -16,20 +16,7 @@ struct linear_job {
     const struct linear_args *args;
 };
 
-/* A run: consecutive parts of one type, whose activations are prepared once. */
-struct run {
-    const struct cpu_part *parts;
-    uint32_t n_parts, n_panels, n_strips;
-    const struct linear_type *type;
-};
-
-struct lane_scratch {
-    uint8_t *expanded;
-    float *acc, *rows;
-    char *strip;
-};
-
-static struct lane_scratch scratch_of(const struct cpu *cpu, uint32_t thread, uint32_t n_cols)
+struct lane_scratch K(linear_scratch)(const struct cpu *cpu, uint32_t thread, uint32_t n_cols)
 {
     struct lane_scratch s;
     char *base = cpu->scratch + thread * cpu->scratch_bytes;
@@ -40,10 +27,10 @@ static struct lane_scratch scratch_of(const struct cpu *cpu, uint32_t thread, ui
     return s;
 }
 
-static struct run next_run(const struct matrix *matrix, uint32_t first_part, uint32_t n_rows)
+struct run K(linear_next_run)(const struct matrix *matrix, uint32_t first_part, uint32_t end_part, uint32_t n_rows)
 {
     struct run run = {.parts = &matrix->parts[first_part], .type = matrix->parts[first_part].type};
-    for (uint32_t i = first_part; i < matrix->n_parts && matrix->parts[i].type == run.type; i++, run.n_parts++)
+    for (uint32_t i = first_part; i < end_part && matrix->parts[i].type == run.type; i++, run.n_parts++)
         run.n_panels += matrix->parts[i].n_panels;
     run.n_strips = (n_rows + run.type->max_rows - 1) / run.type->max_rows;
     return run;
@@ -70,10 +57,11 @@ static void prepare_strip(const struct linear_args *args, const struct linear_ty
 
 /* y = acc (+ bias) (+ add) for rows [first, first + n) and the real rows of n_panels panels of a part; acc rows are acc_width
  * floats apart. */
-static void finish(const struct linear_args *args, const struct cpu_part *part, uint32_t panel, uint32_t n_panels,
-                   const float *acc, uint32_t acc_width, uint32_t first, uint32_t n)
+static void finish(const struct linear_args *args, const struct run *run, const struct cpu_part *part, uint32_t panel,
+                   uint32_t n_panels, const float *acc, uint32_t acc_width, uint32_t first, uint32_t n)
 {
-    uint32_t in_part = panel * PANEL_ROWS, width = n_panels * PANEL_ROWS, column = part->first_row + in_part;
+    uint32_t in_part = panel * PANEL_ROWS, width = n_panels * PANEL_ROWS;
+    uint32_t row = part->first_row + in_part, column = row - run->first_row;
     if (width > part->n_rows - in_part)
         width = part->n_rows - in_part;
     for (uint32_t i = 0; i < n; i++, acc += acc_width) {
@@ -83,7 +71,7 @@ static void finish(const struct linear_args *args, const struct cpu_part *part, 
             uint32_t lanes = width - j < LANES ? width - j : LANES;
             vf v = v_load(acc + j); /* acc is padded to whole panels */
             if (args->bias)
-                v = v_add(v, v_load_n(args->bias + column + j, lanes));
+                v = v_add(v, v_load_n(args->bias + row + j, lanes));
             if (add)
                 v = v_add(v, v_load_n(add + j, lanes));
             if (lanes == LANES)
@@ -106,16 +94,17 @@ static void one_row(const struct linear_args *args, const struct run *run, uint3
         for (uint32_t n; p < last; p += n) {
             n = last - p < GEMV_PANELS ? last - p : GEMV_PANELS;
             run->type->gemv(part->panels + p * part->panel_bytes, x, acc, part->n_blocks, n);
-            finish(args, part, p, n, acc, 0, 0, 1);
+            finish(args, run, part, p, n, acc, 0, 0, 1);
         }
     }
 }
 
 /* Asks for the lines of y that finish will write; without it each of them is waited for. */
-static void touch(const struct linear_args *args, const struct cpu_part *part, uint32_t panel, uint32_t n_panels,
-                  uint32_t first, uint32_t n)
+static void touch(const struct linear_args *args, const struct run *run, const struct cpu_part *part, uint32_t panel,
+                  uint32_t n_panels, uint32_t first, uint32_t n)
 {
-    float *y = (float *)args->y.data + (size_t)first * args->y.stride + part->first_row + panel * PANEL_ROWS;
+    uint32_t column = part->first_row - run->first_row + panel * PANEL_ROWS;
+    float *y = (float *)args->y.data + (size_t)first * args->y.stride + column;
     for (uint32_t i = 0; i < n; i++, y += args->y.stride)
         for (uint32_t q = 0; q < n_panels; q++)
             __builtin_prefetch(y + q * PANEL_ROWS, 1);
@@ -169,18 +158,13 @@ static void multiply_group(const struct linear_args *args, const struct run *run
             if (!block)
                 memset(acc, 0, (size_t)rows * width * sizeof *acc);
             if (is_last)
-                touch(args, part, panel, n_panels, row, rows);
+                touch(args, run, part, panel, n_panels, row, rows);
             type->tile[n_panels - 1][rows](w, stride, x, acc, n, fetch, lines);
             if (is_last)
-                finish(args, part, panel, n_panels, acc, width, row, rows);
+                finish(args, run, part, panel, n_panels, acc, width, row, rows);
         }
     }
 }
-
-/* What a thread does of a run: panels [panel, end_panel) for strips [strip, end_strip). */
-struct share {
-    uint32_t panel, end_panel, strip, end_strip;
-};
 
 /* Threads divide the panels, so that each reads only its own weights; where that leaves some with much more to do than others
  * (few panels, many threads), bands of strips are divided as well. */
@@ -229,6 +213,15 @@ static void many_rows(const struct cpu *cpu, const struct linear_args *args, con
     }
 }
 
+void K(linear_share)(const struct cpu *cpu, const struct linear_args *args, const struct run *run, const struct share *share,
+                     const char *strips, struct lane_scratch *s)
+{
+    if (args->n_rows == 1 && run->type->gemv)
+        one_row(args, run, share->panel, share->end_panel, strips, s->acc);
+    else
+        many_rows(cpu, args, run, share, strips, s);
+}
+
 /* Packs a thread's part of the rows; all strips are complete after the barrier. */
 static void prepare_shared(struct cpu *cpu, const struct linear_args *args, const struct run *run, uint32_t thread, float *rows)
 {
@@ -246,9 +239,9 @@ static void linear_run(void *job_args, uint32_t thread)
     const struct linear_job *job = job_args;
     struct cpu *cpu = job->cpu;
     const struct linear_args *args = job->args;
-    struct lane_scratch s = scratch_of(cpu, thread, args->matrix->n_cols);
+    struct lane_scratch s = K(linear_scratch)(cpu, thread, args->matrix->n_cols);
     for (uint32_t part = 0; part < args->matrix->n_parts;) {
-        struct run run = next_run(args->matrix, part, args->n_rows);
+        struct run run = K(linear_next_run)(args->matrix, part, args->matrix->n_parts, args->n_rows);
         struct share share = share_of(&run, thread, cpu->n_threads);
         part += run.n_parts;
         if (run.n_strips > 1) {
@@ -262,10 +255,7 @@ static void linear_run(void *job_args, uint32_t thread)
             continue;
         /* One strip: each thread packs it for itself, which is cheaper than a barrier. */
         prepare_strip(args, run.type, 0, args->n_rows, s.rows, s.strip);
-        if (args->n_rows == 1 && run.type->gemv)
-            one_row(args, &run, share.panel, share.end_panel, s.strip, s.acc);
-        else
-            many_rows(cpu, args, &run, &share, s.strip, &s);
+        K(linear_share)(cpu, args, &run, &share, s.strip, &s);
     }
 }
 

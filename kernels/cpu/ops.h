@@ -36,5 +36,7 @@ enum rc K(conv)(struct cpu *cpu, const struct conv_args *args, struct err *err);
 enum rc K(ssm)(struct cpu *cpu, const struct ssm_args *args, struct err *err);
 enum rc K(selective_scan)(struct cpu *cpu, const struct selective_scan_args *args, struct err *err);
 enum rc K(delta)(struct cpu *cpu, const struct delta_args *args, struct err *err);
+enum rc K(route)(struct cpu *cpu, const struct route_args *args, struct err *err);
+enum rc K(experts)(struct cpu *cpu, const struct experts_args *args, struct err *err);
 
 #endif

@@ -88,6 +88,8 @@ V_INLINE vf v_act(vf x, uint32_t act)
         return v_max(v_zero(), x); /* a NaN stays */
     case ACT_TANH:
         return v_tanh(x);
+    case ACT_SIGMOID:
+        return v_div(one, v_add(one, v_exp(v_neg(x))));
     default: {
         vf positive = v_max(v_zero(), x);
         return v_mul(positive, positive);
@@ -117,8 +119,20 @@ static inline void row_act(uint32_t act, const float *x, const float *up, uint32
     case ACT_GELU_TANH: row_act_as(ACT_GELU_TANH, x, up, n, out); return;
     case ACT_RELU: row_act_as(ACT_RELU, x, up, n, out); return;
     case ACT_TANH: row_act_as(ACT_TANH, x, up, n, out); return;
+    case ACT_SIGMOID: row_act_as(ACT_SIGMOID, x, up, n, out); return;
     default: row_act_as(ACT_RELU2, x, up, n, out);
     }
+}
+
+/* out = act(gate) * up, one gate for all; out may be up. */
+static inline void row_scaled(uint32_t act, float gate, const float *up, uint32_t n, float *out)
+{
+    vf factor = v_act(v_set1(gate), act);
+    uint32_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v_store(out + i, v_mul(factor, v_load(up + i)));
+    if (i < n)
+        v_store_n(out + i, v_mul(factor, v_load_n(up + i, n - i)), n - i);
 }
 
 /* out = a + b; out may be either. */

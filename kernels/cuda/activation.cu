@@ -22,7 +22,12 @@ static __global__ void __launch_bounds__(THREADS) gated_rows(rows<T> gate, rows<
     uint32_t row = blockIdx.x, column = own_column();
     start_next();
     wait_for_input();
-    load_part<IS_ALIGNED>(gate.at(row, 0), column, out.width, x);
+    if (gate.width == 1) /* for all columns */
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+            x[i] = to_float(*gate.at(row, 0));
+    else
+        load_part<IS_ALIGNED>(gate.at(row, 0), column, out.width, x);
     load_part<IS_ALIGNED>(up.at(row, 0), column, out.width, y);
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
@@ -121,6 +126,7 @@ template <class F> static void visit_act(uint32_t act, F f)
     case ACT_GELU_TANH: f(std::integral_constant<uint32_t, ACT_GELU_TANH>()); break;
     case ACT_RELU: f(std::integral_constant<uint32_t, ACT_RELU>()); break;
     case ACT_TANH: f(std::integral_constant<uint32_t, ACT_TANH>()); break;
+    case ACT_SIGMOID: f(std::integral_constant<uint32_t, ACT_SIGMOID>()); break;
     default: f(std::integral_constant<uint32_t, ACT_RELU2>());
     }
 }
@@ -133,7 +139,8 @@ enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err)
         return RC_OK;
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        bool is_aligned = has_eights<T>(args->gate) && has_eights<T>(args->up) && has_eights<T>(args->out);
+        bool is_aligned = has_eights<T>(args->up) && has_eights<T>(args->out);
+        is_aligned = is_aligned && (args->gate.width == 1 || has_eights<T>(args->gate));
         visit_act(args->act, [&](auto act) {
             constexpr uint32_t ACT = decltype(act)::value;
             launch(cuda, is_aligned ? gated_rows<T, ACT, true> : gated_rows<T, ACT, false>,

@@ -29,6 +29,7 @@ _ACTS: list[Callable[[Array], Array]] = [
     lambda x: np.maximum(x, 0),
     lambda x: np.maximum(x, 0) ** 2,
     np.tanh,
+    lambda x: 1 / (1 + np.exp(-x)),
 ]
 
 
@@ -146,6 +147,51 @@ def _delta(op: Operands, x: list[Array], a_log: Array, dt_bias: Array) -> Array:
     return np.reshape(out, x[2].shape)
 
 
+def _softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+def _route(logits: Array, bias: Array | None, op: Operands) -> Array:
+    """Pairs of an expert and its weight, [rows, 4 * chosen]; the second half is not used."""
+    n_chosen, score, n_groups, chosen_groups, sums_two, is_normalised = op["u"]
+    scores = _softmax(logits) if score == 0 else _ACTS[6](logits) if score == 1 else logits
+    values = scores if bias is None else scores + bias
+    groups = np.sort(values.reshape(len(logits), n_groups, -1), -1)
+    promise = groups[..., -2:].sum(-1) if sums_two else groups[..., -1]
+    best = np.argsort(-promise, -1, kind="stable")[:, :chosen_groups]
+    allowed = np.zeros((len(logits), n_groups), bool)
+    np.put_along_axis(allowed, best, True, 1)
+    values = np.where(allowed.repeat(logits.shape[1] // n_groups, 1), values, -np.inf)
+    experts = np.argsort(-values, -1, kind="stable")[:, :n_chosen]
+    chosen = np.take_along_axis(scores, experts, 1)
+    weights = _softmax(chosen) if score == 2 else _ACTS[6](chosen) if score == 3 else chosen
+    if is_normalised:
+        weights = weights / (weights.sum(-1, keepdims=True) + op["f"][0])
+    routes = np.stack([experts, weights * op["f"][1]], -1).reshape(len(logits), -1)
+    return np.concatenate([routes, np.zeros_like(routes)], 1)
+
+
+def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) -> Array:
+    n_experts, n_chosen, form, act, is_input_scaled = op["u"]
+    up, down, up_bias, down_bias = (
+        weight.reshape(n_experts, -1, *weight.shape[1:]) for weight in [*weights, *[np.zeros(n_experts)] * 2][:4]
+    )
+    out = np.zeros_like(x)
+    for y, row, pairs in zip(out, x, routes[:, : 2 * n_chosen].reshape(len(x), n_chosen, 2), strict=True):
+        for number, weight in pairs:
+            e = int(number)
+            h = up[e] @ (row * weight if is_input_scaled else row) + up_bias[e]
+            gate, linear = np.split(h, 2) if form != 2 else (h, 1.0)
+            if form == 1:
+                gate, linear = np.minimum(gate, op["f"][0]), np.clip(linear, -op["f"][0], op["f"][0]) + 1
+                h = gate * _ACTS[6](1.702 * gate) * linear
+            else:
+                h = _ACTS[act](gate) * linear
+            y += (down[e] @ h + down_bias[e]) * (1 if is_input_scaled else weight)
+    return out
+
+
 class Interpreter:
     """A program with its weights.
 
@@ -202,12 +248,18 @@ class Interpreter:
 
     @staticmethod
     def _put(values: list[Array], op: Operands, *results: Array) -> None:
-        for index, result in zip(op["out"], results, strict=True):
+        for index, result in zip(op["out"], results, strict=False):  # what is left over is scratch
             values[index][...] = result
 
     def _run(self, name: str, op: Operands, x: list[Array]) -> list[Array]:
         """The results of one operation."""
+        if name == "route":
+            router, bias, selection_bias = (self._weights[i] if i >= 0 else None for i in op["weights"])
+            assert router is not None
+            return [_route(x[0] @ router.T + (0.0 if bias is None else bias), selection_bias, op)]
         weights = [self._weights[i] for i in op["weights"]]
+        if name == "experts":
+            return [_experts(x[0], x[1], op, weights)]
         if name == "linear":
             y = x[0] @ weights[0].T
             return [y + weights[1] if len(weights) > 1 else y]

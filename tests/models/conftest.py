@@ -170,6 +170,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
          "tie_word_embeddings": True},
     ),
     "nemotron_h": ("NemotronH", {"hybrid_override_pattern": "M-*M-", "num_hidden_layers": 5, **NEMOTRON_H}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "intermediate_size": 48, "head_dim": 24}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
 # One case of a topology is enough for the default run; all of them are in that of the slow tests.

@@ -128,8 +128,8 @@ def test_a_head_stored_beside_a_tied_one_is_ignored(tiny, oracle, prompts, error
 
 
 FAMILIES = (
-    "Arcee Cohere Cohere2 Exaone4 Gemma Gemma2 Gemma3 Glm Glm4 Granite Llama Mistral Nemotron Olmo2 Olmo3 Phi3 Qwen2 Qwen3 "
-    "SeedOss SmolLM3 StableLm"
+    "Arcee Cohere Cohere2 Exaone4 Gemma Gemma2 Gemma3 Glm Glm4 Granite Llama Mistral Mixtral Nemotron Olmo2 Olmo3 Phi3 Qwen2 "
+    "Qwen3 SeedOss SmolLM3 StableLm"
 )
 
 

@@ -1,0 +1,284 @@
+/* y[r] = sum over j of w_rj * (down_e(form(up_e(x[r]) + up_bias_e)) + down_bias_e), e = the expert of route j of row r.
+ * Pairs (row, route) are sorted by expert, so that an expert's weights are read once for all rows that it serves; its rows are
+ * packed as those of any linear and multiplied by linear.c's tiles, whose bits depend on neither the number of rows nor their
+ * neighbours. Products are float32, [n_pairs][2 * inner] and [n_pairs][width] in the operation's scratch; the sum over the
+ * routes is one chain of fused multiply-adds from 0, in the order of the routes, whatever order the experts were computed in.
+ * Few rows are bound by the bytes of the experts that they name: (2 * inner * width + width * inner) weights each. The pairs
+ * that are packed at a time fit the backend's shared scratch; more than that go through it expert by expert, in waves. */
+#include "linear_run.h"
+#include "ops.h"
+#include "rows.h"
+
+#include <string.h>
+
+#define PANEL_COST 4u     /* of reading a panel, in rows multiplied by it */
+#define COMBINE_COLS 256u /* columns that a thread sums up at a time */
+
+struct experts_job {
+    struct cpu *cpu;
+    const struct experts_args *args;
+    uint32_t n_pairs, inner, up_width;
+    uint32_t *first;  /* [n_experts + 1] pairs of expert e are [first[e], first[e + 1]) */
+    uint32_t *rows;   /* [n_pairs] of a sorted pair */
+    float *weights;   /* [n_pairs] */
+    uint32_t *places; /* [n_rows][n_chosen] of a route among the sorted pairs */
+    float *up, *down; /* [n_pairs][up_width], [n_pairs][y.width] */
+};
+
+/* One of the two products of all experts. */
+struct product {
+    const struct matrix *matrix;
+    const float *bias;
+    float *out;
+    uint32_t width, n_parts; /* of an expert */
+    bool is_up;
+    size_t pair_bytes;       /* of a packed row, at most */
+};
+
+/* Counting sort by expert; a row's pairs of one expert keep their order. */
+static void sort_pairs(struct experts_job *job)
+{
+    const struct experts_args *args = job->args;
+    memset(job->first, 0, (args->n_experts + 1) * sizeof *job->first);
+    for (uint32_t r = 0; r < args->n_rows; r++)
+        for (uint32_t j = 0; j < args->n_chosen; j++)
+            job->first[args->routes[(size_t)r * args->route_stride + j].expert + 1]++;
+    for (uint32_t e = 0; e < args->n_experts; e++)
+        job->first[e + 1] += job->first[e];
+    for (uint32_t r = 0; r < args->n_rows; r++)
+        for (uint32_t j = 0; j < args->n_chosen; j++) {
+            const struct route *route = &args->routes[(size_t)r * args->route_stride + j];
+            uint32_t place = job->first[route->expert]++;
+            job->rows[place] = r;
+            job->weights[place] = route->weight;
+            job->places[r * args->n_chosen + j] = place;
+        }
+    for (uint32_t e = args->n_experts; e > 0; e--)
+        job->first[e] = job->first[e - 1];
+    job->first[0] = 0;
+}
+
+static uint32_t pairs_of(const struct experts_job *job, uint32_t expert)
+{
+    return job->first[expert + 1] - job->first[expert];
+}
+
+/* out = min(gate, limit) * sigmoid(1.702 min(gate, limit)) * (clamp(up, -limit, limit) + 1) */
+static void row_clamped(const float *gate, const float *up, float limit, uint32_t n, float *out)
+{
+    vf high = v_set1(limit), low = v_set1(-limit), one = v_set1(1.0f);
+    for (uint32_t i = 0; i < n; i += LANES) {
+        uint32_t lanes = n - i < LANES ? n - i : LANES;
+        vf g = v_min(high, v_load_n(gate + i, lanes)), u = v_max(low, v_min(high, v_load_n(up + i, lanes)));
+        vf swish = v_div(g, v_add(one, v_exp(v_mul(v_set1(-1.702f), g))));
+        v_store_n(out + i, v_mul(swish, v_add(u, one)), lanes);
+    }
+}
+
+/* The input of a product for a sorted pair. */
+static void pair_input(const struct experts_job *job, bool is_up, uint32_t pair, float *out)
+{
+    const struct experts_args *args = job->args;
+    const float *x = (const float *)args->x.data + (size_t)job->rows[pair] * args->x.stride;
+    const float *product = job->up + (size_t)pair * job->up_width;
+    if (is_up && args->is_input_scaled)
+        for (uint32_t c = 0; c < args->x.width; c++)
+            out[c] = x[c] * job->weights[pair];
+    else if (is_up)
+        memcpy(out, x, args->x.width * sizeof *out);
+    else if (args->form == EXPERT_GATED)
+        row_act(args->act, product, product + job->inner, job->inner, out);
+    else if (args->form == EXPERT_CLAMPED)
+        row_clamped(product, product + job->inner, args->limit, job->inner, out);
+    else
+        row_act(args->act, product, NULL, job->inner, out);
+}
+
+/* The run that an expert's parts from `part` on form; no panels where an earlier run has taken them. */
+static struct run run_of(const struct experts_job *job, const struct product *product, uint32_t expert, uint32_t part)
+{
+    uint32_t begin = expert * product->n_parts, end = begin + product->n_parts;
+    struct run run = K(linear_next_run)(product->matrix, begin, end, pairs_of(job, expert));
+    if (part >= run.n_parts)
+        run = K(linear_next_run)(product->matrix, begin + part, end, pairs_of(job, expert));
+    else if (part)
+        run.n_panels = run.n_strips = 0;
+    run.first_row = product->matrix->parts[begin].first_row;
+    return run;
+}
+
+/* Where the packed rows of an expert begin, in a wave whose first expert is given. */
+static char *strips_of(const struct experts_job *job, const struct product *product, uint32_t first, uint32_t expert)
+{
+    return (char *)job->cpu->shared + (job->first[expert] - job->first[first]) * product->pair_bytes;
+}
+
+/* Packs a thread's part of the strips of experts [first, end). */
+static void pack(const struct experts_job *job, const struct product *product, uint32_t first, uint32_t end, uint32_t part,
+                 uint32_t thread, const struct lane_scratch *s)
+{
+    uint32_t n_strips = 0, before = 0, n_cols = product->matrix->n_cols, n_threads = job->cpu->n_threads;
+    for (uint32_t e = first; e < end; e++)
+        n_strips += run_of(job, product, e, part).n_strips;
+    uint32_t from = share_first(n_strips, thread, n_threads), to = share_first(n_strips, thread + 1, n_threads);
+    for (uint32_t e = first; e < end && before < to; e++) {
+        struct run run = run_of(job, product, e, part);
+        size_t row_bytes = (size_t)run.parts->n_blocks * run.type->strip_block_bytes;
+        for (uint32_t i = 0; i < run.n_strips; i++, before++) {
+            if (before < from || before >= to)
+                continue;
+            uint32_t row = share_first(pairs_of(job, e), i, run.n_strips);
+            uint32_t n = share_first(pairs_of(job, e), i + 1, run.n_strips) - row;
+            for (uint32_t k = 0; k < n; k++)
+                pair_input(job, product->is_up, job->first[e] + row + k, s->rows + (size_t)k * n_cols);
+            run.type->prepare(s->rows, n_cols, n, n_cols, strips_of(job, product, first, e) + row * row_bytes);
+        }
+    }
+}
+
+/* A panel's share of the work of a wave. */
+static uint32_t panel_cost(const struct experts_job *job, uint32_t expert)
+{
+    return pairs_of(job, expert) + PANEL_COST;
+}
+
+/* The first panel of `n_panels`, which cost `cost` each and begin at `before`, that lies at or behind `from`. */
+static uint32_t first_panel(uint64_t before, uint64_t from, uint32_t cost, uint32_t n_panels)
+{
+    uint64_t panel = from <= before ? 0 : (from - before + cost - 1) / cost;
+    return panel < n_panels ? (uint32_t)panel : n_panels;
+}
+
+/* Multiplies experts [first, end) by their packed rows: every thread the panels that begin in its share of the cost. */
+static void multiply(const struct experts_job *job, const struct product *product, uint32_t first, uint32_t end, uint32_t part,
+                     uint32_t thread, struct lane_scratch *s)
+{
+    uint64_t total = 0, before = 0;
+    for (uint32_t e = first; e < end; e++)
+        if (pairs_of(job, e))
+            total += (uint64_t)run_of(job, product, e, part).n_panels * panel_cost(job, e);
+    uint64_t from = total * thread / job->cpu->n_threads, to = total * (thread + 1) / job->cpu->n_threads;
+    for (uint32_t e = first; e < end && before < to; e++) {
+        if (!pairs_of(job, e))
+            continue;
+        struct run run = run_of(job, product, e, part);
+        uint32_t cost = panel_cost(job, e);
+        struct share share = {first_panel(before, from, cost, run.n_panels), first_panel(before, to, cost, run.n_panels), 0,
+                              run.n_strips};
+        before += (uint64_t)run.n_panels * cost;
+        if (share.panel == share.end_panel)
+            continue;
+        struct linear_args args = {
+            .matrix = product->matrix,
+            .n_rows = pairs_of(job, e),
+            .y = {product->out + (size_t)job->first[e] * product->width, product->width, product->width},
+            .bias = product->bias,
+        };
+        K(linear_share)(job->cpu, &args, &run, &share, strips_of(job, product, first, e), s);
+    }
+}
+
+/* Whether some expert's parts differ in type: then they are packed and multiplied one after the other. */
+static bool is_mixed(const struct product *product)
+{
+    for (uint32_t p = 0; p < product->matrix->n_parts; p++)
+        if (p % product->n_parts && product->matrix->parts[p].type != product->matrix->parts[p - 1].type)
+            return true;
+    return false;
+}
+
+static void run_product(const struct experts_job *job, const struct product *product, uint32_t thread, struct lane_scratch *s)
+{
+    uint32_t capacity = (uint32_t)(job->cpu->shared_bytes / product->pair_bytes);
+    uint32_t n_passes = is_mixed(product) ? product->n_parts : 1;
+    for (uint32_t first = 0, end; first < job->args->n_experts; first = end) {
+        for (end = first + 1; end < job->args->n_experts && job->first[end + 1] - job->first[first] <= capacity; end++)
+            ;
+        for (uint32_t part = 0; part < n_passes; part++) {
+            pack(job, product, first, end, part, thread, s);
+            pool_barrier(job->cpu->pool);
+            multiply(job, product, first, end, part, thread, s);
+            pool_barrier(job->cpu->pool);
+        }
+    }
+}
+
+/* Columns [column, column + width) of a row. */
+static void combine_row(const struct experts_job *job, uint32_t row, uint32_t column, uint32_t width)
+{
+    const struct experts_args *args = job->args;
+    const uint32_t *places = job->places + (size_t)row * args->n_chosen;
+    float *y = (float *)args->y.data + (size_t)row * args->y.stride + column;
+    for (uint32_t c = 0; c < width; c += LANES) {
+        uint32_t lanes = width - c < LANES ? width - c : LANES;
+        vf sum = v_zero();
+        for (uint32_t j = 0; j < args->n_chosen; j++) {
+            vf value = v_load_n(job->down + (size_t)places[j] * args->y.width + column + c, lanes);
+            vf weight = v_set1(args->is_input_scaled ? 1.0f : job->weights[places[j]]);
+            sum = v_fma(weight, value, sum);
+        }
+        v_store_n(y + c, sum, lanes);
+    }
+}
+
+static void combine(const struct experts_job *job, uint32_t thread)
+{
+    uint32_t width = job->args->y.width, n_blocks = (width + COMBINE_COLS - 1) / COMBINE_COLS;
+    uint32_t n = job->args->n_rows * n_blocks, end = share_first(n, thread + 1, job->cpu->n_threads);
+    for (uint32_t i = share_first(n, thread, job->cpu->n_threads); i < end; i++) {
+        uint32_t column = i % n_blocks * COMBINE_COLS;
+        combine_row(job, i / n_blocks, column, width - column < COMBINE_COLS ? width - column : COMBINE_COLS);
+    }
+}
+
+static size_t pair_bytes(const struct matrix *matrix)
+{
+    return (size_t)STRIP_VALUE_BYTES * ((matrix->n_cols + 255) / 256 * 256);
+}
+
+static void experts_run(void *job_args, uint32_t thread)
+{
+    const struct experts_job *job = job_args;
+    const struct experts_args *args = job->args;
+    uint32_t widest = args->up->n_cols > args->down->n_cols ? args->up->n_cols : args->down->n_cols;
+    struct lane_scratch s = K(linear_scratch)(job->cpu, thread, widest);
+    struct product up = {args->up, args->up_bias, job->up, job->up_width, args->up->n_parts / args->n_experts, true,
+                         pair_bytes(args->up)};
+    struct product down = {args->down, args->down_bias, job->down, args->y.width, args->down->n_parts / args->n_experts, false,
+                           pair_bytes(args->down)};
+    run_product(job, &up, thread, &s);
+    run_product(job, &down, thread, &s);
+    combine(job, thread);
+}
+
+/* Lays the job's arrays into the scratch; what they take of it, in values. */
+static size_t lay_out(struct experts_job *job)
+{
+    const struct experts_args *args = job->args;
+    float *at = args->scratch.data;
+    job->up = at;
+    job->down = job->up + (size_t)job->n_pairs * job->up_width;
+    job->weights = job->down + (size_t)job->n_pairs * args->y.width;
+    job->rows = (uint32_t *)(job->weights + job->n_pairs);
+    job->places = job->rows + job->n_pairs;
+    job->first = job->places + job->n_pairs;
+    return (size_t)(job->first + args->n_experts + 1 - (uint32_t *)at);
+}
+
+enum rc K(experts)(struct cpu *cpu, const struct experts_args *args, struct err *err)
+{
+    if (args->n_rows > cpu->options.max_rows)
+        return err_set(err, RC_INTERNAL, "experts: wanted at most %u rows (the backend's max_rows), have %u",
+                       cpu->options.max_rows, args->n_rows);
+    if (args->up->n_parts % args->n_experts || args->down->n_parts % args->n_experts)
+        return err_set(err, RC_INTERNAL, "experts: wanted parts for each of %u experts, have %u and %u", args->n_experts,
+                       args->up->n_parts, args->down->n_parts);
+    struct experts_job job = {.cpu = cpu, .args = args, .n_pairs = args->n_rows * args->n_chosen,
+                              .inner = args->down->n_cols, .up_width = args->up->n_rows / args->n_experts};
+    if (lay_out(&job) > (size_t)args->n_rows * args->scratch.stride)
+        return err_set(err, RC_INTERNAL, "experts: wanted a scratch of %zu values, have %u rows of %u", lay_out(&job),
+                       args->n_rows, args->scratch.stride);
+    sort_pairs(&job);
+    pool_run(cpu->pool, experts_run, &job);
+    return RC_OK;
+}

@@ -1,0 +1,287 @@
+"""Mixtures of experts against float64, and bit for bit against the linears of which they are made, over rows and threads."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from llmpy import _core
+
+gguf = pytest.importorskip("gguf")
+
+Open = Callable[..., _core.Backend]
+Array = np.ndarray
+GATED, CLAMPED, PLAIN = range(3)
+SILU, GELU_TANH, RELU2 = 0, 2, 4
+
+
+def random_routes(n_rows: int, n_experts: int, k: int, rng: np.random.Generator) -> Array:
+    """Pairs of different experts and weights around 1/k, some experts named often and some never."""
+    liking = rng.exponential(1, n_experts)
+    experts = np.stack([rng.choice(n_experts, k, False, liking / liking.sum()) for _ in range(n_rows)])
+    routes = np.zeros((n_rows, 2 * k), np.int32)
+    routes[:, 0::2] = experts
+    routes.view(np.float32)[:, 1::2] = rng.uniform(0.2, 1.5, (n_rows, k)) / k
+    return routes
+
+
+class Experts:
+    """Random experts: matrices of one or two parts an expert, and their exact values."""
+
+    def __init__(
+        self, n_experts: int, cols: int, inner: int, form: int = GATED, dtype: str = "float32", n_parts: int = 0,
+        has_bias: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
+        rng = np.random.default_rng(seed)
+        self.n_experts, self.cols, self.inner, self.form, self.dtype = n_experts, cols, inner, form, dtype
+        self.n_parts = n_parts or (1 if form == PLAIN else 2)
+        rows = inner * (1 if form == PLAIN else 2)
+        self.up = self._rounded(rng.standard_normal((n_experts, rows, cols)) / cols**0.5)
+        self.down = self._rounded(rng.standard_normal((n_experts, cols, inner)) / inner**0.5)
+        self.up_bias = rng.standard_normal((n_experts, rows)).astype(np.float32) if has_bias else None
+        self.down_bias = rng.standard_normal((n_experts, cols)).astype(np.float32) if has_bias else None
+
+    def _rounded(self, values: Array) -> Array:
+        if self.dtype == "bfloat16":
+            return (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+        return values.astype(np.float16 if self.dtype == "float16" else np.float32).astype(np.float32)
+
+    def _stored(self, values: Array) -> Array:
+        values = np.ascontiguousarray(values)
+        if self.dtype == "bfloat16":
+            return (values.view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype(np.float16) if self.dtype == "float16" else values
+
+    def matrices(self, backend: _core.Backend, arithmetic: int = 1) -> tuple[object, object]:
+        parts = self.up.reshape(self.n_experts * self.n_parts, -1, self.cols)
+        up = [(self.dtype, part.shape[0], self._stored(part)) for part in parts]
+        down = [(self.dtype, self.cols, self._stored(part)) for part in self.down]
+        return backend.matrix(up, self.cols, 1, arithmetic), backend.matrix(down, self.inner, 1, arithmetic)
+
+    def exact(self, x: Array, routes: Array, act: int = SILU, limit: float = 7.0, input_scaled: bool = False) -> Array:
+        weights = routes.view(np.float32)[:, 1::2].astype(np.float64)
+        out = np.zeros((len(x), self.cols))
+        for r, row in enumerate(x.astype(np.float64)):
+            for expert, weight in zip(routes[r, 0::2], weights[r], strict=True):
+                h = self.up[expert].astype(np.float64) @ (row * (weight if input_scaled else 1))
+                h = h + (0 if self.up_bias is None else self.up_bias[expert])
+                y = self.down[expert] @ self._inner(h, act, limit)
+                y = y + (0 if self.down_bias is None else self.down_bias[expert])
+                out[r] += y * (1 if input_scaled else weight)
+        return out
+
+    def _inner(self, h: Array, act: int, limit: float) -> Array:
+        gate, up = (h, h) if self.form == PLAIN else (h[: self.inner], h[self.inner :])
+        if self.form == CLAMPED:
+            gate = np.minimum(gate, limit)
+            return gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -limit, limit) + 1)
+        acted = {
+            SILU: lambda g: g / (1 + np.exp(-g)),
+            RELU2: lambda g: np.maximum(g, 0) ** 2,
+            GELU_TANH: lambda g: 0.5 * g * (1 + np.tanh((2 / np.pi) ** 0.5 * (g + 0.044715 * g**3))),
+        }[act](gate)
+        return acted if self.form == PLAIN else acted * up
+
+    def run(self, backend: _core.Backend, matrices: tuple[object, object], x: Array, routes: Array, **options: object) -> Array:
+        y = np.full((len(x), self.cols + 3), -7, np.float32)
+        backend.experts(
+            *matrices, np.ascontiguousarray(routes), x, y[:, :-3], self.n_experts, self.inner, self.form,
+            up_bias=self.up_bias, down_bias=self.down_bias, **options,
+        )  # fmt: skip
+        assert backend.allocations == 0
+        assert (y[:, -3:] == -7).all()
+        return np.ascontiguousarray(y[:, :-3])
+
+
+def near(have: Array, exact: Array, bound: float) -> bool:
+    return float(np.abs(have - exact).max()) <= bound * float(np.abs(exact).max())
+
+
+def slices(n: int, rng: np.random.Generator) -> Sequence[slice]:
+    """Ranges of rows of many lengths."""
+    lengths = [1, 1, 2, 3, 7, 13, 29, n // 2, n]
+    firsts = [int(rng.integers(0, n - length + 1)) for length in lengths]
+    return [slice(first, first + length) for first, length in zip(firsts, lengths, strict=True)]
+
+
+# name: (experts, chosen, columns, inner, form, options of the class, options of the call)
+CASES: dict[str, tuple[int, int, int, int, int, dict[str, object], dict[str, object]]] = {
+    "gated": (6, 2, 64, 48, GATED, {}, {}),
+    "one-part": (6, 2, 64, 48, GATED, {"n_parts": 1}, {}),
+    "gelu": (4, 3, 40, 24, GATED, {}, {"act": GELU_TANH}),
+    "clamped": (5, 4, 72, 40, CLAMPED, {"has_bias": True, "n_parts": 1}, {"limit": 0.9}),
+    "plain": (8, 3, 56, 88, PLAIN, {}, {"act": RELU2}),
+    "input": (3, 1, 64, 80, GATED, {}, {"input_scaled": True}),
+    "bias": (4, 2, 33, 19, GATED, {"has_bias": True}, {}),
+    "many": (40, 8, 64, 32, GATED, {}, {}),
+    "one": (1, 1, 48, 64, GATED, {}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_rows(case: str, open_backend: Open) -> None:
+    """Near float64; a row has the same bits alone, among any others, and on any number of threads."""
+    n, k, cols, inner, form, made, options = CASES[case]
+    rng = np.random.default_rng(len(case))
+    experts = Experts(n, cols, inner, form, **made)
+    x = np.full((150, cols + 5), np.nan, np.float32)  # rows lie apart
+    x[:, 2 : cols + 2] = rng.standard_normal((150, cols))
+    x = x[:, 2 : cols + 2]
+    routes = random_routes(150, n, k, rng)
+    whole = None
+    for threads in (1, 2, 5):
+        backend = open_backend(threads, 160, 128)
+        matrices = experts.matrices(backend)
+        have = experts.run(backend, matrices, x, routes, **options)
+        whole = have if whole is None else whole
+        assert have.tobytes() == whole.tobytes()
+        for part in slices(150, rng):
+            assert experts.run(backend, matrices, x[part], routes[part], **options).tobytes() == whole[part].tobytes()
+    assert near(whole, experts.exact(x, routes, **options), 4e-6)
+
+
+def test_rows_among_other_rows(open_backend: Open) -> None:
+    """Rows shuffled and repeated: each keeps its bits, whoever shares its experts."""
+    rng = np.random.default_rng(3)
+    experts = Experts(12, 96, 64)
+    x, routes = rng.standard_normal((64, 96)).astype(np.float32), random_routes(64, 12, 3, rng)
+    backend = open_backend(2, 512, 128)
+    matrices = experts.matrices(backend)
+    whole = experts.run(backend, matrices, x, routes)
+    order = rng.integers(0, 64, 300)
+    assert experts.run(backend, matrices, x[order], routes[order]).tobytes() == whole[order].tobytes()
+    lone = np.zeros(300, np.int64)  # all rows to the same experts
+    assert experts.run(backend, matrices, x[lone], routes[lone]).tobytes() == whole[lone].tobytes()
+
+
+def test_the_order_of_routes_is_the_order_of_the_sum(open_backend: Open) -> None:
+    """One chain of fused multiply-adds over the routes as they are given; order matters in the last bits alone."""
+    rng = np.random.default_rng(4)
+    experts = Experts(6, 64, 48)
+    x, routes = rng.standard_normal((40, 64)).astype(np.float32), random_routes(40, 6, 4, rng)
+    backend = open_backend(2, 64, 64)
+    matrices = experts.matrices(backend)
+    whole = experts.run(backend, matrices, x, routes)
+    turned = np.ascontiguousarray(routes.reshape(40, 4, 2)[:, ::-1].reshape(40, 8))
+    assert near(experts.run(backend, matrices, x, turned), whole, 1e-6)
+    weights = routes.view(np.float32)[:, 1::2]
+    one = np.zeros((40, 2), np.int32)
+    total = np.zeros((40, 64), np.float32)
+    for j in range(4):
+        one[:, 0] = routes[:, 2 * j]
+        one.view(np.float32)[:, 1] = 1
+        y = experts.run(backend, matrices, x, one).astype(np.float64)
+        total = (weights[:, j : j + 1].astype(np.float64) * y + total).astype(np.float32)  # float64 holds the product
+    assert np.abs(total - whole).max() <= 1.2e-7 * np.abs(whole).max()
+
+
+def test_equals_the_linears(isa: str) -> None:
+    """One expert with weight 1 has the bits of up, the product and down as operations of their own."""
+    rng = np.random.default_rng(5)
+    experts = Experts(3, 64, 48, has_bias=True)
+    x = rng.standard_normal((21, 64)).astype(np.float32)
+    backend = _core.Backend("cpu", isa, 2, 64, 64)
+    matrices = experts.matrices(backend)
+    for expert in range(3):
+        routes = np.zeros((21, 2), np.int32)
+        routes[:, 0] = expert
+        routes.view(np.float32)[:, 1] = 1
+        have = experts.run(backend, matrices, x, routes)
+        up = backend.matrix([("float32", 96, experts.up[expert].copy())], 64, 1, 1)
+        down = backend.matrix([("float32", 64, experts.down[expert].copy())], 48, 1, 1)
+        h, y = np.empty((21, 96), np.float32), np.empty((21, 64), np.float32)
+        backend.linear(up, x, h, experts.up_bias[expert].copy())
+        backend.linear(down, h, y, experts.down_bias[expert].copy(), input=2)
+        assert have.tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("arithmetic", [0, 1])
+def test_types_of_weights(dtype: str, arithmetic: int, isa: str) -> None:
+    rng = np.random.default_rng(6)
+    experts = Experts(6, 96, 64, dtype=dtype)
+    x, routes = rng.standard_normal((70, 96)).astype(np.float32), random_routes(70, 6, 2, rng)
+    whole = None
+    for threads in (1, 3):
+        backend = _core.Backend("cpu", isa, threads, 128, 128)
+        matrices = experts.matrices(backend, arithmetic)
+        have = experts.run(backend, matrices, x, routes)
+        whole = have if whole is None else whole
+        assert have.tobytes() == whole.tobytes()
+        for part in slices(70, rng):
+            assert experts.run(backend, matrices, x[part], routes[part]).tobytes() == whole[part].tobytes()
+    assert near(whole, experts.exact(x, routes), 6e-3 if dtype == "bfloat16" else 4e-6)
+
+
+QUANTISED = [("q4_k", "q6_k"), ("q8_0", "q8_0"), ("q4_0", "q4_k")]
+SCALES = {"q4_k": (0, 4), "q6_k": (208, 210), "q8_0": (0, 2), "q4_0": (0, 2)}  # float16 fields of a block
+
+
+def random_blocks(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> Array:
+    """Rows of random blocks, scales of both signs."""
+    n_values, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype.upper()]]
+    raw = rng.integers(0, 256, (rows, cols // n_values, n_bytes), dtype=np.uint8)
+    first, last = SCALES[dtype]
+    scale = rng.uniform(0.001, 0.01, (*raw.shape[:2], (last - first) // 2)) * rng.choice([-1, 1])
+    raw[:, :, first:last] = scale.astype("<f2").view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("arithmetic", [1, 2])
+@pytest.mark.parametrize(("up_type", "down_type"), QUANTISED)
+def test_quantised_weights(up_type: str, down_type: str, arithmetic: int, isa: str) -> None:
+    """Types of GGUF files, gate and up of unlike types too: the bits of the linears, in any batch."""
+    rng = np.random.default_rng(7)
+    n, k, cols, inner = 4, 2, 512, 256
+    gates, ups, downs = (
+        [random_blocks(kind, rows, width, rng) for _ in range(n)]
+        for kind, rows, width in ((up_type, inner, cols), (down_type, inner, cols), (down_type, cols, inner))
+    )
+    x, routes = rng.standard_normal((37, cols)).astype(np.float32), random_routes(37, n, k, rng)
+    whole = None
+    for threads in (1, 2):
+        backend = _core.Backend("cpu", isa, threads, 64, 512)
+        parts = [part for g, u in zip(gates, ups, strict=True) for part in ((up_type, inner, g), (down_type, inner, u))]
+        up = backend.matrix(parts, cols, 1, arithmetic)
+        down = backend.matrix([(down_type, cols, d) for d in downs], inner, 1, arithmetic)
+        y = np.empty((37, cols), np.float32)
+        backend.experts(up, down, routes, x, y, n, inner)
+        whole = y if whole is None else whole
+        assert y.tobytes() == whole.tobytes()
+        for part in slices(37, rng):
+            alone = np.empty_like(y[part])
+            backend.experts(up, down, np.ascontiguousarray(routes[part]), x[part], alone, n, inner)
+            assert alone.tobytes() == whole[part].tobytes()
+        sums = np.zeros((37, cols), np.float64)
+        for j in range(k):
+            for r in range(37):
+                e = int(routes[r, 2 * j])
+                h, z = np.empty((1, 2 * inner), np.float32), np.empty((1, cols), np.float32)
+                backend.linear(backend.matrix(parts[2 * e : 2 * e + 2], cols, 1, arithmetic), x[r : r + 1], h)
+                backend.linear(backend.matrix([(down_type, cols, downs[e])], inner, 1, arithmetic), h, z, input=2)
+                sums[r] += routes.view(np.float32)[r, 2 * j + 1] * z[0].astype(np.float64)
+            if threads == 2:
+                break
+        if threads == 1:
+            assert np.abs(sums - whole).max() <= 1e-6 * np.abs(whole).max()
+
+
+def test_not_finite(isa: str) -> None:
+    """A NaN in one row shows in that row alone, and one in an expert in the rows that it serves."""
+    rng = np.random.default_rng(8)
+    experts = Experts(4, 64, 32)
+    backend = _core.Backend("cpu", isa, 2, 64, 64)
+    matrices = experts.matrices(backend)
+    x, routes = rng.standard_normal((9, 64)).astype(np.float32), random_routes(9, 4, 2, rng)
+    good = experts.run(backend, matrices, x, routes)
+    x[4, 7] = np.nan
+    bad = experts.run(backend, matrices, x, routes)
+    assert np.isnan(bad[4]).all()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert bad[others].tobytes() == good[others].tobytes()
+    x[4, 7] = 0
+    experts.down[1, 3, 5] = np.nan
+    bad = experts.run(backend, experts.matrices(backend), x, routes)
+    served = (routes[:, 0::2] == 1).any(1)
+    assert (np.isnan(bad).any(1) == served).all()
+    assert not np.isnan(np.delete(bad, 3, 1)).any()
