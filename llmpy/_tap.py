@@ -41,6 +41,12 @@ class Tap:
 
         return names.of_program(self.spec)
 
+    def width(self, one: Named) -> int:
+        """Columns of a value."""
+        from .models import names
+
+        return names.width(self.spec, one.value)
+
     def run(
         self, prompts: PromptType | Sequence[PromptType], wanted: str | int | Sequence[str | int]
     ) -> list[dict[str | int, NDArray[np.float32]]]:

@@ -1,4 +1,4 @@
-"""The command line: `llmpy demo`, `generate`, `chat`, `score`, `inspect`, `devices`, `version`; commands load late."""
+"""The command line: `llmpy demo`, `generate`, `chat`, `score`, `inspect`, `compare`, `devices`, `version`; each loads late."""
 
 from __future__ import annotations
 
@@ -67,13 +67,32 @@ def _parser() -> argparse.ArgumentParser:
     _add_model(score)
     score.add_argument("texts", nargs="*", metavar="TEXT")
 
-    inspect = command("inspect", "inspect", "What a model is: configuration, tokenizer, program, weights.")
-    _add_model(inspect)
+    inspect = command("inspect", "inspect", "What a model is: program, weights, cache, memory; nothing is loaded.")
+    _add_name(inspect)
+    inspect.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
     inspect.add_argument("--weights", action="store_true", help="list every weight")
+    inspect.add_argument("--all", action="store_true", help="show every layer, those that look alike too")
+    inspect.add_argument("--config-only", action="store_true", help="read config.json alone: no weights need be there")
 
-    command("devices", "inspect", "Devices of this machine, and why one cannot be used.")
-    command("version", "inspect", "Version and build.")
+    compare = command("compare", "compare", "Walk a model beside transformers and say where they first differ.")
+    _add_name(compare)
+    compare.add_argument("--device", help="cpu, cuda:0, ... (default: LLMPY_DEVICE, else the best there is)")
+    compare.add_argument("--dtype", default="float32", help="auto, float32 (default), float16, bfloat16")
+    compare.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
+    compare.add_argument("--prompt", default="The quick brown fox jumps over the lazy dog. 1, 2, 3", metavar="TEXT")
+    compare.add_argument("--ids", metavar="LIST", help="token ids instead of a prompt")
+    compare.add_argument("--tolerance", type=float, metavar="X", help="of the largest value (float32: 1e-4)")
+    compare.add_argument("--all", action="store_true", help="show every module, not the layers alone")
+
+    command("devices", "machine", "Devices of this machine, and why one cannot be used.")
+    command("version", "machine", "Version and build.")
     return parser
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    """The model, with or without the option's name."""
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
+    parser.add_argument("--model", metavar="MODEL", help="the same")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

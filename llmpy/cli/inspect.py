@@ -1,56 +1,173 @@
-"""`llmpy inspect`, `llmpy devices`, `llmpy version`."""
+"""`llmpy inspect`: what a model is, from its configuration and the headers of its files. Nothing of the weights is read."""
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
 
-from .. import __version__, build_info, devices
+from ..models.blocks import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..models import Compiled, Spec
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def run(chosen: Namespace) -> int:
-    """Runs one of the three."""
-    return {"inspect": _inspect, "devices": _devices, "version": _version}[chosen.command](chosen)
+    """Prints the model."""
+    from .. import _core, hub, models
+    from ..demo import fetch_model
 
-
-def _version(chosen: Namespace) -> int:
-    print(f"llmpy {__version__}")
-    _show({name: value for name, value in build_info().items() if name != "version"})
+    model = chosen.name or chosen.model or fetch_model()
+    files = hub.resolve(model, weights=not chosen.config_only)
+    checkpoint = None if chosen.config_only else _core.Checkpoint([str(path) for path in files.weights])
+    compiled = models.load(files, checkpoint, max_model_len=chosen.max_model_len)
+    spec, tensors = compiled.spec, checkpoint.tensors() if checkpoint is not None else {}
+    print(f"{files.name}: {spec['architecture']}, {compiled.config.dtype}, {files.directory or files.weights[0]}")
+    _print_configuration(compiled)
+    print("program")
+    for line in program(spec, chosen.all):
+        print(f"  {line}")
+    _print_weights(spec, tensors, files.weights, compiled.config.dtype, chosen.weights)
+    _print_cache(compiled)
     return 0
 
 
-def _devices(chosen: Namespace) -> int:
-    for device in devices():
-        values = dict(device)
-        state = "available" if values.pop("available") else "not available"
-        print(f"{values.pop('device')}: {values.pop('name')}, {state}")
-        _show(values)
-    return 0
+def _print_configuration(compiled: Compiled) -> None:
+    """The fields of the configuration that are numbers, words or flags."""
+    fields = {name: value for name, value in compiled.config.raw.items() if isinstance(value, str | int | float)}
+    width = max(map(len, fields), default=0)
+    print("configuration")
+    for name, value in sorted(fields.items()):
+        print(f"  {name:{width}}  {value}")
 
 
-def _inspect(chosen: Namespace) -> int:
-    from .common import open_model
-
-    with open_model(chosen) as llm:
-        print(repr(llm))
-        _show({name: value for name, value in llm.config.to_dict().items() if value not in (None, (), {}, [])}, "configuration")
-        print(f"tokenizer\n  {llm.tokenizer!r}")
-        _show({name: f"{size:,} bytes" for name, size in llm.memory().items()}, "memory")
-        print("program")
-        for line in llm.program():
-            print(f"  {line}")
-        weights = llm.weight_info()
-        print(f"weights: {len(weights)}")
-        for weight in weights if chosen.weights else []:
-            print(f"  {weight['name']}  {list(weight['shape'])}  {weight['dtype']}")
-    return 0
+# ---- the program -------------------------------------------------------------------------------------------------------
 
 
-def _show(values: dict[str, Any], title: str = "") -> None:
-    """Names and values in two columns."""
-    if title:
-        print(title)
-    width = max(map(len, values), default=0)
-    for name, value in values.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-        print(f"  {name:{width}}  {shown}")
+def program(spec: Spec, shows_all: bool = False) -> Iterator[str]:
+    """A line for each operation: number, name, widths in and out, what it is told, its tensors.
+
+    Args:
+        spec: The program.
+        shows_all: Else layers that look like the one before are counted, not shown.
+    """
+    blocks: list[tuple[str, list[str], list[str]]] = []  # layer, its operations without numbers, with them
+    layer = ""
+    for number, (kind, op) in enumerate(spec["ops"]):
+        tensors = [part[0] for weight in op["weights"] for part in spec["weights"][weight]["parts"]]
+        found = _NUMBER.search(tensors[0]) if tensors else None
+        own = tensors[0][: found.end()] if found and tensors else layer if not tensors else ""
+        if not blocks or own != layer:
+            layer = own
+            blocks.append((layer, [], []))
+        text = _operation(spec, kind, op, layer)
+        blocks[-1][1].append(text)
+        blocks[-1][2].append(f"{number:4}  {text}")
+    start = 0
+    while start < len(blocks):
+        end = start + 1
+        while not shows_all and end < len(blocks) and blocks[start][0] and blocks[end][1] == blocks[start][1]:
+            end += 1
+        if end - start > 1:
+            yield f"{blocks[start][0]} to {_last(blocks[end - 1][0])}, {end - start} alike:"
+        elif blocks[start][0]:
+            yield f"{blocks[start][0]}:"
+        yield from blocks[start][2]
+        start = end
+
+
+def _last(layer: str) -> str:
+    return layer.rsplit(".", 1)[-1]
+
+
+def _operation(spec: Spec, kind: str, op: Any, layer: str) -> str:
+    """One operation as text; what differs between equal layers (places in the cache, ropes) is left out or spelled out."""
+    widths = " ".join(str(spec["values"][value][0]) for value in op["in"])
+    outs = " ".join(str(spec["values"][value][0]) for value in op["out"])
+    outs = str(spec["vocab_size"]) if kind == "logits" else outs
+    told = _told(spec, kind, op)
+    names = [part[0].removeprefix(f"{layer}.") for weight in op["weights"] for part in spec["weights"][weight]["parts"]]
+    shown = ", ".join(dict.fromkeys(names)) if len(names) <= 4 else f"{names[0]} ... ({len(names)} tensors)"
+    return f"{kind:16} {widths:>18} -> {outs:12} {told:34} {shown}".rstrip()
+
+
+def _told(spec: Spec, kind: str, op: Any) -> str:
+    """The numbers of an operation in words where they have some."""
+    if kind == "attention":
+        layer = spec["layers"][op["u"][0]]
+        window = f", window {layer[3]}" if layer[3] else ""
+        cap = f", cap {op['f'][1]:g}" if op["f"][1] else ""
+        return f"{layer[0]}/{layer[1]} heads of {layer[2]}{window}{cap}"
+    if kind == "rope":
+        rope = spec["ropes"][op["u"][0]]
+        style = "pairs" if rope["interleaved"] else "halves"
+        return f"rope {op['u'][0]}, {len(rope['inv_freq']) // 2} of {op['u'][1]} in {style}"
+    if kind in ("gated", "act"):
+        name = next((name for name, number in ACTIVATIONS.items() if number == op["u"][0]), "")
+        return " ".join([name, *(f"{number:g}" for number in op["f"])])
+    if kind in ("rms_norm", "layer_norm"):
+        heads = f"{op['u'][0]} heads, " if op["u"][0] > 1 else ""
+        return f"{heads}eps {op['f'][0]:g}"
+    if kind == "logits":
+        scale, cap = (f"{word} {number:g}" for word, number in zip(("factor", "cap"), op["f"], strict=True))
+        return ", ".join([scale] * (op["f"][0] != 1) + [cap] * (op["f"][1] != 0))
+    return " ".join(f"{number:g}" for number in (*op["u"], *op["f"]))
+
+
+# ---- weights and cache -------------------------------------------------------------------------------------------------
+
+
+def _print_weights(spec: Spec, tensors: Any, files: Sequence[Path], dtype: str, shows_all: bool) -> None:
+    """How many, how large, of which types."""
+    parts = [(weight, part) for weight in spec["weights"] for part in weight["parts"]]
+    n_values = sum(weight["rows"] * weight["cols"] for weight in spec["weights"])
+    kinds: Counter[str] = Counter()
+    for weight, part in parts:
+        kinds[tensors[part[1]][0] if part[1] in tensors else dtype] += part[2] * weight["cols"]
+    by_type = ", ".join(f"{kind} {n:,}" for kind, n in kinds.most_common())
+    print(f"weights: {len(parts)} tensors, {n_values:,} parameters: {by_type}")
+    for weight, part in parts if shows_all else []:
+        stored = tensors.get(part[1])
+        shape = list(stored[1]) if stored else [part[2], *([weight["cols"]] if weight["kind"] == "matrix" else [])]
+        print(f"  {part[0]}  {shape}  {stored[0] if stored else dtype}")
+    if tensors:
+        print(f"  {_size(sum(path.stat().st_size for path in files))} in {len(files)} file{'s' * (len(files) > 1)}")
+    else:
+        print(f"  {_size(sum(n * ITEM_BYTES[kind] for kind, n in kinds.items()))}")
+
+
+def _print_cache(compiled: Compiled) -> None:
+    """Groups of layers with equal needs, and what a token and a sequence take in the model's own type."""
+    spec, item = compiled.spec, ITEM_BYTES.get(compiled.config.dtype, 2)
+    length, groups = compiled.config.max_position_embeddings, Counter(tuple(layer) for layer in spec["layers"])
+    per_token = longest = 0
+    print(f"cache groups: {len(groups) + bool(spec.get('states'))}")
+    for layer, n in groups.items():
+        kv_heads, head_dim, window = layer[1], layer[2], layer[3]
+        bytes_per_token = n * 2 * kv_heads * head_dim * item if kv_heads else n * head_dim * item
+        per_token += 0 if window else bytes_per_token
+        longest += bytes_per_token * min(length, window or length)
+        kept = f"the last {window} tokens" if window else "all tokens"
+        what = f"{kv_heads} heads of {head_dim}" if kv_heads else f"{head_dim} latent values"
+        print(f"  {n} layers keep {kept}: {what}, {_size(bytes_per_token)} a token")
+    states = sum(prod(state) for state in spec.get("states", ())) * 4
+    if states:
+        print(f"  {len(spec['states'])} recurrent states: {_size(states)} a sequence")
+    print(f"  a token more             {_size(per_token)}")
+    print(f"  a sequence of {length:,} tokens: {_size(longest + states)}")
+
+
+def _size(n_bytes: int) -> str:
+    units: Sequence[str] = ("bytes", "KiB", "MiB", "GiB", "TiB")
+    value, unit = float(n_bytes), 0
+    while value >= 1024 and unit < len(units) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:,.0f} {units[unit]}" if unit == 0 else f"{value:,.2f} {units[unit]}"

@@ -1,0 +1,157 @@
+"""`llmpy compare`: walks a model module by module beside transformers and says where they first differ."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .. import LLM
+
+    Rows = NDArray[np.float32]
+
+TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+class Difference(NamedTuple):
+    """One value of both.
+
+    Attributes:
+        name: Its module.
+        error: Largest difference over the largest magnitude.
+        token: Where the largest difference lies.
+    """
+
+    name: str
+    error: float
+    token: int
+
+
+def run(chosen: Namespace) -> int:
+    """Compares, prints, and returns 1 where something differs."""
+    torch, transformers = _libraries()
+    from .. import LLM
+    from ..demo import fetch_model
+
+    model = chosen.name or chosen.model or fetch_model()
+    length = chosen.max_model_len
+    options = {"device": chosen.device, "dtype": chosen.dtype, "max_model_len": length, "enforce_eager": True}
+    with LLM(model, **options, skip_tokenizer_init=chosen.ids is not None) as llm:
+        if chosen.ids is None:
+            ids = llm.tokenizer.encode(chosen.prompt)
+        else:
+            ids = [int(word) for word in chosen.ids.replace(",", " ").split()]
+        kind = str(llm.config.dtype)
+        bound = TOLERANCES.get(kind, 1e-1) if chosen.tolerance is None else chosen.tolerance
+        theirs = _reference(torch, transformers, str(model), ids)
+        print(f"{llm!r}\n{len(ids)} tokens; transformers {transformers.__version__} in float32; tolerance {bound:g}")
+        found, skipped = list(differences(llm, theirs, ids)), uncompared(llm, theirs)
+    return _report(found, skipped, bound, chosen.all)
+
+
+def _libraries() -> tuple[Any, Any]:
+    """torch and transformers."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise UnsupportedError(f"compare needs torch and transformers ({error}): pip install torch transformers") from None
+    return torch, transformers
+
+
+def _reference(torch: Any, transformers: Any, model: str, ids: list[int]) -> dict[str, Rows]:
+    """What every module of transformers' model gives, by its name; "logits" besides."""
+    import numpy as np
+
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if str(model).endswith(".gguf"):
+        from pathlib import Path
+
+        options["gguf_file"] = Path(model).name
+        model = str(Path(model).parent)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, **options).eval()
+    found: dict[str, Rows] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: Any, given: Any, result: Any) -> None:
+            value = result[0] if isinstance(result, tuple) else result
+            if isinstance(value, torch.Tensor) and value.ndim >= 2 and value.shape[0] == 1 and value.shape[1] == len(ids):
+                found.setdefault(name, value[0].detach().float().reshape(len(ids), -1).numpy().copy())
+            elif isinstance(value, torch.Tensor) and value.ndim == 4 and value.shape[2] == len(ids):  # heads before tokens
+                rows = value[0].transpose(0, 1).detach().float()
+                found.setdefault(name, rows.reshape(len(ids), -1).numpy().copy())
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in theirs.named_modules() if name]
+    with torch.no_grad():
+        out = theirs(torch.tensor([ids]), use_cache=False)
+    for handle in handles:
+        handle.remove()
+    found["logits"] = np.asarray(out.logits[0].float().numpy())
+    return found
+
+
+def differences(llm: LLM, theirs: dict[str, Rows], ids: list[int]) -> Iterator[Difference]:
+    """Every value that both have, in the order in which llmpy computes them."""
+
+    names = [name for name in llm.tap_names() if name in theirs]
+    scales, named = _embedding_scales(llm), llm._tap.named()
+    layers = {one.name for one, before in zip(named[1:], named, strict=False) if one.value == before.value}
+    for first in range(0, len(names), 64):
+        part = names[first : first + 64]
+        for name, mine in llm.tap([ids], list(part))[0].items():
+            want = theirs[str(name)]
+            if want.shape != mine.shape:
+                continue
+            factor = scales.get(str(name), 1.0)
+            if name in layers:  # some families keep the rows between layers divided by a factor
+                factor = float((mine * want).sum() / max(float((want * want).sum()), 1e-30)) or 1.0
+            both = [_difference(str(name), mine / each, want) for each in (1.0, factor)]
+            yield min(both, key=lambda one: one.error)
+
+
+def _difference(name: str, mine: Rows, want: Rows) -> Difference:
+    """Of one value; what is not finite differs by infinity."""
+    import numpy as np
+
+    wrong = np.nan_to_num(np.abs(mine.astype(np.float64) - want), nan=np.inf)
+    return Difference(name, float(wrong.max() / (float(np.abs(want).max()) or 1.0)), int(wrong.max(-1).argmax()))
+
+
+def uncompared(llm: LLM, theirs: dict[str, Rows]) -> list[str]:
+    """Modules with weights that transformers' model has not under this name, or not in this shape."""
+    spec = llm._tap.spec
+    widths = {one.name: llm._tap.width(one) for one in llm._tap.named() if spec["ops"][one.op][1]["weights"]}
+    have = {name: rows.shape[1] for name, rows in theirs.items()}
+    return [name for name, width in widths.items() if "|" not in name and have.get(name) != width]
+
+
+def _embedding_scales(llm: LLM) -> dict[str, float]:
+    """Factors of embeddings, which transformers has in the module or behind it."""
+    spec = llm._tap.spec
+    return {one.name: spec["ops"][one.op][1]["f"][0] for one in llm._tap.named() if spec["ops"][one.op][0] == "embed"}
+
+
+def _report(found: list[Difference], skipped: list[str], bound: float, shows_all: bool) -> int:
+    """The table and the verdict."""
+    first = next((one for one in found if not one.error <= bound), None)
+    width = max((len(one.name) for one in found), default=0)
+    for one in found:
+        if shows_all or one == first or one.name == "logits" or one.name.count(".") == 2:
+            mark = "  <- differs" if not one.error <= bound else ""
+            print(f"  {one.name:{width}}  {one.error:9.2e}  worst at token {one.token}{mark}")
+    if skipped:
+        more = f" and {len(skipped) - 8} more" if len(skipped) > 8 else ""
+        print(f"not compared, transformers has no module of this name and shape: {', '.join(skipped[:8])}{more}")
+    if first is None:
+        print(f"no difference above {bound:g} in {len(found)} values")
+        return 0
+    print(f"first difference: {first.name}, {first.error:.2e} of the largest value, at token {first.token}")
+    return 1

@@ -1,0 +1,69 @@
+"""`llmpy compare` beside transformers, and `llmpy inspect`, on tiny models."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmpy import cli
+from llmpy.models import Model, ModelConfig, heads, registry, usual
+
+IDS = ",".join(str(3 + 11 * i % 90) for i in range(20))
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3", "cohere2", "phi", "granite", "stablelm-parallel"])
+def test_families_agree(case, tiny, device, capsys) -> None:
+    assert cli.main(["compare", str(tiny(case).directory), "--ids", IDS, "--device", device]) == 0
+    shown = capsys.readouterr().out
+    assert "no difference above 0.0001 in " in shown and "20 tokens; transformers" in shown
+    compared = int(shown.rsplit(" in ", 1)[1].split()[0])
+    assert compared >= 8 * json.loads((tiny(case).directory / "config.json").read_text())["num_hidden_layers"]
+    assert "q_proj" not in shown.partition("not compared")[2]
+
+
+def wrong(cfg: ModelConfig, m: Model) -> None:
+    """A Llama whose second layer has another activation."""
+    x = m.embed("model.embed_tokens")
+    for i, layer in enumerate(m.layers("model.layers", cfg.num_layers)):
+        q, k, v = usual.qkv(cfg, layer, layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps))
+        q, k = layer.rope(q, k, cfg.rope)
+        x = x + usual.out(cfg, layer, layer.attention(q, k, v))
+        h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
+        x = x + usual.mlp(cfg, layer, h, act="gelu" if i == 1 else "silu")
+    heads.head(cfg, m, m.rms_norm(x, "model.norm", cfg.rms_norm_eps), "model.")
+
+
+def test_the_first_difference_is_named(tiny, device, capsys, monkeypatch) -> None:
+    found = registry.find("LlamaForCausalLM")
+    monkeypatch.setitem(registry._REGISTRY, "LlamaForCausalLM", registry.Architecture(wrong, found.defaults, found.ignore))
+    assert cli.main(["compare", str(tiny("llama").directory), "--ids", IDS, "--device", device, "--all"]) == 1
+    shown = capsys.readouterr().out
+    assert "first difference: model.layers.1.mlp.down_proj, " in shown
+    lines = [line for line in shown.splitlines() if "differs" in line]
+    assert "model.layers.1.mlp.down_proj" in lines[0] and "model.layers.0" not in "".join(lines)
+
+
+def test_transformers_must_be_there(tiny, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    assert cli.main(["compare", str(tiny("llama").directory), "--ids", IDS]) == 1
+    assert "compare needs torch and transformers" in capsys.readouterr().err
+
+
+def test_inspect(tiny, capsys, tmp_path: Path) -> None:
+    path = tiny("gemma2").directory
+    assert cli.main(["inspect", str(path), "--weights"]) == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "Gemma2ForCausalLM, float32", "intermediate_size        96", "4/2 heads of 256, window 8, cap 5", "cap 3",
+        "model.layers.0:", "gelu_pytorch_tanh", "pre_feedforward_layernorm.weight", "model.norm.weight  [64]  float32",
+        "cache groups: 2", "keep the last 8 tokens", "keep all tokens",
+    ):  # fmt: skip
+        assert part in shown, part
+    assert cli.main(["inspect", "--model", str(tiny("llama").directory)]) == 0
+    shown = capsys.readouterr().out
+    assert "model.layers.0 to 1, 2 alike:" in shown and "model.layers.1:" not in shown
+    assert cli.main(["inspect", str(tiny("llama").directory), "--all"]) == 0
+    assert "model.layers.1:" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    assert cli.main(["inspect", str(tmp_path), "--config-only"]) == 0
+    assert "Gemma2ForCausalLM" in capsys.readouterr().out
