@@ -70,6 +70,8 @@ def of_program(spec: Spec) -> list[Named]:
 def _outputs(spec: Spec, kind: str, op: Operands, layer: str, tensors: list[str]) -> list[tuple[str, int]]:
     """Names and numbers of what an operation makes."""
     own = f"{layer}.{kind}" if layer else kind
+    if kind == "route":
+        return []  # numbers of experts and their weights: no rows of activations
     if kind == "rope":
         return [(f"{own}.q", op["out"][0]), (f"{own}.k", op["out"][1])]
     modules = list(dict.fromkeys(module_of(tensor) for tensor in tensors))

@@ -8,7 +8,7 @@ import pytest
 from llmpy import LLM, InvalidRequestError, _core
 from llmpy.models import names
 
-CASES = ["llama-bias", "qwen3-window", "gemma2", "cohere2", "stablelm-parallel"]
+CASES = ["llama-bias", "qwen3-window", "gemma2", "cohere2", "stablelm-parallel", "bamba", "mixtral"]
 
 
 def tapped(model: _core.Model, spec, ids, values) -> list[np.ndarray]:
