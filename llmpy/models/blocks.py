@@ -117,6 +117,18 @@ class Block:
     def __init__(self, model: "Model", prefix: str) -> None:
         self._model, self.prefix = model, prefix
 
+    if not TYPE_CHECKING:  # which finds what is missing by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """A missing operation names itself."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            known = sorted(each for kind in type(self).__mro__ for each in vars(kind) if not each.startswith("_"))
+            raise UnsupportedError(
+                f"operation {name!r} is not in the vocabulary; known: {', '.join(dict.fromkeys(known))}. "
+                "docs/adding-an-architecture.md says what a new one takes"
+            )
+
     @overload
     def linear(self, x: Value, name: str, width: int, *, bias: bool = False) -> Value: ...
     @overload

@@ -13,6 +13,10 @@ Build = Callable[[ModelConfig, Model], None]
 COMPUTED_BUFFERS = ("*.rotary_emb.inv_freq", "*.rotary_emb.cos_cached", "*.rotary_emb.sin_cached")
 
 
+PLUGINS = "llmpy.architectures"
+"""Group of the entry points of installed packages: their names are those of architectures, they lead to the module."""
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A registered architecture function."""
@@ -51,10 +55,34 @@ def architecture(
 
 
 def find(name: str) -> Architecture:
-    """The architecture of a name; UnsupportedError names it and the known ones."""
+    """The architecture of a name, of an installed package too; UnsupportedError names it and the known ones."""
+    if name not in _REGISTRY:
+        _load_plugin(name)
     if name not in _REGISTRY:
         raise UnsupportedError(
             f"architecture {name!r} is not supported; known: {', '.join(sorted(_REGISTRY))}. "
             "A function with @llmpy.architecture adds one (docs/adding-an-architecture.md)"
         )
     return _REGISTRY[name]
+
+
+def names() -> list[str]:
+    """Every name that is registered."""
+    return sorted(_REGISTRY)
+
+
+def _load_plugin(name: str) -> None:
+    """Imports what an installed package says of a name; importing it registers the function."""
+    from importlib.metadata import entry_points
+
+    for plugin in entry_points(group=PLUGINS, name=name):
+        try:
+            plugin.load()
+        except Exception as error:
+            raise UnsupportedError(
+                f"architecture {name!r}: entry point {plugin.value!r} of group {PLUGINS!r} cannot be imported: {error!r}"
+            ) from error
+        if name not in _REGISTRY:
+            raise UnsupportedError(
+                f"architecture {name!r}: entry point {plugin.value!r} of group {PLUGINS!r} registers no function of this name"
+            )

@@ -295,6 +295,52 @@ def test_registration():
         registry._REGISTRY.pop("TwiceToo", None)
 
 
+PLUGIN = """
+from llmpy import architecture
+
+@architecture("{name}")
+def pluggedin(cfg, m):
+    m.states(m.embed("emb"))
+"""
+
+
+def install(directory, package, entries, text):
+    """A package as an installer leaves it."""
+    (directory / f"{package}.py").write_text(text)
+    info = directory / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = "".join(f"{name} = {target}\n" for name, target in entries.items())
+    (info / "entry_points.txt").write_text(f"[llmpy.architectures]\n{lines}")
+
+
+def test_an_installed_package_brings_architectures(tmp_path, monkeypatch):
+    names = {name: f"plugged_{name.lower()}" for name in ("OneForX", "TwoForX", "ThreeForX")}
+    install(tmp_path, names["OneForX"], {"OneForX": names["OneForX"]}, PLUGIN.format(name="OneForX"))
+    install(tmp_path, names["TwoForX"], {"TwoForX": names["TwoForX"]}, "import nothing_of_this_name")
+    install(tmp_path, names["ThreeForX"], {"ThreeForX": names["ThreeForX"]}, PLUGIN.format(name="OtherForX"))
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert "OneForX" not in registry.names()
+        assert registry.find("OneForX").build.__name__ == "pluggedin" and "OneForX" in registry.names()
+        with pytest.raises(UnsupportedError, match="'plugged_twoforx' of group .* cannot be imported: .*nothing_of_this_name"):
+            registry.find("TwoForX")
+        with pytest.raises(UnsupportedError, match="'plugged_threeforx' of group .* registers no function of this name"):
+            registry.find("ThreeForX")
+    finally:
+        for name in ("OneForX", "OtherForX"):
+            registry._REGISTRY.pop(name, None)
+
+
+def test_a_missing_operation_names_itself(tiny, host_checkpoint, files_of, monkeypatch):
+    def build(cfg, m):
+        m.states(m.layers("model.layers", 1).__next__().fourier(m.embed("model.embed_tokens")))
+
+    monkeypatch.setitem(registry._REGISTRY, "LlamaForCausalLM", registry.Architecture(build))
+    with pytest.raises(UnsupportedError, match=r"operation 'fourier' is not in the vocabulary; known: .*rms_norm.* docs/"):
+        load(tiny, host_checkpoint, files_of)
+
+
 def test_the_documentation_shows_the_code_as_it_is():
     root = Path(__file__).parents[2]
     code = (root / "llmpy/models/qwen3.py").read_text()
