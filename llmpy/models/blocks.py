@@ -7,7 +7,7 @@ once and the shapes of the weights against the checkpoint, and a mistake names t
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import inf, prod
-from typing import NoReturn, Required, TypedDict, overload
+from typing import TYPE_CHECKING, NoReturn, Required, TypedDict, overload
 
 from ..errors import CheckpointError, UnsupportedError
 from .config import ModelConfig

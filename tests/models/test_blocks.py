@@ -323,9 +323,9 @@ def test_an_installed_package_brings_architectures(tmp_path, monkeypatch):
     try:
         assert "OneForX" not in registry.names()
         assert registry.find("OneForX").build.__name__ == "pluggedin" and "OneForX" in registry.names()
-        with pytest.raises(UnsupportedError, match="'plugged_twoforx' of group .* cannot be imported: .*nothing_of_this_name"):
+        with pytest.raises(UnsupportedError, match=r"'plugged_twoforx' of group .* cannot be imported: .*nothing_of_this_name"):
             registry.find("TwoForX")
-        with pytest.raises(UnsupportedError, match="'plugged_threeforx' of group .* registers no function of this name"):
+        with pytest.raises(UnsupportedError, match=r"'plugged_threeforx' of group .* registers no function of this name"):
             registry.find("ThreeForX")
     finally:
         for name in ("OneForX", "OtherForX"):
