@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Apertus 8B and 70B"
+
 
 @architecture(
     *heads.names("Apertus"),

@@ -6,6 +6,8 @@ from .config import ModelConfig
 from .mamba2 import hybrid_mixer
 from .registry import architecture
 
+CHECKPOINTS = "Bamba 9B"
+
 
 @architecture(
     "BambaForCausalLM",

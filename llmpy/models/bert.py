@@ -4,6 +4,8 @@ from .blocks import Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "all-MiniLM-L6-v2, BGE, E5, GTE, multilingual-e5, cross-encoders"
+LIMITS = "embeddings and classes; no generation"
 _ENDS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 _UNUSED = ["*embeddings.position_ids", "*pooler.dense.*"]
 

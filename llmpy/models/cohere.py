@@ -9,6 +9,7 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Command R and R+ (v01, 08-2024), Command R7B, Aya 23 and Expanse"
 DEFAULTS = {
     "layer_norm_eps": 1e-5,
     "hidden_act": "silu",

@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "EXAONE 4.0 1.2B and 32B"
+
 
 @architecture(
     *heads.names("Exaone4"),

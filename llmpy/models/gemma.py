@@ -9,6 +9,8 @@ from .config import ModelConfig
 from .registry import architecture
 from .rope import Rope
 
+CHECKPOINTS = "Gemma 2B and 7B; Gemma 2 2B, 9B and 27B; Gemma 3 270M and 1B"
+LIMITS = "text alone: checkpoints with a vision tower (Gemma 3 4B to 27B) are refused"
 KINDS = ("full_attention", "sliding_attention")
 DEFAULTS = {
     "rms_norm_eps": 1e-6,

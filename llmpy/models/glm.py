@@ -7,6 +7,7 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "GLM-4-9B, GLM-4-9B-0414, GLM-4-32B-0414, GLM-Z1"
 DEFAULTS = {
     "rms_norm_eps": 1.5625e-7,
     "hidden_act": "silu",

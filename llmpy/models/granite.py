@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Granite 3.0 to 3.3 2B and 8B"
+
 
 @architecture(
     *heads.names("Granite"), defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048}

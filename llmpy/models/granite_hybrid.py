@@ -6,6 +6,8 @@ from .config import ModelConfig
 from .mamba2 import hybrid_mixer
 from .registry import architecture
 
+CHECKPOINTS = "Granite 4.0 H-Micro, H-1B, H-350M"
+
 
 @architecture(
     "GraniteMoeHybridForCausalLM",

@@ -5,6 +5,9 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "InternLM3 8B"
+REFERENCE = "Llama of transformers, under InternLM 3's names"
+
 
 @architecture(
     *heads.names("InternLM3"),

@@ -7,6 +7,8 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Jamba Reasoning 3B"
+
 
 @architecture(
     "JambaForCausalLM",

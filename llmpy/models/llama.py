@@ -5,6 +5,11 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = (
+    "Llama 2, 3, 3.1, 3.2 (text) and 3.3; SmolLM2, TinyLlama, Vicuna, CodeLlama, Yi, DeepSeek LLM and "
+    "R1-Distill-Llama"
+)
+
 
 @architecture(
     *heads.names("Llama"),

@@ -6,6 +6,7 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Mamba 130M to 2.8B, Falcon-Mamba 7B"
 DEFAULTS = {
     "num_attention_heads": 1,  # there is no attention
     "state_size": 16,

@@ -6,6 +6,8 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Mamba-2 130M to 2.7B, Codestral Mamba 7B"
+
 
 def mixer(
     layer: Block,

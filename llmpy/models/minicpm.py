@@ -7,6 +7,10 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "MiniCPM 1B and 2B, MiniCPM4 0.5B and 8B"
+REFERENCE = "Granite of transformers, under MiniCPM's names"
+LIMITS = "dense attention: `sparse_config` is refused"
+
 
 @architecture(
     "MiniCPMForCausalLM",

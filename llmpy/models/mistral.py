@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Mistral 7B v0.1 to v0.3, Mistral Nemo 12B, Mistral Small 22B and 24B (text)"
+
 
 @architecture(
     *heads.names("Mistral"),

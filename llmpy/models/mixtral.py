@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Mixtral 8x7B and 8x22B"
+
 
 @architecture(
     *heads.names("Mixtral"),

@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Minitron 4B and 8B, Nemotron-3 8B, Nemotron-4 15B and 340B"
+
 
 @architecture(
     *heads.names("Nemotron"),

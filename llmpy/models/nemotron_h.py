@@ -5,6 +5,7 @@ from .config import ModelConfig
 from .mamba2 import limits_of, mixer
 from .registry import architecture
 
+CHECKPOINTS = "Nemotron-H 4B, 8B, 47B and 56B, Nemotron Nano 2 9B and 12B"
 KINDS = {
     "M": "mamba", "mamba": "mamba", "linear_attention": "mamba", "*": "attention", "attention": "attention",
     "full_attention": "attention", "-": "mlp", "mlp": "mlp", "E": "moe", "moe": "moe",

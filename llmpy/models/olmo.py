@@ -5,6 +5,7 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "OLMo 1B, 7B and 7B-0724"
 EPS = 1e-5  # no field of the configuration
 
 

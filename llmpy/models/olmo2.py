@@ -9,6 +9,7 @@ from .config import ModelConfig
 from .registry import architecture
 from .rope import Rope
 
+CHECKPOINTS = "OLMo 2 1B, 7B, 13B and 32B; OLMo 3 7B and 32B"
 DEFAULTS = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "max_position_embeddings": 2048}
 
 

@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "phi-1, phi-1_5, phi-2"
+
 
 @architecture(
     *heads.names("Phi"),

@@ -5,6 +5,9 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Phi-3 mini and medium, Phi-3.5 mini, Phi-4, Phi-4-mini"
+LIMITS = "longrope takes the factors for `max_model_len`, not for each length"
+
 
 @architecture(
     *heads.names("Phi3"),

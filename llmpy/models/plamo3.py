@@ -8,6 +8,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "PLaMo 3 NICT 2B, 8B and 31B"
+REFERENCE = "our plain NumPy reference; Gemma 3 of transformers with the same weights"
 AFTER_MIXER, AFTER_MLP = 1 / 5, 1 / 5**1.5  # what the weights of norms behind a branch are stored less
 
 

@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Qwen2 and Qwen2.5 0.5B to 72B, Qwen2.5-Coder and -Math, R1-Distill-Qwen, QwQ-32B"
+
 
 @architecture(
     *heads.names("Qwen2"),

@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Qwen3 0.6B to 32B, Qwen3-Embedding and -Reranker"
+
 
 @architecture(
     *heads.names("Qwen3"),

@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Seed-OSS 36B"
+
 
 @architecture(
     *heads.names("SeedOss"),

@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "SmolLM3 3B"
+
 
 @architecture(
     *heads.names("SmolLM3"),

@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "StableLM 3B, StableLM 2 1.6B and 12B, Stable Code 3B"
+
 
 @architecture(
     *heads.names("StableLm"),

@@ -1,0 +1,108 @@
+"""Writes the table of docs/models.md from what the package knows: python docs/models_table.py.
+
+A family's file says in its docstring what it is, in CHECKPOINTS which released models are of it, in REFERENCE what it is tested
+against (else transformers), and in LIMITS what it lacks. Formats and devices are looked up.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/models.md"
+BEGIN, END = "<!-- models_table.py: from here -->", "<!-- models_table.py: to here -->"
+HEAD = "| family | architectures | released models | formats | CPU | CUDA | tested against | limits |"
+# Methods of the vocabulary whose operation has another name; the others are called as their operation is.
+NO_HELPERS = ("blocks", "config", "registry", "rope")
+OPERATIONS = {"mlp": "linear", "gated_mlp": "linear", "logits": "linear", "clip": "act", "xielu": "act"}
+
+
+def families() -> dict[ModuleType, list[str]]:
+    """The module of every family, in the order of their titles, with the architectures that it registers."""
+    sys.path.insert(0, str(ROOT))
+    from llmpy.models import registry
+
+    found: dict[ModuleType, list[str]] = defaultdict(list)
+    for name in registry.names():
+        module = sys.modules.get(registry.find(name).build.__module__)
+        if module is not None and module.__name__.startswith("llmpy.models."):
+            found[module].append(name)
+    return dict(sorted(found.items(), key=lambda item: title(item[0]).lower()))
+
+
+def title(module: ModuleType) -> str:
+    """The first line of the module's docstring."""
+    return str(module.__doc__).splitlines()[0].rstrip(".")
+
+
+def backend_operations(path: str, pattern: str) -> set[str]:
+    """Names that a backend's table has."""
+    return set(re.findall(pattern, (ROOT / path).read_text()))
+
+
+def used_operations(module: ModuleType) -> set[str]:
+    """Operations that the family's file calls by name, with those of its helpers in the package."""
+    text, read, waiting = "", set(NO_HELPERS), [module.__name__.rsplit(".", 1)[1]]
+    while waiting:
+        name = waiting.pop()
+        path = ROOT / f"llmpy/models/{name}.py"
+        if name in read or not path.is_file():
+            continue
+        read.add(name)
+        own = path.read_text()
+        text += own
+        for several, one in re.findall(r"^from \. import (.+)$|^from \.(\w+) import", own, flags=re.M):
+            waiting += [one] if one else [each.strip() for each in several.split(",")]
+    calls = set(re.findall(r"\b(?:m|layer|block|b)\.([a-z_]+)\(", text))
+    return {OPERATIONS.get(call, call) for call in calls}
+
+
+def cells() -> list[list[str]]:
+    """The rows of the table."""
+    from llmpy.models import config
+
+    cpu = backend_operations("kernels/cpu/backend_cpu.c", r"\n    \.(\w+) = cpu_")
+    cuda = backend_operations("kernels/cuda/backend_cuda.cu", r"\n    b\.(\w+) = cuda_")
+    in_gguf = {name for name, _ in config.GGUF_ARCHITECTURES.values()} | {"MistralForCausalLM"}
+    rows = []
+    for module, names in families().items():
+        missing = {op for op in used_operations(module) & (cpu | cuda) if op not in cuda}
+        has_gguf = any(name in in_gguf for name in names)
+        rows.append([
+            title(module),
+            ", ".join(f"`{name}`" for name in shortened(names)),
+            getattr(module, "CHECKPOINTS", ""),
+            "safetensors, GGUF" if has_gguf else "safetensors",
+            "yes",
+            f"no: {', '.join(sorted(missing))}" if missing else "yes",
+            getattr(module, "REFERENCE", "transformers"),
+            getattr(module, "LIMITS", ""),
+        ])  # fmt: skip
+    return rows
+
+
+def shortened(names: list[str]) -> list[str]:
+    """The generating architectures of a family; of those that come with them (base models, classifiers) only where there is
+    no generating one."""
+    generating = [name for name in names if name.endswith("ForCausalLM") or name.endswith("LMHeadModel")]
+    return generating or names
+
+
+def table() -> str:
+    """The table as Markdown."""
+    lines = [HEAD, "|" + " --- |" * (HEAD.count("|") - 1)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells()]
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """The page with the table as it is now."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
