@@ -1,9 +1,11 @@
 """Mixtures of experts under the names that most families have for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Unpack
 
-from .blocks import Block, Routing, Value
+from ..errors import CheckpointError
+from .block_mixture import Routing
+from .blocks import Block, Value
 from .config import ModelConfig
 
 NAMES = ("gate_proj", "up_proj", "down_proj")
@@ -44,7 +46,30 @@ def experts(
     return layer.experts(x, routes, up, down, width, act=act or cfg.hidden_act, form=form)
 
 
-def shared(cfg: ModelConfig, layer: Block, x: Value, stem: str, width: int, *, gate: str = "") -> Value:
+def shared(
+    cfg: ModelConfig, layer: Block, x: Value, stem: str, width: int, *, gate: str = "", bias: bool = False
+) -> Value:
     """STEM.{gate,up,down}_proj, which every row goes through; times sigmoid(GATE.weight x) where a gate has a name."""
-    y = layer.gated_mlp(x, f"{stem}.gate_proj", f"{stem}.up_proj", f"{stem}.down_proj", width, act=cfg.hidden_act)
+    y = layer.gated_mlp(x, f"{stem}.gate_proj", f"{stem}.up_proj", f"{stem}.down_proj", width, act=cfg.hidden_act, bias=bias)
     return layer.gated(layer.linear(x, gate, 1), y, "sigmoid") if gate else y
+
+
+def qwen_layers(cfg: ModelConfig) -> Iterator[bool]:
+    """Which layers have a mixture, by mlp_only_layers and decoder_sparse_step."""
+    dense, step = cfg.raw.get("mlp_only_layers") or [], cfg.size("decoder_sparse_step", 1)
+    if not isinstance(dense, list):
+        raise CheckpointError(f"{cfg.file}: mlp_only_layers: wanted a list of layers, have {dense!r}", file=cfg.file)
+    return (i not in dense and (i + 1) % step == 0 for i in range(cfg.num_layers))
+
+
+def deepseek3(cfg: ModelConfig, router: str) -> Routing:
+    """How DeepSeek-V3 and its followers choose: by sigmoids and a bias for the choice, within the best groups."""
+    return {
+        "score": "sigmoid",
+        "selection_bias": f"{router}.e_score_correction_bias",
+        "groups": (cfg.size("n_group", 1), cfg.size("topk_group", 1)),
+        "sums_two": True,
+        "normalised": cfg.get("norm_topk_prob", True),
+        "sum_eps": 1e-20,
+        "scale": cfg.get("routed_scaling_factor", 1.0),
+    }

@@ -80,6 +80,11 @@ QWEN3_NEXT = {
     "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4, "num_experts": 6, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DEEPSEEK3 = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2, "n_group": 2,
+    "topk_group": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "head_dim": 16,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("Llama", {}),
     "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
@@ -170,6 +175,31 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
          "tie_word_embeddings": True},
     ),
     "nemotron_h": ("NemotronH", {"hybrid_override_pattern": "M-*M-", "num_hidden_layers": 5, **NEMOTRON_H}),
+    "qwen2_moe": ("Qwen2Moe", {"num_hidden_layers": 3, "decoder_sparse_step": 2, **EXPERTS, "norm_topk_prob": True,
+                               "shared_expert_intermediate_size": 40}),
+    "qwen2_moe-window": (
+        "Qwen2Moe",
+        {"num_hidden_layers": 3, **EXPERTS, "shared_expert_intermediate_size": 40, "use_sliding_window": True,
+         "sliding_window": 8, "max_window_layers": 2, "qkv_bias": False},
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe", {"num_hidden_layers": 3, **EXPERTS, "mlp_only_layers": [1], "head_dim": 24, "norm_topk_prob": True},
+    ),
+    "qwen3_moe-window": ("Qwen3Moe", {**EXPERTS, "use_sliding_window": True, "sliding_window": 8, "attention_bias": True}),
+    "olmoe": ("Olmoe", {**EXPERTS, "intermediate_size": 32, "clip_qkv": 1.5}),
+    "olmoe-norm": ("Olmoe", {**EXPERTS, "intermediate_size": 32, "norm_topk_prob": True, "attention_bias": True}),
+    "glm4_moe": ("Glm4Moe", {"num_hidden_layers": 3, **DEEPSEEK3, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe-plain": ("Glm4Moe", {**DEEPSEEK3, "norm_topk_prob": False, "n_group": 1}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 24, "use_bias": True}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"num_hidden_layers": 3, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2},
+    ),
+    "ernie4_5_moe-bias": (
+        "Ernie4_5_Moe",
+        {"num_hidden_layers": 4, "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "moe_layer_interval": 2,
+         "moe_num_shared_experts": 0, "use_bias": True, "moe_layer_start_index": 0, "tie_word_embeddings": False},
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "intermediate_size": 48, "head_dim": 24}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
@@ -179,6 +209,7 @@ SLOW = {
     "seed_oss-plain", "exaone4", "exaone4-full", "arcee", "stablelm", "stablelm-parallel",
     "stablelm-norms", "cohere-plain", "phi-norms", "olmo-plain",
     "mamba-bias", "falcon_mamba", "mamba2-bias", "jamba", "granite_hybrid", "granite_hybrid-nope", "plamo2-untied",
+    "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe-bias",
 }  # fmt: skip
 # Families that transformers lacks: a file with our own reference, and its class.
 REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2")}
@@ -186,7 +217,8 @@ CONFIGS = {"Gemma3": "Gemma3Text"}  # the family whose name the configuration ha
 
 
 def randomise(model: "torch.nn.Module", seed: int) -> None:
-    """Every parameter from seeded noise: norms around 1, everything else around 0, so that none can be forgotten."""
+    """Every parameter from seeded noise: norms around 1, everything else around 0, so that none can be forgotten. Biases for
+    the choice of experts, which may be buffers, are not negative: masks of groups differ between versions below that."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -194,6 +226,9 @@ def randomise(model: "torch.nn.Module", seed: int) -> None:
             if name.endswith("A_log"):
                 noise = torch.log(1 + 7 * torch.rand(parameter.shape, generator=generator)) / 0.15
             parameter.copy_(1 + 0.2 * noise if "norm" in name else noise if "embed" in name else 0.15 * noise)
+        for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
+            if name.endswith("e_score_correction_bias"):
+                tensor.copy_(0.2 * torch.rand(tensor.shape, generator=generator))
 
 
 class Tiny:

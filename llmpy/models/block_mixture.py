@@ -1,0 +1,140 @@
+"""The words of a block for mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Required, TypedDict
+
+if TYPE_CHECKING:
+    from .blocks import Model, Value
+
+ROUTE_SCORES = {"softmax": 0, "sigmoid": 1, "chosen_softmax": 2, "chosen_sigmoid": 3}
+EXPERT_FORMS = {"gated": 0, "clamped": 1, "plain": 2}
+
+
+class Routing(TypedDict, total=False):
+    """How `Block.route` chooses."""
+
+    score: Required[str]
+    bias: bool
+    selection_bias: str
+    selection_shape: tuple[int, ...]
+    groups: tuple[int, int]
+    sums_two: bool
+    normalised: bool
+    sum_eps: float
+    scale: float
+
+
+class Routes:
+    """Which experts each row goes to, and with what weights: what `Block.route` gives and `Block.experts` takes."""
+
+    def __init__(self, value: Value, n_experts: int, n_chosen: int) -> None:
+        self.value, self.n_experts, self.n_chosen = value, n_experts, n_chosen
+
+
+class MixtureBlock:
+    """Part of `Block`."""
+
+    _model: Model
+    prefix: str
+
+    def route(
+        self,
+        x: Value,
+        name: str,
+        n_experts: int,
+        n_chosen: int,
+        *,
+        score: str,
+        bias: bool = False,
+        selection_bias: str = "",
+        selection_shape: tuple[int, ...] = (),
+        groups: tuple[int, int] = (1, 1),
+        sums_two: bool = False,
+        normalised: bool = False,
+        sum_eps: float = 0.0,
+        scale: float = 1.0,
+    ) -> Routes:
+        """The experts of each row and their weights, by a router's logits x W^T in float32; ties go to the lowest number.
+
+        Args:
+            x: Input, [rows, n].
+            name: Module name of the router; the tensors are NAME.weight [n_experts, n] and, with bias, NAME.bias [n_experts].
+            n_experts: How many there are.
+            n_chosen: How many a row goes to.
+            score: What chooses: "softmax" over all experts, "sigmoid" of each; or the logits themselves, of which the chosen
+                ones then give the weights: "chosen_softmax" over them, "chosen_sigmoid" of each.
+            bias: Whether the logits have one.
+            selection_bias: Name of a tensor [n_experts], added to the scores for the choice alone.
+            selection_shape: Its shape where it has another one.
+            groups: (n, m): the experts are n equal groups, and all are chosen from the best m; by their best expert.
+            sums_two: A group counts by the sum of its two best.
+            normalised: Whether the weights are divided by their sum + sum_eps.
+            sum_eps: See there.
+            scale: Factor on the weights, in the end.
+        """
+        m, where = self._model, self.prefix + name
+        m.expect("route", where, x)
+        n_groups, chosen_groups = groups
+        fits = n_groups > 0 and n_experts % n_groups == 0 and 0 < chosen_groups <= n_groups
+        if score not in ROUTE_SCORES or not fits or not 0 < n_chosen <= n_experts // n_groups * chosen_groups:
+            m.refuse(
+                "route",
+                where,
+                f"wanted a score of {', '.join(ROUTE_SCORES)}, equal groups, enough experts in those chosen, have {score!r}, "
+                f"{n_chosen} of {n_experts} experts, {chosen_groups} of {n_groups} groups",
+            )
+        weights = [m.matrix("route", [(where, n_experts)], x.width)]
+        weights.append(m.vector("route", [(f"{where}.bias", n_experts)]) if bias else -1)
+        shape = selection_shape or (n_experts,)
+        weights.append(m.vector("route", [(self.prefix + selection_bias, shape)]) if selection_bias else -1)
+        u = [n_chosen, ROUTE_SCORES[score], n_groups, chosen_groups, int(sums_two), int(normalised)]
+        out, logits = 4 * n_chosen, 2 * n_experts
+        routes = m.emit("route", [x], out, weights=weights, u=u, f=[sum_eps, scale], scratch=logits)
+        return Routes(routes, n_experts, n_chosen)
+
+    def experts(
+        self,
+        x: Value,
+        routes: Routes,
+        up: Sequence[str],
+        down: str,
+        width: int,
+        *,
+        act: str = "silu",
+        form: str = "gated",
+        limit: float = 0.0,
+        bias: bool = False,
+        input_scaled: bool = False,
+    ) -> Value:
+        """The sum over a row's routes of weight * down(form(up(x))), each expert with matrices of its own.
+
+        Args:
+            x: Input, [rows, n]; the output has the same width.
+            routes: What `route` gave for these rows.
+            up: Module names of gate and up, or one of both below each other, or (form "plain") of up alone; "#" stands for the
+                expert's number.
+            down: Module name, likewise, [n, width].
+            width: The width in between.
+            act: Name of the activation as in Hugging Face configurations.
+            form: "gated": act(gate) * up; "clamped": min(gate, limit) * sigmoid(1.702 min(gate, limit)) * (1 + up clamped to
+                -limit..limit); "plain": act(up).
+            limit: See there.
+            bias: Whether all matrices have a bias.
+            input_scaled: The weight multiplies x instead of the expert's result.
+        """
+        m, where = self._model, self.prefix + down
+        m.expect("experts", where, x, routes.value)
+        rows = width * (1 if form == "plain" else 2) // max(len(up), 1)
+        if form not in EXPERT_FORMS or len(up) not in (1, 2) or (form == "plain" and len(up) == 2):
+            m.refuse("experts", where, f"wanted a form of {', '.join(EXPERT_FORMS)} and its names of up, have {form}, {up}")
+        numbers = [str(e) for e in range(routes.n_experts)]
+        ups = [(self.prefix + name.replace("#", e), rows) for e in numbers for name in up]
+        downs = [(self.prefix + down.replace("#", e), x.width) for e in numbers]
+        weights = [m.matrix("experts", ups, x.width), m.matrix("experts", downs, width)]
+        if bias:
+            weights += [m.vector("experts", [(f"{name}.bias", n) for name, n in part]) for part in (ups, downs)]
+        u = [routes.n_experts, routes.n_chosen, EXPERT_FORMS[form], m.activation("experts", where, act), int(input_scaled)]
+        scratch = routes.n_chosen * 4 * max(width, x.width) + 2 * routes.n_experts + 16
+        return m.emit("experts", [x, routes.value], x.width, weights=weights, u=u, f=[limit], scratch=scratch)
