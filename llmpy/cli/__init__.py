@@ -1,4 +1,4 @@
-"""The command line: `llmpy demo`, `generate`, `chat`, `score`, `inspect`, `compare`, `devices`, `version`; each loads late."""
+"""The command line: `llmpy demo`, `generate`, `chat`, `score`, `serve`, `inspect`, `compare`, `devices`, `version`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 after an error that was told, 2 for a wrong command line, 130 after Ctrl-C.
     """
-    chosen = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    chosen = _parser(words[0] if words else "").parse_args(words)
     from importlib import import_module
 
     from ..errors import LlmpyError
@@ -32,13 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # nobody reads any more; the interpreter would complain at exit
         return 1
-    except OSError as error:
+    except (OSError, ImportError) as error:
         print(f"llmpy: {error}", file=sys.stderr)
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    """All commands with their options."""
+def _parser(word: str) -> argparse.ArgumentParser:
+    """All commands with their options.
+
+    Args:
+        word: The first word of the command line: only the command that it names gets options that take time to make.
+    """
     parser = argparse.ArgumentParser(prog="llmpy", description="Large-language-model inference, exact and small.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -66,6 +71,15 @@ def _parser() -> argparse.ArgumentParser:
     score = command("score", "text", "Log-probability and perplexity of texts: those given, else one per line of input.")
     _add_model(score)
     score.add_argument("texts", nargs="*", metavar="TEXT")
+
+    serve = command("serve", "serve", "Serve a model over HTTP, in the protocols of OpenAI and Anthropic.")
+    serve.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
+    if word == "serve":
+        from .engine_options import add_engine_options
+        from .serve_options import add_options
+
+        add_options(serve)
+        add_engine_options(serve)
 
     inspect = command("inspect", "inspect", "What a model is: program, weights, cache, memory; nothing is loaded.")
     _add_name(inspect)

@@ -1,0 +1,250 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's protocol, converted to and from the chat path."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from ..outputs import CompletionOutput, RequestOutput
+from .chat import Chat, Message, with_object_arguments
+from .errors import HttpError, answer, to_http
+from .frames import EventStream, attended
+from .parsing import Piece
+from .protocol import ChatRequest, MessagesRequest
+from .requests import read, template_arguments
+from .service import Service, chars_of, raise_failure
+
+encode = msgspec.json.encode
+
+
+def to_chat(body: MessagesRequest) -> ChatRequest:
+    """The same request as a chat completion."""
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": _text(body.system, "system")})
+    for message in body.messages:
+        messages += _messages(message)
+    kwargs = {"enable_thinking": body.thinking.get("type") == "enabled"} if body.thinking else None
+    return ChatRequest(
+        model=body.model,
+        messages=messages,
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stream=body.stream,
+        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
+        tool_choice=_choice(body.tool_choice),
+        chat_template_kwargs=kwargs,
+    )
+
+
+def _text(content: Any, where: str) -> str:
+    """Text, or the text of blocks."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise HttpError(400, f"{where}: wanted text or a list of blocks", where)
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+        if kind != "text" or not isinstance(block.get("text"), str):
+            raise HttpError(400, f"{where}: blocks of type {str(kind)[:40]!r} are not supported", where)
+    return "\n".join(block["text"] for block in content)
+
+
+def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message as those that chat templates know: results of tools are messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise HttpError(400, "messages: wanted the role user or assistant", "messages")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise HttpError(400, "messages: wanted content as text or a list of blocks", "messages")
+    made: list[dict[str, Any]] = []
+    texts, calls, thoughts = [], [], []
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result":
+            result = _text(block.get("content") or "", "tool_result")
+            made.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        else:
+            texts.append(_text([block], "messages"))
+    if texts or calls or not made:
+        own: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+        if calls:
+            own["tool_calls"] = calls
+        if thoughts:
+            own["reasoning_content"] = "\n".join(thoughts)
+        made.append(own)
+    return made
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise HttpError(400, f"tools: {str(tool.get('type'))[:60]!r} is not supported", "tools")
+    function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return {"auto": "auto", "any": "required", "none": "none"}.get(str(kind), str(kind))
+
+
+def stop_reason(sample: CompletionOutput, message: Message) -> str:
+    """Why a sample ended, in Anthropic's words."""
+    if message.calls and sample.finish_reason == "stop":
+        return "tool_use"
+    if isinstance(sample.stop_reason, str):
+        return "stop_sequence"
+    return "max_tokens" if sample.finish_reason == "length" else "end_turn"
+
+
+def _usage(output: RequestOutput, tokens: int) -> dict[str, int]:
+    cached = output.num_cached_tokens
+    prompt = len(output.prompt_token_ids_array) - cached
+    return {"input_tokens": prompt, "cache_read_input_tokens": cached, "output_tokens": tokens}
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if message.reasoning:
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message.content or not (message.calls or blocks):
+        blocks.append({"type": "text", "text": message.content})
+    for call in message.calls:
+        function = call["function"]
+        try:
+            given = msgspec.json.decode(function["arguments"] or "{}")
+        except msgspec.DecodeError:
+            given = {}
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": given})
+    return blocks
+
+
+async def _whole(chat: Chat) -> dict[str, Any]:
+    output, messages = await chat.run()
+    sample, message = output.outputs[0], messages[0]
+    return {
+        "id": f"msg_{chat.how['request_id']}",
+        "type": "message",
+        "role": "assistant",
+        "model": chat.model,
+        "content": _blocks(message),
+        "stop_reason": stop_reason(sample, message),
+        "stop_sequence": sample.stop_reason if isinstance(sample.stop_reason, str) else None,
+        "usage": _usage(output, len(sample.token_ids_array)),
+    }
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind, **fields}) + b"\n\n"
+
+
+class _Blocks:
+    """The blocks of a streamed message: one is open at a time."""
+
+    def __init__(self) -> None:
+        self.index = -1
+        self._open: str | None = None
+
+    def take(self, piece: Piece, message: Message) -> bytes:
+        """The events of a piece."""
+        kind = {"content": "text", "reasoning": "thinking"}.get(piece.kind, "tool_use")
+        frame = b""
+        if kind != self._open or piece.kind == "call":
+            frame = self.close()
+            self.index, self._open = self.index + 1, kind
+            frame += _event("content_block_start", index=self.index, content_block=_empty(kind, message))
+        if piece.kind == "call" or not piece.text:
+            return frame
+        delta = {
+            "text": {"type": "text_delta", "text": piece.text},
+            "thinking": {"type": "thinking_delta", "thinking": piece.text},
+            "tool_use": {"type": "input_json_delta", "partial_json": piece.text},
+        }[kind]
+        return frame + _event("content_block_delta", index=self.index, delta=delta)
+
+    def close(self) -> bytes:
+        """The end of the block that is open."""
+        was, self._open = self._open, None
+        return b"" if was is None else _event("content_block_stop", index=self.index)
+
+
+def _empty(kind: str, message: Message) -> dict[str, Any]:
+    if kind == "text":
+        return {"type": "text", "text": ""}
+    if kind == "thinking":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    call = message.calls[-1]
+    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+
+
+async def _frames(chat: Chat, stream: Any) -> AsyncGenerator[bytes]:
+    message, blocks, tokens = Message(chat.service.make_parser()), _Blocks(), 0
+    has_begun = False
+    try:
+        async for output in stream:
+            raise_failure(output)
+            sample = output.outputs[0]
+            tokens += len(sample.token_ids_array)
+            frame = b""
+            if not has_begun:
+                has_begun = True
+                empty = {"id": f"msg_{chat.how['request_id']}", "type": "message", "role": "assistant", "content": []}
+                rest = {"model": chat.model, "stop_reason": None, "stop_sequence": None, "usage": _usage(output, 0)}
+                frame = _event("message_start", message={**empty, **rest}) + _event("ping")
+            for piece in message.take(sample.text, sample.finish_reason is not None):
+                frame += blocks.take(piece, message)
+            if sample.finish_reason is not None:
+                if blocks.index < 0:
+                    frame += blocks.take(Piece("content", ""), message)
+                frame += blocks.close()
+                sequence = sample.stop_reason if isinstance(sample.stop_reason, str) else None
+                end = {"stop_reason": stop_reason(sample, message), "stop_sequence": sequence}
+                frame += _event("message_delta", delta=end, usage={"output_tokens": tokens}) + _event("message_stop")
+            if frame:
+                yield frame
+    except Exception as error:
+        yield b"event: error\ndata: " + encode(to_http(error).anthropic()) + b"\n\n"
+    finally:
+        stream.close()
+
+
+async def messages(service: Service, request: Request) -> ASGIApp:
+    """Answers a request in Anthropic's protocol."""
+    body = await read(request, MessagesRequest)
+    if body.max_tokens is None:
+        raise HttpError(400, "max_tokens: Field required", "max_tokens")
+    chat = Chat(service, request, to_chat(body))
+    headers = service.answer_headers(request)
+    if body.stream:
+        return EventStream(_frames(chat, await chat.submit()), headers, service.options.stream_timeout)
+    return answer(await attended(request.receive, _whole(chat)), headers=headers)
+
+
+async def count_tokens(service: Service, request: Request) -> ASGIApp:
+    """Tokens that a conversation has as a prompt."""
+    body = to_chat(await read(request, MessagesRequest))
+    service.model_name(body.model)
+    arguments = template_arguments(body, False)
+    turns = [with_object_arguments(message) for message in body.messages]
+    ids = await service.beside(chars_of(turns), lambda: service.prompt_ids(turns, arguments))
+    return answer({"input_tokens": len(ids)}, headers=service.answer_headers(request))

@@ -1,0 +1,259 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .._feeds import RequestStream
+from ..outputs import CompletionOutput, RequestOutput
+from ..sampling_params import RequestOutputKind
+from .errors import HttpError, answer, to_http
+from .frames import DONE, EventStream, attended
+from .logprobs import LogprobWriter, prompt_logprobs
+from .protocol import CompletionRequest
+from .requests import prompts_of, read, sampling
+from .service import Service, raise_failure, usage_of, with_ids
+
+DEFAULT_MAX_TOKENS = 16
+
+encode = msgspec.json.encode
+
+
+class Completion:
+    """One request on its way.
+
+    Args:
+        service: The server.
+        request: The HTTP request.
+        body: What it asks for.
+    """
+
+    def __init__(self, service: Service, request: Request, body: CompletionRequest) -> None:
+        self.service, self.body = service, body
+        self.model = service.model_name(body.model)
+        self.created = int(time.time())
+        self.prompts = prompts_of(body.prompt, "prompt")
+        self.n = body.n or 1
+        if body.best_of not in (None, self.n):
+            raise HttpError(400, f"best_of: wanted n ({self.n}), have {body.best_of}", "best_of")
+        fields = sampling(body, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+        fields["logprobs"] = body.logprobs
+        self.echoes = bool(body.echo) and body.logprobs is not None
+        if self.echoes and not body.stream:
+            fields.setdefault("prompt_logprobs", body.logprobs)
+        self.scores_only = bool(body.echo) and body.max_tokens == 0
+        if self.scores_only:
+            fields["max_tokens"] = 1
+        kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+        self.how = service.engine_arguments(request, body)
+        self.id = f"cmpl-{self.how['request_id']}"
+        self.fields = {**fields, "output_kind": kind}
+
+    async def submit(self) -> list[RequestStream]:
+        """Queues all prompts, or none."""
+        streams: list[RequestStream] = []
+        try:
+            for index, prompt in enumerate(self.prompts):
+                how = {**self.how, "request_id": self.how["request_id"] + (f"-{index}" if len(self.prompts) > 1 else "")}
+                streams.append(self.service.engine.generate(self.item(prompt), **how, **self.fields))
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+        return streams
+
+    def writer(self) -> LogprobWriter:
+        """What writes logprobs of a sample."""
+        return LogprobWriter(self.service.tokenizer, self.body.logprobs or 0, bool(self.body.return_tokens_as_token_ids))
+
+    def prompt_text(self, output: RequestOutput) -> str:
+        """The prompt, as `echo` wants it back."""
+        return output.prompt if output.prompt is not None else self.service.tokenizer.decode(output.prompt_token_ids)
+
+    def echoed_logprobs(self, output: RequestOutput, writer: LogprobWriter) -> dict[str, Any]:
+        """Those of the prompt."""
+        assert output.prompt_logprobs is not None
+        lists = writer.completion(output.prompt_logprobs[:0])
+        writer.first(lists, output.prompt_token_ids[0])
+        return joined([lists, writer.completion(output.prompt_logprobs[1:])])
+
+    async def prompt_outputs(self) -> list[RequestOutput]:
+        """The prompts alone with their logprobs, which a stream of new tokens has only at its end. They stay cached."""
+        asks: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": self.body.logprobs}
+        asks["output_kind"] = RequestOutputKind.FINAL_ONLY
+        generate = self.service.engine.generate
+        streams = [generate(self.item(prompt), cache_salt=self.how["cache_salt"], **asks) for prompt in self.prompts]
+        return [await stream for stream in streams]
+
+    def item(self, prompt: str | list[int]) -> Any:
+        """A prompt as the engine takes it."""
+        is_plain = self.body.add_special_tokens is False and isinstance(prompt, str)
+        return self.service.tokenizer.encode(prompt, False) if is_plain and isinstance(prompt, str) else prompt
+
+    # ---- at once ----------------------------------------------------------------------------------------------------
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        streams = await self.submit()
+        try:
+            outputs = [await stream for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
+        for output in outputs:
+            raise_failure(output)
+        choices = [
+            self.choice(place * self.n + sample.index, output, sample)
+            for place, output in enumerate(outputs)
+            for sample in output.outputs
+        ]
+        tokens = 0 if self.scores_only else sum(len(s.token_ids_array) for output in outputs for s in output.outputs)
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "usage": usage_of(outputs, tokens),
+        }
+
+    def choice(self, index: int, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
+        """One sample of the answer."""
+        body, text, lists = self.body, sample.text, None
+        writer = self.writer()
+        if body.echo:
+            text = self.prompt_text(output) + ("" if self.scores_only else text)
+        if body.logprobs is not None:
+            parts = [self.echoed_logprobs(output, writer)] if body.echo else []
+            if not self.scores_only:
+                assert sample.logprobs is not None
+                parts.append(writer.completion(sample.logprobs))
+            lists = joined(parts)
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": lists,
+            "finish_reason": "length" if self.scores_only else sample.finish_reason,
+            "stop_reason": sample.stop_reason,
+        }
+        if body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        if body.return_token_ids:
+            choice["prompt_token_ids"] = output.prompt_token_ids
+            with_ids(choice, sample)
+        return choice
+
+    # ---- in frames --------------------------------------------------------------------------------------------------
+
+    async def frames(self, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
+        """The answer in frames."""
+        head = encode({"id": self.id, "object": "text_completion", "created": self.created, "model": self.model})[:-1]
+        options = self.body.stream_options
+        running = bool(options and options.continuous_usage_stats)
+        lasts: dict[int, RequestOutput] = {}
+        writers: dict[int, LogprobWriter] = {}
+        tokens = 0
+        try:
+            prompts = await self.prompt_outputs() if self.echoes else []
+            async for place, output in merged(streams):
+                raise_failure(output)
+                begun, lasts[place] = place in lasts, output
+                tokens += 0 if self.scores_only else sum(len(sample.token_ids_array) for sample in output.outputs)
+                usage = b',"usage":' + encode(usage_of([output], tokens)) if running else b""
+                frame = b""
+                for sample in output.outputs:
+                    number = place * self.n + sample.index
+                    writer = writers.setdefault(number, self.writer())
+                    choice = self.delta(number, output, sample, writer, not begun, prompts[place] if prompts else output)
+                    frame += b"data: " + head + b',"choices":[' + choice + b"]" + usage + b"}\n\n"
+                yield frame
+            if options and options.include_usage:
+                yield b"data: " + head + b',"choices":[],"usage":' + encode(usage_of(list(lasts.values()), tokens)) + b"}\n\n"
+        except Exception as error:
+            yield b"data: " + encode(to_http(error).body()) + b"\n\n"
+        finally:
+            for stream in streams:
+                stream.close()
+        yield DONE
+
+    def delta(
+        self,
+        number: int,
+        output: RequestOutput,
+        sample: CompletionOutput,
+        writer: LogprobWriter,
+        is_first: bool,
+        prompt: RequestOutput,
+    ) -> bytes:
+        """New text of a sample; `prompt` has the prompt's logprobs where they are wanted."""
+        body, text, lists = self.body, "" if self.scores_only else sample.text, None
+        if body.logprobs is not None and sample.logprobs is not None and not self.scores_only:
+            lists = writer.completion(sample.logprobs)
+        if body.echo and is_first:
+            text = self.prompt_text(output) + text
+            if self.echoes:
+                writer.offset = 0
+                own = [] if lists is None or sample.logprobs is None else [sample.logprobs]
+                lists = joined([self.echoed_logprobs(prompt, writer), *map(writer.completion, own)])
+        reason = "length" if self.scores_only and sample.finish_reason else sample.finish_reason
+        choice: dict[str, Any] = {"index": number, "text": text, "logprobs": lists, "finish_reason": reason}
+        if sample.stop_reason is not None:
+            choice["stop_reason"] = sample.stop_reason
+        if body.return_token_ids:
+            if is_first:
+                choice["prompt_token_ids"] = output.prompt_token_ids
+            with_ids(choice, sample)
+        return encode(choice)
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Lists of logprobs behind each other."""
+    return {name: [item for part in parts for item in part[name]] for name in parts[0]}
+
+
+async def merged(streams: list[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """Outputs of all streams as they come, with the stream's place."""
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(place: int) -> None:
+        try:
+            async for output in streams[place]:
+                await queue.put((place, output))
+            await queue.put((place, None))
+        except Exception as error:
+            await queue.put((place, error))
+
+    tasks = [asyncio.create_task(pump(place)) for place in range(len(streams))]
+    try:
+        left = len(tasks)
+        while left:
+            place, item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            left -= item is None
+            if item is not None:
+                yield place, item
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def completions(service: Service, request: Request) -> ASGIApp:
+    """Answers a completion request."""
+    completion = Completion(service, request, await read(request, CompletionRequest))
+    headers = service.answer_headers(request)
+    if completion.body.stream:
+        frames = completion.frames(await completion.submit())
+        return EventStream(frames, headers, service.options.stream_timeout)
+    return answer(await attended(request.receive, completion.whole()), headers=headers)

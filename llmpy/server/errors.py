@@ -1,0 +1,98 @@
+"""Errors as the protocols show them: a status, a type, a message without text of the request."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from ..errors import (
+    EngineAsleepError,
+    EngineClosedError,
+    EngineDeadError,
+    InvalidRequestError,
+    LlmpyError,
+    QueueFullError,
+    UnsupportedError,
+)
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "method_not_allowed_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "internal_error",
+    501: "not_implemented_error",
+    503: "service_unavailable",
+}
+JSON = "application/json"
+
+log = logging.getLogger("llmpy.server")
+
+
+class HttpError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: HTTP status.
+        message: What was wrong.
+        param: The field of the request that it is about.
+        retry_after: Seconds after which it makes sense to ask again; None = not said.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.retry_after = status, message, param, retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The error in OpenAI's form."""
+        kind = TYPES.get(self.status, "internal_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
+
+    def anthropic(self) -> dict[str, Any]:
+        """The error in Anthropic's form."""
+        kind = {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}.get(self.status)
+        return {"type": "error", "error": {"type": kind or TYPES.get(self.status, "api_error"), "message": self.message}}
+
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        return {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+
+
+def to_http(error: BaseException) -> HttpError:
+    """An error of the engine, or of a body that did not parse, as an answer."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, QueueFullError):
+        return HttpError(429, str(error), retry_after=1)
+    if isinstance(error, EngineDeadError | EngineClosedError | EngineAsleepError):
+        return HttpError(503, str(error), retry_after=5)
+    if isinstance(error, InvalidRequestError):
+        return HttpError(400, str(error), error.parameter)
+    if isinstance(error, UnsupportedError):
+        return HttpError(400, str(error))
+    if isinstance(error, LlmpyError):
+        return HttpError(500, str(error))
+    if isinstance(error, TypeError):  # values of a wrong type, as the Python interface names them
+        return HttpError(400, str(error))
+    return HttpError(500, "internal error")
+
+
+def refusal(error: BaseException, path: str) -> Response:
+    """The answer to a request that failed, in the protocol of its path."""
+    known = to_http(error)
+    if known.status == 500:
+        log.error("%s failed", path, exc_info=error)
+    body = known.anthropic() if path.startswith("/v1/messages") else known.body()
+    return answer(body, known.status, known.headers())
+
+
+def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(content), status, headers, JSON)

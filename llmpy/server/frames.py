@@ -1,0 +1,101 @@
+"""Server-sent events: one write a step, a comment while nothing comes, an end when the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+Result = TypeVar("Result")
+
+DONE = b"data: [DONE]\n\n"
+COMMENT = b": waiting\n\n"
+COMMENT_S = 15.0
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def attended(receive: Receive, work: Awaitable[Result]) -> Result:
+    """The result of work, which is cancelled when the client goes away.
+
+    Raises:
+        ClientGone: It went.
+    """
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        await _end(task, watch)
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels what still runs and waits for it."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(BaseException):
+            await task
+
+
+class EventStream:
+    """An answer that is a stream of frames.
+
+    Args:
+        frames: The frames; closed when the answer ends, whoever ends it.
+        headers: Further headers.
+        read_timeout: Seconds that a client may leave a frame unread.
+    """
+
+    def __init__(self, frames: AsyncGenerator[bytes], headers: Mapping[str, str], read_timeout: float) -> None:
+        self._frames = frames
+        self._headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            *((name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()),
+        ]
+        self._read_timeout = read_timeout
+        self._sending_since: float | None = None
+        self._sent = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the stream to its end, or to the client's."""
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        tasks = [asyncio.ensure_future(work) for work in (self._produce(send), _until_gone(receive), self._tend(send))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(*tasks)
+            await self._frames.aclose()
+
+    async def _produce(self, send: Send) -> None:
+        async for frame in self._frames:
+            self._sending_since = time.monotonic()
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
+            self._sent, self._sending_since = self._sending_since, None
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _tend(self, send: Send) -> None:
+        """Comments while nothing comes; returns, which ends the stream, when a frame stays unread."""
+        while True:
+            await asyncio.sleep(min(COMMENT_S, self._read_timeout) / 2)
+            now, since = time.monotonic(), self._sending_since
+            if since is None and now - self._sent >= COMMENT_S:
+                self._sent = now
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            elif since is not None and now - since > self._read_timeout:
+                return

@@ -1,0 +1,95 @@
+"""Logprobs in the shapes of completions and of chat completions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..logprobs import Logprob, Logprobs
+from ..tokenizer import Tokenizer
+
+NEVER = -9999.0  # JSON has no infinity
+
+
+class LogprobWriter:
+    """Writes logprobs of one sample.
+
+    Args:
+        tokenizer: Names the tokens.
+        top: How many alternatives were asked for.
+        as_ids: Tokens are written "token_id:N".
+    """
+
+    def __init__(self, tokenizer: Tokenizer, top: int, as_ids: bool) -> None:
+        self._tokenizer, self._top, self._as_ids = tokenizer, top, as_ids
+        self._bytes = tokenizer.token_bytes()
+        self.offset = 0
+        """Characters of the tokens that were written."""
+
+    def token(self, token_id: int, text: str | None) -> str:
+        """A token as the answer names it."""
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        return text if text is not None else self._tokenizer.decode([token_id])
+
+    def completion(self, entries: Logprobs) -> dict[str, Any]:
+        """Lists of one length: tokens, their logprobs, dicts of the best, offsets of the text."""
+        lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for entry in entries:
+            self._add(lists, *_split(entry or {}, self._top))
+        return lists
+
+    def first(self, lists: dict[str, Any], token_id: int) -> None:
+        """Adds a token that has no logprob: the first one of a prompt."""
+        self._add(lists, (token_id, None), [])
+
+    def _add(self, lists: dict[str, Any], own: tuple[int, Logprob | None], best: list[tuple[int, Logprob]]) -> None:
+        token_id, value = own
+        text = self.token(token_id, None if value is None else value.decoded_token)
+        lists["tokens"].append(text)
+        lists["token_logprobs"].append(None if value is None else finite(value.logprob))
+        tops = {self.token(i, item.decoded_token): finite(item.logprob) for i, item in best}
+        lists["top_logprobs"].append(None if value is None or not self._top else tops)
+        lists["text_offset"].append(self.offset)
+        self.offset += len(text)
+
+    def chat(self, entries: Logprobs) -> list[dict[str, Any]]:
+        """One object a token."""
+        content = []
+        for entry in entries:
+            own, best = _split(entry or {}, self._top)
+            content.append({**self._object(own), "top_logprobs": [self._object(item) for item in best]})
+        return content
+
+    def _object(self, item: tuple[int, Logprob]) -> dict[str, Any]:
+        token_id, value = item
+        raw = self._bytes[token_id] if self._bytes is not None and token_id < len(self._bytes) else None
+        text = self.token(token_id, value.decoded_token)
+        return {"token": text, "logprob": finite(value.logprob), "bytes": list(text.encode() if raw is None else raw)}
+
+
+def _split(entry: Any, top: int) -> tuple[tuple[int, Logprob], list[tuple[int, Logprob]]]:
+    """The token itself, and the best ones in order."""
+    items: list[tuple[int, Logprob]] = list(entry.items())
+    best = items[1:] if len(items) > top else sorted(items, key=lambda item: -item[1].logprob)
+    return items[0], best if top else []
+
+
+def prompt_logprobs(entries: Logprobs | None) -> list[Any] | None:
+    """Of every prompt token: null for the first, else logprob, rank and text by id."""
+    if entries is None:
+        return None
+    return [
+        None
+        if entry is None
+        else {
+            str(token_id): {"logprob": finite(value.logprob), "rank": value.rank, "decoded_token": value.decoded_token}
+            for token_id, value in entry.items()
+        }
+        for entry in entries
+    ]
+
+
+def finite(value: float) -> float:
+    """A logprob that JSON can say."""
+    return value if math.isfinite(value) else NEVER

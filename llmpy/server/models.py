@@ -1,0 +1,138 @@
+"""Paths around the model: names, tokens, embeddings, health, load."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .. import __version__
+from .errors import HttpError, answer
+from .frames import attended
+from .protocol import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from .requests import prompts_of, read
+from .service import Service, chars_of
+
+
+async def models(service: Service, request: Request) -> ASGIApp:
+    """The models that can be named."""
+    return answer({"object": "list", "data": [_model(service, name) for name in service.names]})
+
+
+async def model(service: Service, request: Request) -> ASGIApp:
+    """One of them."""
+    return answer(_model(service, service.model_name(request.path_params["name"])))
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "llmpy",
+        "root": str(service.engine.config.model),
+        "parent": None,
+        "max_model_len": service.max_model_len,
+    }
+
+
+async def tokenize(service: Service, request: Request) -> ASGIApp:
+    """Ids of a prompt or of a conversation."""
+    body = await read(request, TokenizeRequest)
+    service.model_name(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise HttpError(400, "wanted either prompt or messages", "prompt")
+    tokenizer = service.tokenizer
+    if body.messages is None:
+        special = True if body.add_special_tokens is None else body.add_special_tokens
+        prompt = body.prompt or ""
+        ids = await service.beside(len(prompt), lambda: tokenizer.encode(prompt, special))
+    else:
+        arguments = {
+            "add_generation_prompt": body.add_generation_prompt is not False and not body.continue_final_message,
+            "continue_final_message": bool(body.continue_final_message),
+            "tools": body.tools,
+            "chat_template_kwargs": body.chat_template_kwargs or {},
+        }
+        turns = body.messages
+        ids = await service.beside(chars_of(turns), lambda: service.prompt_ids(turns, arguments))
+    made: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len}
+    if body.return_token_strs:
+        made["token_strs"] = tokenizer.convert_ids_to_tokens(ids)
+    return answer(made)
+
+
+async def detokenize(service: Service, request: Request) -> ASGIApp:
+    """Text of ids."""
+    body = await read(request, DetokenizeRequest)
+    service.model_name(body.model)
+    return answer({"prompt": service.tokenizer.decode(body.tokens)})
+
+
+async def tokenizer_info(service: Service, request: Request) -> ASGIApp:
+    """What a client needs to know to tokenise by itself."""
+    tokenizer = service.tokenizer
+    return answer(
+        {
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": tokenizer.vocab_size,
+            **tokenizer.special_tokens_map,
+            "chat_template": tokenizer.chat_template,
+            "max_model_len": service.max_model_len,
+        }
+    )
+
+
+async def embeddings(service: Service, request: Request) -> ASGIApp:
+    """Embeddings of texts or ids."""
+    body = await read(request, EmbeddingRequest)
+    name = service.model_name(body.model)
+    given: list[Any] = prompts_of(body.input, "input")
+    fields: dict[str, Any] = {} if body.dimensions is None else {"dimensions": body.dimensions}
+    pending = [service.engine.encode(item, pooling_task="embed", **fields) for item in given]
+
+    async def results() -> list[Any]:
+        return [await one for one in pending]
+
+    outputs = await attended(request.receive, results())
+    rows = [np.asarray(output.outputs.data, np.float32) for output in outputs]
+    tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    as_text = body.encoding_format == "base64"
+    data = [  # bytes are written as base64
+        {"object": "embedding", "index": i, "embedding": row.tobytes() if as_text else row.tolist()}
+        for i, row in enumerate(rows)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return answer({"object": "list", "model": name, "data": data, "usage": usage})
+
+
+async def health(service: Service, request: Request) -> ASGIApp:
+    """200 when a request would be served."""
+    service.engine.check_health()
+    if service.is_draining:
+        raise HttpError(503, "the server is shutting down")
+    return answer({})
+
+
+async def version(service: Service, request: Request) -> ASGIApp:
+    """The version of llmpy."""
+    return answer({"version": __version__})
+
+
+async def load(service: Service, request: Request) -> ASGIApp:
+    """Gauges of the engine."""
+    stats = service.engine.stats()
+    return answer(
+        {"server_load": service.running, "running": stats.num_running, "waiting": stats.num_waiting, "kv_usage": stats.kv_usage}
+    )
+
+
+async def drain(service: Service) -> None:
+    """Takes no new requests, and gives the running ones their time."""
+    service.is_draining = True
+    deadline = asyncio.get_running_loop().time() + service.options.shutdown_timeout
+    while service.running and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.02)

@@ -1,0 +1,157 @@
+"""What clients send, as structs that check types: the fields of OpenAI's API, of vLLM's extensions, and of Anthropic's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Json = dict[str, Any]
+Inputs = str | list[str | int | list[int]]
+"""One prompt as text or ids, or a list of prompts; `requests.prompts_of` tells them apart."""
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream tells besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """Fields of completions and chat completions that go to the sampler or the engine as they are."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    max_tokens: int | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    structured_outputs: Json | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream_interval: int | None = None
+    kv_transfer_params: Json | None = None
+
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """Body of /v1/completions."""
+
+    prompt: Inputs
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """Body of /v1/chat/completions."""
+
+    messages: list[Json]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: Json | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: Json | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[Json] | None = None
+    chat_template: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of /tokenize: a prompt, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Json] | None = None
+    tools: list[Json] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Json | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """Body of /inference/v1/generate: ids in, ids out."""
+
+    token_ids: list[int]
+    sampling_params: Json = {}
+    request_id: str | None = None
+    stream: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    model: str | None = None
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """Body of /v1/embeddings."""
+
+    input: Inputs
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class MessagesRequest(msgspec.Struct, kw_only=True):
+    """Body of Anthropic's /v1/messages; counting tokens needs no max_tokens."""
+
+    messages: list[Json]
+    model: str | None = None
+    system: str | list[Json] | None = None
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
+    tools: list[Json] | None = None
+    tool_choice: Json | None = None
+    metadata: Json | None = None
+    thinking: Json | None = None

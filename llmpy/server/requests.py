@@ -1,0 +1,156 @@
+"""From bodies to what the engine takes: decoding, unknown fields, limits, sampling parameters."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from .errors import HttpError
+from .protocol import ChatRequest, Inputs, Sampling
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+MAX_N = 128
+MAX_PROMPTS = 1024
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_TEMPERATURE = 2.0
+
+# Fields of a request that are fields of SamplingParams under the same name.
+SAMPLING = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+)
+# Fields that would change the result and that nothing here can honour yet.
+REFUSED = ("suffix", "logprob_token_ids", "truncate_prompt_tokens", "truncation_side", "kv_transfer_params")
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+
+
+async def read(request: Request, kind: type[Body]) -> Body:
+    """The body as a struct. Names of unknown fields go to `request.state.ignored`.
+
+    Raises:
+        HttpError: 400, the body is no JSON, or a field has a wrong type.
+    """
+    try:
+        fields = msgspec.json.decode(await request.body())
+        if not isinstance(fields, dict):
+            raise HttpError(400, "the body is not a JSON object")
+        body = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        message, param = str(error), re.search(r"\$\.(\w+)", str(error))
+        raise HttpError(400, message, param[1] if param else None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HttpError(400, f"the body is not JSON: {error}") from None
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    request.state.ignored = sorted(name for name in fields if name not in known)
+    return body
+
+
+def sampling(body: Sampling, max_tokens: int | None) -> dict[str, Any]:
+    """The sampling fields that the request sets.
+
+    Args:
+        body: The request.
+        max_tokens: Most tokens, None = to the end of the context.
+
+    Raises:
+        HttpError: 400, a field beyond the server's limits, or one that is not supported.
+    """
+    _check(body)
+    fields = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    fields["max_tokens"] = max_tokens
+    if body.logit_bias:
+        fields["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
+    if body.structured_outputs is not None:
+        fields["structured_outputs"] = body.structured_outputs
+    return fields
+
+
+def _token_id(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise HttpError(400, f"logit_bias: wanted token ids as keys, have {key[:40]!r}", "logit_bias") from None
+
+
+def _check(body: Sampling) -> None:
+    """Refuses what is too much, and what would be passed over in silence."""
+    for name in REFUSED:
+        if getattr(body, name, None) is not None:
+            raise HttpError(400, f"{name} is not supported", name)
+    for name, key in GUIDED.items():
+        if getattr(body, name) is not None:
+            raise HttpError(400, f"{name} is gone; use structured_outputs={{{key!r}: ...}}", name)
+    if body.stream_interval not in (None, 1):
+        raise HttpError(400, f"stream_interval: wanted 1, have {body.stream_interval}", "stream_interval")
+    if body.temperature is not None and body.temperature > MAX_TEMPERATURE:
+        raise HttpError(400, f"temperature must be at most 2, got {body.temperature}.", "temperature")
+    if body.n is not None and body.n > MAX_N:
+        raise HttpError(400, f"n must be at most {MAX_N}, got {body.n}.", "n")
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stops) > MAX_STOPS or any(len(stop.encode("utf-8", "replace")) > MAX_STOP_BYTES for stop in stops):
+        raise HttpError(400, f"stop: wanted at most {MAX_STOPS} strings of {MAX_STOP_BYTES} bytes", "stop")
+    if body.stream_options is not None and not body.stream:
+        raise HttpError(400, "stream_options is only allowed with stream", "stream_options")
+
+
+def prompts_of(given: Inputs, name: str) -> list[str | list[int]]:
+    """The prompts in a field.
+
+    Args:
+        given: One prompt as text or ids, or a list of prompts.
+        name: The field.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise HttpError(400, f"{name} is empty", name)
+    ids = [item for item in given if isinstance(item, int)]
+    if len(ids) == len(given):
+        return [ids]
+    prompts = [item for item in given if not isinstance(item, int)]
+    if len(prompts) < len(given) or len({type(item) for item in prompts}) > 1:
+        raise HttpError(400, f"{name}: wanted text, ids, or a list of one of them", name)
+    if len(prompts) > MAX_PROMPTS:
+        raise HttpError(400, f"{name}: wanted at most {MAX_PROMPTS} prompts, have {len(prompts)}", name)
+    return prompts
+
+
+def template_arguments(body: ChatRequest, allows_template: bool) -> dict[str, Any]:
+    """What the chat template gets, as `AsyncEngine.chat` takes it."""
+    if body.chat_template is not None and not allows_template:
+        raise HttpError(400, "chat_template in a request is not allowed; --allow-request-template", "chat_template")
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.documents is not None:
+        kwargs.setdefault("documents", body.documents)
+    continues = bool(body.continue_final_message)
+    return {
+        "chat_template": body.chat_template,
+        "add_generation_prompt": not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+        "continue_final_message": continues,
+        "tools": body.tools if body.tool_choice != "none" else None,
+        "chat_template_kwargs": kwargs,
+    }

@@ -1,0 +1,99 @@
+"""A tiny model behind the server, on a socket of its own and in process."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from llmpy import AsyncEngine
+from llmpy.server import build_app
+
+
+def _api_conftest():
+    path = Path(__file__).parents[1] / "api" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("server_models", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["server_models"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory):
+    model = _api_conftest().make_model(tmp_path_factory.mktemp("served"))
+    with_queue = {"max_queued_requests": 64, "max_model_len": 256, "kv_cache_memory_bytes": "8MiB"}
+    engine = AsyncEngine(model, device="cpu", **with_queue)
+    yield engine
+    engine.close()
+
+
+class Running:
+    """An application on a socket, in a thread.
+
+    Args:
+        app: The application.
+    """
+
+    def __init__(self, app):
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=5))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()), daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + 20
+        while not self.server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def stop(self):
+        self.server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def serve(engine):
+    """Serves the engine with options; the server ends with the session."""
+    running = []
+
+    def make(**options):
+        running.append(Running(build_app(engine, served_model_name=("tiny", "same"), **options)))
+        return running[-1]
+
+    yield make
+    for one in running:
+        one.stop()
+
+
+@pytest.fixture(scope="session")
+def url(serve):
+    return serve().url
+
+
+@pytest.fixture
+def client(url):
+    with httpx.Client(base_url=url, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture
+def frames(client):
+    """The frames of a streamed answer, and whether it ended as it should."""
+
+    def read(path, **body):
+        with client.stream("POST", path, json={"stream": True, **body}) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            text = "".join(response.iter_text())
+        parts = text.split("\n\n")
+        assert parts[-1] == "" and parts[-2] == "data: [DONE]"
+        return [json.loads(part.removeprefix("data: ")) for part in parts[:-2] if not part.startswith(":")]
+
+    return read

@@ -1,0 +1,82 @@
+"""Chat completions and Anthropic's messages: one conversation, two protocols, the same tokens."""
+
+import json
+
+PATH = "/v1/chat/completions"
+TALK = [{"role": "user", "content": "hello"}]
+ASK = {"messages": TALK, "max_tokens": 10, "temperature": 0.8, "seed": 4, "ignore_eos": True}
+
+
+def post(client, path=PATH, **body):
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_frames_join_to_the_whole(client, frames):
+    ask = {**ASK, "n": 2, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    whole = post(client, **ask)
+    chunks = frames(PATH, **ask, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert chunks[-1]["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
+    assert all("usage" in chunk for chunk in chunks)
+    for choice in whole["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert own[0]["delta"]["role"] == "assistant" and all("role" not in c["delta"] for c in own[1:])
+        assert "".join(c["delta"].get("content") or "" for c in own) == choice["message"]["content"]
+        assert [t for c in own for t in c["token_ids"]] == choice["token_ids"]
+        assert [t for c in own for t in c["logprobs"]["content"]] == choice["logprobs"]["content"]
+        assert own[-1]["finish_reason"] == choice["finish_reason"] == "length"
+
+
+def test_logprobs_have_the_tokens_bytes(client):
+    content = post(client, **ASK, logprobs=True, top_logprobs=3)["choices"][0]["logprobs"]["content"]
+    assert len(content) == 10
+    for token in content:
+        assert len(token["top_logprobs"]) == 3 and token["logprob"] <= 0
+        values = [top["logprob"] for top in token["top_logprobs"]]
+        assert values == sorted(values, reverse=True)
+        assert bytes(token["bytes"]).decode("utf-8", "replace") == token["token"] or "\ufffd" in token["token"]
+
+
+def test_the_prompt_is_the_rendered_conversation(client):
+    counted = post(client, "/tokenize", messages=TALK)
+    answer = post(client, **ASK, return_token_ids=True)
+    assert answer["prompt_token_ids"] == counted["tokens"] and counted["count"] == len(counted["tokens"])
+    assert post(client, "/v1/messages/count_tokens", messages=TALK) == {"input_tokens": counted["count"]}
+
+
+def test_anthropic_says_the_same(client):
+    ask = {"messages": TALK, "max_tokens": 10, "temperature": 0, "stop_sequences": ["zzz"]}
+    chat = post(client, messages=TALK, max_tokens=10, temperature=0)
+    whole = post(client, "/v1/messages", **ask)
+    text = chat["choices"][0]["message"]["content"]
+    assert whole["content"] == [{"type": "text", "text": text}] and whole["role"] == "assistant"
+    reason = {"length": "max_tokens", "stop": "end_turn"}[chat["choices"][0]["finish_reason"]]
+    assert whole["stop_reason"] == reason
+    assert whole["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]
+    with client.stream("POST", "/v1/messages", json={**ask, "stream": True}) as response:
+        events = "".join(response.iter_text()).split("\n\n")
+    assert events.pop() == ""
+    kinds = [event.split("\n")[0].removeprefix("event: ") for event in events]
+    data = [json.loads(event.split("\ndata: ")[1]) for event in events]
+    assert [item["type"] for item in data] == kinds
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert "".join(item["delta"]["text"] for item in data if item["type"] == "content_block_delta") == text
+    assert data[-2]["delta"]["stop_reason"] == reason
+
+
+def test_errors_have_the_protocols_shape(client):
+    response = client.post("/v1/messages", json={"messages": TALK})
+    assert response.status_code == 400
+    assert response.json()["type"] == "error" and response.json()["error"]["type"] == "invalid_request_error"
+    for body, param in (
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+        ({**ASK, "response_format": {"type": "nonsense"}}, "response_format"),
+        ({**ASK, "chat_template": "{{ 1 }}"}, "chat_template"),
+        ({**ASK, "top_logprobs": 2}, "top_logprobs"),
+        ({**ASK, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ):
+        response = client.post(PATH, json=body)
+        assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text

@@ -1,0 +1,122 @@
+"""What holds for every path: keys, limits, names, clients that leave, a server that ends."""
+
+import base64
+import socket
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+TALK = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
+
+
+def until_idle(engine):
+    deadline = time.monotonic() + 20
+    while engine.stats().num_unfinished:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_models(client):
+    models = client.get("/v1/models").json()["data"]
+    assert [model["id"] for model in models] == ["tiny", "same"] and models[0]["max_model_len"] == 256
+    assert client.get("/v1/models/same").json()["id"] == "same"
+    assert client.get("/v1/models/other").status_code == 404
+    response = client.post("/v1/completions", json={"model": "other", "prompt": "a"})
+    assert response.status_code == 404 and response.json()["error"]["type"] == "not_found_error"
+    assert client.post("/v1/completions", json={"model": "same", "prompt": "a"}).json()["model"] == "same"
+
+
+def test_unknown_fields_are_told(client):
+    response = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "colour": "red", "user": "me"})
+    assert response.status_code == 200 and response.headers["x-llmpy-ignored"] == "colour"
+
+
+def test_request_ids(client):
+    response = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "mine-1"})
+    assert response.headers["x-request-id"] == "mine-1" and response.json()["id"] == "cmpl-mine-1"
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": "\xff"}', b"[" * 100_000, b""])
+def test_bodies_that_are_no_json(client, body):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"):
+        assert client.post(path, content=body).status_code == 400
+
+
+def test_paths_and_methods(client):
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/v1/completions").json()["error"]["type"] == "method_not_allowed_error"
+    assert client.post("/v1/responses", json={}).status_code == 501
+    assert client.get("/health").status_code == 200 and client.get("/load").json()["running"] == 0
+    assert client.get("/version").json()["version"]
+
+
+def test_tokens(client):
+    made = client.post("/tokenize", json={"prompt": "hello there", "return_token_strs": True}).json()
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) and made["max_model_len"] == 256
+    assert client.post("/detokenize", json={"tokens": made["tokens"]}).json() == {"prompt": "hello there"}
+
+
+def test_embeddings(client, engine):
+    body = {"input": ["hello", "you"], "model": "tiny"}
+    rows = [np.array(item["embedding"], np.float32) for item in client.post("/v1/embeddings", json=body).json()["data"]]
+    packed = client.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()["data"]
+    assert np.array_equal(rows[1], np.frombuffer(base64.b64decode(packed[1]["embedding"]), np.float32))
+    assert len(rows) == 2 and rows[0].shape == (64,) and abs(float(rows[0] @ rows[0]) - 1) < 1e-5
+
+
+def test_a_client_that_leaves_ends_its_request(client, engine):
+    with client.stream("POST", "/v1/completions", json=TALK) as response:
+        next(response.iter_text())
+        assert engine.stats().num_unfinished
+    until_idle(engine)
+    aborted = engine.stats().finished["abort"]
+    host, port = client.base_url.host, client.base_url.port
+    body = b'{"prompt": "hello", "max_tokens": 250, "ignore_eos": true, "n": 8}'
+    with socket.create_connection((host, port)) as raw:  # not streamed: gone before the answer
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        deadline = time.monotonic() + 20
+        while not engine.stats().num_running:
+            assert time.monotonic() < deadline
+    until_idle(engine)
+    assert engine.stats().finished["abort"] > aborted
+
+
+def test_keys(serve):
+    url = serve(api_keys=("one", "two")).url
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/v1/models").json()["error"]["type"] == "authentication_error"
+    for headers in ({"authorization": "Bearer three"}, {"authorization": "one"}, {"x-api-key": ""}):
+        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 401
+    for headers in ({"authorization": "Bearer one"}, {"x-api-key": "two"}):
+        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+
+
+def test_long_bodies(serve):
+    url = serve(max_body_bytes=1000).url
+
+    def pieces():
+        for _ in range(20):
+            yield b" " * 100
+
+    for content in (b" " * 2000, pieces()):
+        response = httpx.post(f"{url}/v1/completions", content=content)
+        assert response.status_code == 413 and response.json()["error"]["type"] == "request_too_large"
+
+
+def test_the_end_lets_running_requests_finish(engine, serve):
+    running = serve(shutdown_timeout=20)
+    answers = []
+    body = {"prompt": "hello", "max_tokens": 240, "ignore_eos": True}
+    thread = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{running.url}/v1/completions", json=body, timeout=60))
+    )
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not engine.stats().num_running:
+        assert time.monotonic() < deadline
+    running.stop()
+    thread.join(20)
+    assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 240
