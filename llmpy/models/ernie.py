@@ -7,6 +7,9 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "ERNIE 4.5 0.3B, 21B-A3B and 300B-A47B"
+LIMITS = "text alone; layers that only predict further tokens are left out"
+
 DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",

@@ -5,6 +5,9 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7"
+LIMITS = "layers that only predict further tokens are left out"
+
 
 @architecture(
     *heads.names("Glm4Moe"),

@@ -5,6 +5,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "OLMoE 1B-7B (0924, 0125)"
+
 
 @architecture(
     *heads.names("Olmoe"),

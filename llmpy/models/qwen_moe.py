@@ -7,6 +7,8 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B, Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder-30B-A3B and 480B-A35B"
+
 DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
