@@ -11,17 +11,17 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
 PAGE = ROOT / "docs/models.md"
 BEGIN, END = "<!-- models_table.py: from here -->", "<!-- models_table.py: to here -->"
 HEAD = "| family | architectures | released models | formats | CPU | CUDA | tested against | limits |"
 # Methods of the vocabulary whose operation has another name; the others are called as their operation is.
-NO_HELPERS = ("blocks", "config", "registry", "rope")
+NO_HELPERS = ("blocks", "block_norm", "block_mixture", "config", "registry", "rope")
 OPERATIONS = {"mlp": "linear", "gated_mlp": "linear", "logits": "linear", "clip": "act", "xielu": "act"}
 
 
 def families() -> dict[ModuleType, list[str]]:
     """The module of every family, in the order of their titles, with the architectures that it registers."""
-    sys.path.insert(0, str(ROOT))
     from llmpy.models import registry
 
     found: dict[ModuleType, list[str]] = defaultdict(list)

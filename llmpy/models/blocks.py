@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypedDict, overload
 
 from ..errors import CheckpointError, UnsupportedError
 from .block_mixture import MixtureBlock
+from .block_norm import NormBlock
 from .config import ModelConfig
 from .rope import Rope
 
@@ -25,8 +26,6 @@ ACTIVATIONS = {
     "tanh": 5,
     "sigmoid": 6,
 }
-
-CLIP, XIELU = 7, 8  # of the same table, with a limit and with weights
 
 Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": list[int], "u": list[int], "f": list[float]})
 
@@ -90,7 +89,7 @@ def _activation(op: str, where: str, act: str) -> int:
     return ACTIVATIONS[act]
 
 
-class Block(MixtureBlock):
+class Block(MixtureBlock, NormBlock):
     """Operations whose tensor names start with `prefix`: the model itself, or one of its layers."""
 
     def __init__(self, model: "Model", prefix: str) -> None:
@@ -152,57 +151,6 @@ class Block(MixtureBlock):
             m.refuse("split", self.prefix, f"wanted widths of {x.width} in all, have {list(widths)}")
         return [m.value(width, x.index, sum(widths[:i])) for i, width in enumerate(widths)]
 
-    def rms_norm(
-        self,
-        x: Value,
-        name: str | None,
-        eps: float,
-        *,
-        per_head: bool | int = False,
-        own_weights: bool = False,
-        offset: float = 0.0,
-    ) -> Value:
-        """x * rsqrt(mean(x^2) + eps) * (w + offset), the mean over the row or, per_head, over each head of it.
-
-        Args:
-            x: Input, [rows, n].
-            name: Module name; the tensor is NAME.weight, or NAME where that ends with "weight"; [n], [head_dim] or
-                [heads, head_dim] or that flat. A "#" stands for the number of the head, whose tensor is [head_dim] then. None:
-                no weight.
-            eps: Added to the mean of squares.
-            per_head: The row is heads of the model's head_dim (a number: of so many elements), each normalised alone.
-            own_weights: Each head has weights of its own, else all share them.
-            offset: Added to the weight once, at load (1 for weights stored as a deviation from 1).
-        """
-        m = self._model
-        heads, weights = self._norm_weights("rms_norm", x, name, ["weight"], per_head, own_weights, offset)
-        return m.emit("rms_norm", [x], x.width, weights=weights, u=[heads], f=[eps])
-
-    def _norm_weights(
-        self,
-        op: str,
-        x: Value,
-        name: str | None,
-        kinds: Sequence[str],
-        per_head: bool | int,
-        own_weights: bool,
-        offset: float,
-    ) -> tuple[int, list[int]]:
-        """How many heads a norm has, and its weights; the offset is that of the first."""
-        m, where = self._model, self.prefix + (name or "")
-        m.expect(op, where, x)
-        size = x.width if per_head is False else m.head_dim if per_head is True else per_head
-        if size < 1 or x.width % size:
-            m.refuse(op, where, f"wanted a row of heads of {size}, have {x.width}")
-        heads = x.width // size
-        names = [where if where.endswith(kind) else f"{where}.{kind}" for kind in kinds] if name else []
-        shapes = [(size,) if not own_weights else (heads, size) if m.n_dims(each) == 2 else (x.width,) for each in names]
-        parts = [
-            [(each.replace("#", str(head)), (size,)) for head in range(heads)] if "#" in each else [(each, shape)]
-            for each, shape in zip(names, shapes, strict=True)
-        ]
-        return heads, [m.vector(op, tensors, 0.0 if i else offset) for i, tensors in enumerate(parts)]
-
     def rope(self, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:
         """Turns the heads of q and k by their positions."""
         m = self._model
@@ -240,32 +188,6 @@ class Block(MixtureBlock):
         m.spec["layers"].append((n_heads, n_kv_heads, m.head_dim, window))
         factors = [m.head_dim**-0.5 if scale is None else scale, softcap]
         return m.emit("attention", [q, k, v], q.width, u=[len(m.spec["layers"]) - 1], f=factors)
-
-    def layer_norm(
-        self,
-        x: Value,
-        name: str | None,
-        eps: float,
-        *,
-        bias: bool = True,
-        per_head: bool | int = False,
-        own_weights: bool = False,
-        offset: float = 0.0,
-    ) -> Value:
-        """(w + offset) * (x - mean) / sqrt(variance + eps) + b over the row or, per_head, over each head of it.
-
-        Args:
-            x: Input, [rows, n].
-            name: Module name; the tensors are NAME.weight and, with bias, NAME.bias; [n], [head_dim] or [heads, head_dim].
-                None: there is neither.
-            eps: Added to the variance.
-            bias: Whether there is one.
-            per_head, own_weights: As in `rms_norm`.
-            offset: Added to the weight once, at load (1 for weights stored as a deviation from 1).
-        """
-        kinds = ["weight", "bias"] if bias else ["weight"]
-        heads, weights = self._norm_weights("layer_norm", x, name, kinds, per_head, own_weights, offset)
-        return self._model.emit("layer_norm", [x], x.width, weights=weights, u=[heads], f=[eps])
 
     def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:
         """Attention of every row over all rows of its prompt, those behind it too; there is no cache, so a prompt is computed
@@ -376,27 +298,6 @@ class Block(MixtureBlock):
         m = self._model
         m.expect("act", self.prefix, x)
         return m.emit("act", [x], x.width, u=[_activation("act", self.prefix, act)])
-
-    def clip(self, x: Value, limit: float) -> Value:
-        """x, not below -limit and not above limit."""
-        m = self._model
-        m.expect("clip", self.prefix, x)
-        if not limit > 0:
-            m.refuse("clip", self.prefix, f"wanted a limit above 0, have {limit}")
-        return m.emit("act", [x], x.width, u=[CLIP], f=[limit])
-
-    def xielu(self, x: Value, name: str) -> Value:
-        """p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x; p = softplus(alpha_p),
-        n = beta + softplus(alpha_n) (https://arxiv.org/abs/2411.13010).
-
-        Args:
-            x: [rows, n].
-            name: Module name; the tensors are NAME.alpha_p, NAME.alpha_n, NAME.beta and NAME.eps, of one element.
-        """
-        m, where = self._model, self.prefix + name
-        m.expect("xielu", where, x)
-        parts = [(f"{where}.{each}", m.scalar_shape(f"{where}.{each}")) for each in ("alpha_p", "alpha_n", "beta", "eps")]
-        return m.emit("act", [x], x.width, weights=[m.vector("xielu", parts)], u=[XIELU])
 
     def mlp(self, x: Value, up: str, down: str, width: int, *, act: str, bias: bool = True) -> Value:
         """down(act(up(x))).

@@ -6,7 +6,8 @@ from math import erf, pi, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import CLIP, Operands, RopeSpec, Spec
+from .block_norm import CLIP
+from .blocks import Operands, RopeSpec, Spec
 
 Array = NDArray[np.float64]
 Read = Callable[[str, tuple[int, ...]], NDArray[np.float32]]
