@@ -47,6 +47,11 @@ struct matrix_desc {
     uint32_t arithmetic; /* enum arithmetic for the linear; AUTO: the backend chooses, per part */
 };
 struct matrix; /* the backend's own */
+/* Rows first_row, .. of a part, which are rows source_row, source_row + step, .. of the tensor that they come from. */
+struct row_run {
+    uint32_t first_row, n_rows;
+    uint64_t source_row, step;
+};
 
 /* ---- the batch of one step, in device memory ----------------------------------------------------------------------- */
 
@@ -446,14 +451,16 @@ struct tensor_view {
     bool is_host;                    /* in host memory, else in the device's; on the CPU they are one */
 };
 
-/* A weight under one name: a part of a matrix, or (matrix NULL) a piece of a vector, whose elements are stored as x + offset.
- */
+/* A weight, or a piece of one, under one name: rows of a part of a matrix, or (matrix NULL) a piece of a vector, whose elements
+ * are stored as x + offset. Element (r, c) is number first_index + r * row_step + c * col_step of the checkpoint's tensor. */
 struct tensor_place {
     struct matrix *matrix;
     uint32_t part;
     float *vector;
     uint32_t n_values;               /* of the vector's piece */
     float offset;
+    uint32_t first_row, n_rows;      /* of the matrix's part */
+    uint64_t first_index, row_step, col_step;
 };
 
 /* stream: the device's stream that produced `from` and that all of this is enqueued on; NULL is the device's default. */
@@ -607,8 +614,9 @@ struct backend {
     /* What a device is, without opening it; an error says why it cannot be used. free_bytes is 0 unless it is asked for, which
      * may take a while. Optional. */
     enum rc (*device_info)(const char *device, bool wants_free, struct device_info *info, struct err *err);
-    /* Fills a part with csrc/base/dummy.h's values, rounded to its type. Optional. */
-    enum rc (*matrix_fill)(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
+    /* Fills rows of a part with csrc/base/dummy.h's values of the source's rows, rounded to its type. Optional. */
+    enum rc (*matrix_fill)(void *ctx, struct matrix *matrix, uint32_t part, const struct row_run *rows, uint64_t key,
+                           struct err *err);
     /* Optional; the executor reads the host's arrays in place where it is NULL. */
     enum rc (*begin)(void *ctx, const struct begin_args *args, struct err *err);
     /* Optional: without it `sample` returns with its results. With it `sample` only enqueues, keeps the pointers of its

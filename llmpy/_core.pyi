@@ -5,6 +5,7 @@ from typing import Any, Self, TypedDict, final, type_check_only
 
 Buffer = Any  # whatever has the buffer protocol
 Matrix = object
+Place = tuple[Matrix, int, int, int, int, int, int]  # part, first row, rows, index of the first element, steps of row and column
 Pool = object
 Batch = tuple[Buffer, Buffer, Buffer]
 # id, status, raw, full, processed, kept_mass, rank, [(id, value, rank)]
@@ -82,7 +83,8 @@ class Backend:
                arithmetic: int = 0) -> Matrix: ...
     def matrix_info(self, matrix: Matrix, part: int, /) -> tuple[int, int]: ...  # bytes, arithmetic
     def matrix_write(self, matrix: Matrix, part: int, first_row: int, n_rows: int, data: Buffer, /) -> None: ...
-    def matrix_fill(self, matrix: Matrix, part: int, key: int, dtype: str, n_rows: int, cols: int, /) -> None: ...
+    def matrix_fill(self, matrix: Matrix, part: int, key: int, dtype: str, n_rows: int, cols: int, first_row: int = 0,
+                    source_row: int = 0, step: int = 1, /) -> None: ...
     def matrix_read(self, matrix: Matrix, first_row: int, n_rows: int, out: Buffer, /) -> None: ...
     def prepare(self) -> None: ...  # chooses kernels for the matrices made so far
     def memory(self) -> dict[str, int] | None: ...  # held: weights, kv, work, pinned; the device's: total, free
@@ -135,10 +137,10 @@ class Backend:
             q_norm: Buffer | None = None, k_norm: Buffer | None = None, eps: float = 0.0, rope: Buffer | None = None,
             interleaved: bool = False, layer: int = 0) -> None: ...
     def copy_pages(self, pool: Pool, copies: Buffer, /) -> None: ...
-    # place: (matrix, part), or a float32 array that is a vector; shape: first item, rows, columns, strides of both; data int32
-    def tensor_write(self, place: tuple[Matrix, int] | Buffer, data: Buffer, shape: tuple[int, int, int, int, int], dtype: str,
+    # place: Place, or a float32 array that is a vector; shape: first item, rows, columns, strides of both; data int32
+    def tensor_write(self, place: Place | Buffer, data: Buffer, shape: tuple[int, int, int, int, int], dtype: str,
                      on_device: bool = True, offset: float = 0.0) -> None: ...
-    def tensor_sum(self, place: tuple[Matrix, int] | Buffer, data: Buffer | None = None,
+    def tensor_sum(self, place: Place | Buffer, data: Buffer | None = None,
                    shape: tuple[int, int, int, int, int] | None = None, dtype: str | None = None, on_device: bool = True,
                    offset: float = 0.0) -> tuple[int, int]: ...  # sum, values that are not finite
     # rows, to: token_ids, positions, row_seq, seq_first_row, logits_rows; runs: first, count, first, ...

@@ -455,7 +455,8 @@ bool model_step_text(const struct model *m, uint32_t index, char *text, size_t s
     if (index >= m->plan.n_steps)
         return false;
     const struct step *step = &m->plan.steps[index];
-    const char *weight = step->weight == NO_INDEX ? "" : m->program->weights[step->weight].parts[0].name;
+    const struct weight *of = step->weight == NO_INDEX ? NULL : &m->program->weights[step->weight];
+    const char *weight = of && of->n_parts ? of->parts[0].name : "";
     static const char *const inputs[] = {"", " of rms_norm", " of gated"};
     const char *name = step->code == STEP_OP ? op_name(step->op->code) : step_name(step->code);
     snprintf(text, size_bytes, "%s%s %s%s%s%s", name, inputs[step->input], weight,

@@ -1,4 +1,4 @@
-#include "program.h"
+#include "layout.h"
 
 #include "../base/mem.h"
 
@@ -302,8 +302,15 @@ static const char *check_weights(const struct program *p)
         uint64_t rows = 0;
         for (uint32_t i = 0; i < p->weights[w].n_parts; i++)
             rows += p->weights[w].parts[i].rows;
+        if (p->weights[w].values)
+            rows += p->weights[w].kind == WEIGHT_VECTOR && !p->weights[w].n_parts ? p->weights[w].rows : 0;
         if (!rows || rows != p->weights[w].rows || !p->weights[w].cols)
             return "a weight's parts add up to its rows";
+        for (uint32_t i = 0; i < p->weights[w].n_parts; i++) {
+            const char *fault = layout_fault(&p->weights[w], &p->weights[w].parts[i]);
+            if (fault)
+                return fault;
+        }
     }
     for (uint32_t l = 0; l < p->n_layers; l++) {
         const struct cache_layer *layer = &p->layers[l];
@@ -372,6 +379,7 @@ void program_destroy(struct program *p)
             mem_free(p->weights[w].parts[i].source);
         }
         mem_free(p->weights[w].parts);
+        mem_free(p->weights[w].values);
     }
     for (uint32_t r = 0; p->ropes && r < p->n_ropes; r++)
         mem_free(p->ropes[r].inv_freq);

@@ -59,11 +59,16 @@ struct value {
 
 enum weight_kind { WEIGHT_MATRIX, WEIGHT_VECTOR };
 
-/* One named tensor of the checkpoint and where it lies: the part-th rows of a matrix, or a range of a vector. */
+/* Rows of a matrix, or elements of a vector, that come from one named tensor of the checkpoint, which others may come from too:
+ * row r is row base + r / inner * stride + r % inner of the tensor (layout.h). */
+#define PART_MAX_DIMS 4
 struct weight_part {
     char *name;    /* the Hugging Face name, the one that users and updates see */
     char *source;  /* the name in the file */
     uint32_t rows; /* matrix: rows; vector: elements */
+    uint32_t n_dims, dims[PART_MAX_DIMS]; /* of the whole tensor */
+    uint32_t base, inner, stride;
+    bool is_transposed;                   /* its last two dimensions are [columns, rows] */
 };
 struct weight {
     enum weight_kind kind;
@@ -71,6 +76,7 @@ struct weight {
     uint32_t n_parts;
     struct weight_part *parts;
     float offset;         /* added to every element of a vector at load */
+    float *values;        /* [rows] of a vector that is no tensor of the checkpoint, and has no parts; else NULL */
 };
 
 struct rope {
@@ -103,6 +109,7 @@ struct program {
     /* Shell patterns of names that the checkpoint may have and that have no weight: tied aliases, what is derived. */
     uint32_t n_ignored;
     char **ignored;
+    bool is_reordered;    /* the file orders rows otherwise than the checkpoints whose names updates bring */
 };
 
 const char *op_name(uint32_t code);

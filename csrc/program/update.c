@@ -3,6 +3,7 @@
 
 #include "../base/mem.h"
 #include "../base/name_table.h"
+#include "layout.h"
 #include "model_state.h"
 
 #include <fnmatch.h>
@@ -11,10 +12,16 @@
 
 #define NEAREST_LETTERS 160
 
+/* A part of a weight, and the next one of the same tensor. */
+struct piece {
+    uint32_t weight, part, next;
+};
+
 struct update {
     struct model *model;
     struct name_table names;      /* numbered as the entries */
     struct update_entry *entries; /* [n_entries] */
+    struct piece *pieces;         /* of all parts */
     uint32_t n_entries, n_missing;
     uint64_t n_bytes;
     bool has_written;
@@ -25,9 +32,31 @@ static enum rc out_of_memory(struct err *err)
     return err_set(err, RC_MEMORY, "weight update: out of memory");
 }
 
-static const struct weight *weight_of(const struct update *u, const struct update_entry *entry)
+static const struct weight *weight_of(const struct update *u, const struct piece *piece)
 {
-    return &u->model->program->weights[entry->weight];
+    return &u->model->program->weights[piece->weight];
+}
+
+static const struct weight_part *part_of(const struct update *u, const struct piece *piece)
+{
+    return &weight_of(u, piece)->parts[piece->part];
+}
+
+/* Of an entry; NULL after the last one. */
+static const struct piece *first_piece(const struct update *u, const struct update_entry *entry)
+{
+    return &u->pieces[entry->piece];
+}
+
+static const struct piece *next_piece(const struct update *u, const struct piece *piece)
+{
+    return piece->next == NO_INDEX ? NULL : &u->pieces[piece->next];
+}
+
+static bool are_of_one_tensor(const struct weight_part *a, const struct weight_part *b)
+{
+    return strcmp(a->source, b->source) == 0 && a->n_dims == b->n_dims &&
+           memcmp(a->dims, b->dims, a->n_dims * sizeof *a->dims) == 0;
 }
 
 static enum rc list_entries(struct update *u, struct err *err)
@@ -37,18 +66,26 @@ static enum rc list_entries(struct update *u, struct err *err)
     for (uint32_t w = 0; w < p->n_weights; w++)
         n += p->weights[w].n_parts;
     u->entries = mem_calloc(n + 1, sizeof *u->entries);
-    if (!u->entries)
+    u->pieces = mem_calloc(n + 1, sizeof *u->pieces);
+    if (!u->entries || !u->pieces)
         return out_of_memory(err);
+    n = 0;
     for (uint32_t w = 0; w < p->n_weights; w++)
-        for (uint32_t i = 0; i < p->weights[w].n_parts; i++) {
+        for (uint32_t i = 0; i < p->weights[w].n_parts; i++, n++) {
             const char *name = p->weights[w].parts[i].name;
             uint32_t number;
             bool was_new;
             if (!name_table_add(&u->names, name, strlen(name), &number, &was_new))
                 return out_of_memory(err);
-            if (!was_new)
-                return err_set(err, RC_INTERNAL, "weight update: two weights are called %s", name);
-            u->entries[u->n_entries++] = (struct update_entry){u->names.names[number], w, i, 0};
+            if (was_new)
+                u->entries[u->n_entries++] = (struct update_entry){u->names.names[number], n, 0};
+            struct piece *first = &u->pieces[u->entries[number].piece];
+            u->pieces[n] = (struct piece){w, i, was_new ? NO_INDEX : first->next};
+            if (was_new)
+                continue;
+            first->next = n;
+            if (!are_of_one_tensor(part_of(u, first), part_of(u, &u->pieces[n])))
+                return err_set(err, RC_INTERNAL, "weight update: two tensors are called %s", name);
         }
     u->n_missing = u->n_entries;
     return RC_OK;
@@ -57,7 +94,8 @@ static enum rc list_entries(struct update *u, struct err *err)
 /* GGUF files of Llamas order them for interleaved rotation; the tensors that updates bring do not. */
 static bool reorders_rows(const struct program *p)
 {
-    bool is_renamed = p->n_weights && strcmp(p->weights[0].parts[0].name, p->weights[0].parts[0].source) != 0;
+    const struct weight_part *first = p->n_weights && p->weights[0].n_parts ? &p->weights[0].parts[0] : NULL;
+    bool is_renamed = first && strcmp(first->name, first->source) != 0;
     for (uint32_t r = 0; r < p->n_ropes; r++)
         if (is_renamed && p->ropes[r].interleaved)
             return true;
@@ -69,7 +107,7 @@ enum rc update_begin(struct model *model, struct update **update, struct err *er
     if (!model->backend->tensor_write)
         return err_set(err, RC_UNSUPPORTED, "weight update: the backend %s takes no tensors; make a new engine",
                        model->backend->name);
-    if (reorders_rows(model->program))
+    if (model->program->is_reordered || reorders_rows(model->program))
         return err_set(err, RC_UNSUPPORTED,
                        "weight update: this GGUF file orders the rows of q and k in its own way; load the model's safetensors");
     struct update *u = mem_calloc(1, sizeof *u);
@@ -90,6 +128,7 @@ void update_end(struct update *u)
         return;
     name_table_destroy(&u->names);
     mem_free(u->entries);
+    mem_free(u->pieces);
     mem_free(u);
 }
 
@@ -170,14 +209,24 @@ static void print_shape(char *text, size_t size, uint32_t n_dims, const int64_t 
         snprintf(text + at, size - at, n_dims == 1 ? ",)" : ")");
 }
 
-static enum rc mismatch(const struct update *u, const struct update_entry *entry, uint32_t n_dims, const int64_t *wanted,
-                        const struct update_tensor *have, struct err *err)
+/* Type that a piece is stored in. */
+static uint32_t stored_type(const struct update *u, const struct piece *piece)
+{
+    return weight_of(u, piece)->kind == WEIGHT_VECTOR ? (uint32_t)DTYPE_F32
+                                                      : weights_stored(u->model->weights, piece->weight, piece->part);
+}
+
+static enum rc mismatch(const struct update *u, const struct update_entry *entry, const struct update_tensor *have,
+                        struct err *err)
 {
     char shapes[2][160];
+    int64_t wanted[PART_MAX_DIMS];
     const struct dtype_info *info = dtype_info(have->dtype);
-    const char *type = weight_of(u, entry)->kind == WEIGHT_VECTOR
-                           ? "float32" : dtype_info(weights_stored(u->model->weights, entry->weight, entry->part))->name;
-    print_shape(shapes[0], sizeof shapes[0], n_dims, wanted);
+    const struct weight_part *part = part_of(u, first_piece(u, entry));
+    const char *type = dtype_info(stored_type(u, first_piece(u, entry)))->name;
+    for (uint32_t i = 0; i < part->n_dims; i++)
+        wanted[i] = part->dims[i];
+    print_shape(shapes[0], sizeof shapes[0], part->n_dims, wanted);
     print_shape(shapes[1], sizeof shapes[1], have->n_dims, have->shape);
     err_set(err, RC_WEIGHTS, "weight '%.160s': wanted %s %s, have %s %s", entry->name, shapes[0], type, shapes[1],
             info ? info->name : have->type);
@@ -189,41 +238,116 @@ static bool is_float(uint32_t dtype)
     return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
 }
 
-/* A tensor as rows of the entry's weight. */
-static enum rc view_of(const struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
-                       struct tensor_view *view, struct err *err)
+/* Whether a tensor can be written to the entry's weights. */
+static enum rc check_tensor(const struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
+                            struct err *err)
 {
-    const struct weight *weight = weight_of(u, entry);
-    bool is_vector = weight->kind == WEIGHT_VECTOR;
-    int64_t shape[2] = {weight->parts[entry->part].rows, weight->cols};
-    uint32_t n_dims = is_vector ? 1 : 2;
-    bool fits = tensor->n_dims == n_dims && is_float(tensor->dtype);
-    for (uint32_t i = 0; i < n_dims && fits; i++)
-        fits = tensor->shape[i] == shape[i];
+    const struct weight_part *part = part_of(u, first_piece(u, entry));
+    bool fits = tensor->n_dims == part->n_dims && is_float(tensor->dtype);
+    for (uint32_t i = 0; i < part->n_dims && fits; i++)
+        fits = tensor->shape[i] == part->dims[i];
     if (!fits)
-        return mismatch(u, entry, n_dims, shape, tensor, err);
-    *view = (struct tensor_view){
-        .data = tensor->data,
-        .dtype = tensor->dtype,
-        .n_rows = is_vector ? 1 : (uint32_t)shape[0],
-        .n_cols = (uint32_t)shape[is_vector ? 0 : 1],
-        .row_stride = is_vector ? 0 : tensor->strides[0],
-        .col_stride = tensor->strides[is_vector ? 0 : 1],
-        .is_host = tensor->is_host,
-    };
-    uint32_t stored = is_vector ? DTYPE_F32 : weights_stored(u->model->weights, entry->weight, entry->part);
-    if (!is_float(stored))
-        return err_set(err, RC_UNSUPPORTED, "weight '%.160s' is stored as %s, which updates cannot make; load a checkpoint of "
-                       "floats", entry->name, dtype_info(stored)->name);
+        return mismatch(u, entry, tensor, err);
+    for (const struct piece *piece = first_piece(u, entry); piece; piece = next_piece(u, piece))
+        if (!is_float(stored_type(u, piece)))
+            return err_set(err, RC_UNSUPPORTED, "weight '%.160s' is stored as %s, which updates cannot make; load a checkpoint "
+                           "of floats", entry->name, dtype_info(stored_type(u, piece))->name);
     return RC_OK;
 }
 
-static enum rc check_values(struct update *u, const struct update_entry *entry, const struct tensor_view *view, void *stream,
+/* The dimensions of a tensor that its rows are counted over, from the innermost one on. */
+struct row_dims {
+    uint32_t n;
+    int64_t shape[PART_MAX_DIMS], strides[PART_MAX_DIMS];
+};
+
+/* Neighbours that are one walk through memory become one dimension. */
+static struct row_dims row_dims_of(const struct weight *weight, const struct weight_part *part,
+                                   const struct update_tensor *tensor)
+{
+    struct row_dims dims = {1, {1}, {0}};
+    uint32_t columns = weight->kind == WEIGHT_VECTOR ? NO_INDEX : part->n_dims - 1 - part->is_transposed;
+    for (uint32_t i = part->n_dims; i-- > 0;) {
+        uint32_t last = dims.n - 1;
+        if (i == columns || tensor->shape[i] == 1)
+            continue;
+        bool is_first = dims.shape[last] == 1;
+        if (!is_first && (part->is_transposed || tensor->strides[i] != dims.shape[last] * dims.strides[last])) {
+            dims.shape[dims.n] = tensor->shape[i];
+            dims.strides[dims.n++] = tensor->strides[i];
+        } else {
+            dims.shape[last] *= tensor->shape[i];
+            dims.strides[last] = is_first ? tensor->strides[i] : dims.strides[last];
+        }
+    }
+    return dims;
+}
+
+/* Calls f with every place of an entry and the rows of the tensor that belong there, or NULL. */
+typedef enum rc (*place_visit)(struct update *update, const struct tensor_place *place, const struct tensor_view *view,
+                               void *stream, void *ctx, struct err *err);
+
+static enum rc visit_piece(struct update *u, const struct piece *piece, const struct update_tensor *tensor, place_visit f,
+                           void *ctx, struct err *err)
+{
+    const struct weight *weight = weight_of(u, piece);
+    const struct weight_part *part = part_of(u, piece);
+    bool is_vector = weight->kind == WEIGHT_VECTOR;
+    struct row_dims dims = {1, {INT64_MAX}, {0}};
+    if (tensor)
+        dims = row_dims_of(weight, part, tensor);
+    uint64_t slice = layout_slice(part) < (uint64_t)dims.shape[0] ? layout_slice(part) : (uint64_t)dims.shape[0];
+    struct row_run run = {0};
+    enum rc rc = RC_OK;
+    for (uint32_t row = 0; row < part->rows && !rc; row += run.n_rows) {
+        run = layout_run(part, row, slice);
+        struct tensor_place place = weights_place(u->model->weights, piece->weight, piece->part, &run);
+        if (!tensor) {
+            rc = f(u, &place, NULL, NULL, ctx, err);
+            continue;
+        }
+        int64_t at = 0, left = (int64_t)run.source_row, step = dims.strides[0] * (int64_t)run.step;
+        for (uint32_t i = 0; i < dims.n; left /= dims.shape[i++])
+            at += left % dims.shape[i] * dims.strides[i];
+        struct tensor_view view = {
+            .data = (const char *)tensor->data + at * (int64_t)dtype_info(tensor->dtype)->block_bytes,
+            .dtype = tensor->dtype,
+            .n_rows = is_vector ? 1 : run.n_rows,
+            .n_cols = is_vector ? run.n_rows : weight->cols,
+            .row_stride = is_vector ? 0 : step,
+            .col_stride = is_vector ? step : tensor->strides[part->n_dims - 1 - part->is_transposed],
+            .is_host = tensor->is_host,
+        };
+        rc = f(u, &place, &view, tensor->stream, ctx, err);
+    }
+    return rc;
+}
+
+static enum rc visit_places(struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
+                            place_visit f, void *ctx, struct err *err)
+{
+    enum rc rc = RC_OK;
+    for (const struct piece *piece = first_piece(u, entry); piece && !rc; piece = next_piece(u, piece))
+        rc = visit_piece(u, piece, tensor, f, ctx, err);
+    return rc;
+}
+
+static enum rc add_sum(struct update *u, const struct tensor_place *place, const struct tensor_view *view, void *stream,
+                       void *total, struct err *err)
+{
+    struct tensor_sum sum = {0, 0}, *all = total;
+    struct tensor_sum_args args = {*place, view, stream, &sum};
+    enum rc rc = u->model->backend->tensor_sum(u->model->ctx, &args, err);
+    all->sum += sum.sum;
+    all->n_non_finite += sum.n_non_finite;
+    return rc;
+}
+
+static enum rc check_values(struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
                             struct err *err)
 {
-    struct tensor_sum sum;
-    struct tensor_sum_args args = {weights_place(u->model->weights, entry->weight, entry->part), view, stream, &sum};
-    enum rc rc = u->model->backend->tensor_sum(u->model->ctx, &args, err);
+    struct tensor_sum sum = {0, 0};
+    enum rc rc = visit_places(u, entry, tensor, add_sum, &sum, err);
     if (rc || !sum.n_non_finite)
         return rc;
     err_set(err, RC_WEIGHTS, "weight '%.160s': %llu of its values are not finite", entry->name,
@@ -232,15 +356,15 @@ static enum rc check_values(struct update *u, const struct update_entry *entry, 
 }
 
 static enum rc check(struct update *u, const char *name, const struct update_tensor *tensor, bool is_finite,
-                     struct update_entry **entry, struct tensor_view *view, enum update_fate *fate, struct err *err)
+                     struct update_entry **entry, enum update_fate *fate, struct err *err)
 {
     enum rc rc;
     *entry = find(u, name, &rc, err);
     *fate = !*entry ? UPDATE_SKIPPED : (*entry)->n_writes ? UPDATE_REPEATED : UPDATE_FRESH;
     if (*entry)
-        rc = view_of(u, *entry, tensor, view, err);
+        rc = check_tensor(u, *entry, tensor, err);
     if (*entry && !rc && is_finite)
-        rc = check_values(u, *entry, view, tensor->stream, err);
+        rc = check_values(u, *entry, tensor, err);
     return rc;
 }
 
@@ -250,26 +374,33 @@ enum rc update_check(struct update *u, const char *name, const struct update_ten
                      enum update_fate *fate, struct err *err)
 {
     struct update_entry *entry;
-    struct tensor_view view;
-    return check(u, name, tensor, is_finite, &entry, &view, fate, err);
+    return check(u, name, tensor, is_finite, &entry, fate, err);
+}
+
+static enum rc write_place(struct update *u, const struct tensor_place *place, const struct tensor_view *view, void *stream,
+                           void *ctx, struct err *err)
+{
+    (void)ctx;
+    struct tensor_write_args args = {*place, *view, stream};
+    u->has_written = true;
+    return u->model->backend->tensor_write(u->model->ctx, &args, err);
 }
 
 enum rc update_write(struct update *u, const char *name, const struct update_tensor *tensor, bool is_finite,
                      enum update_fate *fate, struct err *err)
 {
     struct update_entry *entry;
-    struct tensor_write_args args = {.stream = tensor->stream};
-    enum rc rc = check(u, name, tensor, is_finite, &entry, &args.from, fate, err);
+    enum rc rc = check(u, name, tensor, is_finite, &entry, fate, err);
+    if (!rc && entry)
+        rc = visit_places(u, entry, tensor, write_place, NULL, err);
     if (rc || !entry)
-        return rc;
-    args.to = weights_place(u->model->weights, entry->weight, entry->part);
-    u->has_written = true;
-    rc = u->model->backend->tensor_write(u->model->ctx, &args, err);
-    if (rc)
         return rc;
     u->n_missing -= entry->n_writes == 0;
     entry->n_writes++;
-    u->n_bytes += (uint64_t)args.from.n_rows * args.from.n_cols * dtype_info(tensor->dtype)->block_bytes;
+    uint64_t n_bytes = dtype_info(tensor->dtype)->block_bytes;
+    for (uint32_t i = 0; i < tensor->n_dims; i++)
+        n_bytes *= (uint64_t)tensor->shape[i];
+    u->n_bytes += n_bytes;
     return RC_OK;
 }
 
@@ -282,16 +413,12 @@ enum rc update_sum(struct update *u, const char *name, const struct update_tenso
                    enum update_fate *fate, struct err *err)
 {
     enum rc rc;
-    struct tensor_view view;
     const struct update_entry *entry = find(u, name, &rc, err);
     *fate = entry ? UPDATE_FRESH : UPDATE_SKIPPED;
+    *sum = (struct tensor_sum){0, 0};
     if (entry && tensor)
-        rc = view_of(u, entry, tensor, &view, err);
-    if (!entry || rc)
-        return rc;
-    struct tensor_sum_args args = {weights_place(u->model->weights, entry->weight, entry->part), tensor ? &view : NULL,
-                                   tensor ? tensor->stream : NULL, sum};
-    return u->model->backend->tensor_sum(u->model->ctx, &args, err);
+        rc = check_tensor(u, entry, tensor, err);
+    return !entry || rc ? rc : visit_places(u, entry, tensor, add_sum, sum, err);
 }
 
 bool update_knows(const struct update *u, const char *name)

@@ -25,10 +25,10 @@ struct update_tensor {
 
 enum update_fate { UPDATE_FRESH, UPDATE_REPEATED, UPDATE_SKIPPED };
 
-/* One name of the table, and what has become of it. */
+/* One name of the table, and what has become of it. Several parts of weights may come from its tensor. */
 struct update_entry {
     const char *name;
-    uint32_t weight, part;
+    uint32_t piece; /* the first one */
     uint32_t n_writes;
 };
 

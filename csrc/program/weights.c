@@ -3,6 +3,7 @@
 #include "../base/dummy.h"
 #include "../base/hash.h"
 #include "../base/mem.h"
+#include "layout.h"
 
 #include <string.h>
 
@@ -30,6 +31,7 @@ struct loader {
     const struct weights_options *options;
     float *floats;          /* [PANEL_ROWS or more rows][cols] */
     void *converted;
+    char *gathered;         /* as many rows of any type */
     size_t floats_bytes;
     uint64_t done_bytes, all_bytes;
 };
@@ -59,7 +61,7 @@ static const struct checkpoint_tensor *tensor_of(const struct loader *l, const s
 
 static uint64_t part_bytes(const struct weight *weight, uint32_t part, const struct checkpoint_tensor *tensor)
 {
-    return tensor ? tensor->size_bytes : (uint64_t)weight->parts[part].rows * weight->cols * sizeof(float);
+    return weight->parts[part].rows * row_bytes(tensor ? tensor->dtype : DTYPE_F32, weight->cols);
 }
 
 static enum rc check_tensor(const struct loader *l, const struct weight *weight, const struct weight_part *part,
@@ -70,57 +72,115 @@ static enum rc check_tensor(const struct loader *l, const struct weight *weight,
         err_name(err, checkpoint_path(l->checkpoint, 0), part->source);
         return RC_CHECKPOINT;
     }
-    uint64_t values = 1, last = tensor->n_dims ? tensor->shape[tensor->n_dims - 1] : 1;
+    uint64_t values = 1, wanted_values = 1, last = tensor->n_dims ? tensor->shape[tensor->n_dims - 1] : 1;
     for (uint32_t i = 0; i < tensor->n_dims; i++)
         values *= tensor->shape[i];
+    for (uint32_t i = 0; i < part->n_dims; i++)
+        wanted_values *= part->dims[i];
     const struct dtype_info *info = dtype_info(tensor->dtype);
+    bool is_plain = info && (is_float(tensor->dtype) || tensor->dtype == DTYPE_F64);
     const char *wanted = NULL;
-    if (values != (uint64_t)part->rows * weight->cols || (weight->kind == WEIGHT_MATRIX && last != weight->cols))
+    uint32_t wanted_last = part->n_dims ? part->dims[part->n_dims - 1] : 1;
+    if (values != wanted_values || (weight->kind == WEIGHT_MATRIX && last != wanted_last))
         wanted = "shape";
-    else if (!info || (weight->kind == WEIGHT_VECTOR && !is_float(tensor->dtype) && tensor->dtype != DTYPE_F64))
+    else if (!info || (weight->kind == WEIGHT_VECTOR && !is_plain))
         wanted = "a float type";
+    if (!wanted && part->is_transposed && !is_plain) {
+        err_set(err, RC_UNSUPPORTED, "%s: rows of type %s cannot be made of columns; convert the checkpoint to floats",
+                part->source, info->name);
+        return RC_UNSUPPORTED;
+    }
     if (!wanted)
         return RC_OK;
-    err_set(err, RC_CHECKPOINT, "%s: wanted %s [%u, %u], have %llu values of type %s in rows of %llu", part->source, wanted,
-            part->rows, weight->cols, (unsigned long long)values, info ? info->name : "?", (unsigned long long)last);
+    err_set(err, RC_CHECKPOINT, "%s: wanted %s of %llu values in rows of %u, have %llu of type %s in rows of %llu",
+            part->source, wanted, (unsigned long long)wanted_values, wanted_last, (unsigned long long)values,
+            info ? info->name : "?", (unsigned long long)last);
     err_name(err, checkpoint_path(l->checkpoint, tensor->file), part->source);
     return RC_CHECKPOINT;
 }
 
-static enum rc progress(struct loader *l, const struct checkpoint_tensor *tensor, uint64_t bytes, struct err *err)
+static enum rc progress(struct loader *l, const struct weight *weight, uint32_t part, const struct checkpoint_tensor *tensor,
+                        struct err *err)
 {
-    if (tensor)
+    bool goes_on = part + 1 < weight->n_parts && strcmp(weight->parts[part].source, weight->parts[part + 1].source) == 0;
+    if (tensor && !goes_on)
         checkpoint_drop(l->checkpoint, tensor);
-    l->done_bytes += bytes;
+    l->done_bytes += part_bytes(weight, part, tensor);
     if (l->options->progress && !l->options->progress(l->options->progress_ctx, l->done_bytes, l->all_bytes))
         return err_set(err, RC_INVALID, "loading was interrupted");
     return RC_OK;
 }
 
-/* Writes a part whose file type is not the stored one: some rows at a time through floats. */
-static enum rc write_converted(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor,
-                               struct err *err)
+/* Rows of a tensor one after the other: where they lie so, or else gathered. */
+static const void *rows_of(const struct loader *l, const struct weight *weight, uint32_t part,
+                           const struct checkpoint_tensor *tensor, const struct row_run *run)
+{
+    size_t bytes = row_bytes(tensor->dtype, weight->cols), item = dtype_info(tensor->dtype)->block_bytes;
+    const char *from = tensor->data;
+    char *to = l->gathered;
+    if (weight->parts[part].is_transposed) {
+        struct element_steps steps = layout_steps(weight, &weight->parts[part], run);
+        from += steps.first * item;
+        for (uint32_t c = 0; c < weight->cols; c++, from += steps.col * item)
+            for (uint32_t r = 0; r < run->n_rows; r++)
+                memcpy(to + r * bytes + c * item, from + r * steps.row * item, item);
+        return to;
+    }
+    from += run->source_row * bytes;
+    if (run->step == 1 || run->n_rows == 1)
+        return from;
+    for (uint32_t r = 0; r < run->n_rows; r++)
+        memcpy(to + r * bytes, from + r * run->step * bytes, bytes);
+    return to;
+}
+
+/* Writes a part of a matrix run by run; what is gathered or converted, some rows at a time. */
+static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor, struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
+    const struct weight_part *p = &weight->parts[part];
     struct stored *stored = &l->weights->stored[w];
-    uint32_t cols = weight->cols, rows = weight->parts[part].rows, at_once = (uint32_t)(l->floats_bytes / 4 / cols);
-    for (uint32_t row = 0; row < rows; row += at_once) {
-        uint32_t n = rows - row < at_once ? rows - row : at_once;
-        dtype_to_float(tensor->dtype, (const char *)tensor->data + row * row_bytes(tensor->dtype, cols), l->floats,
-                       (size_t)n * cols);
-        dtype_from_float(stored->dtypes[part], l->floats, l->converted, (size_t)n * cols);
-        enum rc rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, part, row, n, l->converted, err);
+    uint32_t cols = weight->cols, most = (uint32_t)(l->floats_bytes / sizeof(double) / cols);
+    bool converts = tensor->dtype != stored->dtypes[part];
+    struct row_run run = {0};
+    for (uint32_t row = 0; row < p->rows; row += run.n_rows) {
+        run = layout_run(p, row, layout_slice(p));
+        if ((converts || p->is_transposed || run.step > 1) && run.n_rows > most)
+            run.n_rows = most;
+        const void *rows = rows_of(l, weight, part, tensor, &run);
+        if (converts) {
+            dtype_to_float(tensor->dtype, rows, l->floats, (size_t)run.n_rows * cols);
+            dtype_from_float(stored->dtypes[part], l->floats, l->converted, (size_t)run.n_rows * cols);
+            rows = l->converted;
+        }
+        enum rc rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, part, row, run.n_rows, rows, err);
         if (rc)
             return rc;
     }
     return RC_OK;
 }
 
-enum rc weights_fill(const struct backend *backend, void *ctx, struct matrix *matrix, uint32_t part,
-                     const struct matrix_part *shape, uint32_t cols, uint64_t key, struct err *err)
+/* The same for a part of a weight that no file has. */
+static enum rc fill_part(struct loader *l, uint32_t w, uint32_t part, struct err *err)
+{
+    const struct weight *weight = &l->weights->program->weights[w];
+    const struct weight_part *p = &weight->parts[part];
+    const struct stored *stored = &l->weights->stored[w];
+    enum rc rc = RC_OK;
+    struct row_run run = {0};
+    for (uint32_t row = 0; row < p->rows && !rc; row += run.n_rows) {
+        run = layout_run(p, row, UINT64_MAX);
+        rc = weights_fill(l->weights->backend, l->weights->ctx, stored->matrix, part, stored->dtypes[part], &run, weight->cols,
+                          dummy_key(l, p), err);
+    }
+    return rc;
+}
+
+enum rc weights_fill(const struct backend *backend, void *ctx, struct matrix *matrix, uint32_t part, uint32_t dtype,
+                     const struct row_run *rows, uint32_t cols, uint64_t key, struct err *err)
 {
     if (backend->matrix_fill)
-        return backend->matrix_fill(ctx, matrix, part, key, err);
+        return backend->matrix_fill(ctx, matrix, part, rows, key, err);
     uint32_t at_once = (uint32_t)(CHUNK_BYTES / sizeof(float) / cols);
     at_once = at_once < PANEL_ROWS ? PANEL_ROWS : at_once / PANEL_ROWS * PANEL_ROWS;
     size_t half_bytes = (size_t)at_once * cols * sizeof(float);
@@ -129,15 +189,15 @@ enum rc weights_fill(const struct backend *backend, void *ctx, struct matrix *ma
         return err_set(err, RC_MEMORY, "weights: out of memory");
     char *converted = (char *)floats + half_bytes;
     enum rc rc = RC_OK;
-    for (uint32_t row = 0; row < shape->n_rows && !rc; row += at_once) {
-        uint32_t n = shape->n_rows - row < at_once ? shape->n_rows - row : at_once;
+    for (uint32_t row = 0; row < rows->n_rows && !rc; row += at_once) {
+        uint32_t n = rows->n_rows - row < at_once ? rows->n_rows - row : at_once;
         for (uint32_t r = 0; r < n; r++) {
-            uint64_t row_key = dummy_row(key, row + r);
+            uint64_t row_key = dummy_row(key, (uint32_t)(rows->source_row + (row + r) * rows->step));
             for (uint32_t c = 0; c < cols; c++)
                 floats[(size_t)r * cols + c] = dummy_value(row_key, c);
         }
-        dtype_from_float(shape->dtype, floats, converted, (size_t)n * cols);
-        rc = backend->matrix_write(ctx, matrix, part, row, n, converted, err);
+        dtype_from_float(dtype, floats, converted, (size_t)n * cols);
+        rc = backend->matrix_write(ctx, matrix, part, rows->first_row + row, n, converted, err);
     }
     mem_free(floats);
     return rc;
@@ -210,17 +270,9 @@ static enum rc load_matrix(struct loader *l, uint32_t w, struct err *err)
     enum rc rc = create_matrix(l, w, err);
     for (uint32_t i = 0; i < weight->n_parts && !rc; i++) {
         const struct checkpoint_tensor *tensor = tensor_of(l, &weight->parts[i]);
-        if (!tensor)
-            rc = weights_fill(l->weights->backend, l->weights->ctx, stored->matrix, i,
-                              &(struct matrix_part){weight->parts[i].rows, stored->dtypes[i]}, weight->cols,
-                              dummy_key(l, &weight->parts[i]), err);
-        else if (tensor->dtype == stored->dtypes[i])
-            rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, i, 0, weight->parts[i].rows, tensor->data,
-                                                   err);
-        else
-            rc = write_converted(l, w, i, tensor, err);
+        rc = tensor ? write_part(l, w, i, tensor, err) : fill_part(l, w, i, err);
         if (!rc)
-            rc = progress(l, tensor, part_bytes(weight, i, tensor), err);
+            rc = progress(l, weight, i, tensor, err);
     }
     if (!rc)
         l->weights->total_bytes += l->weights->backend->matrix_bytes(stored->matrix);
@@ -237,17 +289,25 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     void *made = NULL;
     uint32_t at = 0;
     for (uint32_t i = 0; i < weight->n_parts; at += weight->parts[i++].rows) {
-        const struct checkpoint_tensor *tensor = tensor_of(l, &weight->parts[i]);
-        uint32_t n = weight->parts[i].rows;
-        uint64_t row_key = dummy_row(dummy_key(l, &weight->parts[i]), 0);
-        if (tensor)
-            dtype_to_float(tensor->dtype, tensor->data, host + at, n);
-        else
-            for (uint32_t j = 0; j < n; j++)
-                host[at + j] = 1 + dummy_value(row_key, j) - weight->offset;
+        const struct weight_part *part = &weight->parts[i];
+        const struct checkpoint_tensor *tensor = tensor_of(l, part);
+        size_t item = tensor ? dtype_info(tensor->dtype)->block_bytes : 0;
+        uint64_t row_key = dummy_row(dummy_key(l, part), 0);
+        struct row_run run = {0};
+        for (uint32_t row = 0; row < part->rows; row += run.n_rows) {
+            run = layout_run(part, row, UINT64_MAX);
+            for (uint32_t j = 0; j < run.n_rows; j++) {
+                uint64_t from = run.source_row + j * run.step;
+                float *to = host + at + row + j;
+                if (tensor)
+                    dtype_to_float(tensor->dtype, (const char *)tensor->data + from * item, to, 1);
+                else
+                    *to = 1 + dummy_value(row_key, (uint32_t)from) - weight->offset;
+            }
+        }
     }
     for (uint32_t i = 0; i < weight->rows; i++)
-        host[i] += weight->offset;
+        host[i] = weight->values ? weight->values[i] : host[i] + weight->offset;
     const struct backend *backend = l->weights->backend;
     size_t size_bytes = weight->rows * sizeof *host;
     enum rc rc = backend->pool_create ? backend->pool_create(l->weights->ctx, MEMORY_WEIGHTS, size_bytes, &made, err)
@@ -293,18 +353,19 @@ static enum rc load_all(struct loader *l, struct err *err)
     enum rc rc = RC_OK;
     for (uint32_t w = 0; w < p->n_weights && !rc; w++) {
         widest = p->weights[w].cols > widest ? p->weights[w].cols : widest;
-        l->weights->stored[w].dtypes = mem_calloc(p->weights[w].n_parts, sizeof(uint32_t));
+        l->weights->stored[w].dtypes = mem_calloc(p->weights[w].n_parts + 1, sizeof(uint32_t));
         rc = l->weights->stored[w].dtypes ? choose_types(l, w, err) : err_set(err, RC_MEMORY, "weights: out of memory");
     }
     if (!rc)
         rc = check_room(l, err);
     if (rc)
         return rc;
-    l->floats_bytes = (size_t)widest * 4 * PANEL_ROWS > CHUNK_BYTES ? (size_t)widest * 4 * PANEL_ROWS : CHUNK_BYTES;
-    l->floats = mem_alloc(2 * l->floats_bytes);
+    l->floats_bytes = (size_t)widest * 8 * PANEL_ROWS > CHUNK_BYTES ? (size_t)widest * 8 * PANEL_ROWS : CHUNK_BYTES;
+    l->floats = mem_alloc(3 * l->floats_bytes);
     if (!l->floats)
         return err_set(err, RC_MEMORY, "weights: out of memory");
     l->converted = (char *)l->floats + l->floats_bytes;
+    l->gathered = (char *)l->converted + l->floats_bytes;
     for (uint32_t w = 0; w < p->n_weights && !rc; w++)
         rc = p->weights[w].kind == WEIGHT_MATRIX ? load_matrix(l, w, err) : load_vector(l, w, err);
     mem_free(l->floats);
@@ -352,12 +413,20 @@ const float *weights_vector(const struct weights *w, uint32_t weight)
     return weight == NO_INDEX ? NULL : w->stored[weight].vector;
 }
 
-struct tensor_place weights_place(const struct weights *w, uint32_t weight, uint32_t part)
+struct tensor_place weights_place(const struct weights *w, uint32_t weight, uint32_t part, const struct row_run *rows)
 {
     const struct weight *of = &w->program->weights[weight];
-    struct tensor_place place = {w->stored[weight].matrix, part, w->stored[weight].vector, of->parts[part].rows, of->offset};
+    struct element_steps steps = layout_steps(of, &of->parts[part], rows);
+    struct tensor_place place = {
+        .matrix = w->stored[weight].matrix, .part = part, .vector = w->stored[weight].vector, .n_values = rows->n_rows,
+        .offset = of->offset, .first_row = rows->first_row, .n_rows = rows->n_rows, .first_index = steps.first,
+        .row_step = steps.row, .col_step = steps.col};
     for (uint32_t i = 0; place.vector && i < part; i++)
         place.vector += of->parts[i].rows;
+    if (place.vector) { /* one row of elements */
+        place.vector += rows->first_row;
+        place.col_step = steps.row;
+    }
     return place;
 }
 

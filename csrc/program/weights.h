@@ -24,12 +24,12 @@ enum rc weights_load(const struct program *program, const struct checkpoint *che
 void weights_destroy(struct weights *weights);
 struct matrix *weights_matrix(const struct weights *weights, uint32_t weight);      /* of a WEIGHT_MATRIX */
 const float *weights_vector(const struct weights *weights, uint32_t weight);        /* of a WEIGHT_VECTOR, device memory */
-/* Where a named part lies, for the backend's tensor_write and tensor_sum. */
-struct tensor_place weights_place(const struct weights *weights, uint32_t weight, uint32_t part);
+/* Where rows of a named part lie, for the backend's tensor_write and tensor_sum. */
+struct tensor_place weights_place(const struct weights *weights, uint32_t weight, uint32_t part, const struct row_run *rows);
 uint32_t weights_stored(const struct weights *weights, uint32_t weight, uint32_t part); /* enum dtype */
 size_t weights_bytes(const struct weights *weights);
 /* Rows of a matrix's part that weights.c makes up: dummy.h's values. For weights_load, and for tests of backends. */
-enum rc weights_fill(const struct backend *backend, void *backend_ctx, struct matrix *matrix, uint32_t part,
-                     const struct matrix_part *shape, uint32_t cols, uint64_t key, struct err *err);
+enum rc weights_fill(const struct backend *backend, void *backend_ctx, struct matrix *matrix, uint32_t part, uint32_t dtype,
+                     const struct row_run *rows, uint32_t cols, uint64_t key, struct err *err);
 
 #endif

@@ -249,17 +249,19 @@ static PyObject *backend_matrix_fill(PyObject *object, PyObject *args)
     struct backend_object *self = (struct backend_object *)object;
     PyObject *capsule;
     uint32_t part, cols;
-    unsigned long long key;
+    unsigned long long key, source_row = 0, step = 1;
     const char *dtype;
-    struct matrix_part shape;
-    if (!PyArg_ParseTuple(args, "OIKsII", &capsule, &part, &key, &dtype, &shape.n_rows, &cols))
+    struct row_run rows = {0};
+    if (!PyArg_ParseTuple(args, "OIKsII|IKK", &capsule, &part, &key, &dtype, &rows.n_rows, &cols, &rows.first_row, &source_row,
+                          &step))
         return NULL;
     struct matrix *matrix = py_matrix_get(capsule);
     if (!matrix)
         return NULL;
     struct err err = {0};
-    shape.dtype = dtype_from_name(dtype);
-    enum rc rc = weights_fill(self->table, self->ctx, matrix, part, &shape, cols, key, &err);
+    rows.source_row = source_row;
+    rows.step = step;
+    enum rc rc = weights_fill(self->table, self->ctx, matrix, part, dtype_from_name(dtype), &rows, cols, key, &err);
     return rc ? py_raise(&err) : Py_NewRef(Py_None);
 }
 

@@ -1,19 +1,27 @@
-/* py_backend_tensor.c: Backend.tensor_write and Backend.tensor_sum. A place is (matrix, part), or a float32 array that stands
- * for a vector; a tensor is an array of 4-byte items that holds its elements, of whatever type. */
+/* py_backend_tensor.c: Backend.tensor_write and Backend.tensor_sum. A place is (matrix, part, first row, rows, index of the
+ * first element, what a row and a column add to it), or a float32 array that stands for a vector; a tensor is an array of
+ * 4-byte items that holds its elements, of whatever type. */
 #include "py_stage.h"
 
-/* (matrix, part), or a vector with its offset. */
+/* Rows of a part, or a vector with its offset. */
 static void stage_place(struct stage *s, PyObject *object, float offset, bool is_written, struct tensor_place *place)
 {
     PyObject *matrix;
     if (s->failed)
         return;
     if (PyTuple_Check(object)) {
-        s->failed = !PyArg_ParseTuple(object, "OI", &matrix, &place->part) || !(place->matrix = py_matrix_get(matrix));
+        unsigned long long first, row_step, col_step;
+        s->failed = !PyArg_ParseTuple(object, "OIIIKKK", &matrix, &place->part, &place->first_row, &place->n_rows, &first,
+                                      &row_step, &col_step) ||
+                    !(place->matrix = py_matrix_get(matrix));
+        place->first_index = first;
+        place->row_step = row_step;
+        place->col_step = col_step;
         return;
     }
     place->n_values = (uint32_t)stage_array(s, "place", object, 'f', is_written, &place->vector);
     place->offset = offset;
+    place->col_step = 1;
 }
 
 /* Where the first item lies in the array, in bytes. */

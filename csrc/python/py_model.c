@@ -247,8 +247,14 @@ static PyObject *part_info(const struct model *model, uint32_t w, uint32_t i)
     const struct weight_part *part = &weight->parts[i];
     const char *dtype =
         weight->kind == WEIGHT_VECTOR ? "float32" : dtype_info(weights_stored(model_weights(model), w, i))->name;
-    PyObject *shape =
-        weight->kind == WEIGHT_VECTOR ? Py_BuildValue("(I)", part->rows) : Py_BuildValue("(II)", part->rows, weight->cols);
+    PyObject *shape = PyTuple_New(part->n_dims);
+    for (uint32_t d = 0; shape && d < part->n_dims; d++) {
+        PyObject *size = PyLong_FromUnsignedLong(part->dims[d]);
+        if (!size || PyTuple_SetItem(shape, d, size) < 0)
+            Py_CLEAR(shape);
+    }
+    if (!shape)
+        return NULL;
     return Py_BuildValue("{sssNsssssO}", "name", part->name, "shape", shape, "dtype", dtype, "stored_in", weight->parts[0].name,
                          "shard", Py_None);
 }
@@ -257,14 +263,19 @@ static PyObject *weight_info(PyObject *self, PyObject *args)
 {
     (void)args;
     struct model *model = opened(self);
-    PyObject *list = model ? PyList_New(0) : NULL;
-    for (uint32_t w = 0; list && w < model_program(model)->n_weights; w++)
-        for (uint32_t i = 0; list && i < model_program(model)->weights[w].n_parts; i++) {
+    PyObject *by_name = model ? PyDict_New() : NULL; /* several parts may come from one tensor */
+    for (uint32_t w = 0; by_name && w < model_program(model)->n_weights; w++)
+        for (uint32_t i = 0; by_name && i < model_program(model)->weights[w].n_parts; i++) {
+            const char *name = model_program(model)->weights[w].parts[i].name;
+            if (PyMapping_HasKeyString(by_name, name))
+                continue;
             PyObject *info = part_info(model, w, i);
-            if (!info || PyList_Append(list, info) < 0)
-                Py_CLEAR(list);
+            if (!info || PyDict_SetItemString(by_name, name, info) < 0)
+                Py_CLEAR(by_name);
             Py_XDECREF(info);
         }
+    PyObject *list = by_name ? PyDict_Values(by_name) : NULL;
+    Py_XDECREF(by_name);
     return list;
 }
 

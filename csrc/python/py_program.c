@@ -104,16 +104,42 @@ static char *copy_text(const char *text)
     return memcpy(copy, text, size);
 }
 
+/* (name, source, rows, shape of the tensor, base, inner, stride, is transposed) */
 static int parse_part(PyObject *item, struct weight_part *part)
 {
     const char *name, *source;
-    unsigned rows;
-    if (!PyArg_ParseTuple(item, "ssI", &name, &source, &rows))
+    PyObject *shape;
+    int is_transposed;
+    if (!PyArg_ParseTuple(item, "ssIO!IIIp", &name, &source, &part->rows, &PyTuple_Type, &shape, &part->base, &part->inner,
+                          &part->stride, &is_transposed))
         return -1;
-    part->rows = rows;
+    part->is_transposed = is_transposed;
+    part->n_dims = (uint32_t)PyTuple_Size(shape);
+    for (uint32_t i = 0; i < part->n_dims && i < PART_MAX_DIMS; i++)
+        part->dims[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(shape, i));
+    if (PyErr_Occurred())
+        return -1;
     part->name = copy_text(name);
     part->source = part->name ? copy_text(source) : NULL;
     return part->source ? 0 : -1;
+}
+
+/* The float32 values of a constant, as bytes. */
+static int parse_values(PyObject *item, struct weight *weight)
+{
+    PyObject *values = PyMapping_HasKeyString(item, "values") ? PyMapping_GetItemString(item, "values") : Py_NewRef(Py_None);
+    char *bytes;
+    Py_ssize_t size = 0;
+    if (values && values != Py_None && PyBytes_AsStringAndSize(values, &bytes, &size) == 0) {
+        if (size != (Py_ssize_t)(weight->rows * sizeof(float)))
+            PyErr_Format(PyExc_ValueError, "program: wanted %u values of a constant, have %zd bytes", weight->rows, size);
+        else if (!(weight->values = mem_alloc((size_t)size + 1)))
+            PyErr_NoMemory();
+        else
+            memcpy(weight->values, bytes, (size_t)size);
+    }
+    Py_XDECREF(values);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static int parse_weight(PyObject *item, struct weight *weight)
@@ -140,8 +166,9 @@ static int parse_weight(PyObject *item, struct weight *weight)
     else
         PyErr_Clear();
     Py_XDECREF(offset);
-    PyObject *parts =
-        PyErr_Occurred() ? NULL : take_list(item, "parts", sizeof *weight->parts, &weight->parts, &weight->n_parts);
+    if (PyErr_Occurred() || parse_values(item, weight) < 0)
+        return -1;
+    PyObject *parts = take_list(item, "parts", sizeof *weight->parts, &weight->parts, &weight->n_parts);
     for (uint32_t i = 0; parts && i < weight->n_parts; i++)
         if (parse_part(PyList_GetItem(parts, i), &weight->parts[i]) < 0)
             Py_CLEAR(parts);
@@ -225,6 +252,11 @@ struct program *py_program_parse(PyObject *spec)
     PARSE_LIST("layers", p->layers, p->n_layers, parse_layer);
     if (PyMapping_HasKeyString(spec, "states"))
         PARSE_LIST("states", p->states, p->n_states, parse_state);
+    if (PyMapping_HasKeyString(spec, "reordered")) {
+        PyObject *reordered = PyMapping_GetItemString(spec, "reordered");
+        p->is_reordered = reordered && PyObject_IsTrue(reordered) == 1;
+        Py_XDECREF(reordered);
+    }
     if (PyMapping_HasKeyString(spec, "ignored"))
         PARSE_LIST("ignored", p->ignored, p->n_ignored, parse_text);
     PyObject *architecture = PyMapping_HasKeyString(spec, "architecture")

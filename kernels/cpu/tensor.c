@@ -61,15 +61,19 @@ static void write_panels(void *args, uint32_t thread)
     const struct tensor_job *job = args;
     const struct cpu_part *part = &job->place->matrix->parts[job->place->part];
     float *floats = rows_of(job, thread);
-    uint32_t end = share_first(part->n_panels, thread + 1, job->cpu->n_threads);
-    for (uint32_t p = share_first(part->n_panels, thread, job->cpu->n_threads); p < end; p++)
-        for (uint32_t row = p * PANEL_ROWS; row < (p + 1) * PANEL_ROWS && row < part->n_rows; row++) {
-            const void *items = row_as(job->view, row, part->type->dtype, floats + job->n_cols, floats);
+    uint32_t first_row = job->place->first_row, end_row = first_row + job->place->n_rows, first = first_row / PANEL_ROWS;
+    uint32_t n_panels = (end_row + PANEL_ROWS - 1) / PANEL_ROWS - first;
+    uint32_t end = first + share_first(n_panels, thread + 1, job->cpu->n_threads);
+    for (uint32_t p = first + share_first(n_panels, thread, job->cpu->n_threads); p < end; p++)
+        for (uint32_t row = p * PANEL_ROWS; row < (p + 1) * PANEL_ROWS && row < end_row; row++) {
+            if (row < first_row)
+                continue;
+            const void *items = row_as(job->view, row - first_row, part->type->dtype, floats + job->n_cols, floats);
             part->type->repack(items, 0, row % PANEL_ROWS, 1, job->n_cols, part->panels + p * part->panel_bytes);
         }
 }
 
-static void add_values(struct tensor_sum *sum, uint64_t first, const void *items, uint32_t dtype, uint32_t n)
+static void add_values(struct tensor_sum *sum, uint64_t first, uint64_t step, const void *items, uint32_t dtype, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t bits = 0, infinity = dtype == DTYPE_F16 ? 0x7c00 : dtype == DTYPE_BF16 ? 0x7f80 : 0x7f800000u;
@@ -77,7 +81,7 @@ static void add_values(struct tensor_sum *sum, uint64_t first, const void *items
             memcpy(&bits, (const char *)items + 4 * (size_t)i, 4);
         else
             memcpy(&bits, (const char *)items + 2 * (size_t)i, 2);
-        sum->sum += mix64(first + i, bits);
+        sum->sum += mix64(first + i * step, bits);
         sum->n_non_finite += (bits & infinity) == infinity;
     }
 }
@@ -88,17 +92,19 @@ static void sum_panels(void *args, uint32_t thread)
     const struct cpu_part *part = &job->place->matrix->parts[job->place->part];
     float *floats = rows_of(job, thread), *scratch = (float *)(job->cpu->scratch + thread * job->cpu->scratch_bytes);
     uint32_t dtype = is_float(part->type->dtype) ? part->type->dtype : DTYPE_F32;
-    uint32_t end = share_first(part->n_rows, thread + 1, job->cpu->n_threads);
+    const struct tensor_place *place = job->place;
+    uint32_t end = share_first(place->n_rows, thread + 1, job->cpu->n_threads);
     struct tensor_sum sum = {0, 0};
-    for (uint32_t row = share_first(part->n_rows, thread, job->cpu->n_threads); row < end; row++) {
+    for (uint32_t i = share_first(place->n_rows, thread, job->cpu->n_threads); i < end; i++) {
+        uint32_t row = place->first_row + i;
         const void *items = floats + job->n_cols;
         if (job->view) {
-            items = row_as(job->view, row, dtype, floats + job->n_cols, floats);
+            items = row_as(job->view, i, dtype, floats + job->n_cols, floats);
         } else {
             K(panel_read)(part, row / PANEL_ROWS, row % PANEL_ROWS, 1, job->n_cols, floats, job->n_cols, scratch);
             dtype_from_float(dtype, floats, floats + job->n_cols, job->n_cols);
         }
-        add_values(&sum, (uint64_t)row * job->n_cols, items, dtype, job->n_cols);
+        add_values(&sum, place->first_index + i * place->row_step, place->col_step, items, dtype, job->n_cols);
     }
     job->sums[thread] = sum;
 }
@@ -156,7 +162,7 @@ enum rc K(tensor_sum)(struct cpu *cpu, const struct tensor_sum_args *args, struc
         }
     } else {
         const float *values = args->from ? vector_values(&args->of, args->from, rows_of(&job, 0)) : args->of.vector;
-        add_values(args->result, 0, values, DTYPE_F32, job.n_cols);
+        add_values(args->result, args->of.first_index, args->of.col_step, values, DTYPE_F32, job.n_cols);
     }
     mem_free(job.rows);
     return RC_OK;

@@ -231,7 +231,8 @@ enum rc cuda_pool_save(void *ctx, uint32_t use, struct err *err);
 void cuda_pool_forget(void *ctx, uint32_t use);
 enum rc cuda_memory(void *ctx, struct backend_memory *memory, struct err *err);
 uint64_t cuda_allocations(void *ctx);
-enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, uint64_t key, struct err *err);
+enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, const struct row_run *rows, uint64_t key,
+                         struct err *err);
 enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struct err *err);
 enum rc cuda_tensor_finish(void *ctx, struct err *err);
 enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct err *err);

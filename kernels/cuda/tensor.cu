@@ -118,10 +118,15 @@ static __device__ __forceinline__ void add_to(struct tensor_sum *total, unsigned
     atomicAdd((unsigned long long *)&total->n_non_finite, n);
 }
 
-/* A block takes rows in turn; first_index is that of the first of them in the checkpoint's tensor. */
+/* Number of an element in the checkpoint's tensor. */
+struct numbering {
+    uint64_t first, row_step, col_step;
+};
+
+/* A block takes rows in turn. */
 template <class T, class S>
 static __global__ void __launch_bounds__(THREADS)
-sum_rows(const copy_job<S, T> job, uint64_t first_index, struct tensor_sum *total)
+sum_rows(const copy_job<S, T> job, const struct numbering number, struct tensor_sum *total)
 {
     unsigned long long sum = 0, n = 0;
     uint32_t infinity = infinity_of(T());
@@ -129,7 +134,7 @@ sum_rows(const copy_job<S, T> job, uint64_t first_index, struct tensor_sum *tota
         for (size_t c = (size_t)blockIdx.x * THREADS + threadIdx.x; c < job.n_cols; c += (size_t)gridDim.x * THREADS) {
             S x = job.x[(int64_t)row * job.row_stride + (int64_t)c * job.col_stride];
             uint32_t bits = bits_of(stored_as<T>(x, job.rule));
-            sum += mix64(first_index + row * job.n_cols + c, bits);
+            sum += mix64(number.first + row * number.row_step + c * number.col_step, bits);
             n += (bits & infinity) == infinity;
         }
     add_to(total, sum, n);
@@ -137,13 +142,14 @@ sum_rows(const copy_job<S, T> job, uint64_t first_index, struct tensor_sum *tota
 
 template <class W>
 static __global__ void __launch_bounds__(THREADS)
-sum_quantised(const uint8_t *rows, size_t row_bytes, uint32_t n_rows, uint32_t n_cols, struct tensor_sum *total)
+sum_quantised(const uint8_t *rows, size_t row_bytes, uint32_t n_rows, uint32_t n_cols, const struct numbering number,
+              struct tensor_sum *total)
 {
     unsigned long long sum = 0, n = 0;
     for (uint32_t row = blockIdx.y; row < n_rows; row += gridDim.y)
         for (uint32_t c = blockIdx.x * THREADS + threadIdx.x; c < n_cols; c += gridDim.x * THREADS) {
             uint32_t bits = bits_of(weight_value(W(), rows + row * row_bytes, c));
-            sum += mix64((uint64_t)row * n_cols + c, bits);
+            sum += mix64(number.first + row * number.row_step + c * number.col_step, bits);
             n += (bits & 0x7f800000u) == 0x7f800000u;
         }
     add_to(total, sum, n);
@@ -157,14 +163,18 @@ struct target {
     uint32_t dtype, n_rows;
     size_t row_bytes, n_cols;
     struct rule rule;
+    struct numbering number;
 };
 
 static struct target target_of(const struct tensor_place &place)
 {
+    struct numbering number = {place.first_index, place.row_step, place.col_step};
     if (!place.matrix)
-        return {(char *)place.vector, DTYPE_F32, 1, place.n_values * sizeof(float), place.n_values, {place.offset, true}};
+        return {(char *)place.vector, DTYPE_F32, 1, place.n_values * sizeof(float), place.n_values, {place.offset, true},
+                number};
     const struct cuda_part &part = place.matrix->parts[place.part];
-    return {part.data, part.dtype, part.n_rows, part.row_bytes, place.matrix->n_cols, {0, false}};
+    char *data = part.data + place.first_row * part.row_bytes;
+    return {data, part.dtype, place.n_rows, part.row_bytes, place.matrix->n_cols, {0, false}, number};
 }
 
 static bool is_float(uint32_t dtype)
@@ -212,10 +222,10 @@ template <class S, class T> static void launch_copy(cudaStream_t stream, copy_jo
 }
 
 template <class S, class T>
-static void launch_sum(cudaStream_t stream, const copy_job<S, T> &job, uint64_t first_index, struct tensor_sum *total)
+static void launch_sum(cudaStream_t stream, const copy_job<S, T> &job, const struct numbering &number, struct tensor_sum *total)
 {
     dim3 grid(at_most((job.n_cols + THREADS - 1) / THREADS, job.n_rows == 1 ? 1024 : 4), at_most(job.n_rows, 4096));
-    sum_rows<T, S><<<grid, THREADS, 0, stream>>>(job, first_index, total);
+    sum_rows<T, S><<<grid, THREADS, 0, stream>>>(job, number, total);
 }
 
 /* Calls f with values of the types of a view and of what it is written to. */
@@ -382,7 +392,7 @@ static void sum_stored(cudaStream_t stream, const struct target &of, struct tens
         visit_weight(of.dtype, [&](auto type) {
             dim3 grid(at_most((of.n_cols + THREADS - 1) / THREADS, 4), at_most(of.n_rows, 4096));
             sum_quantised<decltype(type)><<<grid, THREADS, 0, stream>>>((const uint8_t *)of.data, of.row_bytes, of.n_rows,
-                                                                         (uint32_t)of.n_cols, total);
+                                                                         (uint32_t)of.n_cols, of.number, total);
         });
         return;
     }
@@ -390,7 +400,7 @@ static void sum_stored(cudaStream_t stream, const struct target &of, struct tens
                               (int64_t)(of.row_bytes / item_bytes(of.dtype)), 1, false};
     struct target as_is = of;
     as_is.rule = {0, false};
-    visit_type(of.dtype, [&](auto x) { launch_sum(stream, job_of<decltype(x), decltype(x)>(own, as_is), 0, total); });
+    visit_type(of.dtype, [&](auto x) { launch_sum(stream, job_of<decltype(x), decltype(x)>(own, as_is), of.number, total); });
 }
 
 enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct err *err)
@@ -412,9 +422,10 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
         rc = each_piece(
             cuda, *args->from,
             [&](const struct tensor_view &piece, uint32_t first_row) {
+                struct numbering number = of.number;
+                number.first += first_row * number.row_step;
                 visit_types(piece, of, [&](auto x, auto y) {
-                    launch_sum(stream, job_of<decltype(x), decltype(y)>(piece, of), (uint64_t)first_row * of.n_cols,
-                               state->total);
+                    launch_sum(stream, job_of<decltype(x), decltype(y)>(piece, of), number, state->total);
                 });
             },
             err);

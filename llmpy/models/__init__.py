@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from math import prod
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, ConfigError, UnsupportedError
@@ -143,6 +142,6 @@ def _stored_dtype(spec: Spec, tensors: Tensors | None, config: ModelConfig) -> s
     elements: Counter[str] = Counter()
     for weight in spec["weights"]:
         if weight["kind"] == "matrix":
-            for _, part, _ in weight["parts"]:
-                elements[_DTYPES.get(tensors[part][0].lower(), "quantized")] += prod(tensors[part][1])
+            for part in weight["parts"]:
+                elements[_DTYPES.get(tensors[part.source][0].lower(), "quantized")] += part.rows * weight["cols"]
     return "quantized" if "quantized" in elements else elements.most_common(1)[0][0]

@@ -9,10 +9,13 @@ from fnmatch import fnmatchcase
 from math import inf, prod
 from typing import TYPE_CHECKING, NoReturn, TypedDict, overload
 
+import numpy as np
+
 from ..errors import CheckpointError, UnsupportedError
 from .block_mixture import MixtureBlock
 from .block_norm import NormBlock
 from .config import ModelConfig
+from .pieces import Part, Piece, flat, pieces_of, whole
 from .rope import Rope
 
 ACTIVATIONS = {
@@ -31,13 +34,14 @@ Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": 
 
 
 class Weight(TypedDict):
-    """A matrix [rows, cols] of parts below each other, or a vector of parts; a part is (name, source, rows)."""
+    """A matrix [rows, cols] of parts below each other, or a vector of parts, or (no parts) of float32 values as bytes."""
 
     kind: str
     rows: int
     cols: int
-    parts: list[tuple[str, str, int]]
+    parts: list[Part]
     offset: float
+    values: bytes | None
 
 
 class RopeSpec(TypedDict):
@@ -53,7 +57,8 @@ class Spec(TypedDict):
 
     values are (width, of, offset), of = -1 for a value of its own; layers are (n_heads, n_kv_heads, head_dim, window);
     states are (pieces, floats of one) of what a recurrent operation keeps for every sequence;
-    ignored are patterns of names that a checkpoint may hold without a weight here.
+    ignored are patterns of names that a checkpoint may hold without a weight here; reordered says that the file has rows in
+    another order than the checkpoints that updates come from.
     """
 
     values: list[tuple[int, int, int]]
@@ -65,6 +70,7 @@ class Spec(TypedDict):
     vocab_size: int
     architecture: str
     ignored: list[str]
+    reordered: bool
 
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file
@@ -108,35 +114,73 @@ class Block(MixtureBlock, NormBlock):
             )
 
     @overload
-    def linear(self, x: Value, name: str, width: int, *, bias: bool = False) -> Value: ...
-    @overload
-    def linear(self, x: Value, name: Sequence[str], width: Sequence[int], *, bias: bool = False) -> list[Value]: ...
     def linear(
-        self, x: Value, name: str | Sequence[str], width: int | Sequence[int], *, bias: bool = False
+        self, x: Value, name: str, width: int, *, bias: bool = False, groups: int = 1, transposed: bool = False
+    ) -> Value: ...
+    @overload
+    def linear(
+        self,
+        x: Value,
+        name: str | Sequence[str],
+        width: Sequence[int],
+        *,
+        bias: bool = False,
+        groups: int = 1,
+        transposed: bool = False,
+    ) -> list[Value]: ...
+    def linear(
+        self,
+        x: Value,
+        name: str | Sequence[str],
+        width: int | Sequence[int],
+        *,
+        bias: bool = False,
+        groups: int = 1,
+        transposed: bool = False,
     ) -> Value | list[Value]:
-        """x W^T, plus a bias. Several names form one matrix, multiplied at once, and give one value each.
+        """x W^T, plus a bias. Several widths give one value each, of one matrix that is multiplied at once.
 
         Args:
             x: Input, [rows, n].
             name: Module name or names; the tensors are NAME.weight [width, n] and, with bias, NAME.bias [width].
-            width: Output width, one for each name.
+            width: Output width, one for each name. One name with several widths is one tensor of all their rows.
             bias: Whether all of the names have a bias.
+            groups: The rows of one tensor with several widths are so many groups, each with an equal share of every width, one
+                after the other: the number of heads where each has its own q, k and v. 1: the widths follow each other. What
+                writes GGUF files sorts such rows; they are taken to be sorted there.
+            transposed: Whether the tensors are [n, width]; in GGUF files they never are.
         """
         m = self._model
-        if isinstance(name, str) or isinstance(width, int):
-            if not isinstance(name, str) or not isinstance(width, int):
-                m.refuse("linear", f"{self.prefix}{name}", f"wanted one width for each name, have {width!r}")
-            return self.linear(x, [name], [width], bias=bias)[0]
-        where = self.prefix + "|".join(name)
+        names, widths = ([name] if isinstance(name, str) else name), ([width] if isinstance(width, int) else width)
+        where = self.prefix + "|".join(names)
         m.expect("linear", where, x)
-        if len(name) != len(width) or not name:
-            m.refuse("linear", where, f"wanted one width for each name, have {list(width)}")
-        parts = [(self.prefix + part, rows) for part, rows in zip(name, width, strict=True)]
-        weights = [m.matrix("linear", parts, x.width)]
+        is_one = isinstance(name, str)
+        if not names or not widths or (len(names) != len(widths) if not is_one else groups < 1):
+            m.refuse("linear", where, f"wanted one width for each name, have {width!r}")
+        if isinstance(width, int) != is_one and not is_one:
+            m.refuse("linear", where, f"wanted one width for each name, have {width!r}")
+        if groups > 1 and (not is_one or any(each % groups for each in widths)):
+            m.refuse("linear", where, f"wanted widths of one tensor in {groups} equal groups, have {list(widths)}")
+        if m.is_gguf and (groups > 1 or transposed):
+            m.spec["reordered"], groups, transposed = True, 1, False
+        weights = [m.matrix("linear", self._pieces(names, ".weight", widths, groups, transposed, x.width), x.width)]
         if bias:
-            weights.append(m.vector("linear", [(f"{part}.bias", rows) for part, rows in parts]))
-        out = m.emit("linear", [x], sum(width), weights=weights)
-        return [out] if len(name) == 1 else m.split(out, width)
+            weights.append(m.vector("linear", self._pieces(names, ".bias", widths, groups, False, 0)))
+        out = m.emit("linear", [x], sum(widths), weights=weights)
+        if isinstance(width, int):
+            return out
+        return [out] if len(widths) == 1 else m.split(out, widths)
+
+    def _pieces(
+        self, names: Sequence[str], kind: str, widths: Sequence[int], groups: int, transposed: bool, cols: int
+    ) -> list[Piece]:
+        """The widths as pieces of tensors of so many columns, 0 for vectors."""
+        pieces: list[Piece] = []
+        for name, own in [(names[0], widths)] if len(names) == 1 else [(n, [w]) for n, w in zip(names, widths, strict=True)]:
+            rows = sum(own)
+            shape = (rows,) if not cols else (cols, rows) if transposed else (rows, cols)
+            pieces += pieces_of(f"{self.prefix}{name}{kind}", shape, own, groups, transposed)
+        return pieces
 
     def split(self, x: Value, widths: Sequence[int]) -> list[Value]:
         """Neighbouring columns of a value, without a copy: what a checkpoint stores as one matrix of several parts.
@@ -299,7 +343,9 @@ class Block(MixtureBlock, NormBlock):
         m.expect("act", self.prefix, x)
         return m.emit("act", [x], x.width, u=[_activation("act", self.prefix, act)])
 
-    def mlp(self, x: Value, up: str, down: str, width: int, *, act: str, bias: bool = True) -> Value:
+    def mlp(
+        self, x: Value, up: str, down: str, width: int, *, act: str, bias: bool = True, transposed: bool = False
+    ) -> Value:
         """down(act(up(x))).
 
         Args:
@@ -309,8 +355,10 @@ class Block(MixtureBlock, NormBlock):
             width: The width in between.
             act: Name of the activation as in Hugging Face configurations.
             bias: Whether both have a bias.
+            transposed: As in `linear`.
         """
-        return self.linear(self.act(self.linear(x, up, width, bias=bias), act), down, x.width, bias=bias)
+        h = self.act(self.linear(x, up, width, bias=bias, transposed=transposed), act)
+        return self.linear(h, down, x.width, bias=bias, transposed=transposed)
 
     def gated(self, gate: Value, up: Value, act: str) -> Value:
         """act(gate) * up; a gate of one column is that of all columns."""
@@ -350,9 +398,12 @@ class Model(Block):
         super().__init__(self, "")
         self.config, self.head_dim = config, config.head_dim
         self._tensors, self._to_source, self._file = tensors, to_source, file
+        self.is_gguf = to_source is not str
+        """Whether the tensors are a GGUF file's."""
         self._ropes: dict[tuple[bytes, float, bool], int] = {}
-        self._matrices: dict[str, int] = {}
-        self._used: set[str] = set()
+        self._matrices: dict[tuple[Piece, ...], int] = {}
+        self._embeddings: dict[str, int] = {}
+        self._used: dict[str, set[int]] = {}  # tensors of the file: the first rows of their pieces
         self._ignored: list[str] = []
         self.tasks: tuple[str, ...] = ()
         self.generates = False
@@ -367,23 +418,27 @@ class Model(Block):
             "vocab_size": config.vocab_size,
             "architecture": config.architecture,
             "ignored": [],
+            "reordered": False,
         }
 
-    def embed(self, name: str, *, scale: float = 1.0) -> Value:
-        """Row NAME.weight[token id] times scale, [rows, hidden_size]."""
-        width = self.config.hidden_size
+    def embed(self, name: str, *, scale: float = 1.0, width: int | None = None) -> Value:
+        """Row NAME.weight[token id] times scale, [rows, width]; width None is hidden_size."""
+        width = width or self.config.hidden_size
         weight = self.matrix("embed", [(name, self.config.vocab_size)], width)
+        self._embeddings[name] = weight
         return self.emit("embed", [], width, weights=[weight], f=[scale])
 
     def embed_positions(self, name: str, rows: int, *, first: int = 0) -> Value:
         """Row NAME.weight[first + position], [rows, hidden_size]; the matrix has `rows` rows."""
-        weight = self.matrix("embed", [(name, rows)], self.config.hidden_size)
-        return self.emit("embed", [], self.config.hidden_size, weights=[weight], u=[1, first], f=[1.0])
+        width = self.config.hidden_size
+        weight = self.matrix("embed", [(name, rows)], width)
+        return self.emit("embed", [], width, weights=[weight], u=[1, first], f=[1.0])
 
     def embed_first(self, name: str, rows: int) -> Value:
         """Row NAME.weight[0] for every token, [rows, hidden_size]; the matrix has `rows` rows."""
-        weight = self.matrix("embed", [(name, rows)], self.config.hidden_size)
-        return self.emit("embed", [], self.config.hidden_size, weights=[weight], u=[2, 0], f=[1.0])
+        width = self.config.hidden_size
+        weight = self.matrix("embed", [(name, rows)], width)
+        return self.emit("embed", [], width, weights=[weight], u=[2, 0], f=[1.0])
 
     def layers(self, prefix: str, n: int) -> Iterator[Block]:
         """One block for each i < n; its tensor names start with PREFIX.i."""
@@ -405,10 +460,10 @@ class Model(Block):
         """
         self.expect("logits", name, x)
         if self.config.tie_word_embeddings:
-            if tied_to not in self._matrices:
+            if tied_to not in self._embeddings:
                 self.refuse("logits", name, f"there is no embedding {tied_to} to tie it to")
-            weight = self._matrices[tied_to]
-            self._used.add(self._to_source(f"{name}.weight"))
+            weight = self._embeddings[tied_to]
+            self.leave_out(name)
             self.spec["ignored"].append(f"{name}.weight")
         else:
             weight = self.matrix("logits", [(name, self.config.vocab_size)], x.width)
@@ -442,7 +497,17 @@ class Model(Block):
 
     def leave_out(self, name: str) -> None:
         """Says that the checkpoint may hold NAME.weight and NAME.bias without use."""
-        self._used |= {self._to_source(f"{name}.weight"), self._to_source(f"{name}.bias")}
+        for kind in ("weight", "bias"):
+            self._used.setdefault(self._to_source(f"{name}.{kind}"), set())
+
+    def constant(self, values: Sequence[float]) -> int:
+        """A vector of values that are no tensor of the checkpoint, as a weight of `emit`: slopes of ALiBi, for example."""
+        weight: Weight = {
+            "kind": "vector", "rows": len(values), "cols": 1, "parts": [], "offset": 0.0,
+            "values": np.asarray(values, np.float32).tobytes(),
+        }  # fmt: skip
+        self.spec["weights"].append(weight)
+        return len(self.spec["weights"]) - 1
 
     def ignore(self, *patterns: str) -> None:
         """Patterns of tensors that the checkpoint may hold without use, as those of `architecture`."""
@@ -527,13 +592,12 @@ class Model(Block):
             self.spec["ropes"].append({"inv_freq": key[0], "magnitude": key[1], "interleaved": key[2]})
         return self._ropes[key]
 
-    def matrix(self, op: str, modules: Sequence[tuple[str, int]], cols: int) -> int:
-        """A weight of the parts NAME.weight [rows, cols]; the same module twice is one weight."""
-        key = "|".join(name for name, _ in modules)
+    def matrix(self, op: str, pieces: Sequence[Piece | tuple[str, int]], cols: int) -> int:
+        """A weight of pieces, or modules NAME.weight [rows, cols], below each other; the same ones twice are one weight."""
+        key = tuple(p if isinstance(p, Piece) else whole(f"{p[0]}.weight", p[1], cols) for p in pieces)
         if key not in self._matrices:
             self._matrices[key] = len(self.spec["weights"])
-            parts = [self._part(op, f"{name}.weight", rows, (rows, cols)) for name, rows in modules]
-            self._add("matrix", parts, cols)
+            self._add("matrix", [self._part(op, piece) for piece in key], cols)
         return self._matrices[key]
 
     def n_dims(self, name: str) -> int:
@@ -546,26 +610,30 @@ class Model(Block):
         found = (self._tensors or {}).get(self._to_source(name))
         return () if found is not None and len(found[1]) == 0 else (1,)
 
-    def vector(self, op: str, tensors: Sequence[tuple[str, int] | tuple[str, tuple[int, ...]]], offset: float = 0.0) -> int:
-        """A weight of the parts NAME [n], or NAME of any other shape, whose elements are taken as they lie."""
-        shapes = [(name, n if isinstance(n, tuple) else (n,)) for name, n in tensors]
-        self._add("vector", [self._part(op, name, prod(shape), shape) for name, shape in shapes], 1, offset)
+    def vector(
+        self, op: str, pieces: Sequence[Piece | tuple[str, int] | tuple[str, tuple[int, ...]]], offset: float = 0.0
+    ) -> int:
+        """A weight of pieces, whole tensors NAME [n], or of any other shape, whose elements are taken as they lie."""
+        whole_ones = [p if isinstance(p, Piece) else flat(*p) for p in pieces]
+        self._add("vector", [self._part(op, piece) for piece in whole_ones], 1, offset)
         return len(self.spec["weights"]) - 1
 
     def flat(self, op: str, name: str, shape: tuple[int, ...]) -> int:
         """A weight of one tensor of any shape, element after element; `name` is the tensor's whole name."""
-        self._add("vector", [self._part(op, name, prod(shape), shape)], 1)
-        return len(self.spec["weights"]) - 1
+        return self.vector(op, [(name, shape)])
 
-    def _add(self, kind: str, parts: list[tuple[str, str, int]], cols: int, offset: float = 0.0) -> None:
-        rows = sum(n for _, _, n in parts)
-        self.spec["weights"].append({"kind": kind, "rows": rows, "cols": cols, "parts": parts, "offset": offset})
+    def _add(self, kind: str, parts: list[Part], cols: int, offset: float = 0.0) -> None:
+        rows = sum(part.rows for part in parts)
+        weight: Weight = {
+            "kind": kind, "rows": rows, "cols": cols, "parts": parts, "offset": offset, "values": None
+        }  # fmt: skip
+        self.spec["weights"].append(weight)
 
-    def _part(self, op: str, name: str, rows: int, shape: tuple[int, ...]) -> tuple[str, str, int]:
-        """A part of a weight, its shape compared with the checkpoint's."""
-        if min(shape, default=1) < 1:
-            self.refuse(op, name, f"wanted sizes of at least 1, have {list(shape)}")
-        source = self._to_source(name)
+    def _part(self, op: str, piece: Piece) -> Part:
+        """A part of a weight, its tensor's shape compared with the checkpoint's."""
+        shape, source = piece.shape, self._to_source(piece.name)
+        if min([*shape, piece.rows]) < 1:
+            self.refuse(op, piece.name, f"wanted sizes of at least 1, have {list(shape)}")
         if self._tensors is not None:
             if source not in self._tensors:
                 raise CheckpointError(
@@ -582,10 +650,12 @@ class Model(Block):
                     file=file,
                     tensor=source,
                 )
-        if source in self._used:
-            self.refuse(op, name, "the tensor is used already")
-        self._used.add(source)
-        return name, source, rows
+        inner = piece.rows if piece.inner is None else piece.inner
+        stride = max(piece.stride, inner)
+        if piece.base in self._used.setdefault(source, set()):
+            self.refuse(op, piece.name, "the tensor is used already")
+        self._used[source].add(piece.base)
+        return Part(piece.name, source, piece.rows, shape, piece.base, inner, stride, piece.transposed)
 
     def finish(self, ignore: Sequence[str]) -> Spec:
         """The complete program; CheckpointError for a tensor that it does not use and no pattern ignores."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .block_norm import CLIP
-from .blocks import Operands, RopeSpec, Spec
+from .blocks import Operands, RopeSpec, Spec, Weight
 
 Array = NDArray[np.float64]
 Read = Callable[[str, tuple[int, ...]], NDArray[np.float32]]
@@ -193,6 +193,20 @@ def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) ->
     return out
 
 
+def _weight(weight: Weight, read: Read) -> Array:
+    """The exact values of a weight; a part's rows are taken from the whole tensor."""
+    if weight["values"] is not None:
+        return np.frombuffer(weight["values"], np.float32).astype(np.float64)
+    parts = []
+    for part in weight["parts"]:
+        tensor = read(part.source, part.shape)
+        tensor = tensor.swapaxes(-1, -2) if part.transposed else tensor
+        rows = tensor.reshape((-1, weight["cols"]) if weight["kind"] == "matrix" else (-1,))
+        r = np.arange(part.rows)
+        parts.append(rows[part.base + r // part.inner * part.stride + r % part.inner])
+    return np.asarray(np.concatenate(parts).astype(np.float64) + weight["offset"])
+
+
 class Interpreter:
     """A program with its weights.
 
@@ -207,13 +221,7 @@ class Interpreter:
     def __init__(self, spec: Spec, read: Read) -> None:
         self._spec = spec
         self.values: list[Array] = []
-        self._weights = [
-            np.concatenate(
-                [read(source, (n, w["cols"]) if w["kind"] == "matrix" else (n,)) for _, source, n in w["parts"]]
-            ).astype(np.float64)
-            + w["offset"]
-            for w in spec["weights"]
-        ]
+        self._weights = [_weight(weight, read) for weight in spec["weights"]]
 
     def logits(self, token_ids: Sequence[int]) -> Array:
         """Logits of every position, [n, vocab_size]."""

@@ -103,16 +103,20 @@ static const struct backend BACKEND = {
     .tensor_sum = sum_tensor,
 };
 
-/* q and k in one matrix, a norm and a bias in two pieces; lm_head is an alias. */
-static struct weight_part QK[] = {{"a.q.weight", "a.q.weight", 4}, {"a.k.weight", "a.k.weight", 2}};
-static struct weight_part NORM[] = {{"norm.weight", "norm.weight", 8}};
-static struct weight_part BIAS[] = {{"a.q.bias", "a.q.bias", 4}, {"a.k.bias", "a.k.bias", 2}};
+#define PART(name, rows, cols) {name, name, rows, (cols) ? 2 : 1, {rows, cols}, 0, rows, rows, false}
+
+/* q and k in one matrix, a norm and a bias in two pieces, a constant; lm_head is an alias. */
+static struct weight_part QK[] = {PART("a.q.weight", 4, 8), PART("a.k.weight", 2, 8)};
+static struct weight_part NORM[] = {PART("norm.weight", 8, 0)};
+static struct weight_part BIAS[] = {PART("a.q.bias", 4, 0), PART("a.k.bias", 2, 0)};
+static float SLOPES[] = {1, 2};
 static struct weight WEIGHTS[] = {
-    {WEIGHT_MATRIX, 6, 8, 2, QK, 0}, {WEIGHT_VECTOR, 8, 1, 1, NORM, 1}, {WEIGHT_VECTOR, 6, 1, 2, BIAS, 0}};
+    {WEIGHT_MATRIX, 6, 8, 2, QK, 0, NULL}, {WEIGHT_VECTOR, 8, 1, 1, NORM, 1, NULL}, {WEIGHT_VECTOR, 6, 1, 2, BIAS, 0, NULL},
+    {WEIGHT_VECTOR, 2, 1, 0, NULL, 0, SLOPES}};
 static char *IGNORED[] = {"lm_head.weight", "*.rotary_emb.inv_freq"};
 static struct rope ROPE;
 static struct program PROGRAM = {
-    .n_weights = 3, .weights = WEIGHTS, .architecture = "TinyForCausalLM", .n_ignored = 2, .ignored = IGNORED,
+    .n_weights = 4, .weights = WEIGHTS, .architecture = "TinyForCausalLM", .n_ignored = 2, .ignored = IGNORED,
     .n_ropes = 1, .ropes = &ROPE};
 
 static struct model make_model(uint32_t dtype)

@@ -105,7 +105,8 @@ def test_tensors_as_weights(dtype: str, n: int, k: int, both: Both) -> None:
     if dtype in BLOCKS and k % BLOCKS[dtype][1]:
         pytest.skip("no whole blocks")
     device, host = (backend.matrix([(dtype, n, stored(dtype, n, k))], k) for backend in (both.cuda, both.cpu))
-    assert both.cuda.tensor_sum((device, 0)) == both.cpu.tensor_sum((host, 0))
+    device_place, host_place = ((matrix, 0, 0, n, 0, k, 1) for matrix in (device, host))
+    assert both.cuda.tensor_sum(device_place) == both.cpu.tensor_sum(host_place)
     if dtype in BLOCKS:
         return
     memory = both.draw(2 * n, 2 * k).view(np.int32)
@@ -113,9 +114,9 @@ def test_tensors_as_weights(dtype: str, n: int, k: int, both: Both) -> None:
     for on_device in (True, False):
         for strides in ((k, 1), (1, n), (2 * k + 2, 2), (k, -1)):
             tensor = memory, (k - 1 if strides[1] < 0 else 0, n, k, *strides), both.dtype, on_device
-            both.cuda.tensor_write((device, 0), *tensor)
-            sums = both.cuda.tensor_sum((device, 0)), both.cuda.tensor_sum((device, 0), *tensor)
-            assert sums[0] == sums[1] == both.cpu.tensor_sum((host, 0), *tensor)
+            both.cuda.tensor_write(device_place, *tensor)
+            sums = both.cuda.tensor_sum(device_place), both.cuda.tensor_sum(device_place, *tensor)
+            assert sums[0] == sums[1] == both.cpu.tensor_sum(host_place, *tensor)
         row = memory, (0, 1, n * k, 0, 1), both.dtype, on_device, 1.0
         both.cuda.tensor_write(vector, *row)
         assert both.cuda.tensor_sum(vector) == both.cpu.tensor_sum(vector, *row)

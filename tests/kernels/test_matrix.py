@@ -7,10 +7,11 @@ import pytest
 KINDS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def made_up(key: int, rows: int, cols: int) -> np.ndarray:
-    """float32 [rows, cols]."""
+def made_up(key: int, rows: int, cols: int, first: int = 0, step: int = 1) -> np.ndarray:
+    """float32 [rows, cols], of rows first, first + step, ..."""
     with np.errstate(over="ignore"):
-        z = np.uint64(key) + (np.arange(rows, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        numbers = np.uint64(first) + np.arange(rows, dtype=np.uint64) * np.uint64(step)
+        z = np.uint64(key) + (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
         z = (z ^ z >> np.uint64(31))[:, None]
@@ -38,3 +39,17 @@ def test_made_up_values_are_the_formulas(open_backend, dtype, rows, cols):
     assert (wanted != 0).all() and abs(wanted).max() <= 0.0346
     if wanted.size > 1000:
         assert abs(wanted.std() - 0.02) < 0.001 and abs(wanted.mean()) < 0.002
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_made_up_rows_of_a_part(open_backend, dtype):
+    """What a row gets is a function of its number in the checkpoint's tensor, wherever it lies."""
+    backend, key, cols, kind = open_backend(1, 8, 96), 77, 96, KINDS[dtype]
+    matrix = backend.matrix([(dtype, 200, np.zeros((200, cols), kind).view(np.uint8))], cols)
+    backend.matrix_fill(matrix, 0, key, dtype, 70, cols, 100, 1000, 1)
+    backend.matrix_fill(matrix, 0, key, dtype, 30, cols, 5, 3, 7)
+    got = np.empty((200, cols), np.float32)
+    backend.matrix_read(matrix, 0, 200, got)
+    wanted = np.zeros((200, cols), kind)
+    wanted[100:170], wanted[5:35] = made_up(key, 70, cols, 1000), made_up(key, 30, cols, 3, 7)
+    assert got.tobytes() == wanted.astype(np.float32).tobytes()

@@ -32,11 +32,17 @@ def lay(values, layout):
     return words(memory), (first, rows, cols, *strides)
 
 
-def checksum(stored):
-    """The formula of csrc/base/mix.h."""
+def place_of(matrix, part, rows, cols):
+    """The whole part, its elements numbered as they lie."""
+    return matrix, part, 0, rows, 0, cols, 1
+
+
+def checksum(stored, numbers=None):
+    """The formula of csrc/base/mix.h; numbers: of the elements, where they do not count from 0 on."""
     bits = stored.reshape(-1).view(np.uint32 if stored.dtype.itemsize == 4 else np.uint16).astype(np.uint64)
     with np.errstate(over="ignore"):
-        z = np.arange(1, bits.size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        numbers = np.arange(bits.size) if numbers is None else numbers.reshape(-1)
+        z = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         z += bits * np.uint64(0xD1B54A32D192ED03)
         z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -57,14 +63,37 @@ def test_matrix(open_backend, rows, cols, layout, on_device):
             values[0, :4] = [0.0, -0.0, 6e-8, 1.0009765625]  # halves of the last place are among them
             wanted = values.astype(np.float32).astype(kind)
             memory, shape = lay(values, layout)
-            assert backend.tensor_sum((matrix, 1), memory, shape, dtype, on_device) == (checksum(wanted), 0)
-            backend.tensor_write((matrix, 1), memory, shape, dtype, on_device)
+            assert backend.tensor_sum(place_of(matrix, 1, rows, cols), memory, shape, dtype, on_device) == (checksum(wanted), 0)
+            backend.tensor_write(place_of(matrix, 1, rows, cols), memory, shape, dtype, on_device)
             got = np.empty((rows + 10, cols), np.float32)
             backend.matrix_read(matrix, 0, rows + 10, got)
             assert got[5:-5].tobytes() == wanted.astype(np.float32).tobytes(), (stored, dtype)
             assert (got[:5] == 0).all(), "another part was written"
             assert (got[-5:] == 0).all(), "another part was written"
-            assert backend.tensor_sum((matrix, 1)) == (checksum(wanted), 0)
+            assert backend.tensor_sum(place_of(matrix, 1, rows, cols)) == (checksum(wanted), 0)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.parametrize("layout", ["rows", "transposed"])
+@pytest.mark.parametrize(("first_row", "rows"), [(0, 40), (37, 5), (60, 90), (64, 128), (199, 1)])
+def test_rows_of_a_part(open_backend, first_row, rows, layout, on_device):
+    """Only these rows are written and counted, each element under its number in the checkpoint's tensor."""
+    cols, total = 96, 200
+    backend, rng = open_backend(2, 8, cols), np.random.default_rng(rows)
+    numbers = 1000 + np.arange(rows)[:, None] * 3 + np.arange(cols) * 700
+    for stored, kind in KINDS.items():
+        old = rng.standard_normal((total, cols)).astype(kind)
+        matrix = backend.matrix([(stored, total, old.view(np.uint8))], cols)
+        place = matrix, 0, first_row, rows, 1000, 3, 700
+        values = rng.standard_normal((rows, cols)).astype(np.float32)
+        memory, shape = lay(values, layout)
+        assert backend.tensor_sum(place, memory, shape, "float32", on_device)[0] == checksum(values.astype(kind), numbers)
+        backend.tensor_write(place, memory, shape, "float32", on_device)
+        wanted, got = old.astype(np.float32), np.empty((total, cols), np.float32)
+        wanted[first_row : first_row + rows] = values.astype(kind)
+        backend.matrix_read(matrix, 0, total, got)
+        assert got.tobytes() == wanted.tobytes()
+        assert backend.tensor_sum(place)[0] == checksum(values.astype(kind), numbers)
 
 
 @pytest.mark.parametrize("layout", ["rows", "transposed"])
@@ -78,9 +107,9 @@ def test_many_pieces(open_backend, layout):
         memory, shape = lay(values.astype(KINDS[dtype]), layout)
         matrix = backend.matrix([("bfloat16", rows, np.zeros((rows, cols), np.uint16).view(np.uint8))], cols)
         for on_device in (True, False):
-            backend.tensor_write((matrix, 0), memory, shape, dtype, on_device)
-            assert backend.tensor_sum((matrix, 0)) == (checksum(wanted), 0)
-            backend.tensor_write((matrix, 0), *lay(np.zeros((rows, cols), np.float32), "rows"), "float32")
+            backend.tensor_write(place_of(matrix, 0, rows, cols), memory, shape, dtype, on_device)
+            assert backend.tensor_sum(place_of(matrix, 0, rows, cols)) == (checksum(wanted), 0)
+            backend.tensor_write(place_of(matrix, 0, rows, cols), *lay(np.zeros((rows, cols), np.float32), "rows"), "float32")
 
 
 @pytest.mark.parametrize("on_device", [True, False])
@@ -108,9 +137,9 @@ def test_what_is_not_finite_is_counted(open_backend):
     for stored, kind in KINDS.items():
         matrix = backend.matrix([(stored, 33, np.zeros((33, 64), kind).view(np.uint8))], 64)
         wanted = 2 if stored == "float32" else 3  # the largest float rounds to infinity
-        assert backend.tensor_sum((matrix, 0), memory, shape, "float32")[1] == wanted
-        backend.tensor_write((matrix, 0), memory, shape, "float32")
-        assert backend.tensor_sum((matrix, 0))[1] == wanted
+        assert backend.tensor_sum(place_of(matrix, 0, 33, 64), memory, shape, "float32")[1] == wanted
+        backend.tensor_write(place_of(matrix, 0, 33, 64), memory, shape, "float32")
+        assert backend.tensor_sum(place_of(matrix, 0, 33, 64))[1] == wanted
 
 
 def test_quantised_weights_are_refused(open_backend):
@@ -118,5 +147,5 @@ def test_quantised_weights_are_refused(open_backend):
     matrix = backend.matrix([("q8_0", 16, np.zeros(16 * 2 * 34, np.uint8))], 64)
     memory, shape = lay(np.zeros((16, 64), np.float32), "rows")
     with pytest.raises(NotImplementedError, match="wanted a weight of floats"):
-        backend.tensor_write((matrix, 0), memory, shape, "float32")
-    assert backend.tensor_sum((matrix, 0)) == (checksum(np.zeros((16, 64), np.float32)), 0)
+        backend.tensor_write(place_of(matrix, 0, 16, 64), memory, shape, "float32")
+    assert backend.tensor_sum(place_of(matrix, 0, 16, 64)) == (checksum(np.zeros((16, 64), np.float32)), 0)

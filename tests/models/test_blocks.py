@@ -54,10 +54,11 @@ def test_a_program_as_plain_data():
         "kind": "matrix",
         "rows": 32,
         "cols": 16,
-        "parts": [(f"{name}.weight", f"{name}.weight", n) for name, n in parts],
+        "parts": [(f"{name}.weight", f"{name}.weight", n, (n, 16), 0, n, n, False) for name, n in parts],
         "offset": 0.0,
+        "values": None,
     }
-    assert bias["kind"] == "vector" and [n for _, _, n in bias["parts"]] == [16, 8, 8]
+    assert bias["kind"] == "vector" and [part.rows for part in bias["parts"]] == [16, 8, 8]
     assert (norm["rows"], norm["cols"], norm["offset"]) == (4, 1, 1.0)
     assert spec["layers"] == [(4, 2, 4, 8)] and spec["vocab_size"] == 10 and len(spec["ropes"]) == 1
     assert np.frombuffer(spec["ropes"][0]["inv_freq"], np.float32).tolist() == pytest.approx([1.0, 0.01])
@@ -74,7 +75,10 @@ MISTAKES = {
     r"linear layers.0.q\|k .*wanted one width for each name, have \[16\]": lambda m, f, x: f.linear(
         x, ["q", "k"], [16]
     ),
-    "linear layers.0.q .*have \\[16\\]": lambda m, f, x: f.linear(x, "q", [16]),
+    r"linear layers.0.q\|k .*wanted one width for each name, have 16": lambda m, f, x: f.linear(x, ["q", "k"], 16),
+    r"linear layers.0.qkv .*wanted widths of one tensor in 3 equal groups, have \[9, 8\]": lambda m, f, x: f.linear(
+        x, "qkv", [9, 8], groups=3
+    ),
     r"split layers.0 .*wanted widths of 16 in all, have \[8, 9\]": lambda m, f, x: f.split(x, [8, 9]),
     "wanted equal widths, have 16 and 8": lambda m, f, x: x + f.linear(x, "q", 8),
     "wanted a value, have list": lambda m, f, x: f.rms_norm([x], "norm", 1e-6),
