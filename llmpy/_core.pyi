@@ -5,7 +5,7 @@ from typing import Any, Self, TypedDict, final, type_check_only
 
 Buffer = Any  # whatever has the buffer protocol
 Matrix = object
-Place = tuple[Matrix, int, int, int, int, int, int]  # part, first row, rows, index of the first element, steps of row and column
+Place = tuple[Matrix, int, int, int, int, int, int]  # part, first row, rows, index of the first element, row and column steps
 Pool = object
 Batch = tuple[Buffer, Buffer, Buffer]
 # id, status, raw, full, processed, kept_mass, rank, [(id, value, rank)]

@@ -12,7 +12,7 @@ const char *layout_fault(const struct weight *weight, const struct weight_part *
 /* The longest run of rows from first_row of the part on that lie evenly spaced in the tensor and inside of one slice of so many
  * rows of it. */
 struct row_run layout_run(const struct weight_part *part, uint32_t first_row, uint64_t slice_rows);
-/* Rows of the tensor that lie evenly spaced in it as it is stored: those of a transposed one do inside of the last dimension. */
+/* Rows of the tensor that lie evenly spaced in it as it is stored: those of a transposed one do in its last dimension. */
 uint64_t layout_slice(const struct weight_part *part);
 /* Number of element (0, 0) of a run, and what the next row and column add to it, in the tensor's own order. */
 struct element_steps {

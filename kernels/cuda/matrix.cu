@@ -1,5 +1,5 @@
 /* Weight matrices that are made up on the device: element (r, c) of a part is csrc/base/dummy.h's value of (key, s, c), s the
- * row of the checkpoint's tensor that r is, rounded once to the part's type. Bound by the hash, some 20 instructions an element:
+ * row of the checkpoint's tensor that r is, rounded once to the part's type. Bound by the hash, some 20 instructions a value:
  * the 8.0e9 weights of Llama-3-8B take 8 ms on an H200, behind which their 16 GB of writes (4 ms) hide. */
 #include "common.cuh"
 

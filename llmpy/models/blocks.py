@@ -6,7 +6,7 @@ once and the shapes of the weights against the checkpoint, and a mistake names t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from math import inf, prod
+from math import inf
 from typing import TYPE_CHECKING, NoReturn, TypedDict, overload
 
 import numpy as np
