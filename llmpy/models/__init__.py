@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, ConfigError, UnsupportedError
 from . import gguf_names, registry
-from .blocks import Block, Model, Spec, Tensors, Value
+from .blocks import Block, Model
 from .config import ModelConfig, Raw, from_gguf
+from .program import Spec, Tensors, Value
 from .registry import architecture
 from .rope import Rope
 

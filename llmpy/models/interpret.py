@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .block_norm import CLIP
-from .blocks import Operands, RopeSpec, Spec, Weight
+from .program import Operands, RopeSpec, Spec, Weight
 
 Array = NDArray[np.float64]
 Read = Callable[[str, tuple[int, ...]], NDArray[np.float32]]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .blocks import Operands, Spec
+from .program import Operands, Spec
 
 LOGITS = -1  # they are no value of the program
 _LAYER = re.compile(r"(.*?\.\d+)\.")
