@@ -347,8 +347,13 @@ class EngineBase(ABC):
 
     @property
     def num_cache_groups(self) -> int:
-        """Blocks of the cache that the tokens of one block take: 1, or more where layers have unlike windows."""
+        """Blocks of the cache that a block of tokens takes: 1, more where layers have unlike windows, 0 without attention."""
         return int(self._driver.model.describe()["num_groups"])
+
+    @property
+    def num_state_blocks(self) -> int:
+        """Blocks of the cache that the recurrent state of one sample takes; 0: the model has none."""
+        return int(self._driver.model.describe().get("state_pages", 0))
 
     def check(self) -> None:
         """Walks the invariants of block manager and scheduler; a RuntimeError names one that is broken."""

@@ -107,7 +107,10 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
     result.engine = _core.Engine(result.model, _engine_options(result))
-    logger.info("%s: %s", result.name, {**result.model.memory(), **result.model.describe()})
+    chosen = result.model.describe()
+    logger.info("%s: %s", result.name, {**result.model.memory(), **chosen})
+    if chosen["cache_padding"] > 0.1:
+        logger.warning("%s: %.0f %% of the cache's pages is padding", result.name, 100 * chosen["cache_padding"])
     return result
 
 

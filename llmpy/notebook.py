@@ -153,10 +153,13 @@ def llm_line(llm: EngineBase) -> str:
     if llm.closed:
         return f"{type(llm).__name__}({llm.name}, closed)"
     stats, config, memory = llm.stats(), llm.config, llm.memory()
-    tokens = stats.kv_blocks_total // llm.num_cache_groups * config.block_size
+    if llm.num_cache_groups:
+        room = f"{stats.kv_blocks_total // llm.num_cache_groups * config.block_size:,} tokens"
+    else:
+        room = f"{stats.kv_blocks_total // llm.num_state_blocks:,} states"
     state = f"{stats.num_running} running, {stats.num_waiting} waiting" if stats.num_unfinished else "idle"
     kind, weights = type(llm).__name__, size(memory.get("weights", 0))
-    return f"{kind}({llm.name}, {llm.weight_type}, {config.device}, weights {weights}, cache {tokens:,} tokens, {state})"
+    return f"{kind}({llm.name}, {llm.weight_type}, {config.device}, weights {weights}, cache {room}, {state})"
 
 
 def llm_html(llm: EngineBase) -> str:

@@ -471,7 +471,8 @@ class EngineStats:
     `finished` counts samples by finish reason; `redone_rows` are positions computed again after a preemption, `wasted_rows`
     those computed for a sample that had ended meanwhile. `max_steps_in_flight` is 2 where host and device overlap;
     `num_replayed_steps` counts steps that replayed a captured graph, `num_mixed_preemptions` those preemptions (they are among
-    `num_preemptions`) that rebuilt the cache of a sample under newer weights than it began with.
+    `num_preemptions`) that rebuilt the cache of a sample under newer weights than it began with. `state_snapshots` of recurrent
+    states lie in the pool and can be found, in `state_snapshot_bytes` of it; they give way to what runs, as cached blocks do.
     """
 
     num_running: int = 0
@@ -499,6 +500,9 @@ class EngineStats:
     num_replayed_steps: int = 0
     max_steps_in_flight: int = 1
     num_mixed_preemptions: int = 0
+    state_snapshots: int = 0
+    state_snapshot_bytes: int = 0
+    state_snapshots_taken: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name."""

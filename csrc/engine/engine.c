@@ -61,6 +61,9 @@ void engine_publish_stats(struct engine *e)
     stats->redone_rows = e->scheduler.n_redone_rows;
     stats->kv_blocks_free = block_manager_n_free(e->scheduler.blocks);
     stats->kv_blocks_cached = block_manager_n_cached(e->scheduler.blocks);
+    stats->state_snapshots = block_manager_n_bundles(e->scheduler.blocks);
+    stats->state_snapshot_bytes = stats->state_snapshots * e->config.layout.n_state_pages * e->config.layout.page_bytes;
+    stats->state_snapshots_taken = e->scheduler.n_snapshots;
     stats->evictions = block_manager_n_evictions(e->scheduler.blocks);
     statistics_publish(e->statistics);
 }

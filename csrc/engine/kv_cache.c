@@ -70,19 +70,20 @@ static uint64_t state_pages(const struct kv_need *needs, uint32_t n_layers, size
     return n;
 }
 
-/* The size of which states leave least empty, among those that cut some layer's state into a few equal pieces. */
+/* Among the sizes that cut some layer's state into a few equal pieces the largest that leaves little empty. */
 static size_t page_of_states(const struct kv_need *needs, uint32_t n_layers, size_t least)
 {
-    size_t best = 0, best_bytes = SIZE_MAX;
-    for (uint32_t l = 0; l < n_layers; l++)
-        for (uint32_t n = 1; n <= MAX_PIECES; n++) {
-            size_t size = aligned((needs[l].n_units + n - 1) / n * needs[l].unit_bytes);
-            size_t all = size < least ? SIZE_MAX : size * state_pages(needs, n_layers, size);
-            if (all < best_bytes || (all == best_bytes && size > best)) {
-                best_bytes = all;
-                best = size;
+    size_t best = 0, fewest_bytes = SIZE_MAX;
+    for (int is_choice = 0; is_choice < 2; is_choice++) /* first what the least is */
+        for (uint32_t l = 0; l < n_layers; l++)
+            for (uint32_t n = 1; n <= MAX_PIECES; n++) {
+                size_t size = aligned((needs[l].n_units + n - 1) / n * needs[l].unit_bytes);
+                size_t all = size < least ? SIZE_MAX : size * state_pages(needs, n_layers, size);
+                if (!is_choice)
+                    fewest_bytes = all < fewest_bytes ? all : fewest_bytes;
+                else if (all <= fewest_bytes + fewest_bytes / 16 && size > best)
+                    best = size;
             }
-        }
     return best;
 }
 

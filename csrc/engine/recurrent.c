@@ -7,11 +7,6 @@ static const struct engine_config *config_of(const struct scheduler *s)
     return s->context->config;
 }
 
-uint32_t recurrent_n_pages(const struct scheduler *s)
-{
-    return config_of(s)->layout.n_state_pages;
-}
-
 int32_t *recurrent_table(const struct scheduler *s, uint32_t slot)
 {
     return page_tables_row(&s->tables, config_of(s)->layout.n_groups, slot);
@@ -24,7 +19,7 @@ static uint32_t block_tokens(const struct scheduler *s)
 
 static bool is_caching(const struct scheduler *s, const struct sequence *q)
 {
-    return recurrent_n_pages(s) && config_of(s)->prefix_caching && !q->is_stale;
+    return config_of(s)->prefix_caching && !q->is_stale;
 }
 
 /* ---- where snapshots are due ---- */
@@ -61,7 +56,7 @@ static bool is_due_in_passing(const struct scheduler *s, const struct sequence *
 
 uint32_t recurrent_cut(const struct scheduler *s, const struct sequence *q, uint32_t n_rows)
 {
-    uint32_t left = recurrent_n_pages(s) ? next_due(s, q, q->n_computed) - q->n_computed : n_rows;
+    uint32_t left = next_due(s, q, q->n_computed) - q->n_computed;
     return left < n_rows ? left : n_rows;
 }
 
@@ -69,10 +64,8 @@ uint32_t recurrent_cut(const struct scheduler *s, const struct sequence *q, uint
 
 uint32_t recurrent_needed(const struct scheduler *s, const struct sequence *q)
 {
-    if (!recurrent_n_pages(s))
-        return 0;
     int32_t bundle = recurrent_table(s, q->slot)[0];
-    return !bundle || block_manager_is_shared(s->blocks, bundle) ? recurrent_n_pages(s) : 0;
+    return !bundle || block_manager_is_shared(s->blocks, bundle) ? s->n_state_pages : 0;
 }
 
 /* The snapshot that the one just published replaces. */
@@ -88,9 +81,7 @@ static void drop_passed(struct scheduler *s, struct sequence *q, int32_t bundle)
 
 void recurrent_take(struct scheduler *s, struct sequence *q, uint32_t n_spare)
 {
-    uint32_t n = recurrent_n_pages(s);
-    if (!n)
-        return;
+    uint32_t n = s->n_state_pages;
     int32_t *table = recurrent_table(s, q->slot), bundle = table[0];
     if (bundle && block_manager_is_writable(s->blocks, bundle))
         return;
@@ -142,19 +133,19 @@ void recurrent_publish(struct scheduler *s, struct sequence *q)
 
 void recurrent_withdraw(struct scheduler *s, const struct sequence *q)
 {
-    int32_t bundle = recurrent_n_pages(s) ? recurrent_table(s, q->slot)[0] : 0;
+    int32_t bundle = recurrent_table(s, q->slot)[0];
     if (bundle && !block_manager_is_shared(s->blocks, bundle) && !block_manager_is_settled(s->blocks, bundle))
         block_manager_withdraw(s->blocks, bundle);
 }
 
-void recurrent_release(struct scheduler *s, const struct sequence *q)
+void recurrent_release(struct scheduler *s, struct sequence *q)
 {
-    if (!recurrent_n_pages(s))
-        return;
     int32_t *table = recurrent_table(s, q->slot), bundle = table[0];
+    if (bundle && !block_manager_is_writable(s->blocks, bundle) && !block_manager_is_shared(s->blocks, bundle))
+        drop_passed(s, q, bundle);
     if (bundle)
         block_manager_release(s->blocks, bundle);
-    for (uint32_t i = 0; i < recurrent_n_pages(s); i++)
+    for (uint32_t i = 0; i < s->n_state_pages; i++)
         table[i] = 0;
 }
 
@@ -181,8 +172,7 @@ uint32_t recurrent_find(struct scheduler *s, struct sequence *q, uint32_t n_bloc
 
 void recurrent_note_key(struct scheduler *s, const struct hash *key)
 {
-    if (recurrent_n_pages(s))
-        s->seen_keys[key->lo % N_SEEN_KEYS] = *key;
+    s->seen_keys[key->lo % N_SEEN_KEYS] = *key;
 }
 
 /* Leading blocks that some sequence has published before, whatever is still there of them. */
@@ -200,8 +190,6 @@ static uint32_t seen_blocks(const struct scheduler *s, struct sequence *q, uint3
 
 void recurrent_start(struct scheduler *s, struct sequence *q, uint32_t n_hit, uint32_t limit)
 {
-    if (!recurrent_n_pages(s))
-        return;
     q->last_due = limit * block_tokens(s);
     q->leaves_at = seen_blocks(s, q, limit) * block_tokens(s);
     q->passed_block = 0;
@@ -211,19 +199,17 @@ void recurrent_start(struct scheduler *s, struct sequence *q, uint32_t n_hit, ui
     block_manager_mark_passing(s->blocks, bundle, false);
     block_manager_share(s->blocks, bundle);
     block_manager_list_bundle(s->blocks, bundle, recurrent_table(s, q->slot));
-    page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, recurrent_n_pages(s));
+    page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);
 }
 
 void recurrent_fork(struct scheduler *s, const struct sequence *lead, struct sequence *q)
 {
-    if (!recurrent_n_pages(s))
-        return;
     const int32_t *source = recurrent_table(s, lead->slot);
     int32_t *target = recurrent_table(s, q->slot);
-    for (uint32_t i = 0; i < recurrent_n_pages(s); i++)
+    for (uint32_t i = 0; i < s->n_state_pages; i++)
         target[i] = source[i];
     block_manager_share(s->blocks, target[0]);
-    page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, recurrent_n_pages(s));
+    page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);
     q->last_due = lead->last_due;
     q->leaves_at = lead->leaves_at;
     q->passed_block = 0;
@@ -240,7 +226,7 @@ static uint32_t coming(const struct scheduler *s, const struct sequence *q)
 
 bool recurrent_is_awaited(struct scheduler *s, struct sequence *q, uint32_t limit)
 {
-    for (uint32_t i = 0; recurrent_n_pages(s) && limit && i < s->n_running; i++) {
+    for (uint32_t i = 0; limit && i < s->n_running; i++) {
         struct sequence *other = s->running[i];
         uint32_t n = coming(s, other) / block_tokens(s);
         if (n > limit || !hash_equal(sequence_key(other, n - 1), sequence_key(q, n - 1)))

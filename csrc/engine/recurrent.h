@@ -3,15 +3,13 @@
  *
  * A live state is written in place. Where a snapshot is due it is published as it lies; then, or when forks share it, whoever
  * writes next takes a fresh bundle and has it filled by a copy before the step, as for the last block of shared keys. Nobody is
- * preempted for a snapshot: where pages are short it is given up, and written on in place. Nothing here does anything for a
- * model without such state. Driver's thread only. */
+ * preempted for a snapshot: where pages are short it is given up, and written on in place. Only for models with such state:
+ * scheduler->n_state_pages is not 0. Driver's thread only. */
 #ifndef LLMPY_RECURRENT_H
 #define LLMPY_RECURRENT_H
 
 #include "scheduler.h"
 
-/* Pages of a state; 0: the model has none. */
-uint32_t recurrent_n_pages(const struct scheduler *scheduler);
 int32_t *recurrent_table(const struct scheduler *scheduler, uint32_t slot);
 
 /* Of n rows those up to the next snapshot. */
@@ -24,7 +22,7 @@ void recurrent_take(struct scheduler *scheduler, struct sequence *sequence, uint
 void recurrent_publish(struct scheduler *scheduler, struct sequence *sequence);
 /* The rows of the step being built are given back. */
 void recurrent_withdraw(struct scheduler *scheduler, const struct sequence *sequence);
-void recurrent_release(struct scheduler *scheduler, const struct sequence *sequence);
+void recurrent_release(struct scheduler *scheduler, struct sequence *sequence);
 /* The block is about to be released: its snapshot is reused right before it. */
 void recurrent_touch(struct scheduler *scheduler, struct sequence *sequence, uint32_t block);
 

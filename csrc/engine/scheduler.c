@@ -70,9 +70,11 @@ static void running_remove(struct scheduler *s, struct sequence *q)
 /* Gives back every page, suffix before prefix. */
 static void pages_release(struct scheduler *s, struct sequence *q)
 {
-    recurrent_release(s, q);
+    if (s->n_state_pages)
+        recurrent_release(s, q);
     for (uint32_t b = blocks_of(s, q->n_computed); b-- > 0;) {
-        recurrent_touch(s, q, b);
+        if (s->n_state_pages)
+            recurrent_touch(s, q, b);
         for (uint32_t g = 0; g < n_groups(s); g++) {
             int32_t *page = &scheduler_table(s, g, q->slot)[b];
             if (*page)
@@ -136,10 +138,13 @@ static bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
 {
     uint32_t have = blocks_of(s, q->n_computed), want = blocks_of(s, q->n_computed + n_rows);
     uint32_t n_free = block_manager_n_free(s->blocks),
-             needed = (want - have) * n_groups(s) + shared_tails(s, q) + recurrent_needed(s, q);
+             needed = (want - have) * n_groups(s) + shared_tails(s, q);
+    if (s->n_state_pages)
+        needed += recurrent_needed(s, q);
     if (needed > n_free)
         return false;
-    recurrent_take(s, q, n_free - needed);
+    if (s->n_state_pages)
+        recurrent_take(s, q, n_free - needed);
     tails_copy(s, q);
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, q->slot);
@@ -161,9 +166,11 @@ void scheduler_publish(struct scheduler *s, struct sequence *q)
         const struct hash *key = sequence_key(q, q->n_published);
         for (uint32_t g = 0; g < n_groups(s); g++)
             block_manager_publish(s->blocks, scheduler_table(s, g, q->slot)[q->n_published], key, g);
-        recurrent_note_key(s, key);
+        if (s->n_state_pages)
+            recurrent_note_key(s, key);
     }
-    recurrent_publish(s, q);
+    if (s->n_state_pages)
+        recurrent_publish(s, q);
 }
 
 static void copies_cancel(struct scheduler *s, const struct sequence *q)
@@ -201,7 +208,8 @@ static void rows_give_back(struct scheduler *s, struct sequence *q)
     for (uint32_t b = before / block_tokens(s); b < q->n_computed / block_tokens(s); b++)
         for (uint32_t g = 0; g < n_groups(s); g++)
             block_manager_withdraw(s->blocks, scheduler_table(s, g, q->slot)[b]);
-    recurrent_withdraw(s, q);
+    if (s->n_state_pages)
+        recurrent_withdraw(s, q);
     copies_cancel(s, q);
     count_rows(s, q, before, q->n_rows, true);
     s->rows_left += q->n_rows;
@@ -233,7 +241,8 @@ static void rows_take(struct scheduler *s, struct sequence *q)
     uint32_t owed = sequence_goal(q) - q->n_computed, n = owed < s->rows_left ? owed : s->rows_left;
     if (!n || (n < owed && config_of(s)->runner.takes_whole_prompts))
         return;
-    n = recurrent_cut(s, q, n);
+    if (s->n_state_pages)
+        n = recurrent_cut(s, q, n);
     windows_advance(s, q);
     while (!pages_take(s, q, n)) {
         struct sequence *victim = s->running[s->n_running - 1];
@@ -372,7 +381,7 @@ static uint32_t hit_limit(const struct scheduler *s, const struct sequence *q)
     uint32_t limit = sequence_hit_limit(q), n_known = sequence_n_known(q);
     if (!config_of(s)->prefix_caching)
         return 0;
-    return (limit + 1 == n_known && block_tokens(s) > 1 && !recurrent_n_pages(s) ? n_known : limit) / block_tokens(s);
+    return (limit + 1 == n_known && block_tokens(s) > 1 && !s->n_state_pages ? n_known : limit) / block_tokens(s);
 }
 
 /* Whether a hit of n_hit blocks can be used: what is copied before the step must have been computed before it, and the pages
@@ -384,7 +393,7 @@ static bool hit_fits(const struct scheduler *s, const struct sequence *q, uint32
         if (!block_manager_is_settled(s->blocks, scheduler_table(s, g, slot)[n_hit - 1]))
             return false;
     /* A state takes a bundle: a fresh one, or the snapshot's own where there is no room for a copy. */
-    return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) + recurrent_n_pages(s) <= room(s);
+    return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) + s->n_state_pages <= room(s);
 }
 
 /* Takes the first waiting sequence in with what the cache has of it, if all its rows fit. */
@@ -429,7 +438,8 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     q->n_published = n_hit;
     q->shares_tail = n_tokens % block_tokens(s) != 0;
     q->n_taken_rows = 0;
-    recurrent_start(s, q, n_hit, limit);
+    if (s->n_state_pages)
+        recurrent_start(s, q, n_hit, limit);
     count_admission(s, q, q->n_hit, now);
     rows_take(s, q);
     promise_rest(s, q);
@@ -447,7 +457,7 @@ static struct sequence *fork_source(const struct sequence *q)
 /* Shares every block of the lead, the unfilled tail included. */
 static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequence *q)
 {
-    if (n_groups(s) + recurrent_n_pages(s) > room(s))
+    if (n_groups(s) + s->n_state_pages > room(s))
         return false;
     queue_remove(&s->waiting, q);
     running_insert(s, q);
@@ -461,7 +471,8 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
         q->first_block[g] = lead->first_block[g];
         page_tables_note(&s->tables, g, q->slot, q->first_block[g], blocks_of(s, lead->n_computed));
     }
-    recurrent_fork(s, lead, q);
+    if (s->n_state_pages)
+        recurrent_fork(s, lead, q);
     q->n_published = lead->n_published;
     q->n_computed = q->n_hit = q->n_ever_computed = lead->n_computed;
     q->n_taken_rows = 0;
@@ -471,7 +482,7 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
     q->draws = true;
     q->next_fork = lead->next_fork;
     lead->next_fork = q;
-    s->n_promised += n_groups(s) + recurrent_n_pages(s);
+    s->n_promised += n_groups(s) + s->n_state_pages;
     s->n_admitted++;
     s->last_admitted = sequence_rank(q);
     return true;
@@ -485,7 +496,8 @@ static void admit_waiting(struct scheduler *s, double now)
     for (struct sequence *q = queue_first(&s->waiting), *next; q && s->n_running < config_of(s)->max_num_seqs; q = next) {
         struct sequence *lead = fork_source(q);
         next = queue_next(q);
-        q->is_blocked = !lead && s->rows_left && n_passed < MAX_PASSED && recurrent_is_awaited(s, q, hit_limit(s, q));
+        q->is_blocked = s->n_state_pages && !lead && s->rows_left && n_passed < MAX_PASSED &&
+                        recurrent_is_awaited(s, q, hit_limit(s, q));
         if (q->is_blocked)
             n_passed++;
         else if (lead ? !fork_from(s, lead, q) : !s->rows_left || !admit(s, q, now))
@@ -590,7 +602,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
     const struct engine_config *config = context->config;
     const struct kv_layout *layout = &config->layout;
     uint32_t n_slots = config->max_num_seqs;
-    *s = (struct scheduler){.context = context, .statistics = statistics};
+    *s = (struct scheduler){.context = context, .statistics = statistics, .n_state_pages = layout->n_state_pages};
     s->running = mem_calloc(n_slots, sizeof *s->running);
     s->slots = mem_calloc(n_slots, sizeof *s->slots);
     s->copy_owners = mem_calloc(scheduler_max_copies(config), sizeof *s->copy_owners);

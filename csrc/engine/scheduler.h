@@ -32,6 +32,7 @@ struct scheduler {
     struct queue waiting;
     struct sequence **running;       /* [max_num_seqs] in rank */
     uint32_t n_running;
+    uint32_t n_state_pages;          /* of a recurrent state; 0: the model has none, and recurrent.c is never entered */
     struct sequence **slots;         /* [max_num_seqs], NULL: free */
     struct copy_owner *copy_owners;  /* [scheduler_max_copies], of batch->copies */
     struct hash *seen_keys;          /* [N_SEEN_KEYS] of blocks published lately; NULL without recurrent state */

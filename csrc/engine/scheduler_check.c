@@ -88,7 +88,7 @@ static enum rc count_tables(const struct scheduler *s, uint32_t slot, uint32_t *
 /* A slot's sequence has one whole bundle as its live state. */
 static enum rc count_state(const struct scheduler *s, uint32_t slot, uint32_t *refs, struct err *err)
 {
-    uint32_t n = recurrent_n_pages(s);
+    uint32_t n = s->n_state_pages;
     const int32_t *table = n ? recurrent_table(s, slot) : NULL;
     for (uint32_t i = 0; i < n; i++)
         if ((table[i] != 0) != (s->slots[slot] != NULL) || table[i] < 0 || (uint32_t)table[i] >= s->context->config->n_pages)

@@ -23,6 +23,8 @@ struct engine_stats {
     uint64_t num_replayed_steps;  /* of a captured graph */
     uint64_t max_steps_in_flight; /* 2: host and device overlap */
     uint64_t kv_blocks_total, kv_blocks_free, kv_blocks_cached, evictions, weight_epoch, sleep_level, nonfinite_rows;
+    uint64_t state_snapshots, state_snapshot_bytes;  /* of recurrent states, that can be found */
+    uint64_t state_snapshots_taken;
     uint64_t finished[N_FINISHES]; /* by enum finish */
     uint64_t allocations_since_warmup;
     double last_step_ms, last_host_us, uptime_s;

@@ -2,8 +2,9 @@
 #define _GNU_SOURCE
 #include "py.h"
 
-#include "../program/tap.h"
 #include "../base/mem.h"
+#include "../engine/kv_cache.h"
+#include "../program/tap.h"
 #include "py_program.h"
 
 #include <string.h>
@@ -341,11 +342,12 @@ static PyObject *describe(PyObject *self, PyObject *args)
         return NULL;
     static const char *const arithmetic[] = {"auto", "float", "int8"};
     const struct kv_layout *layout = model_layout(model);
-    return Py_BuildValue("{sssssssIsIsIsKsI}", "device", model_description(model), "activation_dtype",
+    return Py_BuildValue("{sssssssIsIsIsKsIsIsKsd}", "device", model_description(model), "activation_dtype",
                          arithmetic[model_arithmetic(model)], "kv_dtype", dtype_info(model_kv_dtype(model))->name,
                          "max_model_len", model_max_len(model), "num_pages", model_n_pages(model), "num_groups",
                          layout->n_groups, "page_bytes", (unsigned long long)layout->page_bytes, "num_graphs",
-                         model_n_graphs(model));
+                         model_n_graphs(model), "state_pages", layout->n_state_pages, "state_bytes",
+                         (unsigned long long)layout->state_bytes, "cache_padding", kv_layout_padding(layout));
 }
 
 static PyMethodDef methods[] = {

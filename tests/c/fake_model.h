@@ -59,11 +59,17 @@ static const struct cell *fetch_from_history(const void *ctx, uint32_t group, ui
     return &((const struct history *)ctx)->cells[position];
 }
 
+/* One more row, which these weights compute. */
+static void history_add_with(struct history *h, int32_t token, uint64_t weights)
+{
+    h->cells[h->n] = (struct cell){.token = token, .stamp = next_states(h->states, h->units, (uint64_t)token ^ weights)};
+    h->cells[h->n].deep = attend(h->layout, fetch_from_history, h, h->n, false) ^ h->cells[h->n].stamp ^ weights;
+    h->n++;
+}
+
 static void history_add(struct history *h, int32_t token)
 {
-    h->cells[h->n] = (struct cell){.token = token, .stamp = next_states(h->states, h->units, (uint64_t)token)};
-    h->cells[h->n].deep = attend(h->layout, fetch_from_history, h, h->n, false) ^ h->cells[h->n].stamp;
-    h->n++;
+    history_add_with(h, token, 0);
 }
 
 static uint64_t history_logits(const struct history *h, uint32_t position)

@@ -20,10 +20,21 @@ struct bench {
     struct engine *engine;
 };
 
-static bool bench_open(struct bench *b, bool is_async)
+static bool has_states; /* of the models of the benches to come: recurrent ones */
+
+static struct setup small_setup(bool is_async)
 {
     struct setup setup = SMALL;
     setup.is_async = is_async;
+    setup.states[0] = (struct kv_need){0, 3, 32};
+    setup.n_states = has_states;
+    setup.snapshot_tokens = 16;
+    return setup;
+}
+
+static bool bench_open(struct bench *b, bool is_async)
+{
+    struct setup setup = small_setup(is_async);
     b->engine = fake_engine(&setup, &b->fake, &err);
     if (!b->engine)
         CHECK_FAIL("%s", err.message);
@@ -55,7 +66,7 @@ static void plan_fill(uint64_t *weights, uint32_t first, uint64_t value)
 
 static void expect_planned(struct job *job, const struct plan *plan)
 {
-    struct history h = {.layout = job->layout};
+    struct history h = {.layout = job->layout, .states = job->recurrent};
     struct expected *e = &job->expected[0];
     *e = (struct expected){.finish = FINISH_LENGTH};
     while (h.n < job->spec.prompt.n || e->n < job->spec.max_tokens) {
@@ -63,15 +74,13 @@ static void expect_planned(struct job *job, const struct plan *plan)
         if (h.n < job->spec.prompt.n) {
             token = job->prompt[h.n];
         } else {
-            uint64_t logits = attend(h.layout, fetch_from_history, &h, h.n - 1, true) ^ plan->draws[e->n];
+            uint64_t logits = history_logits(&h, h.n - 1) ^ plan->draws[e->n];
             struct draw draw = draw_of_job(job, 0, e->ids, e->n, logits);
             e->results[e->n] = fake_draw(&draw, e->top_ids[e->n], e->top_values[e->n], e->top_ranks[e->n]);
             token = e->ids[e->n] = e->results[e->n].id;
             e->n++;
         }
-        h.cells[h.n] = (struct cell){.token = token};
-        h.cells[h.n].deep = attend(h.layout, fetch_from_history, &h, h.n, false) ^ plan->rows[h.n];
-        h.n++;
+        history_add_with(&h, token, plan->rows[h.n]);
     }
 }
 
@@ -123,7 +132,7 @@ static void over_a_commit(bool is_async, bool recompute)
     REQUIRE(bench_open(&b, is_async));
     struct job *job = plain_job(&b.fake, 3, n_prompt, 20);
     submit_job(b.engine, job);
-    for (uint32_t i = 0; i < n_old; i++) /* a step a token, of which the last may be in flight */
+    for (uint32_t i = 0; i < n_old + has_states; i++) /* a step a token, of which the last may be in flight; a prompt is cut */
         CHECK_OK(engine_step(b.engine, &progressed, &err));
     CHECK_OK(engine_settle(b.engine, &err));
     CHECK_OK(engine_take(b.engine, false, news, 2, &n, &err));
@@ -173,8 +182,11 @@ static void over_a_commit(bool is_async, bool recompute)
 
 TEST(tokens_tell_their_weights)
 {
-    for (int way = 0; way < 4; way++)
+    for (int way = 0; way < 8; way++) {
+        has_states = way & 4;
         over_a_commit(way & 1, way & 2);
+    }
+    has_states = false;
 }
 
 TEST(news_that_wait_keep_the_epochs_of_each_token)
@@ -352,9 +364,10 @@ TEST(sleep_changes_no_token)
         {PART_WEIGHTS | PART_POOL, PART_WEIGHTS | PART_POOL | PART_SCHEDULING, 0},
     };
     bool progressed;
-    for (uint32_t way = 0; way < 2 * sizeof WAYS / sizeof *WAYS; way++) {
+    for (uint32_t way = 0; way < 4 * sizeof WAYS / sizeof *WAYS; way++) {
         struct bench b;
-        const uint32_t *parts = WAYS[way / 2];
+        const uint32_t *parts = WAYS[way / 4];
+        has_states = way & 2;
         REQUIRE(bench_open(&b, way % 2));
         struct job *jobs[3] = {plain_job(&b.fake, 1, 9, 19), plain_job(&b.fake, 2, 30, 9), plain_job(&b.fake, 1, 9, 9)};
         for (uint32_t i = 0; i < 3; i++)
@@ -386,6 +399,7 @@ TEST(sleep_changes_no_token)
         }
         fake_close(b.engine, &b.fake);
     }
+    has_states = false;
 }
 
 TEST(too_little_memory_changes_nothing)
@@ -555,11 +569,11 @@ static void *disturb(void *ctx)
 
 TEST(a_crowd_sleeps_and_learns)
 {
-    for (int is_async = 0; is_async < 2; is_async++) {
+    for (int way = 0; way < 4; way++) {
         struct crowd crowd = {.seeds = 0};
-        struct setup setup = SMALL;
+        has_states = way & 2;
+        struct setup setup = small_setup(way & 1);
         pthread_t askers[4], disturber;
-        setup.is_async = is_async;
         crowd.engine = fake_engine(&setup, &crowd.fake, &err);
         REQUIRE(crowd.engine && !driver_create(crowd.engine, 0, &crowd.driver, &err));
         for (uint32_t i = 0; i < 4; i++)
@@ -578,6 +592,7 @@ TEST(a_crowd_sleeps_and_learns)
         driver_release(crowd.driver);
         fake_close(crowd.engine, &crowd.fake);
     }
+    has_states = false;
 }
 
 /* The pause of a sleep and that of a caller do not end each other. */

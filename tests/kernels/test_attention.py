@@ -158,6 +158,22 @@ def test_large_scores_and_one_key(open_backend: Open, paged: type) -> None:
     assert cache.attend([(0, 0, n)], q, 1.0, window=1).tobytes() == v.tobytes()
 
 
+def test_many_copied_pages(open_backend: Open) -> None:
+    """More than one launch takes, and pages longer than a block of threads copies."""
+    backend = open_backend(2)
+    n_pages, n, dim = 1001, 500 * 16, 256
+    pool = backend.kv_pool(n_pages, 1, dim, "float32", 16)
+    k, v = normal(1, n, dim), normal(2, n, dim)
+    batch = (np.arange(n, dtype=np.int32), np.zeros(n, np.int32), np.array([0, n], np.int32))
+    order = 1 + np.random.default_rng(3).permutation(1000).astype(np.int32)
+    backend.kv_write(pool, batch, np.ascontiguousarray(order[None, :500]), k, v)
+    before = np.frombuffer(backend.kv_read(pool), np.uint8).reshape(n_pages, -1).copy()
+    backend.copy_pages(pool, np.ascontiguousarray(order.reshape(2, 500).T))
+    after = np.frombuffer(backend.kv_read(pool), np.uint8).reshape(n_pages, -1)
+    assert (after[order[500:]] == before[order[:500]]).all() and (after[order[:500]] == before[order[:500]]).all()
+    assert len(np.unique(before[order[:500], :64], axis=0)) == 500 and (after[0] == before[0]).all()
+
+
 def test_copied_pages_and_layers(open_backend: Open) -> None:
     backend = open_backend(2)
     n, dim = 40, 32
