@@ -42,33 +42,52 @@ def of_program(spec: Spec) -> list[Named]:
     """
     found: list[Named] = []
     taken: dict[str, int] = {}
-    layer, last = "", -1
+    owners, last = _owners(spec), -1
 
     def put(name: str, value: int, op: int) -> None:
         taken[name] = taken.get(name, 0) + 1
         found.append(Named(name if taken[name] == 1 else f"{name}.{taken[name]}", value, op))
 
-    for number, (kind, op) in enumerate(spec["ops"]):
-        tensors = [part[0] for weight in op["weights"][:1] for part in spec["weights"][weight]["parts"]]
-        inside = _LAYER.match(tensors[0]) if tensors else None
-        if tensors and kind != "logits" and (inside[1] if inside else "") != layer:
-            if layer:
-                put(layer, last, number - 1)
-            layer = inside[1] if inside else ""
+    for number, ((kind, op), layer) in enumerate(zip(spec["ops"], owners, strict=True)):
+        if number and owners[number - 1] not in ("", layer):
+            put(owners[number - 1], last, number - 1)
         if kind == "logits":
-            if layer:
-                put(layer, last, number - 1)
             put("logits", LOGITS, number)
-            layer = ""
         elif op["out"]:
             last = op["out"][0]
-            for name, value in _outputs(spec, kind, op, layer, tensors):
+            for name, value in _outputs(spec, kind, op, layer):
                 put(name, value, number)
     return found
 
 
-def _outputs(spec: Spec, kind: str, op: Operands, layer: str, tensors: list[str]) -> list[tuple[str, int]]:
+def _tensors(spec: Spec, op: Operands) -> list[str]:
+    """Names of the tensors of an operation's first weight."""
+    return [part[0] for weight in op["weights"][:1] for part in spec["weights"][weight]["parts"]]
+
+
+def _owners(spec: Spec) -> list[str]:
+    """The layer of every operation, "" outside: that of its tensors; without any, of the operation before it, or, for a norm,
+    of the next one that has tensors."""
+    owners: list[str | None] = []
+    for kind, op in spec["ops"]:
+        tensors = _tensors(spec, op)
+        inside = _LAYER.match(tensors[0]) if tensors else None
+        is_outside = kind in ("logits", "states")
+        owners.append("" if is_outside or (tensors and not inside) else inside[1] if inside else None)
+    known = ""
+    for number in reversed(range(len(owners))):
+        known = known if owners[number] is None else owners[number] or ""
+        if spec["ops"][number][0] in ("rms_norm", "layer_norm"):
+            owners[number] = known
+    for number in range(len(owners)):
+        if owners[number] is None:
+            owners[number] = owners[number - 1] if number else ""
+    return [owner or "" for owner in owners]
+
+
+def _outputs(spec: Spec, kind: str, op: Operands, layer: str) -> list[tuple[str, int]]:
     """Names and numbers of what an operation makes."""
+    tensors = _tensors(spec, op)
     own = f"{layer}.{kind}" if layer else kind
     if kind == "route":
         return []  # numbers of experts and their weights: no rows of activations

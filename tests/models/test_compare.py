@@ -21,6 +21,12 @@ def test_families_agree(case, tiny, device, capsys) -> None:
     assert "q_proj" not in shown.partition("not compared")[2]
 
 
+@pytest.mark.slow
+def test_every_family_agrees(case, tiny, capsys) -> None:
+    assert cli.main(["compare", str(tiny(case).directory), "--ids", IDS, "--device", "cpu"]) == 0
+    assert "no difference above 0.0001 in " in capsys.readouterr().out
+
+
 def wrong(cfg: ModelConfig, m: Model) -> None:
     """A Llama whose second layer has another activation."""
     x = m.embed("model.embed_tokens")
