@@ -15,6 +15,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from .app import build_app
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("llmpy"):
+            raise
         raise ImportError(f"the server needs the package {error.name}; pip install 'llmpy[server]'") from error
     return build_app

@@ -198,20 +198,20 @@ def _empty(kind: str, message: Message) -> dict[str, Any]:
 
 
 async def _frames(chat: Chat, stream: Any) -> AsyncGenerator[bytes]:
-    message, blocks, tokens = Message(chat.service.make_parser()), _Blocks(), 0
-    has_begun = False
+    message: Message | None = None
+    blocks, tokens = _Blocks(), 0
     try:
         async for output in stream:
             raise_failure(output)
             sample = output.outputs[0]
             tokens += len(sample.token_ids_array)
             frame = b""
-            if not has_begun:
-                has_begun = True
+            if message is None:
+                message = chat.message(output.prompt)
                 empty = {"id": f"msg_{chat.how['request_id']}", "type": "message", "role": "assistant", "content": []}
                 rest = {"model": chat.model, "stop_reason": None, "stop_sequence": None, "usage": _usage(output, 0)}
                 frame = _event("message_start", message={**empty, **rest}) + _event("ping")
-            for piece in message.take(sample.text, sample.finish_reason is not None):
+            for piece in message.take(sample):
                 frame += blocks.take(piece, message)
             if sample.finish_reason is not None:
                 if blocks.index < 0:

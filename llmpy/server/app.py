@@ -21,6 +21,7 @@ from .chat import chat_completions
 from .completions import completions
 from .errors import HttpError, refusal
 from .frames import ClientGone
+from .metrics import metrics
 from .middleware import Guard
 from .service import Options, Service
 
@@ -43,6 +44,7 @@ GET: dict[str, Handler] = {
     "/ping": models.health,
     "/version": models.version,
     "/load": models.load,
+    "/metrics": metrics,
 }
 LATER = ("/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/classify", "/score", "/rerank", "/pooling")
 

@@ -32,25 +32,28 @@ class Message:
 
     Args:
         parser: Takes the text apart.
+        eos: The end of sequence, where special tokens are shown.
     """
 
     parser: Parser
+    eos: str = ""
     content: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     has_begun: bool = False
 
-    def take(self, text: str, is_last: bool) -> list[Piece]:
-        """The pieces of new text, which are added."""
-        pieces = self.parser.push(text) + (self.parser.finish() if is_last else [])
+    def take(self, sample: CompletionOutput) -> list[Piece]:
+        """The pieces of a sample's new text, which are added."""
+        text = sample.text.removesuffix(self.eos) if sample.finish_reason == "stop" else sample.text
+        pieces = self.parser.push(text) + (self.parser.finish() if sample.finish_reason is not None else [])
         for piece in pieces:
             if piece.kind == "content":
                 self.content += piece.text
             elif piece.kind == "reasoning":
                 self.reasoning += piece.text
             elif piece.kind == "call":
-                call_id = piece.call_id or f"call_{secrets.token_hex(12)}"
-                self.calls.append({"id": call_id, "type": "function", "function": {"name": piece.text, "arguments": ""}})
+                function = {"name": piece.text, "arguments": ""}
+                self.calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
             else:
                 self.calls[-1]["function"]["arguments"] += piece.text
         return pieces
@@ -113,6 +116,10 @@ class Chat:
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         _check_format(body)
         kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+        self.has_tools = bool(body.tools) and body.tool_choice != "none"
+        self.shows_marks = self.has_tools and service.tool_format is not None and service.tool_format.is_special
+        if self.shows_marks:
+            fields["skip_special_tokens"] = False
         self.fields = {**fields, "output_kind": kind}
         self.template = template_arguments(body, service.options.allow_request_template)
 
@@ -123,6 +130,11 @@ class Chat:
             chars_of(messages),
             lambda: self.service.engine.chat(messages, **self.how, **self.template, **self.fields),
         )
+
+    def message(self, prompt: str | None) -> Message:
+        """A sample's answer, which takes the sample's text apart."""
+        eos = self.service.tokenizer.eos_token if self.shows_marks else None
+        return Message(self.service.parser(prompt or "", self.has_tools), eos or "")
 
     def writer(self) -> LogprobWriter:
         """What writes logprobs of a sample."""
@@ -138,9 +150,9 @@ class Chat:
         finally:
             stream.close()
         raise_failure(output)
-        messages = [Message(self.service.make_parser()) for _ in output.outputs]
+        messages = [self.message(output.prompt) for _ in output.outputs]
         for message, sample in zip(messages, output.outputs, strict=True):
-            message.take(sample.text, True)
+            message.take(sample)
         return output, messages
 
     async def whole(self) -> dict[str, Any]:
@@ -182,7 +194,7 @@ class Chat:
         head = b"data: " + encode(made)[:-1] + b',"choices":['
         options = self.body.stream_options
         running = bool(options and options.continuous_usage_stats)
-        messages = [Message(self.service.make_parser()) for _ in range(self.body.n or 1)]
+        messages: dict[int, Message] = {}
         writer, tokens, last = self.writer(), 0, None
         try:
             async for output in stream:
@@ -191,6 +203,8 @@ class Chat:
                 usage = b'],"usage":' + encode(usage_of([output], tokens)) + b"}\n\n" if running else b"]}\n\n"
                 frame, is_first, last = b"", last is None, output
                 for sample in output.outputs:
+                    if sample.index not in messages:
+                        messages[sample.index] = self.message(output.prompt)
                     delta = self.delta(sample, messages[sample.index], writer)
                     if delta is not None:
                         if is_first and self.body.return_token_ids:
@@ -209,7 +223,7 @@ class Chat:
     def delta(self, sample: CompletionOutput, message: Message, writer: LogprobWriter) -> dict[str, Any] | None:
         """What is new of a sample; None: nothing that anybody asked for."""
         is_last = sample.finish_reason is not None
-        change = message.delta(message.take(sample.text, is_last))
+        change = message.delta(message.take(sample))
         logprobs = None if sample.logprobs is None else {"content": writer.chat(sample.logprobs)}
         if not (change or is_last or logprobs or self.body.return_token_ids):
             return None

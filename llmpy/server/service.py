@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -15,7 +16,8 @@ from ..async_engine import AsyncEngine
 from ..outputs import RequestOutput
 from ..tokenizer import Tokenizer
 from .errors import HttpError
-from .parsing import MakeParser, PlainParser
+from .formats import Format, reasoning_markers, tool_format
+from .parsing import Parser, PlainParser, ReasoningParser, ToolParser
 
 Result = TypeVar("Result")
 
@@ -60,12 +62,10 @@ class Service:
     Args:
         engine: The engine.
         options: How.
-        make_parser: Makes what takes a chat answer apart.
     """
 
     engine: AsyncEngine
     options: Options
-    make_parser: MakeParser = PlainParser
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     running: int = 0
@@ -87,6 +87,28 @@ class Service:
         length = self.engine.config.max_model_len
         assert isinstance(length, int)
         return length
+
+    @cached_property
+    def tool_format(self) -> Format | None:
+        """How the model writes tool calls, as far as its chat template tells."""
+        return tool_format(self.tokenizer.chat_template or "")
+
+    @cached_property
+    def reasoning_markers(self) -> tuple[str, str] | None:
+        """What the model puts around its reasoning."""
+        return reasoning_markers(self.tokenizer.chat_template or "")
+
+    def parser(self, prompt: str, has_tools: bool) -> Parser:
+        """What takes an answer apart.
+
+        Args:
+            prompt: The rendered conversation: it may end with an open reasoning.
+            has_tools: The request brought tools.
+        """
+        parser: Parser = ToolParser(self.tool_format) if has_tools and self.tool_format else PlainParser()
+        if self.reasoning_markers is None:
+            return parser
+        return ReasoningParser(self.reasoning_markers, prompt.rstrip().endswith(self.reasoning_markers[0]), parser)
 
     def model_name(self, wanted: str | None) -> str:
         """The name to answer with.

@@ -1,10 +1,19 @@
 """Chat completions and Anthropic's messages: one conversation, two protocols, the same tokens."""
 
 import json
+from types import SimpleNamespace
+
+from llmpy.server.chat import Message, reason_of
+from llmpy.server.formats import FORMATS, THINK
+from llmpy.server.service import Options, Service
 
 PATH = "/v1/chat/completions"
 TALK = [{"role": "user", "content": "hello"}]
 ASK = {"messages": TALK, "max_tokens": 10, "temperature": 0.8, "seed": 4, "ignore_eos": True}
+
+
+def said_by(text, is_last):
+    return SimpleNamespace(text=text, finish_reason="stop" if is_last else None)
 
 
 def post(client, path=PATH, **body):
@@ -80,3 +89,21 @@ def test_errors_have_the_protocols_shape(client):
     ):
         response = client.post(PATH, json=body)
         assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
+
+
+def test_tools_and_reasoning_are_fields_of_their_own(engine):
+    said = "<think>hm</think>\n\nI look.\n" + '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    service = Service(engine=engine, options=Options())
+    service.__dict__ |= {"tool_format": FORMATS["hermes"], "reasoning_markers": THINK}
+    message = Message(service.parser("user: hello", True))
+    deltas = [message.delta(message.take(said_by(said[i : i + 5], i + 5 >= len(said)))) for i in range(0, len(said), 5)]
+    whole = message.whole()
+    assert whole["reasoning"] == "hm" and whole["content"] == "I look."
+    assert whole["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "hm"
+    assert "".join(delta.get("content") or "" for delta in deltas) == "I look."
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert calls[0]["id"] == whole["tool_calls"][0]["id"] and calls[0]["index"] == 0
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Oslo"}'
+    assert reason_of(said_by("", True), message) == "tool_calls"
+    assert service.parser("assistant: <think>\n", False).push("hm")[0].kind == "reasoning"
