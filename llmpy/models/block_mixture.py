@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Required, TypedDict
 
+from .pieces import Piece, whole
+
 if TYPE_CHECKING:
     from .blocks import Model, Value
 
@@ -107,6 +109,8 @@ class MixtureBlock:
         limit: float = 0.0,
         bias: bool = False,
         input_scaled: bool = False,
+        stacked: str = "",
+        interleaved: bool = False,
     ) -> Value:
         """The sum over a row's routes of weight * down(form(up(x))), each expert with matrices of its own.
 
@@ -123,18 +127,59 @@ class MixtureBlock:
             limit: See there.
             bias: Whether all matrices have a bias.
             input_scaled: The weight multiplies x instead of the expert's result.
+            stacked: Names are those of whole tensors of all experts: "rows", [n_experts, rows, columns], or "columns",
+                [n_experts, columns, rows]; biases are NAME_bias. A GGUF file's are always stacked, under names of its own.
+            interleaved: The rows of gate and up alternate in the tensor that has both.
         """
         m, where = self._model, self.prefix + down
         m.expect("experts", where, x, routes.value)
         rows = width * (1 if form == "plain" else 2) // max(len(up), 1)
         if form not in EXPERT_FORMS or len(up) not in (1, 2) or (form == "plain" and len(up) == 2):
             m.refuse("experts", where, f"wanted a form of {', '.join(EXPERT_FORMS)} and its names of up, have {form}, {up}")
-        numbers = [str(e) for e in range(routes.n_experts)]
-        ups = [(self.prefix + name.replace("#", e), rows) for e in numbers for name in up]
-        downs = [(self.prefix + down.replace("#", e), x.width) for e in numbers]
+        n = routes.n_experts
+        if m.is_gguf:
+            up = [f"mlp.experts.{name}.weight" for name in ("gate_proj", "up_proj")[-1 if form == "plain" else 0 :]]
+            rows, down, stacked, interleaved = width, "mlp.experts.down_proj.weight", "rows", False
+        if stacked:
+            ups = self._stacked(up, (n, rows, x.width), stacked == "columns", interleaved)
+            downs = self._stacked([down], (n, x.width, width), stacked == "columns", False)
+            biases = [self._stacked_biases(up, (n, rows), interleaved), self._stacked_biases([down], (n, x.width), False)]
+        else:
+            ups = [whole(f"{self._expert(name, e)}.weight", rows, x.width) for e in range(n) for name in up]
+            downs = [whole(f"{self._expert(down, e)}.weight", x.width, width) for e in range(n)]
+            biases = [
+                [whole(f"{self._expert(name, e)}.bias", rows) for e in range(n) for name in up],
+                [whole(f"{self._expert(down, e)}.bias", x.width) for e in range(n)],
+            ]
         weights = [m.matrix("experts", ups, x.width), m.matrix("experts", downs, width)]
         if bias:
-            weights += [m.vector("experts", [(f"{name}.bias", n) for name, n in part]) for part in (ups, downs)]
+            weights += [m.vector("experts", part) for part in biases]
         u = [routes.n_experts, routes.n_chosen, EXPERT_FORMS[form], m.activation("experts", where, act), int(input_scaled)]
         scratch = routes.n_chosen * 4 * max(width, x.width) + 2 * routes.n_experts + 16
         return m.emit("experts", [x, routes.value], x.width, weights=weights, u=u, f=[limit], scratch=scratch)
+
+    def _expert(self, name: str, expert: int) -> str:
+        return self.prefix + name.replace("#", str(expert))
+
+    def _stacked(
+        self, names: Sequence[str], shape: tuple[int, int, int], is_transposed: bool, interleaved: bool
+    ) -> list[Piece]:
+        """The parts of every expert, one after the other, in tensors [experts, rows, columns] (transposed: columns, rows)."""
+        n_experts, rows, cols = shape
+        own = (n_experts, cols, rows) if is_transposed else shape
+        if interleaved:
+            return [
+                Piece(self.prefix + names[0], own, rows // 2, e * rows + half, 1, 2, is_transposed)
+                for e in range(n_experts) for half in (0, 1)
+            ]  # fmt: skip
+        return [
+            Piece(self.prefix + name, own, rows, e * rows, transposed=is_transposed) for e in range(n_experts) for name in names
+        ]
+
+    def _stacked_biases(self, names: Sequence[str], shape: tuple[int, int], interleaved: bool) -> list[Piece]:
+        """The same of NAME_bias [experts, rows]."""
+        n_experts, rows = shape
+        names = [f"{self.prefix}{name}_bias" for name in names]
+        if interleaved:
+            return [Piece(names[0], shape, rows // 2, e * rows + half, 1, 2) for e in range(n_experts) for half in (0, 1)]
+        return [Piece(name, shape, rows, e * rows) for e in range(n_experts) for name in names]

@@ -19,10 +19,22 @@ GGUF_ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", True),
     "qwen2": ("Qwen2ForCausalLM", False),
     "qwen3": ("Qwen3ForCausalLM", False),
+    "qwen2moe": ("Qwen2MoeForCausalLM", False),
+    "qwen3moe": ("Qwen3MoeForCausalLM", False),
+    "olmoe": ("OlmoeForCausalLM", False),
+}
+# Of those with experts: whether the weights of the chosen ones are made to add up to 1, which no metadata says.
+_GGUF_NORMALISED = {
+    "MixtralForCausalLM": True,
+    "Qwen2MoeForCausalLM": False,
+    "Qwen3MoeForCausalLM": True,
+    "OlmoeForCausalLM": False,
 }
 # Metadata that would change the arithmetic of these families in a way that they do not have; zero means absent.
 _GGUF_REFUSED = (
-    "expert_count",
+    "expert_group_count",
+    "expert_weights_scale",
+    "leading_dense_block_count",
     "attention.scale",
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
@@ -185,6 +197,11 @@ class ModelConfig:
         parameters = Parameters(self.raw, self.file, "full_attention")
         return rope.context_length(parameters, self._max_position, self._max_model_len) - self.unused_positions
 
+    @property
+    def served_length(self) -> int:
+        """Longest sequence that will be served, in tokens."""
+        return min(self._max_model_len or self.max_position_embeddings, self.max_position_embeddings)
+
     _max_position = _Field(int, "max_position_embeddings")
 
     @cached_property
@@ -213,7 +230,7 @@ class ModelConfig:
             parameters,
             self.head_dim,
             self._max_position,
-            min(self._max_model_len or self.max_position_embeddings, self.max_position_embeddings),
+            self.served_length,
             interleaved=self.get("rope_interleaved", False),
             divisors=None if divisors is None else np.asarray(divisors, dtype=np.float32),
         )
@@ -326,7 +343,9 @@ def from_gguf(
             raise UnsupportedError(f"{file}: metadata {meta.architecture}.{key} is not supported")
     name, interleaved = GGUF_ARCHITECTURES[meta.architecture]
     window = meta.get("attention.sliding_window", int, 0)
-    if name == "LlamaForCausalLM" and window:
+    if name == "LlamaForCausalLM" and meta.get("expert_count", int, 0):
+        name = "MixtralForCausalLM"
+    elif name == "LlamaForCausalLM" and window:
         name = "MistralForCausalLM"
     heads, hidden = meta.need("attention.head_count", int), meta.need("embedding_length", int)
     head_dim = meta.get("attention.key_length", int, hidden // heads if heads > 0 else 0)
@@ -349,6 +368,7 @@ def from_gguf(
         "max_position_embeddings": meta.need("context_length", int),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "qkv_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in tensors,
         "sliding_window": window or None,
         "use_sliding_window": window > 0,
@@ -358,9 +378,26 @@ def from_gguf(
         "rope_parameters": _rope_parameters(meta, head_dim),
         "rope_interleaved": interleaved,
     }
+    if meta.get("expert_count", int, 0):
+        raw |= _experts(meta, name)
     if "rope_freqs.weight" in tensors:
         raw["rope_divisors"] = np.frombuffer(read("rope_freqs.weight"), dtype=np.float32)
     return raw
+
+
+def _experts(meta: _Metadata, name: str) -> Raw:
+    """The fields of a mixture of experts."""
+    if name not in _GGUF_NORMALISED:
+        raise UnsupportedError(f"{meta.file}: metadata {meta.architecture}.expert_count is not supported")
+    n_experts, width = meta.need("expert_count", int), meta.need("feed_forward_length", int)
+    return {
+        "num_experts": n_experts,
+        "num_local_experts": n_experts,
+        "num_experts_per_tok": meta.need("expert_used_count", int),
+        "moe_intermediate_size": meta.get("expert_feed_forward_length", int, width),
+        "shared_expert_intermediate_size": meta.get("expert_shared_feed_forward_length", int, width),
+        "norm_topk_prob": _GGUF_NORMALISED[name],
+    }
 
 
 def _vocab_size(meta: _Metadata) -> int:

@@ -18,8 +18,18 @@ _STEMS = {
     "blk.#.ffn_gate": "model.layers.#.mlp.gate_proj",
     "blk.#.ffn_up": "model.layers.#.mlp.up_proj",
     "blk.#.ffn_down": "model.layers.#.mlp.down_proj",
+    "blk.#.ffn_gate_inp": "model.layers.#.mlp.gate",
+    "blk.#.ffn_gate_exps": "model.layers.#.mlp.experts.gate_proj",
+    "blk.#.ffn_up_exps": "model.layers.#.mlp.experts.up_proj",
+    "blk.#.ffn_down_exps": "model.layers.#.mlp.experts.down_proj",
+    "blk.#.ffn_gate_inp_shexp": "model.layers.#.mlp.shared_expert_gate",
+    "blk.#.ffn_gate_shexp": "model.layers.#.mlp.shared_expert.gate_proj",
+    "blk.#.ffn_up_shexp": "model.layers.#.mlp.shared_expert.up_proj",
+    "blk.#.ffn_down_shexp": "model.layers.#.mlp.shared_expert.down_proj",
 }
-_STEMS_BACK = {theirs: ours for ours, theirs in _STEMS.items()}
+# Mixtral's names of the same.
+_MIXTRAL = {"model.layers.#.block_sparse_moe.gate": "blk.#.ffn_gate_inp"}
+_STEMS_BACK = {theirs: ours for ours, theirs in _STEMS.items()} | _MIXTRAL
 _NAME = re.compile(r"(?P<head>.*?)(?P<layer>(?<=\.)\d+(?=\.))?(?P<tail>[^\d]*)\.(?P<kind>weight|bias)")
 
 # Tensors that hold no weight: the configuration reads the first, the others repeat what the metadata says.

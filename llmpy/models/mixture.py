@@ -73,3 +73,11 @@ def deepseek3(cfg: ModelConfig, router: str) -> Routing:
         "sum_eps": 1e-20,
         "scale": cfg.get("routed_scaling_factor", 1.0),
     }
+
+
+def granite(cfg: ModelConfig, layer: Block, x: Value) -> Value:
+    """block_sparse_moe of Granite's mixtures: the experts' matrices stacked, gate above up."""
+    n_experts, n_chosen = cfg.size("num_local_experts", 8), cfg.size("num_experts_per_tok", 2)
+    routes = layer.route(x, "block_sparse_moe.router.layer", n_experts, n_chosen, score="chosen_softmax")
+    up, down = "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"
+    return layer.experts(x, routes, [up], down, cfg.intermediate_size, act=cfg.hidden_act, stacked="rows")

@@ -200,6 +200,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         {"num_hidden_layers": 4, "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "moe_layer_interval": 2,
          "moe_num_shared_experts": 0, "use_bias": True, "moe_layer_start_index": 0, "tie_word_embeddings": False},
     ),
+    "granite_moe": ("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48, **GRANITE}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "intermediate_size": 48, "head_dim": 24}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
@@ -405,7 +406,7 @@ def quantised(values: np.ndarray, kind: str, random: np.random.Generator) -> np.
     scales = random.normal(0, 1, (len(blocks), (last - first) // 2))
     blocks[:, first:last] = scales.astype("<f2").view(np.uint8)
     blocks[:, first:last] = (scales * 0.06 / gguf.quants.dequantize(blocks, dtype).std()).astype("<f2").view(np.uint8)
-    return blocks.reshape(values.shape[0], -1)
+    return blocks.reshape(*values.shape[:-1], -1)
 
 
 def permuted(values: np.ndarray, n_heads: int) -> np.ndarray:
@@ -413,11 +414,23 @@ def permuted(values: np.ndarray, n_heads: int) -> np.ndarray:
     return values.reshape(n_heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
+def gguf_tensors(model: "torch.nn.Module") -> Iterator[tuple[str, np.ndarray]]:
+    """A model's tensors under Hugging Face names, gate and up of stacked experts apart."""
+    for name, parameter in model.state_dict().items():
+        values = parameter.float().numpy()
+        if name.endswith("experts.gate_up_proj"):
+            half = values.shape[1] // 2
+            yield name.replace("gate_up_proj", "gate_proj.weight"), np.ascontiguousarray(values[:, :half])
+            yield name.replace("gate_up_proj", "up_proj.weight"), np.ascontiguousarray(values[:, half:])
+        else:
+            yield name + (".weight" if name.endswith("experts.down_proj") else ""), values
+
+
 def write_gguf(source: Tiny, path: Path, kind: str, *, metadata: Mapping[str, object] | None = None) -> Path:
     """Writes a tiny model as GGUF, as the usual converter would, its matrices in a type."""
     cfg = source.config
     family = str(cfg["model_type"])
-    arch = "llama" if family == "mistral" else family
+    arch = "llama" if family in ("mistral", "mixtral") else family.replace("_moe", "moe")
     writer, random = gguf.GGUFWriter(path, arch), np.random.default_rng(3)
     heads = {"q_proj": int(cfg["num_attention_heads"]), "k_proj": int(cfg["num_key_value_heads"])}
     writer.add_block_count(cfg["num_hidden_layers"])
@@ -435,16 +448,23 @@ def write_gguf(source: Tiny, path: Path, kind: str, *, metadata: Mapping[str, ob
         writer.add_rope_dimension_count(cfg["head_dim"])
     if family == "mistral" and cfg["sliding_window"]:
         writer.add_sliding_window(cfg["sliding_window"])
+    n_experts = cfg.get("num_local_experts") or cfg.get("num_experts")
+    if n_experts:
+        writer.add_expert_count(n_experts)
+        writer.add_expert_used_count(cfg["num_experts_per_tok"])
+    if "moe_intermediate_size" in cfg:
+        writer.add_expert_feed_forward_length(cfg["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in cfg:
+        writer.add_expert_shared_feed_forward_length(cfg["shared_expert_intermediate_size"])
     for key, value in (metadata or {}).items():
         {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)](key, value)
-    for name, parameter in source.model.state_dict().items():
+    for name, values in gguf_tensors(source.model):
         if name == "lm_head.weight" and cfg["tie_word_embeddings"]:
             continue
-        values = parameter.float().numpy()
         projection = name.split(".")[-2]
         if arch == "llama" and projection in heads:
             values = permuted(values, heads[projection])
-        if values.ndim == 2:
+        if values.ndim > 1 and min(values.shape) > 1:
             writer.add_tensor(to_gguf(name), quantised(values, kind, random), raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             writer.add_tensor(to_gguf(name), values)

@@ -145,6 +145,46 @@ def test_gguf_families(case, tiny, gguf_of, oracle, engine, prompts, tmp_path):
             check(answer, ids, reference.logits, BOUND)
 
 
+WIDE = {**BLOCK_256, "head_dim": 32}
+MIXTURES = {
+    "mixtral": {},
+    "qwen2_moe": {"norm_topk_prob": False, "decoder_sparse_step": 1},
+    "qwen3_moe": {"mlp_only_layers": []},
+    "olmoe": {"clip_qkv": None},
+}
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_gguf_mixtures(case, tiny, gguf_of, oracle, engine, prompts, error_of, tmp_path):
+    """Stacked experts under llama.cpp's names: the logits of transformers, then the engine."""
+    model = tiny(case, **MIXTURES[case])
+    path = gguf_of(model, tmp_path / "tiny.gguf", "F32")
+    reference = oracle(path)
+    assert error_of(reference.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
+    with engine(path) as ours:
+        for answer, ids in zip(ours.run(prompts[1:3], top=99), prompts[1:3], strict=True):
+            check(answer, ids, reference.logits, BOUND)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_quantised_experts(kind, tiny, gguf_of, oracle, device, engine, prompts, tmp_path):
+    model = tiny("mixtral", **WIDE)
+    path = gguf_of(model, tmp_path / "tiny.gguf", kind)
+    reference = oracle(path)
+    with engine(path) as exact:
+        alone = [exact.run([ids], top=99)[0] for ids in prompts[1:3]]
+    for answer, ids in zip(alone, prompts[1:3], strict=True):
+        check(answer, ids, reference.logits, BOUND)
+    with engine(path, max_num_batched_tokens=24) as chunked:
+        assert all(map(same, chunked.run(prompts[1:3], top=99), alone))
+    if device.startswith("cuda"):
+        return
+    with engine(path, activation_dtype="int8") as fast:
+        alone = [fast.run([ids], top=99)[0] for ids in prompts[1:]]
+    with engine(path, activation_dtype="int8", max_num_batched_tokens=24) as chunked:
+        assert all(map(same, chunked.run(prompts[1:], top=99), alone))
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_readers_agree(tiny, gguf_of, host_checkpoint, tmp_path, kind):
     """Our C reader and the gguf package give the same tensors, bit for bit."""

@@ -36,7 +36,7 @@ def test_names_go_both_ways(tiny):
         assert to_hugging_face(to_gguf(name)) == name
     assert to_gguf("model.layers.12.self_attn.q_proj.weight") == "blk.12.attn_q.weight"
     assert to_hugging_face("output.weight") == "lm_head.weight"
-    assert to_hugging_face("blk.12.ffn_down_exps.weight") is None
+    assert to_hugging_face("blk.12.nextn.eh_proj.weight") is None
     assert to_gguf("model.layers.x.self_attn.q_proj.weight") is None
     assert to_gguf("lm_head") is None
 
@@ -51,7 +51,8 @@ def test_the_old_spelling_of_linear_scaling(tiny, gguf_of, oracle, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "error", "text"),
     [
-        ("llama.expert_count", 8, UnsupportedError, "expert_count"),
+        ("llama.expert_count", 8, CheckpointError, "expert_used_count: wanted int, have nothing"),
+        ("llama.expert_group_count", 8, UnsupportedError, "expert_group_count"),
         ("llama.final_logit_softcapping", 30.0, UnsupportedError, "final_logit_softcapping"),
         ("llama.rope.scaling.type", "longrope", UnsupportedError, "longrope"),
         ("llama.vocab_size", 98, CheckpointError, r"token_embd.weight.*wanted \[98, 64\], have \[99, 64\]"),

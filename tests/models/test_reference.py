@@ -128,8 +128,8 @@ def test_a_head_stored_beside_a_tied_one_is_ignored(tiny, oracle, prompts, error
 
 
 FAMILIES = (
-    "Arcee Cohere Cohere2 Ernie4_5 Ernie4_5_Moe Exaone4 Gemma Gemma2 Gemma3 Glm Glm4 Glm4Moe Granite Llama Mistral Mixtral "
-    "Nemotron Olmo2 Olmo3 Olmoe Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3 StableLm"
+    "Arcee Cohere Cohere2 Ernie4_5 Ernie4_5_Moe Exaone4 Gemma Gemma2 Gemma3 Glm Glm4 Glm4Moe Granite GraniteMoe Llama Mistral "
+    "Mixtral Nemotron Olmo2 Olmo3 Olmoe Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3 StableLm"
 )
 
 

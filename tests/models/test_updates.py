@@ -65,3 +65,20 @@ def test_gguf(tiny, gguf_of, prompts, device, tmp_path):
     with pytest.raises(UnsupportedError, match="orders the rows of q and k"):
         llm.begin_update()
     llm.close()
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", pytest.param("granite_moe", marks=pytest.mark.slow)])
+def test_experts_under_the_names_of_the_checkpoint(case, tiny, prompts, device):
+    """transformers keeps the experts of most families stacked in memory; updates take what its files have."""
+    from safetensors.torch import load_file
+
+    model = tiny(case)
+    fresh = LLM(model.directory, device=device, **OPTIONS)
+    llm = LLM(model.directory, device=device, load_format="dummy", **OPTIONS)
+    before = outcome(llm, prompts)
+    report = llm.update_weights(load_file(model.directory / "model.safetensors"))
+    assert report.missing == []
+    assert outcome(llm, prompts) == outcome(fresh, prompts) != before
+    assert llm.weight_checksum() == fresh.weight_checksum()
+    fresh.close()
+    llm.close()
