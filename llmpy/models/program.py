@@ -70,11 +70,6 @@ class Value:
         return self.model.emit("add", [self, other], self.width)
 
 
-def _bare(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape without the ones that it begins with: some files have [1, n] where others have [n]."""
-    return _bare(shape[1:]) if len(shape) > 1 and shape[0] == 1 else tuple(shape)
-
-
 class Writer:
     """The part of a `Model` that writes and checks; architecture functions rarely have need of it.
 
@@ -250,7 +245,8 @@ class Writer:
                     tensor=source,
                 )
             _, have, file = self._tensors[source]
-            shape = tuple(have) if _bare(have) == _bare(shape) else shape
+            if self.is_gguf and shape == (1, *have):  # such files have no leading ones
+                shape = tuple(have)
             if tuple(have) != shape:
                 raise CheckpointError(
                     f"{file}: tensor {source}, used by {op} of {self.config.architecture}: "
