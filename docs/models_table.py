@@ -16,7 +16,7 @@ PAGE = ROOT / "docs/models.md"
 BEGIN, END = "<!-- models_table.py: from here -->", "<!-- models_table.py: to here -->"
 HEAD = "| family | architectures | released models | formats | CPU | CUDA | tested against | limits |"
 # Methods of the vocabulary whose operation has another name; the others are called as their operation is.
-NO_HELPERS = ("blocks", "block_norm", "block_mixture", "config", "registry", "rope")
+NO_HELPERS = ("blocks", "block_norm", "block_mixture", "config", "pieces", "program", "registry", "rope")
 OPERATIONS = {"mlp": "linear", "gated_mlp": "linear", "logits": "linear", "clip": "act", "xielu": "act"}
 
 

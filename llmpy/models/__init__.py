@@ -29,6 +29,7 @@ _FAMILIES = """
     qwen2 qwen3 seed_oss smollm3 stablelm
     bamba granite_hybrid jamba mamba mamba2 nemotron_h
     ernie glm4_moe mixtral olmoe qwen_moe
+    chatglm gpt2 gpt_neox gptj internlm2 opt qwen starcoder2
 """
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")
@@ -88,7 +89,7 @@ def load(
     raw = _overridden(raw, hf_overrides)
     _refuse_quantised(raw, source)
     found = registry.find(ModelConfig(raw, source).architecture)
-    config = ModelConfig({**found.defaults, **raw}, source, max_model_len)
+    config = ModelConfig(found.fields(raw), source, max_model_len)
     model = Model(config, tensors, _gguf_source(file) if is_gguf else str, file)
     found.build(config, model)
     spec = model.finish((*found.ignore, *gguf_names.NO_WEIGHTS) if is_gguf else found.ignore)

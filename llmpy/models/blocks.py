@@ -405,7 +405,8 @@ class Model(Writer, Block):
     def stem(self, prefix: str, name: str) -> str:
         """`prefix`, or "" where the checkpoint has NAME.weight without it: models saved without a head have none."""
         if self._tensors is None:
-            return "" if self.config.architecture.endswith("Model") else prefix
+            end = self.config.architecture
+            return "" if end.endswith("Model") and not end.endswith("LMHeadModel") else prefix
         if self._to_source(f"{prefix}{name}.weight") in self._tensors:
             return prefix
         return "" if f"{name}.weight" in self._tensors else prefix

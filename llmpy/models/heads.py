@@ -20,6 +20,8 @@ def head(
     scale: float | None = None,
     softcap: float | None = None,
     bias: bool = False,
+    embedding: str = "embed_tokens",
+    name: str = "lm_head",
 ) -> None:
     """Ends a program as the name of the architecture says.
 
@@ -29,22 +31,24 @@ def head(
         x: The last norm's output.
         stem: What the names of the body's tensors begin with.
         scale, softcap, bias: Of a vocabulary's logits, as in `Model.logits`; None: the family has no such thing.
+        embedding: Module name of the embedding, behind the stem.
+        name: Module name of the head.
 
     Raises:
         UnsupportedError: the configuration scales or caps the logits of a family that has no such thing.
     """
-    name = cfg.architecture
-    if name.endswith(("ForSequenceClassification", "ForTokenClassification")):
-        m.leave_out("lm_head")
-        is_sequence = name.endswith("ForSequenceClassification")
+    end = cfg.architecture
+    if end.endswith(("ForSequenceClassification", "ForTokenClassification")):
+        m.leave_out(name)
+        is_sequence = end.endswith("ForSequenceClassification")
         labels = m.linear(x, "score", cfg.num_labels, bias=not is_sequence)
         m.states(labels, *(["classify"] if is_sequence else []), "token_classify")
-    elif name.endswith("Model"):
-        m.leave_out("lm_head")
+    elif end.endswith("Model") and not end.endswith("LMHeadModel"):
+        m.leave_out(name)
         m.states(x)
     else:
         if softcap is None:
             cfg.without("final_logit_softcapping")
         for field in ("logits_scaling", "logit_scale") if scale is None else ():
             cfg.only(field, 1.0)
-        m.logits(x, "lm_head", tied_to=f"{stem}embed_tokens", scale=scale or 1.0, softcap=softcap or 0.0, bias=bias)
+        m.logits(x, name, tied_to=f"{stem}{embedding}", scale=scale or 1.0, softcap=softcap or 0.0, bias=bias)

@@ -24,13 +24,22 @@ class Architecture:
     build: Build
     defaults: Mapping[str, object] = field(default_factory=dict)
     ignore: Sequence[str] = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
+
+    def fields(self, raw: Mapping[str, object]) -> dict[str, object]:
+        """A configuration under the names that all families share, with what it leaves out."""
+        named = {self.renames.get(name, name): value for name, value in raw.items() if value is not None}
+        return {**self.defaults, **raw, **named}
 
 
 _REGISTRY: dict[str, Architecture] = {}
 
 
 def architecture(
-    *names: str, defaults: Mapping[str, object] | None = None, ignore: Sequence[str] = ()
+    *names: str,
+    defaults: Mapping[str, object] | None = None,
+    ignore: Sequence[str] = (),
+    renames: Mapping[str, str] | None = None,
 ) -> Callable[[Build], Build]:
     """Registers the function that writes the program of a model, in the package or in anybody's file.
 
@@ -39,6 +48,7 @@ def architecture(
         defaults: Fields that config.json may leave out.
         ignore: Patterns (as in `fnmatch`) of tensors that a checkpoint may hold without use, besides the buffers of
             rotary embeddings.
+        renames: Fields of config.json that have another name elsewhere: {"n_embd": "hidden_size"}.
 
     Returns:
         A decorator for a function of (config, model).
@@ -47,7 +57,7 @@ def architecture(
         raise TypeError("architecture() wants the names of the architecture, as in @architecture('LlamaForCausalLM')")
 
     def register(build: Build) -> Build:
-        entry = Architecture(build, dict(defaults or {}), (*COMPUTED_BUFFERS, *ignore))
+        entry = Architecture(build, dict(defaults or {}), (*COMPUTED_BUFFERS, *ignore), dict(renames or {}))
         _REGISTRY.update(dict.fromkeys(names, entry))
         return build
 

@@ -202,6 +202,23 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "granite_moe": ("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48, **GRANITE}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "intermediate_size": 48, "head_dim": 24}),
+    "gpt2": ("GPT2", {"n_inner": 96}),
+    "gpt2-scaled": ("GPT2", {"n_inner": 96, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
+    "gpt_bigcode": ("GPTBigCode", {"n_inner": 96}),
+    "gpt_bigcode-heads": ("GPTBigCode", {"n_inner": 96, "multi_query": False}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 8, "norm_epsilon": 1e-3}),
+    "starcoder2-plain": ("Starcoder2", {"use_bias": False, "sliding_window": None, "tie_word_embeddings": False}),
+    "gptj": ("GPTJ", {"n_inner": 96, "rotary_dim": 8}),
+    "codegen": ("CodeGen", {"n_inner": 96, "rotary_dim": 8}),
+    "gpt_neox": ("GPTNeoX", rope("default", partial_rotary_factor=0.25)),
+    "gpt_neox-sequential": ("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
+    "opt": ("OPT", {"ffn_dim": 96}),
+    "opt-350m": ("OPT", {"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt-plain": ("OPT", {"ffn_dim": 96, "enable_bias": False, "tie_word_embeddings": False}),
+    "internlm2": ("InternLM2", {"attention_bias": True}),
+    "internlm2-plain": ("InternLM2", {}),
+    "qwen": ("Qwen1", {}),
+    "chatglm": ("ChatGlm3", {"head_dim": 16, "attention_bias": True}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
 # One case of a topology is enough for the default run; all of them are in that of the slow tests.
@@ -210,10 +227,14 @@ SLOW = {
     "seed_oss-plain", "exaone4", "exaone4-full", "arcee", "stablelm", "stablelm-parallel",
     "stablelm-norms", "cohere-plain", "phi-norms", "olmo-plain",
     "mamba-bias", "falcon_mamba", "mamba2-bias", "jamba", "granite_hybrid", "granite_hybrid-nope", "plamo2-untied",
+    "gpt2-scaled", "gpt_bigcode-heads", "starcoder2-plain", "codegen", "gpt_neox-sequential", "opt-plain", "internlm2-plain",
+    "starcoder2", "qwen", "chatglm",
     "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe-bias",
 }  # fmt: skip
 # Families that transformers lacks: a file with our own reference, and its class.
 REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2")}
+REFERENCES |= {name: own_class("renamed_reference", name) for name in ("InternLM2", "Qwen1", "ChatGlm3")}
+CLASSES = {"GPT2": "GPT2LMHeadModel"}  # whose name is not the family's with "ForCausalLM"
 CONFIGS = {"Gemma3": "Gemma3Text"}  # the family whose name the configuration has
 
 
@@ -267,7 +288,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
                 made[key] = Plain(directory, plain)
                 return made[key]
             config = getattr(transformers, CONFIGS.get(family, family) + "Config")(**{**BASE, **own, **fields})
-            kind = getattr(transformers, family + "ForCausalLM")
+            kind = getattr(transformers, CLASSES.get(family, family + "ForCausalLM"))
             model = kind(config)
             randomise(model, seed=len(case))
             model = model.to(getattr(torch, dtype))

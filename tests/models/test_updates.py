@@ -4,8 +4,9 @@ import pytest
 
 from llmpy import LLM, SamplingParams, UnsupportedError
 
-CASES = ["llama", "llama-bias", "llama-tied", "mistral", "qwen2", "qwen3", "qwen3-window", "phi3", "nemotron"]
-MORE = ["arcee", "exaone4", "gemma", "gemma3", "glm4", "granite", "olmo2", "olmo3", "phi3-longrope", "smollm3", "stablelm"]
+CASES = ["llama", "llama-bias", "llama-tied", "mistral", "qwen2", "qwen3", "qwen3-window", "phi3", "nemotron", "gpt2"]
+MORE = ["arcee", "exaone4", "gemma", "gemma3", "glm4", "granite", "olmo2", "olmo3", "phi3-longrope", "smollm3", "stablelm",
+        "codegen", "gpt_bigcode-heads"]
 CASES += [pytest.param(case, marks=pytest.mark.slow) for case in MORE]
 OPTIONS = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "generation_config": "none"}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=2, ignore_eos=True)
