@@ -268,6 +268,8 @@ struct ssm_args {
     const float *a_log, *dt_bias, *skip; /* [n_heads] */
     float dt_min, dt_max;
     struct view x, dt, b, c, out; /* widths n_heads * head_dim, n_heads, n_groups * n_state twice, as x */
+    struct view gate;           /* FUSION_SSM_GATED: data NULL, or out = act(gate) * y, y rounded before */
+    uint32_t act;
 };
 
 /* Selective scan (Mamba). d = softplus(dt_c + dt_bias_c); S_n = exp(-exp(a_log[c][n]) * d) * S_n + d * B_n * x_c;
@@ -280,6 +282,8 @@ struct selective_scan_args {
     const float *dt_bias;       /* [width] or NULL */
     const float *skip;          /* [width] */
     struct view x, dt, b, c, out; /* b, c: n_state wide */
+    struct view gate;           /* as of ssm_args */
+    uint32_t act;
 };
 
 /* Gated delta rule. q and k are divided by sqrt(their sum of squares + 1e-6), q times key_dim^-0.5; value head h uses key head

@@ -455,6 +455,10 @@ static struct backend make_table(void)
     b.layer_norm = cuda_layer_norm;
     b.scale_logits = cuda_scale_logits;
     b.row_attention = cuda_row_attention;
+    b.conv = cuda_conv;
+    b.ssm = cuda_ssm;
+    b.selective_scan = cuda_selective_scan;
+    b.delta = cuda_delta;
     return b;
 }
 

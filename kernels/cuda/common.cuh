@@ -259,6 +259,10 @@ enum rc cuda_act(void *ctx, const struct act_args *args, struct err *err);
 enum rc cuda_layer_norm(void *ctx, const struct layer_norm_args *args, struct err *err);
 enum rc cuda_scale_logits(void *ctx, const struct scale_logits_args *args, struct err *err);
 enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, struct err *err);
+enum rc cuda_conv(void *ctx, const struct conv_args *args, struct err *err);
+enum rc cuda_ssm(void *ctx, const struct ssm_args *args, struct err *err);
+enum rc cuda_selective_scan(void *ctx, const struct selective_scan_args *args, struct err *err);
+enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err);
 enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
 void cuda_sample_size(struct cuda *cuda); /* how much memory the sampler wants */
 enum rc cuda_sample_open(struct cuda *cuda, struct err *err);

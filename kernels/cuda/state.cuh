@@ -1,0 +1,129 @@
+/* state.cuh: what the recurrent operations share: where a unit of a sequence's state lies (struct state_view), which rows are a
+ * sequence's, and sums over groups of lanes in one order for every number of tokens that are taken at once.
+ * A state is read before wait_for_input(): within a step it is written by its own operation alone, and copies of pages end
+ * before the first kernel begins. How the floats of a unit lie is told by each file. */
+#ifndef LLMPY_CUDA_STATE_CUH
+#define LLMPY_CUDA_STATE_CUH
+
+#include "activation.cuh"
+#include "eight.cuh"
+
+struct state_pool {
+    char *data;
+    size_t page_bytes;
+    const int32_t *table;
+    uint32_t table_stride, first_entry, unit_bytes, units_per_page;
+    explicit state_pool(const struct state_view &s)
+        : data((char *)s.pool), page_bytes(s.page_bytes), table(s.table), table_stride(s.table_stride),
+          first_entry(s.first_entry), unit_bytes(s.unit_bytes), units_per_page(s.units_per_page)
+    {
+    }
+    __device__ __forceinline__ float *unit(uint32_t seq, uint32_t u) const
+    {
+        uint32_t page = u / units_per_page;
+        return in_page(seq, page, u - page * units_per_page);
+    }
+    __device__ __forceinline__ float *in_page(uint32_t seq, uint32_t page, uint32_t u) const
+    {
+        size_t number = (size_t)table[(size_t)seq * table_stride + first_entry + page];
+        return (float *)(data + number * page_bytes + (size_t)u * unit_bytes);
+    }
+};
+
+/* A batch; first_row is NULL where every sequence has one row, which is known on the host. */
+struct sequences {
+    const int32_t *positions, *row_seq, *first_row;
+    explicit sequences(const struct batch_view *b)
+        : positions(b->positions), row_seq(b->row_seq), first_row(b->n_seqs == b->n_rows ? NULL : b->seq_first_row)
+    {
+    }
+};
+
+struct span {
+    uint32_t first, n, seq; /* rows; row of the page tables */
+    bool is_new;            /* begins with zeros */
+};
+
+static __device__ __forceinline__ struct span span_of(const struct sequences &batch, uint32_t s)
+{
+    struct span span = {s, 1, 0, false};
+    if (batch.first_row) {
+        span.first = (uint32_t)batch.first_row[s];
+        span.n = (uint32_t)batch.first_row[s + 1] - span.first;
+    }
+    span.seq = (uint32_t)batch.row_seq[span.first];
+    span.is_new = batch.positions[span.first] == 0;
+    return span;
+}
+
+static __device__ __forceinline__ float softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+/* Sums of N values over groups of LANES lanes, pairwise over lanes 1, 2, 4, ... apart. A lane gets the sum of the value whose
+ * number is sum_index. */
+template <uint32_t LANES, uint32_t N> static __device__ __forceinline__ float group_sums(float (&x)[N])
+{
+    uint32_t n = N;
+#pragma unroll
+    for (uint32_t apart = 1; apart < LANES; apart *= 2) {
+        if (n > 1)
+            n /= 2;
+        bool is_upper = N > 1 && apart < N && threadIdx.x & apart;
+#pragma unroll
+        for (uint32_t i = 0; i < N; i++)
+            if (i < n) {
+                float mine = x[i], other = x[i];
+                if (apart < N) {
+                    mine = is_upper ? x[n + i] : x[i];
+                    other = is_upper ? x[i] : x[n + i];
+                }
+                x[i] = mine + __shfl_xor_sync(~0u, other, apart);
+            }
+    }
+    return x[0];
+}
+
+/* N a power of two, at most LANES. */
+template <uint32_t N> static __device__ __forceinline__ uint32_t sum_index(void)
+{
+    uint32_t index = 0;
+    for (uint32_t apart = 1, half = N / 2; half; apart *= 2, half /= 2)
+        index += threadIdx.x & apart ? half : 0;
+    return index;
+}
+
+/* Four floats of a unit's row of n, from `column` on; zeros beyond. */
+template <bool IS_ALIGNED> static __device__ __forceinline__ float4 load_quad(const float *row, uint32_t column, uint32_t n)
+{
+    float4 x = make_float4(0, 0, 0, 0);
+    if (IS_ALIGNED && column < n)
+        return *(const float4 *)(row + column);
+    if (!IS_ALIGNED) {
+        x.x = column < n ? row[column] : 0.0f;
+        x.y = column + 1 < n ? row[column + 1] : 0.0f;
+        x.z = column + 2 < n ? row[column + 2] : 0.0f;
+        x.w = column + 3 < n ? row[column + 3] : 0.0f;
+    }
+    return x;
+}
+
+template <bool IS_ALIGNED> static __device__ __forceinline__ void store_quad(float *row, uint32_t column, uint32_t n, float4 x)
+{
+    const float values[4] = {x.x, x.y, x.z, x.w};
+    if (IS_ALIGNED && column < n)
+        *(float4 *)(row + column) = x;
+#pragma unroll
+    for (uint32_t i = 0; i < 4 && !IS_ALIGNED; i++)
+        if (column + i < n)
+            row[column + i] = values[i];
+}
+
+/* Do rows of n floats in units start on 16 bytes, and end there? */
+static inline bool state_is_aligned(const struct state_view *s, uint32_t n)
+{
+    return (uintptr_t)s->pool % 16 == 0 && s->page_bytes % 16 == 0 && s->unit_bytes % 16 == 0 && n % 4 == 0;
+}
+
+#endif
