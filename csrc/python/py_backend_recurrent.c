@@ -63,15 +63,15 @@ PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs)
 
 PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"state",   "batch", "x",   "dt",       "b",      "c",      "a_log",
-                            "dt_bias", "skip",  "out", "n_groups", "dt_min", "dt_max", NULL};
-    PyObject *state, *batch, *x, *dt, *b, *c, *a_log, *dt_bias, *skip, *out;
+    static char *names[] = {"state", "batch", "x",        "dt",     "b",      "c",    "a_log", "dt_bias",
+                            "skip",  "out",   "n_groups", "dt_min", "dt_max", "gate", "act",   NULL};
+    PyObject *state, *batch, *x, *dt, *b, *c, *a_log, *dt_bias, *skip, *out, *gate = Py_None;
     struct batch_view view;
     struct ssm_args a = {.batch = &view, .n_groups = 1, .dt_max = 3.4e38f};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO|Iff", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias,
-                                     &skip, &out, &a.n_groups, &a.dt_min, &a.dt_max))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO|IffOI", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias,
+                                     &skip, &out, &a.n_groups, &a.dt_min, &a.dt_max, &gate, &a.act))
         return NULL;
     stage_batch(&s, batch, &view);
     stage_view(&s, "x", x, false, &a.x);
@@ -79,6 +79,8 @@ PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs)
     stage_view(&s, "b", b, false, &a.b);
     stage_view(&s, "c", c, false, &a.c);
     stage_view(&s, "out", out, true, &a.out);
+    if (gate != Py_None)
+        stage_view(&s, "gate", gate, false, &a.gate);
     a.n_heads = a.dt.width;
     if (!s.failed && (!a.n_groups || !a.n_heads || a.x.width % a.n_heads || a.n_heads % a.n_groups || a.b.width % a.n_groups))
         stage_fail(&s, "x", "heads in groups");
@@ -95,14 +97,14 @@ PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs)
 
 PyObject *py_backend_selective_scan(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"state", "batch", "x", "dt", "b", "c", "a_log", "dt_bias", "skip", "out", NULL};
-    PyObject *state, *batch, *x, *dt, *b, *c, *a_log, *dt_bias, *skip, *out;
+    static char *names[] = {"state", "batch", "x", "dt", "b", "c", "a_log", "dt_bias", "skip", "out", "gate", "act", NULL};
+    PyObject *state, *batch, *x, *dt, *b, *c, *a_log, *dt_bias, *skip, *out, *gate = Py_None;
     struct batch_view view;
     struct selective_scan_args a = {.batch = &view};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias,
-                                     &skip, &out))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO|OI", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias,
+                                     &skip, &out, &gate, &a.act))
         return NULL;
     stage_batch(&s, batch, &view);
     stage_view(&s, "x", x, false, &a.x);
@@ -110,6 +112,8 @@ PyObject *py_backend_selective_scan(PyObject *object, PyObject *args, PyObject *
     stage_view(&s, "b", b, false, &a.b);
     stage_view(&s, "c", c, false, &a.c);
     stage_view(&s, "out", out, true, &a.out);
+    if (gate != Py_None)
+        stage_view(&s, "gate", gate, false, &a.gate);
     a.n_state = a.b.width;
     stage_vector(&s, "a_log", a_log, (size_t)a.x.width * a.n_state, false, &a.a_log);
     stage_vector(&s, "dt_bias", dt_bias, a.x.width, true, &a.dt_bias);

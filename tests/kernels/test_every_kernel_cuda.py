@@ -196,6 +196,57 @@ def test_rope_cache_and_attention(shape: tuple[int, int, int, str, int, float], 
     both.check(*results)
 
 
+def recurrent_case(name: str, sizes: tuple[int, ...], n: int, draw: Callable[..., Array]) -> tuple[dict, dict, int, int, int]:
+    """Rows, other arguments, columns of the output, units and their floats; heads, size, groups or keys, and state first."""
+    heads, size, groups, n_state = sizes
+    vectors = {"a_log": (heads,), "dt_bias": (heads,), "skip": (heads,)}
+    widths, rest, width, unit = {"x": heads * size, "dt": heads}, {}, heads * size, size * n_state
+    if name == "conv":
+        widths, vectors, rest, unit = {"x": heads}, {"weight": (heads, n_state), "bias": (heads,)}, {"n_taps": n_state, "act": 0}, n_state - 1
+        width = heads
+    elif name == "delta":
+        widths = {"q": groups * n_state, "k": groups * n_state, "v": heads * size, "a": heads, "b": heads}
+        rest, vectors = {"n_key_heads": groups}, {"a_log": (heads,), "dt_bias": (heads,)}
+    else:
+        widths |= {"b": groups * n_state, "c": groups * n_state}
+        rest = {"n_groups": groups} if name == "ssm" else {}
+        if name == "selective_scan":
+            vectors["a_log"] = (heads, n_state)
+    rest |= {key: draw(*shape).astype(np.float32) for key, shape in vectors.items()}
+    return {key: draw(n, wide) for key, wide in widths.items()}, rest, width, heads, unit
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("ssm", 3, 40, 1, 64), ("ssm", 2, 32, 2, 128), ("ssm", 1, 24, 1, 256), ("selective_scan", 40, 1, 1, 16),
+        ("selective_scan", 33, 1, 1, 32), ("selective_scan", 8, 1, 1, 64), ("delta", 2, 40, 1, 32), ("delta", 2, 32, 2, 64),
+        ("delta", 1, 32, 1, 128), ("delta", 1, 12, 1, 256), ("conv", 40, 1, 1, 4), ("conv", 35, 1, 1, 8),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_recurrent(case: tuple[str, int, int, int, int], both: Both) -> None:
+    """Two prompts, then a row of each."""
+    name, sizes, n, results = case[0], case[1:], 23, []
+    rows, rest, width, units, floats = recurrent_case(name, sizes, n + 2, both.draw)
+    batches = [
+        (np.r_[0:3, 0:20].astype(np.int32), np.r_[[0] * 3, [1] * 20].astype(np.int32), np.array([0, 3, 23], np.int32)),
+        (np.array([3, 20], np.int32), np.array([0, 1], np.int32), np.array([0, 1, 2], np.int32)),
+    ]
+    for backend, kind in ((both.cuda, both.kind), (both.cpu, np.float32)):
+        pool, table = np.zeros((4, (units + 1) // 2 * floats), np.float32), np.array([[2, 0], [1, 3]], np.int32)
+        out = np.zeros((n + 2, width), kind)
+        for batch, part in zip(batches, (slice(0, n), slice(n, n + 2)), strict=True):
+            given = {key: both.form(x[part]) if backend is both.cuda else x[part].astype(np.float32) for key, x in rows.items()}
+            own = np.zeros_like(out[part])
+            target = both.form(own) if backend is both.cuda else own
+            state = pool, table, 0, (units + 1) // 2
+            getattr(backend, name)(state=state, batch=batch, **given, **rest, out=target)
+            out[part] = own
+        results.append(out)
+    both.check(*results)
+
+
 def test_sample(both: Both) -> None:
     logits = np.random.default_rng(4).standard_normal((3, 300)).astype(np.float32)
     tasks = [
