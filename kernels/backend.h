@@ -135,12 +135,15 @@ struct add_args {
     struct view a, b, out;
 };
 
-/* Fused: sum = a + b, out = rms_norm(sum), the whole row one head. sum may be a or b. */
+/* Fused: sum = a + b, out = rms_norm(sum), the whole row one head. sum may be a or b. With inner_weight (FUSION_NORM_ADD_NORM)
+ * b is normed first: sum = a + rms_norm(b). */
 struct add_rms_norm_args {
     uint32_t n_rows;
     struct view a, b, sum, out;
     const float *weight;        /* [width], or NULL: ones */
     float eps;
+    const float *inner_weight;  /* [width] or NULL */
+    float inner_eps;
 };
 
 /* out = act(x). In place is fine. */
@@ -270,7 +273,19 @@ struct ssm_args {
     struct view x, dt, b, c, out; /* widths n_heads * head_dim, n_heads, n_groups * n_state twice, as x */
     struct view gate;           /* FUSION_SSM_GATED: data NULL, or out = act(gate) * y, y rounded before */
     uint32_t act;
+    /* FUSION_SSM_INPUTS, where b_norm is not NULL: b, c and dt are yet to be normed by rms_norm, each over its row, and dt, which
+     * may have any width, is then multiplied by dt_matrix. One group. */
+    const float *b_norm, *c_norm, *dt_norm;
+    float norm_eps;
+    const struct matrix *dt_matrix;
+    struct view scratch;        /* [n_rows][ssm_scratch_width] for the backend's use */
 };
+
+/* Columns of b, c, dt before and behind its matrix, one behind the other, each from a multiple of 16 on. */
+static inline uint32_t ssm_scratch_width(uint32_t n_state, uint32_t dt_width, uint32_t n_heads)
+{
+    return 2 * ((n_state + 15) & ~15u) + ((dt_width + 15) & ~15u) + ((n_heads + 15) & ~15u);
+}
 
 /* Selective scan (Mamba). d = softplus(dt_c + dt_bias_c); S_n = exp(-exp(a_log[c][n]) * d) * S_n + d * B_n * x_c;
  * y_c = sum over n of S_n C_n + skip_c * x_c. */
@@ -537,7 +552,8 @@ struct peers {
 /* ---- the table ------------------------------------------------------------------------------------------------------- */
 
 enum fusion {
-    FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8, FUSION_ADD_NORM = 16
+    FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8, FUSION_ADD_NORM = 16,
+    FUSION_NORM_ADD_NORM = 32, FUSION_SSM_GATED = 64, FUSION_SSM_INPUTS = 128
 };
 
 struct backend_options {

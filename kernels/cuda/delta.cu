@@ -4,8 +4,8 @@
  * A unit of the state is [value_dim][key_dim]. A block has 32 columns of a head, 8 lanes 2 of them, a lane the keys
  * 4 (lane + 8 n) .. + 4: a sum is a chain over these, n ascending, then pairwise over lanes 1, 2, 4 apart. One token or
  * thousands: the same operations in the same order, with the state in registers meanwhile.
- * One row a sequence is bound by the state, read and written: 256 sequences of 32 heads of 128 x 128 move 1.07 GB, 272 us at the
- * 3.94 TB/s of a copy. A prompt of one sequence is bound by the way through two dependent sums, some 250 cycles a token, 1.2 ms
+ * One row a sequence is bound by the state, read and written: 256 sequences of 32 heads of 128 x 128 move 1.07 GB, 272 us at
+ * the 3.94 TB/s of a copy. A prompt of one sequence is bound by the way through two dependent sums, some 250 cycles a token, 1.2 ms
  * for 8192; several sequences by operations, 4 for every value of the state. */
 #include "head_norm.cuh"
 #include "state.cuh"
@@ -150,7 +150,8 @@ static __global__ void __launch_bounds__(THREADS) step_heads(const delta_job<T> 
         store_eight(&vectors[t / parts][t % parts * 8], x);
     for (uint32_t r = 0; r < OWN; r++)
         v[r] = at.first + r < job.value_dim ? to_float(*job.v.at(row, at.head * job.value_dim + at.first + r)) : 0.0f;
-    float decay = decay_of(job, to_float(*job.a.at(row, at.head)), rate, bias), beta = sigmoid(to_float(*job.b.at(row, at.head)));
+    float decay = decay_of(job, to_float(*job.a.at(row, at.head)), rate, bias);
+    float beta = sigmoid(to_float(*job.b.at(row, at.head)));
     __syncthreads();
     advance(s, vectors[0], vectors[1], v, decay, beta, sums);
     float sum = group_sums<LANES>(sums);

@@ -5,9 +5,9 @@
  * A unit of the state is a channel's [n_state]. Four lanes share a channel, a lane has the columns 4 (lane + 4 i) .. + 4: a sum
  * is a chain over these, i ascending, then pairwise over lanes 1, 2 apart. One token or thousands: the same operations in the
  * same order, with the state in registers meanwhile.
- * One row a sequence is bound by the state, read and written: 256 sequences of 5120 channels of 16 columns move 168 MB, 43 us at
- * the 3.94 TB/s of a copy. A prompt is bound by the exponentials, 4 lanes a cycle and scheduler: 8192 tokens of 5120 channels of
- * 16 columns take 0.19 ms on 132 processors if all of them are busy. */
+ * One row a sequence is bound by the state, read and written: 256 sequences of 5120 channels of 16 columns move 168 MB, 43 us
+ * at the 3.94 TB/s of a copy. A prompt is bound by the exponentials, 4 lanes a cycle and scheduler: 8192 tokens of 5120 channels
+ * of 16 columns take 0.19 ms on 132 processors if all of them are busy. */
 #include "state.cuh"
 
 #define THREADS 128u
@@ -215,7 +215,8 @@ static __global__ void __launch_bounds__(THREADS) scan_channels(const scan_job<T
             float y[8];
             for (uint32_t i = 0; i < 8; i++)
                 y[i] = to_float(ended(job, m.sums[x_token][x_part + i], skip[i], now.first[i], now.third[i]));
-            store_part<IS_ALIGNED>(job.out.at(span.first + done + x_token, 0), blockIdx.x * CHANNELS + x_part, job.out.width, y);
+            T *row = job.out.at(span.first + done + x_token, 0);
+            store_part<IS_ALIGNED>(row, blockIdx.x * CHANNELS + x_part, job.out.width, y);
         }
     }
     store_columns<IS_ALIGNED>(own, job, span, channel);

@@ -9,6 +9,8 @@
  * 3.94 TB/s of a copy; the state is on its way before the wait. A prompt is bound by operations: 3 for every value of the state
  * and about as much again for the sums, 75 to a warp and token, so 8192 tokens of one such sequence, one warp to a scheduler,
  * take 0.36 ms; inputs of the next chunk of tokens are read while one is computed. */
+#include "head_norm.cuh"
+#include "mma.cuh"
 #include "state.cuh"
 
 #define THREADS 128u
@@ -16,6 +18,7 @@
 #define OWN 4u                        /* channels of a group of lanes */
 #define SLICE (THREADS / LANES * OWN) /* channels of a block */
 #define MAX_STATE 256u
+#define MAX_RANK 256u /* columns of dt_matrix that steps multiply themselves */
 
 template <class T> struct ssm_job {
     struct sequences batch;
@@ -26,6 +29,11 @@ template <class T> struct ssm_job {
     uint32_t head_dim, n_state, heads_a_group, n_slices;
     bool has_gate;
     uint32_t act;
+    const float *b_norm, *c_norm, *dt_norm; /* what steps do themselves, where the inputs are not ready: dt has rank columns */
+    float eps;
+    const char *dt_rows;
+    size_t dt_row_bytes;
+    uint32_t rank;
 };
 
 /* What a block works on. */
@@ -68,24 +76,33 @@ static __device__ __forceinline__ void store_state(const float4 (&s)[OWN][QUADS]
 
 /* One token: the lane's columns of its channels, and their part of y. */
 template <uint32_t QUADS>
-static __device__ __forceinline__ void advance(float4 (&s)[OWN][QUADS], const float *b, const float *c, const float *dx,
-                                               float decay, float *sums)
+static __device__ __forceinline__ void advance(float4 (&s)[OWN][QUADS], const float *b, const float *c,
+                                               const float (&dx)[OWN], float decay, float *sums)
 {
-    float4 x = *(const float4 *)dx;
-    const float own[OWN] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (uint32_t q = 0; q < QUADS; q++) {
-        float4 bq = ((const float4 *)b)[threadIdx.x % LANES + LANES * q], cq = ((const float4 *)c)[threadIdx.x % LANES + LANES * q];
+        const uint32_t quad = threadIdx.x % LANES + LANES * q;
+        float4 bq = ((const float4 *)b)[quad], cq = ((const float4 *)c)[quad];
 #pragma unroll
         for (uint32_t r = 0; r < OWN; r++) {
-            s[r][q].x = fmaf(own[r], bq.x, decay * s[r][q].x);
-            s[r][q].y = fmaf(own[r], bq.y, decay * s[r][q].y);
-            s[r][q].z = fmaf(own[r], bq.z, decay * s[r][q].z);
-            s[r][q].w = fmaf(own[r], bq.w, decay * s[r][q].w);
+            s[r][q].x = fmaf(dx[r], bq.x, decay * s[r][q].x);
+            s[r][q].y = fmaf(dx[r], bq.y, decay * s[r][q].y);
+            s[r][q].z = fmaf(dx[r], bq.z, decay * s[r][q].z);
+            s[r][q].w = fmaf(dx[r], bq.w, decay * s[r][q].w);
             float sum = q ? fmaf(s[r][q].x, cq.x, sums[r]) : s[r][q].x * cq.x;
             sums[r] = fmaf(s[r][q].w, cq.w, fmaf(s[r][q].z, cq.z, fmaf(s[r][q].y, cq.y, sum)));
         }
     }
+}
+
+/* The lane's channels of a token. */
+struct owned {
+    float x[OWN];
+};
+static __device__ __forceinline__ struct owned own_of(const float *x)
+{
+    float4 four = *(const float4 *)x;
+    return {four.x, four.y, four.z, four.w};
 }
 
 template <class T> static __device__ __forceinline__ float step_of(const ssm_job<T> &job, float dt, float bias)
@@ -95,38 +112,121 @@ template <class T> static __device__ __forceinline__ float step_of(const ssm_job
 
 /* ---- one row a sequence ------------------------------------------------------------------------------------------------- */
 
-template <class T, uint32_t QUADS, bool IS_ALIGNED>
+/* Inputs of a row that all its block's threads use. */
+template <class T, uint32_t QUADS> struct shared_inputs {
+    __align__(16) float b[4 * LANES * QUADS], c[4 * LANES * QUADS];
+    __align__(16) T dt[MAX_RANK], dt_row[MAX_RANK];
+    float step, decay;
+};
+
+/* What reads weights alone, before the wait: the lane's part of its warp's norm; the fourth warp brings the row of dt_matrix. */
+template <class T, uint32_t QUADS>
+static __device__ __forceinline__ void read_weights(shared_inputs<T, QUADS> &m, const ssm_job<T> &job, uint32_t head,
+                                                    float (&weight)[8])
+{
+    uint32_t warp = threadIdx.x / 32, column = threadIdx.x % 32 * 8;
+    if (warp < 3)
+        load_part<true>(warp == 0 ? job.b_norm : warp == 1 ? job.c_norm : job.dt_norm, column, warp < 2 ? job.n_state : job.rank,
+                        weight);
+    else if (column < job.rank)
+        *(eight<T> *)&m.dt_row[column] = *(const eight<T> *)(job.dt_rows + head * job.dt_row_bytes + column * sizeof(T));
+}
+
+/* The sum of the products of dt and the head's row of dt_matrix in the order of a linear, in a warp's first lane. */
+template <class T> static __device__ __forceinline__ float multiply_dt(const T *dt, const T *dt_row, uint32_t rank)
+{
+    const uint32_t *x = (const uint32_t *)dt + threadIdx.x % 4, *w = (const uint32_t *)dt_row + threadIdx.x % 4;
+    const bool is_first = threadIdx.x % 32 < 4; /* the row of W and the row of x that count; the others are zeros */
+    float sums[4] = {};
+    for (uint32_t k = 0; k < rank / 2; k += 8) {
+        const uint32_t rows_of_w[4] = {is_first ? w[k] : 0, 0, is_first ? w[k + 4] : 0, 0};
+        const uint32_t rows_of_x[2] = {is_first ? x[k] : 0, is_first ? x[k + 4] : 0};
+        mma(sums, rows_of_w, rows_of_x, T());
+    }
+    return sums[0];
+}
+
+static __device__ __forceinline__ float multiply_dt(const float *, const float *, uint32_t)
+{
+    return 0; /* is never asked for */
+}
+
+/* Warps 0 and 1 norm B and C, warp 2 norms dt and makes the step. */
+template <class T, uint32_t QUADS>
+static __device__ __forceinline__ void norm_inputs(shared_inputs<T, QUADS> &m, const ssm_job<T> &job, uint32_t row, float rate,
+                                                   float bias, const float (&weight)[8])
+{
+    uint32_t warp = threadIdx.x / 32, column = threadIdx.x % 32 * 8, n = warp < 2 ? job.n_state : job.rank;
+    if (warp > 2)
+        return;
+    float x[8];
+    load_part<true>((warp == 0 ? job.b : warp == 1 ? job.c : job.dt).at(row, 0), column, n, x);
+    float scale = norm_scale(head_squares<32>(x), n, job.eps);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        x[i] = to_float(round_to<T>(weight[i] * (x[i] * scale)));
+    if (warp < 2 && column < 4 * LANES * QUADS)
+        store_eight(&(warp ? m.c : m.b)[column], x);
+    if (warp < 2)
+        return;
+    store_eight(&m.dt[column], x);
+    __syncwarp();
+    float d = step_of(job, to_float(round_to<T>(multiply_dt(m.dt, m.dt_row, job.rank))), bias);
+    if (threadIdx.x % 32 == 0) {
+        m.step = d;
+        m.decay = expf(rate * d);
+    }
+}
+
+template <class T, uint32_t QUADS>
+static __device__ __forceinline__ void take_inputs(shared_inputs<T, QUADS> &m, const ssm_job<T> &job, uint32_t row,
+                                                   const struct place &at, float rate, float bias)
+{
+    for (uint32_t i = threadIdx.x; i < 4 * LANES * QUADS; i += THREADS) {
+        m.b[i] = i < job.n_state ? to_float(*job.b.at(row, at.group * job.n_state + i)) : 0.0f;
+        m.c[i] = i < job.n_state ? to_float(*job.c.at(row, at.group * job.n_state + i)) : 0.0f;
+    }
+    if (threadIdx.x == THREADS - 1) {
+        m.step = step_of(job, to_float(*job.dt.at(row, at.head)), bias);
+        m.decay = expf(rate * m.step);
+    }
+}
+
+template <class T, uint32_t QUADS, bool IS_ALIGNED, bool HAS_NORMS>
 static __global__ void __launch_bounds__(THREADS) step_heads(const ssm_job<T> job)
 {
-    __shared__ __align__(16) float b[4 * LANES * QUADS], c[4 * LANES * QUADS], dx[SLICE];
+    __shared__ shared_inputs<T, QUADS> m;
     float4 s[OWN][QUADS];
+    float weight[8] = {}, dx[OWN], sums[OWN];
     start_next();
     const struct place at = place_of(job);
-    uint32_t row = blockIdx.y, t = threadIdx.x;
+    const uint32_t row = blockIdx.y, t = threadIdx.x;
     const struct span span = span_of(job.batch, row);
     float *unit = job.state.unit(span.seq, at.head);
     load_state<IS_ALIGNED>(s, job, unit, at.first, span.is_new);
     float rate = -expf(job.a_log[at.head]), bias = job.dt_bias[at.head], skip = job.skip[at.head];
+    if (HAS_NORMS) {
+        read_weights(m, job, at.head, weight);
+        __syncthreads();
+    }
     wait_for_input();
-    for (uint32_t i = t; i < 4 * LANES * QUADS; i += THREADS) {
-        b[i] = i < job.n_state ? to_float(*job.b.at(row, at.group * job.n_state + i)) : 0.0f;
-        c[i] = i < job.n_state ? to_float(*job.c.at(row, at.group * job.n_state + i)) : 0.0f;
-    }
-    float d = step_of(job, to_float(*job.dt.at(row, at.head)), bias), decay = expf(rate * d);
-    if (t < SLICE) {
-        uint32_t p = at.slice * SLICE + t;
-        dx[t] = p < job.head_dim ? d * to_float(*job.x.at(row, at.head * job.head_dim + p)) : 0.0f;
-    }
     const uint32_t own = t % LANES < OWN ? sum_index<OWN>() : OWN, p = at.first + own; /* a lane ends one channel at most */
     const bool is_mine = own < OWN && p < job.head_dim;
     float x = 0, z = 0;
+    for (uint32_t r = 0; r < OWN; r++)
+        dx[r] = at.first + r < job.head_dim ? to_float(*job.x.at(row, at.head * job.head_dim + at.first + r)) : 0.0f;
     if (is_mine) {
         x = to_float(*job.x.at(row, at.head * job.head_dim + p));
         z = job.has_gate ? to_float(*job.z.at(row, at.head * job.head_dim + p)) : 0.0f;
     }
+    if (HAS_NORMS)
+        norm_inputs(m, job, row, rate, bias, weight);
+    else
+        take_inputs(m, job, row, at, rate, bias);
     __syncthreads();
-    float sums[OWN];
-    advance(s, b, c, dx + t / LANES * OWN, decay, sums);
+    for (uint32_t r = 0; r < OWN; r++)
+        dx[r] = m.step * dx[r];
+    advance(s, m.b, m.c, dx, m.decay, sums);
     float y = fmaf(skip, x, group_sums<LANES>(sums));
     if (is_mine) {
         T value = round_to<T>(y);
@@ -211,14 +311,15 @@ static __global__ void __launch_bounds__(THREADS, 2) scan_heads(const ssm_job<T>
             float sums[4 * OWN];
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++)
-                advance(s, m.b[token + i], m.c[token + i], &m.dx[token + i][lanes], m.decay[token + i], sums + OWN * i);
+                advance(s, m.b[token + i], m.c[token + i], own_of(&m.dx[token + i][lanes]).x, m.decay[token + i],
+                        sums + OWN * i);
             float sum = group_sums<LANES>(sums);
             uint32_t own = sum_index<4 * OWN>();
             m.y[token + own / OWN][lanes + own % OWN] = sum;
         }
         for (; token < n; token++) {
             float sums[OWN];
-            advance(s, m.b[token], m.c[token], &m.dx[token][lanes], m.decay[token], sums);
+            advance(s, m.b[token], m.c[token], own_of(&m.dx[token][lanes]).x, m.decay[token], sums);
             float sum = group_sums<LANES>(sums);
             if (t % LANES < OWN)
                 m.y[token][lanes + sum_index<OWN>()] = sum;
@@ -243,11 +344,83 @@ static __global__ void __launch_bounds__(THREADS, 2) scan_heads(const ssm_job<T>
 template <uint32_t QUADS, class T>
 static void launch_ssm(const struct cuda *cuda, const ssm_job<T> &job, const struct ssm_args *args, bool is_aligned)
 {
-    const struct batch_view *batch = args->batch;
-    dim3 grid(args->n_heads * job.n_slices, batch->n_seqs);
+    dim3 grid(args->n_heads * job.n_slices, args->batch->n_seqs);
     auto kernel = job.batch.first_row ? is_aligned ? scan_heads<T, QUADS, true> : scan_heads<T, QUADS, false>
-                                      : is_aligned ? step_heads<T, QUADS, true> : step_heads<T, QUADS, false>;
+                  : job.b_norm        ? step_heads<T, QUADS, true, true>
+                  : is_aligned        ? step_heads<T, QUADS, true, false>
+                                      : step_heads<T, QUADS, false, false>;
     launch(cuda, kernel, grid, THREADS, 0, job);
+}
+
+template <class T> static bool is_ssm_aligned(const struct ssm_args *args)
+{
+    return has_eights<T>(args->x) && has_eights<T>(args->b) && has_eights<T>(args->c) && has_eights<T>(args->out) &&
+           (!args->gate.data || has_eights<T>(args->gate)) && args->head_dim % 8 == 0 && args->n_state % 8 == 0 &&
+           state_is_aligned(&args->state, args->n_state);
+}
+
+/* Can steps norm their inputs themselves? */
+template <class T> static bool can_norm(const struct cuda *cuda, const struct ssm_args *args)
+{
+    const struct matrix *matrix = args->dt_matrix;
+    bool is_matrix = matrix && matrix->is_whole && matrix->parts[0].dtype == cuda->dtype && matrix->n_cols % 16 == 0 &&
+                     matrix->n_cols <= MAX_RANK && matrix->parts[0].row_bytes % 16 == 0;
+    uintptr_t norms = (uintptr_t)args->b_norm | (uintptr_t)args->c_norm | (uintptr_t)args->dt_norm;
+    return cuda->dtype != DTYPE_F32 && is_matrix && norms % 16 == 0 && args->batch->n_seqs == args->batch->n_rows &&
+           has_eights<T>(args->dt) && is_ssm_aligned<T>(args);
+}
+
+/* Norms and dt's product as operations of their own, into the scratch. */
+static enum rc norm_apart(struct cuda *cuda, struct ssm_args *args, struct err *err)
+{
+    uint32_t item = cuda->dtype == DTYPE_F32 ? 4 : 2, column = 0, n_rows = args->batch->n_rows;
+    auto take = [&](uint32_t width) {
+        struct view view = {(char *)args->scratch.data + (size_t)column * item, width, args->scratch.stride};
+        column += (width + 15) & ~15u;
+        return view;
+    };
+    struct view *inputs[3] = {&args->b, &args->c, &args->dt};
+    const float *weights[3] = {args->b_norm, args->c_norm, args->dt_norm};
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < 3 && !rc; i++) {
+        struct view normed = take(inputs[i]->width);
+        struct rms_norm_args norm = {n_rows, 1, *inputs[i], normed, weights[i], args->norm_eps};
+        rc = cuda_rms_norm(cuda, &norm, err);
+        *inputs[i] = normed;
+    }
+    struct linear_args linear = {};
+    linear.matrix = args->dt_matrix;
+    linear.n_rows = n_rows;
+    linear.x = args->dt;
+    linear.y = args->dt = take(args->n_heads);
+    args->b_norm = NULL;
+    return rc ? rc : cuda_linear(cuda, &linear, err);
+}
+
+template <class T> static enum rc run_ssm(struct cuda *cuda, struct ssm_args args, struct err *err)
+{
+    if (args.b_norm && !can_norm<T>(cuda, &args)) {
+        enum rc rc = norm_apart(cuda, &args, err);
+        if (rc)
+            return rc;
+    }
+    ssm_job<T> job = {sequences(args.batch), state_pool(args.state), rows<T>(args.x), rows<T>(args.dt), rows<T>(args.b),
+                      rows<T>(args.c), rows<T>(args.gate), rows<T>(args.out), args.a_log, args.dt_bias, args.skip, args.dt_min,
+                      args.dt_max, args.head_dim, args.n_state, args.n_heads / args.n_groups, ceil_div(args.head_dim, SLICE),
+                      args.gate.data != NULL, args.act};
+    if (args.b_norm) {
+        job.b_norm = args.b_norm;
+        job.c_norm = args.c_norm;
+        job.dt_norm = args.dt_norm;
+        job.eps = args.norm_eps;
+        job.dt_rows = args.dt_matrix->data;
+        job.dt_row_bytes = args.dt_matrix->parts[0].row_bytes;
+        job.rank = args.dt_matrix->n_cols;
+    }
+    bool is_aligned = is_ssm_aligned<T>(&args);
+    args.n_state <= 64 ? launch_ssm<1>(cuda, job, &args, is_aligned) :
+    args.n_state <= 128 ? launch_ssm<2>(cuda, job, &args, is_aligned) : launch_ssm<4>(cuda, job, &args, is_aligned);
+    return launched(err, "ssm");
 }
 
 enum rc cuda_ssm(void *ctx, const struct ssm_args *args, struct err *err)
@@ -258,18 +431,7 @@ enum rc cuda_ssm(void *ctx, const struct ssm_args *args, struct err *err)
         return RC_OK;
     if (args->n_state > MAX_STATE)
         return err_set(err, RC_UNSUPPORTED, "ssm: wanted a state of at most %u columns, have %u", MAX_STATE, args->n_state);
-    visit_type(cuda->dtype, [&](auto value) {
-        using T = decltype(value);
-        const struct view &gate = args->gate.data ? args->gate : args->x;
-        ssm_job<T> job = {sequences(args->batch), state_pool(args->state), rows<T>(args->x), rows<T>(args->dt),
-                          rows<T>(args->b), rows<T>(args->c), rows<T>(gate), rows<T>(args->out), args->a_log, args->dt_bias,
-                          args->skip, args->dt_min, args->dt_max, args->head_dim, args->n_state,
-                          args->n_heads / args->n_groups, ceil_div(args->head_dim, SLICE), args->gate.data != NULL, args->act};
-        bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->b) && has_eights<T>(args->c) && has_eights<T>(gate) &&
-                          has_eights<T>(args->out) && args->head_dim % 8 == 0 && args->n_state % 8 == 0 &&
-                          state_is_aligned(&args->state, args->n_state);
-        args->n_state <= 64 ? launch_ssm<1>(cuda, job, args, is_aligned) :
-        args->n_state <= 128 ? launch_ssm<2>(cuda, job, args, is_aligned) : launch_ssm<4>(cuda, job, args, is_aligned);
-    });
-    return launched(err, "ssm");
+    enum rc rc = RC_OK;
+    visit_type(cuda->dtype, [&](auto value) { rc = run_ssm<decltype(value)>(cuda, *args, err); });
+    return rc;
 }

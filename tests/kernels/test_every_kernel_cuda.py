@@ -202,8 +202,8 @@ def recurrent_case(name: str, sizes: tuple[int, ...], n: int, draw: Callable[...
     vectors = {"a_log": (heads,), "dt_bias": (heads,), "skip": (heads,)}
     widths, rest, width, unit = {"x": heads * size, "dt": heads}, {}, heads * size, size * n_state
     if name == "conv":
-        widths, vectors, rest, unit = {"x": heads}, {"weight": (heads, n_state), "bias": (heads,)}, {"n_taps": n_state, "act": 0}, n_state - 1
-        width = heads
+        widths, vectors, width, unit = {"x": heads}, {"weight": (heads * n_state,), "bias": (heads,)}, heads, n_state - 1
+        rest = {"n_taps": n_state, "act": 0}
     elif name == "delta":
         widths = {"q": groups * n_state, "k": groups * n_state, "v": heads * size, "a": heads, "b": heads}
         rest, vectors = {"n_key_heads": groups}, {"a_log": (heads,), "dt_bias": (heads,)}

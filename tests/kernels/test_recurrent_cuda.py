@@ -62,7 +62,7 @@ class Operation:
         b, c = (self.row(name, groups * n_state)[at].reshape(-1, groups, n_state).repeat(heads // groups, 1) for name in "bc")
         decay, skip = np.exp(-np.exp(self.weight("a_log", heads, positive=True)) * step), self.weight("skip", heads)
         self.rest |= {"n_groups": groups, "dt_min": 0.001, "dt_max": 9.0}
-        state, out = np.zeros((heads, size, n_state)), np.empty_like(x)
+        state, out = np.zeros((heads, size, n_state)), np.zeros(x.shape)
         for t in range(len(x)):
             state = decay[t][:, None, None] * state + (step[t][:, None] * x[t])[..., None] * b[t][:, None]
             out[t] = (state * c[t][:, None]).sum(-1) + skip[:, None] * x[t]
@@ -74,7 +74,7 @@ class Operation:
         x, b, c = self.row("x", self.width)[at], self.row("b", n_state)[at], self.row("c", n_state)[at]
         step = soft(self.row("dt", self.width, 4)[at] + self.weight("dt_bias", self.width))
         rate, skip = np.exp(self.weight("a_log", self.width, n_state, positive=True)), self.weight("skip", self.width)
-        state, out = np.zeros((self.width, n_state)), np.empty_like(x)
+        state, out = np.zeros((self.width, n_state)), np.zeros(x.shape)
         for t in range(len(x)):
             state = np.exp(-rate * step[t][:, None]) * state + (step[t] * x[t])[:, None] * b[t]
             out[t] = (state * c[t]).sum(-1) + skip * x[t]
@@ -89,7 +89,7 @@ class Operation:
         step = soft(self.row("a", heads, 4)[at] + self.weight("dt_bias", heads))
         decay = np.exp(-np.exp(self.weight("a_log", heads, positive=True)) * step)
         self.rest["n_key_heads"] = keys
-        state, out = np.zeros((heads, key_dim, value_dim)), np.empty_like(v)
+        state, out = np.zeros((heads, key_dim, value_dim)), np.zeros(v.shape)
         for t in range(len(v)):
             state = state * decay[t][:, None, None]
             error = (v[t] - np.einsum("hij,hi->hj", state, k[t])) / (1 + np.exp(-b[t]))[:, None]
@@ -200,8 +200,8 @@ def test_gate_is_the_gated_product(case: str, typed: tuple[_core.Backend, str]) 
 
 def test_sizes_that_no_kernel_has_are_refused(cuda: str) -> None:
     backend = _core.Backend(cuda, dtype="float32", library=hardware.cuda_library())
-    for case, text in (("ssm 1 4 1 260", "columns"), ("scan 8 68", "columns"), ("delta 1 1 260 4", "keys"), ("conv 8 9", "taps")):
-        with pytest.raises(NotImplementedError, match=text):
+    for case in ("ssm 1 4 1 260", "scan 8 68", "delta 1 1 260 4", "conv 8 9"):
+        with pytest.raises(NotImplementedError, match=r"columns|keys|taps"):
             Runs(backend, Operation(case, "float32"), 0).whole()
 
 
