@@ -201,7 +201,8 @@ enum rc step_run(struct running *run, const struct step *step)
     case STEP_ADD_NORM:
         return m->backend->add_rms_norm(m->ctx,
                                         &(struct add_rms_norm_args){n_rows, in0, in1, out, view_of(m, step->normed),
-                                                                    weights_vector(m->weights, step->weight), step->eps},
+                                                                    weights_vector(m->weights, step->weight), step->eps,
+                                                                    weights_vector(m->weights, step->norm[0]), step->norm_eps},
                                         run->err);
     case STEP_SELECT:
         return m->backend->select(m->ctx, &(struct select_args){run->n_wanted_rows, run->wanted_rows, in0, out}, run->err);

@@ -54,25 +54,33 @@ static enum rc run_conv(struct running *run, const struct op *op, const struct v
     return m->backend->conv(m->ctx, &args, run->err);
 }
 
-static enum rc run_ssm(struct running *run, const struct op *op, const struct view *in, struct view out)
+static enum rc run_ssm(struct running *run, const struct step *step, const struct view *in, struct view out)
 {
     const struct model *m = run->m;
+    const struct op *op = step->op;
+    uint32_t n_heads = m->program->weights[op->weight[0]].rows;
     struct ssm_args args = {
-        .batch = &run->view, .state = state_of(run, op->u[0]), .n_heads = in[1].width, .head_dim = in[0].width / in[1].width,
+        .batch = &run->view, .state = state_of(run, op->u[0]), .n_heads = n_heads, .head_dim = in[0].width / n_heads,
         .n_groups = op->u[1], .n_state = in[2].width / op->u[1], .a_log = weights_vector(m->weights, op->weight[0]),
         .dt_bias = weights_vector(m->weights, op->weight[1]), .skip = weights_vector(m->weights, op->weight[2]),
         .dt_min = op->f[0], .dt_max = op->f[1], .x = in[0], .dt = in[1], .b = in[2], .c = in[3], .out = out,
+        .gate = in[4], .act = step->act, .b_norm = weights_vector(m->weights, step->norm[0]),
+        .c_norm = weights_vector(m->weights, step->norm[1]), .dt_norm = weights_vector(m->weights, step->norm[2]),
+        .norm_eps = step->norm_eps, .scratch = view_of(m, step->mid),
+        .dt_matrix = step->weight == NO_INDEX ? NULL : weights_matrix(m->weights, step->weight),
     };
     return m->backend->ssm(m->ctx, &args, run->err);
 }
 
-static enum rc run_selective_scan(struct running *run, const struct op *op, const struct view *in, struct view out)
+static enum rc run_selective_scan(struct running *run, const struct step *step, const struct view *in, struct view out)
 {
     const struct model *m = run->m;
+    const struct op *op = step->op;
     struct selective_scan_args args = {
         .batch = &run->view, .state = state_of(run, op->u[0]), .n_state = in[2].width,
         .a_log = weights_vector(m->weights, op->weight[0]), .skip = weights_vector(m->weights, op->weight[1]),
         .dt_bias = weights_vector(m->weights, op->weight[2]), .x = in[0], .dt = in[1], .b = in[2], .c = in[3], .out = out,
+        .gate = in[4], .act = step->act,
     };
     return m->backend->selective_scan(m->ctx, &args, run->err);
 }
@@ -145,8 +153,8 @@ enum rc operation_run(struct running *run, const struct step *step)
     case OP_LAYER_NORM: return run_layer_norm(run, op, n_rows, in[0], out);
     case OP_ROW_ATTENTION: return run_row_attention(run, op, in, out);
     case OP_CONV: return run_conv(run, op, in, out);
-    case OP_SSM: return run_ssm(run, op, in, out);
-    case OP_SELECTIVE_SCAN: return run_selective_scan(run, op, in, out);
+    case OP_SSM: return run_ssm(run, step, in, out);
+    case OP_SELECTIVE_SCAN: return run_selective_scan(run, step, in, out);
     case OP_DELTA: return run_delta(run, op, in, out);
     case OP_ROUTE: return run_route(run, step, n_rows);
     case OP_EXPERTS: return run_experts(run, step, n_rows);

@@ -83,7 +83,8 @@ static struct node *node_init(struct node *node, enum step_code code)
     memset(node, 0, sizeof *node);
     struct step *step = &node->step;
     step->code = code;
-    step->weight = step->bias = step->norm[0] = step->norm[1] = step->rope = step->layer = NO_INDEX;
+    step->weight = step->bias = step->rope = step->layer = NO_INDEX;
+    step->norm[0] = step->norm[1] = step->norm[2] = NO_INDEX;
     for (int i = 0; i < OP_INPUTS; i++)
         node->in[i].root = NO_INDEX;
     node->add.root = node->mid.root = node->out.root = node->normed.root = NO_INDEX;
@@ -206,6 +207,55 @@ static uint32_t add_before_norm(struct planner *b, uint32_t index)
     return fits ? index - 1 : NO_INDEX;
 }
 
+/* The norm of a whole row, with a weight, that only one operation reads, or NO_INDEX. */
+static uint32_t sole_norm(const struct planner *b, uint32_t value)
+{
+    uint32_t i = sole_producer(b, value, OP_RMS_NORM);
+    return i != NO_INDEX && b->p->ops[i].u[0] == 1 && b->p->ops[i].weight[0] != NO_INDEX ? i : NO_INDEX;
+}
+
+/* Pattern 6: the norm of a sum's second term, before pattern 5. */
+static void absorb_term(struct planner *b, struct node *node, const struct op *add)
+{
+    for (uint32_t side = 0; side < 2 && b->fusions & FUSION_NORM_ADD_NORM && add->in[0] != add->in[1]; side++) {
+        uint32_t i = sole_norm(b, add->in[1 - side]);
+        if (i == NO_INDEX)
+            continue;
+        node->in[0] = ref_of(b->p, add->in[side]);
+        node->in[1] = ref_of(b->p, b->p->ops[i].in[0]);
+        node->step.norm[0] = b->p->ops[i].weight[0];
+        node->step.norm_eps = b->p->ops[i].f[0];
+        b->absorbed[i] = 1;
+        return;
+    }
+}
+
+/* Pattern 7: norms of b, c and dt, and dt's product behind its norm, move into the recurrence. */
+static void absorb_inputs(struct planner *b, struct node *node, const struct op *op)
+{
+    const struct op *ops = b->p->ops;
+    uint32_t linear = sole_producer(b, op->in[1], OP_LINEAR), norms[3];
+    if (!(b->fusions & FUSION_SSM_INPUTS) || op->u[1] != 1 || linear == NO_INDEX || ops[linear].weight[1] != NO_INDEX)
+        return;
+    for (uint32_t i = 0; i < 3; i++) {
+        norms[i] = sole_norm(b, i < 2 ? op->in[2 + i] : ops[linear].in[0]);
+        if (norms[i] == NO_INDEX || ops[norms[i]].f[0] != ops[norms[0]].f[0])
+            return;
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        node->in[i < 2 ? 2 + i : 1] = ref_of(b->p, ops[norms[i]].in[0]);
+        node->step.norm[i] = ops[norms[i]].weight[0];
+        b->absorbed[norms[i]] = 1;
+    }
+    node->step.norm_eps = ops[norms[0]].f[0];
+    node->step.weight = ops[linear].weight[0];
+    b->absorbed[linear] = 1;
+    uint32_t n_heads = b->p->values[op->in[1]].width, dt_width = node->in[1].width;
+    b->widths[b->n_roots] = ssm_scratch_width(node->in[2].width, dt_width, n_heads);
+    node->mid = (struct ref){b->n_roots, 0, b->widths[b->n_roots]};
+    b->n_roots++;
+}
+
 /* ---- operations to nodes ------------------------------------------------------------------------------------------ */
 
 static void emit_plain(struct planner *b, const struct op *op, enum step_code code)
@@ -238,11 +288,39 @@ static struct node *emit_linear(struct planner *b, const struct op *op, uint32_t
     return node;
 }
 
-/* The linear that the gated product ends, or the product alone. */
+/* A recurrence, and the product with its gate behind it if there is one. */
+static void emit_recurrence(struct planner *b, const struct op *op, const struct op *gated)
+{
+    emit_plain(b, op, STEP_OP);
+    struct node *node = &b->nodes[b->n_nodes - 1];
+    node->step.weight = NO_INDEX;
+    if (op->code == OP_SSM)
+        absorb_inputs(b, node, op);
+    if (!gated)
+        return;
+    node->in[4] = ref_of(b->p, gated->in[0]);
+    node->out = ref_of(b->p, gated->out[0]);
+    node->step.act = gated->u[0];
+}
+
+/* Pattern 8: the product of a recurrence and its gate. Gives the recurrence. */
+static uint32_t recurrence_before_gated(const struct planner *b, const struct op *gated)
+{
+    uint32_t i = sole_producer(b, gated->in[1], OP_SSM);
+    i = i == NO_INDEX ? sole_producer(b, gated->in[1], OP_SELECTIVE_SCAN) : i;
+    return b->fusions & FUSION_SSM_GATED ? i : NO_INDEX;
+}
+
+/* The linear or the recurrence that the gated product ends, or the product alone. */
 static void emit_gated(struct planner *b, uint32_t index)
 {
     const struct op *op = &b->p->ops[index];
-    uint32_t linear = linear_before_gated(b, index);
+    uint32_t linear = linear_before_gated(b, index), recurrence = recurrence_before_gated(b, op);
+    if (recurrence != NO_INDEX) {
+        b->absorbed[recurrence] = 1;
+        emit_recurrence(b, &b->p->ops[recurrence], op);
+        return;
+    }
     if (linear == NO_INDEX) {
         emit_plain(b, op, STEP_GATED);
         return;
@@ -299,6 +377,7 @@ static void emit_norm(struct planner *b, uint32_t index)
     node->normed = ref_of(b->p, norm->out[0]);
     node->step.weight = norm->weight[0];
     node->step.eps = norm->f[0];
+    absorb_term(b, node, &b->p->ops[add]);
     b->absorbed[add] = 1;
 }
 
@@ -325,6 +404,8 @@ static enum rc emit(struct planner *b, uint32_t index, struct err *err)
             emit_linear(b, &b->p->ops[linear], other, op->out[0]);
         }
         return RC_OK;
+    case OP_SSM:
+    case OP_SELECTIVE_SCAN: emit_recurrence(b, op, NULL); return RC_OK;
     default: emit_plain(b, op, STEP_OP); return RC_OK;
     }
 }
