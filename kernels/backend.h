@@ -273,8 +273,8 @@ struct ssm_args {
     struct view x, dt, b, c, out; /* widths n_heads * head_dim, n_heads, n_groups * n_state twice, as x */
     struct view gate;           /* FUSION_SSM_GATED: data NULL, or out = act(gate) * y, y rounded before */
     uint32_t act;
-    /* FUSION_SSM_INPUTS, where b_norm is not NULL: b, c and dt are yet to be normed by rms_norm, each over its row, and dt, which
-     * may have any width, is then multiplied by dt_matrix. One group. */
+    /* FUSION_SSM_INPUTS, where b_norm is not NULL: b, c and dt are yet to be normed by rms_norm, each over its row, and dt,
+     * which may have any width, is then multiplied by dt_matrix. One group. */
     const float *b_norm, *c_norm, *dt_norm;
     float norm_eps;
     const struct matrix *dt_matrix;

@@ -300,6 +300,7 @@ static void emit_recurrence(struct planner *b, const struct op *op, const struct
         return;
     node->in[4] = ref_of(b->p, gated->in[0]);
     node->out = ref_of(b->p, gated->out[0]);
+    node->step.made[0] = gated->out[0];
     node->step.act = gated->u[0];
 }
 

@@ -406,12 +406,13 @@ static PyObject *backend_add(PyObject *object, PyObject *args, PyObject *kwargs)
 
 static PyObject *backend_add_rms_norm(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"a", "b", "sum", "weight", "out", "eps", NULL};
-    PyObject *left, *right, *sum, *weight, *out;
+    static char *names[] = {"a", "b", "sum", "weight", "out", "eps", "inner_weight", "inner_eps", NULL};
+    PyObject *left, *right, *sum, *weight, *out, *inner = Py_None;
     struct add_rms_norm_args a = {0};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOf", names, &left, &right, &sum, &weight, &out, &a.eps))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOf|Of", names, &left, &right, &sum, &weight, &out, &a.eps, &inner,
+                                     &a.inner_eps))
         return NULL;
     if (!s.self->table->add_rms_norm)
         return PyErr_Format(PyExc_NotImplementedError, "this backend has no fused add_rms_norm");
@@ -419,6 +420,7 @@ static PyObject *backend_add_rms_norm(PyObject *object, PyObject *args, PyObject
     stage_view(&s, "b", right, false, &a.b);
     stage_view(&s, "sum", sum, true, &a.sum);
     stage_array(&s, "weight", weight, 'f', false, &a.weight);
+    stage_array(&s, "inner_weight", inner, 'f', false, &a.inner_weight);
     stage_view(&s, "out", out, true, &a.out);
     a.n_rows = s.n_rows;
     STAGE_RUN(&s, add_rms_norm, &a);

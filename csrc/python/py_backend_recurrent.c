@@ -61,17 +61,34 @@ PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs)
     STAGE_RUN(&s, conv, &a);
 }
 
+/* norms = (weight of b, of c, of dt, eps, matrix of dt, scratch) */
+static void stage_norms(struct stage *s, PyObject *norms, struct ssm_args *a)
+{
+    PyObject *b, *c, *dt, *matrix, *scratch;
+    if (s->failed)
+        return;
+    if (!PyArg_ParseTuple(norms, "OOOfOO", &b, &c, &dt, &a->norm_eps, &matrix, &scratch) ||
+        !(a->dt_matrix = py_matrix_get(matrix))) {
+        s->failed = true;
+        return;
+    }
+    stage_vector(s, "b_norm", b, a->b.width, false, &a->b_norm);
+    stage_vector(s, "c_norm", c, a->c.width, false, &a->c_norm);
+    stage_vector(s, "dt_norm", dt, a->dt.width, false, &a->dt_norm);
+    stage_view(s, "scratch", scratch, true, &a->scratch);
+}
+
 PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"state", "batch", "x",        "dt",     "b",      "c",    "a_log", "dt_bias",
-                            "skip",  "out",   "n_groups", "dt_min", "dt_max", "gate", "act",   NULL};
-    PyObject *state, *batch, *x, *dt, *b, *c, *a_log, *dt_bias, *skip, *out, *gate = Py_None;
+                            "skip",  "out",   "n_groups", "dt_min", "dt_max", "gate", "act",   "norms", NULL};
+    PyObject *state, *batch, *x, *dt, *b, *c, *a_log, *dt_bias, *skip, *out, *gate = Py_None, *norms = Py_None;
     struct batch_view view;
     struct ssm_args a = {.batch = &view, .n_groups = 1, .dt_max = 3.4e38f};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO|IffOI", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias,
-                                     &skip, &out, &a.n_groups, &a.dt_min, &a.dt_max, &gate, &a.act))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO|IffOIO", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias,
+                                     &skip, &out, &a.n_groups, &a.dt_min, &a.dt_max, &gate, &a.act, &norms))
         return NULL;
     stage_batch(&s, batch, &view);
     stage_view(&s, "x", x, false, &a.x);
@@ -81,14 +98,17 @@ PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs)
     stage_view(&s, "out", out, true, &a.out);
     if (gate != Py_None)
         stage_view(&s, "gate", gate, false, &a.gate);
-    a.n_heads = a.dt.width;
-    if (!s.failed && (!a.n_groups || !a.n_heads || a.x.width % a.n_heads || a.n_heads % a.n_groups || a.b.width % a.n_groups))
+    if (norms != Py_None)
+        stage_norms(&s, norms, &a);
+    size_t n_heads = stage_array(&s, "a_log", a_log, 'f', false, &a.a_log);
+    a.n_heads = (uint32_t)n_heads;
+    if (!s.failed && (!a.n_groups || !a.n_heads || a.x.width % a.n_heads || a.n_heads % a.n_groups || a.b.width % a.n_groups ||
+                      (norms == Py_None && a.dt.width != a.n_heads)))
         stage_fail(&s, "x", "heads in groups");
     if (s.failed)
         return stage_end(&s);
     a.head_dim = a.x.width / a.n_heads;
     a.n_state = a.b.width / a.n_groups;
-    stage_vector(&s, "a_log", a_log, a.n_heads, false, &a.a_log);
     stage_vector(&s, "dt_bias", dt_bias, a.n_heads, false, &a.dt_bias);
     stage_vector(&s, "skip", skip, a.n_heads, false, &a.skip);
     stage_state(&s, state, a.n_heads, a.head_dim * a.n_state, &a.state);

@@ -235,7 +235,7 @@ static uint32_t activations(void *ctx)
 static uint32_t fusions(void *ctx)
 {
     (void)ctx;
-    return FUSION_LINEAR_GATED | FUSION_ADD_NORM;
+    return FUSION_LINEAR_GATED | FUSION_ADD_NORM | FUSION_NORM_ADD_NORM | FUSION_SSM_GATED | FUSION_SSM_INPUTS;
 }
 
 static bool supports(void *ctx, uint32_t dtype, uint32_t use)

@@ -4,7 +4,7 @@
  * order, then pairwise over threads 1, 2, 4, ... apart. T depends on the size alone; up to 256 columns this is head_norm.cuh's
  * order, and a group of lanes norms a head. The row stays in registers. Bound by bytes: 8192 rows of 4096 bfloat16 values,
  * read and written, take 32 us at 4.25 TB/s (with a sum 63 us); a single row by latency, about 1 us, the weight read ahead of
- * the wait. */
+ * the wait. The sum's second term may be normed first, in the same pass. */
 #include "eight.cuh"
 #include "head_norm.cuh"
 
@@ -51,8 +51,8 @@ static __device__ __forceinline__ void scale_part(float (&values)[8], const floa
         values[i] = weight[i] * (values[i] * scale);
 }
 
-/* Pairwise over the threads 1, 2, 4, ... apart; a power of two of warps. */
-static __device__ __forceinline__ float block_squares(float sum)
+/* Pairwise over the threads 1, 2, 4, ... apart; a power of two of warps. Calls without a barrier in between differ in USE. */
+template <uint32_t USE> static __device__ __forceinline__ float block_squares(float sum)
 {
     __shared__ float warps[32];
     for (uint32_t apart = 1; apart < 32; apart *= 2)
@@ -91,13 +91,55 @@ norm_rows(norm_source<T> x, rows<T> out, const float *weight, uint32_t weight_st
         for (uint32_t j = 0; j < 8; j++)
             sum = fmaf(values[i][j], values[i][j], sum);
     }
-    float scale = norm_scale(block_squares(sum), size, eps);
+    float scale = norm_scale(block_squares<0>(sum), size, eps);
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; i++) {
         if (PARTS > 2) /* no registers to hold it any earlier */
             weight_part<IS_ALIGNED>(weight, own, column + i * step, size, w[i]);
         scale_part(values[i], w[i], scale);
         store_part<IS_ALIGNED>(out.at(row, first), column + i * step, size, values[i]);
+    }
+}
+
+/* A block a row: the norm of b, the sum of a and this, and the norm of the sum, rounded as three operations round. */
+template <class T, uint32_t PARTS>
+static __global__ void __launch_bounds__(MAX_THREADS / 2)
+norm_sums(norm_source<T> x, rows<T> out, const float *inner_weight, float inner_eps, const float *weight, uint32_t size,
+          float eps)
+{
+    float inner[PARTS][8], w[PARTS][8], values[PARTS][8], terms[PARTS][8], squares = 0, sum = 0;
+    uint32_t row = blockIdx.x, column = 8 * threadIdx.x, step = 8 * blockDim.x;
+    start_next();
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS; i++) {
+        weight_part<true>(inner_weight, 0, column + i * step, size, inner[i]);
+        weight_part<true>(weight, 0, column + i * step, size, w[i]);
+    }
+    wait_for_input();
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS; i++) {
+        load_part<true>(x.b.at(row, 0), column + i * step, size, terms[i]);
+        load_part<true>(x.a.at(row, 0), column + i * step, size, values[i]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS; i++)
+        for (uint32_t j = 0; j < 8; j++)
+            squares = fmaf(terms[i][j], terms[i][j], squares);
+    float scale = norm_scale(block_squares<0>(squares), size, inner_eps);
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS; i++) {
+        scale_part(terms[i], inner[i], scale);
+        for (uint32_t j = 0; j < 8; j++) {
+            values[i][j] = to_float(round_to<T>(values[i][j] + to_float(round_to<T>(terms[i][j]))));
+            sum = fmaf(values[i][j], values[i][j], sum);
+        }
+        store_part<true>(x.sum.at(row, 0), column + i * step, size, values[i]);
+    }
+    scale = norm_scale(block_squares<1>(sum), size, eps);
+#pragma unroll
+    for (uint32_t i = 0; i < PARTS; i++) {
+        scale_part(values[i], w[i], scale);
+        store_part<true>(out.at(row, 0), column + i * step, size, values[i]);
     }
 }
 
@@ -151,9 +193,18 @@ template <uint32_t PARTS, bool HAS_SUM, class T> static void launch_rows(const n
     launch(job.cuda, kernel, grid, threads, 0, job.x, job.out, job.weight, job.weight_stride, job.size, job.eps);
 }
 
+/* Threads that a row of so many chains has. */
+static uint32_t row_threads(uint32_t chains)
+{
+    uint32_t threads = 32;
+    while (threads < chains && threads < (chains > 2048 ? MAX_THREADS : MAX_THREADS / 2))
+        threads *= 2;
+    return threads;
+}
+
 template <bool HAS_SUM, class T> static enum rc launch_norm(const norm_job<T> &job, struct err *err)
 {
-    uint32_t chains = ceil_div(job.size, 8), threads = 32;
+    uint32_t chains = ceil_div(job.size, 8), threads;
     if (job.size > 8 * MAX_THREADS * MAX_PARTS)
         return err_set(err, RC_UNSUPPORTED, "rms_norm: wanted at most %u columns, have %u", 8 * MAX_THREADS * MAX_PARTS,
                        job.size);
@@ -163,8 +214,7 @@ template <bool HAS_SUM, class T> static enum rc launch_norm(const norm_job<T> &j
         chains <= 16 ? launch_heads<16, HAS_SUM>(job) : launch_heads<32, HAS_SUM>(job);
         return launched(err, "rms_norm");
     }
-    while (threads < chains && threads < (chains > 2048 ? MAX_THREADS : MAX_THREADS / 2))
-        threads *= 2;
+    threads = row_threads(chains);
     switch (ceil_div(chains, threads)) {
     case 1: launch_rows<1, HAS_SUM>(job, threads); break;
     case 2: launch_rows<2, HAS_SUM>(job, threads); break;
@@ -197,6 +247,25 @@ enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *e
     return rc;
 }
 
+/* One launch where a row's parts fit the registers, else b is normed apart. */
+template <class T>
+static enum rc norm_terms(struct cuda *cuda, const struct add_rms_norm_args *args, bool is_aligned, struct err *err)
+{
+    uint32_t size = args->out.width, chains = ceil_div(size, 8), threads = row_threads(chains), parts = ceil_div(chains, threads);
+    if (is_aligned && (uintptr_t)args->inner_weight % 16 == 0 && size > HEAD_NORM_MAX && parts <= 2) {
+        norm_source<T> x = {rows<T>(args->a), rows<T>(args->b), rows<T>(args->sum)};
+        launch(cuda, parts == 1 ? norm_sums<T, 1> : norm_sums<T, 2>, args->n_rows, threads, 0, x, rows<T>(args->out),
+               args->inner_weight, args->inner_eps, args->weight, size, args->eps);
+        return launched(err, "add_rms_norm");
+    }
+    struct rms_norm_args inner = {args->n_rows, 1, args->b, args->out, args->inner_weight, args->inner_eps};
+    struct add_rms_norm_args rest = *args;
+    rest.b = args->out;
+    rest.inner_weight = NULL;
+    enum rc rc = cuda_rms_norm(cuda, &inner, err);
+    return rc ? rc : cuda_add_rms_norm(cuda, &rest, err);
+}
+
 enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
@@ -210,7 +279,7 @@ enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struc
                           has_eights<T>(args->out) && (uintptr_t)args->weight % 16 == 0;
         norm_job<T> job = {cuda, {rows<T>(args->a), rows<T>(args->b), rows<T>(args->sum)}, rows<T>(args->out), args->weight,
                            args->n_rows, 1, args->out.width, 0, args->eps, is_aligned};
-        rc = launch_norm<true>(job, err);
+        rc = args->inner_weight ? norm_terms<T>(cuda, args, is_aligned, err) : launch_norm<true>(job, err);
     });
     return rc;
 }

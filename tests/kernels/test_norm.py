@@ -92,6 +92,20 @@ def test_add_norm_is_add_and_norm(width: int, dtype: str, cuda: str) -> None:
         backend.add_rms_norm(a[:rows].view(form), b[:rows].view(form), own.view(form), weight, out.view(form), 1e-6)
         assert backend.allocations == 0
         assert own.tobytes() == total[:rows].tobytes() and out.tobytes() == want[:rows].tobytes()
+    inner = rng.standard_normal(width).astype(np.float32)
+    middle = normed(backend, b, inner)
+    backend.add(a.view(form), middle.view(form), total.view(form))
+    want = normed(backend, total, weight)
+    for rows in (1, 23):
+        own, out = np.zeros((2, rows, width), TYPES[dtype])
+        terms = a[:rows].view(form), b[:rows].view(form)
+        backend.add_rms_norm(*terms, own.view(form), weight, out.view(form), 1e-6, inner, 1e-6)
+        assert own.tobytes() == total[:rows].tobytes() and out.tobytes() == want[:rows].tobytes()
+    own, out = a.copy(), np.zeros_like(a)
+    backend.add_rms_norm(own.view(form), b.view(form), own.view(form), weight, out.view(form), 1e-6, inner, 1e-6)
+    assert own.tobytes() == total.tobytes() and out.tobytes() == want.tobytes()
+    backend.add(a.view(form), b.view(form), total.view(form))
+    want = normed(backend, total, weight)
     for term in (a.copy(), b.copy()):
         mine, other = (term, b) if term.tobytes() == a.tobytes() else (term, a)
         out = np.zeros_like(a)

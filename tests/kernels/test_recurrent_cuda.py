@@ -198,6 +198,37 @@ def test_gate_is_the_gated_product(case: str, typed: tuple[_core.Backend, str]) 
         assert gated.out.tobytes() == want.tobytes() and gated.states() == plain.states()
 
 
+@pytest.mark.parametrize(("heads", "size", "n_state", "rank"), [(32, 128, 64, 128), (6, 24, 8, 64), (5, 40, 128, 256), (3, 8, 20, 24)])
+def test_norms_of_inputs_are_the_norms(
+    heads: int, size: int, n_state: int, rank: int, typed: tuple[_core.Backend, str]
+) -> None:
+    """What ssm does to b, c and dt itself has the bits of rms_norm and linear, in steps, prompts and both."""
+    backend, dtype = typed
+    o = Operation(f"ssm {heads} {size} 1 {n_state}", dtype)
+    weights = [o.random.standard_normal(width).astype(np.float32) for width in (n_state, n_state, rank)]
+    w = (0.2 * o.random.standard_normal((heads, rank))).astype(o.dtype)
+    matrix = backend.matrix([(dtype, heads, w.view(np.uint8).reshape(heads, -1))], rank, 1)
+    raw = [o.row(name, width).astype(o.dtype) for name, width in (("b", n_state), ("c", n_state), ("low", rank))]
+    raw = [(3 * x.astype(np.float32)).astype(o.dtype) for x in raw]
+    del o.rows["low"]
+    ready = [np.zeros_like(x) for x in raw]
+    for x, weight, out in zip(raw, weights, ready, strict=True):
+        backend.rms_norm(code(x), weight, code(out), 1e-6)
+    o.rows |= {"b": ready[0], "c": ready[1], "dt": np.zeros((o.n, heads), o.dtype)}
+    backend.linear(matrix, code(ready[2]), code(o.rows["dt"]))
+    plain = Runs(backend, o, 0).whole()
+    o.rows |= dict(zip(("b", "c", "dt"), raw, strict=True))
+    width = sum((n + 15) // 16 * 16 for n in (n_state, n_state, rank, heads))
+
+    class Normed(Runs):
+        def call(self, spans: Sequence[tuple[int, int, int]], **more: object) -> None:
+            scratch = np.zeros((sum(end - first for _, first, end in spans), width), o.dtype)
+            super().call(spans, norms=(*weights, 1e-6, matrix, code(scratch)))
+
+    for run in (Normed(backend, o, 1).whole(), Normed(backend, o, 2).in_pieces(1), Normed(backend, o, 3).in_pieces(20)):
+        assert run.out.tobytes() == plain.out.tobytes() and run.states() == plain.states()
+
+
 def test_sizes_that_no_kernel_has_are_refused(cuda: str) -> None:
     backend = _core.Backend(cuda, dtype="float32", library=hardware.cuda_library())
     for case in ("ssm 1 4 1 260", "scan 8 68", "delta 1 1 260 4", "conv 8 9"):
