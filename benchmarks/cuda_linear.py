@@ -74,7 +74,7 @@ class Backend:
 
     def __init__(self, max_rows: int, vocab_size: int, library: str) -> None:
         header = (Path(__file__).parents[1] / "kernels/backend.h").read_text()
-        names = re.findall(r"\(\*(\w+)\)\(", header[header.index("struct backend {") :])
+        names = re.findall(r"(?:\(\*|struct peers \*)(\w+)(?:\)\(|;)", header[header.index("struct backend {") :])
         own = ctypes.CDLL(hardware.cuda_library())
         own.llmpy_backend.restype = c_void_p
         self.table, self.places = own.llmpy_backend(), {name: 16 + 8 * i for i, name in enumerate(names)}

@@ -87,8 +87,8 @@ PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs)
     struct ssm_args a = {.batch = &view, .n_groups = 1, .dt_max = 3.4e38f};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO|IffOIO", names, &state, &batch, &x, &dt, &b, &c, &a_log, &dt_bias,
-                                     &skip, &out, &a.n_groups, &a.dt_min, &a.dt_max, &gate, &a.act, &norms))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOO|IffOIO", names, &state, &batch, &x, &dt, &b, &c, &a_log,
+                                     &dt_bias, &skip, &out, &a.n_groups, &a.dt_min, &a.dt_max, &gate, &a.act, &norms))
         return NULL;
     stage_batch(&s, batch, &view);
     stage_view(&s, "x", x, false, &a.x);

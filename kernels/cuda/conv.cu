@@ -1,7 +1,8 @@
 /* out_t[c] = act(bias_c + sum over k of weight[c][k] x_{t - n_taps + 1 + k}[c]), one chain of float32 over k ascending, rounded
- * once; every channel alone. A unit of the state is a channel's last n_taps - 1 inputs, oldest first. A thread has eight
- * channels of some consecutive rows of the batch, whose inputs it keeps in registers. Who has the first row of a sequence takes
- * all rows that look into its state, and also writes the new one, so nobody waits for anybody.
+ * once (before an act other than silu, too, which is an operation of its own); every channel alone. A unit of the state is a
+ * channel's last n_taps - 1 inputs, oldest first. A thread has eight channels of some consecutive rows of the batch, whose inputs
+ * it keeps in registers. Who has the first row of a sequence takes all rows that look into its state, and also writes the new
+ * one, so nobody waits for anybody.
  * Bound by bytes: 8192 rows of 4096 bfloat16 channels take 31 us at 4.3 TB/s; one row of each of 256 sequences, whose states of
  * 12 bytes a channel are read and written, 8 us; few rows by latency, about 2 us. */
 #include "state.cuh"
@@ -15,8 +16,8 @@ template <class T> struct conv_job {
     struct state_pool state;
     rows<T> x, out;
     const float *weight, *bias;
-    uint32_t n_rows, n_seqs, n_taps, act;
-    bool has_act;
+    uint32_t n_rows, n_seqs, n_taps;
+    bool is_silu;
 };
 
 /* Inputs before a row, the oldest first: [i] is the one TAPS - 1 - i rows ago. */
@@ -107,7 +108,7 @@ static __device__ __forceinline__ void take_row(struct history<TAPS> &h, const s
             if (k + job.n_taps >= TAPS)
                 y[i] = fmaf(w.w[k][i], h.x[k][i], y[i]);
         y[i] = fmaf(w.w[TAPS - 1][i], x[i], y[i]);
-        y[i] = job.has_act ? act_value(y[i], job.act) : y[i];
+        y[i] = job.is_silu ? act_value(y[i], ACT_SILU) : y[i];
     }
     store_part<IS_ALIGNED>(job.out.at(row, 0), channel, job.out.width, y);
     push(h, x);
@@ -187,7 +188,6 @@ static __global__ void __launch_bounds__(THREADS) scan_channels(const conv_job<T
         float x[8], next[8];
         if (row < last)
             load_part<IS_ALIGNED>(job.x.at(row, 0), channel, job.x.width, next);
-#pragma unroll 4
         for (; row < last; row++) {
             for (uint32_t i = 0; i < 8; i++)
                 x[i] = next[i];
@@ -204,8 +204,8 @@ template <uint32_t TAPS, class T> static void launch_conv(const struct cuda *cud
 {
     bool is_step = !job.batch.first_row;
     dim3 grid(ceil_div(job.x.width, 8 * THREADS), is_step ? job.n_rows : ceil_div(job.n_rows, RUN));
-    auto kernel = is_step ? is_aligned ? step_channels<T, TAPS, true> : step_channels<T, TAPS, false>
-                          : is_aligned ? scan_channels<T, TAPS, true> : scan_channels<T, TAPS, false>;
+    auto kernel = is_step      ? is_aligned && TAPS == 4 ? step_channels<T, 4, true> : step_channels<T, TAPS, false>
+                  : is_aligned && TAPS == 4 ? scan_channels<T, 4, true> : scan_channels<T, TAPS, false>;
     launch(cuda, kernel, grid, THREADS, 0, job);
 }
 
@@ -221,9 +221,11 @@ enum rc cuda_conv(void *ctx, const struct conv_args *args, struct err *err)
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
         conv_job<T> job = {sequences(batch), state_pool(args->state), rows<T>(args->x), rows<T>(args->out), args->weight,
-                           args->bias, batch->n_rows, batch->n_seqs, args->n_taps, args->act, args->has_act};
+                           args->bias, batch->n_rows, batch->n_seqs, args->n_taps, args->has_act && args->act == ACT_SILU};
         bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
         args->n_taps <= 4 ? launch_conv<4>(cuda, job, is_aligned) : launch_conv<MAX_TAPS>(cuda, job, is_aligned);
     });
-    return launched(err, "conv");
+    enum rc rc = launched(err, "conv");
+    struct act_args act = {batch->n_rows, args->act, args->out, args->out};
+    return rc || !args->has_act || args->act == ACT_SILU ? rc : cuda_act(cuda, &act, err);
 }

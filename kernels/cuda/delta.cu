@@ -5,8 +5,8 @@
  * 4 (lane + 8 n) .. + 4: a sum is a chain over these, n ascending, then pairwise over lanes 1, 2, 4 apart. One token or
  * thousands: the same operations in the same order, with the state in registers meanwhile.
  * One row a sequence is bound by the state, read and written: 256 sequences of 32 heads of 128 x 128 move 1.07 GB, 272 us at
- * the 3.94 TB/s of a copy. A prompt of one sequence is bound by the way through two dependent sums, some 250 cycles a token, 1.2 ms
- * for 8192; several sequences by operations, 4 for every value of the state. */
+ * the 3.94 TB/s of a copy. A prompt of one sequence is bound by the way through two dependent sums, some 250 cycles a token,
+ * 1.2 ms for 8192; several sequences by operations, 4 for every value of the state. */
 #include "head_norm.cuh"
 #include "state.cuh"
 
@@ -14,7 +14,8 @@
 #define LANES 8u
 #define OWN 2u                        /* columns of a group of lanes */
 #define SLICE (THREADS / LANES * OWN) /* columns of a block */
-#define MAX_KEY 256u
+#define MOST_QUADS 8u
+#define MAX_KEY (4 * LANES * MOST_QUADS)
 
 template <class T> struct delta_job {
     struct sequences batch;
@@ -169,7 +170,7 @@ struct inputs {
 };
 
 template <uint32_t QUADS> struct chunk {
-    static const uint32_t TOKENS = QUADS < 4 ? 16 : 32 / QUADS, KEY_PARTS = LANES * QUADS / 2, PARTS = SLICE / 8;
+    static const uint32_t TOKENS = 32 / QUADS, KEY_PARTS = LANES * QUADS / 2, PARTS = SLICE / 8;
     __align__(16) float q[TOKENS][4 * LANES * QUADS], k[TOKENS][4 * LANES * QUADS], v[TOKENS][SLICE], out[TOKENS][SLICE];
     float decay[TOKENS], beta[TOKENS];
 };
@@ -261,8 +262,8 @@ template <uint32_t QUADS, class T>
 static void launch_delta(const struct cuda *cuda, const delta_job<T> &job, const struct delta_args *args, bool is_aligned)
 {
     dim3 grid(args->n_heads * job.n_slices, args->batch->n_seqs);
-    auto kernel = job.batch.first_row ? is_aligned ? scan_heads<T, QUADS, true> : scan_heads<T, QUADS, false>
-                                      : is_aligned ? step_heads<T, QUADS, true> : step_heads<T, QUADS, false>;
+    auto kernel = job.batch.first_row ? is_aligned ? scan_heads<T, QUADS, true> : scan_heads<T, MOST_QUADS, false>
+                                      : is_aligned ? step_heads<T, QUADS, true> : step_heads<T, MOST_QUADS, false>;
     launch(cuda, kernel, grid, THREADS, 0, job);
 }
 
@@ -283,9 +284,8 @@ enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err)
         bool is_aligned = has_eights<T>(args->q) && has_eights<T>(args->k) && has_eights<T>(args->v) &&
                           has_eights<T>(args->out) && args->key_dim % 8 == 0 && args->value_dim % 8 == 0 &&
                           state_is_aligned(&args->state, args->key_dim);
-        args->key_dim <= 32 ? launch_delta<1>(cuda, job, args, is_aligned) :
-        args->key_dim <= 64 ? launch_delta<2>(cuda, job, args, is_aligned) :
-        args->key_dim <= 128 ? launch_delta<4>(cuda, job, args, is_aligned) : launch_delta<8>(cuda, job, args, is_aligned);
+        args->key_dim <= 128 ? launch_delta<4>(cuda, job, args, is_aligned)
+                             : launch_delta<MOST_QUADS>(cuda, job, args, is_aligned);
     });
     return launched(err, "delta");
 }

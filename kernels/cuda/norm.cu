@@ -251,7 +251,8 @@ enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *e
 template <class T>
 static enum rc norm_terms(struct cuda *cuda, const struct add_rms_norm_args *args, bool is_aligned, struct err *err)
 {
-    uint32_t size = args->out.width, chains = ceil_div(size, 8), threads = row_threads(chains), parts = ceil_div(chains, threads);
+    uint32_t size = args->out.width, chains = ceil_div(size, 8), threads = row_threads(chains);
+    uint32_t parts = ceil_div(chains, threads);
     if (is_aligned && (uintptr_t)args->inner_weight % 16 == 0 && size > HEAD_NORM_MAX && parts <= 2) {
         norm_source<T> x = {rows<T>(args->a), rows<T>(args->b), rows<T>(args->sum)};
         launch(cuda, parts == 1 ? norm_sums<T, 1> : norm_sums<T, 2>, args->n_rows, threads, 0, x, rows<T>(args->out),

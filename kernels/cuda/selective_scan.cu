@@ -6,8 +6,8 @@
  * is a chain over these, i ascending, then pairwise over lanes 1, 2 apart. One token or thousands: the same operations in the
  * same order, with the state in registers meanwhile.
  * One row a sequence is bound by the state, read and written: 256 sequences of 5120 channels of 16 columns move 168 MB, 43 us
- * at the 3.94 TB/s of a copy. A prompt is bound by the exponentials, 4 lanes a cycle and scheduler: 8192 tokens of 5120 channels
- * of 16 columns take 0.19 ms on 132 processors if all of them are busy. */
+ * at the 3.94 TB/s of a copy. A prompt is bound by the exponentials, 4 lanes a cycle and scheduler: 8192 tokens of 5120
+ * channels of 16 columns take 0.19 ms on 132 processors if all of them are busy. */
 #include "state.cuh"
 
 #define THREADS 128u
@@ -15,7 +15,8 @@
 #define CHANNELS (THREADS / LANES) /* of a block */
 #define TOKENS 16u                 /* of a chunk */
 #define PARTS (CHANNELS / 8)       /* eights of a block's channels */
-#define MAX_STATE 64u
+#define MOST_QUADS 4u
+#define MAX_STATE (4 * LANES * MOST_QUADS)
 
 template <class T> struct scan_job {
     struct sequences batch;
@@ -23,8 +24,7 @@ template <class T> struct scan_job {
     rows<T> x, dt, b, c, z, out;
     const float *a_log, *dt_bias, *skip;
     uint32_t n_state;
-    bool has_gate;
-    uint32_t act;
+    bool has_gate; /* silu(z) */
 };
 
 /* 2^x, tiny results 0. */
@@ -97,7 +97,7 @@ static __device__ __forceinline__ float advance(struct columns<QUADS> &own, cons
 template <class T> static __device__ __forceinline__ T ended(const scan_job<T> &job, float sum, float skip, float x, float z)
 {
     T value = round_to<T>(fmaf(skip, x, sum));
-    return job.has_gate ? round_to<T>(act_value(z, job.act) * to_float(value)) : value;
+    return job.has_gate ? round_to<T>(act_value(z, ACT_SILU) * to_float(value)) : value;
 }
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
@@ -228,8 +228,8 @@ template <uint32_t QUADS, class T>
 static void launch_scan(const struct cuda *cuda, const scan_job<T> &job, uint32_t n_seqs, bool is_aligned)
 {
     dim3 grid(ceil_div(job.x.width, CHANNELS), n_seqs);
-    auto kernel = job.batch.first_row ? is_aligned ? scan_channels<T, QUADS, true> : scan_channels<T, QUADS, false>
-                                      : is_aligned ? step_channels<T, QUADS, true> : step_channels<T, QUADS, false>;
+    auto kernel = job.batch.first_row ? is_aligned ? scan_channels<T, QUADS, true> : scan_channels<T, MOST_QUADS, false>
+                                      : is_aligned ? step_channels<T, QUADS, true> : step_channels<T, MOST_QUADS, false>;
     launch(cuda, kernel, grid, THREADS, 0, job);
 }
 
@@ -239,6 +239,8 @@ enum rc cuda_selective_scan(void *ctx, const struct selective_scan_args *args, s
     device_scope scope(cuda->device);
     if (!args->batch->n_rows)
         return RC_OK;
+    if (args->gate.data && args->act != ACT_SILU)
+        return gate_apart(cuda, *args, cuda_selective_scan, err);
     if (args->n_state > MAX_STATE)
         return err_set(err, RC_UNSUPPORTED, "selective_scan: wanted a state of at most %u columns, have %u", MAX_STATE,
                        args->n_state);
@@ -247,13 +249,13 @@ enum rc cuda_selective_scan(void *ctx, const struct selective_scan_args *args, s
         const struct view &gate = args->gate.data ? args->gate : args->x;
         scan_job<T> job = {sequences(args->batch), state_pool(args->state), rows<T>(args->x), rows<T>(args->dt),
                            rows<T>(args->b), rows<T>(args->c), rows<T>(gate), rows<T>(args->out), args->a_log, args->dt_bias,
-                           args->skip, args->n_state, args->gate.data != NULL, args->act};
+                           args->skip, args->n_state, args->gate.data != NULL};
         bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->dt) && has_eights<T>(args->b) &&
                           has_eights<T>(args->c) && has_eights<T>(gate) && has_eights<T>(args->out) &&
                           state_is_aligned(&args->state, args->n_state);
         uint32_t n_seqs = args->batch->n_seqs;
-        args->n_state <= 16 ? launch_scan<1>(cuda, job, n_seqs, is_aligned) :
-        args->n_state <= 32 ? launch_scan<2>(cuda, job, n_seqs, is_aligned) : launch_scan<4>(cuda, job, n_seqs, is_aligned);
+        args->n_state <= 4 * LANES ? launch_scan<1>(cuda, job, n_seqs, is_aligned)
+                                   : launch_scan<MOST_QUADS>(cuda, job, n_seqs, is_aligned);
     });
     return launched(err, "selective_scan");
 }

@@ -17,7 +17,9 @@
 #define LANES 16u
 #define OWN 4u                        /* channels of a group of lanes */
 #define SLICE (THREADS / LANES * OWN) /* channels of a block */
-#define MAX_STATE 256u
+#define MOST_QUADS 4u
+#define MAX_STATE (4 * LANES * MOST_QUADS)
+#define NORM_QUADS 2u /* most of steps that norm their inputs */
 #define MAX_RANK 256u /* columns of dt_matrix that steps multiply themselves */
 
 template <class T> struct ssm_job {
@@ -27,8 +29,7 @@ template <class T> struct ssm_job {
     const float *a_log, *dt_bias, *skip;
     float dt_min, dt_max;
     uint32_t head_dim, n_state, heads_a_group, n_slices;
-    bool has_gate;
-    uint32_t act;
+    bool has_gate; /* silu(z) */
     const float *b_norm, *c_norm, *dt_norm; /* what steps do themselves, where the inputs are not ready: dt has rank columns */
     float eps;
     const char *dt_rows;
@@ -119,15 +120,15 @@ template <class T, uint32_t QUADS> struct shared_inputs {
     float step, decay;
 };
 
-/* What reads weights alone, before the wait: the lane's part of its warp's norm; the fourth warp brings the row of dt_matrix. */
+/* What reads weights alone, before the wait: the lane's part of its warp's norm; warp 3 brings the row of dt_matrix. */
 template <class T, uint32_t QUADS>
 static __device__ __forceinline__ void read_weights(shared_inputs<T, QUADS> &m, const ssm_job<T> &job, uint32_t head,
                                                     float (&weight)[8])
 {
     uint32_t warp = threadIdx.x / 32, column = threadIdx.x % 32 * 8;
+    const float *norms[3] = {job.b_norm, job.c_norm, job.dt_norm};
     if (warp < 3)
-        load_part<true>(warp == 0 ? job.b_norm : warp == 1 ? job.c_norm : job.dt_norm, column, warp < 2 ? job.n_state : job.rank,
-                        weight);
+        load_part<true>(norms[warp], column, warp < 2 ? job.n_state : job.rank, weight);
     else if (column < job.rank)
         *(eight<T> *)&m.dt_row[column] = *(const eight<T> *)(job.dt_rows + head * job.dt_row_bytes + column * sizeof(T));
 }
@@ -144,11 +145,6 @@ template <class T> static __device__ __forceinline__ float multiply_dt(const T *
         mma(sums, rows_of_w, rows_of_x, T());
     }
     return sums[0];
-}
-
-static __device__ __forceinline__ float multiply_dt(const float *, const float *, uint32_t)
-{
-    return 0; /* is never asked for */
 }
 
 /* Warps 0 and 1 norm B and C, warp 2 norms dt and makes the step. */
@@ -231,7 +227,7 @@ static __global__ void __launch_bounds__(THREADS) step_heads(const ssm_job<T> jo
     if (is_mine) {
         T value = round_to<T>(y);
         if (job.has_gate)
-            value = round_to<T>(act_value(z, job.act) * to_float(value));
+            value = round_to<T>(act_value(z, ACT_SILU) * to_float(value));
         *job.out.at(row, at.head * job.head_dim + p) = value;
     }
     store_state<IS_ALIGNED>(s, job, unit, at.first);
@@ -330,7 +326,7 @@ static __global__ void __launch_bounds__(THREADS, 2) scan_heads(const ssm_job<T>
             for (uint32_t i = 0; i < 8; i++) {
                 y[i] = fmaf(skip, now.x[i], m.y[x_token][x_part + i]);
                 if (job.has_gate)
-                    y[i] = act_value(now.z[i], job.act) * to_float(round_to<T>(y[i]));
+                    y[i] = act_value(now.z[i], ACT_SILU) * to_float(round_to<T>(y[i]));
             }
             store_part<IS_ALIGNED>(job.out.at(span.first + done + x_token, at.head * job.head_dim), at.slice * SLICE + x_part,
                                    job.head_dim, y);
@@ -345,10 +341,11 @@ template <uint32_t QUADS, class T>
 static void launch_ssm(const struct cuda *cuda, const ssm_job<T> &job, const struct ssm_args *args, bool is_aligned)
 {
     dim3 grid(args->n_heads * job.n_slices, args->batch->n_seqs);
-    auto kernel = job.batch.first_row ? is_aligned ? scan_heads<T, QUADS, true> : scan_heads<T, QUADS, false>
-                  : job.b_norm        ? step_heads<T, QUADS, true, true>
+    auto kernel = job.batch.first_row ? is_aligned ? scan_heads<T, QUADS, true> : scan_heads<T, MOST_QUADS, false>
                   : is_aligned        ? step_heads<T, QUADS, true, false>
-                                      : step_heads<T, QUADS, false, false>;
+                                      : step_heads<T, MOST_QUADS, false, false>;
+    if constexpr (sizeof(T) == 2 && QUADS <= NORM_QUADS)
+        kernel = job.b_norm ? step_heads<T, QUADS, true, true> : kernel;
     launch(cuda, kernel, grid, THREADS, 0, job);
 }
 
@@ -367,7 +364,7 @@ template <class T> static bool can_norm(const struct cuda *cuda, const struct ss
                      matrix->n_cols <= MAX_RANK && matrix->parts[0].row_bytes % 16 == 0;
     uintptr_t norms = (uintptr_t)args->b_norm | (uintptr_t)args->c_norm | (uintptr_t)args->dt_norm;
     return cuda->dtype != DTYPE_F32 && is_matrix && norms % 16 == 0 && args->batch->n_seqs == args->batch->n_rows &&
-           has_eights<T>(args->dt) && is_ssm_aligned<T>(args);
+           args->n_state <= 4 * LANES * NORM_QUADS && has_eights<T>(args->dt) && is_ssm_aligned<T>(args);
 }
 
 /* Norms and dt's product as operations of their own, into the scratch. */
@@ -407,7 +404,7 @@ template <class T> static enum rc run_ssm(struct cuda *cuda, struct ssm_args arg
     ssm_job<T> job = {sequences(args.batch), state_pool(args.state), rows<T>(args.x), rows<T>(args.dt), rows<T>(args.b),
                       rows<T>(args.c), rows<T>(args.gate), rows<T>(args.out), args.a_log, args.dt_bias, args.skip, args.dt_min,
                       args.dt_max, args.head_dim, args.n_state, args.n_heads / args.n_groups, ceil_div(args.head_dim, SLICE),
-                      args.gate.data != NULL, args.act};
+                      args.gate.data != NULL};
     if (args.b_norm) {
         job.b_norm = args.b_norm;
         job.c_norm = args.c_norm;
@@ -419,7 +416,7 @@ template <class T> static enum rc run_ssm(struct cuda *cuda, struct ssm_args arg
     }
     bool is_aligned = is_ssm_aligned<T>(&args);
     args.n_state <= 64 ? launch_ssm<1>(cuda, job, &args, is_aligned) :
-    args.n_state <= 128 ? launch_ssm<2>(cuda, job, &args, is_aligned) : launch_ssm<4>(cuda, job, &args, is_aligned);
+    args.n_state <= 128 ? launch_ssm<2>(cuda, job, &args, is_aligned) : launch_ssm<MOST_QUADS>(cuda, job, &args, is_aligned);
     return launched(err, "ssm");
 }
 
@@ -429,6 +426,8 @@ enum rc cuda_ssm(void *ctx, const struct ssm_args *args, struct err *err)
     device_scope scope(cuda->device);
     if (!args->batch->n_rows)
         return RC_OK;
+    if (args->gate.data && args->act != ACT_SILU)
+        return gate_apart(cuda, *args, cuda_ssm, err);
     if (args->n_state > MAX_STATE)
         return err_set(err, RC_UNSUPPORTED, "ssm: wanted a state of at most %u columns, have %u", MAX_STATE, args->n_state);
     enum rc rc = RC_OK;

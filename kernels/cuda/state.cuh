@@ -120,6 +120,16 @@ template <bool IS_ALIGNED> static __device__ __forceinline__ void store_quad(flo
             row[column + i] = values[i];
 }
 
+/* The recurrence, then the product with its gate: an act other than silu. */
+template <class A>
+static enum rc gate_apart(struct cuda *cuda, A args, enum rc (*run)(void *, const A *, struct err *), struct err *err)
+{
+    struct gated_args gated = {args.batch->n_rows, args.act, args.gate, args.out, args.out};
+    args.gate.data = NULL;
+    enum rc rc = run(cuda, &args, err);
+    return rc ? rc : cuda_gated(cuda, &gated, err);
+}
+
 /* Do rows of n floats in units start on 16 bytes, and end there? */
 static inline bool state_is_aligned(const struct state_view *s, uint32_t n)
 {
