@@ -126,9 +126,9 @@ static __device__ __forceinline__ void read_weights(shared_inputs<T, QUADS> &m, 
                                                     float (&weight)[8])
 {
     uint32_t warp = threadIdx.x / 32, column = threadIdx.x % 32 * 8;
-    const float *norms[3] = {job.b_norm, job.c_norm, job.dt_norm};
+    const float *norm = warp == 0 ? job.b_norm : warp == 1 ? job.c_norm : job.dt_norm;
     if (warp < 3)
-        load_part<true>(norms[warp], column, warp < 2 ? job.n_state : job.rank, weight);
+        load_part<true>(norm, column, warp < 2 ? job.n_state : job.rank, weight);
     else if (column < job.rank)
         *(eight<T> *)&m.dt_row[column] = *(const eight<T> *)(job.dt_rows + head * job.dt_row_bytes + column * sizeof(T));
 }
@@ -201,7 +201,7 @@ static __global__ void __launch_bounds__(THREADS) step_heads(const ssm_job<T> jo
     float *unit = job.state.unit(span.seq, at.head);
     load_state<IS_ALIGNED>(s, job, unit, at.first, span.is_new);
     float rate = -expf(job.a_log[at.head]), bias = job.dt_bias[at.head], skip = job.skip[at.head];
-    if (HAS_NORMS) {
+    if constexpr (HAS_NORMS) {
         read_weights(m, job, at.head, weight);
         __syncthreads();
     }
@@ -215,7 +215,7 @@ static __global__ void __launch_bounds__(THREADS) step_heads(const ssm_job<T> jo
         x = to_float(*job.x.at(row, at.head * job.head_dim + p));
         z = job.has_gate ? to_float(*job.z.at(row, at.head * job.head_dim + p)) : 0.0f;
     }
-    if (HAS_NORMS)
+    if constexpr (HAS_NORMS)
         norm_inputs(m, job, row, rate, bias, weight);
     else
         take_inputs(m, job, row, at, rate, bias);
