@@ -91,15 +91,56 @@ class Shape:
         return self.hidden * self.vocab
 
     @property
+    def attention_layers(self) -> int:
+        return self.layers
+
+    @property
     def kv_bytes(self) -> int:
         """Of one position."""
-        return self.layers * self.kv_heads * self.head_dim * 2 * 2
+        return self.attention_layers * self.kv_heads * self.head_dim * 2 * 2
+
+    @property
+    def state_bytes(self) -> int:
+        """Recurrent state of one sequence."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Plamo2(Shape):
+    """PLaMo 2: every other layer has a recurrence in place of attention, whose heads have the size of the others."""
+
+    mamba_heads: int = 32
+    state: int = 64
+
+    def config(self) -> dict[str, object]:
+        own = {
+            "model_type": "plamo2", "hidden_size_per_head": self.head_dim, "mamba_num_heads": self.mamba_heads,
+            "mamba_d_state": self.state, "mamba_d_conv": 4, "mamba_step": 2, "attention_window_size": 2048,
+        }  # fmt: skip
+        return {k: v for k, v in super().config().items() if k not in ("head_dim", "hidden_act", "rope_theta")} | own
+
+    @property
+    def attention_layers(self) -> int:
+        return self.layers // 2
+
+    @property
+    def linear_weights(self) -> int:
+        width, rank = self.mamba_heads * self.head_dim, max(64, self.hidden // 16)
+        mamba = 3 * width * self.hidden + width * (rank + 2 * self.state) + rank * self.mamba_heads
+        attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
+        recurrent = self.layers - self.attention_layers
+        return recurrent * mamba + self.attention_layers * attention + 3 * self.layers * self.hidden * self.ffn
+
+    @property
+    def state_bytes(self) -> int:
+        return (self.layers - self.attention_layers) * self.mamba_heads * self.head_dim * (self.state + 3) * 4
 
 
 MODELS = {
     "8b": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False),
     "qwen8b": Shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, False),
     "qwen06b": Shape("Qwen3", 28, 1024, 16, 8, 3072, 151936, True),
+    "plamo2": Plamo2("Plamo2", 16, 2048, 16, 1, 8192, 100000, True),
 }
 
 
@@ -137,11 +178,11 @@ class Ceilings:
         """Seconds that a decode step cannot do without."""
         weights = shape.linear_weights + shape.head_weights
         linears = max(2 * weights / self.read, 2 * weights * batch / self.matmul)
-        return linears + batch * context * shape.kv_bytes / self.read
+        return linears + batch * (context * shape.kv_bytes / self.read + 2 * shape.state_bytes / self.copy)
 
     def prefill(self, shape: Shape, n: int, length: int) -> float:
         """Seconds for n prompts; only their last rows need logits."""
-        attention = 2 * shape.layers * shape.heads * shape.head_dim * length * length
+        attention = 2 * shape.attention_layers * shape.heads * shape.head_dim * length * length
         operations = n * (2 * shape.linear_weights * length + attention + 2 * shape.head_weights)
         return max(operations / self.matmul, 2 * (shape.linear_weights + shape.head_weights) / self.read)
 
@@ -264,6 +305,12 @@ ROWS: dict[str, Row] = {
     "qwen06b.step.1": step_row(1, 0.75, 0.45, "1.59"),
     "qwen06b.step.32": step_row(32, 1.0, 0.65, "1.80"),
     "qwen06b.step.256": step_row(256, 4.2, 3.2, "4.60"),
+    "plamo2.step.1": step_row(1, 1.1, 0.75, "1.70"),
+    "plamo2.step.32": step_row(32, 1.8, 1.3, "2.14"),
+    "plamo2.step.256": step_row(256, 4.8, 3.4, "4.87"),
+    "plamo2.first.128": first_row(128, 6, 3, "14.7"),
+    "plamo2.first.8192": Row("ms", None, None, "", lambda e: e.first(8192), lambda s, c: 1e3 * c.prefill(s, 1, 8192)),
+    "plamo2.1024x256": whole_row(6.2, 4.6, "6.31"),
     **{f"exactness.{rows}": Row("x", 1.10, 1.03, "(1.17 to 3.5)") for rows in EXACTNESS_ROWS},
 }  # fmt: skip
 

@@ -226,6 +226,9 @@ enum rc cuda_conv(void *ctx, const struct conv_args *args, struct err *err)
         args->n_taps <= 4 ? launch_conv<4>(cuda, job, is_aligned) : launch_conv<MAX_TAPS>(cuda, job, is_aligned);
     });
     enum rc rc = launched(err, "conv");
-    struct act_args act = {batch->n_rows, args->act, args->out, args->out};
+    struct act_args act = {};
+    act.n_rows = batch->n_rows;
+    act.act = args->act;
+    act.x = act.out = args->out;
     return rc || !args->has_act || args->act == ACT_SILU ? rc : cuda_act(cuda, &act, err);
 }

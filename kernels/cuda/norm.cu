@@ -259,7 +259,7 @@ static enum rc norm_terms(struct cuda *cuda, const struct add_rms_norm_args *arg
                args->inner_weight, args->inner_eps, args->weight, size, args->eps);
         return launched(err, "add_rms_norm");
     }
-    struct rms_norm_args inner = {args->n_rows, 1, args->b, args->out, args->inner_weight, args->inner_eps};
+    struct rms_norm_args inner = {args->n_rows, 1, args->b, args->out, args->inner_weight, args->inner_eps, 0};
     struct add_rms_norm_args rest = *args;
     rest.b = args->out;
     rest.inner_weight = NULL;

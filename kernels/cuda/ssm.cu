@@ -381,7 +381,7 @@ static enum rc norm_apart(struct cuda *cuda, struct ssm_args *args, struct err *
     enum rc rc = RC_OK;
     for (uint32_t i = 0; i < 3 && !rc; i++) {
         struct view normed = take(inputs[i]->width);
-        struct rms_norm_args norm = {n_rows, 1, *inputs[i], normed, weights[i], args->norm_eps};
+        struct rms_norm_args norm = {n_rows, 1, *inputs[i], normed, weights[i], args->norm_eps, 0};
         rc = cuda_rms_norm(cuda, &norm, err);
         *inputs[i] = normed;
     }
@@ -404,12 +404,9 @@ template <class T> static enum rc run_ssm(struct cuda *cuda, struct ssm_args arg
     ssm_job<T> job = {sequences(args.batch), state_pool(args.state), rows<T>(args.x), rows<T>(args.dt), rows<T>(args.b),
                       rows<T>(args.c), rows<T>(args.gate), rows<T>(args.out), args.a_log, args.dt_bias, args.skip, args.dt_min,
                       args.dt_max, args.head_dim, args.n_state, args.n_heads / args.n_groups, ceil_div(args.head_dim, SLICE),
-                      args.gate.data != NULL};
+                      args.gate.data != NULL,
+                      args.b_norm, args.c_norm, args.dt_norm, args.norm_eps, NULL, 0, 0};
     if (args.b_norm) {
-        job.b_norm = args.b_norm;
-        job.c_norm = args.c_norm;
-        job.dt_norm = args.dt_norm;
-        job.eps = args.norm_eps;
         job.dt_rows = args.dt_matrix->data;
         job.dt_row_bytes = args.dt_matrix->parts[0].row_bytes;
         job.rank = args.dt_matrix->n_cols;

@@ -134,7 +134,7 @@ class Runs:
         out = np.zeros((len(take), self.o.width), self.o.dtype)
         given = {name: code(np.ascontiguousarray(x[take])) for name, x in self.o.rows.items() if name != "gate"}
         if "gate" in more:
-            more = {"gate": code(np.ascontiguousarray(self.o.rows["gate"][take])), "act": 0}
+            more = {"gate": code(np.ascontiguousarray(self.o.rows["gate"][take])), "act": more["gate"]}
         state = self.pool, self.table, 0, self.o.unit[2]
         getattr(self.backend, self.o.name)(
             state=state, batch=(positions, seqs, starts), **given, **self.o.rest, **more, out=code(out)
@@ -193,12 +193,15 @@ def test_gate_is_the_gated_product(case: str, typed: tuple[_core.Backend, str]) 
     plain = Runs(backend, o, 0).whole()
     o.row("gate", o.width)
     want = np.zeros_like(plain.out)
-    backend.gated(code(o.rows["gate"]), code(plain.out), code(want), 0)
-    for gated in (Runs(backend, o, 1).whole(gate=1), Runs(backend, o, 2).in_pieces(1, gate=1)):
-        assert gated.out.tobytes() == want.tobytes() and gated.states() == plain.states()
+    for act in (0, 2):
+        backend.gated(code(o.rows["gate"]), code(plain.out), code(want), act)
+        for gated in (Runs(backend, o, 1).whole(gate=act), Runs(backend, o, 2).in_pieces(1, gate=act)):
+            assert gated.out.tobytes() == want.tobytes() and gated.states() == plain.states()
 
 
-@pytest.mark.parametrize(("heads", "size", "n_state", "rank"), [(32, 128, 64, 128), (6, 24, 8, 64), (5, 40, 128, 256), (3, 8, 20, 24)])
+@pytest.mark.parametrize(
+    ("heads", "size", "n_state", "rank"), [(32, 128, 64, 128), (6, 24, 8, 64), (5, 40, 128, 256), (3, 8, 20, 24)]
+)
 def test_norms_of_inputs_are_the_norms(
     heads: int, size: int, n_state: int, rank: int, typed: tuple[_core.Backend, str]
 ) -> None:
