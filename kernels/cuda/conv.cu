@@ -1,8 +1,8 @@
 /* out_t[c] = act(bias_c + sum over k of weight[c][k] x_{t - n_taps + 1 + k}[c]), one chain of float32 over k ascending, rounded
  * once (before an act other than silu, too, which is an operation of its own); every channel alone. A unit of the state is a
  * channel's last n_taps - 1 inputs, oldest first. A thread has eight channels of some consecutive rows of the batch, whose
- * inputs it keeps in registers. Who has the first row of a sequence takes all rows that look into its state, and also writes the
- * new one, so nobody waits for anybody.
+ * inputs it keeps in registers. Who has the first row of a sequence takes all rows that look into its state, and writes the new
+ * one, too, so nobody waits for anybody.
  * Bound by bytes: 8192 rows of 4096 bfloat16 channels take 31 us at 4.3 TB/s; one row of each of 256 sequences, whose states of
  * 12 bytes a channel are read and written, 8 us; few rows by latency, about 2 us. */
 #include "state.cuh"

@@ -38,13 +38,14 @@ def test_every_value_is_the_oracles(case, tiny, oracle, engine, prompts, error_o
                 assert rows.tobytes() == chunked.tobytes()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "bamba bfloat16", "gemma2 bfloat16"])
 def test_the_logits_are_those_of_a_step(case, tiny, device, core_options, oracle, engine, prompts) -> None:
-    """The sampler gives their logprobs, of every id, the bits that it gives those of the engine's steps."""
-    path = tiny(case).directory
+    """The sampler gives their logprobs, of every id, the bits that it gives those of steps, which fuse operations."""
+    case, dtype = (*case.split(), "float32")[:2]
+    path = tiny(case, dtype).directory
     spec = oracle(path).compiled.spec
     sampler = _core.Backend(**core_options(device), vocab_size=99)
-    with engine(path) as model:
+    with engine(path, dtype=dtype, kv_dtype=dtype) as model:
         for ids in prompts[1:]:
             answer = model.run([ids], top=99)[0]
             logits = tapped(model.model, spec, ids, [names.LOGITS])[0].copy()
