@@ -47,14 +47,14 @@ class KvView(Structure):
 class AttentionArgs(Structure):
     _fields_ = [
         ("batch", ctypes.POINTER(BatchView)), ("kv", KvView), ("n_heads", c_uint32), ("window", c_uint32), ("scale", c_float),
-        ("softcap", c_float), ("q", View), ("out", View),
+        ("softcap", c_float), ("q", View), ("out", View), ("slopes", c_void_p), ("sinks", c_void_p), ("chunk", c_uint32),
     ]  # fmt: skip
 
 
 class RopeArgs(Structure):
     _fields_ = [
         ("n_rows", c_uint32), ("n_freqs", c_uint32), ("head_dim", c_uint32), ("interleaved", c_bool), ("table", c_void_p),
-        ("q", View), ("k", View),
+        ("q", View), ("k", View), ("k_head_dim", c_uint32), ("is_tail", c_bool),
     ]  # fmt: skip
 
 

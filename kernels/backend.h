@@ -195,6 +195,8 @@ struct rope_args {
     bool interleaved;           /* pairs (2i, 2i+1), else (i, i + n_freqs) */
     const float *table;         /* of rope_table */
     struct view q, k;           /* width = heads * head_dim */
+    uint32_t k_head_dim;        /* of k, where it differs; 0: as q's. Not in qkv */
+    bool is_tail;               /* the last 2 * n_freqs elements of a head instead. Not in qkv */
 };
 
 /* Stores every row's k and v at its position. All rows are stored before any attends. */
@@ -225,6 +227,34 @@ struct attention_args {
     float scale;
     float softcap;              /* c * tanh(s / c) after scaling; 0: none */
     struct view q, out;
+    const float *slopes;        /* [n_heads] or NULL: slope * (j - i) is added after scale and softcap */
+    const float *sinks;         /* [n_heads] or NULL: exp(sink) joins the denominator of the softmax */
+    uint32_t chunk;             /* key j <= i is visible iff j / chunk == i / chunk; 0: by window */
+};
+
+/* One product a head: out[h] = W_h x[h], or W_h^T x[h] where is_transposed, W_h being rows h * head_rows + first_row .. +
+ * used_rows of the matrix. x[h] is the head of the h-th of n_heads equal parts of x's row; out has [n_heads][used_rows], or
+ * [n_heads][columns of the matrix]. A sum's order depends on the matrix alone. */
+struct head_linear_args {
+    const struct matrix *matrix; /* [n_heads * head_rows][...] */
+    uint32_t n_rows, n_heads;
+    uint32_t head_rows, first_row, used_rows;
+    bool is_transposed;
+    struct view x, out;
+};
+
+/* Multi-head latent attention, absorbed. A token is one latent and one rope_key (kv: n_kv_heads 0, head_dim their widths
+ * together), both stored here before any row attends; latents are the values of all heads:
+ * out[h] = sum over j <= i of p_j latent_j, p the softmax of scale * (q[h] . latent_j + q_rope[h] . rope_key_j). */
+struct latent_attention_args {
+    const struct batch_view *batch;
+    struct kv_view kv;
+    uint32_t n_heads;
+    float scale;
+    struct view q;              /* width = n_heads * latent.width */
+    struct view q_rope;         /* n_heads equal parts, each with rope_key.width elements at its end */
+    struct view latent, rope_key;
+    struct view out;            /* as q */
 };
 
 /* Attention of every row over all rows of its sequence, which lie in this batch from position 0 on; no cache. Head h of q reads
@@ -687,6 +717,8 @@ struct backend {
     enum rc (*experts)(void *ctx, const struct experts_args *args, struct err *err);
     /* Without it programs whose logits have a factor or a cap are refused. */
     enum rc (*scale_logits)(void *ctx, const struct scale_logits_args *args, struct err *err);
+    enum rc (*head_linear)(void *ctx, const struct head_linear_args *args, struct err *err);
+    enum rc (*latent_attention)(void *ctx, const struct latent_attention_args *args, struct err *err);
 };
 
 /* The one symbol that a backend's library exports. */

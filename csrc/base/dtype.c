@@ -220,6 +220,17 @@ static void q6_k_block(const uint8_t *b, float *y)
     }
 }
 
+/* Microscaling: an exponent, then 4-bit floats (e2m1) whose values are doubled in the table and halved in the scale. */
+static void mxfp4_block(const uint8_t *b, float *y)
+{
+    static const float values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    float scale = f32_from_bits(b[0] < 2 ? 0x00200000u << b[0] : (uint32_t)(b[0] - 1) << 23); /* 2^(b[0] - 128) */
+    for (int j = 0; j < 16; j++) {
+        y[j] = values[b[1 + j] & 15] * scale;
+        y[j + 16] = values[b[1 + j] >> 4] * scale;
+    }
+}
+
 typedef void (*values_reader)(const uint8_t *stored, float *values, size_t n);
 typedef void (*block_reader)(const uint8_t *block, float *values);
 
@@ -246,6 +257,7 @@ static const struct {
     [DTYPE_I64] = {{"int64", 1, 8}, NULL, NULL},
     [DTYPE_F64] = {{"float64", 1, 8}, f64_values, NULL},
     [DTYPE_BF16] = {{"bfloat16", 1, 2}, bf16_values, NULL},
+    [DTYPE_MXFP4] = {{"mxfp4", 32, 17}, NULL, mxfp4_block},
     [DTYPE_U8] = {{"uint8", 1, 1}, NULL, NULL},
     [DTYPE_BOOL] = {{"bool", 1, 1}, NULL, NULL},
 };

@@ -26,6 +26,7 @@ enum dtype {
     DTYPE_I64 = 27,
     DTYPE_F64 = 28,
     DTYPE_BF16 = 30,
+    DTYPE_MXFP4 = 39,
     DTYPE_COUNT = 42, /* GGUF's numbers lie below; those that it does not have come after */
     DTYPE_U8 = 64,
     DTYPE_BOOL = 65,

@@ -54,7 +54,7 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------- */
 
-static struct kv_view kv_of(const struct running *run, uint32_t layer)
+struct kv_view kv_of(const struct running *run, uint32_t layer)
 {
     const struct model *m = run->m;
     const struct cache_layer *l = &m->program->layers[layer];
@@ -95,7 +95,12 @@ static enum rc run_linear(struct running *run, const struct step *step, uint32_t
 static struct rope_args rope_of(const struct running *run, const struct step *step, uint32_t head_dim)
 {
     const struct model *m = run->m;
-    struct rope_args rope = {run->view.n_rows, 0, head_dim, false, NULL, view_of(m, step->in[0]), view_of(m, step->in[1])};
+    struct rope_args rope = {.n_rows = run->view.n_rows, .head_dim = head_dim, .q = view_of(m, step->in[0]),
+                             .k = view_of(m, step->in[1])};
+    if (step->op) {
+        rope.k_head_dim = step->op->u[2];
+        rope.is_tail = step->op->u[3];
+    }
     if (step->rope != NO_INDEX) {
         rope.n_freqs = m->program->ropes[step->rope].n_freqs;
         rope.interleaved = m->program->ropes[step->rope].interleaved;
@@ -109,8 +114,12 @@ static enum rc run_cache_step(struct running *run, const struct step *step)
     struct model *m = run->m;
     const struct cache_layer *layer = &m->program->layers[step->layer];
     if (step->code == STEP_ATTENTION) {
-        struct attention_args args = {&run->view,  kv_of(run, step->layer), layer->n_heads,          layer->window,
-                                      step->scale, step->softcap,           view_of(m, step->in[0]), view_of(m, step->out)};
+        struct attention_args args = {
+            .batch = &run->view, .kv = kv_of(run, step->layer), .n_heads = layer->n_heads, .window = layer->window,
+            .scale = step->scale, .softcap = step->softcap, .q = view_of(m, step->in[0]), .out = view_of(m, step->out),
+            .slopes = weights_vector(m->weights, step->op->weight[0]),
+            .sinks = weights_vector(m->weights, step->op->weight[1]), .chunk = step->op->u[1],
+        };
         return m->backend->attention(m->ctx, &args, run->err);
     }
     struct kv_write_args write = {&run->view, kv_of(run, step->layer), view_of(m, step->in[1]), view_of(m, step->in[2])};

@@ -140,6 +140,22 @@ static enum rc run_experts(struct running *run, const struct step *step, uint32_
     return m->backend->experts(m->ctx, &args, run->err);
 }
 
+static enum rc run_head_linear(struct running *run, const struct op *op, uint32_t n_rows, struct view x, struct view out)
+{
+    const struct model *m = run->m;
+    struct head_linear_args args = {weights_matrix(m->weights, op->weight[0]), n_rows, op->u[0], op->u[1], op->u[2], op->u[3],
+                                    op->u[4], x, out};
+    return m->backend->head_linear(m->ctx, &args, run->err);
+}
+
+static enum rc run_latent_attention(struct running *run, const struct op *op, const struct view *in, struct view out)
+{
+    const struct model *m = run->m;
+    struct latent_attention_args args = {
+        &run->view, kv_of(run, op->u[0]), m->program->layers[op->u[0]].n_heads, op->f[0], in[0], in[1], in[2], in[3], out};
+    return m->backend->latent_attention(m->ctx, &args, run->err);
+}
+
 enum rc operation_run(struct running *run, const struct step *step)
 {
     const struct model *m = run->m;
@@ -158,6 +174,8 @@ enum rc operation_run(struct running *run, const struct step *step)
     case OP_DELTA: return run_delta(run, op, in, out);
     case OP_ROUTE: return run_route(run, step, n_rows);
     case OP_EXPERTS: return run_experts(run, step, n_rows);
+    case OP_HEAD_LINEAR: return run_head_linear(run, op, n_rows, in[0], out);
+    case OP_LATENT_ATTENTION: return run_latent_attention(run, op, in, out);
     default: return err_set(run->err, RC_INTERNAL, "%s: wanted an operation that is run alone", op_name(op->code));
     }
 }
@@ -175,6 +193,8 @@ bool operation_is_known(const struct backend *b, const struct op *op)
     case OP_DELTA: return b->delta != NULL;
     case OP_ROUTE: return b->route != NULL;
     case OP_EXPERTS: return b->experts != NULL;
+    case OP_HEAD_LINEAR: return b->head_linear != NULL;
+    case OP_LATENT_ATTENTION: return b->latent_attention != NULL;
     default: return true;
     }
 }

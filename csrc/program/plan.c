@@ -145,7 +145,7 @@ static void absorb_qkv(struct planner *b, struct node *node, const struct op *op
     uint32_t q = op->in[0], k = op->in[1];
     uint32_t rope = sole_producer(b, q, OP_ROPE);
     if (rope != NO_INDEX && rope == sole_producer(b, k, OP_ROPE) && b->p->ops[rope].out[0] == q &&
-        b->p->ops[rope].u[1] == layer->head_dim) {
+        b->p->ops[rope].u[1] == layer->head_dim && !b->p->ops[rope].u[2] && !b->p->ops[rope].u[3]) {
         node->step.rope = b->p->ops[rope].u[0];
         q = b->p->ops[rope].in[0];
         k = b->p->ops[rope].in[1];
@@ -348,6 +348,7 @@ static void emit_attention(struct planner *b, const struct op *op)
     node->step.made[0] = op->out[0];
     node->step.scale = op->f[0];
     node->step.softcap = op->f[1];
+    node->step.op = op;
 }
 
 static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err)
@@ -358,6 +359,7 @@ static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err
     node->step.rope = op->u[0];
     node->step.n_heads = op->u[1];
     memcpy(node->step.made, op->out, sizeof op->out);
+    node->step.op = op;
     for (int i = 0; i < 2; i++) {
         node->in[i] = ref_of(b->p, op->in[i]);
         b->alias[op->out[i]] = node->in[i];

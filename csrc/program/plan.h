@@ -34,7 +34,8 @@ struct step {
     float scale, softcap, eps;    /* softcap: of attention and of logits */
     float norm_eps;               /* of norms absorbed, where eps is another's */
     bool has_own_norms;           /* of STEP_QKV: each head has weights of its own */
-    const struct op *op;          /* of STEP_OP; in[4] is the gate, weight the matrix of dt that a recurrence has absorbed */
+    const struct op *op;          /* of STEP_OP (in[4] is the gate, weight the matrix of dt that a recurrence has absorbed),
+                                   * STEP_ATTENTION and STEP_ROPE */
     uint32_t made[OP_OUTPUTS];    /* values of the program that this step completes, or NO_INDEX */
     bool on_selected;             /* rows are those whose logits are wanted, else all rows of the batch */
 };

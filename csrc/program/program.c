@@ -26,6 +26,8 @@ static const struct {
     [OP_DELTA] = {"delta", 5, 1, .has_vector = true, .crosses_rows = true},
     [OP_ROUTE] = {"route", 1, 2, .has_matrix = true},
     [OP_EXPERTS] = {"experts", 2, 2, .has_matrix = true},
+    [OP_HEAD_LINEAR] = {"head_linear", 1, 1, .has_matrix = true},
+    [OP_LATENT_ATTENTION] = {"latent_attention", 4, 1, .crosses_rows = true},
 };
 
 const char *op_name(uint32_t code)
@@ -213,6 +215,45 @@ static const char *check_experts(const struct program *p, const struct op *op)
                : "the routes are of as many experts, and the scratch has its width";
 }
 
+static const char *check_attention(const struct program *p, const struct op *op)
+{
+    if (op->u[0] >= p->n_layers)
+        return "the cache layer exists";
+    const struct cache_layer *layer = &p->layers[op->u[0]];
+    uint32_t q = layer->n_heads * layer->head_dim, kv = layer->n_kv_heads * layer->head_dim;
+    if (width_of(p, op->in[0]) != q || width_of(p, op->out[0]) != q || width_of(p, op->in[1]) != kv ||
+        width_of(p, op->in[2]) != kv)
+        return "q, k and v are heads * head_dim wide";
+    for (uint32_t i = 0; i < 2; i++)
+        if (op->weight[i] != NO_INDEX && !is_vector(p, op->weight[i], layer->n_heads))
+            return "slopes and sinks are vectors of one number a head";
+    return op->u[1] && op->u[1] != layer->window ? "a chunk is the layer's window" : NULL;
+}
+
+static const char *check_head_linear(const struct program *p, const struct op *op)
+{
+    const struct weight *weight = &p->weights[op->weight[0]];
+    uint32_t n_heads = op->u[0], in0 = width_of(p, op->in[0]), taken = op->u[4] ? op->u[3] : weight->cols;
+    if (!n_heads || weight->rows != (uint64_t)n_heads * op->u[1] || (uint64_t)op->u[2] + op->u[3] > op->u[1] || !op->u[3])
+        return "the matrix has the heads' rows";
+    if (in0 % n_heads || in0 / n_heads < taken)
+        return "the input has a part a head, long enough";
+    return width_of(p, op->out[0]) == n_heads * (op->u[4] ? weight->cols : op->u[3]) ? NULL : "the output has a part a head";
+}
+
+static const char *check_latent_attention(const struct program *p, const struct op *op)
+{
+    if (op->u[0] >= p->n_layers || p->layers[op->u[0]].n_kv_heads)
+        return "the cache layer exists, for latents";
+    const struct cache_layer *layer = &p->layers[op->u[0]];
+    uint32_t latent = width_of(p, op->in[2]), rope = width_of(p, op->in[3]), tails = width_of(p, op->in[1]);
+    if (layer->head_dim != latent + rope || tails % layer->n_heads || tails / layer->n_heads < rope)
+        return "a layer's row is latent and rope key, and every head has the latter at its end";
+    return width_of(p, op->in[0]) == layer->n_heads * latent && width_of(p, op->out[0]) == layer->n_heads * latent
+               ? NULL
+               : "queries and the output are heads * latent wide";
+}
+
 static const char *check_widths(const struct program *p, const struct op *op)
 {
     const struct weight *weight = op->weight[0] == NO_INDEX ? NULL : &p->weights[op->weight[0]];
@@ -235,17 +276,11 @@ static const char *check_widths(const struct program *p, const struct op *op)
     case OP_ROPE:
         if (op->u[0] >= p->n_ropes || !op->u[1] || 2 * p->ropes[op->u[0]].n_freqs > op->u[1])
             return "the rope exists and turns at most a head's dimensions";
+        if (op->u[2] && (2 * p->ropes[op->u[0]].n_freqs > op->u[2] || width_of(p, op->in[1]) % op->u[2]))
+            return "keys are heads, of at least the turned dimensions";
         return in0 == out0 && width_of(p, op->in[1]) == width_of(p, op->out[1]) ? NULL : "widths stay the same";
-    case OP_ATTENTION: {
-        if (op->u[0] >= p->n_layers)
-            return "the cache layer exists";
-        const struct cache_layer *layer = &p->layers[op->u[0]];
-        uint32_t kv = layer->n_kv_heads * layer->head_dim;
-        return in0 == layer->n_heads * layer->head_dim && out0 == in0 && width_of(p, op->in[1]) == kv &&
-                       width_of(p, op->in[2]) == kv
-                   ? NULL
-                   : "q, k and v are heads * head_dim wide";
-    }
+    case OP_ATTENTION:
+        return check_attention(p, op);
     case OP_GATED:
         return (in0 == out0 || in0 == 1) && width_of(p, op->in[1]) == out0 ? NULL : "all widths are equal, or the gate's is 1";
     case OP_ADD:
@@ -267,6 +302,10 @@ static const char *check_widths(const struct program *p, const struct op *op)
         return check_route(p, op);
     case OP_EXPERTS:
         return check_experts(p, op);
+    case OP_HEAD_LINEAR:
+        return check_head_linear(p, op);
+    case OP_LATENT_ATTENTION:
+        return check_latent_attention(p, op);
     default:
         return "the operation is known";
     }
@@ -314,7 +353,7 @@ static const char *check_weights(const struct program *p)
     }
     for (uint32_t l = 0; l < p->n_layers; l++) {
         const struct cache_layer *layer = &p->layers[l];
-        if (!layer->head_dim || !layer->n_kv_heads || layer->n_heads % layer->n_kv_heads || !layer->n_heads)
+        if (!layer->head_dim || !layer->n_heads || (layer->n_kv_heads && layer->n_heads % layer->n_kv_heads))
             return "query heads are a multiple of key heads";
     }
     for (uint32_t s = 0; s < p->n_states; s++)

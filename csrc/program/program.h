@@ -12,8 +12,9 @@ enum op_code {
     OP_EMBED,     /* out0 = embed(weight0) * f0, of what u0 says (enum embed_source), from row u1 on */
     OP_LINEAR,    /* out0 = in0 weight0^T + weight1 (bias, optional) */
     OP_RMS_NORM,  /* out0 = rms_norm(in0, weight0 (optional; of all heads or of each), eps f0) over u0 heads */
-    OP_ROPE,      /* out0, out1 = rope u0 of in0 (q), in1 (k), head_dim u1 */
-    OP_ATTENTION, /* out0 = attention(in0 q, in1 k, in2 v), layer u0 of the cache; scale f0, softcap f1 */
+    OP_ROPE,      /* out0, out1 = rope u0 of in0 (q), in1 (k), head_dim u1, k's u2 (0: the same); u3: at the heads' ends */
+    OP_ATTENTION, /* out0 = attention(in0 q, in1 k, in2 v), layer u0 of the cache; scale f0, softcap f1; slopes weight0, sinks
+                   * weight1 (optional); u1: 0, or the chunk, which is the layer's window then */
     OP_GATED,     /* out0 = act u0 (in0) * in1; in0 may be one column wide, for all */
     OP_ADD,       /* out0 = in0 + in1 */
     OP_LOGITS,    /* logits = (in0 of the wanted rows, weight0^T, + weight1 (optional)) * f0, softly capped at f1 (0: not) */
@@ -32,6 +33,9 @@ enum op_code {
     OP_EXPERTS,   /* out0 = sum of experts of in0 by routes in1; weight0 up, weight1 down, weight2, weight3 their biases
                    * (optional); u0 experts, u1 chosen, u2 enum expert_form, u3 act, u4 is_input_scaled; f0 limit; out1 is
                    * scratch */
+    OP_HEAD_LINEAR, /* out0 = a product a head of u0 heads: in0 with rows u2 .. + u3 of every u1 of weight0; u4: transposed */
+    OP_LATENT_ATTENTION, /* out0 = attention of in0 (on the latents) and the tails of in1's heads (on the rope keys) over in2
+                          * latents and in3 rope keys, layer u0 of the cache; scale f0 */
     OP_COUNT
 };
 
@@ -87,7 +91,7 @@ struct rope {
 };
 
 struct cache_layer {
-    uint32_t n_heads, n_kv_heads, head_dim;
+    uint32_t n_heads, n_kv_heads, head_dim; /* n_kv_heads 0: latents with their rope keys, head_dim together */
     uint32_t window;      /* 0: full attention */
 };
 

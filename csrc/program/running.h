@@ -31,6 +31,7 @@ static inline uint32_t weight_stride(const struct model *m, uint32_t weight, uin
 
 enum rc step_run(struct running *run, const struct step *step);
 enum rc rope_tables_run(struct running *run); /* of a step, before all others */
+struct kv_view kv_of(const struct running *run, uint32_t layer); /* executor.c */
 enum rc operation_run(struct running *run, const struct step *step);
 bool operation_is_known(const struct backend *backend, const struct op *op); /* the backend has what the operation needs */
 

@@ -592,8 +592,8 @@ void stage_batch(struct stage *s, PyObject *batch, struct batch_view *view)
     s->has_rows = true;
 }
 
-static void stage_kv(struct stage *s, PyObject *capsule, PyObject *table, uint32_t layer, struct batch_view *batch,
-                     struct kv_view *view)
+void stage_kv(struct stage *s, PyObject *capsule, PyObject *table, uint32_t layer, struct batch_view *batch,
+              struct kv_view *view)
 {
     memset(view, 0, sizeof *view);
     struct kv_pool *pool = s->failed ? NULL : PyCapsule_GetPointer(capsule, POOL_NAME);
@@ -630,15 +630,16 @@ static PyObject *backend_kv_write(PyObject *object, PyObject *args, PyObject *kw
 
 static PyObject *backend_attention(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"pool", "batch", "table", "q", "out", "scale", "window", "softcap", "layer", NULL};
-    PyObject *pool, *batch, *table, *q, *out;
+    static char *names[] = {"pool", "batch", "table", "q", "out",   "scale", "window",
+                            "softcap", "layer", "slopes", "sinks", "chunk", NULL};
+    PyObject *pool, *batch, *table, *q, *out, *slopes = Py_None, *sinks = Py_None;
     uint32_t layer = 0;
     struct batch_view view;
     struct attention_args a = {.batch = &view};
     struct stage s;
     stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOf|IfI", names, &pool, &batch, &table, &q, &out, &a.scale, &a.window,
-                                     &a.softcap, &layer))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOf|IfIOOI", names, &pool, &batch, &table, &q, &out, &a.scale, &a.window,
+                                     &a.softcap, &layer, &slopes, &sinks, &a.chunk))
         return NULL;
     stage_batch(&s, batch, &view);
     stage_kv(&s, pool, table, layer, &view, &a.kv);
@@ -646,6 +647,12 @@ static PyObject *backend_attention(PyObject *object, PyObject *args, PyObject *k
     stage_view(&s, "out", out, true, &a.out);
     if (!s.failed)
         a.n_heads = a.q.width / a.kv.head_dim;
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "sinks" : "slopes";
+        size_t n = stage_array(&s, name, i ? sinks : slopes, 'f', false, i ? &a.sinks : &a.slopes);
+        if (!s.failed && n && n != a.n_heads)
+            stage_fail(&s, name, "one number a head");
+    }
     STAGE_RUN(&s, attention, &a);
 }
 
@@ -743,6 +750,8 @@ static PyMethodDef methods[] = {
     {"delta", (PyCFunction)(void (*)(void))py_backend_delta, METH_VARARGS | METH_KEYWORDS, NULL},
     {"route", (PyCFunction)(void (*)(void))py_backend_route, METH_VARARGS | METH_KEYWORDS, NULL},
     {"experts", (PyCFunction)(void (*)(void))py_backend_experts, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"head_linear", (PyCFunction)(void (*)(void))py_backend_head_linear, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"latent_attention", (PyCFunction)(void (*)(void))py_backend_latent_attention, METH_VARARGS | METH_KEYWORDS, NULL},
     {"begin", (PyCFunction)(void (*)(void))py_backend_begin, METH_VARARGS | METH_KEYWORDS, NULL},
     {"sample", (PyCFunction)(void (*)(void))py_backend_sample, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},

@@ -49,6 +49,10 @@ size_t stage_array(struct stage *s, const char *name, PyObject *object, char for
  * wants the same number of rows from all of them. */
 void stage_any_view(struct stage *s, const char *name, PyObject *object, bool is_written, struct view *view, uint32_t *rows);
 void stage_view(struct stage *s, const char *name, PyObject *object, bool is_written, struct view *view);
+/* py_backend.c: batch = (positions, row_seq, seq_first_row); a pool of kv_pool with its table. */
+void stage_batch(struct stage *s, PyObject *batch, struct batch_view *view);
+void stage_kv(struct stage *s, PyObject *capsule, PyObject *table, uint32_t layer, struct batch_view *batch,
+              struct kv_view *view);
 bool stage_begin(struct stage *s);              /* uploads everything and starts the clock */
 void stage_done(struct stage *s, enum rc rc);   /* waits, stops the clock and downloads what was written */
 PyObject *stage_end(struct stage *s);           /* releases everything; None, or NULL with an exception set */
@@ -70,8 +74,6 @@ PyObject *py_backend_act(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_layer_norm(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_scale_logits(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_row_attention(PyObject *object, PyObject *args, PyObject *kwargs);
-/* batch = (positions, row_seq, seq_first_row) */
-void stage_batch(struct stage *s, PyObject *batch, struct batch_view *view);
 /* py_backend_recurrent.c: Backend.conv, .ssm, .selective_scan, .delta */
 PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs);
@@ -80,6 +82,9 @@ PyObject *py_backend_delta(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_mixture.c: Backend.route, .experts */
 PyObject *py_backend_route(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_experts(PyObject *object, PyObject *args, PyObject *kwargs);
+/* py_backend_latent.c: Backend.head_linear, .latent_attention */
+PyObject *py_backend_head_linear(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_latent_attention(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_begin.c: Backend.begin */
 PyObject *py_backend_begin(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_sample.c: Backend.sample */

@@ -1,12 +1,14 @@
-/* attention.c: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window and soft cap.
- * Shapes: q, out [n_rows][n_heads * head_dim] float32; pages as kv.h lays them, in float32, float16 or bfloat16.
+/* attention.c: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window or chunk, soft cap,
+ * slopes and sinks. Shapes: q, out [n_rows][n_heads * head_dim] float32; pages as kv.h lays them, in float32, float16 or
+ * bfloat16.
  *
  * Order of the sums, the same for every row count, chunk, page size, tile and thread: keys in tiles of 64 at absolute
  * positions, ascending, four tiles a split of 256 with fresh (m, l, O). With u = chain over d of (c q_d) k_d, c = scale log2 e
- * (with a soft cap: c = scale / cap, then u = cap log2 e tanh u), a tile does m' = max(m, max u), p = 2^(u - m'),
- * a = 2^(m - m'), O = a O then the chain of p v over the visible keys, l = a l + p by lane, in a fixed tree of the tile's
- * vectors. Splits are folded left, 0, 1, 2, ...: M' = max(M, m), O = O 2^(M - M') + O_split 2^(m - M'), l alike; out = O / l,
- * l summed by v_hsum. A hidden key's value row is never multiplied, so what lies there (NaN of a stranger) cannot matter.
+ * (with a soft cap: c = scale / cap, then u = cap log2 e tanh u; with a slope: then u = fma(slope log2 e, j - i, u)), a tile
+ * does m' = max(m, max u), p = 2^(u - m'), a = 2^(m - m'), O = a O then the chain of p v over the visible keys, l = a l + p by
+ * lane, in a fixed tree of the tile's vectors. Splits are folded left, 0, 1, 2, ...: M' = max(M, m), O = O 2^(M - M') +
+ * O_split 2^(m - M'), l alike; out = O / l, l summed by v_hsum, and with a sink l + 2^(sink log2 e - M). A hidden key's value
+ * row is never multiplied, so what lies there (NaN of a stranger) cannot matter.
  *
  * A task is up to tile_rows consecutive rows of one sequence and one kv head, a row being (query row, head of the group), so
  * the heads of a group share every key that is read. A task with few rows but many keys is cut into its splits; their states
@@ -17,9 +19,9 @@
 #include "ops.h"
 
 #include <stdatomic.h>
-#include <string.h>
 
 #define SPLIT_KEYS 256u
+#define LOG2_E 0x1.715476p+0f
 #define STATE_PAD 32u /* floats beside O in a row's state: l by lane at 0, m at LANES */
 
 /* Rows [first, first + n_rows) of a sequence, counted over query rows and heads of a group; once for every kv head. A task that
@@ -88,6 +90,7 @@ struct attention_unit {
     uint32_t type;            /* TILE_F32, ... */
     const char *keys[TILE_GROUPS], *values[TILE_GROUPS];
     uint32_t positions[ATTENTION_TILE_ROWS];
+    float slopes[ATTENTION_TILE_ROWS]; /* times log2 e */
     const char *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS]; /* what to fetch ahead: the next tile where there is one */
 };
 
@@ -104,8 +107,15 @@ static uint32_t row_position(const struct attention_job *job, const struct atten
 
 static uint32_t visible_from(const struct attention_job *job, uint32_t position)
 {
-    uint32_t window = job->args->window;
+    uint32_t window = job->args->window, chunk = job->args->chunk;
+    if (chunk)
+        return position - position % chunk;
     return window && position + 1 > window ? position + 1 - window : 0;
+}
+
+static uint32_t row_head(const struct attention_job *job, const struct attention_task *task, uint32_t head, uint32_t row)
+{
+    return head * job->group + (task->first + row) % job->group;
 }
 
 static const float *row_query(const struct attention_job *job, const struct attention_task *task, uint32_t head, uint32_t row,
@@ -113,7 +123,7 @@ static const float *row_query(const struct attention_job *job, const struct atte
 {
     const struct attention_args *args = job->args;
     uint32_t x = task->first + row, at = (uint32_t)args->batch->seq_first_row[task->seq] + x / job->group;
-    size_t column = (size_t)(head * job->group + x % job->group) * args->kv.head_dim;
+    size_t column = (size_t)row_head(job, task, head, row) * args->kv.head_dim;
     *out = (float *)args->out.data + (size_t)at * args->out.stride + column;
     return (const float *)args->q.data + (size_t)at * args->q.stride + column;
 }
@@ -183,7 +193,8 @@ static void score_tile(struct attention_unit *u, uint32_t t, uint32_t start)
                            u->s.s + (size_t)first * TILE_KEYS);
     for (uint32_t r = first; r < first + n; r++)
         if (is_full || row_range(u, r, start, &lo, &hi))
-            u->s.a[r] = softmax_step(u->s.s + (size_t)r * TILE_KEYS, lo, hi, u->job->cap, &u->s.m[r], u->s.l + r * LANES);
+            u->s.a[r] = softmax_step(u->s.s + (size_t)r * TILE_KEYS, lo, hi, u->job->cap, u->slopes[r],
+                                     (float)start - (float)u->positions[r], &u->s.m[r], u->s.l + r * LANES);
 }
 
 static const float ONES[TILE_ROWS] = {1, 1, 1, 1, 1, 1};
@@ -230,28 +241,18 @@ static void value_tile(struct attention_unit *u, uint32_t t, uint32_t start)
     }
 }
 
-static void state_clear(float *o, float *l, float *m, uint32_t width)
+/* What a row's sink adds to l. */
+static float sink_weight(const struct attention_job *job, const struct attention_task *task, uint32_t head, uint32_t row,
+                         float m)
 {
-    memset(o, 0, width * sizeof *o);
-    memset(l, 0, LANES * sizeof *l);
-    *m = -INFINITY;
+    const float *sinks = job->args->sinks;
+    return sinks ? v_first_lane(v_exp2(v_set1(fmaf(sinks[row_head(job, task, head, row)], LOG2_E, -m)))) : 0;
 }
 
-/* The left fold of the next split into what is folded so far. */
-static void state_fold(float *sum_o, float *sum_l, float *sum_m, const float *o, const float *l, float m, uint32_t width)
+/* out = O / (l + sink). Adding +0 makes every zero positive: how many hidden keys were passed over may decide a zero's sign. */
+static void state_write(const float *o, const float *l, float sink, uint32_t head_dim, float *out)
 {
-    float top = *sum_m > m ? *sum_m : m;
-    vf old = v_exp2(v_set1(*sum_m - top)), new = v_exp2(v_set1(m - top));
-    for (uint32_t i = 0; i < width; i += LANES)
-        v_store(sum_o + i, v_fma(v_load(o + i), new, v_mul(v_load(sum_o + i), old)));
-    v_store(sum_l, v_fma(v_load(l), new, v_mul(v_load(sum_l), old)));
-    *sum_m = top;
-}
-
-/* out = O / l. Adding +0 makes every zero positive: how many hidden keys were passed over may decide a zero's sign. */
-static void state_write(const float *o, const float *l, uint32_t head_dim, float *out)
-{
-    vf sum = v_set1(v_hsum(v_load(l)));
+    vf sum = v_set1(v_hsum(v_load(l)) + sink);
     uint32_t i = 0;
     for (; i + LANES <= head_dim; i += LANES)
         v_store(out + i, v_add(v_div(v_load(o + i), sum), v_zero()));
@@ -294,8 +295,10 @@ static void unit_open(struct attention_unit *u, const struct attention_job *job,
     u->s = scratch_lay(job, thread);
     u->n_tiles = (task->n_rows + TILE_ROWS - 1) / TILE_ROWS;
     u->type = dtype == DTYPE_F32 ? TILE_F32 : dtype == DTYPE_F16 ? TILE_F16 : TILE_BF16;
-    for (uint32_t r = 0; r < task->n_rows; r++)
+    for (uint32_t r = 0; r < task->n_rows; r++) {
         u->positions[r] = row_position(job, task, r);
+        u->slopes[r] = job->args->slopes ? job->args->slopes[row_head(job, task, head, r)] * LOG2_E : 0;
+    }
     scale_queries(u);
 }
 
@@ -324,7 +327,8 @@ static void run_whole(const struct attention_job *job, const struct attention_ta
     for (uint32_t r = 0; r < task->n_rows; r++) {
         float *out;
         row_query(job, task, head, r, &out);
-        state_write(u.s.sum_o + (size_t)r * width, u.s.sum_l + r * LANES, job->args->kv.head_dim, out);
+        state_write(u.s.sum_o + (size_t)r * width, u.s.sum_l + r * LANES, sink_weight(job, task, head, r, u.s.sum_m[r]),
+                    job->args->kv.head_dim, out);
     }
 }
 
@@ -389,7 +393,7 @@ static void fold_cut(const struct attention_job *job, const struct attention_tas
         }
         row_query(job, task, head, r, &out);
         if (is_end) {
-            state_write(s.sum_o, s.sum_l, job->args->kv.head_dim, out);
+            state_write(s.sum_o, s.sum_l, sink_weight(job, task, head, r, *s.sum_m), job->args->kv.head_dim, out);
             continue;
         }
         memcpy(after, s.sum_l, LANES * sizeof *after);
@@ -506,10 +510,9 @@ enum rc K(attention)(struct cpu *cpu, const struct attention_args *args, struct 
     if (kv->head_dim > 256 || args->n_heads % kv->n_kv_heads || group > ATTENTION_MAX_GROUP)
         return err_set(err, RC_UNSUPPORTED, "attention: wanted head_dim <= 256, groups of <= %u whole heads; have %u, %u / %u",
                        ATTENTION_MAX_GROUP, kv->head_dim, args->n_heads, kv->n_kv_heads);
-    const float log2e = 0x1.715476p+0f;
     struct attention_job job = {.cpu = cpu, .args = args, .group = group, .value_dim = kv_value_dim(kv->head_dim)};
-    job.q_factor = args->softcap > 0 ? args->scale / args->softcap : args->scale * log2e;
-    job.cap = args->softcap > 0 ? args->softcap * log2e : 0;
+    job.q_factor = args->softcap > 0 ? args->scale / args->softcap : args->scale * LOG2_E;
+    job.cap = args->softcap > 0 ? args->softcap * LOG2_E : 0;
     job.tasks = cpu->shared;
     job.slots = (char *)cpu->shared + attention_task_bytes(&cpu->options);
     job.tile_rows = choose_tile_rows(&job);

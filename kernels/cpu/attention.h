@@ -26,4 +26,10 @@ static inline size_t attention_scratch_bytes(void)
     return ATTENTION_TILE_ROWS * (272 + 64 + 2 * (256 + 16 + 1) + 1) * sizeof(float) + 1024;
 }
 
+/* A thread's in latent_attention.c: queries, scores and two states of LATENT_ROWS rows, a tile's keys and values. */
+#define LATENT_ROWS 48u
+#define LATENT_QUERY_STRIDE 656u
+#define LATENT_SCRATCH_BYTES \
+    ((LATENT_ROWS * (LATENT_QUERY_STRIDE + 64 + 2 * (640 + 16 + 1) + 1) + 2 * 64 * 640) * sizeof(float) + 1024)
+
 #endif

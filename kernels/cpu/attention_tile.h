@@ -1,6 +1,7 @@
 /* attention_tile.h: the register tiles of attention: up to TILE_ROWS rows (a row is a query row of one head) against one tile
  * of 64 keys. A tile is four groups of kv.h, each of its own address. Every sum is one chain in a fixed order for each element,
- * so the number of rows in a register tile, and the columns that a pass takes, change no bit. Included by attention.c alone. */
+ * so the number of rows in a register tile, and the columns that a pass takes, change no bit. Included by attention.c and
+ * latent_attention.c. */
 #ifndef LLMPY_ATTENTION_TILE_H
 #define LLMPY_ATTENTION_TILE_H
 
@@ -8,12 +9,15 @@
 #include "simd.h"
 
 #include <math.h>
+#include <string.h>
 
 #define TILE_KEYS 64u
 #define TILE_GROUPS (TILE_KEYS / KV_GROUP)
 #define TILE_ROWS 6u                      /* of a register tile */
 #define TILE_VECTORS (TILE_KEYS / LANES)
+#ifndef QUERY_STRIDE
 #define QUERY_STRIDE 272u                 /* floats from query to query: a constant, and no power of two */
+#endif
 
 V_INLINE vf kv_load(const char *p, uint32_t dtype)
 {
@@ -179,8 +183,9 @@ V_INLINE vm tile_visible(uint32_t v, uint32_t lo, uint32_t hi)
 }
 
 /* One row's softmax step over the keys lo <= j < hi of a tile: s becomes p (0 where hidden), m the new maximum, l the sums of p
- * by lane, and the factor for what was summed before is returned. cap: 0, or the soft cap times log2 e. */
-static inline float softmax_step(float *s, uint32_t lo, uint32_t hi, float cap, float *m, float *l)
+ * by lane, and the factor for what was summed before is returned. cap: 0, or the soft cap times log2 e. slope: 0, or what a
+ * key's distance is multiplied by, times log2 e; distance: from the row's position to the tile's first key, at most 0. */
+static inline float softmax_step(float *s, uint32_t lo, uint32_t hi, float cap, float slope, float distance, float *m, float *l)
 {
     vf u[TILE_VECTORS];
     bool is_full = lo == 0 && hi == TILE_KEYS;
@@ -188,6 +193,8 @@ static inline float softmax_step(float *s, uint32_t lo, uint32_t hi, float cap, 
         u[v] = v_load(s + v * LANES);
         if (cap > 0)
             u[v] = v_mul(v_set1(cap), v_tanh(u[v]));
+        if (slope != 0)
+            u[v] = v_fma(v_set1(slope), v_add(v_set1(distance + (float)(v * LANES)), v_from_int(vi_lane())), u[v]);
         if (!is_full)
             u[v] = v_select(tile_visible(v, lo, hi), u[v], v_set1(-INFINITY));
     }
@@ -210,6 +217,24 @@ static inline float softmax_step(float *s, uint32_t lo, uint32_t hi, float cap, 
     v_store(l, v_fma(v_set1(a), v_load(l), sum));
     *m = next;
     return a;
+}
+
+static inline void state_clear(float *o, float *l, float *m, uint32_t width)
+{
+    memset(o, 0, width * sizeof *o);
+    memset(l, 0, LANES * sizeof *l);
+    *m = -INFINITY;
+}
+
+/* The left fold of the next split into what is folded so far. */
+static inline void state_fold(float *sum_o, float *sum_l, float *sum_m, const float *o, const float *l, float m, uint32_t width)
+{
+    float top = *sum_m > m ? *sum_m : m;
+    vf old = v_exp2(v_set1(*sum_m - top)), new = v_exp2(v_set1(m - top));
+    for (uint32_t i = 0; i < width; i += LANES)
+        v_store(sum_o + i, v_fma(v_load(o + i), new, v_mul(v_load(sum_o + i), old)));
+    v_store(sum_l, v_fma(v_load(l), new, v_mul(v_load(sum_l), old)));
+    *sum_m = top;
 }
 
 #endif

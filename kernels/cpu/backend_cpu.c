@@ -123,6 +123,7 @@ static void size_scratch(struct cpu *cpu)
     cpu->scratch_bytes = round_up(linear_scratch_bytes(cpu->options.max_rows, cols), 4096);
     cpu->shared_bytes = larger(cpu->shared_bytes, round_up(attention_shared_bytes(&cpu->options), 4096));
     cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(attention_scratch_bytes(), 4096));
+    cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(LATENT_SCRATCH_BYTES, 4096));
     cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(row_attention_scratch_bytes(&cpu->options), 4096));
     cpu->scratch_bytes = larger(cpu->scratch_bytes, round_up(sample_scratch_bytes(cpu->options.vocab_size), 4096));
     long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -305,6 +306,8 @@ FORWARD(selective_scan)
 FORWARD(delta)
 FORWARD(route)
 FORWARD(experts)
+FORWARD(head_linear)
+FORWARD(latent_attention)
 
 static const struct backend BACKEND = {
     .abi = BACKEND_ABI,
@@ -359,6 +362,8 @@ static const struct backend BACKEND = {
     .delta = cpu_delta,
     .route = cpu_route,
     .experts = cpu_experts,
+    .head_linear = cpu_head_linear,
+    .latent_attention = cpu_latent_attention,
 };
 
 const struct backend *backend_cpu(void)

@@ -32,6 +32,8 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .delta = K(delta),
         .route = K(route),
         .experts = K(experts),
+        .head_linear = K(head_linear),
+        .latent_attention = K(latent_attention),
     };
     return &kernels;
 }

@@ -1,13 +1,15 @@
 /* kv.h: how the CPU backend lays keys and values into a page. A layer's part of a page is [kv head][group of 16 tokens]; a
  * group is keys [head_dim][16 tokens], then values [16 tokens][value_dim], value_dim = head_dim rounded up to 16 (the rest
  * holds zeros). So a vector of keys is 16 tokens wide, a vector of values 16 columns wide, and neither product of attention
- * sums across lanes; pages of 16, 32 and 64 tokens hold the same groups. */
+ * sums across lanes; pages of 16, 32 and 64 tokens hold the same groups. Latent attention has one run of values
+ * a token, token after token, and no heads (n_kv_heads 0). */
 #ifndef LLMPY_KV_H
 #define LLMPY_KV_H
 
 #include "../backend.h"
 
 #define KV_GROUP 16u
+#define LATENT_MAX_DIM 640u /* of a latent and its rope key together */
 
 static inline uint32_t kv_value_dim(uint32_t head_dim)
 {
@@ -29,6 +31,8 @@ static inline size_t kv_page_layer_bytes(uint32_t n_kv_heads, uint32_t head_dim,
 {
     bool is_type = dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
     bool is_block = block_tokens && block_tokens % KV_GROUP == 0;
+    if (!n_kv_heads && is_type && is_block && head_dim && head_dim <= LATENT_MAX_DIM) /* rows of latent attention */
+        return (size_t)block_tokens * head_dim * kv_item_bytes(dtype);
     if (!is_type || !is_block || !head_dim || head_dim > 256)
         return 0;
     return (size_t)n_kv_heads * (block_tokens / KV_GROUP) * kv_group_bytes(head_dim, dtype);

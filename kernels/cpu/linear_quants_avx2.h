@@ -229,6 +229,10 @@ QUANT(q2_k, 8, TWO_BIT_PLANE, 320, 0, true, true, q2_quad, q2_k_scales(p, sub, s
 EACH_QUANT(LAYOUT)
 EACH_QUANT(EXPAND)
 LAYOUT(q8_0)
+linear_repack linear_mxfp4_repack_avx2; /* linear_mxfp4_avx2.c */
+linear_unpack linear_mxfp4_unpack_avx2;
+linear_expand linear_mxfp4_values_avx2;
+extern const struct linear_type linear_mxfp4_float_avx2;
 #undef LAYOUT
 #undef EXPAND
 

@@ -7,6 +7,7 @@ static const struct linear_type *const TYPES[] = {
     &linear_f32_avx2,
     &linear_f16_avx2,
     &linear_bf16_avx2,
+    &linear_mxfp4_float_avx2,
     BOTH(q8_0) EACH_QUANT(BOTH)
 };
 

@@ -124,11 +124,8 @@ void K(panel_read)(const struct cpu_part *part, uint32_t panel, uint32_t first_l
     }
 }
 
-enum rc K(matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
-                       struct err *err)
+void K(matrix_rows)(const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows, float *scratch)
 {
-    if ((uint64_t)first_row + n_rows > matrix->n_rows)
-        return err_set(err, RC_INTERNAL, "matrix: rows %u + %u are outside of its %u rows", first_row, n_rows, matrix->n_rows);
     for (uint32_t row = first_row, end = first_row + n_rows; row < end;) {
         const struct cpu_part *part = matrix_part_of(matrix, row);
         uint32_t in_part = row - part->first_row, lane = in_part % PANEL_ROWS, n = PANEL_ROWS - lane;
@@ -137,8 +134,16 @@ enum rc K(matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t fi
         if (n > end - row)
             n = end - row;
         K(panel_read)(part, in_part / PANEL_ROWS, lane, n, matrix->n_cols, rows + (size_t)(row - first_row) * matrix->n_cols,
-                      matrix->n_cols, (float *)cpu->scratch);
+                      matrix->n_cols, scratch);
         row += n;
     }
+}
+
+enum rc K(matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
+                       struct err *err)
+{
+    if ((uint64_t)first_row + n_rows > matrix->n_rows)
+        return err_set(err, RC_INTERNAL, "matrix: rows %u + %u are outside of its %u rows", first_row, n_rows, matrix->n_rows);
+    K(matrix_rows)(matrix, first_row, n_rows, rows, (float *)cpu->scratch);
     return RC_OK;
 }

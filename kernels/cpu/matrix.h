@@ -32,6 +32,8 @@ static inline const struct cpu_part *matrix_part_of(const struct matrix *matrix,
 }
 
 #ifdef ISA
+/* The exact values of some rows, n_cols each. scratch: EXPANDED_MAX_BYTES. */
+void K(matrix_rows)(const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows, float *scratch);
 /* rows[i * stride ...] = the exact values of lanes first_lane + i of a part's panel, i < n_lanes, n_cols of them each.
  * scratch: EXPANDED_MAX_BYTES. */
 void K(panel_read)(const struct cpu_part *part, uint32_t panel, uint32_t first_lane, uint32_t n_lanes, uint32_t n_cols,

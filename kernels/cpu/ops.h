@@ -38,5 +38,7 @@ enum rc K(selective_scan)(struct cpu *cpu, const struct selective_scan_args *arg
 enum rc K(delta)(struct cpu *cpu, const struct delta_args *args, struct err *err);
 enum rc K(route)(struct cpu *cpu, const struct route_args *args, struct err *err);
 enum rc K(experts)(struct cpu *cpu, const struct experts_args *args, struct err *err);
+enum rc K(head_linear)(struct cpu *cpu, const struct head_linear_args *args, struct err *err);
+enum rc K(latent_attention)(struct cpu *cpu, const struct latent_attention_args *args, struct err *err);
 
 #endif

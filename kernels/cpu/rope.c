@@ -84,9 +84,11 @@ static void rotate_pairs(float *x, const float *table, uint32_t n_freqs)
     }
 }
 
-/* Rotates one head of row r. */
-static void rotate_head(const struct rope_args *args, uint32_t r, float *x)
+/* Rotates one head of row r, of so many elements. */
+static void rotate_head(const struct rope_args *args, uint32_t r, float *x, uint32_t head_dim)
 {
+    if (args->is_tail)
+        x += head_dim - 2 * args->n_freqs;
     const float *table = args->table + (size_t)r * args->n_freqs * 2;
     if (args->interleaved)
         rotate_pairs(x, table, args->n_freqs);
@@ -104,11 +106,12 @@ static void rotate_rows(void *job_args, uint32_t thread)
     const struct rows_job *job = job_args;
     const struct rope_args *args = job->args;
     uint32_t end = share_first(args->n_rows, thread + 1, job->cpu->n_threads);
+    uint32_t k_head_dim = args->k_head_dim ? args->k_head_dim : args->head_dim;
     for (uint32_t r = share_first(args->n_rows, thread, job->cpu->n_threads); r < end; r++) {
         for (uint32_t h = 0; h < args->q.width / args->head_dim; h++)
-            rotate_head(args, r, head_of(&args->q, r, h, args->head_dim));
-        for (uint32_t h = 0; h < args->k.width / args->head_dim; h++)
-            rotate_head(args, r, head_of(&args->k, r, h, args->head_dim));
+            rotate_head(args, r, head_of(&args->q, r, h, args->head_dim), args->head_dim);
+        for (uint32_t h = 0; h < args->k.width / k_head_dim; h++)
+            rotate_head(args, r, head_of(&args->k, r, h, k_head_dim), k_head_dim);
     }
 }
 
@@ -197,7 +200,7 @@ static void prepare_head(const struct qkv_args *args, const struct view *view, c
     if (norm)
         row_rms_norm(x, norm + (size_t)head * args->norm_stride, args->eps, head_dim, x);
     if (args->rope.table)
-        rotate_head(&args->rope, r, x);
+        rotate_head(&args->rope, r, x, head_dim);
 }
 
 /* A unit is a row's kv head with its query heads. */

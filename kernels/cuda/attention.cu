@@ -1,11 +1,13 @@
-/* attention: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window and soft cap.
- * Shapes: q, out [n_rows][n_heads * head_dim] in the type of activations; pages as kv.cuh lays them, in any float type.
+/* attention: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window or chunk, soft cap,
+ * slopes and sinks. Shapes: q, out [n_rows][n_heads * head_dim] in the type of activations; pages as kv.cuh lays them, in any
+ * float type.
  *
  * Order of the sums, from positions alone: keys in tiles of 64 at absolute positions, ascending, four tiles a split of 256 with
- * fresh (m, l, O). Per tile s = chain of fused multiply-adds over d, u = s scale log2 e (with a soft cap: cap log2 e
- * tanh(s scale / cap)), m' = max(m, max u), p = 2^(u - m'), a = 2^(m - m'), O = a O then the chain of p v over the visible
- * keys, l = a l + a fixed tree of the 64 p. Splits are folded left, 0, 1, 2, ...: M' = max(M, m), O = O 2^(M - M') + O_split
- * 2^(m - M'), l alike; out = O / l. A hidden key is neither read nor multiplied.
+ * fresh (m, l, O). Per tile s = chain of fused multiply-adds over d, u = s scale log2 e (with a soft cap: cap log2 e tanh(s
+ * scale / cap)); with a slope u = fma(slope log2 e, j - i, u)), m' = max(m, max u), p = 2^(u - m'), a = 2^(m - m'), O = a O
+ * then the chain of p v over the visible keys, l = a l + a fixed tree of the 64 p. Splits are folded left, 0, 1, 2, ...: M' =
+ * max(M, m), O = O 2^(M - M') + O_split 2^(m - M'), l alike; out = O / l, with a sink O / (l + 2^(sink log2 e - M)). A hidden
+ * key is neither read nor multiplied.
  *
  * A block is one head of one row: 64 threads score a tile's keys, then all threads own columns of O. Plain: every head of a
  * group reads the same keys again, from the caches. */
@@ -26,16 +28,19 @@ struct soft {
 };
 
 struct scoring {
-    float scale, softcap;
+    float scale, softcap, slope; /* the head's, times log2 e */
 };
 
-static __device__ __forceinline__ float score_of(float s, struct scoring how)
+#define LOG2_E 1.44269504f
+
+/* distance: from the row to the key, at most 0. */
+static __device__ __forceinline__ float score_of(float s, struct scoring how, int32_t distance)
 {
-    const float log2_e = 1.44269504f;
     s = s * how.scale;
     if (how.softcap > 0)
         s = how.softcap * tanhf(s / how.softcap);
-    return s * log2_e;
+    s = s * LOG2_E;
+    return how.slope != 0 ? fmaf(how.slope, (float)distance, s) : s;
 }
 
 /* p[0..64) of a tile into shared memory; the state's m and l move on. Returns the factor of O. */
@@ -51,7 +56,7 @@ static __device__ float score_tile(const cache<C> &kv, uint32_t seq, uint32_t he
             float s = 0;
             for (uint32_t d = 0; d < kv.head_dim; d++)
                 s = fmaf(q[d], to_float(key[d]), s);
-            u = score_of(s, how);
+            u = score_of(s, how, (int32_t)(position - seen.last));
         }
         p[t] = tree[t] = u;
     }
@@ -105,15 +110,18 @@ static __device__ void fold_soft(struct soft *sum, const struct soft *split)
 template <class T, class C>
 static __global__ void __launch_bounds__(THREADS)
 attend_rows(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const int32_t *row_seq, uint32_t group,
-            uint32_t window, struct scoring how)
+            uint32_t window, uint32_t chunk, const float *slopes, const float *sinks, struct scoring how)
 {
     __shared__ float shared_q[MAX_DIM], p[TILE], tree[TILE];
     start_next();
     wait_for_input();
     uint32_t r = blockIdx.x, h = blockIdx.y, head = h / group, seq = (uint32_t)row_seq[r];
     struct visible seen = {0, (uint32_t)positions[r]};
-    if (window && seen.last >= window)
+    if (chunk)
+        seen.first = seen.last - seen.last % chunk;
+    else if (window && seen.last >= window)
         seen.first = seen.last - window + 1;
+    how.slope = slopes ? slopes[h] * LOG2_E : 0;
     for (uint32_t d = threadIdx.x; d < kv.head_dim; d += THREADS)
         shared_q[d] = to_float(*q.at(r, h * kv.head_dim + d));
     __syncthreads();
@@ -127,6 +135,8 @@ attend_rows(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const
             split = {-INFINITY, 0, {}};
         }
     }
+    if (sinks)
+        sum.l += exp2f(fmaf(sinks[h], LOG2_E, -sum.m));
     for (uint32_t c = 0, d = threadIdx.x; c < COLUMNS && d < kv.head_dim; c++, d += THREADS)
         *out.at(r, h * kv.head_dim + d) = round_to<T>(sum.o[c] / sum.l + 0.0f); /* as on the CPU, no zero is negative */
 }
@@ -136,20 +146,20 @@ attend_rows(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const
 static void attend_plain(const struct cuda *cuda, const struct attention_args *args)
 {
     const struct batch_view *batch = args->batch;
-    struct scoring how = {args->scale, args->softcap};
+    struct scoring how = {args->scale, args->softcap, 0};
     visit_type(cuda->dtype, [&](auto value) {
         visit_type(args->kv.dtype, [&](auto cached) {
             using T = decltype(value);
             using C = decltype(cached);
             launch(cuda, attend_rows<T, C>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),
                    rows<T>(args->out), cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq,
-                   args->n_heads / args->kv.n_kv_heads, args->window, how);
+                   args->n_heads / args->kv.n_kv_heads, args->window, args->chunk, args->slopes, args->sinks, how);
         });
     });
 }
 
 /* Sequences with one row, then those with several: two kernels with equal bits. */
-template <class T, uint32_t D>
+template <class T, uint32_t D, bool HAS_EXTRAS>
 static enum rc attend_tiled(const struct cuda *cuda, const struct attention_args *args, struct err *err)
 {
     const int32_t *first = args->batch->host_seq_first_row;
@@ -157,22 +167,28 @@ static enum rc attend_tiled(const struct cuda *cuda, const struct attention_args
     for (uint32_t s = 0; s < args->batch->n_seqs; s++)
         n_single += first[s + 1] - first[s] == 1;
     if (n_rows > n_single)
-        launch_prefill<T, D>(cuda, args);
+        launch_prefill<T, D, HAS_EXTRAS>(cuda, args);
     if (!n_single)
         return RC_OK;
-    return args->n_heads / args->kv.n_kv_heads <= 8 ? launch_decode<T, D, 1>(cuda, args, n_single, err)
-                                                    : launch_decode<T, D, 2>(cuda, args, n_single, err);
+    return args->n_heads / args->kv.n_kv_heads <= 8 ? launch_decode<T, D, 1, HAS_EXTRAS>(cuda, args, n_single, err)
+                                                    : launch_decode<T, D, 2, HAS_EXTRAS>(cuda, args, n_single, err);
+}
+
+template <class T, uint32_t D>
+static enum rc attend_size(const struct cuda *cuda, const struct attention_args *args, struct err *err)
+{
+    return args->slopes || args->sinks ? attend_tiled<T, D, true>(cuda, args, err) : attend_tiled<T, D, false>(cuda, args, err);
 }
 
 template <class T> static enum rc attend_type(const struct cuda *cuda, const struct attention_args *args, struct err *err)
 {
     switch (args->kv.head_dim) {
     case 64:
-        return attend_tiled<T, 64>(cuda, args, err);
+        return attend_size<T, 64>(cuda, args, err);
     case 128:
-        return attend_tiled<T, 128>(cuda, args, err);
+        return attend_size<T, 128>(cuda, args, err);
     default:
-        return attend_tiled<T, 256>(cuda, args, err);
+        return attend_size<T, 256>(cuda, args, err);
     }
 }
 

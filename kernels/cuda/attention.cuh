@@ -8,9 +8,11 @@
  *          l = fma(a, l, sum of p by a tree that joins bits 3, 4, 5, 0, 1, 2 of the key's number in turn); m = n
  *   split  N = max(M, m); O = fma(O, e((M - N) c), O_split e((m - N) c)); L alike; M = N; in the order 0, 1, 2, ...
  *   out    O rcp(L), rounded
- * A soft cap first turns s into tanh(s scale / cap), and c is cap log2 e. A hidden key has p = 0 and a value of zeros: where
- * all of a tile or split is hidden, a = 1 or everything is zero, so no bit changes and a kernel may pass over it. A stranger's
- * value is never multiplied, but a hidden one of the same sequence may be: it must be finite. */
+ * A soft cap first turns s into tanh(s scale / cap), and c is cap log2 e. A slope then adds slope (j - i) / scale to s (over
+ * cap with a soft cap) in one fma; a sink adds e(sink log2 e - M c) to L at the end. Slopes and sinks are in kernels of their
+ * own (HAS_EXTRAS), so that those without have no more registers and instructions than before. A hidden key has p = 0 and a
+ * value of zeros: where all of a tile or split is hidden, a = 1 or everything is zero, so no bit changes and a kernel may pass
+ * over it. A stranger's value is never multiplied, but a hidden one of the same sequence may be: it must be finite. */
 #ifndef LLMPY_CUDA_ATTENTION_CUH
 #define LLMPY_CUDA_ATTENTION_CUH
 
@@ -28,24 +30,29 @@ template <class T> struct attended {
     cache<T> kv;
     const int32_t *positions, *row_seq, *seq_first_row;
     uint32_t n_seqs, group; /* query heads of a kv head */
-    uint32_t window;
+    uint32_t window, chunk;
     bool is_single;   /* every sequence has one row */
     bool shares_new_keys;
     float factor;     /* c */
     float cap_factor; /* 0, or tanh(s scale / cap) = 1 - 2 / (1 + 2^(s cap_factor)) */
+    const float *slopes, *sinks; /* [heads] or NULL */
+    float slope_factor;          /* of a slope, before c */
     attended(const struct attention_args &args)
         : q(args.q), out(args.out), kv(args.kv, args.batch->block_tokens), positions(args.batch->positions),
           row_seq(args.batch->row_seq), seq_first_row(args.batch->seq_first_row), n_seqs(args.batch->n_seqs),
-          group(args.n_heads / args.kv.n_kv_heads), window(args.window), is_single(false),
-          shares_new_keys(args.batch->shares_new_keys)
+          group(args.n_heads / args.kv.n_kv_heads), window(args.window), chunk(args.chunk), is_single(false),
+          shares_new_keys(args.batch->shares_new_keys), slopes(args.slopes), sinks(args.sinks)
     {
         const float log2_e = 1.44269504f;
         factor = (args.softcap > 0 ? args.softcap : args.scale) * log2_e;
         cap_factor = args.softcap > 0 ? 2 * args.scale / args.softcap * log2_e : 0;
+        slope_factor = 1 / (args.softcap > 0 ? args.softcap : args.scale);
     }
     /* First key that the row at a position sees. */
     __device__ __forceinline__ uint32_t first_seen(uint32_t position) const
     {
+        if (chunk)
+            return position - position % chunk;
         return window && position >= window ? position - window + 1 : 0;
     }
 };
@@ -81,6 +88,13 @@ static __device__ __forceinline__ float anchor(float m)
 static __device__ __forceinline__ float rescale(float m, float n, float c)
 {
     return power_of_2((m - n) * c);
+}
+
+/* The denominator with a head's sink, m and l being those of all keys. */
+static __device__ __forceinline__ float with_sink(float l, float sink, float m, float c)
+{
+    const float log2_e = 1.44269504f;
+    return l + power_of_2(fmaf(sink, log2_e, -(m * c)));
 }
 
 static __device__ __forceinline__ float fold(float sum, float a, float split, float d)

@@ -174,7 +174,7 @@ MMA(__half, "f16")
 #undef MMA
 
 /* What the workers of a block know: places in shared memory, and the lane's part in the fragments. */
-template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
+template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_worker {
     typedef decode_shape<D, BLOCKS> shape;
     struct decode_ring ring;
     char *p;
@@ -186,6 +186,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
     float s[4][BLOCKS][4];              /* keys 16 i + g + j / 2 * 8, heads 8 b + 2 t + j % 2 of the warp's tile */
     float o[shape::columns][BLOCKS][4]; /* columns alike */
     float a[TILES][BLOCKS][2], m[BLOCKS][2], l[BLOCKS][2];
+    float slope[BLOCKS][2]; /* of heads 8 b + 2 t + j, if HAS_EXTRAS */
 
     __device__ __forceinline__ void wait_for(struct ring_place place)
     {
@@ -202,6 +203,25 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
                 q[k][b][0] = is_head ? from[k * 8] : 0;
                 q[k][b][1] = is_head ? from[k * 8 + 4] : 0;
             }
+        }
+    }
+
+    __device__ void load_slopes(const float *slopes, uint32_t n_heads, float factor)
+    {
+        for (uint32_t b = 0; b < BLOCKS; b++)
+            for (uint32_t e = 0; e < 2; e++) {
+                uint32_t head = b * 8 + t * 2 + e;
+                slope[b][e] = slopes && head < n_heads ? slopes[head] * factor : 0;
+            }
+    }
+
+    /* Adds what a key's distance from the row does; position: the row's, counted from the tile's first key. */
+    __device__ void lean(int32_t position)
+    {
+#pragma unroll
+        for (uint32_t x = 0; x < BLOCKS * 16; x++) {
+            int32_t key = (int32_t)(x / 4 % 4 * 16 + g + x / 2 % 2 * 8);
+            s[x / 4 % 4][x / 16][x % 4] = fmaf(slope[x / 16][x % 2], (float)(key - position), s[x / 4 % 4][x / 16][x % 4]);
         }
     }
 
@@ -245,6 +265,8 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
         barrier_arrive(ring.empty + place.slot * 8, DECODE_WORKERS / 32);
         if (cap_factor != 0)
             cap();
+        if (HAS_EXTRAS)
+            lean(end - 1);
         if (seen > 0 || end < (int32_t)TILE)
             hide(seen, end);
 #pragma unroll
@@ -428,9 +450,9 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_worker {
 };
 
 /* Folds the splits of one unit, of which the blocks from `first` on have left partials, and writes its rows: by a group. */
-template <class T, uint32_t D>
+template <class T, uint32_t D, bool HAS_EXTRAS>
 static __device__ void fold_partials(const struct decode_place &place, const struct decode_shares &shares, uint32_t first,
-                                     uint32_t end, uint32_t n_heads, float c, T *out)
+                                     uint32_t end, uint32_t n_heads, float c, const float *sinks, T *out)
 {
     const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, n = D / 32, ahead = 32 / n;
     for (uint32_t head = warp; head < n_heads; head += DECODE_WORKERS / 32) {
@@ -468,6 +490,8 @@ static __device__ void fold_partials(const struct decode_place &place, const str
                     o[i] = fold(o[i], before, split[k][i], now);
             }
         }
+        if (HAS_EXTRAS && sinks)
+            l = with_sink(l, sinks[head], m, c);
         float scale = __frcp_rn(l);
         for (uint32_t i = 0; i < n; i += 2)
             *(uint32_t *)(out + head * D + lane * n + i) = pack(o[i] * scale, o[i + 1] * scale, T());
@@ -475,7 +499,8 @@ static __device__ void fold_partials(const struct decode_place &place, const str
 }
 
 /* The sums of the unit at hand, in the group that folds it. */
-template <class T, uint32_t D, uint32_t BLOCKS> struct decode_sum {
+template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_sum {
+    typedef decode_worker<T, D, BLOCKS, HAS_EXTRAS> worker;
     typedef decode_shape<D, BLOCKS> shape;
     float o[shape::columns][BLOCKS][4], m[BLOCKS][2], l[BLOCKS][2];
     bool is_new;
@@ -494,7 +519,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_sum {
     }
 
     /* Folds a split on in registers; a split of a run that starts later stands for itself. */
-    __device__ __forceinline__ void add(const decode_worker<T, D, BLOCKS> &w)
+    __device__ __forceinline__ void add(const worker &w)
     {
 #pragma unroll
         for (uint32_t i = 0; i < BLOCKS * 2; i++) {
@@ -509,8 +534,14 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_sum {
         }
     }
 
-    __device__ __forceinline__ void write(const decode_worker<T, D, BLOCKS> &w, uint32_t n_heads, T *out) const
+    __device__ __forceinline__ void write(const worker &w, uint32_t n_heads, const float *sinks, T *out)
     {
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS * 2 && HAS_EXTRAS; i++) {
+            const uint32_t head = w.head_of(i / 2, i % 2);
+            if (sinks && head < n_heads)
+                l[i / 2][i % 2] = with_sink(l[i / 2][i % 2], sinks[head], m[i / 2][i % 2], w.c);
+        }
 #pragma unroll
         for (uint32_t i = 0; i < shape::columns * BLOCKS * 4; i++) {
             const uint32_t f = i / (BLOCKS * 4), b = i / 4 % BLOCKS, head = w.head_of(b, i % 4);
@@ -519,7 +550,7 @@ template <class T, uint32_t D, uint32_t BLOCKS> struct decode_sum {
         }
     }
 
-    __device__ __forceinline__ void store(const decode_worker<T, D, BLOCKS> &w, uint32_t n_heads, float *to) const
+    __device__ __forceinline__ void store(const worker &w, uint32_t n_heads, float *to) const
     {
 #pragma unroll
         for (uint32_t i = 0; i < shape::columns * BLOCKS * 4; i++) {
@@ -559,16 +590,16 @@ struct decode_mail {
 };
 
 /* One pass over the items of a block by one of its two groups. flag: the group's own. */
-template <class T, uint32_t D, uint32_t BLOCKS>
+template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
 static __device__ __forceinline__ void work_items(const attended<T> &x, const struct decode_place &place,
-                                                  decode_worker<T, D, BLOCKS> &w, struct decode_walk walk,
+                                                  decode_worker<T, D, BLOCKS, HAS_EXTRAS> &w, struct decode_walk walk,
                                                   const struct decode_run &run, const struct decode_shares &shares,
                                                   uint32_t parts, const struct decode_mail &mail, uint32_t *flag)
 {
     typedef decode_shape<D, BLOCKS> shape;
     struct ring_place ring = {0, 0};
     uint32_t in_q = ~0u, letter_phase = 0; /* the unit whose q is loaded */
-    decode_sum<T, D, BLOCKS> sum;
+    decode_sum<T, D, BLOCKS, HAS_EXTRAS> sum;
     sum.is_new = true;
     run.start(walk);
     for (struct decode_turns turns(run); turns.left; turns.next(walk)) {
@@ -578,10 +609,13 @@ static __device__ __forceinline__ void work_items(const attended<T> &x, const st
         const uint32_t kv_head = parts == 1 ? walk.unit : walk.unit / parts, part = walk.unit - kv_head * parts;
         const uint32_t head = kv_head * x.group + part * shape::heads;
         const uint32_t n_heads = min(shape::heads, x.group - part * shape::heads), row = walk.list[walk.seq].row;
+        const float *const sinks = HAS_EXTRAS && x.sinks ? x.sinks + head : NULL;
         const uint32_t begin = walk.unit_begin(), low = walk.low_tile(), high = walk.high_tile();
         if (turns.owner == w.group) {
             if (in_q != begin)
                 w.load_q(x.q.at(row, head * D), n_heads);
+            if (HAS_EXTRAS && in_q != begin)
+                w.load_slopes(x.slopes ? x.slopes + head : NULL, n_heads, x.slope_factor);
             in_q = begin;
             w.split(ring, low, high, (int32_t)(walk.seen - walk.key()), (int32_t)(walk.len - walk.key()));
             ring = ring.after(2 * (high - low), w.ring.depth);
@@ -603,17 +637,18 @@ static __device__ __forceinline__ void work_items(const attended<T> &x, const st
         sum.add(w);
         sum.is_new = is_end;
         if (sum.first == 0 && is_last) {
-            sum.write(w, n_heads, x.out.at(row, head * D));
+            sum.write(w, n_heads, sinks, x.out.at(row, head * D));
         } else if (sum.first || is_end) {
             uint32_t slot = sum.first ? turns.item - run.begin : place.slots - 1, starter = shares.owner(begin);
             sum.store(w, n_heads, place.partials + ((size_t)blockIdx.x * place.slots + slot) * place.stride);
             if (is_end && arrive_last(place.arrivals + starter, walk.split + 1 - sum.first, walk.n_splits, w.group, flag))
-                fold_partials<T, D>(place, shares, starter, begin + walk.n_splits, n_heads, w.c, x.out.at(row, head * D));
+                fold_partials<T, D, HAS_EXTRAS>(place, shares, starter, begin + walk.n_splits, n_heads, w.c, sinks,
+                                                x.out.at(row, head * D));
         }
     }
 }
 
-template <class T, uint32_t D, uint32_t BLOCKS>
+template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
 static __global__ void __launch_bounds__(DECODE_THREADS, 1)
 attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ struct decode_place place, uint32_t n_units,
               uint32_t parts, uint32_t n_single)
@@ -660,7 +695,7 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
         first_seq = flag[12];
         last_seq = flag[13];
     }
-    struct decode_walk walk = {list, x.n_seqs, n_units, x.window};
+    struct decode_walk walk = {list, x.n_seqs, n_units, x.window, x.chunk};
     const struct decode_run run(walk, i0, i1, first_seq, last_seq);
     const uint32_t is_fetching = threadIdx.x >= 2 * DECODE_WORKERS;
     const uint32_t group = is_fetching ? threadIdx.x / 32 - 2 * DECODE_WORKERS / 32 : threadIdx.x / DECODE_WORKERS;
@@ -676,7 +711,7 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(252 - shape::fetch_registers / 2));
-    decode_worker<T, D, BLOCKS> worker;
+    decode_worker<T, D, BLOCKS, HAS_EXTRAS> worker;
     worker.ring = ring;
     worker.group = group;
     worker.p = p + worker.group * shape::p_bytes;
@@ -694,7 +729,7 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
 }
 
 /* n_single: sequences with one row. */
-template <class T, uint32_t D, uint32_t BLOCKS>
+template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
 static enum rc launch_decode(const struct cuda *cuda, const struct attention_args *args, uint32_t n_single, struct err *err)
 {
     typedef decode_shape<D, BLOCKS> shape;
@@ -714,9 +749,9 @@ static enum rc launch_decode(const struct cuda *cuda, const struct attention_arg
     if (depth < TILES)
         return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; max_num_seqs", x.n_seqs);
     uint32_t shared_bytes = depth * shape::place_bytes + other_bytes;
-    cudaFuncSetAttribute(attend_decode<T, D, BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    launch(cuda, attend_decode<T, D, BLOCKS>, n_blocks, DECODE_THREADS, shared_bytes, x, place, args->kv.n_kv_heads * parts,
-           parts, n_single);
+    cudaFuncSetAttribute(attend_decode<T, D, BLOCKS, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    launch(cuda, attend_decode<T, D, BLOCKS, HAS_EXTRAS>, n_blocks, DECODE_THREADS, shared_bytes, x, place,
+           args->kv.n_kv_heads * parts, parts, n_single);
     return RC_OK;
 }
 

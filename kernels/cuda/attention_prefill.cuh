@@ -230,6 +230,15 @@ template <class T, uint32_t D> struct prefill_rows {
             s[i] = capped(s[i], cap_factor);
     }
 
+    /* Adds what a key's distance from the row does; position[e]: the row's, counted from the tile's first key. */
+    __device__ __forceinline__ void lean(const float (&slope)[2], const int32_t (&position)[2])
+    {
+        const int32_t t = threadIdx.x % 4;
+#pragma unroll
+        for (int32_t i = 0; i < 32; i++)
+            s[i] = fmaf(slope[i / 2 % 2], (float)(i / 4 * 8 + t * 2 + i % 2 - position[i / 2 % 2]), s[i]);
+    }
+
     /* Hides what lies outside [first[e], last[e]], in keys of the tile. */
     __device__ __forceinline__ void hide(const int32_t (&first)[2], const int32_t (&last)[2])
     {
@@ -310,7 +319,7 @@ template <uint32_t D> static __device__ void clear_values(char *chunk, uint32_t 
 }
 
 /* long: the loop over tiles, two products in flight; a conditional product would be serialised, so the last tile is peeled. */
-template <class T, uint32_t D>
+template <class T, uint32_t D, bool HAS_EXTRAS>
 static __device__ void attend_tiles(const attended<T> &x, const struct prefill_task &task, uint32_t head, char *shared,
                                     uint32_t full, uint32_t empty)
 {
@@ -370,9 +379,19 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
             wgmma_pv<high>(rows.o, rows.p + i * 4, v + i * 2 * slabs * unit, T());
         wgmma_commit();
     };
+    float slope[2] = {0, 0};
+    for (uint32_t e = 0; e < 2 && HAS_EXTRAS; e++)
+        if (x.slopes)
+            slope[e] = x.slopes[head * x.group + (first + warp * 16 + g + e * 8) % x.group] * x.slope_factor;
     auto soften = [&](uint32_t j) {
         if (x.cap_factor != 0)
             rows.cap(x.cap_factor);
+        if (HAS_EXTRAS && x.slopes) {
+            int32_t position[2];
+            for (uint32_t e = 0; e < 2; e++)
+                position[e] = (int32_t)(task.start + token(e) - j * TILE);
+            rows.lean(slope, position);
+        }
         if (j * TILE + TILE - 1 > lowest || j * TILE < high_seen) {
             int32_t from[2], to[2]; /* keys of the tile that the thread's rows see */
             for (uint32_t e = 0; e < 2; e++) {
@@ -445,6 +464,8 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
 #pragma unroll
     for (uint32_t e = 0; e < 2; e++) {
         uint32_t row = first + warp * 16 + g + e * 8;
+        if (HAS_EXTRAS && x.sinks)
+            rows.all_l[e] = with_sink(rows.all_l[e], x.sinks[head * x.group + row % x.group], rows.all_m[e], x.factor);
         float scale = __frcp_rn(rows.all_l[e]);
         if (row >= task.n_packed)
             continue;
@@ -455,7 +476,7 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
     }
 }
 
-template <class T, uint32_t D>
+template <class T, uint32_t D, bool HAS_EXTRAS>
 static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     attend_prefill(const __grid_constant__ attended<T> x, const __grid_constant__ struct prefill_list list)
 {
@@ -481,16 +502,17 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     if (threadIdx.x < 128 || !is_half)
-        attend_tiles<T, D>(x, task, head, shared, full, empty);
+        attend_tiles<T, D, HAS_EXTRAS>(x, task, head, shared, full, empty);
 }
 
 /* Starts the kernel for the sequences with several rows, a list at a time. */
-template <class T, uint32_t D> static void launch_prefill(const struct cuda *cuda, const struct attention_args *args)
+template <class T, uint32_t D, bool HAS_EXTRAS>
+static void launch_prefill(const struct cuda *cuda, const struct attention_args *args)
 {
     typedef prefill_shape<D> shape;
     const attended<T> x(*args);
     const int32_t *rows = args->batch->host_seq_first_row;
-    cudaFuncSetAttribute(attend_prefill<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::shared_bytes);
+    cudaFuncSetAttribute(attend_prefill<T, D, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::shared_bytes);
     for (uint32_t seq = 0; seq < x.n_seqs;) {
         struct prefill_list list = {};
         uint32_t n_tiles = 0;
@@ -503,8 +525,8 @@ template <class T, uint32_t D> static void launch_prefill(const struct cuda *cud
             list.tile_end[list.n++] = n_tiles;
         }
         if (list.n)
-            launch(cuda, attend_prefill<T, D>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS, shape::shared_bytes, x,
-                   list);
+            launch(cuda, attend_prefill<T, D, HAS_EXTRAS>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS,
+                   shape::shared_bytes, x, list);
     }
 }
 

@@ -115,13 +115,13 @@ static __device__ __forceinline__ uint32_t list_few_spans(const attended<T> &x, 
 /* Walks the items of a block. */
 struct decode_walk {
     const struct decode_span *list;
-    uint32_t n_seqs, n_units, window;
+    uint32_t n_seqs, n_units, window, chunk;
     uint32_t seq, unit, split, n_splits, first_split, len, seen; /* seen: the first key that is */
     __device__ void enter(void)
     {
         len = list[seq].len;
         n_splits = list[seq + 1].before - list[seq].before;
-        seen = window && len > window ? len - window : 0;
+        seen = chunk ? (len - 1) / chunk * chunk : window && len > window ? len - window : 0;
         first_split = seen / SPLIT;
     }
     __device__ void start(uint32_t item, uint32_t in_seq)

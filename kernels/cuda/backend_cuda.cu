@@ -371,6 +371,8 @@ static size_t kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, 
 {
     (void)ctx;
     bool is_type = dtype == DTYPE_F32 || is_two_bytes(dtype);
+    if (is_type && block_tokens && head_dim && head_dim <= 640 && !n_kv_heads) /* rows of latent attention */
+        return (size_t)block_tokens * head_dim * (dtype == DTYPE_F32 ? 4 : 2);
     if (!is_type || !block_tokens || !head_dim || head_dim > 256)
         return 0;
     return (size_t)2 * n_kv_heads * block_tokens * head_dim * (dtype == DTYPE_F32 ? 4 : 2);
@@ -459,6 +461,8 @@ static struct backend make_table(void)
     b.ssm = cuda_ssm;
     b.selective_scan = cuda_selective_scan;
     b.delta = cuda_delta;
+    b.head_linear = cuda_head_linear;
+    b.latent_attention = cuda_latent_attention;
     return b;
 }
 

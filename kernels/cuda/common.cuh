@@ -263,6 +263,8 @@ enum rc cuda_conv(void *ctx, const struct conv_args *args, struct err *err);
 enum rc cuda_ssm(void *ctx, const struct ssm_args *args, struct err *err);
 enum rc cuda_selective_scan(void *ctx, const struct selective_scan_args *args, struct err *err);
 enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err);
+enum rc cuda_head_linear(void *ctx, const struct head_linear_args *args, struct err *err);
+enum rc cuda_latent_attention(void *ctx, const struct latent_attention_args *args, struct err *err);
 enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
 void cuda_sample_size(struct cuda *cuda); /* how much memory the sampler wants */
 enum rc cuda_sample_open(struct cuda *cuda, struct err *err);

@@ -35,12 +35,13 @@ enum rc cuda_rope_table(void *ctx, const struct rope_table_args *args, struct er
 }
 
 template <class T>
-static __global__ void rotate_heads(rows<T> x, const float *table, uint32_t n_freqs, uint32_t head_dim, bool interleaved)
+static __global__ void rotate_heads(rows<T> x, const float *table, uint32_t n_freqs, uint32_t head_dim, uint32_t skipped,
+                                    bool interleaved)
 {
     start_next();
     wait_for_input();
     uint32_t r = blockIdx.x;
-    T *head = x.at(r, blockIdx.y * head_dim);
+    T *head = x.at(r, blockIdx.y * head_dim + skipped);
     for (uint32_t i = threadIdx.x; i < n_freqs; i += THREADS) {
         const float *turn = table + 2 * ((size_t)r * n_freqs + i);
         T *first = head + (interleaved ? 2 * i : i), *second = head + (interleaved ? 2 * i + 1 : i + n_freqs);
@@ -57,12 +58,13 @@ enum rc cuda_rope(void *ctx, const struct rope_args *args, struct err *err)
     if (!args->n_rows || !args->n_freqs)
         return RC_OK;
     const struct view *views[2] = {&args->q, &args->k};
-    for (const struct view *view : views)
+    const uint32_t sizes[2] = {args->head_dim, args->k_head_dim ? args->k_head_dim : args->head_dim};
+    for (uint32_t i = 0; i < 2; i++)
         visit_type(cuda->dtype, [&](auto value) {
             using T = decltype(value);
-            dim3 grid(args->n_rows, view->width / args->head_dim);
-            launch(cuda, rotate_heads<T>, grid, THREADS, 0, rows<T>(*view), args->table, args->n_freqs, args->head_dim,
-                   args->interleaved);
+            dim3 grid(args->n_rows, views[i]->width / sizes[i]);
+            launch(cuda, rotate_heads<T>, grid, THREADS, 0, rows<T>(*views[i]), args->table, args->n_freqs, sizes[i],
+                   args->is_tail ? sizes[i] - 2 * args->n_freqs : 0, args->interleaved);
         });
     return launched(err, "rope");
 }

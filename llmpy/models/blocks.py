@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, NoReturn, overload
 
 from ..errors import UnsupportedError
+from .block_latent import LatentBlock
 from .block_mixture import MixtureBlock
 from .block_norm import NormBlock
 from .config import ModelConfig
@@ -35,7 +36,7 @@ def _activation(op: str, where: str, act: str) -> int:
     return ACTIVATIONS[act]
 
 
-class Block(MixtureBlock, NormBlock):
+class Block(MixtureBlock, NormBlock, LatentBlock):
     """Operations whose tensor names start with `prefix`: the model itself, or one of its layers."""
 
     def __init__(self, model: "Model", prefix: str) -> None:
@@ -146,7 +147,17 @@ class Block(MixtureBlock, NormBlock):
         return m.emit_pair("rope", q, k, u=[m.rope_index(rope), m.head_dim])
 
     def attention(
-        self, q: Value, k: Value, v: Value, *, window: int = 0, scale: float | None = None, softcap: float = 0.0
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        window: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        slopes: int | None = None,
+        sinks: str | None = None,
+        chunk: int = 0,
     ) -> Value:
         """Causal attention; each call is a layer of the cache. Query heads share heads of k and v in groups.
 
@@ -157,6 +168,10 @@ class Block(MixtureBlock, NormBlock):
             window: Keys that a query sees, itself included; 0: all before it.
             scale: Factor on q k^T; None: head_dim^-0.5.
             softcap: c * tanh(scores / c) after scaling; 0: none.
+            slopes: A vector of one number a head (`m.constant`), times the distance j - i of key j from query i added to the
+                scores (ALiBi); None: none.
+            sinks: Name of a tensor [n_heads]: a score that joins each softmax and weighs nothing; None: none.
+            chunk: A query sees the keys of its own chunk of so many positions; 0: by window.
         """
         m = self._model
         m.expect("attention", self.prefix, q, k, v)
@@ -167,11 +182,15 @@ class Block(MixtureBlock, NormBlock):
                 self.prefix,
                 f"wanted k and v of equal width and a multiple of it in q, have {q.width}, {k.width}, {v.width}",
             )
-        if window < 0:
-            m.refuse("attention", self.prefix, f"wanted a window of at least 0, have {window}")
-        m.spec["layers"].append((n_heads, n_kv_heads, m.head_dim, window))
-        factors = [m.head_dim**-0.5 if scale is None else scale, softcap]
-        return m.emit("attention", [q, k, v], q.width, u=[len(m.spec["layers"]) - 1], f=factors)
+        if window < 0 or chunk < 0:
+            m.refuse("attention", self.prefix, f"wanted a window of at least 0, have {min(window, chunk)}")
+        weights = [] if slopes is None and sinks is None else [-1 if slopes is None else slopes]
+        if sinks is not None:
+            weights.append(m.vector("attention", [(self.prefix + sinks, n_heads)]))
+        m.spec["layers"].append((n_heads, n_kv_heads, m.head_dim, chunk or window))
+        u = [len(m.spec["layers"]) - 1, *([chunk] if chunk else [])]
+        f = [m.head_dim**-0.5 if scale is None else scale, softcap]
+        return m.emit("attention", [q, k, v], q.width, weights=weights, u=u, f=f)
 
     def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:
         """Attention of every row over all rows of its prompt, those behind it too; there is no cache, so a prompt is computed

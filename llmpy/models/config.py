@@ -207,7 +207,11 @@ class ModelConfig:
     @cached_property
     def rope(self) -> Rope:
         """The rotary embedding; it depends on max_model_len for rope_types "dynamic" and "longrope" only."""
-        return self._make_rope(Parameters(self.raw, self.file))
+        return self.rope_of(self.head_dim)
+
+    def rope_of(self, head_dim: int) -> Rope:
+        """The rotary embedding of heads of so many elements."""
+        return self._make_rope(Parameters(self.raw, self.file), head_dim)
 
     def layer_ropes(self, local_theta: float) -> dict[str, Rope]:
         """The rotary embeddings of "full_attention" and "sliding_attention" layers.
@@ -224,11 +228,11 @@ class ModelConfig:
             "sliding_attention": self._make_rope(Parameters(raw, self.file, "sliding_attention")),
         }
 
-    def _make_rope(self, parameters: Parameters) -> Rope:
+    def _make_rope(self, parameters: Parameters, head_dim: int | None = None) -> Rope:
         divisors = self.raw.get("rope_divisors")
         return rope.make(
             parameters,
-            self.head_dim,
+            head_dim or self.head_dim,
             self._max_position,
             self.served_length,
             interleaved=self.get("rope_interleaved", False),

@@ -68,7 +68,7 @@ def _act(x: Array, weights: Sequence[Array], act: int, f: Sequence[float]) -> Ar
     return np.asarray(np.where(x > 0, np.logaddexp(0, alpha_p) * x * x, below) + beta * x)
 
 
-def _rope(x: Array, rope: RopeSpec, head_dim: int) -> Array:
+def _rope(x: Array, rope: RopeSpec, head_dim: int, is_tail: bool = False) -> Array:
     inv_freq = np.frombuffer(rope["inv_freq"], dtype=np.float32)
     n = inv_freq.size
     angles = np.arange(len(x), dtype=np.float32)[:, None] * inv_freq  # a float32 product, as the kernels have it
@@ -76,6 +76,11 @@ def _rope(x: Array, rope: RopeSpec, head_dim: int) -> Array:
     cos, sin = rope["magnitude"] * np.cos(angles), rope["magnitude"] * np.sin(angles)
     heads = x.reshape(len(x), -1, head_dim)
     out = heads.copy()
+    if is_tail:
+        out[..., head_dim - 2 * n :] = _rope(heads[..., head_dim - 2 * n :].reshape(len(x), -1), rope, 2 * n).reshape(
+            len(x), -1, 2 * n
+        )
+        return out.reshape(x.shape)
     first, second = (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if rope["interleaved"] else (slice(0, n), slice(n, 2 * n))
     out[..., first] = heads[..., first] * cos - heads[..., second] * sin
     out[..., second] = heads[..., second] * cos + heads[..., first] * sin
@@ -83,7 +88,16 @@ def _rope(x: Array, rope: RopeSpec, head_dim: int) -> Array:
 
 
 def _attention(
-    q: Array, k: Array, v: Array, layer: tuple[int, int, int, int], scale: float, softcap: float, is_causal: bool = True
+    q: Array,
+    k: Array,
+    v: Array,
+    layer: tuple[int, int, int, int],
+    scale: float,
+    softcap: float,
+    is_causal: bool = True,
+    slopes: Array | None = None,
+    sinks: Array | None = None,
+    chunk: int = 0,
 ) -> Array:
     n_heads, n_kv_heads, head_dim, window = layer
     n = len(q)
@@ -95,10 +109,15 @@ def _attention(
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     row, column = np.arange(n)[:, None], np.arange(n)
-    visible = (column <= row) & (column > row - (window or n)) | (not is_causal)
+    if slopes is not None:
+        scores = scores + slopes[:, None, None] * (column - row)
+    near = column // chunk == row // chunk if chunk else column > row - (window or n)
+    visible = (column <= row) & near | (not is_causal)
     scores = np.where(visible, scores, -np.inf)
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (n_heads, n, 1))], -1)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    out = weights / weights.sum(-1, keepdims=True) @ values
+    out = (weights / weights.sum(-1, keepdims=True))[..., :n] @ values
     return np.reshape(out.transpose(1, 0, 2), (n, -1))
 
 
@@ -193,6 +212,24 @@ def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) ->
     return out
 
 
+def _head_linear(x: Array, w: Array, heads: int, head_rows: int, first: int, used: int, is_transposed: int) -> Array:
+    matrices = w.reshape(heads, head_rows, -1)[:, first : first + used]
+    if not is_transposed:
+        matrices = matrices.transpose(0, 2, 1)
+    parts = x.reshape(len(x), heads, -1)[..., : matrices.shape[1]]
+    return np.asarray(np.einsum("rhk,hkn->rhn", parts, matrices).reshape(len(x), -1))
+
+
+def _latent_attention(q: Array, q_rope: Array, latent: Array, rope_key: Array, heads: int, scale: float) -> Array:
+    n, rope = len(q), rope_key.shape[1]
+    queries = np.concatenate([q.reshape(n, heads, -1), q_rope.reshape(n, heads, -1)[..., -rope:]], -1)
+    scores = np.einsum("rhk,jk->hrj", queries, np.concatenate([latent, rope_key], -1)) * scale
+    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out = np.einsum("hrj,jk->rhk", weights / weights.sum(-1, keepdims=True), latent)
+    return np.asarray(out.reshape(n, -1))
+
+
 def _weight(weight: Weight, read: Read) -> Array:
     """The exact values of a weight; a part's rows are taken from the whole tensor."""
     if weight["values"] is not None:
@@ -275,9 +312,18 @@ class Interpreter:
         if name == "rms_norm":
             return [_rms_norm(x[0], weights, op["f"][0], op["u"][0])]
         if name == "rope":
-            return [_rope(part, self._spec["ropes"][op["u"][0]], op["u"][1]) for part in x]
+            number, head_dim, k_head_dim, is_tail = (*op["u"], 0, 0)[:4]
+            sizes = [head_dim, k_head_dim or head_dim]
+            return [_rope(x[i], self._spec["ropes"][number], sizes[i], bool(is_tail)) for i in range(2)]
+        if name == "head_linear":
+            return [_head_linear(x[0], weights[0], *op["u"])]
+        if name == "latent_attention":
+            return [_latent_attention(x[0], x[1], x[2], x[3], self._spec["layers"][op["u"][0]][0], op["f"][0])]
         if name == "attention":
-            return [_attention(x[0], x[1], x[2], self._spec["layers"][op["u"][0]], op["f"][0], op["f"][1])]
+            slopes, sinks = (self._weights[i] if i >= 0 else None for i in (*op["weights"], -1, -1)[:2])
+            layer = self._spec["layers"][op["u"][0]]
+            scale, softcap, chunk = *op["f"], (*op["u"], 0)[1]
+            return [_attention(x[0], x[1], x[2], layer, scale, softcap, True, slopes, sinks, chunk)]
         if name == "layer_norm":
             return [_layer_norm(x[0], weights, op["f"][0], op["u"][0])]
         if name == "row_attention":

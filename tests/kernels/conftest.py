@@ -1,6 +1,7 @@
 """Fixtures of the kernel tests: the backend of every device of this machine, and a paged history to attend to."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -58,9 +59,15 @@ class Paged:
         assert self.backend.allocations == 0
 
     def attend(
-        self, spans: Sequence[tuple[int, int, int]], q: Array, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        spans: Sequence[tuple[int, int, int]],
+        q: Array,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        **extras: Any,
     ) -> Array:
-        """[rows, heads, head_dim] for the rows of the spans; q alike."""
+        """[rows, heads, head_dim] for the rows of the spans; q alike. extras: slopes, sinks, chunk."""
         n = len(q)
         out = np.full((n, q.shape[1] * self.head_dim + 3), -7, np.float32)
         self.backend.attention(
@@ -72,6 +79,7 @@ class Paged:
             scale,
             window,
             softcap,
+            **extras,
         )
         assert self.backend.allocations == 0
         assert (out[:, -3:] == -7).all()

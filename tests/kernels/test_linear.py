@@ -11,12 +11,12 @@ Array = np.ndarray
 INT8, FLOAT = 2, 1
 FLOATS = ["float32", "float16", "bfloat16"]
 QUANTS = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
-CASES = [(name, FLOAT) for name in FLOATS + QUANTS] + [(name, INT8) for name in QUANTS]
+CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4"]] + [(name, INT8) for name in QUANTS]
 # (bytes of a block, values of a block, offsets of its float16 fields)
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q5_0": (22, 32, [0]),
     "q5_1": (24, 32, [0, 2]), "q2_k": (84, 256, [80, 82]), "q3_k": (110, 256, [108]), "q4_k": (144, 256, [0, 2]),
-    "q5_k": (176, 256, [0, 2]), "q6_k": (210, 256, [208]),
+    "q5_k": (176, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []),
 }  # fmt: skip
 GGUF_TYPES = {"q2_k": "Q2_K", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
 
@@ -36,6 +36,8 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
     for offset in scales:
         scale = rng.uniform(0.001, 0.01, raw.shape[:2]) * rng.choice([-1, 1], raw.shape[:2])
         raw[:, :, offset : offset + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
+    if dtype == "mxfp4":
+        raw[:, :, 0] = rng.integers(115, 123, raw.shape[:2])
     raw = raw.reshape(rows, -1)
     kind = gguf.GGMLQuantizationType[GGUF_TYPES.get(dtype, dtype.upper())]
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(rows, cols)

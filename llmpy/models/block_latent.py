@@ -1,0 +1,53 @@
+"""The words of a block for latent attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .blocks import Model, Value
+    from .rope import Rope
+
+
+class LatentBlock:
+    """Part of `Block`."""
+
+    _model: Model
+    prefix: str
+
+    def latent_attention(
+        self, q: Value, latent: Value, rope_key: Value, name: str, n_heads: int, value_dim: int, *, rope: Rope, scale: float
+    ) -> Value:
+        """Multi-head latent attention, absorbed: each call is a layer of the cache with one latent and one rope key a token.
+
+        Args:
+            q: Queries, [rows, n_heads * (key_dim + rope_dim)]; a head's rope part is its end.
+            latent: What keys and values are made of, normalised, [rows, latent_dim].
+            rope_key: The part of the key that all heads share and that is turned, [rows, rope_dim].
+            name: Module name; NAME.weight is [n_heads * (key_dim + value_dim), latent_dim], per head key rows, then value rows.
+            n_heads: Query heads.
+            value_dim: Of a head's output, which is [rows, n_heads * value_dim].
+            rope: Turns the ends of q's heads, and rope_key.
+            scale: Factor on the scores.
+        """
+        m, where = self._model, self.prefix + name
+        m.expect("latent_attention", where, q, latent, rope_key)
+        key_dim = q.width // n_heads - rope_key.width
+        if q.width % n_heads or key_dim < 1 or 2 * rope.inv_freq.size != rope_key.width:
+            m.refuse(
+                "latent_attention",
+                where,
+                f"wanted {n_heads} heads that end with {2 * rope.inv_freq.size} turned elements, have {q.width} and a key of "
+                f"{rope_key.width}",
+            )
+        weight = m.matrix("latent_attention", [(where, n_heads * (key_dim + value_dim))], latent.width)
+        u = [m.rope_index(rope), q.width // n_heads, rope_key.width, 1]
+        q, rope_key = m.emit_pair("rope", q, rope_key, u=u)
+        absorbed = m.emit(
+            "head_linear", [q], n_heads * latent.width, weights=[weight], u=[n_heads, key_dim + value_dim, 0, key_dim, 1]
+        )
+        m.spec["layers"].append((n_heads, 0, latent.width + rope_key.width, 0))
+        inputs, layer = [absorbed, q, latent, rope_key], len(m.spec["layers"]) - 1
+        out = m.emit("latent_attention", inputs, n_heads * latent.width, u=[layer], f=[scale])
+        u = [n_heads, key_dim + value_dim, key_dim, value_dim, 0]
+        return m.emit("head_linear", [out], n_heads * value_dim, weights=[weight], u=u)
