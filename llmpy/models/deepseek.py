@@ -4,12 +4,15 @@ import math
 from dataclasses import replace
 
 from ..errors import UnsupportedError
-from . import heads, usual
+from . import heads, mixture, usual
+from .block_mixture import Routing
 from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 from .rope import Parameters, Rope
 
+CHECKPOINTS = "DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V3, DeepSeek-R1"
+LIMITS = "layers that only predict further tokens are left out"
 DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
@@ -18,6 +21,10 @@ DEFAULTS = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
     "first_k_dense_replace": 0,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1407,
     "max_position_embeddings": 2048,
 }
 NORM_EPS = 1e-6  # of the norms inside attention, whatever rms_norm_eps says
@@ -26,28 +33,55 @@ NORM_EPS = 1e-6  # of the norms inside attention, whatever rms_norm_eps says
 @architecture(*heads.names("DeepseekV2"), defaults=DEFAULTS)
 def deepseek_v2(cfg: ModelConfig, m: Model) -> None:
     """DeepSeek-V2 decoder."""
-    write(cfg, m, replace(cfg.rope_of(cfg.size("qk_rope_head_dim", 64)), interleaved=True))
+    method = cfg.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UnsupportedError(f"{cfg.file}: topk_method={method!r} is not supported by {cfg.architecture}")
+    cfg.without("norm_topk_prob")
+    groups = (1, 1) if method == "greedy" else (cfg.size("n_group", 1), cfg.size("topk_group", 1))
+    routing: Routing = {"score": "softmax", "groups": groups, "scale": cfg.get("routed_scaling_factor", 1.0)}
+    write(cfg, m, replace(cfg.rope_of(cfg.size("qk_rope_head_dim", 64)), interleaved=True), routing)
 
 
-@architecture(*heads.names("DeepseekV3"), defaults={**DEFAULTS, "first_k_dense_replace": 3, "max_position_embeddings": 4096})
+@architecture(
+    *heads.names("DeepseekV3"),
+    defaults={
+        **DEFAULTS,
+        "first_k_dense_replace": 3,
+        "max_position_embeddings": 4096,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+    },
+)
 def deepseek_v3(cfg: ModelConfig, m: Model) -> None:
     """DeepSeek-V3 decoder: V2 with another router; what predicts a token beyond the next one is not used."""
     interleaved = cfg.get("rope_interleave", True)
-    write(cfg, m, replace(cfg.rope_of(cfg.size("qk_rope_head_dim", 64)), interleaved=interleaved))
+    rope = replace(cfg.rope_of(cfg.size("qk_rope_head_dim", 64)), interleaved=interleaved)
+    write(cfg, m, rope, mixture.deepseek3(cfg, "mlp.gate"))
 
 
-def write(cfg: ModelConfig, m: Model, rope: Rope) -> None:
+def write(cfg: ModelConfig, m: Model, rope: Rope, routing: Routing) -> None:
     """The program."""
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")
     for i, layer in enumerate(m.layers(f"{stem}layers", cfg.num_layers)):
         x = x + attention(cfg, layer, layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps), rope)
         h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
-        if i >= cfg.get("first_k_dense_replace", 0):
-            raise UnsupportedError(f"{cfg.file}: mixtures of experts are not supported by {cfg.architecture}")
-        x = x + usual.mlp(cfg, layer, h)
+        x = x + (usual.mlp(cfg, layer, h) if i < cfg.get("first_k_dense_replace", 0) else experts(cfg, layer, h, routing))
     m.ignore(f"{stem}layers.{cfg.num_layers}.*")
     heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)
+
+
+def experts(cfg: ModelConfig, layer: Block, x: Value, routing: Routing) -> Value:
+    """A mixture, and the experts that every row goes to."""
+    n_experts, n_chosen = cfg.size("n_routed_experts", 64), cfg.size("num_experts_per_tok", 6)
+    width, n_shared = cfg.size("moe_intermediate_size", 1407), cfg.get("n_shared_experts", 0)
+    y = mixture.experts(cfg, layer, x, "mlp", n_experts, n_chosen, width, **routing)
+    return y + mixture.shared(cfg, layer, x, "mlp.shared_experts", width * n_shared) if n_shared else y
 
 
 def attention(cfg: ModelConfig, layer: Block, x: Value, rope: Rope) -> Value:

@@ -87,7 +87,8 @@ DEEPSEEK3 = {
 }  # fmt: skip
 LATENT = {
     "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "num_key_value_heads": 4,
-    "first_k_dense_replace": 9,
+    "first_k_dense_replace": 1, "num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
+    "moe_intermediate_size": 24, "routed_scaling_factor": 1.5,
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("Llama", {}),
@@ -224,12 +225,19 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen": ("Qwen1", {}),
     "chatglm": ("ChatGlm3", {"head_dim": 16, "attention_bias": True}),
     "deepseek2": ("DeepseekV2", {**LATENT, "q_lora_rank": None, "attention_bias": True}),
+    "deepseek2-groups": (
+        "DeepseekV2",
+        {**LATENT, "q_lora_rank": 24, "topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1},
+    ),
     "deepseek3": (
         "DeepseekV3",
-        {**LATENT, "q_lora_rank": 24,
+        {**LATENT, "q_lora_rank": 24, "n_group": 2, "topk_group": 1,
          **rope("yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.3, original_max_position_embeddings=16)},
     ),
-    "deepseek3-halves": ("DeepseekV3", {**LATENT, "q_lora_rank": 24, "rope_interleave": False, "attention_bias": True}),
+    "deepseek3-halves": (
+        "DeepseekV3",
+        {**LATENT, "q_lora_rank": 24, "rope_interleave": False, "attention_bias": True, "first_k_dense_replace": 9},
+    ),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
 # One case of a topology is enough for the default run; all of them are in that of the slow tests.
@@ -241,7 +249,7 @@ SLOW = {
     "gpt2-scaled", "gpt_bigcode-heads", "starcoder2-plain", "codegen", "gpt_neox-sequential", "opt-plain", "internlm2-plain",
     "starcoder2", "qwen", "chatglm",
     "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe-bias",
-    "deepseek3-halves",
+    "deepseek2-groups", "deepseek3-halves",
 }  # fmt: skip
 # Families that transformers lacks: a file with our own reference, and its class.
 REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2")}
