@@ -1,4 +1,4 @@
-"""The command line: `llmpy demo`, `generate`, `chat`, `score`, `serve`, `inspect`, `compare`, `devices`, `version`."""
+"""The command line: `llmpy demo`, `generate`, `chat`, `score`, `serve`, `bench`, `run-batch`, `inspect`, ..."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def _parser(word: str) -> argparse.ArgumentParser:
     score.add_argument("texts", nargs="*", metavar="TEXT")
 
     serve = command("serve", "serve", "Serve a model over HTTP, in the protocols of OpenAI and Anthropic.")
-    serve.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
-    if word == "serve":
-        from .engine_options import add_engine_options
-        from .serve_options import add_options
+    bench = command("bench", "bench", "Measure throughput, latency or startup of a model.")
+    batch = command("run-batch", "batch", "Answer an OpenAI batch file offline; run again, it goes on where it stopped.")
+    chosen = {"serve": serve, "bench": bench, "run-batch": batch}.get(word)
+    if chosen is not None:
+        from . import engine_options
 
-        add_options(serve)
-        add_engine_options(serve)
+        engine_options.add_options(word, chosen)
 
     inspect = command("inspect", "inspect", "What a model is: program, weights, cache, memory; nothing is loaded.")
     _add_name(inspect)

@@ -9,14 +9,18 @@ from typing import Any
 from .. import LLM
 
 
+def model_path(chosen: Namespace) -> str:
+    """The model that the options name, else the demo model."""
+    if chosen.model is not None:
+        return str(chosen.model)
+    from ..demo import fetch_model
+
+    return str(fetch_model())
+
+
 def open_model(chosen: Namespace) -> LLM:
     """The engine for the model that the options name, else for the demo model."""
-    model = chosen.model
-    if model is None:
-        from ..demo import fetch_model
-
-        model = fetch_model()
-    return LLM(model, device=chosen.device, dtype=chosen.dtype, max_model_len=chosen.max_model_len)
+    return LLM(model_path(chosen), device=chosen.device, dtype=chosen.dtype, max_model_len=chosen.max_model_len)
 
 
 def sampling(chosen: Namespace) -> dict[str, Any]:

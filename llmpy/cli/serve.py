@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .common import model_path
 from .engine_options import engine_options
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -32,7 +33,7 @@ def run(chosen: Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     started = time.perf_counter()
     options = engine_options(chosen)
-    engine = AsyncEngine(_model(chosen), **options)
+    engine = AsyncEngine(model_path(chosen), **options)
     print(f"{engine!r}\nready after {time.perf_counter() - started:.2f} s", file=sys.stderr)
     app = build_app(
         engine,
@@ -70,14 +71,6 @@ async def _serve(server: Any, chosen: Namespace) -> None:
         port = server.servers[0].sockets[0].getsockname()[1]
         print(f"http://{chosen.host}:{port}/v1", file=sys.stderr, flush=True)
     await task
-
-
-def _model(chosen: Namespace) -> str:
-    if chosen.model is not None:
-        return str(chosen.model)
-    from ..demo import fetch_model
-
-    return str(fetch_model())
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:

@@ -1,0 +1,109 @@
+"""`llmpy bench throughput`, `latency`, `startup`: what users of inference engines measure."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from .common import model_path
+from .engine_options import engine_options
+
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+STARTUP = """
+import json, sys, time
+times = [time.perf_counter()]
+from llmpy import LLM
+times.append(time.perf_counter())
+llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
+times.append(time.perf_counter())
+llm.generate([[1]], max_tokens=1, temperature=0, detokenize=False, use_tqdm=False)
+times.append(time.perf_counter())
+print(json.dumps(times))
+"""
+
+
+def run(chosen: Namespace) -> int:
+    """Measures, and prints a table or JSON."""
+    measure = {"throughput": _throughput, "latency": _latency, "startup": _startup}[chosen.what]
+    figures = measure(chosen)
+    if chosen.json:
+        print(json.dumps(figures))
+    else:
+        width = max(map(len, figures))
+        for name, value in figures.items():
+            print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+    return 0
+
+
+def _prompts(vocab_size: int, count: int, length: int, seed: int) -> list[list[int]]:
+    """Random ids: no two prompts share a block."""
+    import numpy as np
+
+    rows = np.random.default_rng(seed).integers(0, vocab_size, (count, length))
+    prompts: list[list[int]] = rows.tolist()
+    return prompts
+
+
+def _open(chosen: Namespace, **defaults: Any) -> Any:
+    from .. import LLM
+
+    return LLM(model_path(chosen), **{**defaults, **engine_options(chosen)})
+
+
+def _throughput(chosen: Namespace) -> dict[str, Any]:
+    """All requests queued at once."""
+    with _open(chosen, max_model_len=chosen.input_len + chosen.output_len) as llm:
+        prompts = _prompts(llm._frontend.vocab_size, chosen.num_prompts, chosen.input_len, int(time.time()))
+        begun = time.perf_counter()
+        outputs = llm.generate(prompts, max_tokens=chosen.output_len, ignore_eos=True, detokenize=False)
+        took = time.perf_counter() - begun
+        tokens = outputs.num_generation_tokens
+        return {
+            "model": llm.name,
+            "device": str(llm.config.device),
+            "requests": len(prompts),
+            "seconds": took,
+            "requests_per_s": len(prompts) / took,
+            "output_tokens_per_s": tokens / took,
+            "total_tokens_per_s": (tokens + outputs.num_prompt_tokens) / took,
+            "cached_tokens": sum(output.num_cached_tokens for output in outputs),
+        }
+
+
+def _latency(chosen: Namespace) -> dict[str, Any]:
+    """One batch after another, nothing cached."""
+    length = chosen.input_len + chosen.output_len
+    with _open(chosen, max_model_len=length, enable_prefix_caching=False) as llm:
+        prompts = _prompts(llm._frontend.vocab_size, chosen.batch_size, chosen.input_len, 0)
+        times = []
+        for _ in range(chosen.warmups + chosen.runs):
+            begun = time.perf_counter()
+            llm.generate(prompts, max_tokens=chosen.output_len, ignore_eos=True, detokenize=False, use_tqdm=False)
+            times.append(time.perf_counter() - begun)
+        return {
+            "model": llm.name,
+            "device": str(llm.config.device),
+            "batch_size": chosen.batch_size,
+            **_spread(times[chosen.warmups :]),
+        }
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 99
+    return {"mean_s": statistics.fmean(seconds), **{f"p{p}_s": cuts[p - 1] for p in PERCENTILES}}
+
+
+def _startup(chosen: Namespace) -> dict[str, Any]:
+    """Fresh processes, one after another; medians."""
+    names = ("import_s", "load_s", "first_token_s")
+    words = [sys.executable, "-c", STARTUP, model_path(chosen), json.dumps(engine_options(chosen))]
+    runs = [json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout) for _ in range(chosen.runs)]
+    phases = {name: [run[i + 1] - run[i] for run in runs] for i, name in enumerate(names)}
+    medians = {name: statistics.median(times) for name, times in phases.items()}
+    return {**medians, "total_s": statistics.median(run[-1] - run[0] for run in runs)}

@@ -1,0 +1,63 @@
+"""`llmpy bench` and `llmpy run-batch`, as a user runs them, on a tiny model."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmpy.cli import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = Path(__file__).parents[1] / "api" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("bench_models", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_models"] = module
+    spec.loader.exec_module(module)
+    return str(module.make_model(tmp_path_factory.mktemp("bench")))
+
+
+OPTIONS = ["--device", "cpu", "--kv-cache-memory-bytes", "4MiB"]
+
+
+def figures(capsys, *words):
+    assert main(["bench", *words, *OPTIONS, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_throughput(model, capsys):
+    found = figures(capsys, "throughput", model, "--num-prompts", "6", "--input-len", "8", "--output-len", "5")
+    assert found["requests"] == 6 and found["cached_tokens"] == 0
+    assert found["output_tokens_per_s"] == pytest.approx(30 / found["seconds"])
+    assert found["total_tokens_per_s"] == pytest.approx(78 / found["seconds"])
+
+
+def test_latency(model, capsys):
+    words = ["latency", model, "--batch-size", "2", "--output-len", "4", "--warmups", "1", "--runs", "5"]
+    found = figures(capsys, *words)
+    assert 0 < found["p10_s"] <= found["p50_s"] <= found["p99_s"] and found["batch_size"] == 2
+    assert main(["bench", *words, *OPTIONS]) == 0
+    assert "p99_s" in capsys.readouterr().out
+
+
+def test_startup(model, capsys):
+    found = figures(capsys, "startup", model, "--runs", "1")
+    assert found["total_s"] == pytest.approx(found["import_s"] + found["load_s"] + found["first_token_s"])
+    assert min(found.values()) > 0 and len(found) == 4
+
+
+def test_run_batch(model, tmp_path, capsys):
+    requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"prompt": "hello", "max_tokens": 3}
+    lines = [json.dumps({"custom_id": str(i), "url": "/v1/completions", "body": body}) for i in range(3)]
+    requests.write_text("\n".join(lines[:2]))
+    words = ["run-batch", model, "-i", str(requests), "-o", str(answers), *OPTIONS]
+    assert main(words) == 0 and len(answers.read_text().splitlines()) == 2
+    requests.write_text("\n".join([*lines, "nonsense"]))
+    assert main(words) == 1
+    made = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert sorted(item["custom_id"] for item in made) == ["0", "1", "2", "line-4"]
+    assert "1 with an error" in capsys.readouterr().err
