@@ -378,19 +378,49 @@ static size_t kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, 
     return (size_t)2 * n_kv_heads * block_tokens * head_dim * (dtype == DTYPE_F32 ? 4 : 2);
 }
 
+/* Copies of pages come by the hundred where a snapshot of a recurrent state is taken: as many as a kernel's arguments hold make
+ * one launch, with no call for each. Bound by memory, twice a page: 9 MB of state take 4 us at 4.55 TB/s. */
+#define COPIES_A_LAUNCH 448u
+#define COPY_THREADS 256u
+#define COPY_BYTES (4 * COPY_THREADS * sizeof(uint4)) /* of a block */
+
+struct copy_list {
+    struct page_copy copies[COPIES_A_LAUNCH];
+};
+
+static __global__ void __launch_bounds__(COPY_THREADS) copy_listed(uint4 *pool, uint32_t page_words,
+                                                                   __grid_constant__ const copy_list list)
+{
+    start_next();
+    wait_for_input();
+    const uint4 *source = pool + (size_t)list.copies[blockIdx.y].source * page_words;
+    uint4 *target = pool + (size_t)list.copies[blockIdx.y].target * page_words;
+    uint32_t first = blockIdx.x * 4 * COPY_THREADS + threadIdx.x;
+    uint4 words[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        if (first + i * COPY_THREADS < page_words)
+            words[i] = source[first + i * COPY_THREADS];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        if (first + i * COPY_THREADS < page_words)
+            target[first + i * COPY_THREADS] = words[i];
+}
+
 static enum rc copy_pages(void *ctx, const struct copy_pages_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
-    char *pool = (char *)args->pool;
-    enum rc rc = RC_OK;
-    for (uint32_t i = 0; i < args->n_copies && !rc; i++)
-        rc = checked(err,
-                     cudaMemcpyAsync(pool + (size_t)args->copies[i].target * args->page_bytes,
-                                     pool + (size_t)args->copies[i].source * args->page_bytes, args->page_bytes,
-                                     cudaMemcpyDeviceToDevice, cuda->stream),
-                     "copy_pages");
-    return rc;
+    if (args->page_bytes % sizeof(uint4))
+        return err_set(err, RC_UNSUPPORTED, "copy_pages: wanted pages of whole 16 bytes, have %zu", args->page_bytes);
+    for (uint32_t first = 0; first < args->n_copies; first += COPIES_A_LAUNCH) {
+        uint32_t left = args->n_copies - first, n = left < COPIES_A_LAUNCH ? left : COPIES_A_LAUNCH;
+        struct copy_list list;
+        memcpy(list.copies, args->copies + first, n * sizeof *list.copies);
+        launch(cuda, copy_listed, dim3((uint32_t)((args->page_bytes + COPY_BYTES - 1) / COPY_BYTES), n), COPY_THREADS, 0,
+               (uint4 *)args->pool, (uint32_t)(args->page_bytes / sizeof(uint4)), list);
+    }
+    return launched(err, "copy_pages");
 }
 
 /* ---- the table ---------------------------------------------------------------------------------------------------------- */

@@ -184,9 +184,7 @@ def test_a_commit_in_the_middle(recurrent_model: Path, device: str, on_running: 
         names = [llm.add_request(prompt, settings) for prompt in batch]
         for _ in range(20):
             llm.step()
-        file = load_file(recurrent_model / "model.safetensors")
-        weights = {info["name"]: file[info["name"]].reshape(info["shape"]) for info in llm.weight_info()}
-        llm.update_weights(weights, on_running=on_running)
+        llm.update_weights(load_file(recurrent_model / "model.safetensors"), on_running=on_running)
         assert llm.stats().state_snapshots == 0
         assert llm.stats().num_preemptions == (2 if on_running == "recompute" else 0)
         late = llm.generate(batch[0], settings, use_tqdm=False)[0]
