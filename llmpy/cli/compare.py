@@ -101,13 +101,13 @@ def _reference(torch: Any, transformers: Any, model: str, ids: list[int]) -> dic
 def differences(llm: LLM, theirs: dict[str, Rows], ids: list[int]) -> Iterator[Difference]:
     """Every value that both have, in the order in which llmpy computes them."""
 
-    names = [name for name in llm.tap_names() if name in theirs]
     scales, named = _embedding_scales(llm), llm._tap.named()
+    names, operations = [one.name for one in named if one.name in theirs], {one.name: one.op for one in named}
     layers = {one.name for one, before in zip(named[1:], named, strict=False) if one.value == before.value}
     for first in range(0, len(names), 64):
         part = names[first : first + 64]
         for name, mine in llm.tap([ids], list(part))[0].items():
-            want = theirs[str(name)]
+            want = _ordered(llm, operations[str(name)], theirs[str(name)])
             if want.shape != mine.shape:
                 continue
             factor = scales.get(str(name), 1.0)
@@ -115,6 +115,19 @@ def differences(llm: LLM, theirs: dict[str, Rows], ids: list[int]) -> Iterator[D
                 factor = float((mine * want).sum() / max(float((want * want).sum()), 1e-30)) or 1.0
             both = [_difference(str(name), mine / each, want) for each in (1.0, factor)]
             yield min(both, key=lambda one: one.error)
+
+
+def _ordered(llm: LLM, number: int, rows: Rows) -> Rows:
+    """What a module gives, in the order in which the rows of its tensor lie in the weight here."""
+    import numpy as np
+
+    kind, op = llm._tap.spec["ops"][number]
+    parts = llm._tap.spec["weights"][op["weights"][0]]["parts"] if kind == "linear" else []
+    if not parts or len({part.name for part in parts}) > 1:
+        return rows
+    each = [(np.arange(part.rows), part) for part in parts]
+    places = np.concatenate([part.base + r // part.inner * part.stride + r % part.inner for r, part in each])
+    return rows[:, places] if places.max() < rows.shape[1] else rows
 
 
 def _difference(name: str, mine: Rows, want: Rows) -> Difference:

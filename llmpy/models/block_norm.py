@@ -112,5 +112,6 @@ class NormBlock:
         """
         m, where = self._model, self.prefix + name
         m.expect("xielu", where, x)
-        parts = [(f"{where}.{each}", m.scalar_shape(f"{where}.{each}")) for each in ("alpha_p", "alpha_n", "beta", "eps")]
+        dims = {f"{where}.{each}": n for each, n in (("alpha_p", 1), ("alpha_n", 1), ("beta", 0), ("eps", 0))}
+        parts = [(each, m.scalar_shape(each, n)) for each, n in dims.items()]
         return m.emit("act", [x], x.width, weights=[m.vector("xielu", parts)], u=[XIELU])

@@ -207,10 +207,10 @@ class Writer:
         found = (self._tensors or {}).get(self._to_source(name))
         return 2 if found is None else len(found[1])
 
-    def scalar_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one element as the checkpoint has it: [1] or []."""
+    def scalar_shape(self, name: str, n_dims: int) -> tuple[int, ...]:
+        """The shape of one element as the checkpoint has it: [1] or []; without a checkpoint of so many dimensions."""
         found = (self._tensors or {}).get(self._to_source(name))
-        return () if found is not None and len(found[1]) == 0 else (1,)
+        return (1,) * (n_dims if found is None else len(found[1]))
 
     def vector(
         self, op: str, pieces: Sequence[Piece | tuple[str, int] | tuple[str, tuple[int, ...]]], offset: float = 0.0

@@ -2,11 +2,12 @@
 
 import pytest
 
-from llmpy import LLM, SamplingParams, UnsupportedError
+from llmpy import LLM, SamplingParams, UnsupportedError, WeightUpdateError
 
-CASES = ["llama", "llama-bias", "llama-tied", "mistral", "qwen2", "qwen3", "qwen3-window", "phi3", "nemotron", "gpt2"]
+CASES = ["llama", "llama-bias", "llama-tied", "mistral", "qwen2", "qwen3", "qwen3-window", "phi3", "nemotron", "gpt2", "cohere"]
 MORE = ["arcee", "exaone4", "gemma", "gemma3", "glm4", "granite", "olmo2", "olmo3", "phi3-longrope", "smollm3", "stablelm",
         "codegen", "gpt_bigcode-heads"]
+MORE += ["olmo", "phi", "phi-norms", "stablelm-norms", "cohere2"]
 CASES += [pytest.param(case, marks=pytest.mark.slow) for case in MORE]
 OPTIONS = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "generation_config": "none"}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=2, ignore_eos=True)
@@ -33,6 +34,18 @@ def test_a_trainers_model(case, tiny, prompts, device):
     state = model.model.state_dict() | {"model.layers.0.self_attn.rotary_emb.inv_freq": 0}
     report = llm.update_weights(state)
     assert set(report.skipped) == set(state) - {info["name"] for info in llm.weight_info()}
+    assert outcome(llm, prompts) == outcome(fresh, prompts)
+    fresh.close()
+    llm.close()
+
+
+def test_buffers_that_are_weights_are_asked_for(tiny, prompts, device):
+    """Apertus: two numbers of its activation are no parameters."""
+    model = tiny("apertus")
+    fresh, llm = (LLM(model.directory, device=device, load_format=form, **OPTIONS) for form in ("auto", "dummy"))
+    with pytest.raises(WeightUpdateError, match=r"mlp.act_fn.beta.*mlp.act_fn.eps.* partial=True"):
+        llm.update_weights(model.model.named_parameters())
+    assert llm.update_weights(model.model.state_dict()).missing == []
     assert outcome(llm, prompts) == outcome(fresh, prompts)
     fresh.close()
     llm.close()
