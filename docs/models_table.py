@@ -65,7 +65,8 @@ def cells() -> list[list[str]]:
 
     cpu = backend_operations("kernels/cpu/backend_cpu.c", r"\n    \.(\w+) = cpu_")
     cuda = backend_operations("kernels/cuda/backend_cuda.cu", r"\n    b\.(\w+) = cuda_")
-    in_gguf = {name for name, _ in config.GGUF_ARCHITECTURES.values()} | {"MistralForCausalLM", "MixtralForCausalLM"}
+    in_gguf = {name for name, _ in config.GGUF_ARCHITECTURES.values()}
+    in_gguf |= {"MistralForCausalLM", "MixtralForCausalLM", "InternLM2ForCausalLM"}
     rows = []
     for module, names in families().items():
         missing = {op for op in used_operations(module) & (cpu | cuda) if op not in cuda}

@@ -22,7 +22,17 @@ GGUF_ARCHITECTURES = {
     "qwen2moe": ("Qwen2MoeForCausalLM", False),
     "qwen3moe": ("Qwen3MoeForCausalLM", False),
     "olmoe": ("OlmoeForCausalLM", False),
+    "internlm2": ("LlamaForCausalLM", True),
+    "baichuan": ("LlamaForCausalLM", True),
+    "gpt2": ("GPT2LMHeadModel", False),
+    "starcoder": ("GPTBigCodeForCausalLM", False),
+    "starcoder2": ("Starcoder2ForCausalLM", False),
+    "gptneox": ("GPTNeoXForCausalLM", False),
+    "qwen": ("QWenLMHeadModel", False),
+    "chatglm": ("ChatGLMModel", True),
 }
+# Keys of _GGUF_REFUSED that a family has.
+_GGUF_ALLOWED = {"gptneox": ("use_parallel_residual",)}
 # Of those with experts: whether the weights of the chosen ones are made to add up to 1, which no metadata says.
 _GGUF_NORMALISED = {
     "MixtralForCausalLM": True,
@@ -343,7 +353,7 @@ def from_gguf(
             f"{file}: GGUF architecture {meta.architecture!r} is not supported; known: {', '.join(GGUF_ARCHITECTURES)}"
         )
     for key in _GGUF_REFUSED:
-        if values.get(f"{meta.architecture}.{key}"):
+        if values.get(f"{meta.architecture}.{key}") and key not in _GGUF_ALLOWED.get(meta.architecture, ()):
             raise UnsupportedError(f"{file}: metadata {meta.architecture}.{key} is not supported")
     name, interleaved = GGUF_ARCHITECTURES[meta.architecture]
     window = meta.get("attention.sliding_window", int, 0)
@@ -368,7 +378,7 @@ def from_gguf(
         "num_attention_heads": heads,
         "num_key_value_heads": meta.get("attention.head_count_kv", int, heads),
         "head_dim": head_dim,
-        "rms_norm_eps": meta.need("attention.layer_norm_rms_epsilon", float),
+        **_norm_eps(meta),
         "max_position_embeddings": meta.need("context_length", int),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -384,9 +394,31 @@ def from_gguf(
     }
     if meta.get("expert_count", int, 0):
         raw |= _experts(meta, name)
+    if meta.architecture == "baichuan" and heads == 40:
+        raise UnsupportedError(f"{file}: Baichuan 13B, which has slopes instead of rope, is not supported in this format")
+    raw |= _older(meta, tensors)
     if "rope_freqs.weight" in tensors:
         raw["rope_divisors"] = np.frombuffer(read("rope_freqs.weight"), dtype=np.float32)
     return raw
+
+
+def _norm_eps(meta: _Metadata) -> Raw:
+    """What is added to variances, under all names that families have for it."""
+    is_rms = meta.get("attention.layer_norm_epsilon", float) is None
+    eps = meta.need("attention.layer_norm_rms_epsilon" if is_rms else "attention.layer_norm_epsilon", float)
+    return dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"), eps)
+
+
+def _older(meta: _Metadata, tensors: Mapping[str, object]) -> Raw:
+    """Fields that only older families have."""
+    has_bias = "blk.0.attn_qkv.bias" in tensors
+    if meta.architecture == "gptneox":
+        return {"use_parallel_residual": meta.get("use_parallel_residual", bool, True), "attention_bias": has_bias}
+    if meta.architecture == "starcoder2":
+        return {"use_bias": "blk.0.attn_q.bias" in tensors}
+    if meta.architecture == "chatglm":
+        return {"add_qkv_bias": has_bias, "rope_ratio": meta.get("rope.freq_base", float, 10000.0) / 10000.0}
+    return {}
 
 
 def _experts(meta: _Metadata, name: str) -> Raw:

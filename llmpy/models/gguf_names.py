@@ -29,20 +29,52 @@ _STEMS = {
 }
 # Mixtral's names of the same.
 _MIXTRAL = {"model.layers.#.block_sparse_moe.gate": "blk.#.ffn_gate_inp"}
+# Those of older families: what the layers' names begin with, and what the rest of them is in GGUF.
+_OLDER = {
+    "transformer.": {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "norm_f": "output_norm",
+                     "word_embeddings": "token_embd", "word_embeddings_layernorm": "token_embd_norm"},
+    "transformer.h.#.": {
+        "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up",
+        "mlp.c_proj": "ffn_down", "mlp.w1": "ffn_up", "mlp.w2": "ffn_gate", "input_layernorm": "attn_norm",
+        "ln_mlp": "attn_norm", "ln_attn": "attn_norm_2", "self_attention.query_key_value": "attn_qkv",
+        "self_attention.dense": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.dense_h_to_4h": "ffn_up",
+        "mlp.dense_4h_to_h": "ffn_down",
+    },
+    "transformer.blocks.#.": {
+        "norm_1": "attn_norm", "attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output", "norm_2": "ffn_norm",
+        "ffn.up_proj": "ffn_up", "ffn.down_proj": "ffn_down",
+    },
+    "gpt_neox.": {"embed_in": "token_embd", "final_layer_norm": "output_norm"},
+    "gpt_neox.layers.#.": {
+        "input_layernorm": "attn_norm", "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
+        "post_attention_layernorm": "ffn_norm", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
+    },
+    "model.layers.#.": {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+    "transformer.embedding.": {"word_embeddings": "token_embd"},
+    "transformer.encoder.": {"final_layernorm": "output_norm"},
+    "transformer.encoder.layers.#.": {
+        "input_layernorm": "attn_norm", "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
+        "post_attention_layernorm": "ffn_norm", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
+    },
+}  # fmt: skip
 _STEMS_BACK = {theirs: ours for ours, theirs in _STEMS.items()} | _MIXTRAL
-_NAME = re.compile(r"(?P<head>.*?)(?P<layer>(?<=\.)\d+(?=\.))?(?P<tail>[^\d]*)\.(?P<kind>weight|bias)")
+_STEMS_BACK |= {"embed_out": "output", "transformer.output_layer": "output"}
+_STEMS_BACK |= {
+    head + tail: f"blk.#.{stem}" if "#" in head else stem for head, tails in _OLDER.items() for tail, stem in tails.items()
+}
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 # Tensors that hold no weight: the configuration reads the first, the others repeat what the metadata says.
 NO_WEIGHTS = ("rope_freqs.weight", "blk.*.attn_rot_embd", "blk.*.rope_freqs.weight")
 
 
 def _translate(name: str, stems: dict[str, str]) -> str | None:
-    match = _NAME.fullmatch(name)
-    if match is None:
+    whole, _, kind = name.rpartition(".")
+    layer = _LAYER.search(f"{whole}.")
+    stem = stems.get(_LAYER.sub("#", f"{whole}.", count=1).removesuffix("."))
+    if stem is None or kind not in ("weight", "bias"):
         return None
-    layer = match["layer"] or ""
-    stem = stems.get(match["head"] + ("#" if layer else "") + match["tail"])
-    return None if stem is None else f"{stem.replace('#', layer)}.{match['kind']}"
+    return f"{stem.replace('#', layer[0] if layer else '')}.{kind}"
 
 
 def to_hugging_face(name: str) -> str | None:
