@@ -33,7 +33,11 @@ def relu2(x: Array) -> Array:
     return np.maximum(x, 0) ** 2
 
 
-ACTS = [silu, gelu, gelu_tanh, relu, relu2, np.tanh]
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+ACTS = [silu, gelu, gelu_tanh, relu, relu2, np.tanh, sigmoid]
 
 
 def gated(backend: _core.Backend, gate: Array, up: Array, act: int) -> Array:
@@ -43,7 +47,23 @@ def gated(backend: _core.Backend, gate: Array, up: Array, act: int) -> Array:
     return out
 
 
-@pytest.mark.parametrize("act", range(6))
+@pytest.mark.parametrize("width", [1, 40, 1024, 2051])
+def test_one_gate_for_all_columns(width: int, open_backend: Open) -> None:
+    rng = np.random.default_rng(width)
+    gate = np.full((9, 5), np.nan, np.float32)
+    gate[:, 2] = 3 * rng.standard_normal(9)
+    up, backend = rng.standard_normal((9, width)).astype(np.float32), open_backend(3)
+    for act in (0, 6):
+        out = np.full_like(up, np.nan)
+        backend.gated(gate[:, 2:3], up, out, act)
+        wide = np.ascontiguousarray(np.broadcast_to(gate[:, 2:3], up.shape))
+        assert out.tobytes() == gated(backend, wide, up, act).tobytes()
+        alone = np.full_like(up[4:5], np.nan)
+        backend.gated(gate[4:5, 2:3], up[4:5], alone, act)
+        assert alone.tobytes() == out[4:5].tobytes()
+
+
+@pytest.mark.parametrize("act", range(7))
 def test_gated_values(act: int, open_backend: Open) -> None:
     """Near float64 over the whole range; where 1 + erf and 1 + tanh cancel, to the last bit of 1."""
     backend = open_backend(2)

@@ -248,8 +248,9 @@ SLOW = {
     "mamba-bias", "falcon_mamba", "mamba2-bias", "jamba", "granite_hybrid", "granite_hybrid-nope", "plamo2-untied",
     "gpt2-scaled", "gpt_bigcode-heads", "starcoder2-plain", "codegen", "gpt_neox-sequential", "opt-plain", "internlm2-plain",
     "starcoder2", "qwen", "chatglm",
-    "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe-bias",
     "deepseek2-groups", "deepseek3-halves",
+    "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe",
+    "ernie4_5_moe-bias", "granite_moe",
 }  # fmt: skip
 # Families that transformers lacks: a file with our own reference, and its class.
 REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2")}
