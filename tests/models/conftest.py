@@ -90,6 +90,10 @@ LATENT = {
     "first_k_dense_replace": 1, "num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
     "moe_intermediate_size": 24, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+LLAMA4 = {
+    "attention_chunk_size": 8, "num_local_experts": 4, "intermediate_size": 48, "intermediate_size_mlp": 96,
+    "attn_temperature_tuning": False,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("Llama", {}),
     "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
@@ -206,6 +210,11 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
          "moe_num_shared_experts": 0, "use_bias": True, "moe_layer_start_index": 0, "tie_word_embeddings": False},
     ),
     "granite_moe": ("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48, **GRANITE}),
+    "llama4": ("Llama4", {"num_hidden_layers": 4, "head_dim": 16, "interleave_moe_layer_step": 2, **LLAMA4}),
+    "llama4-plain": (
+        "Llama4",
+        {**LLAMA4, "use_qk_norm": False, "num_experts_per_tok": 2, "no_rope_layers": [0, 1], "attention_bias": True},
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "intermediate_size": 48, "head_dim": 24}),
     "gpt2": ("GPT2", {"n_inner": 96}),
     "gpt2-scaled": ("GPT2", {"n_inner": 96, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
@@ -250,13 +259,13 @@ SLOW = {
     "starcoder2", "qwen", "chatglm",
     "deepseek2-groups", "deepseek3-halves",
     "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe",
-    "ernie4_5_moe-bias", "granite_moe",
+    "ernie4_5_moe-bias", "granite_moe", "llama4-plain",
 }  # fmt: skip
 # Families that transformers lacks: a file with our own reference, and its class.
 REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2")}
 REFERENCES |= {name: own_class("renamed_reference", name) for name in ("InternLM2", "Qwen1", "ChatGlm3")}
 CLASSES = {"GPT2": "GPT2LMHeadModel"}  # whose name is not the family's with "ForCausalLM"
-CONFIGS = {"Gemma3": "Gemma3Text"}  # the family whose name the configuration has
+CONFIGS = {"Llama4": "Llama4Text", "Gemma3": "Gemma3Text"}  # the family whose name the configuration has
 
 
 def randomise(model: "torch.nn.Module", seed: int) -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from llmpy import LLM, SamplingParams
+from llmpy import LLM, SamplingParams, UnsupportedError
 
 OPTIONS = {"skip_tokenizer_init": True, "generation_config": "none", "block_size": 16, "max_model_len": 112}
 CASES = ["qwen2_moe"] + [pytest.param(case, marks=pytest.mark.slow) for case in ("mixtral", "glm4_moe", "granite_moe")]
@@ -48,3 +48,12 @@ def test_parameters_are_counted(case, tiny, oracle):
     mine = sum(math.prod([weight["rows"], weight["cols"]]) for weight in spec["weights"])
     buffers = sum(b.numel() for name, b in model.model.named_buffers() if name.endswith("e_score_correction_bias"))
     assert mine == model.model.num_parameters() + buffers
+
+
+def test_temperature_of_llama_4_begins_where_positions_do(tiny, oracle):
+    """Queries without rope are scaled from position floor_scale - 1 on, which is refused; before it nothing is."""
+    directory = tiny("llama4").directory
+    fields = {"attn_temperature_tuning": True, "floor_scale": 64}
+    with pytest.raises(UnsupportedError, match="attn_temperature_tuning is not supported from position 63 on"):
+        oracle(directory, fields, max_model_len=64)
+    assert oracle(directory, fields, max_model_len=63).compiled.spec == oracle(directory, max_model_len=63).compiled.spec
