@@ -136,6 +136,17 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
             m.refuse("split", self.prefix, f"wanted widths of {x.width} in all, have {list(widths)}")
         return [m.value(width, x.index, sum(widths[:i])) for i, width in enumerate(widths)]
 
+    def join(self, first: Value, *others: Value) -> Value:
+        """Neighbouring columns of one value, as `split` or `linear` gave them, as one value without a copy."""
+        m, parts = self._model, (first, *others)
+        m.expect("join", self.prefix, *parts)
+        places = [m.spec["values"][part.index] for part in parts]
+        ends = [offset + width for width, _, offset in places]
+        wanted = [(places[0][1], end) for end in ends[:-1]]
+        if places[0][1] < 0 or [place[1:] for place in places[1:]] != wanted:
+            m.refuse("join", self.prefix, f"wanted neighbouring columns of one value, have {places}")
+        return m.value(sum(part.width for part in parts), places[0][1], places[0][2])
+
     def rope(self, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:
         """Turns the heads of q and k by their positions."""
         m = self._model
@@ -379,7 +390,15 @@ class Model(Writer, Block):
         return (Block(self, f"{prefix}.{i}.") for i in range(n))
 
     def logits(
-        self, x: Value, name: str, *, tied_to: str, scale: float = 1.0, softcap: float = 0.0, bias: bool = False
+        self,
+        x: Value,
+        name: str,
+        *,
+        tied_to: str,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+        bias: bool = False,
+        padded: int = 1,
     ) -> None:
         """The end: scale * (x W^T + b) over the vocabulary, in float32, for the rows that are asked for.
 
@@ -391,6 +410,7 @@ class Model(Writer, Block):
             scale: Factor on the logits.
             softcap: c * tanh(logits / c) after that; 0: none.
             bias: Whether the head has one, NAME.bias.
+            padded: A head that is not tied has vocab_size rows padded to a multiple of this; the padding is of no use.
         """
         self.expect("logits", name, x)
         if self.config.tie_word_embeddings:
@@ -400,7 +420,9 @@ class Model(Writer, Block):
             self.leave_out(name)
             self.spec["ignored"].append(f"{name}.weight")
         else:
-            weight = self.matrix("logits", [(name, self.config.vocab_size)], x.width)
+            rows = -(-self.config.vocab_size // padded) * padded
+            piece = Piece(f"{name}.weight", (rows, x.width), self.config.vocab_size)
+            weight = self.matrix("logits", [piece], x.width)
         if self.spec["weights"][weight]["cols"] != x.width:
             self.refuse("logits", name, f"wanted a row of {self.spec['weights'][weight]['cols']}, have {x.width}")
         weights = [weight, self.vector("logits", [(f"{name}.bias", self.config.vocab_size)])] if bias else [weight]

@@ -44,5 +44,5 @@ def granite_hybrid(cfg: ModelConfig, m: Model) -> None:
 def shared_mlp(cfg: ModelConfig, layer: Block, x: Value) -> Value:
     """The expert that every row goes to."""
     inner = cfg.size("shared_intermediate_size", 1)
-    gate, up = layer.split(layer.linear(x, "shared_mlp.input_linear", 2 * inner), [inner, inner])
+    gate, up = layer.linear(x, "shared_mlp.input_linear", [inner, inner])
     return layer.linear(layer.gated(gate, up, cfg.hidden_act), "shared_mlp.output_linear", cfg.hidden_size)

@@ -23,15 +23,15 @@ def _gelu_tanh(x: Array) -> Array:
     return x * (1 + tanh) / 2
 
 
-_ACTS: list[Callable[[Array], Array]] = [
-    lambda x: x / (1 + np.exp(-x)),
-    _gelu,
-    _gelu_tanh,
-    lambda x: np.maximum(x, 0),
-    lambda x: np.maximum(x, 0) ** 2,
-    np.tanh,
-    lambda x: 1 / (1 + np.exp(-x)),
-]
+_ACTS: dict[int, Callable[[Array], Array]] = {
+    0: lambda x: x / (1 + np.exp(-x)),
+    1: _gelu,
+    2: _gelu_tanh,
+    3: lambda x: np.maximum(x, 0),
+    4: lambda x: np.maximum(x, 0) ** 2,
+    5: np.tanh,
+    6: lambda x: 1 / (1 + np.exp(-x)),
+}
 
 
 def _scaled(rows: Array, weights: Sequence[Array]) -> Array:
@@ -61,7 +61,7 @@ def _logits(x: Array, weights: Sequence[Array], scale: float, softcap: float) ->
 def _act(x: Array, weights: Sequence[Array], act: int, f: Sequence[float]) -> Array:
     if act == CLIP:
         return np.clip(x, -f[0], f[0])
-    if act < len(_ACTS):
+    if act in _ACTS:
         return _ACTS[act](x)
     alpha_p, alpha_n, beta, eps = weights[0]
     below = (np.expm1(np.minimum(x, eps)) - x) * (beta + np.logaddexp(0, alpha_n))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from . import heads, mamba, usual
+from . import heads, mamba, mixture, usual
 from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
@@ -26,9 +26,9 @@ CHECKPOINTS = "Jamba Reasoning 3B"
     },
 )
 def jamba(cfg: ModelConfig, m: Model) -> None:
-    """Jamba decoder: Mamba's mixer with norms in most layers, attention without positions in every so-many-th one."""
-    cfg.only("num_experts", 1)
-    eps, period, first = cfg.rms_norm_eps, cfg.size("attn_layer_period", 8), cfg.get("attn_layer_offset", 4)
+    """Jamba decoder: Mamba's mixer with norms, or attention without positions, and an MLP or a mixture of them."""
+    eps, n_experts = cfg.rms_norm_eps, cfg.size("num_experts", 16)
+    period, first = cfg.size("attn_layer_period", 8), cfg.get("attn_layer_offset", 4)
     x = m.embed("model.embed_tokens")
     for i, layer in enumerate(m.layers("model.layers", cfg.num_layers)):
         h = layer.rms_norm(x, "input_layernorm", eps)
@@ -41,9 +41,14 @@ def jamba(cfg: ModelConfig, m: Model) -> None:
                 bias=cfg.get("mamba_proj_bias", False), conv_bias=cfg.get("mamba_conv_bias", True),
                 norm=norms(layer, eps),
             )  # fmt: skip
-        h = layer.rms_norm(x, "pre_ff_layernorm", eps)
-        names = ("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj")
-        x = x + layer.gated_mlp(h, *names, cfg.intermediate_size, act=cfg.hidden_act)
+        h, inner = layer.rms_norm(x, "pre_ff_layernorm", eps), cfg.intermediate_size
+        if n_experts > 1 and i % cfg.size("expert_layer_period", 2) == cfg.get("expert_layer_offset", 1):
+            n_chosen = cfg.size("num_experts_per_tok", 2)
+            x = x + mixture.experts(
+                cfg, layer, h, "feed_forward", n_experts, n_chosen, inner, router="router", score="softmax"
+            )
+        else:
+            x = x + mixture.shared(cfg, layer, h, "feed_forward", inner)
     heads.head(cfg, m, m.rms_norm(x, "model.final_layernorm", eps), "model.")
 
 

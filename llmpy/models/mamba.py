@@ -48,9 +48,9 @@ def mixer(
         conv_bias: Whether the convolution has one.
         norm: What is done to "dt", "b" and "c".
     """
-    u, gate = layer.split(layer.linear(x, f"{name}.in_proj", 2 * width, bias=bias), [width, width])
+    u, gate = layer.linear(x, f"{name}.in_proj", [width, width], bias=bias)
     u = layer.conv(u, f"{name}.conv1d", taps, act=act, bias=conv_bias)
-    dt, b, c = layer.split(layer.linear(u, f"{name}.x_proj", rank + 2 * state), [rank, state, state])
+    dt, b, c = layer.linear(u, f"{name}.x_proj", [rank, state, state])
     dt = layer.linear(norm(dt, "dt"), f"{name}.dt_proj", width)
     y = layer.selective_scan(u, dt, norm(b, "b"), norm(c, "c"), name, dt_bias="dt_proj.bias")
     return layer.linear(layer.gated(gate, y, act), f"{name}.out_proj", x.width, bias=bias)

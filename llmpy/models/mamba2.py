@@ -43,8 +43,7 @@ def mixer(
         limits: The least and the greatest step.
     """
     width, shared = heads * head_size, groups * state
-    h = layer.linear(x, f"{name}.in_proj", 2 * (width + shared) + heads, bias=bias)
-    gate, u, dt = layer.split(h, [width, width + 2 * shared, heads])
+    gate, u, dt = layer.linear(x, f"{name}.in_proj", [width, width + 2 * shared, heads], bias=bias)
     u, b, c = layer.split(layer.conv(u, f"{name}.conv1d", taps, act=act, bias=conv_bias), [width, shared, shared])
     y = layer.gated(gate, layer.ssm(u, dt, b, c, name, groups=groups, limits=limits), act)
     y = layer.rms_norm(y, f"{name}.norm", eps, per_head=width // groups, own_weights=True)

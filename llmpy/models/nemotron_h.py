@@ -26,6 +26,7 @@ KINDS = {
         "conv_kernel": 4,
         "layer_norm_epsilon": 1e-5,
         "max_position_embeddings": 4096,
+        "norm_topk_prob": True,
     },
     ignore=["mtp.*"],
 )
@@ -48,6 +49,8 @@ def nemotron_h(cfg: ModelConfig, m: Model) -> None:
         elif KINDS.get(kind) == "mlp":
             act, bias = cfg.need("mlp_hidden_act", str), cfg.get("mlp_bias", False)
             h = layer.mlp(h, "mixer.up_proj", "mixer.down_proj", cfg.intermediate_size, act=act, bias=bias)
+        elif KINDS.get(kind) == "moe":
+            h = experts(cfg, layer, h)
         else:
             m.refuse("layers_block_type", layer.prefix, f"wanted one of {', '.join(KINDS)}, have {kind!r}")
         x = x + h
@@ -59,3 +62,19 @@ def attention(cfg: ModelConfig, layer: Block, x: Value) -> Value:
     widths = [n * cfg.head_dim for n in (cfg.num_attention_heads, cfg.num_key_value_heads, cfg.num_key_value_heads)]
     q, k, v = layer.linear(x, ["mixer.q_proj", "mixer.k_proj", "mixer.v_proj"], widths)
     return layer.linear(layer.attention(q, k, v), "mixer.o_proj", cfg.hidden_size)
+
+
+def experts(cfg: ModelConfig, layer: Block, x: Value) -> Value:
+    """Plain experts, which may work on rows of another width, and one that every row goes to; DeepSeek-V3's choice."""
+    act, bias, latent = cfg.need("mlp_hidden_act", str), cfg.get("mlp_bias", False), cfg.get("moe_latent_size", 0)
+    routes = layer.route(
+        x, "mixer.gate", cfg.size("n_routed_experts", 8), cfg.size("num_experts_per_tok", 2), score="sigmoid",
+        selection_bias="mixer.gate.e_score_correction_bias", groups=(cfg.size("n_group", 1), cfg.size("topk_group", 1)),
+        sums_two=True, normalised=cfg.get("norm_topk_prob", True), sum_eps=1e-20, scale=cfg.get("routed_scaling_factor", 1.0),
+    )  # fmt: skip
+    names, width = ("mixer.experts.#.up_proj", "mixer.experts.#.down_proj"), cfg.size("moe_intermediate_size", 7688)
+    h = layer.linear(x, "mixer.fc1_latent_proj", latent, bias=bias) if latent else x
+    h = layer.experts(h, routes, names[:1], names[1], width, act=act, form="plain")
+    h = layer.linear(h, "mixer.fc2_latent_proj", cfg.hidden_size, bias=bias) if latent else h
+    width = cfg.size("moe_shared_expert_intermediate_size", 7688)
+    return h + layer.mlp(x, "mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj", width, act=act, bias=bias)
