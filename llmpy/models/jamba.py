@@ -7,7 +7,7 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "Jamba Reasoning 3B"
+CHECKPOINTS = "Jamba v0.1, Jamba 1.5 and 1.6 Mini and Large, Jamba Reasoning 3B"
 
 
 @architecture(

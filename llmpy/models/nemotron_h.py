@@ -5,7 +5,8 @@ from .config import ModelConfig
 from .mamba2 import limits_of, mixer
 from .registry import architecture
 
-CHECKPOINTS = "Nemotron-H 4B, 8B, 47B and 56B, Nemotron Nano 2 9B and 12B"
+CHECKPOINTS = "Nemotron-H 4B, 8B, 47B and 56B, Nemotron Nano 2 9B and 12B, Nemotron 3 Nano 30B-A3B"
+LIMITS = "layers that only predict further tokens are left out"
 KINDS = {
     "M": "mamba", "mamba": "mamba", "linear_attention": "mamba", "*": "attention", "attention": "attention",
     "full_attention": "attention", "-": "mlp", "mlp": "mlp", "E": "moe", "moe": "moe",

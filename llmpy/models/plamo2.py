@@ -5,6 +5,10 @@ from .config import ModelConfig
 from .registry import architecture
 from .rope import Rope
 
+CHECKPOINTS = "PLaMo 2 1B and 8B, PLaMo 2 Translate, PLaMo 2.1 2B and 8B"
+REFERENCE = "our own NumPy reference"
+LIMITS = "text alone"
+
 
 @architecture(
     "Plamo2ForCausalLM",

@@ -5,6 +5,9 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
+CHECKPOINTS = "Qwen3-Next-80B-A3B"
+LIMITS = "layers that only predict further tokens are left out"
+
 
 @architecture(
     "Qwen3NextForCausalLM",
