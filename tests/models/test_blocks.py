@@ -1,6 +1,7 @@
 """Programs as data, the texts of mistakes, registration, and what a configuration or a checkpoint may get wrong."""
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -350,3 +351,53 @@ def test_the_documentation_shows_the_code_as_it_is():
     code = (root / "llmpy/models/qwen3.py").read_text()
     shown = (root / "docs/adding-an-architecture.md").read_text().split("```python\n")
     assert code.endswith("".join(part.split("```")[0] for part in shown[1:3]))
+
+
+RELAID = '''
+"""A Llama whose checkpoint has other names: q, k and v of each key head together, matrices of the MLP the other way round."""
+from llmpy import architecture
+
+@architecture("RelaidForCausalLM")
+def relaid(cfg, m):
+    q, kv, eps = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim, cfg.rms_norm_eps
+    x = m.embed("words")
+    for block in m.layers("stack", cfg.num_layers):
+        h = block.rms_norm(x, "before.weight", eps, offset=1.0)
+        parts = block.linear(h, "qkv", [q, kv, kv], groups=cfg.num_key_value_heads)
+        turned = block.rope(parts[0], parts[1], cfg.rope)
+        x = x + block.linear(block.attention(*turned, parts[2]), "out", cfg.hidden_size)
+        h = block.rms_norm(x, "between.weight", eps, offset=1.0)
+        gate, up = block.linear(h, "wide", [cfg.intermediate_size] * 2, transposed=True)
+        x = x + block.linear(block.gated(gate, up, "silu"), "narrow", cfg.hidden_size, transposed=True)
+    m.logits(m.rms_norm(x, "last.weight", eps), "answers", tied_to="words")
+'''
+
+
+def test_a_users_file_with_other_names_and_layouts(load_module, tiny, engine, tmp_path):
+    """The same bits as the model that it was made of, without a rebuild of anything."""
+    from safetensors.numpy import load_file, save_file
+
+    source = tiny("llama").directory
+    old, new = load_file(source / "model.safetensors"), {}
+    for i in range(2):
+        name = f"model.layers.{i}"
+        parts = [old[f"{name}.self_attn.{part}_proj.weight"].reshape(2, -1, 64) for part in "qkv"]
+        new[f"stack.{i}.qkv.weight"] = np.concatenate(parts, 1).reshape(-1, 64)
+        new[f"stack.{i}.out.weight"] = old[f"{name}.self_attn.o_proj.weight"]
+        wide = np.concatenate([old[f"{name}.mlp.{part}_proj.weight"] for part in ("gate", "up")])
+        new[f"stack.{i}.wide.weight"] = np.ascontiguousarray(wide.T)
+        new[f"stack.{i}.narrow.weight"] = np.ascontiguousarray(old[f"{name}.mlp.down_proj.weight"].T)
+        for mine, theirs in {"before": "input_layernorm", "between": "post_attention_layernorm"}.items():
+            new[f"stack.{i}.{mine}.weight"] = old[f"{name}.{theirs}.weight"] - 1
+    new |= {"words.weight": old["model.embed_tokens.weight"], "answers.weight": old["lm_head.weight"]}
+    save_file({**new, "last.weight": old["model.norm.weight"]}, tmp_path / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["RelaidForCausalLM"]}))
+    ids = np.random.default_rng(3).integers(3, 99, 40).tolist()
+    try:
+        load_module(RELAID)
+        with engine(source) as first, engine(tmp_path) as second:
+            a, b = (one.run([ids], top=99)[0] for one in (first, second))
+        assert a.ids == b.ids and np.abs(a.table(99) - b.table(99)).max() <= 1e-5  # weights less 1 plus 1 lose a bit
+    finally:
+        registry._REGISTRY.pop("RelaidForCausalLM", None)

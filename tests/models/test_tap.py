@@ -9,6 +9,8 @@ from llmpy import LLM, InvalidRequestError, _core
 from llmpy.models import names
 
 CASES = ["llama-bias", "qwen3-window", "gemma2", "cohere2", "stablelm-parallel", "bamba", "mixtral"]
+MORE = ["deepseek2-groups", "deepseek3", "gpt2", "gptj", "mamba", "nemotron_h", "olmo", "apertus", "phi-norms"]
+CASES += [pytest.param(case, marks=pytest.mark.slow) for case in MORE]
 
 
 def tapped(model: _core.Model, spec, ids, values) -> list[np.ndarray]:
