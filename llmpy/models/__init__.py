@@ -29,7 +29,7 @@ _FAMILIES = """
     qwen2 qwen3 seed_oss smollm3 stablelm
     bamba granite_hybrid jamba mamba mamba2 nemotron_h plamo2 qwen3_next
     deepseek ernie glm4_moe llama4 mixtral olmoe qwen_moe
-    chatglm gpt2 gpt_neox gptj internlm2 opt qwen starcoder2
+    baichuan bloom chatglm falcon mpt gpt2 gpt_neox gptj internlm2 opt qwen starcoder2
 """
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")

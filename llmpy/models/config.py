@@ -30,9 +30,12 @@ GGUF_ARCHITECTURES = {
     "gptneox": ("GPTNeoXForCausalLM", False),
     "qwen": ("QWenLMHeadModel", False),
     "chatglm": ("ChatGLMModel", True),
+    "bloom": ("BloomForCausalLM", False),
+    "mpt": ("MptForCausalLM", False),
+    "falcon": ("FalconForCausalLM", False),
 }
 # Keys of _GGUF_REFUSED that a family has.
-_GGUF_ALLOWED = {"gptneox": ("use_parallel_residual",)}
+_GGUF_ALLOWED = {"gptneox": ("use_parallel_residual",), "mpt": ("attention.clamp_kqv", "attention.max_alibi_bias")}
 # Of those with experts: whether the weights of the chosen ones are made to add up to 1, which no metadata says.
 _GGUF_NORMALISED = {
     "MixtralForCausalLM": True,
@@ -414,6 +417,13 @@ def _older(meta: _Metadata, tensors: Mapping[str, object]) -> Raw:
     has_bias = "blk.0.attn_qkv.bias" in tensors
     if meta.architecture == "gptneox":
         return {"use_parallel_residual": meta.get("use_parallel_residual", bool, True), "attention_bias": has_bias}
+    if meta.architecture == "mpt":
+        bounds = {"clip_qkv": "attention.clamp_kqv", "alibi_bias_max": "attention.max_alibi_bias"}
+        return {"attn_config": {name: meta.get(key, float) for name, key in bounds.items()}}
+    if meta.architecture == "falcon":
+        n_kv_heads, n_norms = meta.get("attention.head_count_kv", int, 1), 1 + ("blk.0.attn_norm_2.weight" in tensors)
+        is_new = n_kv_heads > 1
+        return {"new_decoder_architecture": is_new, "num_kv_heads": n_kv_heads, "num_ln_in_parallel_attn": n_norms}
     if meta.architecture == "starcoder2":
         return {"use_bias": "blk.0.attn_q.bias" in tensors}
     if meta.architecture == "chatglm":

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import CheckpointError
 from .config import ModelConfig
 from .pieces import Part, Piece, flat, whole
-from .rope import Rope
+from .rope import Floats, Rope
 
 Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": list[int], "u": list[int], "f": list[float]})
 
@@ -108,7 +108,7 @@ class Writer:
         for kind in ("weight", "bias"):
             self._used.setdefault(self._to_source(f"{name}.{kind}"), set())
 
-    def constant(self, values: Sequence[float]) -> int:
+    def constant(self, values: Sequence[float] | Floats) -> int:
         """A vector of values that are no tensor of the checkpoint, as a weight of `emit`: slopes of ALiBi, for example."""
         weight: Weight = {
             "kind": "vector", "rows": len(values), "cols": 1, "parts": [], "offset": 0.0,

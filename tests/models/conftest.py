@@ -243,6 +243,21 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "opt": ("OPT", {"ffn_dim": 96}),
     "opt-350m": ("OPT", {"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("OPT", {"ffn_dim": 96, "enable_bias": False, "tie_word_embeddings": False}),
+    "bloom": ("Bloom", {"hidden_size": 96, "num_attention_heads": 6}),
+    "bloom-norm": ("Bloom", {"apply_residual_connection_post_layernorm": True, "tie_word_embeddings": False}),
+    "mpt": ("Mpt", {"hidden_size": 96, "num_attention_heads": 6, "max_seq_len": 128, "attn_config": {"clip_qkv": 0.5}}),
+    "falcon": ("Falcon", {"ffn_hidden_size": 96}),
+    "falcon-40b": ("Falcon", {"ffn_hidden_size": 96, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-11b": (
+        "Falcon",
+        {"ffn_hidden_size": 96, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1,
+         "tie_word_embeddings": False},
+    ),
+    "falcon-rw": (
+        "Falcon", {"ffn_hidden_size": 96, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
+    ),
+    "baichuan": ("Baichuan7B", {}),
+    "baichuan-13b": ("Baichuan13B", {"hidden_size": 320, "num_attention_heads": 40}),
     "internlm2": ("InternLM2", {"attention_bias": True}),
     "internlm2-plain": ("InternLM2", {}),
     "qwen": ("Qwen1", {}),
@@ -271,14 +286,15 @@ SLOW = {
     "mamba-bias", "falcon_mamba", "mamba2-bias", "jamba-plain", "granite_hybrid", "granite_hybrid-nope", "plamo2-untied",
     "nemotron_h-latent", "qwen3_next-mlp",
     "gpt2-scaled", "gpt_bigcode-heads", "starcoder2-plain", "codegen", "gpt_neox-sequential", "opt-plain", "internlm2-plain",
-    "starcoder2", "qwen", "chatglm",
+    "starcoder2", "qwen", "chatglm", "bloom-norm", "falcon-11b", "falcon-40b", "baichuan",
     "deepseek2-groups", "deepseek3-halves",
     "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe",
     "ernie4_5_moe-bias", "granite_moe", "llama4-plain",
 }  # fmt: skip
 # Families that transformers lacks: a file with our own reference, and its class.
 REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2")}
-REFERENCES |= {name: own_class("renamed_reference", name) for name in ("InternLM2", "Qwen1", "ChatGlm3")}
+RENAMED = ("InternLM2", "Qwen1", "ChatGlm3", "Baichuan7B", "Baichuan13B")
+REFERENCES |= {name: own_class("renamed_reference", name) for name in RENAMED}
 CLASSES = {"GPT2": "GPT2LMHeadModel"}  # whose name is not the family's with "ForCausalLM"
 CONFIGS = {"Llama4": "Llama4Text", "Gemma3": "Gemma3Text"}  # the family whose name the configuration has
 
@@ -340,7 +356,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
             directory = tmp_path_factory.mktemp(case)
             size = sum(p.numel() * p.element_size() for p in model.parameters())
             model.save_pretrained(directory, max_shard_size=size // shards + 1024)
-            reference = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+            attention = "sdpa" if own.get("alibi") else "eager"  # which would add the slopes of Falcon twice
+            reference = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation=attention)
             made[key] = Tiny(directory, reference.eval())
         return made[key]
 

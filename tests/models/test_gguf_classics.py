@@ -16,6 +16,13 @@ FAMILIES = {
     "starcoder2": ("starcoder2", {"attention.sliding_window": 8}, 0),
     "gpt_neox": ("gptneox", {"rope.dimension_count": 4, "use_parallel_residual": True}, 4),
     "gpt_neox-sequential": ("gptneox", {"rope.dimension_count": 4, "use_parallel_residual": False}, 4),
+    "bloom": ("bloom", {"embedding_length": 96, "feed_forward_length": 384, "attention.head_count": 6,
+                        "attention.head_count_kv": 6}, 6),
+    "mpt": ("mpt", {"embedding_length": 96, "feed_forward_length": 384, "attention.head_count": 6,
+                    "attention.head_count_kv": 6, "attention.clamp_kqv": 0.5, "attention.max_alibi_bias": 8.0}, 0),
+    "falcon": ("falcon", {"attention.head_count_kv": 1}, 1),
+    "falcon-40b": ("falcon", {"attention.head_count_kv": 2}, 2),
+    "falcon-11b": ("falcon", {"attention.head_count_kv": 2}, 2),
     "internlm2-plain": ("internlm2", {}, 0),
     "qwen": ("qwen", {"feed_forward_length": 192}, 0),
     "chatglm": ("chatglm", {"rope.dimension_count": 8, "attention.key_length": 16, "attention.value_length": 16}, 0),
@@ -28,8 +35,9 @@ def converted(case, name, values, cfg):
         return [(name, values.T)]
     groups = FAMILIES[case][2]
     if groups and "query_key_value" in name:
-        heads = values.reshape(groups, 3, -1, *values.shape[1:])
-        return [(name, np.concatenate([heads[:, i].reshape(-1, *values.shape[1:]) for i in range(3)]))]
+        heads = values.reshape(groups, -1, 16, *values.shape[1:])
+        parts = heads[:, :-2], heads[:, -2], heads[:, -1]
+        return [(name, np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts]))]
     if "wqkv" in name:  # q, k and v apart, q and k in the order of interleaved rope
         n_heads, n_kv = cfg["num_attention_heads"], cfg["num_key_value_heads"]
         heads = values.reshape(n_kv, n_heads // n_kv + 2, -1, values.shape[1])
@@ -46,7 +54,7 @@ def converted(case, name, values, cfg):
 def write(case, model, host_checkpoint, path, kind="F32"):
     arch, more, _ = FAMILIES[case]
     cfg = model.config
-    n_layers = cfg.get("num_hidden_layers") or cfg.get("n_layer") or cfg["num_layers"]
+    n_layers = 2
     found = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch), n_layers)
     writer = gguf.GGUFWriter(path, arch)
     eps = "attention.layer_norm_rms_epsilon" if arch in ("internlm2", "qwen", "chatglm") else "attention.layer_norm_epsilon"
@@ -63,7 +71,7 @@ def write(case, model, host_checkpoint, path, kind="F32"):
         for new, x in converted(case, name, tensor, cfg):
             if "rotary_pos_emb" in new:
                 continue
-            new = new.removeprefix("transformer.") if arch == "chatglm" else new
+            new = new.removeprefix("transformer.") if arch in ("bloom", "chatglm") else new
             gguf_name = found.get_name(new, try_suffixes=(".weight", ".bias"))
             assert gguf_name, new
             dtype = gguf.GGMLQuantizationType[kind if x.ndim > 1 else "F32"]

@@ -1,0 +1,33 @@
+"""Baichuan 7B and 13B."""
+
+from ..errors import UnsupportedError
+from . import alibi, heads, usual
+from .blocks import Model
+from .config import ModelConfig
+from .registry import architecture
+
+CHECKPOINTS = "Baichuan 7B and 13B (the first generation)"
+REFERENCE = "Llama of transformers, under Baichuan's names; 13B: plain NumPy"
+LIMITS = "Baichuan 2 is refused: it divides the rows of its head by their norms"
+
+
+@architecture(
+    *("BaichuanForCausalLM", "BaiChuanForCausalLM"),
+    defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 4096},
+    renames={"model_max_length": "max_position_embeddings"},
+)
+def baichuan(cfg: ModelConfig, m: Model) -> None:
+    """Baichuan decoder: Llama with q, k and v in one tensor; with 40 heads (13B) slopes instead of rope."""
+    if cfg.vocab_size == 125696:
+        raise UnsupportedError(f"{cfg.file}: Baichuan 2, which divides the rows of its head by their norms, is not supported")
+    width = cfg.hidden_size
+    slopes = m.constant(alibi.slopes(40)) if cfg.num_attention_heads == 40 else None
+    stem = m.stem("model.", "embed_tokens")
+    x = m.embed(f"{stem}embed_tokens")
+    for layer in m.layers(f"{stem}layers", cfg.num_layers):
+        h = layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps)
+        q, k, v = layer.linear(h, "self_attn.W_pack", [width] * 3)
+        q, k = layer.rope(q, k, cfg.rope) if slopes is None else (q, k)
+        x = x + usual.out(cfg, layer, layer.attention(q, k, v, slopes=slopes))
+        x = x + usual.mlp(cfg, layer, layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps))
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)
