@@ -127,6 +127,18 @@ def test_a_head_stored_beside_a_tied_one_is_ignored(tiny, oracle, prompts, error
     assert error_of(oracle(tmp_path).logits(prompts[1]), model.logits(prompts[1])) <= BOUND
 
 
+def test_gpt2_as_it_was_released(tiny, oracle, prompts, error_of, tmp_path):
+    """Without a prefix, with the masks that it carries."""
+    from safetensors.numpy import load_file, save_file
+
+    model = tiny("gpt2")
+    tensors = {name.removeprefix("transformer."): x for name, x in load_file(model.directory / "model.safetensors").items()}
+    tensors |= {"h.0.attn.bias": np.ones((1, 1, 128, 128), np.float32), "h.1.attn.masked_bias": np.float32([-1e4])}
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(model.directory / "config.json", tmp_path)
+    assert error_of(oracle(tmp_path).logits(prompts[1]), model.logits(prompts[1])) <= BOUND
+
+
 FAMILIES = (
     "Arcee Cohere Cohere2 Ernie4_5 Ernie4_5_Moe Exaone4 Gemma Gemma2 Gemma3 Glm Glm4 Glm4Moe Granite GraniteMoe Llama Mistral "
     "Mixtral Nemotron Olmo2 Olmo3 Olmoe Phi3 Qwen2 Qwen2Moe Qwen3 Qwen3Moe SeedOss SmolLM3 StableLm"
