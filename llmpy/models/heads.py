@@ -20,6 +20,7 @@ def head(
     scale: float | None = None,
     softcap: float | None = None,
     bias: bool = False,
+    padded: int = 1,
     embedding: str = "embed_tokens",
     name: str = "lm_head",
 ) -> None:
@@ -30,7 +31,7 @@ def head(
         m: The program.
         x: The last norm's output.
         stem: What the names of the body's tensors begin with.
-        scale, softcap, bias: Of a vocabulary's logits, as in `Model.logits`; None: the family has no such thing.
+        scale, softcap, bias, padded: Of a vocabulary's logits, as in `Model.logits`; None: the family has no such thing.
         embedding: Module name of the embedding, behind the stem.
         name: Module name of the head.
 
@@ -51,4 +52,5 @@ def head(
             cfg.without("final_logit_softcapping")
         for field in ("logits_scaling", "logit_scale") if scale is None else ():
             cfg.only(field, 1.0)
-        m.logits(x, name, tied_to=f"{stem}{embedding}", scale=scale or 1.0, softcap=softcap or 0.0, bias=bias)
+        scale, softcap, tied = scale or 1.0, softcap or 0.0, f"{stem}{embedding}"
+        m.logits(x, name, tied_to=tied, scale=scale, softcap=softcap, bias=bias, padded=padded)

@@ -70,4 +70,4 @@ def plamo3(cfg: ModelConfig, m: Model) -> None:
         gate, up = layer.split(h, [width, width])
         h = layer.linear(layer.gated(gate, up, cfg.hidden_act), "mlp.down_proj", cfg.hidden_size)
         x = x + layer.rms_norm(h, "post_mlp_norm", eps, offset=AFTER_MLP)
-    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps, offset=1.0), stem)
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", eps, offset=1.0), stem, padded=16)
