@@ -141,7 +141,8 @@ def _difference(name: str, mine: Rows, want: Rows) -> Difference:
 def uncompared(llm: LLM, theirs: dict[str, Rows]) -> list[str]:
     """Modules with weights that transformers' model has not under this name, or not in this shape."""
     spec = llm._tap.spec
-    widths = {one.name: llm._tap.width(one) for one in llm._tap.named() if spec["ops"][one.op][1]["weights"]}
+    weighed = {i for i, (_, op) in enumerate(spec["ops"]) if max(op["weights"][:1], default=-1) >= 0}
+    widths = {one.name: llm._tap.width(one) for one in llm._tap.named() if one.op in weighed}
     have = {name: rows.shape[1] for name, rows in theirs.items()}
     return [name for name, width in widths.items() if "|" not in name and have.get(name) != width]
 

@@ -62,7 +62,7 @@ def program(spec: Spec, shows_all: bool = False) -> Iterator[str]:
     blocks: list[tuple[str, list[str], list[str]]] = []  # layer, its operations without numbers, with them
     layer = ""
     for number, (kind, op) in enumerate(spec["ops"]):
-        tensors = [part[0] for weight in op["weights"] for part in spec["weights"][weight]["parts"]]
+        tensors = _tensors(spec, op)
         found = _NUMBER.search(tensors[0]) if tensors else None
         own = tensors[0][: found.end()] if found and tensors else layer if not tensors else ""
         if not blocks or own != layer:
@@ -84,6 +84,11 @@ def program(spec: Spec, shows_all: bool = False) -> Iterator[str]:
         start = end
 
 
+def _tensors(spec: Spec, op: Any) -> list[str]:
+    """Names of all tensors of an operation."""
+    return [part[0] for weight in op["weights"] if weight >= 0 for part in spec["weights"][weight]["parts"]]
+
+
 def _last(layer: str) -> str:
     return layer.rsplit(".", 1)[-1]
 
@@ -94,7 +99,7 @@ def _operation(spec: Spec, kind: str, op: Any, layer: str) -> str:
     outs = " ".join(str(spec["values"][value][0]) for value in op["out"])
     outs = str(spec["vocab_size"]) if kind == "logits" else outs
     told = _told(spec, kind, op)
-    names = [part[0].removeprefix(f"{layer}.") for weight in op["weights"] for part in spec["weights"][weight]["parts"]]
+    names = [tensor.removeprefix(f"{layer}.") for tensor in _tensors(spec, op)]
     shown = ", ".join(dict.fromkeys(names)) if len(names) <= 4 else f"{names[0]} ... ({len(names)} tensors)"
     return f"{kind:16} {widths:>18} -> {outs:12} {told:34} {shown}".rstrip()
 
@@ -119,7 +124,8 @@ def _told(spec: Spec, kind: str, op: Any) -> str:
     if kind == "logits":
         scale, cap = (f"{word} {number:g}" for word, number in zip(("factor", "cap"), op["f"], strict=True))
         return ", ".join([scale] * (op["f"][0] != 1) + [cap] * (op["f"][1] != 0))
-    return " ".join(f"{number:g}" for number in (*op["u"], *op["f"]))
+    is_cached = kind in ("conv", "ssm", "selective_scan", "delta", "latent_attention")  # u0 is its place in the cache
+    return " ".join(f"{number:g}" for number in (*op["u"][is_cached:], *op["f"]))
 
 
 # ---- weights and cache -------------------------------------------------------------------------------------------------

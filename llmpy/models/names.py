@@ -62,7 +62,7 @@ def of_program(spec: Spec) -> list[Named]:
 
 def _tensors(spec: Spec, op: Operands) -> list[str]:
     """Names of the tensors of an operation's first weight."""
-    return [part[0] for weight in op["weights"][:1] for part in spec["weights"][weight]["parts"]]
+    return [part[0] for weight in op["weights"][:1] if weight >= 0 for part in spec["weights"][weight]["parts"]]
 
 
 def _owners(spec: Spec) -> list[str]:
