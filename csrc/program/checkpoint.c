@@ -81,6 +81,65 @@ static enum rc open_file(struct checkpoint *checkpoint, const char *path, uint32
     return read_file(checkpoint, file, n_paths, err);
 }
 
+/* Tensors NAME_blocks [..., n, 16] and NAME_scales [..., n] of bytes are one more, NAME [..., 32 n] in MXFP4. */
+static enum rc pair_blocks(struct checkpoint *checkpoint, struct err *err)
+{
+    struct tensor_list *list = &checkpoint->list;
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0, n = list->n; i < n && rc == RC_OK; i++) {
+        struct checkpoint_tensor blocks = list->tensors[i], *made;
+        size_t stem = strlen(blocks.name) > 7 ? strlen(blocks.name) - 7 : 0;
+        bool fits = stem && strcmp(blocks.name + stem, "_blocks") == 0 && blocks.dtype == DTYPE_U8 && blocks.n_dims > 1 &&
+                    blocks.shape[blocks.n_dims - 1] == 16;
+        char *name = fits ? mem_alloc(stem + 8) : NULL;
+        if (!fits)
+            continue;
+        if (!name)
+            return err_set(err, RC_MEMORY, "checkpoint: out of memory");
+        memcpy(name, blocks.name, stem);
+        memcpy(name + stem, "_scales", 8);
+        const struct checkpoint_tensor *scales = checkpoint_find(checkpoint, name);
+        fits = scales && scales->dtype == DTYPE_U8 && scales->n_dims == blocks.n_dims - 1 &&
+               memcmp(scales->shape, blocks.shape, scales->n_dims * sizeof *scales->shape) == 0;
+        const uint8_t *exponents = fits ? scales->data : NULL;
+        if (fits)
+            rc = tensor_list_add(list, &checkpoint->files[blocks.file], name, stem, &made, err);
+        mem_free(name);
+        if (!fits || rc != RC_OK)
+            continue;
+        const char *own_name = made->name;
+        *made = blocks;
+        made->name = own_name;
+        made->type = "MXFP4";
+        made->dtype = DTYPE_MXFP4;
+        made->n_dims--;
+        made->shape[made->n_dims - 1] *= 32;
+        made->scales = exponents;
+    }
+    return rc;
+}
+
+void checkpoint_rows(const struct checkpoint_tensor *tensor, uint64_t first, uint64_t step, uint64_t n_rows, void *rows)
+{
+    const struct dtype_info *info = dtype_info(tensor->dtype);
+    uint64_t n_blocks = tensor->shape[tensor->n_dims - 1] / info->block_values;
+    uint8_t *to = rows;
+    for (uint64_t r = 0; r < n_rows; r++) {
+        uint64_t block = (first + r * step) * n_blocks;
+        const uint8_t *from = (const uint8_t *)tensor->data + block * (tensor->scales ? 16 : info->block_bytes);
+        if (!tensor->scales) {
+            memcpy(to, from, n_blocks * info->block_bytes);
+            to += n_blocks * info->block_bytes;
+            continue;
+        }
+        for (uint64_t b = 0; b < n_blocks; b++, from += 16, to += 17) {
+            to[0] = tensor->scales[block + b];
+            for (uint32_t j = 0; j < 16; j++) /* values j and j + 16 share a byte there, 2j and 2j + 1 here */
+                to[1 + j] = (uint8_t)((from[j / 2] >> j % 2 * 4 & 15) | (from[8 + j / 2] >> j % 2 * 4 & 15) << 4);
+        }
+    }
+}
+
 enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct checkpoint **result, struct err *err)
 {
     enum rc rc = RC_OK;
@@ -94,6 +153,8 @@ enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct check
         rc = err_set(err, RC_MEMORY, "checkpoint: out of memory");
     for (uint32_t i = 0; rc == RC_OK && i < n_paths; i++)
         rc = open_file(checkpoint, paths[i], n_paths, err);
+    if (rc == RC_OK)
+        rc = pair_blocks(checkpoint, err);
     if (rc == RC_OK)
         *result = checkpoint;
     else

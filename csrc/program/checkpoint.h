@@ -21,6 +21,9 @@ struct checkpoint_tensor {
     const void *data;                     /* into the mapping; safetensors promises no alignment */
     uint64_t size_bytes;                  /* of a GGUF type that we do not read: up to the next tensor */
     uint32_t file;                        /* index into the paths */
+    /* MXFP4 of safetensors: data are nibbles alone, 16 bytes a block in the order of the values, and these the blocks'
+     * exponents; checkpoint_rows gives what DTYPE_MXFP4 is. NULL: the blocks lie complete in data. */
+    const uint8_t *scales;
 };
 
 /* Files are told apart by their first bytes. Errors: RC_IO (cannot open, what = path), RC_CHECKPOINT (what = file, tensor),
@@ -38,6 +41,8 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpo
 /* The same for a tensor that must be there and readable: RC_CHECKPOINT when absent, RC_UNSUPPORTED for its type. */
 enum rc checkpoint_need(const struct checkpoint *checkpoint, const char *name, const struct checkpoint_tensor **tensor,
                         struct err *err);
+/* Rows of the last dimension, step apart, copied one after the other as blocks of the tensor's type. */
+void checkpoint_rows(const struct checkpoint_tensor *tensor, uint64_t first, uint64_t step, uint64_t n_rows, void *rows);
 /* Tells the system that these bytes of the mapping are not needed any more (after a repack). */
 void checkpoint_drop(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor);
 

@@ -118,6 +118,10 @@ static const void *rows_of(const struct loader *l, const struct weight *weight, 
     size_t bytes = row_bytes(tensor->dtype, weight->cols), item = dtype_info(tensor->dtype)->block_bytes;
     const char *from = tensor->data;
     char *to = l->gathered;
+    if (tensor->scales) {
+        checkpoint_rows(tensor, run->source_row, run->step, run->n_rows, to);
+        return to;
+    }
     if (weight->parts[part].is_transposed) {
         struct element_steps steps = layout_steps(weight, &weight->parts[part], run);
         from += steps.first * item;
@@ -145,7 +149,7 @@ static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const str
     struct row_run run = {0};
     for (uint32_t row = 0; row < p->rows; row += run.n_rows) {
         run = layout_run(p, row, layout_slice(p));
-        if ((converts || p->is_transposed || run.step > 1) && run.n_rows > most)
+        if ((converts || p->is_transposed || run.step > 1 || tensor->scales) && run.n_rows > most)
             run.n_rows = most;
         const void *rows = rows_of(l, weight, part, tensor, &run);
         if (converts) {

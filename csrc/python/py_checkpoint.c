@@ -253,10 +253,21 @@ static const struct checkpoint_tensor *find_tensor(PyObject *object, PyObject *n
     return tensor;
 }
 
+static PyObject *stored_bytes(const struct checkpoint_tensor *tensor)
+{
+    if (!tensor->scales)
+        return PyBytes_FromStringAndSize(tensor->data, (Py_ssize_t)tensor->size_bytes);
+    uint64_t n_blocks = tensor->size_bytes / 16, row_blocks = tensor->shape[tensor->n_dims - 1] / 32;
+    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(n_blocks * 17));
+    if (result && row_blocks)
+        checkpoint_rows(tensor, 0, 1, n_blocks / row_blocks, PyBytes_AsString(result));
+    return result;
+}
+
 static PyObject *read_stored(PyObject *object, PyObject *name)
 {
     const struct checkpoint_tensor *tensor = find_tensor(object, name);
-    return tensor ? PyBytes_FromStringAndSize(tensor->data, (Py_ssize_t)tensor->size_bytes) : NULL;
+    return tensor ? stored_bytes(tensor) : NULL;
 }
 
 static PyObject *read_float32(PyObject *object, PyObject *name)
@@ -265,17 +276,24 @@ static PyObject *read_float32(PyObject *object, PyObject *name)
     if (!tensor)
         return NULL;
     const struct dtype_info *info = dtype_info(tensor->dtype);
-    uint64_t n = tensor->size_bytes / info->block_bytes * info->block_values;
+    uint64_t n = tensor->size_bytes / (tensor->scales ? 16 : info->block_bytes) * info->block_values;
     if (n > PY_SSIZE_T_MAX / sizeof(float))
         return PyErr_NoMemory();
     PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(n * sizeof(float)));
     if (!result)
         return NULL;
     float *target = (float *)PyBytes_AsString(result);
+    PyObject *joined = tensor->scales ? stored_bytes(tensor) : NULL;
+    if (tensor->scales && !joined) {
+        Py_DECREF(result);
+        return NULL;
+    }
+    const void *data = joined ? PyBytes_AsString(joined) : tensor->data;
     int has_value;
     Py_BEGIN_ALLOW_THREADS
-    has_value = dtype_to_float(tensor->dtype, tensor->data, target, n);
+    has_value = dtype_to_float(tensor->dtype, data, target, n);
     Py_END_ALLOW_THREADS
+    Py_XDECREF(joined);
     if (has_value)
         return result;
     Py_DECREF(result);

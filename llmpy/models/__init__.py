@@ -28,7 +28,7 @@ _FAMILIES = """
     apertus arcee bert cohere exaone4 gemma glm granite internlm3 llama minicpm mistral nemotron olmo olmo2 phi phi3 plamo3
     qwen2 qwen3 seed_oss smollm3 stablelm
     bamba granite_hybrid jamba mamba mamba2 nemotron_h plamo2 qwen3_next
-    deepseek ernie glm4_moe llama4 mixtral olmoe qwen_moe
+    deepseek ernie glm4_moe gpt_oss llama4 mixtral olmoe qwen_moe
     baichuan bloom chatglm falcon mpt gpt2 gpt_neox gptj internlm2 opt qwen starcoder2
 """
 for _family in _FAMILIES.split():
@@ -117,6 +117,8 @@ def _refuse_quantised(raw: Raw, source: str) -> None:
     scheme = raw.get("quantization_config")
     if scheme:
         method = scheme.get("quant_method", scheme) if isinstance(scheme, Mapping) else scheme
+        if method == "mxfp4" and str(raw.get("architectures")).startswith("['GptOss"):
+            return  # blocks and scales that the checkpoint's reader joins
         raise UnsupportedError(
             f"{source}: quantization_config with quant_method {method!r} is not supported; GGUF files are"
         )

@@ -276,6 +276,12 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         "DeepseekV3",
         {**LATENT, "q_lora_rank": 24, "rope_interleave": False, "attention_bias": True, "first_k_dense_replace": 9},
     ),
+    "gpt_oss": (
+        "GptOss",
+        {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48, "head_dim": 16,
+         "sliding_window": 8, "swiglu_limit": 0.5, "layer_types": ["sliding_attention", "full_attention"] * 2,
+         **rope("yarn", factor=4.0, truncate=False, original_max_position_embeddings=32)},
+    ),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
 # One case of a topology is enough for the default run; all of them are in that of the slow tests.
