@@ -18,6 +18,7 @@ template <class T> struct conv_job {
     const float *weight, *bias;
     uint32_t n_rows, n_seqs, n_taps;
     bool is_silu;
+    bool has_quads; /* eight units are six aligned fours of floats */
 };
 
 /* Inputs before a row, the oldest first: [i] is the one TAPS - 1 - i rows ago. */
@@ -32,6 +33,24 @@ static __device__ __forceinline__ void move_state(struct history<TAPS> &h, const
 {
     uint32_t page = channel / job.state.units_per_page, u = channel - page * job.state.units_per_page;
     float *unit = job.state.in_page(seq, page, u);
+    if (TAPS == 4 && job.has_quads) {
+#pragma unroll
+        for (uint32_t q = 0; q < 6; q++) {
+            float4 *at = (float4 *)unit + q;
+            float *of[4] = {&h.x[4 * q % 3][4 * q / 3], &h.x[(4 * q + 1) % 3][(4 * q + 1) / 3],
+                            &h.x[(4 * q + 2) % 3][(4 * q + 2) / 3], &h.x[(4 * q + 3) % 3][(4 * q + 3) / 3]};
+            if (IS_STORE) {
+                *at = make_float4(*of[0], *of[1], *of[2], *of[3]);
+            } else {
+                float4 four = *at;
+                *of[0] = four.x;
+                *of[1] = four.y;
+                *of[2] = four.z;
+                *of[3] = four.w;
+            }
+        }
+        return;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++) {
         if (channel + i < job.x.width)
@@ -220,9 +239,13 @@ enum rc cuda_conv(void *ctx, const struct conv_args *args, struct err *err)
         return err_set(err, RC_UNSUPPORTED, "conv: wanted 2 to %u taps, have %u", MAX_TAPS, args->n_taps);
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        conv_job<T> job = {sequences(batch), state_pool(args->state), rows<T>(args->x), rows<T>(args->out), args->weight,
-                           args->bias, batch->n_rows, batch->n_seqs, args->n_taps, args->has_act && args->act == ACT_SILU};
+        const struct state_view *state = &args->state;
         bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
+        bool is_whole = state->units_per_page % 8 == 0 || state->units_per_page >= args->x.width;
+        bool has_quads = is_aligned && is_whole && args->n_taps == 4 && (uintptr_t)state->pool % 16 == 0 &&
+                         state->page_bytes % 16 == 0;
+        conv_job<T> job = {sequences(batch), state_pool(*state), rows<T>(args->x), rows<T>(args->out), args->weight, args->bias,
+                           batch->n_rows, batch->n_seqs, args->n_taps, args->has_act && args->act == ACT_SILU, has_quads};
         args->n_taps <= 4 ? launch_conv<4>(cuda, job, is_aligned) : launch_conv<MAX_TAPS>(cuda, job, is_aligned);
     });
     enum rc rc = launched(err, "conv");

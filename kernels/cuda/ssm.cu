@@ -20,7 +20,8 @@
 #define MOST_QUADS 4u
 #define MAX_STATE (4 * LANES * MOST_QUADS)
 #define NORM_QUADS 2u /* most of steps that norm their inputs */
-#define MAX_RANK 256u /* columns of dt_matrix that steps multiply themselves */
+#define MAX_RANK 256u /* columns of dt_matrix that are multiplied here */
+#define NORM_ROWS 64u /* from here on inputs are normed once for all blocks, by a kernel of their own */
 
 template <class T> struct ssm_job {
     struct sequences batch;
@@ -335,6 +336,73 @@ static __global__ void __launch_bounds__(THREADS, 2) scan_heads(const ssm_job<T>
     store_state<IS_ALIGNED>(s, job, unit, at.first);
 }
 
+/* ---- inputs apart ------------------------------------------------------------------------------------------------------- */
+
+#define TILE 8u /* rows of a block */
+
+/* Norms b, c and dt into the scratch and multiplies dt, as rms_norm and linear do: sources and targets. */
+template <class T> struct input_job {
+    rows<T> b, c, low, b_out, c_out, dt_out;
+    const float *b_norm, *c_norm, *dt_norm;
+    float eps;
+    const char *dt_rows;
+    size_t dt_row_bytes;
+    uint32_t rank, n_rows, n_heads;
+};
+
+/* The lane's eight values of a row, normed by its warp. */
+template <class T>
+static __device__ __forceinline__ void norm_part(const rows<T> &from, uint32_t row, bool is_there, const float (&weight)[8],
+                                                 float eps, float (&x)[8])
+{
+    uint32_t column = threadIdx.x % 32 * 8, n = from.width;
+    load_part<true>(from.at(row, 0), is_there ? column : n, n, x);
+    float scale = norm_scale(head_squares<32>(x), n, eps);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        x[i] = weight[i] * (x[i] * scale);
+}
+
+template <class T> static __global__ void __launch_bounds__(THREADS) norm_rows(const input_job<T> job)
+{
+    __shared__ __align__(16) T dt[TILE][MAX_RANK + 8];
+    float weights[3][8], x[8], sums[4] = {};
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane * 8, first = blockIdx.x * TILE;
+    start_next();
+    load_part<true>(job.b_norm, column, job.b.width, weights[0]);
+    load_part<true>(job.c_norm, column, job.c.width, weights[1]);
+    load_part<true>(job.dt_norm, column, job.rank, weights[2]);
+    wait_for_input();
+    for (uint32_t r = warp; r < TILE; r += THREADS / 32) {
+        const bool is_there = first + r < job.n_rows;
+        norm_part(job.b, first + r, is_there, weights[0], job.eps, x);
+        if (is_there)
+            store_part<true>(job.b_out.at(first + r, 0), column, job.b.width, x);
+        norm_part(job.c, first + r, is_there, weights[1], job.eps, x);
+        if (is_there)
+            store_part<true>(job.c_out.at(first + r, 0), column, job.c.width, x);
+        norm_part(job.low, first + r, is_there, weights[2], job.eps, x);
+        store_part<true>(dt[r], column, MAX_RANK, x);
+    }
+    __syncthreads();
+    for (uint32_t head = 16 * warp + lane / 4; head - lane / 4 < job.n_heads; head += THREADS / 2) {
+        const uint32_t *low = (const uint32_t *)(job.dt_rows + min(head, job.n_heads - 1) * job.dt_row_bytes) + lane % 4;
+        const uint32_t *high = (const uint32_t *)(job.dt_rows + min(head + 8, job.n_heads - 1) * job.dt_row_bytes) + lane % 4;
+        const uint32_t *row = (const uint32_t *)dt[lane / 4] + lane % 4;
+        for (uint32_t i = 0; i < 4; i++)
+            sums[i] = 0;
+        for (uint32_t k = 0; k < job.rank / 2; k += 8) {
+            const uint32_t rows_of_w[4] = {low[k], high[k], low[k + 4], high[k + 4]}, rows_of_x[2] = {row[k], row[k + 4]};
+            mma(sums, rows_of_w, rows_of_x, T());
+        }
+        for (uint32_t i = 0; i < 4; i++) {
+            uint32_t r = first + lane % 4 * 2 + i % 2, h = head + i / 2 * 8;
+            if (r < job.n_rows && h < job.n_heads)
+                *job.dt_out.at(r, h) = round_to<T>(sums[i]);
+        }
+    }
+}
+
 /* ---- the call ----------------------------------------------------------------------------------------------------------- */
 
 template <uint32_t QUADS, class T>
@@ -356,50 +424,81 @@ template <class T> static bool is_ssm_aligned(const struct ssm_args *args)
            state_is_aligned(&args->state, args->n_state);
 }
 
-/* Can steps norm their inputs themselves? */
+/* Can inputs be normed here? */
 template <class T> static bool can_norm(const struct cuda *cuda, const struct ssm_args *args)
 {
     const struct matrix *matrix = args->dt_matrix;
     bool is_matrix = matrix && matrix->is_whole && matrix->parts[0].dtype == cuda->dtype && matrix->n_cols % 16 == 0 &&
                      matrix->n_cols <= MAX_RANK && matrix->parts[0].row_bytes % 16 == 0;
     uintptr_t norms = (uintptr_t)args->b_norm | (uintptr_t)args->c_norm | (uintptr_t)args->dt_norm;
-    return cuda->dtype != DTYPE_F32 && is_matrix && norms % 16 == 0 && args->batch->n_seqs == args->batch->n_rows &&
-           args->n_state <= 4 * LANES * NORM_QUADS && has_eights<T>(args->dt) && is_ssm_aligned<T>(args);
+    return cuda->dtype != DTYPE_F32 && is_matrix && norms % 16 == 0 && has_eights<T>(args->dt) && is_ssm_aligned<T>(args) &&
+           has_eights<T>(args->scratch);
 }
 
-/* Norms and dt's product as operations of their own, into the scratch. */
-static enum rc norm_apart(struct cuda *cuda, struct ssm_args *args, struct err *err)
+static bool is_normed_in_steps(const struct ssm_args *args)
 {
-    uint32_t item = cuda->dtype == DTYPE_F32 ? 4 : 2, column = 0, n_rows = args->batch->n_rows;
-    auto take = [&](uint32_t width) {
-        struct view view = {(char *)args->scratch.data + (size_t)column * item, width, args->scratch.stride};
-        column += (width + 15) & ~15u;
-        return view;
-    };
-    struct view *inputs[3] = {&args->b, &args->c, &args->dt};
-    const float *weights[3] = {args->b_norm, args->c_norm, args->dt_norm};
-    enum rc rc = RC_OK;
-    for (uint32_t i = 0; i < 3 && !rc; i++) {
-        struct view normed = take(inputs[i]->width);
-        struct rms_norm_args norm = {n_rows, 1, *inputs[i], normed, weights[i], args->norm_eps, 0};
-        rc = cuda_rms_norm(cuda, &norm, err);
-        *inputs[i] = normed;
+    const struct batch_view *batch = args->batch;
+    return batch->n_seqs == batch->n_rows && batch->n_rows < NORM_ROWS && args->n_state <= 4 * LANES * NORM_QUADS;
+}
+
+/* Places of the scratch: b, c, dt before and behind its matrix. */
+struct scratch_places {
+    struct view b, c, low, dt;
+    scratch_places(const struct ssm_args *args, uint32_t item)
+    {
+        const uint32_t widths[4] = {args->b.width, args->c.width, args->dt.width, args->n_heads};
+        struct view *const views[4] = {&b, &c, &low, &dt};
+        char *at = (char *)args->scratch.data;
+        for (uint32_t i = 0; i < 4; i++) {
+            *views[i] = {at, widths[i], args->scratch.stride};
+            at += (size_t)((widths[i] + 15) & ~15u) * item;
+        }
     }
+};
+
+/* Norms and dt's product as operations of their own. */
+static enum rc norm_apart(struct cuda *cuda, const struct ssm_args *args, const struct scratch_places &to, struct err *err)
+{
+    uint32_t n_rows = args->batch->n_rows;
+    struct rms_norm_args norms[3] = {{n_rows, 1, args->b, to.b, args->b_norm, args->norm_eps, 0},
+                                     {n_rows, 1, args->c, to.c, args->c_norm, args->norm_eps, 0},
+                                     {n_rows, 1, args->dt, to.low, args->dt_norm, args->norm_eps, 0}};
     struct linear_args linear = {};
     linear.matrix = args->dt_matrix;
     linear.n_rows = n_rows;
-    linear.x = args->dt;
-    linear.y = args->dt = take(args->n_heads);
-    args->b_norm = NULL;
+    linear.x = to.low;
+    linear.y = to.dt;
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < 3 && !rc; i++)
+        rc = cuda_rms_norm(cuda, &norms[i], err);
     return rc ? rc : cuda_linear(cuda, &linear, err);
+}
+
+template <class T>
+static void norm_together(const struct cuda *cuda, const struct ssm_args *args, const struct scratch_places &to)
+{
+    input_job<T> job = {rows<T>(args->b), rows<T>(args->c), rows<T>(args->dt), rows<T>(to.b), rows<T>(to.c), rows<T>(to.dt),
+                        args->b_norm, args->c_norm, args->dt_norm, args->norm_eps, args->dt_matrix->data,
+                        args->dt_matrix->parts[0].row_bytes, args->dt_matrix->n_cols, args->batch->n_rows, args->n_heads};
+    if constexpr (sizeof(T) == 2)
+        launch(cuda, norm_rows<T>, ceil_div(job.n_rows, TILE), THREADS, 0, job);
 }
 
 template <class T> static enum rc run_ssm(struct cuda *cuda, struct ssm_args args, struct err *err)
 {
-    if (args.b_norm && !can_norm<T>(cuda, &args)) {
-        enum rc rc = norm_apart(cuda, &args, err);
+    if (args.b_norm && !(can_norm<T>(cuda, &args) && is_normed_in_steps(&args))) {
+        const struct scratch_places to(&args, sizeof(T));
+        enum rc rc = RC_OK;
+        if (can_norm<T>(cuda, &args))
+            norm_together<T>(cuda, &args, to);
+        else
+            rc = norm_apart(cuda, &args, to, err);
         if (rc)
             return rc;
+        args.b = to.b;
+        args.c = to.c;
+        args.dt = to.dt;
+        args.b_norm = NULL;
     }
     ssm_job<T> job = {sequences(args.batch), state_pool(args.state), rows<T>(args.x), rows<T>(args.dt), rows<T>(args.b),
                       rows<T>(args.c), rows<T>(args.gate), rows<T>(args.out), args.a_log, args.dt_bias, args.skip, args.dt_min,

@@ -18,7 +18,7 @@ CASES = [
     "ssm 32 128 1 64", "ssm 8 64 2 128", "ssm 4 24 1 8", "ssm 2 40 1 256", "ssm 3 50 1 12",
     "scan 160 16", "scan 40 8", "scan 72 32", "scan 33 60",
     "delta 8 4 128 128", "delta 4 4 64 96", "delta 2 1 16 12", "delta 2 2 256 40", "delta 2 1 20 30",
-    "conv 520 4", "conv 96 3", "conv 37 2", "conv 24 7",
+    "conv 520 4", "conv 104 4", "conv 96 3", "conv 37 2", "conv 24 7",
 ]  # fmt: skip
 
 
@@ -99,7 +99,7 @@ class Operation:
 
     def conv(self, at: slice) -> Array:
         self.width, taps = self.sizes
-        self.unit = (self.width, taps - 1, self.width // 3)
+        self.unit = (self.width, taps - 1, self.width // 3 // 8 * 8 if self.width > 200 else self.width // 3)
         x = self.row("x", self.width)[at]
         weight, bias = self.weight("weight", self.width, taps), self.weight("bias", self.width)
         self.rest |= {"n_taps": taps, "act": 0}
