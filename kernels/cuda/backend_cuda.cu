@@ -379,7 +379,8 @@ static size_t kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, 
 }
 
 /* Copies of pages come by the hundred where a snapshot of a recurrent state is taken: as many as a kernel's arguments hold make
- * one launch, with no call for each. Bound by memory, twice a page: 9 MB of state take 4 us at 4.55 TB/s. */
+ * one launch, with no call for each. Bound by memory, twice a page: 9 MB of state take 4 us at 4.55 TB/s. No later kernel
+ * begins before its end: recurrences read their states before their wait. */
 #define COPIES_A_LAUNCH 448u
 #define COPY_THREADS 256u
 #define COPY_BYTES (4 * COPY_THREADS * sizeof(uint4)) /* of a block */
@@ -391,7 +392,6 @@ struct copy_list {
 static __global__ void __launch_bounds__(COPY_THREADS) copy_listed(uint4 *pool, uint32_t page_words,
                                                                    __grid_constant__ const copy_list list)
 {
-    start_next();
     wait_for_input();
     const uint4 *source = pool + (size_t)list.copies[blockIdx.y].source * page_words;
     uint4 *target = pool + (size_t)list.copies[blockIdx.y].target * page_words;
@@ -405,6 +405,7 @@ static __global__ void __launch_bounds__(COPY_THREADS) copy_listed(uint4 *pool, 
     for (uint32_t i = 0; i < 4; i++)
         if (first + i * COPY_THREADS < page_words)
             target[first + i * COPY_THREADS] = words[i];
+    __threadfence(); /* before the blocks of the next kernel begin, which do so when these have ended */
 }
 
 static enum rc copy_pages(void *ctx, const struct copy_pages_args *args, struct err *err)
