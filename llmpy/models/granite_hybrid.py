@@ -1,12 +1,12 @@
 """Granite 4, the hybrids."""
 
-from . import heads, usual
+from . import heads, mixture, usual
 from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .mamba2 import hybrid_mixer
 from .registry import architecture
 
-CHECKPOINTS = "Granite 4.0 H-Micro, H-1B, H-350M"
+CHECKPOINTS = "Granite 4.0 H-Micro, H-Tiny, H-Small, H-1B, H-350M"
 
 
 @architecture(
@@ -22,7 +22,6 @@ CHECKPOINTS = "Granite 4.0 H-Micro, H-1B, H-350M"
 )
 def granite_hybrid(cfg: ModelConfig, m: Model) -> None:
     """Granite 4 hybrid decoder: Mamba-2's mixer or attention, mostly without positions, and Granite's factors (granite.py)."""
-    cfg.only("num_local_experts", 0)
     branch, scale = cfg.positive("residual_multiplier", 1.0), cfg.get("attention_multiplier", 1.0)
     eps, bias = cfg.rms_norm_eps / branch**2, cfg.get("attention_bias", False)
     kinds = cfg.raw.get("layer_types") or cfg.raw.get("layers_block_type") or ["mamba"] * cfg.num_layers
@@ -36,7 +35,9 @@ def granite_hybrid(cfg: ModelConfig, m: Model) -> None:
             if cfg.raw.get("position_embedding_type") == "rope":
                 q, k = layer.rope(q, k, cfg.rope)
             x = x + usual.out(cfg, layer, layer.attention(q, k, v, scale=scale), bias=bias)
-        x = x + shared_mlp(cfg, layer, layer.rms_norm(x, "post_attention_layernorm", eps))
+        h = layer.rms_norm(x, "post_attention_layernorm", eps)
+        y = shared_mlp(cfg, layer, h)
+        x = x + (y + mixture.granite(cfg, layer, h) if cfg.get("num_local_experts", 8) else y)
     scale = 1 / cfg.positive("logits_scaling", 1.0)
     heads.head(cfg, m, m.rms_norm(x, "model.norm", eps), "model.", scale=scale)
 

@@ -16,7 +16,7 @@ LIMITS = "text alone"
     defaults={
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
-        "hidden_size_per_head": 128,
+        "head_dim": 128,
         "mamba_num_heads": 64,
         "mamba_d_state": 64,
         "mamba_d_conv": 4,
@@ -27,12 +27,12 @@ LIMITS = "text alone"
         "tie_word_embeddings": True,
         "max_position_embeddings": 10485760,
     },
+    renames={"hidden_size_per_head": "head_dim"},
 )
 def plamo2(cfg: ModelConfig, m: Model) -> None:
     """PLaMo 2: Mamba-2's recurrence or attention in a layer, norms before and behind each branch."""
     cfg.only("linear_type", "normal")
     cfg.without("eval_attention_n_bit", "eval_mlp_n_bit")
-    m.head_dim = cfg.raw["head_dim"] = cfg.size("hidden_size_per_head", 128)
     eps, inner = cfg.rms_norm_eps, cfg.intermediate_size
     ropes, full = cfg.layer_ropes(cfg.get("rope_local_theta", 10000.0)), cfg.raw.get("full_attention_idx") or []
     x = m.embed("model.embed_tokens")

@@ -178,8 +178,8 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "bamba": ("Bamba", {"num_hidden_layers": 3, "attn_layer_indices": [1], **MAMBA2, "mamba_n_groups": 2}),
     "granite_hybrid": (
         "GraniteMoeHybrid",
-        {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3, **MAMBA2, **GRANITE, "num_local_experts": 0,
-         "position_embedding_type": "rope"},
+        {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3, **MAMBA2, **GRANITE, "num_local_experts": 4,
+         "intermediate_size": 48, "position_embedding_type": "rope"},
     ),
     "granite_hybrid-nope": (
         "GraniteMoeHybrid",
