@@ -139,6 +139,7 @@ static void cuda_close(void *ctx)
         if (cuda->stream)
             cudaStreamSynchronize(cuda->stream);
         linear_close(cuda);
+        cuda_experts_close(cuda);
         cuda_sample_close(cuda);
         cuda_uploads_close(cuda);
         cuda_tensors_close(cuda);
@@ -188,7 +189,9 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
         rc = cuda_take(cuda, MEMORY_PINNED, 2 * cuda->begun_values * sizeof(int32_t), &cuda->begun, err);
     if (!rc)
         rc = open_partials(cuda, err);
-    return rc ? rc : linear_open(cuda, err);
+    if (!rc)
+        rc = linear_open(cuda, err);
+    return rc ? rc : cuda_experts_open(cuda, err);
 }
 
 static enum rc cuda_open(const struct backend_options *options, void **ctx, struct err *err)
@@ -315,7 +318,8 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->parts[i].data = matrix->data + at;
         at += matrix->parts[i].n_rows * matrix->parts[i].row_bytes;
     }
-    rc = linear_take((struct cuda *)ctx, matrix, err);
+    if (!(desc->use & MATRIX_EXPERTS))
+        rc = linear_take((struct cuda *)ctx, matrix, err);
     if (rc)
         matrix_destroy(ctx, matrix);
     else
@@ -494,6 +498,8 @@ static struct backend make_table(void)
     b.delta = cuda_delta;
     b.head_linear = cuda_head_linear;
     b.latent_attention = cuda_latent_attention;
+    b.route = cuda_route;
+    b.experts = cuda_experts;
     return b;
 }
 

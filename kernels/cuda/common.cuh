@@ -55,6 +55,7 @@ struct cuda {
     int32_t *begun;             /* pinned, [2][begun_values]: batches on their way to the device (staging.cu) */
     size_t begun_values;
     struct linear_state *linear; /* linear.cu's own */
+    struct experts_state *experts; /* experts.cu's own */
     float *partials;            /* splits of long sequences on their way into one sum (attention_decode.cuh) */
     size_t partials_bytes;
     uint32_t *arrivals;         /* [n_processors], zero between launches */
@@ -265,6 +266,10 @@ enum rc cuda_selective_scan(void *ctx, const struct selective_scan_args *args, s
 enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err);
 enum rc cuda_head_linear(void *ctx, const struct head_linear_args *args, struct err *err);
 enum rc cuda_latent_attention(void *ctx, const struct latent_attention_args *args, struct err *err);
+enum rc cuda_route(void *ctx, const struct route_args *args, struct err *err);
+enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err);
+enum rc cuda_experts_open(struct cuda *cuda, struct err *err);
+void cuda_experts_close(struct cuda *cuda);
 enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
 void cuda_sample_size(struct cuda *cuda); /* how much memory the sampler wants */
 enum rc cuda_sample_open(struct cuda *cuda, struct err *err);

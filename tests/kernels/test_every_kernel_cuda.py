@@ -267,6 +267,35 @@ def test_sample(both: Both) -> None:
     assert [result[0] for result in device] == [result[0] for result in host]
 
 
+def test_routes(both: Both) -> None:
+    grouped = {"score": 1, "n_groups": 8, "chosen_groups": 4}
+    for n, options in ((20, {}), (60, {"score": 2}), (128, grouped), (250, {}), (300, {})):
+        logits = np.random.default_rng(n).standard_normal((5, n)).astype(np.float32)
+        found = [np.zeros((5, 8), np.int32) for _ in range(2)]
+        for backend, routes in zip((both.cuda, both.cpu), found, strict=True):
+            backend.route(logits, routes, normalised=True, **options)
+        assert (found[0][:, 0::2] == found[1][:, 0::2]).all()
+
+
+# columns, inner, form: what the copy engine reads, and what it cannot
+@pytest.mark.parametrize(("cols", "inner", "form"), [(64, 192, 0), (128, 64, 2), (40, 24, 1)])
+def test_experts(cols: int, inner: int, form: int, both: Both) -> None:
+    """Few rows, some, and many, one after the other."""
+    n, k, rows = 4, 2, inner if form == 2 else 2 * inner
+    parts = [(rows, cols), (cols, inner)]
+    raw = [[(both.dtype, r, stored(both.dtype, r, c)) for _ in range(n)] for r, c in parts]
+    device, host = ([b.matrix(w, c, 5, 1) for w, (_, c) in zip(raw, parts, strict=True)] for b in (both.cuda, both.cpu))
+    for n_rows in (1, 8, 9, 12, 40, 66, 150):
+        x, y, want = both.draw(n_rows, cols), np.zeros((n_rows, cols), both.kind), np.zeros((n_rows, cols), np.float32)
+        routes = np.zeros((n_rows, 2 * k), np.int32)
+        routes[:, 0::2] = np.arange(n_rows)[:, None] * 3 % n + np.array([0, 1]) & n - 1
+        routes.view(np.float32)[:, 1::2] = 0.5
+        options = {"limit": 0.5, "input_scaled": n_rows == 12}
+        both.cuda.experts(*device, routes, both.form(x), both.form(y), n, inner, form, **options)
+        both.cpu.experts(*host, routes, x.astype(np.float32), want, n, inner, form, **options)
+        both.check(y, want)
+
+
 def test_memory_may_go_while_it_is_written(both: Both) -> None:
     """A pool that nobody keeps: what was enqueued to fill it ends before its addresses do."""
     for pages in (1, 1, 40, 1, 40):

@@ -1,0 +1,562 @@
+/* y[r] = sum over r's routes, in their order, of weight * (W_down(e) form(W_up(e) x[r] + bias) + bias): one chain of float32
+ * from 0, rounded once; form is act(gate) * up, the clamped product, or act(up). The products are those of a linear of the
+ * expert alone, bit for bit (linear.cu's chains), whatever the number of rows and whoever else is in the batch.
+ *
+ * A block an expert sorts the routes by experts, stable, and gathers the rows of x (sort_routes); up to 8 rows each block of
+ * the products sorts for itself. Then up, down, and the sum, by the number of rows an expert has on the average:
+ * - few: experts_few.cuh, bound by the bytes of the experts that are wanted; up to 64 rows down adds up as well.
+ * - many: experts_many.cuh, bound by the tensor cores.
+ * - where the copy engine cannot read the weights (float32, quantised types, odd columns): plain tiles, latency bound.
+ * Everything that depends on the routes is worked out on the device; so a graph can hold it. Sorting 65,536 routes of 128
+ * experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200. */
+#include "eight.cuh"
+#include "experts_few.cuh"
+#include "experts_many.cuh"
+#include "mma.cuh"
+#include "weight.cuh"
+
+#include <math.h>
+
+#define SORTERS 1024u
+#define MANY_GROUPS 2u
+#define MANY_WIDTH 256u
+
+struct experts_state {
+    map_encoder encode;
+    uint32_t n_pairs; /* clusters of two blocks that the device holds */
+};
+
+/* ---- the places of routes ------------------------------------------------------------------------------------------------ */
+
+/* Block e: the places of expert e's routes, and their rows of x. entries: [n_routes] the route at a place. */
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(SORTERS)
+sort_routes(struct mixture m, uint32_t *offsets, uint32_t *places, uint32_t *entries, rows<T> x, T *gathered)
+{
+    __shared__ uint32_t before[32], own[32];
+    const uint32_t e = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t per_thread = (m.n_routes + SORTERS - 1) / SORTERS;
+    const uint32_t begin = min(threadIdx.x * per_thread, m.n_routes), end = min(begin + per_thread, m.n_routes);
+    start_next();
+    wait_for_input();
+    uint32_t n_before = 0, n_own = 0;
+    for (uint32_t i = begin; i < end; i++) {
+        uint32_t expert = (uint32_t)route_at(m, i)->expert;
+        n_before += expert < e;
+        n_own += expert == e;
+    }
+    uint32_t rank = n_own;
+    for (uint32_t step = 1; step < 32; step *= 2) {
+        uint32_t other = __shfl_up_sync(~0u, rank, step);
+        rank += lane >= step ? other : 0;
+    }
+    n_before = __reduce_add_sync(~0u, n_before);
+    if (lane == 31) {
+        before[warp] = n_before;
+        own[warp] = rank;
+    }
+    __syncthreads();
+    const uint32_t first = __reduce_add_sync(~0u, before[lane]), n = __reduce_add_sync(~0u, own[lane]);
+    uint32_t place = first + __reduce_add_sync(~0u, lane < warp ? own[lane] : 0) + rank - n_own;
+    for (uint32_t i = begin; i < end; i++)
+        if ((uint32_t)route_at(m, i)->expert == e) {
+            places[i] = place;
+            entries[place++] = i;
+        }
+    if (threadIdx.x == 0) {
+        offsets[e] = first;
+        if (e == m.n_experts - 1)
+            offsets[m.n_experts] = m.n_routes;
+    }
+    __syncthreads();
+    for (uint32_t p = first + warp; p < first + n; p += SORTERS / 32) {
+        uint32_t i = entries[p], row = i / m.n_chosen;
+        float weight = m.is_input_scaled ? route_at(m, i)->weight : 1.0f;
+        for (uint32_t column = 8 * lane; column < x.width; column += 8 * 32) {
+            float values[8];
+            load_part<IS_ALIGNED>(x.at(row, 0), column, x.width, values);
+#pragma unroll
+            for (uint32_t c = 0; c < 8; c++)
+                values[c] *= weight;
+            store_part<IS_ALIGNED>(gathered + (size_t)p * x.width, column, x.width, values);
+        }
+    }
+}
+
+/* y[r] = the sum of r's routes, whose results lie by places. */
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(256) combine_rows(struct mixture m, rows<T> results, rows<T> y)
+{
+    const uint32_t row = blockIdx.x, column = 8 * (blockIdx.y * 256 + threadIdx.x);
+    float sum[8] = {};
+    start_next();
+    wait_for_input();
+    for (uint32_t i = row * m.n_chosen; i < (row + 1) * m.n_chosen; i++) {
+        float values[8], weight = route_weight(m, i);
+        load_part<IS_ALIGNED>(results.at(m.places[i], 0), column, y.width, values);
+#pragma unroll
+        for (uint32_t c = 0; c < 8; c++)
+            sum[c] = fmaf(weight, values[c], sum[c]);
+    }
+    store_part<IS_ALIGNED>(y.at(row, 0), column, y.width, sum);
+}
+
+/* ---- plain products ------------------------------------------------------------------------------------------------------ */
+
+/* A matrix of all experts, rows_each rows of W one after the other. */
+struct plain_weights {
+    const char *data;
+    size_t row_bytes;
+    uint32_t rows_each, n_cols;
+};
+
+template <class T>
+static __device__ __forceinline__ void plain_store(const struct output &out, const expert_product &product, bool is_product,
+                                                   uint32_t expert, uint32_t place, uint32_t n, float sum, float up)
+{
+    const float *bias = out.bias ? out.bias + ((size_t)expert * out.n_out << is_product) + n : NULL;
+    T value = round_to<T>(bias ? sum + bias[0] : sum);
+    if (is_product)
+        value = round_to<T>(product(to_float(value), to_float(round_to<T>(bias ? up + bias[out.n_out] : up))));
+    ((T *)out.y)[(size_t)place * out.y_stride + n] = value;
+}
+
+/* As linear.cu's multiply_tiles: 16 rows of W by 8 places of expert blockIdx.y at a time; of gate and of up, if N is 2. */
+template <class T, uint32_t N>
+static __global__ void __launch_bounds__(32)
+multiply_places(struct mixture m, struct plain_weights w, rows<T> x, bool is_aligned, struct output out, expert_product product)
+{
+    start_next();
+    wait_for_input();
+    const uint32_t g = threadIdx.x / 4, t = threadIdx.x % 4, n = blockIdx.x * 16 + g, e = blockIdx.y;
+    const uint32_t *low[N], *high[N];
+    for (uint32_t i = 0; i < N; i++) {
+        const char *from = w.data + ((size_t)e * w.rows_each + i * out.n_out) * w.row_bytes;
+        low[i] = (const uint32_t *)(from + min(n, out.n_out - 1) * w.row_bytes) + t;
+        high[i] = (const uint32_t *)(from + min(n + 8, out.n_out - 1) * w.row_bytes) + t;
+    }
+    for (uint32_t place = m.offsets[e], end = m.offsets[e + 1]; place < end; place += 8) {
+        const uint16_t *row = (const uint16_t *)x.at(min(place + g, end - 1), 0);
+        float c[N][4] = {};
+#pragma unroll 4
+        for (uint32_t k = 0; k < w.n_cols; k += 16) {
+            uint32_t b[2] = {pair_at(row, k + 2 * t, w.n_cols, is_aligned), pair_at(row, k + 2 * t + 8, w.n_cols, is_aligned)};
+#pragma unroll
+            for (uint32_t i = 0; i < N; i++) {
+                uint32_t a[4] = {low[i][k / 2], high[i][k / 2], low[i][k / 2 + 4], high[i][k / 2 + 4]};
+                mma(c[i], a, b, T());
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            uint32_t p = place + 2 * t + i % 2, row_of_w = n + i / 2 * 8;
+            if (p < end && row_of_w < out.n_out)
+                plain_store<T>(out, product, N == 2, e, p, row_of_w, c[0][i], c[N - 1][i]);
+        }
+    }
+}
+
+#define THREADS 128u
+#define W_ROWS 16u
+#define CHUNK 64u
+#define X_ROWS 8u
+
+/* As linear.cu's multiply_values, by experts and places likewise. */
+template <class T, class W, uint32_t N>
+static __global__ void __launch_bounds__(THREADS)
+multiply_place_values(struct mixture m, struct plain_weights w, rows<T> x, struct output out, expert_product product)
+{
+    start_next();
+    wait_for_input();
+    __shared__ float w_values[N][W_ROWS][CHUNK + 1], x_values[X_ROWS][CHUNK + 1];
+    const uint32_t n = threadIdx.x % W_ROWS, r = threadIdx.x / W_ROWS, base = blockIdx.x * W_ROWS, e = blockIdx.y;
+    for (uint32_t place = m.offsets[e], end = m.offsets[e + 1]; place < end; place += X_ROWS) {
+        float sum[N] = {};
+        for (uint32_t k = 0; k < w.n_cols; k += CHUNK) {
+            uint32_t n_here = min(CHUNK, w.n_cols - k);
+            for (uint32_t i = threadIdx.x; i < N * W_ROWS * CHUNK; i += THREADS) {
+                uint32_t part = i / (W_ROWS * CHUNK), row = i / CHUNK % W_ROWS, c = i % CHUNK;
+                if (c < n_here && base + row < out.n_out) {
+                    size_t at = (size_t)e * w.rows_each + part * out.n_out + base + row;
+                    w_values[part][row][c] = weight_value(W(), (const uint8_t *)w.data + at * w.row_bytes, k + c);
+                }
+            }
+            for (uint32_t i = threadIdx.x; i < X_ROWS * CHUNK; i += THREADS) {
+                uint32_t row = i / CHUNK, c = i % CHUNK;
+                if (c < n_here && place + row < end)
+                    x_values[row][c] = to_float(*x.at(place + row, k + c));
+            }
+            __syncthreads();
+            for (uint32_t c = 0; c < n_here; c++)
+#pragma unroll
+                for (uint32_t i = 0; i < N; i++)
+                    sum[i] = fmaf(w_values[i][n][c], x_values[r][c], sum[i]);
+            __syncthreads();
+        }
+        if (place + r < end && base + n < out.n_out)
+            plain_store<T>(out, product, N == 2, e, place + r, base + n, sum[0], sum[N - 1]);
+    }
+}
+
+/* ---- one operation ------------------------------------------------------------------------------------------------------- */
+
+/* An operation on its way: its arguments, and what lies between its kernels, in its scratch: rows by places that go down, rows
+ * that were gathered to go up (later the experts' results), the places. */
+struct running_mixture {
+    struct cuda *cuda;
+    const struct experts_args *args;
+    struct mixture m;
+    expert_product product;
+    bool is_product;
+    uint32_t inner, width; /* columns of down and of up */
+    struct view middle, outer;
+    uint32_t *offsets, *places, *entries;
+};
+
+/* Half of an operation. */
+struct way {
+    const struct matrix *w;
+    struct view x, y;
+    const float *bias;
+    bool is_product, is_place; /* x by places, or the batch's rows */
+    bool is_behind;
+    uint32_t rows_each;
+};
+
+static struct output output_of(const struct way *way)
+{
+    struct output out = {};
+    out.y = (char *)way->y.data;
+    out.bias = way->bias;
+    out.y_stride = way->y.stride;
+    out.n_out = way->y.width;
+    return out;
+}
+
+template <class T, uint32_t N> static void launch_plain(const struct running_mixture *run, const struct way *way)
+{
+    const struct cuda_part *part = &way->w->parts[0];
+    struct plain_weights w = {part->data, part->row_bytes, way->rows_each, way->w->n_cols};
+    struct output out = output_of(way);
+    dim3 grid(ceil_div(out.n_out, 16), run->m.n_experts);
+    if constexpr (sizeof(T) == 2)
+        if (part->dtype == run->cuda->dtype) {
+            bool is_aligned = (uintptr_t)way->x.data % 4 == 0 && way->x.stride % 2 == 0;
+            launch(run->cuda, multiply_places<T, N>, grid, 32, 0, run->m, w, rows<T>(way->x), is_aligned, out, run->product);
+            return;
+        }
+    visit_weight(part->dtype, [&](auto weight) {
+        launch(run->cuda, multiply_place_values<T, decltype(weight), N>, grid, THREADS, 0, run->m, w, rows<T>(way->x), out,
+               run->product);
+    });
+}
+
+static enum rc run_plain(const struct running_mixture *run, const struct way *way)
+{
+    visit_type(run->cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        if (way->is_product)
+            launch_plain<T, 2>(run, way);
+        else
+            launch_plain<T, 1>(run, way);
+    });
+    return RC_OK;
+}
+
+/* Experts that have a route, on the average of random ones. */
+static float wanted_experts(const struct mixture *m)
+{
+    float n = (float)m->n_experts;
+    float wanted = n * (1 - powf(1 - (float)m->n_chosen / n, (float)m->n_rows));
+    return wanted < (float)m->n_chosen ? (float)m->n_chosen : wanted;
+}
+
+/* Rows of x, in eights, that units of the few have; 0: experts have too many. */
+static uint32_t eights_of(const struct mixture *m)
+{
+    float mean = (float)m->n_routes / (float)m->n_experts, most = mean + 2 * sqrtf(mean);
+    if (m->n_rows <= FEW_ROWS)
+        return 1;
+    return most <= 8 ? 1 : most <= 16 ? 2 : most <= 32 ? 4 : most <= 64 ? 8 : 0;
+}
+
+static enum rc make_maps(const struct running_mixture *run, const struct way *way, uint32_t w_rows, uint32_t x_rows,
+                         uint32_t stage_blocks, struct tensor_map *w, struct tensor_map *x, struct err *err)
+{
+    const struct cuda *cuda = run->cuda;
+    uint32_t n_blocks = way->w->n_cols / 64, half = way->rows_each / 2;
+    uint32_t n_rows = way->is_place ? run->m.n_routes : run->m.n_rows;
+    uint64_t row_bytes = way->w->parts[0].row_bytes;
+    struct map_dims plain = {2, {way->w->n_rows, n_blocks}, {row_bytes, 128}, {w_rows, stage_blocks}};
+    struct map_dims pairs = {4,
+                             {8, 2, (way->w->n_rows - half) / 8, n_blocks},
+                             {row_bytes, half * row_bytes, 8 * row_bytes, 128},
+                             {8, 2, w_rows / 16, stage_blocks}};
+    struct map_dims rows = {2, {n_rows, n_blocks}, {(uint64_t)way->x.stride * 2, 128}, {x_rows, stage_blocks}};
+    enum rc rc = map_make(cuda->experts->encode, cuda->dtype, way->w->data, way->is_product ? &pairs : &plain, w, err);
+    return rc ? rc : map_make(cuda->experts->encode, cuda->dtype, way->x.data, &rows, x, err);
+}
+
+static struct few_shape few_shape_of(const struct running_mixture *run, const struct way *way, uint32_t eights,
+                                     float n_units)
+{
+    struct few_shape s = {};
+    s.w.n_blocks = way->w->n_cols / 64;
+    s.w.tile_rows = few_tile_rows(way->rows_each, n_units, way->is_product ? 16 : 8, run->cuda->n_processors);
+    s.w.n_tiles = ceil_div(way->rows_each, s.w.tile_rows);
+    s.expert_step = way->is_product ? way->rows_each / 8 : way->rows_each;
+    s.max_units = min(run->m.n_experts, run->m.n_routes) + run->m.n_routes / (8 * eights);
+    s.is_behind = way->is_behind;
+    return s;
+}
+
+typedef void (*few_kernel)(CUtensorMap, CUtensorMap, struct few_shape, struct mixture, bool, struct output, expert_product);
+
+template <class T> static few_kernel few_kernel_of(uint32_t eights, bool is_product)
+{
+    switch (eights) {
+    case 1: return is_product ? multiply_few<T, 1, true> : multiply_few<T, 1, false>;
+    case 2: return is_product ? multiply_few<T, 2, true> : multiply_few<T, 2, false>;
+    case 4: return is_product ? multiply_few<T, 4, true> : multiply_few<T, 4, false>;
+    default: return is_product ? multiply_few<T, 8, true> : multiply_few<T, 8, false>;
+    }
+}
+
+static enum rc run_few(const struct running_mixture *run, const struct way *way, uint32_t eights, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    struct few_shape s = few_shape_of(run, way, eights, wanted_experts(&run->m));
+    struct tensor_map w, x;
+    uint32_t bytes = few_cut_memory(&s, eights, 0);
+    enum rc rc = make_maps(run, way, s.w.tile_rows, 8 * eights, skinny_stage_blocks(eights), &w, &x, err);
+    if (rc)
+        return rc;
+    few_kernel kernel = cuda->dtype == DTYPE_F16 ? few_kernel_of<__half>(eights, way->is_product)
+                                                 : few_kernel_of<__nv_bfloat16>(eights, way->is_product);
+    launch(cuda, kernel, min(s.max_units * s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, map_of(&w), map_of(&x), s,
+           run->m, way->is_place, output_of(way), run->product);
+    return RC_OK;
+}
+
+static enum rc run_combined(const struct running_mixture *run, const struct way *way, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    struct few_shape s = few_shape_of(run, way, 1, 1);
+    struct tensor_map w, x;
+    uint32_t bytes = few_cut_memory(&s, 1, few_results_bytes(run->m.n_routes, s.w.tile_rows));
+    enum rc rc = make_maps(run, way, s.w.tile_rows, 8, skinny_stage_blocks(1), &w, &x, err);
+    if (!rc)
+        launch(cuda, cuda->dtype == DTYPE_F16 ? multiply_combined<__half> : multiply_combined<__nv_bfloat16>,
+               min(s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, map_of(&w), map_of(&x), s, run->m, output_of(way));
+    return rc;
+}
+
+static enum rc run_many(const struct running_mixture *run, const struct way *way, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    struct many_shape s = {};
+    struct tensor_map w, x;
+    s.n_blocks = way->w->n_cols / 64;
+    s.n_tiles = ceil_div(way->rows_each, MANY_WIDTH);
+    s.across = s.n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
+    s.expert_step = way->is_product ? way->rows_each / 8 : way->rows_each;
+    s.is_product = way->is_product;
+    s.is_wide = map_fits(way->y.data, (size_t)way->y.stride * 2) && way->y.width % 8 == 0;
+    s.is_behind = way->is_behind;
+    enum rc rc = make_maps(run, way, MANY_WIDTH, MANY_GROUPS * 64 / s.across, 1, &w, &x, err);
+    if (rc)
+        return rc;
+    uint32_t n_units = run->m.n_routes / (MANY_GROUPS * 64) + min(run->m.n_experts, run->m.n_routes);
+    uint32_t n_clusters = min(n_units * (s.n_tiles / s.across), s.across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = s.across;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(n_clusters * s.across);
+    config.blockDim = dim3((MANY_GROUPS + 1) * 128);
+    config.dynamicSmemBytes = SHARED_BYTES;
+    config.stream = cuda->stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    cudaLaunchKernelEx(&config,
+                       cuda->dtype == DTYPE_F16 ? multiply_many<__half, MANY_GROUPS, MANY_WIDTH>
+                                                : multiply_many<__nv_bfloat16, MANY_GROUPS, MANY_WIDTH>,
+                       many_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(way), run->product);
+    return RC_OK;
+}
+
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
+
+/* Where the routes go, and their rows of x into `outer`. */
+static void sort_all(struct running_mixture *run)
+{
+    run->m.is_sorted = true;
+    run->m.offsets = run->offsets;
+    run->m.places = run->places;
+    visit_type(run->cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        bool is_aligned = has_eights<T>(run->args->x) && (uintptr_t)run->outer.data % 16 == 0;
+        launch(run->cuda, is_aligned ? sort_routes<T, true> : sort_routes<T, false>, run->m.n_experts, SORTERS, 0, run->m,
+               run->offsets, run->places, run->entries, rows<T>(run->args->x), (T *)run->outer.data);
+    });
+}
+
+static void combine_all(const struct running_mixture *run, const struct view &results)
+{
+    visit_type(run->cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        const struct view &y = run->args->y;
+        bool is_aligned = has_eights<T>(results) && has_eights<T>(y);
+        launch(run->cuda, is_aligned ? combine_rows<T, true> : combine_rows<T, false>,
+               dim3(run->m.n_rows, ceil_div(y.width, 8 * 256)), 256, 0, run->m, rows<T>(results), rows<T>(y));
+    });
+}
+
+/* Can the copy engine read the experts' weights, and rows of them be cut into tiles? */
+static bool is_streamed(const struct cuda *cuda, const struct matrix *w)
+{
+    return cuda->dtype != DTYPE_F32 && w->parts[0].dtype == cuda->dtype && w->n_cols % 64 == 0;
+}
+
+/* Both halves; few rows of an expert, many, or plain ones. */
+static enum rc multiply_all(struct running_mixture *run, struct err *err)
+{
+    const struct experts_args *args = run->args;
+    struct mixture *m = &run->m;
+    bool streams = is_streamed(run->cuda, args->up) && is_streamed(run->cuda, args->down) &&
+                   map_fits(args->scratch.data, 16);
+    bool is_sorted = !streams || m->n_rows > FEW_ROWS || m->is_input_scaled ||
+                     !map_fits(args->x.data, (size_t)args->x.stride * 2);
+    uint32_t eights = streams ? eights_of(m) : 0;
+    bool is_combined = eights == 1 && m->n_rows <= COMBINED_ROWS;
+    if (is_sorted)
+        sort_all(run);
+    struct way up = {args->up, is_sorted ? run->outer : args->x, run->middle, args->up_bias, run->is_product, is_sorted, false,
+                     args->up->n_rows / m->n_experts};
+    struct view results = run->outer;
+    results.width = results.stride = args->y.width;
+    struct way down = {args->down, run->middle, is_combined ? args->y : results, args->down_bias, false, true, true,
+                       args->y.width};
+    enum rc rc = !streams ? run_plain(run, &up) : eights ? run_few(run, &up, eights, err) : run_many(run, &up, err);
+    const struct act_args act = {m->n_routes, args->act, run->middle, run->middle};
+    if (!rc && !run->is_product)
+        rc = cuda_act(run->cuda, &act, err);
+    if (!rc)
+        rc = is_combined ? run_combined(run, &down, err)
+             : !streams  ? run_plain(run, &down)
+             : eights    ? run_few(run, &down, eights, err)
+                         : run_many(run, &down, err);
+    if (!rc && !is_combined)
+        combine_all(run, results);
+    return rc;
+}
+
+static enum rc check(const struct experts_args *args, uint32_t inner, struct err *err)
+{
+    uint32_t n = args->n_experts, per_expert = args->form == EXPERT_PLAIN ? 1 : 2;
+    if (!n || n > EXPERTS_MAX || !args->n_chosen || args->n_chosen > EXPERTS_MAX_CHOSEN)
+        return err_set(err, RC_UNSUPPORTED, "experts: wanted 1 to %u of at most %u experts, have %u of %u", EXPERTS_MAX_CHOSEN,
+                       EXPERTS_MAX, args->n_chosen, n);
+    if (!args->up->is_whole || !args->down->is_whole)
+        return err_set(err, RC_UNSUPPORTED,
+                       "experts: wanted one type for all experts' weights of a kind, have several; convert the checkpoint");
+    if (args->up->n_rows != n * per_expert * inner || args->up->n_cols != args->x.width ||
+        args->down->n_rows != n * args->y.width)
+        return err_set(err, RC_INTERNAL, "experts: wanted up [%u][%u] and down [%u][%u], have [%u][%u] and [%u][%u]",
+                       n * per_expert * inner, args->x.width, n * args->y.width, inner, args->up->n_rows, args->up->n_cols,
+                       args->down->n_rows, args->down->n_cols);
+    return RC_OK;
+}
+
+/* Cuts the scratch; the tables lie behind the rows. */
+static enum rc place_all(struct running_mixture *run, struct err *err)
+{
+    const struct experts_args *args = run->args;
+    uint32_t item = run->cuda->dtype == DTYPE_F32 ? 4 : 2, n = run->m.n_routes;
+    size_t middle = (size_t)n * run->inner * item, outer = (size_t)n * run->width * item;
+    size_t tables = (middle + outer + 15) / 16 * 16, end = tables + ((size_t)2 * n + run->m.n_experts + 1) * sizeof(uint32_t);
+    if (args->scratch.stride != args->scratch.width || end > (size_t)args->n_rows * args->scratch.width * item)
+        return err_set(err, RC_INTERNAL, "experts: wanted %zu bytes of scratch in one piece, have %u x %u items of %u", end,
+                       args->n_rows, args->scratch.width, item);
+    char *scratch = (char *)args->scratch.data;
+    run->middle = {scratch, run->inner, run->inner};
+    run->outer = {scratch + middle, args->x.width, args->x.width};
+    run->offsets = (uint32_t *)(scratch + tables);
+    run->places = run->offsets + run->m.n_experts + 1;
+    run->entries = run->places + n;
+    return RC_OK;
+}
+
+enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    if (!args->n_rows)
+        return RC_OK;
+    struct running_mixture run = {};
+    run.cuda = cuda;
+    run.args = args;
+    run.inner = args->down->n_cols;
+    run.width = args->x.width > args->y.width ? args->x.width : args->y.width;
+    run.is_product = args->form != EXPERT_PLAIN;
+    run.product = {args->form, args->act, args->limit};
+    run.m.n_rows = args->n_rows;
+    run.m.n_experts = args->n_experts;
+    run.m.n_chosen = args->n_chosen;
+    run.m.n_routes = args->n_rows * args->n_chosen;
+    run.m.routes = args->routes;
+    run.m.route_stride = args->route_stride;
+    run.m.is_input_scaled = args->is_input_scaled;
+    enum rc rc = check(args, run.inner, err);
+    if (!rc)
+        rc = place_all(&run, err);
+    if (!rc)
+        rc = multiply_all(&run, err);
+    return rc ? rc : launched(err, "experts");
+}
+
+template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n_processors)
+{
+    cudaError_t code = cudaSuccess;
+    const void *many = (const void *)multiply_many<T, MANY_GROUPS, MANY_WIDTH>;
+    for (uint32_t i = 0; i < 8 && !code; i++)
+        code = cudaFuncSetAttribute(few_kernel_of<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    SHARED_BYTES);
+    code = code ? code : cudaFuncSetAttribute(multiply_combined<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    code = code ? code : cudaFuncSetAttribute(many, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = 2;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(n_processors / 2 * 2);
+    config.blockDim = dim3((MANY_GROUPS + 1) * 128);
+    config.dynamicSmemBytes = SHARED_BYTES;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int n = 0;
+    code = code ? code : cudaOccupancyMaxActiveClusters(&n, many, &config);
+    *n_pairs = (uint32_t)n;
+    return code;
+}
+
+enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
+{
+    cuda->experts = (struct experts_state *)mem_calloc(1, sizeof *cuda->experts);
+    if (!cuda->experts)
+        return err_set(err, RC_MEMORY, "cuda: no memory for the context");
+    cudaError_t code = cudaSuccess;
+    if (cuda->dtype == DTYPE_BF16)
+        code = allow_shared<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors);
+    if (cuda->dtype == DTYPE_F16)
+        code = allow_shared<__half>(&cuda->experts->n_pairs, cuda->n_processors);
+    return code == cudaSuccess ? map_encoder_find(&cuda->experts->encode, err) : cuda_fail(err, code, "open");
+}
+
+void cuda_experts_close(struct cuda *cuda)
+{
+    mem_free(cuda->experts);
+}

@@ -1,0 +1,50 @@
+/* experts.cuh: what the kernels of experts.cu know of a mixture. A route is a row's i-th choice; routes in the order of their
+ * experts, those of an expert in the order of their rows, have places 0, 1, 2, ...: rows of what lies between the operation's
+ * kernels are counted by them. */
+#ifndef LLMPY_CUDA_EXPERTS_CUH
+#define LLMPY_CUDA_EXPERTS_CUH
+
+#include "activation.cuh"
+#include "linear.cuh"
+
+#define EXPERTS_MAX 512u
+#define EXPERTS_MAX_CHOSEN 16u
+
+struct mixture {
+    uint32_t n_rows, n_experts, n_chosen, n_routes; /* n_routes = n_rows * n_chosen */
+    const struct route *routes;
+    uint32_t route_stride;
+    bool is_input_scaled;
+    bool is_sorted;          /* what follows is made; else each block sorts for itself */
+    const uint32_t *offsets; /* [n_experts + 1] first place of each expert */
+    const uint32_t *places;  /* [n_routes] */
+};
+
+static __device__ __forceinline__ const struct route *route_at(const struct mixture &m, uint32_t i)
+{
+    return m.routes + (size_t)(i / m.n_chosen) * m.route_stride + i % m.n_chosen;
+}
+
+/* What the result of a route counts. */
+static __device__ __forceinline__ float route_weight(const struct mixture &m, uint32_t i)
+{
+    return m.is_input_scaled ? 1.0f : __ldcg(&route_at(m, i)->weight);
+}
+
+/* Of gate and up, rounded before. */
+struct expert_product {
+    uint32_t form, act;
+    float limit;
+    __device__ __forceinline__ bool is_common() const { return form == EXPERT_GATED && act == ACT_SILU; }
+    __device__ __forceinline__ float common(float gate, float up) const { return act_value(gate, ACT_SILU) * up; }
+    __device__ __forceinline__ float operator()(float gate, float up) const
+    {
+        if (form == EXPERT_GATED)
+            return act_value(gate, act) * up;
+        gate = gate > limit ? limit : gate; /* a NaN stays */
+        up = up > limit ? limit : up < -limit ? -limit : up;
+        return __fdividef(gate, 1.0f + expf(-1.702f * gate)) * (up + 1.0f);
+    }
+};
+
+#endif

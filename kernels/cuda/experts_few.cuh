@@ -1,0 +1,426 @@
+/* experts_few.cuh: products of experts that have few rows each: skinny.cuh over units, an expert's next 8 * EIGHTS places at
+ * most, so that only the weights of experts that are wanted are read. W of a unit is the operand of 64 rows, its rows of x the
+ * columns; the chain of every output is skinny.cuh's.
+ *
+ * multiply_few makes act(gate) * up, or plain sums, a row for every place. Up to 8 rows of x need no gathering: every unit
+ * multiplies all of them, and keeps the columns of its routes. multiply_combined is the way down of up to 64 rows: a block has
+ * some columns of y, takes all units one after the other and adds up what each row's routes gave, in their order.
+ *
+ * Weights cannot be fetched before the routes are known. multiply_few lets its successor start only when it has seen them, so
+ * that the kernel behind it may read the routes, and fetch its weights, before it waits for anything.
+ * Bound by the bytes of the wanted weights: 8 experts of 3 x 768 x 2048 take 17 us at the 4.5 TB/s that an H200 reads. */
+#ifndef LLMPY_CUDA_EXPERTS_FEW_CUH
+#define LLMPY_CUDA_EXPERTS_FEW_CUH
+
+#include "experts.cuh"
+#include "skinny.cuh"
+
+#define FEW_ROWS 8u       /* rows of x that are not sorted beforehand */
+#define FEW_ROUTES (FEW_ROWS * EXPERTS_MAX_CHOSEN)
+#define COMBINED_ROWS 64u /* of multiply_combined */
+#define NO_PLACE 0xffffffffu
+
+struct few_unit {
+    uint16_t expert, n_rows;
+    uint32_t first; /* place */
+};
+
+struct few_shape {
+    struct skinny_shape w;  /* of one expert's weights */
+    uint32_t expert_step;   /* from one expert to the next: rows, or pairs of eight */
+    uint32_t tables_at;     /* in shared memory */
+    uint32_t max_units;
+    bool is_behind;         /* multiply_few was just before: the routes are there already */
+};
+
+struct few_tables {
+    uint32_t n_units;
+    uint16_t experts[FEW_ROUTES], ranks[FEW_ROUTES]; /* of routes; how many of the same expert are before */
+    int8_t places[FEW_ROUTES][FEW_ROWS];             /* of unit u and row r; below 0: there is no such route */
+};
+
+static __device__ __forceinline__ struct few_unit *few_units(struct few_tables *t)
+{
+    return (struct few_unit *)(t + 1);
+}
+
+/* Sorts up to FEW_ROUTES routes; place_of: of a route, where it is wanted. */
+static __device__ void few_sort(const struct mixture &m, struct few_tables *t, uint16_t *place_of)
+{
+    const uint32_t n = m.n_routes;
+    for (uint32_t i = threadIdx.x; i < n; i += SKINNY_THREADS)
+        t->experts[i] = (uint16_t)__ldcg(&route_at(m, i)->expert);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < n; i += SKINNY_THREADS) {
+        uint32_t rank = 0;
+        for (uint32_t j = 0; j < i; j++)
+            rank += t->experts[j] == t->experts[i];
+        t->ranks[i] = (uint16_t)rank;
+    }
+    __syncthreads();
+    for (uint32_t e = threadIdx.x; e <= m.n_experts; e += SKINNY_THREADS) {
+        uint32_t first = 0, unit = 0, n_rows = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            first += t->experts[i] < e;
+            unit += t->experts[i] < e && !t->ranks[i];
+            n_rows += t->experts[i] == e;
+        }
+        if (e == m.n_experts)
+            t->n_units = unit;
+        if (!n_rows)
+            continue;
+        few_units(t)[unit] = {(uint16_t)e, (uint16_t)n_rows, first};
+        for (uint32_t r = 0; r < FEW_ROWS; r++)
+            t->places[unit][r] = -1;
+        for (uint32_t i = 0; i < n; i++)
+            if (t->experts[i] == e) {
+                t->places[unit][i / m.n_chosen] = (int8_t)(first + t->ranks[i]);
+                if (place_of)
+                    place_of[i] = (uint16_t)(first + t->ranks[i]);
+            }
+    }
+}
+
+/* Units of sorted routes. One warp. */
+static __device__ void few_cut(const struct mixture &m, struct few_tables *t, uint32_t unit_rows)
+{
+    uint32_t lane = threadIdx.x % 32, n_units = 0;
+    for (uint32_t e = lane; e < lane + m.n_experts; e += 32) {
+        uint32_t first = e < m.n_experts ? __ldcg(m.offsets + e) : 0, end = e < m.n_experts ? __ldcg(m.offsets + e + 1) : 0;
+        uint32_t n = (end - first + unit_rows - 1) / unit_rows, at = n;
+        for (uint32_t step = 1; step < 32; step *= 2) {
+            uint32_t other = __shfl_up_sync(~0u, at, step);
+            at += lane >= step ? other : 0;
+        }
+        uint32_t total = __shfl_sync(~0u, at, 31);
+        at += n_units - n;
+        for (; first < end; first += unit_rows)
+            few_units(t)[at++] = {(uint16_t)e, (uint16_t)min(unit_rows, end - first), first};
+        n_units += total;
+    }
+    if (lane == 0)
+        t->n_units = n_units;
+}
+
+/* All threads; place_of as in few_sort. */
+static __device__ void few_prepare(const struct mixture &m, const struct few_shape &s, struct few_tables *t,
+                                   uint32_t unit_rows, uint16_t *place_of)
+{
+    if (!s.is_behind)
+        wait_for_input();
+    if (threadIdx.x == 0)
+        start_next();
+    if (!m.is_sorted) {
+        few_sort(m, t, place_of);
+    } else {
+        if (threadIdx.x < 32)
+            few_cut(m, t, unit_rows);
+        if (place_of)
+            for (uint32_t i = threadIdx.x; i < m.n_routes; i += SKINNY_THREADS)
+                place_of[i] = (uint16_t)__ldcg(m.places + i);
+    }
+    __syncthreads();
+}
+
+/* ---- rows of places ------------------------------------------------------------------------------------------------------ */
+
+template <bool IS_PRODUCT>
+static __device__ __forceinline__ void few_load_w(const CUtensorMap *map, const struct few_shape &s, struct few_tables *t,
+                                                  uint32_t stage_blocks, uint32_t ring, uint32_t full, uint32_t empty,
+                                                  uint32_t stage_bytes)
+{
+    uint64_t policy = policy_read_once();
+    struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
+    for (uint32_t item = blockIdx.x; item < t->n_units * s.w.n_tiles; item += gridDim.x) {
+        uint32_t from = few_units(t)[item / s.w.n_tiles].expert * s.expert_step, tile = item % s.w.n_tiles;
+        for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(&at, s.w.n_stages)) {
+            barrier_wait(empty + 8 * at.stage, at.phase);
+            barrier_expect(full + 8 * at.stage, stage_bytes);
+            uint32_t target = ring + at.stage * stage_bytes;
+            if (IS_PRODUCT)
+                copy_pairs(target, map, from + tile * (s.w.tile_rows / 16), block, full + 8 * at.stage, policy);
+            else
+                copy_box(target, map, from + tile * s.w.tile_rows, block, full + 8 * at.stage, policy);
+        }
+    }
+}
+
+static __device__ __forceinline__ void few_load_x(const CUtensorMap *map, const struct mixture &m, const struct few_shape &s,
+                                                  bool is_place, struct few_tables *t, uint32_t stage_blocks, uint32_t ring,
+                                                  uint32_t full, uint32_t empty, uint32_t stage_bytes)
+{
+    wait_for_input();
+    struct skinny_place at = {0, 1};
+    for (uint32_t item = blockIdx.x; item < t->n_units * s.w.n_tiles; item += gridDim.x) {
+        uint32_t row = is_place ? few_units(t)[item / s.w.n_tiles].first : 0;
+        for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(&at, s.w.n_stages)) {
+            barrier_wait(empty + 8 * at.stage, at.phase);
+            barrier_expect(full + 8 * at.stage, stage_bytes);
+            copy_box(ring + at.stage * stage_bytes, map, row, block, full + 8 * at.stage);
+        }
+    }
+}
+
+/* Where column r of a unit's product goes. */
+static __device__ __forceinline__ uint32_t few_place(const struct few_tables *t, bool is_place, const struct few_unit &unit,
+                                                     uint32_t index, uint32_t r)
+{
+    if (is_place)
+        return r < unit.n_rows ? unit.first + r : NO_PLACE;
+    return t->places[index][r] < 0 ? NO_PLACE : (uint32_t)t->places[index][r];
+}
+
+template <class T, uint32_t EIGHTS>
+static __device__ __forceinline__ void few_store_products(const struct output &out, const expert_product &product,
+                                                          const struct few_shape &s, const struct few_tables *t, bool is_place,
+                                                          const struct few_unit &unit, uint32_t index, uint32_t tile,
+                                                          const float (&sum)[4 * EIGHTS])
+{
+    uint32_t n = tile * (s.w.tile_rows / 2) + threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
+    if (n >= out.n_out || threadIdx.x / 32 * 16 >= s.w.tile_rows)
+        return;
+    const float *bias = out.bias ? out.bias + (size_t)unit.expert * 2 * out.n_out + n : NULL;
+    float gate_bias = bias ? bias[0] : 0, up_bias = bias ? bias[out.n_out] : 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * EIGHTS; i += 1 + i % 2 * 2) {
+        uint32_t place = few_place(t, is_place, unit, index, skinny_x_row(i));
+        if (place == NO_PLACE)
+            continue;
+        float gate = bias ? sum[i] + gate_bias : sum[i], up = bias ? sum[i + 2] + up_bias : sum[i + 2];
+        ((T *)out.y)[(size_t)place * out.y_stride + n] =
+            round_to<T>(product(to_float(round_to<T>(gate)), to_float(round_to<T>(up))));
+    }
+}
+
+template <class T, uint32_t EIGHTS>
+static __device__ __forceinline__ void few_store_sums(const struct output &out, const struct few_shape &s,
+                                                      const struct few_tables *t, bool is_place, const struct few_unit &unit,
+                                                      uint32_t index, uint32_t tile, const float (&sum)[4 * EIGHTS])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * EIGHTS; i++) {
+        uint32_t place = few_place(t, is_place, unit, index, skinny_x_row(i)), row = skinny_w_row(i);
+        uint32_t n = tile * s.w.tile_rows + row;
+        if (place == NO_PLACE || row >= s.w.tile_rows || n >= out.n_out)
+            continue;
+        float value = out.bias ? sum[i] + out.bias[(size_t)unit.expert * out.n_out + n] : sum[i];
+        ((T *)out.y)[(size_t)place * out.y_stride + n] = round_to<T>(value);
+    }
+}
+
+/* The shared memory of a block; the rings are the first of it. */
+struct few_memory {
+    uint32_t w_bytes, x_bytes, w_ring, x_ring, full, empty; /* bytes of a stage, and addresses */
+    struct few_tables *tables;
+};
+
+static __device__ __forceinline__ struct few_memory few_open(uint8_t *shared, const struct few_shape &s, uint32_t eights)
+{
+    const uint32_t stage_blocks = skinny_stage_blocks(eights);
+    struct few_memory f;
+    f.w_bytes = stage_blocks * s.w.tile_rows * 128;
+    f.x_bytes = stage_blocks * eights * 1024;
+    f.w_ring = shared_address(shared);
+    f.x_ring = f.w_ring + s.w.n_stages * f.w_bytes;
+    f.full = f.x_ring + s.w.n_stages * f.x_bytes;
+    f.empty = f.full + 8 * s.w.n_stages;
+    f.tables = (struct few_tables *)(shared + s.tables_at);
+    if (threadIdx.x < s.w.n_stages) {
+        barrier_init(f.full + 8 * threadIdx.x, 2);
+        barrier_init(f.empty + 8 * threadIdx.x, 4);
+    }
+    barriers_made();
+    return f;
+}
+
+/* The sums of one tile and unit. */
+template <class T, uint32_t EIGHTS>
+static __device__ __forceinline__ void few_sum(const struct few_memory &f, const struct few_shape &s, struct skinny_place *at,
+                                               float (&sum)[4 * EIGHTS])
+{
+    const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS), lane = threadIdx.x % 32;
+    uint32_t before = 0;
+    for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(at, s.w.n_stages)) {
+        barrier_wait(f.full + 8 * at->stage, at->phase);
+        skinny_multiply<T, EIGHTS>(sum, wgmma_rows(f.w_ring + at->stage * f.w_bytes),
+                                   wgmma_rows(f.x_ring + at->stage * f.x_bytes), s.w.tile_rows,
+                                   min(stage_blocks, s.w.n_blocks - block));
+        if (block && lane == 0)
+            barrier_arrive(f.empty + 8 * before);
+        before = at->stage;
+    }
+    wgmma_wait<0>();
+    if (lane == 0)
+        barrier_arrive(f.empty + 8 * before);
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * EIGHTS; i++)
+        asm volatile("" : "+f"(sum[i]));
+}
+
+/* is_place: rows of x are places, else the rows of the batch. */
+template <class T, uint32_t EIGHTS, bool IS_PRODUCT>
+static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
+multiply_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct few_shape s,
+             struct mixture m, bool is_place, struct output out, expert_product product)
+{
+    extern __shared__ __align__(1024) uint8_t rings[];
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
+    map_prefetch(warp == 4 ? &w_map : &x_map);
+    const struct few_memory f = few_open(rings, s, EIGHTS);
+    few_prepare(m, s, f.tables, 8 * EIGHTS, NULL);
+    if (warp >= 4) {
+        if (warp == 4 && lane == 0)
+            few_load_w<IS_PRODUCT>(&w_map, s, f.tables, stage_blocks, f.w_ring, f.full, f.empty, f.w_bytes);
+        if (warp == 5 && lane == 0)
+            few_load_x(&x_map, m, s, is_place, f.tables, stage_blocks, f.x_ring, f.full, f.empty, f.x_bytes);
+        return;
+    }
+    wait_for_input();
+    struct skinny_place at = {0, 0};
+    for (uint32_t item = blockIdx.x; item < f.tables->n_units * s.w.n_tiles; item += gridDim.x) {
+        float sum[4 * EIGHTS] = {};
+        uint32_t index = item / s.w.n_tiles, tile = item % s.w.n_tiles;
+        few_sum<T, EIGHTS>(f, s, &at, sum);
+        const struct few_unit unit = few_units(f.tables)[index];
+        if (IS_PRODUCT)
+            few_store_products<T, EIGHTS>(out, product, s, f.tables, is_place, unit, index, tile, sum);
+        else
+            few_store_sums<T, EIGHTS>(out, s, f.tables, is_place, unit, index, tile, sum);
+    }
+}
+
+/* ---- down, and the sum of a row's routes ---------------------------------------------------------------------------------- */
+
+/* What multiply_combined keeps behind the units. */
+template <class T> struct few_results {
+    float *weights;     /* [n_routes] */
+    uint16_t *place_of; /* [n_routes] */
+    T *values;          /* [n_routes][tile_rows], by places */
+};
+
+static __host__ __device__ __forceinline__ uint32_t few_results_bytes(uint32_t n_routes, uint32_t tile_rows)
+{
+    return n_routes * (6 + tile_rows * 2);
+}
+
+template <class T>
+static __device__ __forceinline__ struct few_results<T> few_results_of(struct few_tables *t, const struct few_shape &s,
+                                                                       uint32_t n_routes)
+{
+    struct few_results<T> r;
+    r.weights = (float *)(few_units(t) + s.max_units);
+    r.place_of = (uint16_t *)(r.weights + n_routes);
+    r.values = (T *)(r.place_of + n_routes);
+    return r;
+}
+
+/* The 128 threads that multiply. */
+static __device__ __forceinline__ void few_meet(void)
+{
+    asm volatile("bar.sync 1,128;" ::: "memory");
+}
+
+/* y = the sum of a row's routes in their order, for the columns of a tile. */
+template <class T>
+static __device__ __forceinline__ void few_combine(const struct mixture &m, const struct few_results<T> &r,
+                                                   const struct few_shape &s, const struct output &out, uint32_t tile)
+{
+    uint32_t first = tile * s.w.tile_rows, n_columns = min(s.w.tile_rows, out.n_out - first);
+    for (uint32_t i = threadIdx.x; i < m.n_rows * s.w.tile_rows; i += 128) {
+        uint32_t row = i / s.w.tile_rows, n = i % s.w.tile_rows;
+        float sum = 0;
+        for (uint32_t j = row * m.n_chosen; j < (row + 1) * m.n_chosen; j++)
+            sum = fmaf(r.weights[j], to_float(r.values[r.place_of[j] * s.w.tile_rows + n]), sum);
+        if (n < n_columns)
+            ((T *)out.y)[(size_t)row * out.y_stride + first + n] = round_to<T>(sum);
+    }
+}
+
+template <class T>
+static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
+multiply_combined(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct few_shape s,
+                  struct mixture m, struct output out)
+{
+    extern __shared__ __align__(1024) uint8_t rings[];
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, stage_blocks = skinny_stage_blocks(1);
+    map_prefetch(warp == 4 ? &w_map : &x_map);
+    const struct few_memory f = few_open(rings, s, 1);
+    const struct few_results<T> results = few_results_of<T>(f.tables, s, m.n_routes);
+    for (uint32_t i = threadIdx.x; i < m.n_routes; i += SKINNY_THREADS)
+        results.weights[i] = route_weight(m, i);
+    few_prepare(m, s, f.tables, 8, results.place_of);
+    const struct few_unit *units = few_units(f.tables);
+    if (warp >= 4) {
+        if (lane || warp > 5)
+            return;
+        struct skinny_place at = {0, 1};
+        uint64_t policy = policy_read_once();
+        if (warp == 5)
+            wait_for_input();
+        for (uint32_t tile = blockIdx.x; tile < s.w.n_tiles; tile += gridDim.x)
+            for (uint32_t u = 0; u < f.tables->n_units; u++)
+                for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(&at, s.w.n_stages)) {
+                    uint32_t full = f.full + 8 * at.stage;
+                    barrier_wait(f.empty + 8 * at.stage, at.phase);
+                    barrier_expect(full, warp == 4 ? f.w_bytes : f.x_bytes);
+                    if (warp == 4)
+                        copy_box(f.w_ring + at.stage * f.w_bytes, &w_map,
+                                 units[u].expert * s.expert_step + tile * s.w.tile_rows, block, full, policy);
+                    else
+                        copy_box(f.x_ring + at.stage * f.x_bytes, &x_map, units[u].first, block, full);
+                }
+        return;
+    }
+    wait_for_input();
+    struct skinny_place at = {0, 0};
+    for (uint32_t tile = blockIdx.x; tile < s.w.n_tiles; tile += gridDim.x) {
+        for (uint32_t u = 0; u < f.tables->n_units; u++) {
+            float sum[4] = {};
+            few_sum<T, 1>(f, s, &at, sum);
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                uint32_t r = skinny_x_row(i), row = skinny_w_row(i), n = tile * s.w.tile_rows + row;
+                if (r >= units[u].n_rows || row >= s.w.tile_rows || n >= out.n_out)
+                    continue;
+                float value = out.bias ? sum[i] + out.bias[(size_t)units[u].expert * out.n_out + n] : sum[i];
+                results.values[(units[u].first + r) * s.w.tile_rows + row] = round_to<T>(value);
+            }
+        }
+        few_meet();
+        few_combine<T>(m, results, s, out, tile);
+        few_meet();
+    }
+}
+
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
+
+/* Rows of W a tile: the most that keep the blocks' shares of n_units experts' weights near equal. */
+static inline uint32_t few_tile_rows(uint32_t n_out, float n_units, uint32_t step, uint32_t n_processors)
+{
+    uint32_t best = step;
+    float least = 0;
+    for (uint32_t pass = 0; pass < 2; pass++)
+        for (uint32_t rows = step; rows <= 64; rows += step) {
+            float n_tiles = n_units * (float)ceil_div(n_out, rows), share = ceilf(n_tiles / (float)n_processors) * (float)rows;
+            if (pass == 0 && (least == 0 || share < least))
+                least = share;
+            if (pass == 1 && share * 16 <= least * 17)
+                best = rows;
+        }
+    return best;
+}
+
+/* Fills what the shared memory of a block is cut into; the bytes of it. */
+static inline uint32_t few_cut_memory(struct few_shape *s, uint32_t eights, uint32_t results_bytes)
+{
+    uint32_t stage_blocks = skinny_stage_blocks(eights), n = SKINNY_MAX_STAGES;
+    uint32_t tables = (uint32_t)(sizeof(struct few_tables) + s->max_units * sizeof(struct few_unit)) + results_bytes;
+    while (n > 2 && skinny_bytes(n, stage_blocks, s->w.tile_rows, eights) + 16 + tables > SHARED_BYTES)
+        n--;
+    s->w.n_stages = n;
+    s->tables_at = (skinny_bytes(n, stage_blocks, s->w.tile_rows, eights) + 15) / 16 * 16;
+    return s->tables_at + tables;
+}
+
+#endif

@@ -1,0 +1,228 @@
+"""Mixtures of experts on a CUDA device in two-byte types: the bits of the linears of which they are made in any batch.
+
+The float64 reference of values is test_experts.py's; here every path (few rows, many, plain) has to give one chain's bits.
+"""
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llmpy import _core, hardware
+
+Array = np.ndarray
+KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+GATED, CLAMPED, PLAIN = range(3)
+SILU, GELU_TANH, RELU2 = 0, 2, 4
+LINEAR, EXPERTS = 1, 4
+# bytes of a block, values of a block, offsets of its float16 fields
+BLOCKS = {"q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_k": (144, 256, [0, 2]), "q6_k": (210, 256, [208])}
+
+
+@pytest.fixture(scope="module")
+def opened(cuda: str) -> Callable[[str], _core.Backend]:
+    """The device's backend with a type of activations."""
+    return lambda dtype: _core.Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
+
+
+def stored(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Weights as a file has them."""
+    if dtype in KINDS:
+        return (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(KINDS[dtype]).view(np.uint16)
+    n_bytes, n_values, scales = BLOCKS[dtype]
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // n_values, n_bytes), dtype=np.uint8)
+    for offset in scales:
+        scale = rng.uniform(0.001, 0.004, blocks.shape[:-1]).astype(np.float16)
+        blocks[..., offset : offset + 2] = scale[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+class Mixture:
+    """Random experts, and what their linears alone give."""
+
+    def __init__(
+        self, backend: _core.Backend, activations: str, n: int, cols: int, inner: int, form: int = GATED, act: int = SILU,
+        dtype: str = "", has_bias: bool = False, limit: float = 0.7, scaled: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
+        rng = np.random.default_rng(seed)
+        self.backend, self.kind, self.n, self.cols, self.inner = backend, KINDS[activations], n, cols, inner
+        self.form, self.act, self.dtype, self.limit, self.scaled = form, act, dtype or activations, limit, scaled
+        self.rows = inner if form == PLAIN else 2 * inner
+        self.up, self.down = (stored(self.dtype, shape, rng) for shape in ((n, self.rows, cols), (n, cols, inner)))
+        self.up_bias = rng.standard_normal((n, self.rows)).astype(np.float32) if has_bias else None
+        self.down_bias = rng.standard_normal((n, cols)).astype(np.float32) if has_bias else None
+        parts = [(self.dtype, self.rows, np.ascontiguousarray(e)) for e in self.up]
+        self.all_up = backend.matrix(parts, cols, LINEAR | EXPERTS)
+        parts = [(self.dtype, cols, np.ascontiguousarray(e)) for e in self.down]
+        self.all_down = backend.matrix(parts, inner, LINEAR | EXPERTS)
+
+    def run(self, x: Array, routes: Array) -> Array:
+        y = np.full((len(x), self.cols + 8), 3, self.kind)
+        self.backend.experts(
+            self.all_up, self.all_down, np.ascontiguousarray(routes), x.view(np.uint16), y.view(np.uint16)[:, : self.cols],
+            self.n, self.inner, self.form, self.act, self.limit, self.up_bias, self.down_bias, self.scaled,
+        )  # fmt: skip
+        assert self.backend.allocations == 0
+        assert (y[:, self.cols :] == 3).all()
+        return np.ascontiguousarray(y[:, : self.cols])
+
+    def linear(self, raw: Array, x: Array, bias: Array | None) -> Array:
+        rows = raw.shape[0]
+        y = np.empty((len(x), rows), self.kind)
+        matrix = self.backend.matrix([(self.dtype, rows, np.ascontiguousarray(raw))], x.shape[1])
+        self.backend.linear(matrix, np.ascontiguousarray(x).view(np.uint16), y.view(np.uint16), bias)
+        return y
+
+    def product(self, h: Array) -> Array:
+        out = np.empty((len(h), self.inner), self.kind)
+        words = h.view(np.uint16)
+        if self.form == PLAIN:
+            self.backend.act(words, out.view(np.uint16), self.act)
+        else:
+            self.backend.gated(words[:, : self.inner], words[:, self.inner :], out.view(np.uint16), self.act)
+        return out
+
+    def expected(self, x: Array, routes: Array) -> Array:
+        """From linears of one expert alone; weights have few bits, so float64 holds each step of the chain exactly."""
+        weights = routes.view(np.float32)[:, 1::2]
+        results = np.zeros((len(x), weights.shape[1], self.cols), np.float64)
+        for e in range(self.n):
+            rows, places = np.nonzero(routes[:, 0::2] == e)
+            if not len(rows):
+                continue
+            mine = x[rows]
+            if self.scaled:
+                mine = (mine.astype(np.float32) * weights[rows, places][:, None]).astype(self.kind)
+            h = self.linear(self.up[e], mine, None if self.up_bias is None else self.up_bias[e].copy())
+            y = self.linear(self.down[e], self.product(h), None if self.down_bias is None else self.down_bias[e].copy())
+            results[rows, places] = y.astype(np.float64)
+        total = np.zeros((len(x), self.cols), np.float32)
+        for j in range(weights.shape[1]):
+            weight = np.ones(len(x)) if self.scaled else weights[:, j].astype(np.float64)
+            total = (weight[:, None] * results[:, j] + total).astype(np.float32)
+        return total.astype(self.kind)
+
+
+def draw_routes(n_rows: int, n: int, k: int, rng: np.random.Generator, skew: float = 1.0) -> Array:
+    """Pairs of different experts and weights of few bits; some experts are named often, some hardly ever."""
+    liking = rng.exponential(1, n) ** skew
+    routes = np.zeros((n_rows, 2 * k), np.int32)
+    routes[:, 0::2] = np.stack([rng.choice(n, k, False, liking / liking.sum()) for _ in range(n_rows)])
+    routes.view(np.float32)[:, 1::2] = rng.integers(1, 256, (n_rows, k)) / 256
+    return routes
+
+
+# experts, chosen, columns, inner, options
+CASES: dict[str, tuple[int, int, int, int, dict[str, object]]] = {
+    "gated": (6, 2, 256, 192, {}),
+    "wide": (8, 2, 576, 832, {"act": GELU_TANH}),  # columns that end in the middle of a stage
+    "many": (128, 8, 128, 64, {"skew": 2.0}),
+    "bias": (16, 4, 192, 128, {"has_bias": True}),
+    "plain": (20, 6, 320, 448, {"form": PLAIN, "act": RELU2}),
+    "plain-bias": (5, 3, 128, 64, {"form": PLAIN, "act": SILU, "has_bias": True}),
+    "input": (4, 1, 192, 320, {"scaled": True}),
+    "alone": (1, 1, 512, 256, {}),
+    "all": (7, 7, 64, 64, {}),
+    "odd": (6, 2, 72, 40, {"has_bias": True}),  # what the copy engine cannot read
+    "odder": (5, 3, 33, 19, {}),
+    "odd-plain": (4, 2, 64, 24, {"form": PLAIN, "act": RELU2}),
+    "big": (12, 4, 1024, 768, {}),
+}
+ROWS = (1, 2, 3, 5, 8, 9, 12, 16, 20, 25, 33, 47, 64, 65, 90, 128, 150, 200, 257, 400, 700)
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize("case", CASES)
+def test_bits(case: str, dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+    """The bits of the experts' linears, for any number of rows; a bad row shows in itself alone."""
+    n, k, cols, inner, made = CASES[case]
+    options = dict(made)
+    skew = float(str(options.pop("skew", 1.0)))
+    rng = np.random.default_rng(len(case) + n)
+    mixture = Mixture(opened(dtype), dtype, n, cols, inner, **options)  # type: ignore[arg-type]
+    wide = np.full((ROWS[-1], cols + 16), np.nan, mixture.kind)  # rows lie apart
+    wide[:, 8 : cols + 8] = rng.standard_normal((ROWS[-1], cols))
+    x, routes = wide[:, 8 : cols + 8], draw_routes(ROWS[-1], n, k, rng, skew)
+    expected = mixture.expected(x, routes)
+    assert np.abs(expected.astype(np.float32)).max() > 0.01
+    for rows in ROWS:
+        first = int(rng.integers(0, ROWS[-1] + 1 - rows))
+        part = slice(first, first + rows)
+        assert mixture.run(x[part], routes[part]).tobytes() == expected[part].tobytes(), rows
+    x[3] = np.nan
+    for rows in (5, 20, 100, 600):
+        y = mixture.run(x[:rows], routes[:rows])
+        assert np.isnan(y[3].astype(np.float32)).all()
+        y[3] = expected[3]
+        assert y.tobytes() == expected[:rows].tobytes(), rows
+
+
+def test_all_rows_to_the_same(opened: Callable[[str], _core.Backend]) -> None:
+    """Experts that have all rows, more than a unit holds, while others have none."""
+    rng = np.random.default_rng(2)
+    mixture = Mixture(opened("bfloat16"), "bfloat16", 64, 192, 128)
+    x, routes = rng.standard_normal((400, 192)).astype(mixture.kind), draw_routes(400, 64, 4, rng)
+    whole = mixture.run(x, routes)
+    for rows in (2, 8, 9, 40, 64, 100, 300, 2000):
+        lone = rng.integers(0, 2, rows) * 7
+        assert mixture.run(x[lone], routes[lone]).tobytes() == whole[lone].tobytes(), rows
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+def test_clamped(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+    """The clamped product against float64, and its bits over the rows."""
+    rng = np.random.default_rng(3)
+    for cols, inner in ((128, 192), (40, 24)):
+        mixture = Mixture(opened(dtype), dtype, 6, cols, inner, CLAMPED, has_bias=True)
+        x, routes = rng.standard_normal((300, cols)).astype(mixture.kind), draw_routes(300, 6, 2, rng)
+        up, down = (w.view(mixture.kind).astype(np.float64) for w in (mixture.up, mixture.down))
+        exact = np.zeros((300, cols))
+        assert mixture.up_bias is not None and mixture.down_bias is not None
+        for r, row in enumerate(x.astype(np.float64)):
+            for e, weight in zip(routes[r, 0::2], routes.view(np.float32)[r, 1::2], strict=True):
+                h = up[e] @ row + mixture.up_bias[e]
+                gate = np.minimum(h[:inner], 0.7)
+                h = gate / (1 + np.exp(-1.702 * gate)) * (np.clip(h[inner:], -0.7, 0.7) + 1)
+                exact[r] += float(weight) * (down[e] @ h + mixture.down_bias[e])
+        whole = mixture.run(x, routes)
+        error = np.linalg.norm(whole.astype(np.float64) - exact) / np.linalg.norm(exact)
+        assert error < {"float16": 1e-3, "bfloat16": 8e-3}[dtype]
+        for rows in (1, 8, 30, 64, 100):
+            assert mixture.run(x[:rows], routes[:rows]).tobytes() == whole[:rows].tobytes()
+
+
+@pytest.mark.parametrize("dtype", list(BLOCKS))
+def test_quantised(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+    """Types of GGUF files: the bits of the linears."""
+    rng = np.random.default_rng(4)
+    mixture = Mixture(opened("bfloat16"), "bfloat16", 5, 256, 512, dtype=dtype)
+    x, routes = rng.standard_normal((40, 256)).astype(mixture.kind), draw_routes(40, 5, 2, rng)
+    expected = mixture.expected(x, routes)
+    for rows in (1, 8, 13, 40):
+        assert mixture.run(x[:rows], routes[:rows]).tobytes() == expected[:rows].tobytes()
+
+
+def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
+    backend = opened("bfloat16")
+    y, routes = np.zeros((1, 64), np.uint16), np.zeros((1, 2), np.int32)
+    down = backend.matrix([("bfloat16", 128, np.zeros((128, 64), np.uint16))], 64)
+    mixed = backend.matrix(
+        [("bfloat16", 128, np.zeros((128, 64), np.uint16)), ("float32", 128, np.zeros((128, 64), np.float32))], 64
+    )
+    with pytest.raises(Exception, match="one type"):
+        backend.experts(mixed, down, routes, y, y, 2, 64)
+    with pytest.raises(Exception, match="at most 512 experts"):
+        backend.experts(down, down, np.zeros((1, 34), np.int32), y, y, 2, 64)
+
+
+@pytest.mark.parametrize(("n", "k"), [(128, 8), (512, 10), (8, 2), (60, 4)])
+def test_routes_do_not_depend_on_other_rows(n: int, k: int, opened: Callable[[str], _core.Backend]) -> None:
+    backend, rng = opened("bfloat16"), np.random.default_rng(n)
+    logits = rng.standard_normal((300, n)).astype(np.float32)
+    whole = np.zeros((300, 2 * k), np.int32)
+    backend.route(logits, whole, normalised=True)
+    for rows in (1, 3, 4, 5, 128):
+        routes = np.zeros((rows, 2 * k), np.int32)
+        backend.route(logits[100 : 100 + rows].copy(), routes, normalised=True)
+        assert routes.tobytes() == whole[100 : 100 + rows].tobytes()
