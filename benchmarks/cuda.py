@@ -86,6 +86,10 @@ class Shape:
         heads = (self.heads + 2 * self.kv_heads) * self.head_dim
         return self.layers * self.hidden * (heads + self.heads * self.head_dim + 3 * self.ffn)
 
+    def read_weights(self, rows: float) -> float:
+        """Those of the linears that so many rows need."""
+        return self.linear_weights
+
     @property
     def head_weights(self) -> int:
         return self.hidden * self.vocab
@@ -136,10 +140,35 @@ class Plamo2(Shape):
         return (self.layers - self.attention_layers) * self.mamba_heads * self.head_dim * (self.state + 3) * 4
 
 
+@dataclass(frozen=True)
+class Mixture(Shape):
+    """Qwen3-MoE: `chosen` of `experts` experts of width ffn; linear_weights are those that a row is multiplied by."""
+
+    experts: int = 128
+    chosen: int = 8
+
+    def config(self) -> dict[str, object]:
+        return super().config() | {
+            "model_type": "qwen3_moe", "num_experts": self.experts, "num_experts_per_tok": self.chosen,
+            "moe_intermediate_size": self.ffn, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        }  # fmt: skip
+
+    @property
+    def linear_weights(self) -> int:
+        heads = 2 * (self.heads + self.kv_heads) * self.head_dim
+        return self.layers * self.hidden * (heads + self.experts + 3 * self.ffn * self.chosen)
+
+    def read_weights(self, rows: float) -> float:
+        """With the experts that random rows choose."""
+        wanted = self.experts * (1 - (1 - self.chosen / self.experts) ** rows)
+        return self.linear_weights + 3 * self.layers * self.hidden * self.ffn * (wanted - self.chosen)
+
+
 MODELS = {
     "8b": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False),
     "qwen8b": Shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, False),
     "qwen06b": Shape("Qwen3", 28, 1024, 16, 8, 3072, 151936, True),
+    "qwen30b": Mixture("Qwen3Moe", 48, 2048, 32, 4, 768, 151936, False),
     "plamo2": Plamo2("Plamo2", 16, 2048, 16, 1, 8192, 100000, True),
 }
 
@@ -176,15 +205,15 @@ class Ceilings:
 
     def step(self, shape: Shape, batch: int, context: float) -> float:
         """Seconds that a decode step cannot do without."""
-        weights = shape.linear_weights + shape.head_weights
-        linears = max(2 * weights / self.read, 2 * weights * batch / self.matmul)
+        read, multiplied = shape.read_weights(batch) + shape.head_weights, shape.linear_weights + shape.head_weights
+        linears = max(2 * read / self.read, 2 * multiplied * batch / self.matmul)
         return linears + batch * (context * shape.kv_bytes / self.read + 2 * shape.state_bytes / self.copy)
 
     def prefill(self, shape: Shape, n: int, length: int) -> float:
         """Seconds for n prompts; only their last rows need logits."""
         attention = 2 * shape.attention_layers * shape.heads * shape.head_dim * length * length
         operations = n * (2 * shape.linear_weights * length + attention + 2 * shape.head_weights)
-        return max(operations / self.matmul, 2 * (shape.linear_weights + shape.head_weights) / self.read)
+        return max(operations / self.matmul, 2 * (shape.read_weights(n * length) + shape.head_weights) / self.read)
 
 
 class Engine:
@@ -258,11 +287,11 @@ class Engine:
         self.llm.close()
 
 
-def step_row(batch: int, must: float, aim: float, vllm: str) -> Row:
+def step_row(batch: int, must: float | None = None, aim: float | None = None, vllm: str = "") -> Row:
     return Row("ms", must, aim, vllm, lambda e: e.step(batch), lambda s, c: 1e3 * c.step(s, batch, 256))
 
 
-def first_row(length: int, must: float, aim: float, vllm: str) -> Row:
+def first_row(length: int, must: float | None = None, aim: float | None = None, vllm: str = "") -> Row:
     return Row("ms", must, aim, vllm, lambda e: e.first(length), lambda s, c: 1e3 * c.prefill(s, 1, length))
 
 
@@ -305,6 +334,10 @@ ROWS: dict[str, Row] = {
     "qwen06b.step.1": step_row(1, 0.75, 0.45, "1.59"),
     "qwen06b.step.32": step_row(32, 1.0, 0.65, "1.80"),
     "qwen06b.step.256": step_row(256, 4.2, 3.2, "4.60"),
+    "qwen30b.step.1": step_row(1, 1.97),
+    **{f"qwen30b.step.{batch}": step_row(batch) for batch in (8, 32, 256)},
+    **{f"qwen30b.first.{length}": first_row(length) for length in (128, 1024, 8192)},
+    "qwen30b.prefill": Row("tok/s", job=lambda e: e.prefill(32, 2048), floor=lambda s, c: 65536 / c.prefill(s, 32, 2048)),
     "plamo2.step.1": step_row(1, 1.1, 0.75, "1.70"),
     "plamo2.step.32": step_row(32, 1.8, 1.3, "2.14"),
     "plamo2.step.256": step_row(256, 4.8, 3.4, "4.87"),

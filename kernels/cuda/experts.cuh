@@ -22,6 +22,8 @@ struct mixture {
 
 static __device__ __forceinline__ const struct route *route_at(const struct mixture &m, uint32_t i)
 {
+    if (m.route_stride == m.n_chosen)
+        return m.routes + i;
     return m.routes + (size_t)(i / m.n_chosen) * m.route_stride + i % m.n_chosen;
 }
 
