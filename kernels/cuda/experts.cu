@@ -4,7 +4,7 @@
  *
  * A block an expert sorts the routes by experts, stable, and gathers the rows of x (sort_routes); up to 8 rows each block of
  * the products sorts for itself. Then up, down, and the sum, by the number of rows an expert has on the average:
- * - few: experts_few.cuh, bound by the bytes of the experts that are wanted; up to 64 rows down adds up as well.
+ * - few: experts_few.cuh, bound by the bytes of the experts that are wanted.
  * - many: experts_many.cuh, bound by the tensor cores.
  * - where the copy engine cannot read the weights (float32, quantised types, odd columns): plain tiles, latency bound.
  * Everything that depends on the routes is worked out on the device; so a graph can hold it. Sorting 65,536 routes of 128
@@ -18,6 +18,7 @@
 #include <math.h>
 
 #define SORTERS 1024u
+#define COMBINERS 128u
 #define MANY_GROUPS 2u
 #define MANY_WIDTH 256u
 
@@ -28,50 +29,57 @@ struct experts_state {
 
 /* ---- the places of routes ------------------------------------------------------------------------------------------------ */
 
-/* Block e: the places of expert e's routes, and their rows of x. entries: [n_routes] the route at a place. */
+/* How many of a warp's routes, first to end, are before expert e's and its own. */
+static __device__ __forceinline__ void count_routes(const struct mixture &m, uint32_t e, uint32_t first, uint32_t end,
+                                                    uint32_t *n_before, uint32_t *n_own)
+{
+#pragma unroll 4
+    for (uint32_t i = first; i < end; i += 32) {
+        uint32_t at = i + threadIdx.x % 32, expert = at < end ? (uint32_t)route_at(m, at)->expert : EXPERTS_MAX;
+        *n_before += __popc(__ballot_sync(~0u, expert < e));
+        *n_own += __popc(__ballot_sync(~0u, expert == e));
+    }
+}
+
+/* Block e: the places of expert e's routes, and their rows of x. A warp has some of all routes. */
 template <class T, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(SORTERS)
-sort_routes(struct mixture m, uint32_t *offsets, uint32_t *places, uint32_t *entries, rows<T> x, T *gathered)
+static __global__ void __launch_bounds__(SORTERS) sort_routes(struct mixture m, rows<T> x, T *gathered)
 {
     __shared__ uint32_t before[32], own[32];
     const uint32_t e = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t per_thread = (m.n_routes + SORTERS - 1) / SORTERS;
-    const uint32_t begin = min(threadIdx.x * per_thread, m.n_routes), end = min(begin + per_thread, m.n_routes);
+    const uint32_t per_warp = (m.n_routes + SORTERS - 1) / SORTERS * 32;
+    const uint32_t begin = min(warp * per_warp, m.n_routes), end = min(begin + per_warp, m.n_routes);
     start_next();
     wait_for_input();
     uint32_t n_before = 0, n_own = 0;
-    for (uint32_t i = begin; i < end; i++) {
-        uint32_t expert = (uint32_t)route_at(m, i)->expert;
-        n_before += expert < e;
-        n_own += expert == e;
-    }
-    uint32_t rank = n_own;
-    for (uint32_t step = 1; step < 32; step *= 2) {
-        uint32_t other = __shfl_up_sync(~0u, rank, step);
-        rank += lane >= step ? other : 0;
-    }
-    n_before = __reduce_add_sync(~0u, n_before);
-    if (lane == 31) {
+    count_routes(m, e, begin, end, &n_before, &n_own);
+    if (lane == 0) {
         before[warp] = n_before;
-        own[warp] = rank;
+        own[warp] = n_own;
     }
     __syncthreads();
     const uint32_t first = __reduce_add_sync(~0u, before[lane]), n = __reduce_add_sync(~0u, own[lane]);
-    uint32_t place = first + __reduce_add_sync(~0u, lane < warp ? own[lane] : 0) + rank - n_own;
-    for (uint32_t i = begin; i < end; i++)
-        if ((uint32_t)route_at(m, i)->expert == e) {
-            places[i] = place;
-            entries[place++] = i;
+    uint32_t place = first + __reduce_add_sync(~0u, lane < warp ? own[lane] : 0);
+#pragma unroll 4
+    for (uint32_t i = begin; i < end; i += 32) {
+        bool is_own = i + lane < end && (uint32_t)route_at(m, i + lane)->expert == e;
+        uint32_t mask = __ballot_sync(~0u, is_own), at = place + __popc(mask & ((1u << lane) - 1));
+        if (is_own) {
+            m.places[i + lane] = at;
+            m.entries[at] = i + lane;
         }
+        place += __popc(mask);
+    }
     if (threadIdx.x == 0) {
-        offsets[e] = first;
+        m.offsets[e] = first;
         if (e == m.n_experts - 1)
-            offsets[m.n_experts] = m.n_routes;
+            m.offsets[m.n_experts] = m.n_routes;
     }
     __syncthreads();
     for (uint32_t p = first + warp; p < first + n; p += SORTERS / 32) {
-        uint32_t i = entries[p], row = i / m.n_chosen;
+        uint32_t i = m.entries[p], row = i / m.n_chosen;
         float weight = m.is_input_scaled ? route_at(m, i)->weight : 1.0f;
+#pragma unroll 4
         for (uint32_t column = 8 * lane; column < x.width; column += 8 * 32) {
             float values[8];
             load_part<IS_ALIGNED>(x.at(row, 0), column, x.width, values);
@@ -85,18 +93,21 @@ sort_routes(struct mixture m, uint32_t *offsets, uint32_t *places, uint32_t *ent
 
 /* y[r] = the sum of r's routes, whose results lie by places. */
 template <class T, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(256) combine_rows(struct mixture m, rows<T> results, rows<T> y)
+static __global__ void __launch_bounds__(COMBINERS) combine_rows(struct mixture m, rows<T> results, rows<T> y)
 {
-    const uint32_t row = blockIdx.x, column = 8 * (blockIdx.y * 256 + threadIdx.x);
+    const uint32_t row = blockIdx.x, column = 8 * (blockIdx.y * COMBINERS + threadIdx.x), lane = threadIdx.x % 32;
     float sum[8] = {};
     start_next();
     wait_for_input();
-    for (uint32_t i = row * m.n_chosen; i < (row + 1) * m.n_chosen; i++) {
-        float values[8], weight = route_weight(m, i);
-        load_part<IS_ALIGNED>(results.at(m.places[i], 0), column, y.width, values);
+    uint32_t route = row * m.n_chosen + min(lane, m.n_chosen - 1), place = m.places[route];
+    float weight = route_weight(m, route);
+#pragma unroll 8
+    for (uint32_t i = 0; i < m.n_chosen; i++) {
+        float values[8], weight_i = __shfl_sync(~0u, weight, i);
+        load_part<IS_ALIGNED>(results.at(__shfl_sync(~0u, place, i), 0), column, y.width, values);
 #pragma unroll
         for (uint32_t c = 0; c < 8; c++)
-            sum[c] = fmaf(weight, values[c], sum[c]);
+            sum[c] = fmaf(weight_i, values[c], sum[c]);
     }
     store_part<IS_ALIGNED>(y.at(row, 0), column, y.width, sum);
 }
@@ -210,7 +221,6 @@ struct running_mixture {
     bool is_product;
     uint32_t inner, width; /* columns of down and of up */
     struct view middle, outer;
-    uint32_t *offsets, *places, *entries;
 };
 
 /* Half of an operation. */
@@ -327,7 +337,7 @@ static enum rc run_few(const struct running_mixture *run, const struct way *way,
     struct cuda *cuda = run->cuda;
     struct few_shape s = few_shape_of(run, way, eights, wanted_experts(&run->m));
     struct tensor_map w, x;
-    uint32_t bytes = few_cut_memory(&s, eights, 0);
+    uint32_t bytes = few_cut_memory(&s, eights);
     enum rc rc = make_maps(run, way, s.w.tile_rows, 8 * eights, skinny_stage_blocks(eights), &w, &x, err);
     if (rc)
         return rc;
@@ -336,19 +346,6 @@ static enum rc run_few(const struct running_mixture *run, const struct way *way,
     launch(cuda, kernel, min(s.max_units * s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, map_of(&w), map_of(&x), s,
            run->m, way->is_place, output_of(way), run->product);
     return RC_OK;
-}
-
-static enum rc run_combined(const struct running_mixture *run, const struct way *way, struct err *err)
-{
-    struct cuda *cuda = run->cuda;
-    struct few_shape s = few_shape_of(run, way, 1, 1);
-    struct tensor_map w, x;
-    uint32_t bytes = few_cut_memory(&s, 1, few_results_bytes(run->m.n_routes, s.w.tile_rows));
-    enum rc rc = make_maps(run, way, s.w.tile_rows, 8, skinny_stage_blocks(1), &w, &x, err);
-    if (!rc)
-        launch(cuda, cuda->dtype == DTYPE_F16 ? multiply_combined<__half> : multiply_combined<__nv_bfloat16>,
-               min(s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, map_of(&w), map_of(&x), s, run->m, output_of(way));
-    return rc;
 }
 
 static enum rc run_many(const struct running_mixture *run, const struct way *way, struct err *err)
@@ -394,13 +391,11 @@ static enum rc run_many(const struct running_mixture *run, const struct way *way
 static void sort_all(struct running_mixture *run)
 {
     run->m.is_sorted = true;
-    run->m.offsets = run->offsets;
-    run->m.places = run->places;
     visit_type(run->cuda->dtype, [&](auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(run->args->x) && (uintptr_t)run->outer.data % 16 == 0;
         launch(run->cuda, is_aligned ? sort_routes<T, true> : sort_routes<T, false>, run->m.n_experts, SORTERS, 0, run->m,
-               run->offsets, run->places, run->entries, rows<T>(run->args->x), (T *)run->outer.data);
+               rows<T>(run->args->x), (T *)run->outer.data);
     });
 }
 
@@ -411,7 +406,7 @@ static void combine_all(const struct running_mixture *run, const struct view &re
         const struct view &y = run->args->y;
         bool is_aligned = has_eights<T>(results) && has_eights<T>(y);
         launch(run->cuda, is_aligned ? combine_rows<T, true> : combine_rows<T, false>,
-               dim3(run->m.n_rows, ceil_div(y.width, 8 * 256)), 256, 0, run->m, rows<T>(results), rows<T>(y));
+               dim3(run->m.n_rows, ceil_div(y.width, 8 * COMBINERS)), COMBINERS, 0, run->m, rows<T>(results), rows<T>(y));
     });
 }
 
@@ -431,25 +426,23 @@ static enum rc multiply_all(struct running_mixture *run, struct err *err)
     bool is_sorted = !streams || m->n_rows > FEW_ROWS || m->is_input_scaled ||
                      !map_fits(args->x.data, (size_t)args->x.stride * 2);
     uint32_t eights = streams ? eights_of(m) : 0;
-    bool is_combined = eights == 1 && m->n_rows <= COMBINED_ROWS;
     if (is_sorted)
         sort_all(run);
     struct way up = {args->up, is_sorted ? run->outer : args->x, run->middle, args->up_bias, run->is_product, is_sorted, false,
                      args->up->n_rows / m->n_experts};
     struct view results = run->outer;
     results.width = results.stride = args->y.width;
-    struct way down = {args->down, run->middle, is_combined ? args->y : results, args->down_bias, false, true, true,
-                       args->y.width};
+    struct way down = {args->down, run->middle, results, args->down_bias, false, true, true, args->y.width};
     enum rc rc = !streams ? run_plain(run, &up) : eights ? run_few(run, &up, eights, err) : run_many(run, &up, err);
-    const struct act_args act = {m->n_routes, args->act, run->middle, run->middle};
+    struct act_args act = {};
+    act.n_rows = m->n_routes;
+    act.act = args->act;
+    act.x = act.out = run->middle;
     if (!rc && !run->is_product)
         rc = cuda_act(run->cuda, &act, err);
     if (!rc)
-        rc = is_combined ? run_combined(run, &down, err)
-             : !streams  ? run_plain(run, &down)
-             : eights    ? run_few(run, &down, eights, err)
-                         : run_many(run, &down, err);
-    if (!rc && !is_combined)
+        rc = !streams ? run_plain(run, &down) : eights ? run_few(run, &down, eights, err) : run_many(run, &down, err);
+    if (!rc)
         combine_all(run, results);
     return rc;
 }
@@ -484,9 +477,9 @@ static enum rc place_all(struct running_mixture *run, struct err *err)
     char *scratch = (char *)args->scratch.data;
     run->middle = {scratch, run->inner, run->inner};
     run->outer = {scratch + middle, args->x.width, args->x.width};
-    run->offsets = (uint32_t *)(scratch + tables);
-    run->places = run->offsets + run->m.n_experts + 1;
-    run->entries = run->places + n;
+    run->m.offsets = (uint32_t *)(scratch + tables);
+    run->m.places = run->m.offsets + run->m.n_experts + 1;
+    run->m.entries = run->m.places + n;
     return RC_OK;
 }
 
@@ -525,7 +518,6 @@ template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n
     for (uint32_t i = 0; i < 8 && !code; i++)
         code = cudaFuncSetAttribute(few_kernel_of<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES);
-    code = code ? code : cudaFuncSetAttribute(multiply_combined<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     code = code ? code : cudaFuncSetAttribute(many, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;

@@ -15,9 +15,10 @@ struct mixture {
     const struct route *routes;
     uint32_t route_stride;
     bool is_input_scaled;
-    bool is_sorted;          /* what follows is made; else each block sorts for itself */
-    const uint32_t *offsets; /* [n_experts + 1] first place of each expert */
-    const uint32_t *places;  /* [n_routes] */
+    bool is_sorted;    /* by a kernel of its own; else each block sorts for itself */
+    uint32_t *offsets; /* [n_experts + 1] first place of each expert, if it is_sorted */
+    uint32_t *places;  /* [n_routes] */
+    uint32_t *entries; /* [n_routes] the route at a place, if it is_sorted */
 };
 
 static __device__ __forceinline__ const struct route *route_at(const struct mixture &m, uint32_t i)

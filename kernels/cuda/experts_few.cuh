@@ -3,8 +3,7 @@
  * columns; the chain of every output is skinny.cuh's.
  *
  * multiply_few makes act(gate) * up, or plain sums, a row for every place. Up to 8 rows of x need no gathering: every unit
- * multiplies all of them, and keeps the columns of its routes. multiply_combined is the way down of up to 64 rows: a block has
- * some columns of y, takes all units one after the other and adds up what each row's routes gave, in their order.
+ * multiplies all of them, and keeps the columns of its routes.
  *
  * Weights cannot be fetched before the routes are known. multiply_few lets its successor start only when it has seen them, so
  * that the kernel behind it may read the routes, and fetch its weights, before it waits for anything.
@@ -15,9 +14,8 @@
 #include "experts.cuh"
 #include "skinny.cuh"
 
-#define FEW_ROWS 8u       /* rows of x that are not sorted beforehand */
+#define FEW_ROWS 8u /* rows of x that are not sorted beforehand */
 #define FEW_ROUTES (FEW_ROWS * EXPERTS_MAX_CHOSEN)
-#define COMBINED_ROWS 64u /* of multiply_combined */
 #define NO_PLACE 0xffffffffu
 
 struct few_unit {
@@ -44,8 +42,8 @@ static __device__ __forceinline__ struct few_unit *few_units(struct few_tables *
     return (struct few_unit *)(t + 1);
 }
 
-/* Sorts up to FEW_ROUTES routes; place_of: of a route, where it is wanted. */
-static __device__ void few_sort(const struct mixture &m, struct few_tables *t, uint16_t *place_of)
+/* Sorts up to FEW_ROUTES routes; for the kernels behind, one block writes their places. */
+static __device__ void few_sort(const struct mixture &m, struct few_tables *t, bool is_writing)
 {
     const uint32_t n = m.n_routes;
     for (uint32_t i = threadIdx.x; i < n; i += SKINNY_THREADS)
@@ -75,8 +73,8 @@ static __device__ void few_sort(const struct mixture &m, struct few_tables *t, u
         for (uint32_t i = 0; i < n; i++)
             if (t->experts[i] == e) {
                 t->places[unit][i / m.n_chosen] = (int8_t)(first + t->ranks[i]);
-                if (place_of)
-                    place_of[i] = (uint16_t)(first + t->ranks[i]);
+                if (is_writing)
+                    m.places[i] = first + t->ranks[i];
             }
     }
 }
@@ -102,23 +100,18 @@ static __device__ void few_cut(const struct mixture &m, struct few_tables *t, ui
         t->n_units = n_units;
 }
 
-/* All threads; place_of as in few_sort. */
+/* All threads. */
 static __device__ void few_prepare(const struct mixture &m, const struct few_shape &s, struct few_tables *t,
-                                   uint32_t unit_rows, uint16_t *place_of)
+                                   uint32_t unit_rows)
 {
     if (!s.is_behind)
         wait_for_input();
     if (threadIdx.x == 0)
         start_next();
-    if (!m.is_sorted) {
-        few_sort(m, t, place_of);
-    } else {
-        if (threadIdx.x < 32)
-            few_cut(m, t, unit_rows);
-        if (place_of)
-            for (uint32_t i = threadIdx.x; i < m.n_routes; i += SKINNY_THREADS)
-                place_of[i] = (uint16_t)__ldcg(m.places + i);
-    }
+    if (!m.is_sorted)
+        few_sort(m, t, !s.is_behind && blockIdx.x == 0);
+    else if (threadIdx.x < 32)
+        few_cut(m, t, unit_rows);
     __syncthreads();
 }
 
@@ -268,7 +261,7 @@ multiply_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ 
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
     map_prefetch(warp == 4 ? &w_map : &x_map);
     const struct few_memory f = few_open(rings, s, EIGHTS);
-    few_prepare(m, s, f.tables, 8 * EIGHTS, NULL);
+    few_prepare(m, s, f.tables, 8 * EIGHTS);
     if (warp >= 4) {
         if (warp == 4 && lane == 0)
             few_load_w<IS_PRODUCT>(&w_map, s, f.tables, stage_blocks, f.w_ring, f.full, f.empty, f.w_bytes);
@@ -287,109 +280,6 @@ multiply_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ 
             few_store_products<T, EIGHTS>(out, product, s, f.tables, is_place, unit, index, tile, sum);
         else
             few_store_sums<T, EIGHTS>(out, s, f.tables, is_place, unit, index, tile, sum);
-    }
-}
-
-/* ---- down, and the sum of a row's routes ---------------------------------------------------------------------------------- */
-
-/* What multiply_combined keeps behind the units. */
-template <class T> struct few_results {
-    float *weights;     /* [n_routes] */
-    uint16_t *place_of; /* [n_routes] */
-    T *values;          /* [n_routes][tile_rows], by places */
-};
-
-static __host__ __device__ __forceinline__ uint32_t few_results_bytes(uint32_t n_routes, uint32_t tile_rows)
-{
-    return n_routes * (6 + tile_rows * 2);
-}
-
-template <class T>
-static __device__ __forceinline__ struct few_results<T> few_results_of(struct few_tables *t, const struct few_shape &s,
-                                                                       uint32_t n_routes)
-{
-    struct few_results<T> r;
-    r.weights = (float *)(few_units(t) + s.max_units);
-    r.place_of = (uint16_t *)(r.weights + n_routes);
-    r.values = (T *)(r.place_of + n_routes);
-    return r;
-}
-
-/* The 128 threads that multiply. */
-static __device__ __forceinline__ void few_meet(void)
-{
-    asm volatile("bar.sync 1,128;" ::: "memory");
-}
-
-/* y = the sum of a row's routes in their order, for the columns of a tile. */
-template <class T>
-static __device__ __forceinline__ void few_combine(const struct mixture &m, const struct few_results<T> &r,
-                                                   const struct few_shape &s, const struct output &out, uint32_t tile)
-{
-    uint32_t first = tile * s.w.tile_rows, n_columns = min(s.w.tile_rows, out.n_out - first);
-    for (uint32_t i = threadIdx.x; i < m.n_rows * s.w.tile_rows; i += 128) {
-        uint32_t row = i / s.w.tile_rows, n = i % s.w.tile_rows;
-        float sum = 0;
-        for (uint32_t j = row * m.n_chosen; j < (row + 1) * m.n_chosen; j++)
-            sum = fmaf(r.weights[j], to_float(r.values[r.place_of[j] * s.w.tile_rows + n]), sum);
-        if (n < n_columns)
-            ((T *)out.y)[(size_t)row * out.y_stride + first + n] = round_to<T>(sum);
-    }
-}
-
-template <class T>
-static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
-multiply_combined(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct few_shape s,
-                  struct mixture m, struct output out)
-{
-    extern __shared__ __align__(1024) uint8_t rings[];
-    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, stage_blocks = skinny_stage_blocks(1);
-    map_prefetch(warp == 4 ? &w_map : &x_map);
-    const struct few_memory f = few_open(rings, s, 1);
-    const struct few_results<T> results = few_results_of<T>(f.tables, s, m.n_routes);
-    for (uint32_t i = threadIdx.x; i < m.n_routes; i += SKINNY_THREADS)
-        results.weights[i] = route_weight(m, i);
-    few_prepare(m, s, f.tables, 8, results.place_of);
-    const struct few_unit *units = few_units(f.tables);
-    if (warp >= 4) {
-        if (lane || warp > 5)
-            return;
-        struct skinny_place at = {0, 1};
-        uint64_t policy = policy_read_once();
-        if (warp == 5)
-            wait_for_input();
-        for (uint32_t tile = blockIdx.x; tile < s.w.n_tiles; tile += gridDim.x)
-            for (uint32_t u = 0; u < f.tables->n_units; u++)
-                for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(&at, s.w.n_stages)) {
-                    uint32_t full = f.full + 8 * at.stage;
-                    barrier_wait(f.empty + 8 * at.stage, at.phase);
-                    barrier_expect(full, warp == 4 ? f.w_bytes : f.x_bytes);
-                    if (warp == 4)
-                        copy_box(f.w_ring + at.stage * f.w_bytes, &w_map,
-                                 units[u].expert * s.expert_step + tile * s.w.tile_rows, block, full, policy);
-                    else
-                        copy_box(f.x_ring + at.stage * f.x_bytes, &x_map, units[u].first, block, full);
-                }
-        return;
-    }
-    wait_for_input();
-    struct skinny_place at = {0, 0};
-    for (uint32_t tile = blockIdx.x; tile < s.w.n_tiles; tile += gridDim.x) {
-        for (uint32_t u = 0; u < f.tables->n_units; u++) {
-            float sum[4] = {};
-            few_sum<T, 1>(f, s, &at, sum);
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) {
-                uint32_t r = skinny_x_row(i), row = skinny_w_row(i), n = tile * s.w.tile_rows + row;
-                if (r >= units[u].n_rows || row >= s.w.tile_rows || n >= out.n_out)
-                    continue;
-                float value = out.bias ? sum[i] + out.bias[(size_t)units[u].expert * out.n_out + n] : sum[i];
-                results.values[(units[u].first + r) * s.w.tile_rows + row] = round_to<T>(value);
-            }
-        }
-        few_meet();
-        few_combine<T>(m, results, s, out, tile);
-        few_meet();
     }
 }
 
@@ -412,10 +302,10 @@ static inline uint32_t few_tile_rows(uint32_t n_out, float n_units, uint32_t ste
 }
 
 /* Fills what the shared memory of a block is cut into; the bytes of it. */
-static inline uint32_t few_cut_memory(struct few_shape *s, uint32_t eights, uint32_t results_bytes)
+static inline uint32_t few_cut_memory(struct few_shape *s, uint32_t eights)
 {
     uint32_t stage_blocks = skinny_stage_blocks(eights), n = SKINNY_MAX_STAGES;
-    uint32_t tables = (uint32_t)(sizeof(struct few_tables) + s->max_units * sizeof(struct few_unit)) + results_bytes;
+    uint32_t tables = (uint32_t)(sizeof(struct few_tables) + s->max_units * sizeof(struct few_unit));
     while (n > 2 && skinny_bytes(n, stage_blocks, s->w.tile_rows, eights) + 16 + tables > SHARED_BYTES)
         n--;
     s->w.n_stages = n;
