@@ -19,8 +19,6 @@
 
 #define SORTERS 1024u
 #define COMBINERS 128u
-#define MANY_GROUPS 2u
-#define MANY_WIDTH 256u
 
 struct experts_state {
     map_encoder encode;
@@ -354,16 +352,16 @@ static enum rc run_many(const struct running_mixture *run, const struct way *way
     struct many_shape s = {};
     struct tensor_map w, x;
     s.n_blocks = way->w->n_cols / 64;
-    s.n_tiles = ceil_div(way->rows_each, MANY_WIDTH);
+    s.n_tiles = ceil_div(way->rows_each, MANY_ROWS);
     s.across = s.n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
     s.expert_step = way->is_product ? way->rows_each / 8 : way->rows_each;
     s.is_product = way->is_product;
     s.is_wide = map_fits(way->y.data, (size_t)way->y.stride * 2) && way->y.width % 8 == 0;
     s.is_behind = way->is_behind;
-    enum rc rc = make_maps(run, way, MANY_WIDTH, MANY_GROUPS * 64 / s.across, 1, &w, &x, err);
+    enum rc rc = make_maps(run, way, MANY_ROWS, MANY_BOX, 1, &w, &x, err);
     if (rc)
         return rc;
-    uint32_t n_units = run->m.n_routes / (MANY_GROUPS * 64) + min(run->m.n_experts, run->m.n_routes);
+    uint32_t n_units = run->m.n_routes / MANY_UNIT + min(run->m.n_experts, run->m.n_routes);
     uint32_t n_clusters = min(n_units * (s.n_tiles / s.across), s.across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -373,14 +371,13 @@ static enum rc run_many(const struct running_mixture *run, const struct way *way
     attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(n_clusters * s.across);
-    config.blockDim = dim3((MANY_GROUPS + 1) * 128);
+    config.blockDim = dim3(MANY_THREADS);
     config.dynamicSmemBytes = SHARED_BYTES;
     config.stream = cuda->stream;
     config.attrs = attributes;
     config.numAttrs = 2;
     cudaLaunchKernelEx(&config,
-                       cuda->dtype == DTYPE_F16 ? multiply_many<__half, MANY_GROUPS, MANY_WIDTH>
-                                                : multiply_many<__nv_bfloat16, MANY_GROUPS, MANY_WIDTH>,
+                       cuda->dtype == DTYPE_F16 ? multiply_many<__half> : multiply_many<__nv_bfloat16>,
                        many_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(way), run->product);
     return RC_OK;
 }
@@ -471,9 +468,9 @@ static enum rc place_all(struct running_mixture *run, struct err *err)
     uint32_t item = run->cuda->dtype == DTYPE_F32 ? 4 : 2, n = run->m.n_routes;
     size_t middle = (size_t)n * run->inner * item, outer = (size_t)n * run->width * item;
     size_t tables = (middle + outer + 15) / 16 * 16, end = tables + ((size_t)2 * n + run->m.n_experts + 1) * sizeof(uint32_t);
-    if (args->scratch.stride != args->scratch.width || end > (size_t)args->n_rows * args->scratch.width * item)
-        return err_set(err, RC_INTERNAL, "experts: wanted %zu bytes of scratch in one piece, have %u x %u items of %u", end,
-                       args->n_rows, args->scratch.width, item);
+    if (end > (size_t)args->n_rows * args->scratch.stride * item)
+        return err_set(err, RC_INTERNAL, "experts: wanted %zu bytes of scratch, have %u x %u items of %u", end, args->n_rows,
+                       args->scratch.stride, item);
     char *scratch = (char *)args->scratch.data;
     run->middle = {scratch, run->inner, run->inner};
     run->outer = {scratch + middle, args->x.width, args->x.width};
@@ -514,7 +511,7 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
 template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n_processors)
 {
     cudaError_t code = cudaSuccess;
-    const void *many = (const void *)multiply_many<T, MANY_GROUPS, MANY_WIDTH>;
+    const void *many = (const void *)multiply_many<T>;
     for (uint32_t i = 0; i < 8 && !code; i++)
         code = cudaFuncSetAttribute(few_kernel_of<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES);
@@ -525,7 +522,7 @@ template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(n_processors / 2 * 2);
-    config.blockDim = dim3((MANY_GROUPS + 1) * 128);
+    config.blockDim = dim3(MANY_THREADS);
     config.dynamicSmemBytes = SHARED_BYTES;
     config.attrs = &attribute;
     config.numAttrs = 1;

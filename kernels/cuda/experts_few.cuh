@@ -16,6 +16,7 @@
 
 #define FEW_ROWS 8u /* rows of x that are not sorted beforehand */
 #define FEW_ROUTES (FEW_ROWS * EXPERTS_MAX_CHOSEN)
+#define FEW_TILE_COST 4u
 #define NO_PLACE 0xffffffffu
 
 struct few_unit {
@@ -285,14 +286,16 @@ multiply_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ 
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
-/* Rows of W a tile: the most that keep the blocks' shares of n_units experts' weights near equal. */
+/* Rows of W a tile: the most that keep the blocks' shares of n_units experts' weights near equal. A tile costs as much as
+ * FEW_TILE_COST rows besides. */
 static inline uint32_t few_tile_rows(uint32_t n_out, float n_units, uint32_t step, uint32_t n_processors)
 {
     uint32_t best = step;
     float least = 0;
     for (uint32_t pass = 0; pass < 2; pass++)
         for (uint32_t rows = step; rows <= 64; rows += step) {
-            float n_tiles = n_units * (float)ceil_div(n_out, rows), share = ceilf(n_tiles / (float)n_processors) * (float)rows;
+            float n_rounds = ceilf(n_units * (float)ceil_div(n_out, rows) / (float)n_processors);
+            float share = n_rounds * (float)(rows + FEW_TILE_COST);
             if (pass == 0 && (least == 0 || share < least))
                 least = share;
             if (pass == 1 && share * 16 <= least * 17)

@@ -1,11 +1,12 @@
-/* experts_many.cuh: products of experts that have many rows each: gemm.cuh's tiles over units of 64 * GROUPS places of one
- * expert by WIDTH rows of its weights. The list of units is worked out by every block from the experts' first places, as the
- * host does not know them; a grid of as many clusters as the device holds walks it. A cluster's blocks have tiles beside each
- * other: each fetches its slice of the rows of x for all of them. The chain of every output is gemm.cuh's.
+/* experts_many.cuh: products of experts that have many rows each. W is the operand of 64 rows, of which a block's two
+ * warpgroups have 128; the columns are a unit, up to 256 places of one expert, 32 at a time: so hardly any column is computed
+ * for nobody. The list of units is worked out by every block from the experts' first places, as the host does not know them; a
+ * grid of as many clusters as the device holds walks it. A cluster's blocks have tiles of W beside each other: each fetches its
+ * share of the unit's rows of x for all of them. The chain of every output is linear.cu's.
  *
  * As in experts_few.cuh the product with gate and up starts its successor when it has seen the places, so that weights of the
- * way down are fetched before it waits. Bound by the tensor cores, 2 n_routes n_out n_cols / 800e6 us on an H200, and what units
- * that are not full waste: half a unit an expert. */
+ * way down are fetched before it waits. Bound by the tensor cores, 2 n_routes n_out n_cols / 800e6 us on an H200, by the bytes
+ * of W below some 200 rows an expert. */
 #ifndef LLMPY_CUDA_EXPERTS_MANY_CUH
 #define LLMPY_CUDA_EXPERTS_MANY_CUH
 
@@ -13,6 +14,15 @@
 #include "tensor_map.cuh"
 #include "tile_store.cuh"
 #include "wgmma_wide.cuh"
+
+#define MANY_ROWS 128u /* of W, a tile */
+#define MANY_UNIT 256u /* places of a unit, at most */
+#define MANY_BOX 32u   /* places that are fetched at once */
+#define MANY_THREADS 384u
+#define MANY_W_BYTES (MANY_ROWS * 128)
+#define MANY_STAGE_BYTES (MANY_W_BYTES + MANY_UNIT * 128)
+#define MANY_PITCH 48u /* of a place in a warp's piece of shared memory: 16 results, and no bank twice */
+#define MANY_PIECE_BYTES (32 * MANY_PITCH)
 
 struct many_shape {
     uint32_t n_blocks;      /* of 64 columns */
@@ -33,19 +43,18 @@ struct many_tables {
     uint32_t units[EXPERTS_MAX + 1];   /* first units */
 };
 
-static constexpr __host__ __device__ uint32_t many_stages(uint32_t groups, uint32_t width)
+static constexpr __host__ __device__ uint32_t many_stages(void)
 {
-    return (SHARED_BYTES - groups * 64 * gemm_pitch(width) - (uint32_t)sizeof(struct many_tables)) /
-           ((groups * 64 + width) * 128 + 16);
+    return (SHARED_BYTES - 8 * MANY_PIECE_BYTES - (uint32_t)sizeof(struct many_tables)) / (MANY_STAGE_BYTES + 16);
 }
 
 /* One warp. */
-static __device__ void many_count(const struct mixture &m, struct many_tables *t, uint32_t unit_rows)
+static __device__ void many_count(const struct mixture &m, struct many_tables *t)
 {
     uint32_t lane = threadIdx.x % 32, n_units = 0;
     for (uint32_t e = lane; e < lane + m.n_experts; e += 32) {
         uint32_t first = e < m.n_experts ? __ldcg(m.offsets + e) : 0, end = e < m.n_experts ? __ldcg(m.offsets + e + 1) : 0;
-        uint32_t n = (end - first + unit_rows - 1) / unit_rows, at = n;
+        uint32_t n = (end - first + MANY_UNIT - 1) / MANY_UNIT, at = n;
         for (uint32_t step = 1; step < 32; step *= 2) {
             uint32_t other = __shfl_up_sync(~0u, at, step);
             at += lane >= step ? other : 0;
@@ -62,13 +71,12 @@ static __device__ void many_count(const struct mixture &m, struct many_tables *t
     }
 }
 
-/* A cluster's turn: an expert, its places from first to end of which this block has a tile, and the tile's number. */
+/* A cluster's turn: an expert, some of its places (its units are of near equal size), and the tile of W of this block. */
 struct many_place {
-    uint32_t expert, first, end, tile;
+    uint32_t expert, first, n_rows, tile;
 };
 static __device__ __forceinline__ struct many_place many_place_of(const struct mixture &m, const struct many_shape &s,
-                                                                  const struct many_tables *t, uint32_t unit_rows,
-                                                                  uint32_t turn, uint32_t rank)
+                                                                  const struct many_tables *t, uint32_t turn, uint32_t rank)
 {
     uint32_t per_unit = s.n_tiles / s.across, unit = turn / per_unit, low = 0, high = m.n_experts;
     while (high - low > 1) { /* the last expert whose first unit is not behind: those without units have none of their own */
@@ -78,12 +86,20 @@ static __device__ __forceinline__ struct many_place many_place_of(const struct m
         else
             high = middle;
     }
+    uint32_t n_units = t->units[low + 1] - t->units[low], n = t->offsets[low + 1] - t->offsets[low];
+    uint32_t step = (n + n_units - 1) / n_units, first = (unit - t->units[low]) * step;
     struct many_place p;
     p.expert = low;
-    p.first = t->offsets[low] + (unit - t->units[low]) * unit_rows;
-    p.end = t->offsets[low + 1];
+    p.first = t->offsets[low] + first;
+    p.n_rows = min(step, n - first);
     p.tile = turn % per_unit * s.across + rank;
     return p;
+}
+
+/* Columns that a unit is computed with. */
+static __device__ __forceinline__ uint32_t many_columns(const struct many_place &p)
+{
+    return max((p.n_rows + 31) / 32 * 32, 64u);
 }
 
 static __device__ __forceinline__ uint32_t many_turns(const struct mixture &m, const struct many_shape &s,
@@ -92,114 +108,155 @@ static __device__ __forceinline__ uint32_t many_turns(const struct mixture &m, c
     return t->units[m.n_experts] * (s.n_tiles / s.across);
 }
 
-/* One thread streams the block's weights, or its slices of x to all blocks of the cluster. */
-template <uint32_t GROUPS, uint32_t WIDTH>
+/* The next stage of the ring. */
+static __device__ __forceinline__ void many_next(uint32_t *stage, uint32_t *phase)
+{
+    if (++*stage == many_stages()) {
+        *stage = 0;
+        *phase ^= 1;
+    }
+}
+
+/* One thread streams the block's weights, or its share of x to all blocks of the cluster. */
 static __device__ __forceinline__ void many_load(const struct many_maps &maps, const struct mixture &m,
                                                  const struct many_shape &s, const struct many_tables *t, uint32_t ring,
                                                  uint32_t full, uint32_t empty, bool is_weight)
 {
-    const uint32_t x_bytes = GROUPS * 64 * 128, w_bytes = WIDTH * 128, n_stages = many_stages(GROUPS, WIDTH);
-    const uint32_t rank = cluster_rank(), slice = GROUPS * 64 / s.across, mask = (1u << s.across) - 1;
+    const uint32_t rank = cluster_rank(), mask = (1u << s.across) - 1;
     uint32_t stage = 0, phase = 1; /* 1: the first round finds every stage empty */
     uint64_t policy = policy_keep();
     if (!is_weight)
         wait_for_input();
     for (uint32_t turn = cluster_first(); turn < many_turns(m, s, t); turn += cluster_step()) {
-        struct many_place p = many_place_of(m, s, t, GROUPS * 64, turn, rank);
-        for (uint32_t block = 0; block < s.n_blocks; block++) {
-            uint32_t target = ring + stage * (x_bytes + w_bytes), barrier = full + 8 * stage;
+        struct many_place p = many_place_of(m, s, t, turn, rank);
+        const uint32_t columns = many_columns(p);
+        for (uint32_t block = 0; block < s.n_blocks; block++, many_next(&stage, &phase)) {
+            uint32_t target = ring + stage * MANY_STAGE_BYTES, barrier = full + 8 * stage;
             barrier_wait(empty + 8 * stage, phase);
-            barrier_expect(barrier, is_weight ? w_bytes : x_bytes);
-            if (!is_weight)
-                copy_box_to(mask, target + rank * slice * 128, &maps.x, p.first + rank * slice, block, barrier, policy);
-            else if (s.is_product)
-                copy_pairs(target + x_bytes, &maps.w, p.expert * s.expert_step + p.tile * (WIDTH / 16), block, barrier, policy);
+            barrier_expect(barrier, is_weight ? MANY_W_BYTES : columns * 128);
+            if (is_weight && s.is_product)
+                copy_pairs(target, &maps.w, p.expert * s.expert_step + p.tile * (MANY_ROWS / 16), block, barrier, policy);
+            else if (is_weight)
+                copy_box(target, &maps.w, p.expert * s.expert_step + p.tile * MANY_ROWS, block, barrier, policy);
             else
-                copy_box(target + x_bytes, &maps.w, p.expert * s.expert_step + p.tile * WIDTH, block, barrier, policy);
-            if (++stage == n_stages) {
-                stage = 0;
-                phase ^= 1;
-            }
+                for (uint32_t c = rank * MANY_BOX; c < columns; c += s.across * MANY_BOX)
+                    copy_box_to(mask, target + MANY_W_BYTES + c * 128, &maps.x, p.first + c, block, barrier, policy);
         }
     }
     /* Nobody leaves before the others' last word has come. */
-    for (uint32_t i = 0; i < n_stages; i++) {
+    for (uint32_t i = 0; i < many_stages(); i++, many_next(&stage, &phase))
         barrier_wait(empty + 8 * stage, phase);
-        if (++stage == n_stages) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
 }
 
-template <class T, uint32_t GROUPS, uint32_t WIDTH>
-static __device__ __forceinline__ void many_consume(const struct mixture &m, const struct many_shape &s,
-                                                    const struct many_tables *t, const struct output &out,
-                                                    const expert_product &product, uint32_t ring, uint32_t pieces,
-                                                    uint32_t full, uint32_t empty)
+/* What a thread that multiplies knows. */
+struct many_worker {
+    uint32_t ring, piece, full, empty; /* addresses; empty: of the block that this lane tells of a free stage, or 0 */
+    uint32_t group, stage, phase;
+};
+
+/* The sums of 32 places from column c on, rounded, through the warp's piece of shared memory: its rows are places, of 16
+ * results, or of 8 gates and 8 ups. */
+template <class T, uint32_t N>
+static __device__ __forceinline__ void many_turn_over(const float (&sum)[N], uint32_t c, uint32_t piece)
 {
-    const uint32_t x_bytes = GROUPS * 64 * 128, stage_bytes = x_bytes + WIDTH * 128, n_stages = many_stages(GROUPS, WIDTH);
-    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = cluster_rank();
-    uint32_t free_in = lane < s.across ? address_in(empty, lane) : 0, stage = 0, phase = 0, before = 0;
-    wait_for_input();
-    for (uint32_t turn = cluster_first(); turn < many_turns(m, s, t); turn += cluster_step()) {
-        float sum[WIDTH / 2];
+    const uint32_t lane = threadIdx.x % 32, corner = piece + (lane / 16 * 8 + lane % 8) * MANY_PITCH + lane / 8 % 2 * 16;
 #pragma unroll
-        for (uint32_t i = 0; i < WIDTH / 2; i++)
-            sum[i] = 0;
-        uint32_t block = 0;
-        do {
-            barrier_wait(full + 8 * stage, phase);
-            uint64_t a = wgmma_rows(ring + stage * stage_bytes + warp / 4 * 64 * 128);
-            uint64_t b = wgmma_rows(ring + stage * stage_bytes + x_bytes);
-            wgmma_begin();
+    for (uint32_t i = 0; i < 2; i++) {
+        const float *v = sum + c / 2 + i * 8;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(corner + i * 16 * MANY_PITCH),
+                     "r"(pack(v[0], v[1], T())), "r"(pack(v[2], v[3], T())), "r"(pack(v[4], v[5], T())),
+                     "r"(pack(v[6], v[7], T()))
+                     : "memory");
+    }
+    __syncwarp();
+}
+
+template <class T, uint32_t N>
+static __device__ __forceinline__ void many_store(float (&sum)[N], const struct many_shape &s, const struct output &out,
+                                                  const expert_product &product, const struct many_place &p,
+                                                  const struct many_worker &w)
+{
+    const uint32_t lane = threadIdx.x % 32, own = p.tile * MANY_ROWS + w.group * 64 + threadIdx.x % 128 / 32 * 16;
+    const uint32_t n = s.is_product ? own / 2 : own;
+    if (out.bias) {
+        const float *bias = out.bias + ((size_t)p.expert * out.n_out << s.is_product);
+        uint32_t low = n + lane / 4, high = s.is_product ? low : low + 8;
+        float first = low < out.n_out ? bias[low] : 0;
+        float second = high < out.n_out ? bias[s.is_product ? high + out.n_out : high] : 0;
 #pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                wgmma(sum, a + 2 * i, b + 2 * i, T());
-            wgmma_commit();
-            wgmma_wait<1>();
-            if (block && free_in)
-                barrier_arrive_in(free_in + 8 * before);
-            before = stage;
-            if (++stage == n_stages) {
-                stage = 0;
-                phase ^= 1;
+        for (uint32_t i = 0; i < N; i++)
+            sum[i] += i % 4 < 2 ? first : second;
+    }
+#pragma unroll
+    for (uint32_t c = 0; c < 2 * N; c += 32) {
+        many_turn_over<T>(sum, c, w.piece);
+        if (s.is_product) {
+            uint32_t from = w.piece + lane * MANY_PITCH;
+            uint4 value = multiply_eight<T>(load_shared(from), load_shared(from + 16), product);
+            if (c + lane < p.n_rows && n < out.n_out)
+                store_eight<T>(out, s.is_wide, p.first + c + lane, n, value);
+        } else {
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++) {
+                uint32_t row = i * 16 + lane / 2, at = n + lane % 2 * 8;
+                if (c + row < p.n_rows && at < out.n_out)
+                    store_eight<T>(out, s.is_wide, p.first + c + row, at,
+                                   load_shared(w.piece + row * MANY_PITCH + lane % 2 * 16));
             }
-        } while (++block < s.n_blocks);
-        wgmma_wait<0>();
-        if (free_in)
-            barrier_arrive_in(free_in + 8 * before);
-#pragma unroll
-        for (uint32_t i = 0; i < WIDTH / 2; i++)
-            asm volatile("" : "+f"(sum[i]));
-        struct many_place p = many_place_of(m, s, t, GROUPS * 64, turn, rank);
-        struct output here = out;
-        here.n_rows = p.end;
-        if (out.bias) {
-            here.bias = out.bias + ((size_t)p.expert * out.n_out << s.is_product);
-            add_bias(sum, here, s.is_product, p.tile * WIDTH);
         }
-        store_lines<T>(sum, here, s.is_product, s.is_wide, product, p.first + warp * 16, p.tile * WIDTH,
-                       pieces + warp * 16 * gemm_pitch(WIDTH));
+        __syncwarp();
     }
 }
 
-template <class T, uint32_t GROUPS, uint32_t WIDTH>
-static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
+/* One tile; N columns. */
+template <class T, uint32_t N>
+static __device__ __forceinline__ void many_tile(const struct many_shape &s, const struct output &out,
+                                                 const expert_product &product, const struct many_place &p,
+                                                 struct many_worker &w)
+{
+    float sum[N / 2];
+#pragma unroll
+    for (uint32_t i = 0; i < N / 2; i++)
+        sum[i] = 0;
+    uint32_t block = 0, before = 0;
+    do {
+        barrier_wait(w.full + 8 * w.stage, w.phase);
+        uint64_t a = wgmma_rows(w.ring + w.stage * MANY_STAGE_BYTES + w.group * 64 * 128);
+        uint64_t b = wgmma_rows(w.ring + w.stage * MANY_STAGE_BYTES + MANY_W_BYTES);
+        wgmma_begin();
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            wgmma(sum, a + 2 * i, b + 2 * i, T());
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (block && w.empty)
+            barrier_arrive_in(w.empty + 8 * before);
+        before = w.stage;
+        many_next(&w.stage, &w.phase);
+    } while (++block < s.n_blocks);
+    wgmma_wait<0>();
+    if (w.empty)
+        barrier_arrive_in(w.empty + 8 * before);
+#pragma unroll
+    for (uint32_t i = 0; i < N / 2; i++)
+        asm volatile("" : "+f"(sum[i]));
+    many_store<T>(sum, s, out, product, p, w);
+}
+
+template <class T>
+static __global__ void __launch_bounds__(MANY_THREADS, 1)
 multiply_many(const __grid_constant__ struct many_maps maps, const __grid_constant__ struct mixture m,
               const __grid_constant__ struct many_shape s, const __grid_constant__ struct output out,
               const __grid_constant__ expert_product product)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const uint32_t n_stages = many_stages(GROUPS, WIDTH), ring = shared_address(shared);
-    const uint32_t tables_at = n_stages * (GROUPS * 64 + WIDTH) * 128 + GROUPS * 64 * gemm_pitch(WIDTH);
-    const uint32_t pieces = ring + n_stages * (GROUPS * 64 + WIDTH) * 128;
-    const uint32_t full = ring + tables_at + (uint32_t)sizeof(struct many_tables), empty = full + 8 * n_stages;
-    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const uint32_t tables_at = many_stages() * MANY_STAGE_BYTES + 8 * MANY_PIECE_BYTES, ring = shared_address(shared);
+    const uint32_t full = ring + tables_at + (uint32_t)sizeof(struct many_tables), empty = full + 8 * many_stages();
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     struct many_tables *t = (struct many_tables *)(shared + tables_at);
-    if (threadIdx.x < n_stages) {
+    if (threadIdx.x < many_stages()) {
         barrier_init(full + 8 * threadIdx.x, 2);
-        barrier_init(empty + 8 * threadIdx.x, GROUPS * 4 * s.across);
+        barrier_init(empty + 8 * threadIdx.x, 8 * s.across);
     }
     barriers_made();
     if (!s.is_behind)
@@ -207,17 +264,35 @@ multiply_many(const __grid_constant__ struct many_maps maps, const __grid_consta
     if (threadIdx.x == 0)
         start_next();
     if (warp == 0)
-        many_count(m, t, GROUPS * 64);
+        many_count(m, t);
     __syncthreads();
     cluster_meet();
     /* Two warpgroups of 232 registers and the loading one fill the processor's. */
-    if (warp >= GROUPS * 4) {
+    if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp < GROUPS * 4 + 2 && threadIdx.x % 32 == 0)
-            many_load<GROUPS, WIDTH>(maps, m, s, t, ring, full, empty, warp == GROUPS * 4);
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        many_consume<T, GROUPS, WIDTH>(m, s, t, out, product, ring, pieces, full, empty);
+        if (warp < 10 && lane == 0)
+            many_load(maps, m, s, t, ring, full, empty, warp == 8);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait_for_input();
+    struct many_worker w = {};
+    w.ring = ring;
+    w.piece = ring + many_stages() * MANY_STAGE_BYTES + warp * MANY_PIECE_BYTES;
+    w.full = full;
+    w.empty = lane < s.across ? address_in(empty, lane) : 0;
+    w.group = warp / 4;
+    for (uint32_t turn = cluster_first(); turn < many_turns(m, s, t); turn += cluster_step()) {
+        const struct many_place p = many_place_of(m, s, t, turn, cluster_rank());
+        switch (many_columns(p)) {
+        case 64: many_tile<T, 64>(s, out, product, p, w); break;
+        case 96: many_tile<T, 96>(s, out, product, p, w); break;
+        case 128: many_tile<T, 128>(s, out, product, p, w); break;
+        case 160: many_tile<T, 160>(s, out, product, p, w); break;
+        case 192: many_tile<T, 192>(s, out, product, p, w); break;
+        case 224: many_tile<T, 224>(s, out, product, p, w); break;
+        default: many_tile<T, 256>(s, out, product, p, w);
+        }
     }
 }
 

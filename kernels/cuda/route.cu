@@ -1,5 +1,5 @@
-/* What a row goes to: scores of its experts from float32 logits, the n_chosen best by score + selection bias (ties by the lowest
- * expert), of the best groups where there are groups, and their weights. logits [n_rows][n_experts], routes
+/* What a row goes to: scores of its experts from float32 logits, the n_chosen best by score + selection bias (ties by the
+ * lowest expert), of the best groups where there are groups, and their weights. logits [n_rows][n_experts], routes
  * [n_rows][n_chosen]; all in float32. A warp has a row, a lane experts lane, lane + 32, ...; sums over experts run in a lane
  * first and meet in a tree, sums over the chosen run in their order. Bound by latency: 1 to 2 us for 8 of 128. */
 #include "common.cuh"

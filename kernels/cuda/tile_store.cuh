@@ -1,5 +1,5 @@
-/* tile_store.cuh: what gemm.cuh and experts_many.cuh share: clusters of blocks that fetch for each other, and the way of a tile's
- * sums from registers to memory. A thread's sums are those of wgmma.cuh. */
+/* tile_store.cuh: what gemm.cuh and experts_many.cuh share: clusters of blocks that fetch for each other, and the way of a
+ * tile's sums from registers to memory. A thread's sums are those of wgmma.cuh. */
 #ifndef LLMPY_CUDA_TILE_STORE_CUH
 #define LLMPY_CUDA_TILE_STORE_CUH
 
@@ -203,7 +203,8 @@ static __device__ __forceinline__ void store_eight(const struct output &out, boo
     }
 }
 
-/* The sums rounded, through the warp's piece of shared memory, so that whole lines are written; of gate and up their product. */
+/* The sums rounded, through the warp's piece of shared memory, so that whole lines are written; of gate and up their product.
+ */
 template <class T, uint32_t N, class F>
 static __device__ __forceinline__ void store_lines(const float (&sum)[N], const struct output &out, bool is_product,
                                                    bool is_wide, const F &product, uint32_t row, uint32_t first,
