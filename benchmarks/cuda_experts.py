@@ -11,7 +11,6 @@ of both operations, and the share of what bounds it: the bytes of the experts th
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import statistics
 import time
@@ -19,7 +18,7 @@ from ctypes import Structure, byref, c_bool, c_float, c_size_t, c_uint32, c_void
 from dataclasses import dataclass
 
 import numpy as np
-from cuda_linear import BF16, Backend, MatrixDesc, Part, View
+from cuda_linear import Backend, View
 
 READ, MATMUL = 4.55e12, 790e12
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -76,7 +75,10 @@ class Bench:
         self.backend, self.shape, self.rng = backend, shape, np.random.default_rng(1)
         s = shape
         self.layers = [
-            (self.matrix(s.experts * 2 * s.inner, s.hidden, 2 * i), self.matrix(s.experts * s.hidden, s.inner, 2 * i + 1))
+            (
+                backend.matrix(s.experts * 2 * s.inner, s.hidden, 2 * i, LINEAR | EXPERTS),
+                backend.matrix(s.experts * s.hidden, s.inner, 2 * i + 1, LINEAR | EXPERTS),
+            )
             for i in range(LAYERS)
         ]
         self.x = self.give(self.rng.standard_normal(max_rows * s.hidden).astype(np.float32).view(np.uint16)[1::2])
@@ -86,12 +88,6 @@ class Bench:
         self.routes = backend.buffer(8 * max_rows * s.chosen)
         biases = [self.give(np.ones((s.experts, n), np.float32)) for n in (2 * s.inner, s.hidden)]
         self.biases = biases if s.form == CLAMPED else [c_void_p(), c_void_p()]
-
-    def matrix(self, n: int, k: int, key: int) -> c_void_p:
-        made, backend = c_void_p(), self.backend
-        backend("matrix_create", byref(MatrixDesc((Part * 1)(Part(n, BF16)), 1, k, LINEAR | EXPERTS, 0)), byref(made))
-        backend("matrix_fill", made, c_uint32(0), ctypes.c_uint64(key))
-        return made
 
     def give(self, host: np.ndarray) -> c_void_p:
         host = np.ascontiguousarray(host)

@@ -65,6 +65,10 @@ class MatrixDesc(Structure):
     _fields_ = [("parts", POINTER(Part)), ("n_parts", c_uint32), ("n_cols", c_uint32), ("use", c_uint32), ("math", c_uint32)]
 
 
+class RowRun(Structure):
+    _fields_ = [("first_row", c_uint32), ("n_rows", c_uint32), ("source_row", c_int64), ("step", c_int64)]
+
+
 class Err(Structure):
     _fields_ = [("rc", c_int), ("code", c_int64), ("message", c_char * 512), ("what", c_char * 256), ("tensor", c_char * 192)]
 
@@ -102,10 +106,10 @@ class Backend:
         self("buffer_create", c_size_t(n_bytes), byref(made))
         return made
 
-    def matrix(self, n: int, k: int, key: int) -> c_void_p:
+    def matrix(self, n: int, k: int, key: int, use: int = 1) -> c_void_p:
         made = c_void_p()
-        self("matrix_create", byref(MatrixDesc((Part * 1)(Part(n, BF16)), 1, k, 1, 0)), byref(made))
-        self("matrix_fill", made, c_uint32(0), ctypes.c_uint64(key))
+        self("matrix_create", byref(MatrixDesc((Part * 1)(Part(n, BF16)), 1, k, use, 0)), byref(made))
+        self("matrix_fill", made, c_uint32(0), byref(RowRun(0, n, 0, 1)), ctypes.c_uint64(key))
         return made
 
 
