@@ -31,7 +31,9 @@ enum act {
     ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4, ACT_TANH = 5, ACT_SIGMOID = 6,
     /* Of the operation `act` alone. XIELU: p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x, with
      * p = softplus(alpha_p), n = beta + softplus(alpha_n). */
-    ACT_CLIP = 7, ACT_XIELU = 8
+    ACT_CLIP = 7, ACT_XIELU = 8,
+    ACT_IDENTITY = 9, /* also of `gated`: a product */
+    ACT_SCALE = 10    /* times a factor of each column */
 };
 
 /* A weight matrix [sum of n_rows][n_cols] made of named parts (q, k, v; gate, up), each stored in its own type. */
@@ -151,7 +153,7 @@ struct act_args {
     uint32_t n_rows, act;
     struct view x, out;
     float limit;                /* ACT_CLIP: of |out| */
-    const float *weights;       /* ACT_XIELU: alpha_p, alpha_n, beta, eps */
+    const float *weights;       /* ACT_XIELU: alpha_p, alpha_n, beta, eps; ACT_SCALE: [width] */
 };
 
 /* out = weight * (x - mean) / sqrt(variance + eps) + bias, over each of n_heads equal parts of the row (1: the whole row); the

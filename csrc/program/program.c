@@ -104,13 +104,14 @@ static const char *check_logits(const struct program *p, const struct op *op)
 
 static const char *check_act(const struct program *p, const struct op *op)
 {
-    if (op->u[0] > ACT_XIELU || width_of(p, op->in[0]) != width_of(p, op->out[0]))
+    if (op->u[0] > ACT_SCALE || width_of(p, op->in[0]) != width_of(p, op->out[0]))
         return "the activation is known, the width stays the same";
     if (op->u[0] == ACT_CLIP && !(op->f[0] > 0))
         return "the limit is above 0";
-    return op->u[0] != ACT_XIELU || (op->weight[0] != NO_INDEX && is_vector(p, op->weight[0], 4))
+    uint32_t n_weights = op->u[0] == ACT_XIELU ? 4 : op->u[0] == ACT_SCALE ? width_of(p, op->in[0]) : 0;
+    return !n_weights || (op->weight[0] != NO_INDEX && is_vector(p, op->weight[0], n_weights))
                ? NULL
-               : "the weights are alpha_p, alpha_n, beta and eps";
+               : "the weights are alpha_p, alpha_n, beta and eps, or a factor for each column";
 }
 
 static const char *check_row_attention(const struct program *p, const struct op *op)

@@ -88,6 +88,8 @@ static void act_chunk(const void *job_args, uint32_t row, uint32_t column, uint3
         row_clip(args->limit, x, n, out);
     else if (args->act == ACT_XIELU)
         row_xielu(args->weights, x, n, out);
+    else if (args->act == ACT_SCALE)
+        row_act(ACT_IDENTITY, x, args->weights + column, n, out);
     else
         row_act(args->act, x, NULL, n, out);
 }

@@ -88,6 +88,8 @@ V_INLINE vf v_act(vf x, uint32_t act)
         return v_max(v_zero(), x); /* a NaN stays */
     case ACT_TANH:
         return v_tanh(x);
+    case ACT_IDENTITY:
+        return x;
     case ACT_SIGMOID:
         return v_div(one, v_add(one, v_exp(v_neg(x))));
     default: {
@@ -120,6 +122,7 @@ static inline void row_act(uint32_t act, const float *x, const float *up, uint32
     case ACT_RELU: row_act_as(ACT_RELU, x, up, n, out); return;
     case ACT_TANH: row_act_as(ACT_TANH, x, up, n, out); return;
     case ACT_SIGMOID: row_act_as(ACT_SIGMOID, x, up, n, out); return;
+    case ACT_IDENTITY: row_act_as(ACT_IDENTITY, x, up, n, out); return;
     default: row_act_as(ACT_RELU2, x, up, n, out);
     }
 }

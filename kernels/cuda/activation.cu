@@ -66,9 +66,11 @@ static __global__ void __launch_bounds__(THREADS) act_rows(rows<T> from, rows<T>
     struct xielu_curve curve = ACT == ACT_XIELU ? xielu_of(weights) : xielu_curve();
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
-        x[i] = ACT == ACT_XIELU  ? xielu_value(x[i], curve)
-               : ACT == ACT_CLIP ? (x[i] > limit ? limit : x[i] < -limit ? -limit : x[i]) /* a NaN stays */
-                                 : act_value(x[i], ACT);
+        if (ACT != ACT_SCALE || column + i < out.width)
+            x[i] = ACT == ACT_XIELU   ? xielu_value(x[i], curve)
+                   : ACT == ACT_SCALE ? x[i] * weights[column + i]
+                   : ACT == ACT_CLIP  ? (x[i] > limit ? limit : x[i] < -limit ? -limit : x[i]) /* a NaN stays */
+                                      : act_value(x[i], ACT);
     store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, x);
 }
 
@@ -127,6 +129,7 @@ template <class F> static void visit_act(uint32_t act, F f)
     case ACT_RELU: f(std::integral_constant<uint32_t, ACT_RELU>()); break;
     case ACT_TANH: f(std::integral_constant<uint32_t, ACT_TANH>()); break;
     case ACT_SIGMOID: f(std::integral_constant<uint32_t, ACT_SIGMOID>()); break;
+    case ACT_IDENTITY: f(std::integral_constant<uint32_t, ACT_IDENTITY>()); break;
     default: f(std::integral_constant<uint32_t, ACT_RELU2>());
     }
 }
@@ -169,6 +172,8 @@ enum rc cuda_act(void *ctx, const struct act_args *args, struct err *err)
             start(std::integral_constant<uint32_t, ACT_CLIP>());
         else if (args->act == ACT_XIELU)
             start(std::integral_constant<uint32_t, ACT_XIELU>());
+        else if (args->act == ACT_SCALE)
+            start(std::integral_constant<uint32_t, ACT_SCALE>());
         else
             visit_act(args->act, start);
     });

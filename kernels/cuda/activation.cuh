@@ -17,6 +17,8 @@ static __device__ __forceinline__ float act_value(float x, uint32_t act)
         return x < 0 ? 0.0f : x; /* a NaN stays */
     case ACT_TANH:
         return tanhf(x);
+    case ACT_IDENTITY:
+        return x;
     case ACT_SIGMOID:
         return __fdividef(1.0f, 1.0f + expf(-x));
     default:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .blocks import Model, Value
 
-CLIP, XIELU = 7, 8  # activations with a limit and with weights
+CLIP, XIELU, SCALE = 7, 8, 10  # activations with a limit and with weights
 
 
 class NormBlock:
@@ -93,6 +93,17 @@ class NormBlock:
             for each, shape in zip(names, shapes, strict=True)
         ]
         return heads, [m.vector(op, tensors, 0.0 if i else offset) for i, tensors in enumerate(parts)]
+
+    def scale(self, x: Value, factors: Sequence[float]) -> Value:
+        """x times a factor of each column, or one for all of them."""
+        m = self._model
+        m.expect("scale", self.prefix, x)
+        if len(factors) not in (1, x.width):
+            m.refuse("scale", self.prefix, f"wanted 1 or {x.width} factors, have {len(factors)}")
+        if all(factor == 1 for factor in factors):
+            return x
+        given = [float(factor) for factor in factors] * (x.width // len(factors))
+        return m.emit("act", [x], x.width, weights=[m.constant(given)], u=[SCALE])
 
     def clip(self, x: Value, limit: float) -> Value:
         """x, not below -limit and not above limit."""

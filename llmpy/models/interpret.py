@@ -6,7 +6,7 @@ from math import erf, pi, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from .block_norm import CLIP
+from .block_norm import CLIP, SCALE
 from .program import Operands, RopeSpec, Spec, Weight
 
 Array = NDArray[np.float64]
@@ -31,6 +31,7 @@ _ACTS: dict[int, Callable[[Array], Array]] = {
     4: lambda x: np.maximum(x, 0) ** 2,
     5: np.tanh,
     6: lambda x: 1 / (1 + np.exp(-x)),
+    9: lambda x: x,
 }
 
 
@@ -63,6 +64,8 @@ def _act(x: Array, weights: Sequence[Array], act: int, f: Sequence[float]) -> Ar
         return np.clip(x, -f[0], f[0])
     if act in _ACTS:
         return _ACTS[act](x)
+    if act == SCALE:
+        return x * weights[0]
     alpha_p, alpha_n, beta, eps = weights[0]
     below = (np.expm1(np.minimum(x, eps)) - x) * (beta + np.logaddexp(0, alpha_n))
     return np.asarray(np.where(x > 0, np.logaddexp(0, alpha_p) * x * x, below) + beta * x)

@@ -57,8 +57,11 @@ class Spec(TypedDict):
 Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file
 
 
+IDENTITY = 9  # the activation that makes a product of `gated`
+
+
 class Value:
-    """Rows of activations inside a program. `a + b` adds two of equal width."""
+    """Rows of activations inside a program. `a + b` adds two of equal width, `a * b` multiplies them."""
 
     def __init__(self, model: "Writer", index: int, width: int) -> None:
         self.model, self.index, self.width = model, index, width
@@ -68,6 +71,12 @@ class Value:
         if other.width != self.width:
             self.model.refuse("add", "", f"wanted equal widths, have {self.width} and {other.width}")
         return self.model.emit("add", [self, other], self.width)
+
+    def __mul__(self, other: "Value") -> "Value":
+        self.model.expect("product", "", self, other)
+        if other.width != self.width:
+            self.model.refuse("product", "", f"wanted equal widths, have {self.width} and {other.width}")
+        return self.model.emit("gated", [self, other], self.width, u=[IDENTITY])
 
 
 class Writer:

@@ -178,3 +178,15 @@ def test_logits(width: int, scale: float, cap: float, open_backend: Open) -> Non
         part = x[first : first + rows].copy()
         backend.scale_logits(part[:, :width], scale, cap)
         assert part.tobytes() == out[first : first + rows].tobytes()
+
+
+def test_products_and_factors(open_backend: Open) -> None:
+    """The identity in `gated` is a product, and a row of factors scales columns: one rounding each."""
+    backend, random = open_backend(2), np.random.default_rng(0)
+    for width in (1, 40, 1030, 3000):
+        a, b = random.standard_normal((2, 7, width)).astype(np.float32)
+        assert gated(backend, a, b, 9).tobytes() == (a * b).tobytes()
+        factors = random.standard_normal(width).astype(np.float32)
+        out = np.full_like(a, np.nan)
+        backend.act(a, out, 10, weights=factors)
+        assert backend.allocations == 0 and out.tobytes() == (a * factors).tobytes()

@@ -75,6 +75,12 @@ NEMOTRON_H = {
     "n_groups": 2, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "head_dim": 24, "n_routed_experts": 4,
     "n_group": 2, "topk_group": 1, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40, "chunk_size": 8,
 }  # fmt: skip
+FALCON_H1 = {
+    "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 8,
+    "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.7, "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6, "mlp_multipliers": [0.7, 1.4],
+    "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+}  # fmt: skip
 QWEN3_NEXT = {
     "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4, "num_experts": 6, "num_experts_per_tok": 2,
@@ -223,6 +229,15 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         {"layers_block_type": ["mamba", "moe", "attention", "mamba"], "num_hidden_layers": 4, **NEMOTRON_H,
          "moe_latent_size": 32, "routed_scaling_factor": 2.5, "mlp_bias": True},
     ),
+    "lfm2": ("Lfm2", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}),
+    "lfm2-bias": (
+        "Lfm2",
+        {"full_attn_idxs": [1], "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False,
+         "tie_word_embeddings": False},
+    ),
+    "falcon_h1": ("FalconH1", {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "falcon_h1-plain": ("FalconH1", {**FALCON_H1, "mlp_multipliers": None, "ssm_multipliers": None, "mamba_n_groups": 1}),
+    "falcon_h1-norm": ("FalconH1", {**FALCON_H1, "mamba_rms_norm": True, "attention_bias": True, "projectors_bias": True}),
     "qwen3_next": ("Qwen3Next", {"num_hidden_layers": 4, **QWEN3_NEXT}),
     "qwen3_next-mlp": (
         "Qwen3Next",
@@ -290,7 +305,7 @@ SLOW = {
     "seed_oss-plain", "exaone4", "exaone4-full", "arcee", "stablelm", "stablelm-parallel",
     "stablelm-norms", "cohere-plain", "phi-norms", "olmo-plain",
     "mamba-bias", "falcon_mamba", "mamba2-bias", "jamba-plain", "granite_hybrid", "granite_hybrid-nope", "plamo2-untied",
-    "nemotron_h-latent", "qwen3_next-mlp",
+    "nemotron_h-latent", "qwen3_next-mlp", "lfm2-bias", "falcon_h1-plain", "falcon_h1-norm",
     "gpt2-scaled", "gpt_bigcode-heads", "starcoder2-plain", "codegen", "gpt_neox-sequential", "opt-plain", "internlm2-plain",
     "starcoder2", "qwen", "chatglm", "bloom-norm", "falcon-11b", "falcon-40b", "baichuan", "baichuan-13b", "gpt_bigcode",
     "gptj", "opt", "mpt", "falcon-rw",
