@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 PAGE = ROOT / "docs/models.md"
 BEGIN, END = "<!-- models_table.py: from here -->", "<!-- models_table.py: to here -->"
 HEAD = "| family | architectures | released models | formats | CPU | CUDA | tested against | limits |"
@@ -106,4 +105,5 @@ def page(text: str) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
     PAGE.write_text(page(PAGE.read_text()))

@@ -11,6 +11,7 @@ from llmpy.models import Model, ModelConfig, heads, registry, usual
 IDS = ",".join(str(3 + 11 * i % 90) for i in range(20))
 
 
+@pytest.mark.alone  # the command takes the whole device
 @pytest.mark.parametrize("case", ["llama", "gemma3", "cohere2", "phi", "granite", "stablelm-parallel"])
 def test_families_agree(case, tiny, device, capsys) -> None:
     assert cli.main(["compare", str(tiny(case).directory), "--ids", IDS, "--device", device]) == 0

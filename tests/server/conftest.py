@@ -16,6 +16,10 @@ from llmpy import AsyncEngine
 from llmpy.server import build_app
 
 
+LENGTH = 16384
+"""Of the longest sequence: answers of so many tokens take seconds, so that they can be interrupted."""
+
+
 def _api_conftest():
     path = Path(__file__).parents[1] / "api" / "conftest.py"
     spec = importlib.util.spec_from_file_location("server_models", path)
@@ -27,9 +31,8 @@ def _api_conftest():
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory):
-    model = _api_conftest().make_model(tmp_path_factory.mktemp("served"))
-    with_queue = {"max_queued_requests": 64, "max_model_len": 256, "kv_cache_memory_bytes": "8MiB"}
-    engine = AsyncEngine(model, device="cpu", **with_queue)
+    model = _api_conftest().make_model(tmp_path_factory.mktemp("served"), max_position_embeddings=LENGTH)
+    engine = AsyncEngine(model, device="cpu", max_queued_requests=64, kv_cache_memory_bytes="64MiB")
     yield engine
     engine.close()
 

@@ -92,7 +92,7 @@ def test_sixteen_tokens_unless_asked(client):
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": 5}, "prompt"),
-        ({"prompt": "a " * 2000}, "prompt"),
+        ({"prompt": "a " * 20000}, "prompt"),
         ({"prompt": [99999]}, "prompt_token_ids"),
         ({}, None),
     ],

@@ -9,7 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-TALK = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
+LENGTH = 16384  # of the served model
+TALK = {"prompt": "hello", "max_tokens": 16000, "ignore_eos": True, "stream": True}
 
 
 def until_idle(engine):
@@ -21,7 +22,7 @@ def until_idle(engine):
 
 def test_models(client):
     models = client.get("/v1/models").json()["data"]
-    assert [model["id"] for model in models] == ["tiny", "same"] and models[0]["max_model_len"] == 256
+    assert [model["id"] for model in models] == ["tiny", "same"] and models[0]["max_model_len"] == LENGTH
     assert client.get("/v1/models/same").json()["id"] == "same"
     assert client.get("/v1/models/other").status_code == 404
     response = client.post("/v1/completions", json={"model": "other", "prompt": "a"})
@@ -55,7 +56,7 @@ def test_paths_and_methods(client):
 
 def test_tokens(client):
     made = client.post("/tokenize", json={"prompt": "hello there", "return_token_strs": True}).json()
-    assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) and made["max_model_len"] == 256
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) and made["max_model_len"] == LENGTH
     assert client.post("/detokenize", json={"tokens": made["tokens"]}).json() == {"prompt": "hello there"}
 
 
@@ -74,7 +75,7 @@ def test_a_client_that_leaves_ends_its_request(client, engine):
     until_idle(engine)
     aborted = engine.stats().finished["abort"]
     host, port = client.base_url.host, client.base_url.port
-    body = b'{"prompt": "hello", "max_tokens": 250, "ignore_eos": true, "n": 8}'
+    body = b'{"prompt": "hello", "max_tokens": 8000, "ignore_eos": true, "n": 8}'
     with socket.create_connection((host, port)) as raw:  # not streamed: gone before the answer
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         deadline = time.monotonic() + 20
@@ -109,7 +110,7 @@ def test_long_bodies(serve):
 def test_the_end_lets_running_requests_finish(engine, serve):
     running = serve(shutdown_timeout=20)
     answers = []
-    body = {"prompt": "hello", "max_tokens": 240, "ignore_eos": True}
+    body = {"prompt": "hello", "max_tokens": 6000, "ignore_eos": True}
     thread = threading.Thread(
         target=lambda: answers.append(httpx.post(f"{running.url}/v1/completions", json=body, timeout=60))
     )
@@ -119,4 +120,4 @@ def test_the_end_lets_running_requests_finish(engine, serve):
         assert time.monotonic() < deadline
     running.stop()
     thread.join(20)
-    assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 240
+    assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 6000
