@@ -15,7 +15,6 @@ import uvicorn
 from llmpy import AsyncEngine
 from llmpy.server import build_app
 
-
 LENGTH = 16384
 """Of the longest sequence: answers of so many tokens take seconds, so that they can be interrupted."""
 
