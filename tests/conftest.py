@@ -50,6 +50,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"devices: {found}" + ("" if CUDA else f"; no CUDA cases: {GPU['reason']}"))
 
 
+@pytest.fixture(scope="session")
+def write_model() -> Callable[..., Path]:
+    """Writes the tiny model of tests/api into a directory."""
+    spec = importlib.util.spec_from_file_location("tiny_models", ROOT / "tests/api/conftest.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Callable[..., Path] = module.make_model
+    return made
+
+
 @pytest.fixture(scope="session", params=["cpu", *CUDA])
 def device(request: pytest.FixtureRequest) -> str:
     """Name of the processor, then of a CUDA device."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import LLM
+if TYPE_CHECKING:
+    from .. import LLM
 
 
 def model_path(chosen: Namespace) -> str:
-    """The model that the options name, else the demo model."""
-    if chosen.model is not None:
-        return str(chosen.model)
+    """The model that the command line names, by an option or a word, else the demo model."""
+    given = getattr(chosen, "name", None) or chosen.model
+    if given is not None:
+        return str(given)
     from ..demo import fetch_model
 
     return str(fetch_model())
@@ -20,6 +22,8 @@ def model_path(chosen: Namespace) -> str:
 
 def open_model(chosen: Namespace) -> LLM:
     """The engine for the model that the options name, else for the demo model."""
+    from .. import LLM
+
     return LLM(model_path(chosen), device=chosen.device, dtype=chosen.dtype, max_model_len=chosen.max_model_len)
 
 

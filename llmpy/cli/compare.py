@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedError
+from .common import model_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,9 +38,8 @@ def run(chosen: Namespace) -> int:
     """Compares, prints, and returns 1 where something differs."""
     torch, transformers = _libraries()
     from .. import LLM
-    from ..demo import fetch_model
 
-    model = chosen.name or chosen.model or fetch_model()
+    model = model_path(chosen)
     length = chosen.max_model_len
     options = {"device": chosen.device, "dtype": chosen.dtype, "max_model_len": length, "enforce_eager": True}
     with LLM(model, **options, skip_tokenizer_init=chosen.ids is not None) as llm:

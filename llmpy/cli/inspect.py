@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..models.blocks import ACTIVATIONS
+from .common import model_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,10 +24,8 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 def run(chosen: Namespace) -> int:
     """Prints the model."""
     from .. import _core, hub, models
-    from ..demo import fetch_model
 
-    model = chosen.name or chosen.model or fetch_model()
-    files = hub.resolve(model, weights=not chosen.config_only)
+    files = hub.resolve(model_path(chosen), weights=not chosen.config_only)
     checkpoint = None if chosen.config_only else _core.Checkpoint([str(path) for path in files.weights])
     compiled = models.load(files, checkpoint, max_model_len=chosen.max_model_len)
     spec, tensors = compiled.spec, checkpoint.tensors() if checkpoint is not None else {}

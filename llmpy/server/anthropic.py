@@ -16,7 +16,7 @@ from .frames import EventStream, attended
 from .parsing import Piece
 from .protocol import ChatRequest, MessagesRequest
 from .requests import read, template_arguments
-from .service import Service, chars_of, raise_failure
+from .service import Service, chars_of
 
 encode = msgspec.json.encode
 
@@ -202,7 +202,6 @@ async def _frames(chat: Chat, stream: Any) -> AsyncGenerator[bytes]:
     blocks, tokens = _Blocks(), 0
     try:
         async for output in stream:
-            raise_failure(output)
             sample = output.outputs[0]
             tokens += len(sample.token_ids_array)
             frame = b""

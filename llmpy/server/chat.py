@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +13,13 @@ from starlette.types import ASGIApp
 
 from .._feeds import RequestStream
 from ..outputs import CompletionOutput, RequestOutput
-from ..sampling_params import RequestOutputKind
 from .errors import HttpError, answer, to_http
 from .frames import DONE, EventStream, attended
 from .logprobs import LogprobWriter, prompt_logprobs
 from .parsing import Parser, Piece
 from .protocol import ChatRequest
 from .requests import read, sampling, template_arguments
-from .service import Service, chars_of, raise_failure, usage_of, with_ids
+from .service import Answering, Service, chars_of, raise_failure, usage_of, with_ids
 
 encode = msgspec.json.encode
 
@@ -94,8 +92,8 @@ class Message:
         return delta
 
 
-class Chat:
-    """One request on its way.
+class Chat(Answering):
+    """One conversation on its way.
 
     Args:
         service: The server.
@@ -104,23 +102,19 @@ class Chat:
     """
 
     def __init__(self, service: Service, request: Request, body: ChatRequest) -> None:
-        self.service, self.body = service, body
-        self.model = service.model_name(body.model)
-        self.created = int(time.time())
-        self.how = service.engine_arguments(request, body)
-        self.id = f"chatcmpl-{self.how['request_id']}"
+        super().__init__(service, request, body, "chatcmpl", body.top_logprobs)
+        self.body = body
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         fields = sampling(body, limit)
         if body.top_logprobs is not None and not body.logprobs:
             raise HttpError(400, "top_logprobs is only allowed with logprobs", "top_logprobs")
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         _check_format(body)
-        kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
         self.has_tools = bool(body.tools) and body.tool_choice != "none"
         self.shows_marks = self.has_tools and service.tool_format is not None and service.tool_format.is_special
         if self.shows_marks:
             fields["skip_special_tokens"] = False
-        self.fields = {**fields, "output_kind": kind}
+        self.fields = {**fields, "output_kind": self.kind}
         self.template = template_arguments(body, service.options.allow_request_template)
 
     async def submit(self) -> RequestStream:
@@ -136,10 +130,6 @@ class Chat:
         eos = self.service.tokenizer.eos_token if self.shows_marks else None
         return Message(self.service.parser(prompt or "", self.has_tools), eos or "")
 
-    def writer(self) -> LogprobWriter:
-        """What writes logprobs of a sample."""
-        return LogprobWriter(self.service.tokenizer, self.body.top_logprobs or 0, bool(self.body.return_tokens_as_token_ids))
-
     # ---- at once ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> tuple[RequestOutput, list[Message]]:
@@ -149,7 +139,6 @@ class Chat:
             output = await stream
         finally:
             stream.close()
-        raise_failure(output)
         messages = [self.message(output.prompt) for _ in output.outputs]
         for message, sample in zip(messages, output.outputs, strict=True):
             message.take(sample)

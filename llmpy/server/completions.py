@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -19,15 +18,15 @@ from .frames import DONE, EventStream, attended
 from .logprobs import LogprobWriter, prompt_logprobs
 from .protocol import CompletionRequest
 from .requests import prompts_of, read, sampling
-from .service import Service, raise_failure, usage_of, with_ids
+from .service import Answering, Service, raise_failure, usage_of, with_ids
 
 DEFAULT_MAX_TOKENS = 16
 
 encode = msgspec.json.encode
 
 
-class Completion:
-    """One request on its way.
+class Completion(Answering):
+    """One request for completions on its way.
 
     Args:
         service: The server.
@@ -36,9 +35,8 @@ class Completion:
     """
 
     def __init__(self, service: Service, request: Request, body: CompletionRequest) -> None:
-        self.service, self.body = service, body
-        self.model = service.model_name(body.model)
-        self.created = int(time.time())
+        super().__init__(service, request, body, "cmpl", body.logprobs)
+        self.body = body
         self.prompts = prompts_of(body.prompt, "prompt")
         self.n = body.n or 1
         if body.best_of not in (None, self.n):
@@ -51,10 +49,7 @@ class Completion:
         self.scores_only = bool(body.echo) and body.max_tokens == 0
         if self.scores_only:
             fields["max_tokens"] = 1
-        kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-        self.how = service.engine_arguments(request, body)
-        self.id = f"cmpl-{self.how['request_id']}"
-        self.fields = {**fields, "output_kind": kind}
+        self.fields = {**fields, "output_kind": self.kind}
 
     async def submit(self) -> list[RequestStream]:
         """Queues all prompts, or none."""
@@ -68,10 +63,6 @@ class Completion:
                 stream.close()
             raise
         return streams
-
-    def writer(self) -> LogprobWriter:
-        """What writes logprobs of a sample."""
-        return LogprobWriter(self.service.tokenizer, self.body.logprobs or 0, bool(self.body.return_tokens_as_token_ids))
 
     def prompt_text(self, output: RequestOutput) -> str:
         """The prompt, as `echo` wants it back."""
@@ -107,8 +98,6 @@ class Completion:
         finally:
             for stream in streams:
                 stream.close()
-        for output in outputs:
-            raise_failure(output)
         choices = [
             self.choice(place * self.n + sample.index, output, sample)
             for place, output in enumerate(outputs)
@@ -170,8 +159,10 @@ class Completion:
                 frame = b""
                 for sample in output.outputs:
                     number = place * self.n + sample.index
-                    writer = writers.setdefault(number, self.writer())
-                    choice = self.delta(number, output, sample, writer, not begun, prompts[place] if prompts else output)
+                    if number not in writers:
+                        writers[number] = self.writer()
+                    prompt = prompts[place] if prompts else output
+                    choice = self.delta(number, output, sample, writers[number], not begun, prompt)
                     frame += b"data: " + head + b',"choices":[' + choice + b"]" + usage + b"}\n\n"
                 yield frame
             if options and options.include_usage:

@@ -14,10 +14,13 @@ from starlette.requests import Request
 
 from ..async_engine import AsyncEngine
 from ..outputs import RequestOutput
+from ..sampling_params import RequestOutputKind
 from ..tokenizer import Tokenizer
 from .errors import HttpError
 from .formats import Format, reasoning_markers, tool_format
+from .logprobs import LogprobWriter
 from .parsing import Parser, PlainParser, ReasoningParser, ToolParser
+from .protocol import Sampling
 
 Result = TypeVar("Result")
 
@@ -174,7 +177,7 @@ def usage_of(outputs: list[RequestOutput], tokens: int, reasoning: int = 0) -> d
 
 
 def raise_failure(output: RequestOutput) -> None:
-    """A request that failed while it ran is an error of the answer."""
+    """Ends a stream with the failure of one of its samples, though others still run; a last output raises by itself."""
     if output.error is not None:
         raise output.error
 
@@ -183,3 +186,28 @@ def with_ids(choice: dict[str, Any], sample: Any) -> None:
     """Adds a sample's ids, and which weights made them."""
     choice["token_ids"] = sample.token_ids
     choice["weight_versions"] = [list(span) for span in sample.weight_versions]
+
+
+class Answering:
+    """One request for text on its way.
+
+    Args:
+        service: The server.
+        request: The HTTP request.
+        body: What it asks for.
+        prefix: Of the answer's id.
+        top: Alternatives that logprobs are to have.
+    """
+
+    def __init__(self, service: Service, request: Request, body: Sampling, prefix: str, top: int | None) -> None:
+        self.service = service
+        self.model = service.model_name(body.model)
+        self.created = int(time.time())
+        self.how = service.engine_arguments(request, body)
+        self.id = f"{prefix}-{self.how['request_id']}"
+        self.kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+        self._top, self._names_ids = top or 0, bool(body.return_tokens_as_token_ids)
+
+    def writer(self) -> LogprobWriter:
+        """What writes logprobs of a sample."""
+        return LogprobWriter(self.service.tokenizer, self._top, self._names_ids)

@@ -1,12 +1,9 @@
 """A tiny model behind the server, on a socket of its own and in process."""
 
 import asyncio
-import importlib.util
 import json
-import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,18 +16,9 @@ LENGTH = 16384
 """Of the longest sequence: answers of so many tokens take seconds, so that they can be interrupted."""
 
 
-def _api_conftest():
-    path = Path(__file__).parents[1] / "api" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("server_models", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["server_models"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory):
-    model = _api_conftest().make_model(tmp_path_factory.mktemp("served"), max_position_embeddings=LENGTH)
+def engine(tmp_path_factory, write_model):
+    model = write_model(tmp_path_factory.mktemp("served"), max_position_embeddings=LENGTH)
     engine = AsyncEngine(model, device="cpu", max_queued_requests=64, kv_cache_memory_bytes="64MiB")
     yield engine
     engine.close()

@@ -1,9 +1,6 @@
 """`llmpy bench` and `llmpy run-batch`, as a user runs them, on a tiny model."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,13 +8,8 @@ from llmpy.cli import main
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = Path(__file__).parents[1] / "api" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("bench_models", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_models"] = module
-    spec.loader.exec_module(module)
-    return str(module.make_model(tmp_path_factory.mktemp("bench")))
+def model(tmp_path_factory, write_model):
+    return str(write_model(tmp_path_factory.mktemp("bench")))
 
 
 OPTIONS = ["--device", "cpu", "--kv-cache-memory-bytes", "4MiB"]
