@@ -164,11 +164,35 @@ class Mixture(Shape):
         return self.linear_weights + 3 * self.layers * self.hidden * self.ffn * (wanted - self.chosen)
 
 
+@dataclass(frozen=True)
+class GptOss(Mixture):
+    """gpt-oss: experts in MXFP4, every other layer within a window, which is left out of what bounds it."""
+
+    def config(self) -> dict[str, object]:
+        own = {
+            "model_type": "gpt_oss", "num_local_experts": self.experts, "num_experts_per_tok": self.chosen,
+            "intermediate_size": self.ffn, "sliding_window": 128, "attention_bias": True, "swiglu_limit": 7.0,
+            "quantization_config": {"quant_method": "mxfp4"},
+        }  # fmt: skip
+        return {k: v for k, v in Shape.config(self).items() if k not in ("hidden_act", "rope_theta")} | own
+
+    @property
+    def attention_layers(self) -> int:
+        return self.layers // 2
+
+    def read_weights(self, rows: float) -> float:
+        """As many of two bytes as take the time of those that are read."""
+        experts = self.layers * 3 * self.hidden * self.ffn
+        dense = self.linear_weights - experts * self.chosen
+        return dense + 17 / 64 * (super().read_weights(rows) - dense)
+
+
 MODELS = {
     "8b": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False),
     "qwen8b": Shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, False),
     "qwen06b": Shape("Qwen3", 28, 1024, 16, 8, 3072, 151936, True),
     "qwen30b": Mixture("Qwen3Moe", 48, 2048, 32, 4, 768, 151936, False),
+    "gptoss20b": GptOss("GptOss", 24, 2880, 64, 8, 2880, 201088, False, 64, experts=32, chosen=4),
     "plamo2": Plamo2("Plamo2", 16, 2048, 16, 1, 8192, 100000, True),
 }
 
@@ -338,6 +362,10 @@ ROWS: dict[str, Row] = {
     **{f"qwen30b.step.{batch}": step_row(batch) for batch in (8, 32, 256)},
     **{f"qwen30b.first.{length}": first_row(length) for length in (128, 1024, 8192)},
     "qwen30b.prefill": Row("tok/s", job=lambda e: e.prefill(32, 2048), floor=lambda s, c: 65536 / c.prefill(s, 32, 2048)),
+    "gptoss20b.step.1": step_row(1, 1.22),
+    **{f"gptoss20b.step.{batch}": step_row(batch) for batch in (8, 32, 256)},
+    **{f"gptoss20b.first.{length}": first_row(length) for length in (128, 1024, 8192)},
+    "gptoss20b.prefill": Row("tok/s", job=lambda e: e.prefill(32, 2048), floor=lambda s, c: 65536 / c.prefill(s, 32, 2048)),
     "plamo2.step.1": step_row(1, 1.1, 0.75, "1.70"),
     "plamo2.step.32": step_row(32, 1.8, 1.3, "2.14"),
     "plamo2.step.256": step_row(256, 4.8, 3.4, "4.87"),

@@ -1,4 +1,5 @@
-"""Time of the CUDA backend's mixtures of experts (route, then experts), bfloat16, through its C ABI (kernels/backend.h).
+"""Time of the CUDA backend's mixtures of experts (route, then experts), bfloat16 or MXFP4 weights, through its C ABI
+(kernels/backend.h).
 
     python benchmarks/cuda_experts.py [--models qwen3-30b,gpt-oss-20b] [--rows 1,8,...] [--profile]
 
@@ -13,18 +14,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import time
 from ctypes import Structure, byref, c_bool, c_float, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
-from cuda_linear import Backend, View
+from cuda_linear import BF16, Backend, View
 
 READ, MATMUL = 4.55e12, 790e12
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 LAYERS, CALLS = 2, 16
 LINEAR, EXPERTS = 1, 4  # enum matrix_use
 GATED, CLAMPED = 0, 1  # enum expert_form
+MXFP4 = 39  # csrc/base/dtype.h
 
 
 class RouteArgs(Structure):
@@ -54,16 +55,22 @@ class Shape:
     hidden: int
     inner: int
     form: int = GATED
+    dtype: int = BF16
 
     @property
     def weights(self) -> int:
         """Of one expert."""
         return 3 * self.hidden * self.inner
 
+    @property
+    def weight_bytes(self) -> float:
+        return self.weights * (17 / 32 if self.dtype == MXFP4 else 2)
+
 
 MODELS = {
     "qwen3-30b": Shape(128, 8, 2048, 768),
-    "gpt-oss-20b": Shape(32, 4, 2880, 2880, CLAMPED),
+    "gpt-oss-20b": Shape(32, 4, 2880, 2880, CLAMPED, MXFP4),
+    "gpt-oss-20b-bf16": Shape(32, 4, 2880, 2880, CLAMPED),
     "mixtral-8x7b": Shape(8, 2, 4096, 14336),
 }
 
@@ -76,8 +83,8 @@ class Bench:
         s = shape
         self.layers = [
             (
-                backend.matrix(s.experts * 2 * s.inner, s.hidden, 2 * i, LINEAR | EXPERTS),
-                backend.matrix(s.experts * s.hidden, s.inner, 2 * i + 1, LINEAR | EXPERTS),
+                backend.matrix(s.experts * 2 * s.inner, s.hidden, 2 * i, LINEAR | EXPERTS, s.dtype),
+                backend.matrix(s.experts * s.hidden, s.inner, 2 * i + 1, LINEAR | EXPERTS, s.dtype),
             )
             for i in range(LAYERS)
         ]
@@ -119,22 +126,14 @@ class Bench:
         self.backend("graph_end", byref(graph))
         return graph, float(np.mean(wanted))
 
-    def seconds(self, graph: c_void_p, launches: int) -> float:
-        self.backend("synchronize")
-        start = time.perf_counter()
-        for _ in range(launches):
-            self.backend("graph_launch", graph)
-        self.backend("synchronize")
-        return time.perf_counter() - start
-
     def time(self, rows: int) -> tuple[float, float]:
         """(seconds of a mixture, seconds that its bound allows)."""
         s, calls = self.shape, CALLS if rows <= 512 else 2
         graph, wanted = self.graph(rows, calls)
-        self.seconds(graph, 1)
-        taken = statistics.median(self.seconds(graph, 3) - self.seconds(graph, 1) for _ in range(5)) / 2 / calls
+        self.backend.seconds(graph, 1)
+        taken = statistics.median(self.backend.seconds(graph, 3) - self.backend.seconds(graph, 1) for _ in range(5)) / 2 / calls
         self.backend.function("graph_destroy")(self.backend.ctx, graph)
-        return taken, max(2 * wanted * s.weights / READ, 2 * rows * s.chosen * s.weights / MATMUL)
+        return taken, max(wanted * s.weight_bytes / READ, 2 * rows * s.chosen * s.weights / MATMUL)
 
     def profile(self, rows: int) -> None:
         import torch
@@ -144,9 +143,9 @@ class Bench:
 
         torch.cuda.init()
         graph, _ = self.graph(rows, 4)
-        self.seconds(graph, 2)
+        self.backend.seconds(graph, 2)
         with record(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
-            self.seconds(graph, 2)
+            self.backend.seconds(graph, 2)
         recorded.export_chrome_trace("/tmp/trace.json")
         import json
 

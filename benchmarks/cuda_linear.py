@@ -76,14 +76,15 @@ class Err(Structure):
 class Backend:
     """The backend's table by name, as its header lists it; a call that fails raises with its message."""
 
-    def __init__(self, max_rows: int, vocab_size: int, library: str) -> None:
+    def __init__(self, max_rows: int, vocab_size: int, library: str, attention: tuple[int, int, int] = (0, 0, 0)) -> None:
+        """attention: max_model_len, max_group and max_head_dim of the options."""
         header = (Path(__file__).parents[1] / "kernels/backend.h").read_text()
         names = re.findall(r"(?:\(\*|struct peers \*)(\w+)(?:\)\(|;)", header[header.index("struct backend {") :])
         own = ctypes.CDLL(hardware.cuda_library())
         own.llmpy_backend.restype = c_void_p
         self.table, self.places = own.llmpy_backend(), {name: 16 + 8 * i for i, name in enumerate(names)}
         self.ctx, self.err = c_void_p(), Err()
-        options = Options(b"cuda:0", b"", 0, max_rows, HEAD_ROWS, 16384, vocab_size, BF16, (c_uint32 * 3)(), library.encode())
+        options = Options(b"cuda:0", b"", 0, max_rows, HEAD_ROWS, 16384, vocab_size, BF16, attention, library.encode())
         self.check(self.function("open")(byref(options), byref(self.ctx), byref(self.err)))
 
     def function(self, name: str) -> Any:
@@ -106,11 +107,20 @@ class Backend:
         self("buffer_create", c_size_t(n_bytes), byref(made))
         return made
 
-    def matrix(self, n: int, k: int, key: int, use: int = 1) -> c_void_p:
+    def matrix(self, n: int, k: int, key: int, use: int = 1, dtype: int = BF16) -> c_void_p:
         made = c_void_p()
-        self("matrix_create", byref(MatrixDesc((Part * 1)(Part(n, BF16)), 1, k, use, 0)), byref(made))
+        self("matrix_create", byref(MatrixDesc((Part * 1)(Part(n, dtype)), 1, k, use, 0)), byref(made))
         self("matrix_fill", made, c_uint32(0), byref(RowRun(0, n, 0, 1)), ctypes.c_uint64(key))
         return made
+
+    def seconds(self, graph: c_void_p, launches: int) -> float:
+        """Of so many launches one after the other."""
+        self("synchronize")
+        start = time.perf_counter()
+        for _ in range(launches):
+            self("graph_launch", graph)
+        self("synchronize")
+        return time.perf_counter() - start
 
 
 class Bench:
@@ -135,14 +145,6 @@ class Bench:
             args.output, args.y, args.mid = PRODUCT, View(self.y, n // 2, n // 2), View(self.mid, n, n)
         return args
 
-    def seconds(self, graph: c_void_p, launches: int) -> float:
-        self.backend("synchronize")
-        start = time.perf_counter()
-        for _ in range(launches):
-            self.backend("graph_launch", graph)
-        self.backend("synchronize")
-        return time.perf_counter() - start
-
     def time(self, name: str, n: int, k: int, rows: list[int]) -> dict[int, float]:
         """Seconds of a call for each number of rows."""
         copies = [self.backend.matrix(n, k, 2 + i) for i in range(min(64, max(4, COLD_BYTES // (2 * n * k))))]
@@ -154,8 +156,9 @@ class Bench:
             for matrix in copies:
                 self.backend("linear", byref(self.args(name, matrix, n, k, m)))
             self.backend("graph_end", byref(graph))
-            self.seconds(graph, 1)
-            taken = [self.seconds(graph, 4) - self.seconds(graph, 1) for _ in range(5)]
+            run = self.backend.seconds
+            run(graph, 1)
+            taken = [run(graph, 4) - run(graph, 1) for _ in range(5)]
             found[m] = statistics.median(taken) / 3 / len(copies)
             self.backend.function("graph_destroy")(self.backend.ctx, graph)
         for matrix in copies:

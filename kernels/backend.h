@@ -469,6 +469,7 @@ struct sample_task {
     const struct token_seen *seen;     uint32_t n_seen;   /* unique ids; only with penalties */
     const int32_t *banned;             uint32_t n_banned;
     const int32_t *allowed;            uint32_t n_allowed; /* 0: all are allowed; ascending, unique */
+    const uint32_t *mask;              /* [(vocab_size + 31) / 32] bit id % 32 of word id / 32: allowed; NULL: all are */
 };
 struct sample_result {
     int32_t id;                        /* drawn, or the target */

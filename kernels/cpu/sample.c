@@ -19,6 +19,7 @@
 #include <string.h>
 
 #define CUT_NATS 12.0f
+#define LISTED_SHARE 16 /* a mask that allows less than this part of the ids is a list */
 
 struct chunk_stat {
     float most, sum;   /* greatest z and sum of e^(z - most) */
@@ -327,19 +328,48 @@ static void restore_ids(struct sample_work *w)
         w->z[w->removed[i].id] = w->removed[i].z;
 }
 
+static bool is_unmasked(const struct sample_task *task, uint32_t id)
+{
+    return !task->mask || task->mask[id / 32] >> id % 32 & 1;
+}
+
+static void list_id(struct sample_work *w, uint32_t id)
+{
+    if (id >= w->limit || !(w->z[id] > -INFINITY))
+        return;
+    w->ids[w->n_ids++] = (int32_t)id;
+    w->kept.most = w->z[id] > w->kept.most ? w->z[id] : w->kept.most;
+}
+
+/* Lists the allowed ids, or else those of the mask. */
 static void list_allowed(struct sample_work *w)
 {
     const struct sample_task *task = w->task;
     w->n_ids = 0;
     w->kept = (struct log_sum){.most = -INFINITY};
-    for (uint32_t i = 0; i < task->n_allowed; i++) {
-        int32_t id = task->allowed[i];
-        if (id < 0 || (uint32_t)id >= w->limit || !(w->z[id] > -INFINITY))
-            continue;
-        w->ids[w->n_ids++] = id;
-        w->kept.most = w->z[id] > w->kept.most ? w->z[id] : w->kept.most;
-    }
+    for (uint32_t i = 0; i < task->n_allowed; i++)
+        if (is_unmasked(task, (uint32_t)task->allowed[i]))
+            list_id(w, (uint32_t)task->allowed[i]);
+    for (uint32_t word = 0; !task->n_allowed && word < (w->limit + 31) / 32; word++)
+        for (uint32_t bits = task->mask[word]; bits; bits &= bits - 1)
+            list_id(w, 32 * word + (uint32_t)__builtin_ctz(bits));
     w->is_listed = true;
+}
+
+/* What a mask allows is listed where it is little; of the rest it is removed what it forbids. */
+static void apply_mask(struct sample_work *w)
+{
+    const uint32_t *mask = w->task->mask;
+    uint32_t n_words = (w->limit + 31) / 32, n_allowed = 0;
+    for (uint32_t word = 0; word < n_words; word++)
+        n_allowed += (uint32_t)__builtin_popcount(mask[word]);
+    if (n_allowed <= w->limit / LISTED_SHARE) {
+        list_allowed(w);
+        return;
+    }
+    for (uint32_t word = 0; word < n_words; word++)
+        for (uint32_t bits = ~mask[word]; bits; bits &= bits - 1)
+            remove_id(w, (int32_t)(32 * word + (uint32_t)__builtin_ctz(bits)));
 }
 
 static bool is_truncated(const struct sample_work *w)
@@ -352,7 +382,8 @@ static bool is_truncated(const struct sample_work *w)
 static bool wants_kept(const struct sample_work *w)
 {
     const struct sample_task *task = w->task;
-    if (!task->is_score || task->mode == LOGPROB_PROCESSED || task->n_banned || task->n_allowed || is_truncated(w))
+    if (!task->is_score || task->mode == LOGPROB_PROCESSED || task->n_banned || task->n_allowed || task->mask ||
+        is_truncated(w))
         return true;
     for (uint32_t i = 0; i < task->n_bias; i++)
         if (task->bias[i].value == -INFINITY)
@@ -594,6 +625,8 @@ static void remove_tokens(const struct team *t, bool *is_all_kept)
         remove_ids(w);
         if (w->task->n_allowed)
             list_allowed(w);
+        else if (w->task->mask)
+            apply_mask(w);
         w->kept = w->is_listed ? w->kept : w->full;
     }
     team_sync(t);
@@ -703,7 +736,8 @@ static bool run_greedy(const struct team *t)
                     id = first + find_equal(w->logits + first, chunk_ids(c, w->n), most);
                     break;
                 }
-        if (!w->is_done && most > -INFINITY && id < w->args->vocab_limit && !is_in(task->banned, task->n_banned, id) &&
+        if (!w->is_done && most > -INFINITY && id < w->args->vocab_limit && is_unmasked(task, id) &&
+            !is_in(task->banned, task->n_banned, id) &&
             !is_in(w->args->banned, w->args->n_banned, id)) {
             w->result->id = (int32_t)id;
             w->is_done = true;

@@ -162,11 +162,8 @@ static void attend_plain(const struct cuda *cuda, const struct attention_args *a
 template <class T, uint32_t D, bool HAS_EXTRAS>
 static enum rc attend_tiled(const struct cuda *cuda, const struct attention_args *args, struct err *err)
 {
-    const int32_t *first = args->batch->host_seq_first_row;
-    uint32_t n_single = 0, n_rows = args->batch->n_rows;
-    for (uint32_t s = 0; s < args->batch->n_seqs; s++)
-        n_single += first[s + 1] - first[s] == 1;
-    if (n_rows > n_single)
+    const uint32_t n_single = count_single(args->batch);
+    if (args->batch->n_rows > n_single)
         launch_prefill<T, D, HAS_EXTRAS>(cuda, args);
     if (!n_single)
         return RC_OK;

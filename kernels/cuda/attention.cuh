@@ -129,7 +129,7 @@ static __device__ __forceinline__ void reach(uint32_t number, uint32_t n_threads
 /* Shared memory written by threads is seen by the copy engine and the tensor cores. */
 static __device__ __forceinline__ void shared_written(void)
 {
-    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 #endif

@@ -16,6 +16,7 @@
 #define LLMPY_CUDA_ATTENTION_DECODE_CUH
 
 #include "attention_share.cuh"
+#include "mma.cuh"
 
 #define DECODE_WORKERS 128u       /* of a group */
 #define P_STRIDE (SPLIT * 2 + 16) /* bytes of a head's p, apart so that no banks collide */
@@ -137,29 +138,6 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
 }
 
 /* ---- the warps that compute --------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t place)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(place)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t place)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(place)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void store_transposed(uint32_t place, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(place), "r"(a), "r"(b), "r"(c),
-                 "r"(d)
-                 : "memory");
-}
 
 #define MMA(ctype, type)                                                                                                       \
     static __device__ __forceinline__ void mma(float(&c)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1, ctype)           \
@@ -668,7 +646,7 @@ attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ str
     barriers_made();
     const bool is_few = x.n_seqs <= 32;
     struct decode_span span;
-    const uint32_t n_splits = is_few ? list_few_spans(x, list, &span) : list_spans(x, list, flag);
+    const uint32_t n_splits = is_few ? list_few_spans(x, list, &span) : list_spans<DECODE_THREADS>(x, list, flag);
     const struct decode_shares shares(n_splits, n_single, n_units, gridDim.x);
     if (blockIdx.x >= shares.n) {
         wait_for_input();

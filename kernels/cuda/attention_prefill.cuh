@@ -105,8 +105,8 @@ struct prefill_task {
     uint32_t seen, n_tiles;                /* first key that a row of the block sees; tiles up to the last one seen */
 };
 
-template <uint32_t D, class T>
-static __device__ struct prefill_task find_task(const attended<T> &x, const struct prefill_list &list, uint32_t tile)
+/* The entry that a tile belongs to. */
+static __device__ uint32_t prefill_entry(const struct prefill_list &list, uint32_t tile)
 {
     uint32_t low = 0, high = list.n - 1;
     while (low < high) {
@@ -116,6 +116,13 @@ static __device__ struct prefill_task find_task(const attended<T> &x, const stru
         else
             low = middle + 1;
     }
+    return low;
+}
+
+template <uint32_t D, class T>
+static __device__ struct prefill_task find_task(const attended<T> &x, const struct prefill_list &list, uint32_t tile)
+{
+    const uint32_t low = prefill_entry(list, tile);
     struct prefill_task task;
     const uint32_t seq = list.seq[low];
     task.first_row = (uint32_t)x.seq_first_row[seq];
@@ -505,29 +512,46 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         attend_tiles<T, D, HAS_EXTRAS>(x, task, head, shared, full, empty);
 }
 
-/* Starts the kernel for the sequences with several rows, a list at a time. */
+/* Sequences with one row. */
+static inline uint32_t count_single(const struct batch_view *batch)
+{
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < batch->n_seqs; s++)
+        n += batch->host_seq_first_row[s + 1] - batch->host_seq_first_row[s] == 1;
+    return n;
+}
+
+/* Calls run(list, its tiles) for the sequences with several rows, a list at a time; a row is `packed` rows of the tiles'. */
+template <class F> static void list_prompts(const struct batch_view *batch, uint32_t packed, uint32_t tile_rows, F run)
+{
+    const int32_t *rows = batch->host_seq_first_row;
+    for (uint32_t seq = 0; seq < batch->n_seqs;) {
+        struct prefill_list list = {};
+        uint32_t n_tiles = 0;
+        for (; seq < batch->n_seqs && list.n < PREFILL_SEQS; seq++) {
+            const uint32_t n = (uint32_t)(rows[seq + 1] - rows[seq]);
+            if (n < 2)
+                continue;
+            n_tiles += ceil_div(n * packed, tile_rows);
+            list.seq[list.n] = seq;
+            list.tile_end[list.n++] = n_tiles;
+        }
+        if (list.n)
+            run(list, n_tiles);
+    }
+}
+
+/* Starts the kernel for the sequences with several rows. */
 template <class T, uint32_t D, bool HAS_EXTRAS>
 static void launch_prefill(const struct cuda *cuda, const struct attention_args *args)
 {
     typedef prefill_shape<D> shape;
     const attended<T> x(*args);
-    const int32_t *rows = args->batch->host_seq_first_row;
     cudaFuncSetAttribute(attend_prefill<T, D, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::shared_bytes);
-    for (uint32_t seq = 0; seq < x.n_seqs;) {
-        struct prefill_list list = {};
-        uint32_t n_tiles = 0;
-        for (; seq < x.n_seqs && list.n < PREFILL_SEQS; seq++) {
-            uint32_t n = (uint32_t)(rows[seq + 1] - rows[seq]);
-            if (n < 2)
-                continue;
-            n_tiles += ceil_div(n * x.group, shape::rows);
-            list.seq[list.n] = seq;
-            list.tile_end[list.n++] = n_tiles;
-        }
-        if (list.n)
-            launch(cuda, attend_prefill<T, D, HAS_EXTRAS>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS,
-                   shape::shared_bytes, x, list);
-    }
+    list_prompts(args->batch, x.group, shape::rows, [&](const struct prefill_list &list, uint32_t n_tiles) {
+        launch(cuda, attend_prefill<T, D, HAS_EXTRAS>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS,
+               shape::shared_bytes, x, list);
+    });
 }
 
 #endif

@@ -50,8 +50,8 @@ struct decode_shares {
 };
 
 /* The span of sequence b, without what lies before it; returns its splits: 0 for one of several rows, or none. */
-template <class T>
-static __device__ __forceinline__ uint32_t span_of(const attended<T> &x, uint32_t b, struct decode_span *span)
+template <class X>
+static __device__ __forceinline__ uint32_t span_of(const X &x, uint32_t b, struct decode_span *span)
 {
     *span = {};
     if (b >= x.n_seqs)
@@ -74,18 +74,19 @@ static __device__ __forceinline__ uint32_t sum_up_to(uint32_t n)
     return n;
 }
 
-/* Fills list[0 .. n_seqs], by all threads; returns the number of splits. */
-template <class T> static __device__ uint32_t list_spans(const attended<T> &x, struct decode_span *list, uint32_t *sums)
+/* Fills list[0 .. n_seqs], by all THREADS threads of the block; returns the number of splits. sums: [THREADS / 32]. */
+template <uint32_t THREADS, class X>
+static __device__ uint32_t list_spans(const X &x, struct decode_span *list, uint32_t *sums)
 {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, total = 0;
-    for (uint32_t base = 0; base < x.n_seqs; base += DECODE_THREADS) {
+    for (uint32_t base = 0; base < x.n_seqs; base += THREADS) {
         struct decode_span span;
         uint32_t b = base + threadIdx.x, n = span_of(x, b, &span), upto = sum_up_to(n);
         if (lane == 31)
             sums[warp] = upto;
         __syncthreads();
         span.before = total + upto - n;
-        for (uint32_t w = 0; w < DECODE_THREADS / 32; w++) {
+        for (uint32_t w = 0; w < THREADS / 32; w++) {
             span.before += w < warp ? sums[w] : 0;
             total += sums[w];
         }

@@ -4,6 +4,7 @@
  * pool_create and matrix_create. Errors of the driver become RC_DEVICE with its name and code. */
 #include "common.cuh"
 #include "kv.cuh"
+#include "packed.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -245,8 +246,8 @@ static bool supports(void *ctx, uint32_t dtype, uint32_t use)
 {
     (void)ctx;
     (void)use;
-    static const uint32_t types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0,
-                                     DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K};
+    static const uint32_t types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0, DTYPE_Q4_0,
+                                     DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_MXFP4};
     for (uint32_t type : types)
         if (type == dtype)
             return true;
@@ -273,6 +274,15 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
     if (matrix->data)
         cuda_give((struct cuda *)ctx, matrix->data);
     mem_free(matrix);
+}
+
+/* Does packed.cuh's order hold it? */
+static bool can_pack(const struct cuda *cuda, const struct matrix *matrix, uint32_t use)
+{
+    bool fits = use & MATRIX_EXPERTS && cuda->dtype == DTYPE_BF16 && matrix->is_whole && matrix->n_cols % 64 == 0;
+    for (uint32_t i = 0; i < matrix->n_parts; i++)
+        fits = fits && matrix->parts[i].dtype == DTYPE_MXFP4 && matrix->parts[i].n_rows % 8 == 0;
+    return fits;
 }
 
 static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
@@ -306,6 +316,7 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->n_rows += part->n_rows;
         matrix->bytes += part->n_rows * part->row_bytes;
     }
+    matrix->is_packed = can_pack((struct cuda *)ctx, matrix, desc->use);
     enum rc rc = cuda_pool_create(ctx, MEMORY_WEIGHTS, matrix->bytes, (void **)&matrix->data, err);
     if (rc) {
         matrix_destroy(ctx, matrix);
@@ -347,6 +358,8 @@ static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uin
     const struct cuda_part *p = &matrix->parts[part];
     if (!n_rows)
         return RC_OK;
+    if (matrix->is_packed)
+        return cuda_packed_write(cuda, matrix, p->first_row + first_row, n_rows, data, err);
     return cuda_upload_rows(cuda, p->data + first_row * p->row_bytes, p->row_bytes, data, p->file_row_bytes, n_rows, err);
 }
 
@@ -361,7 +374,8 @@ static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t firs
     for (uint32_t r = first_row; r < first_row + n_rows && !rc; r++, values += matrix->n_cols) {
         while (r >= p->first_row + p->n_rows)
             p++;
-        rc = download(ctx, row, p->data + (r - p->first_row) * p->row_bytes, p->file_row_bytes, err);
+        rc = matrix->is_packed ? cuda_packed_read((struct cuda *)ctx, matrix, r, row, err)
+                               : download(ctx, row, p->data + (r - p->first_row) * p->row_bytes, p->file_row_bytes, err);
         if (!rc)
             dtype_to_float(p->dtype, row, values, matrix->n_cols);
     }

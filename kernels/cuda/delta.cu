@@ -1,8 +1,8 @@
 /* Gated delta rule, token by token; value head h with key head h / (n_heads / n_key_heads), key i, value column j, float32:
  *   k = k / sqrt(sum k^2 + 1e-6), q likewise times key_dim^-0.5, S = exp(-exp(a_log_h) softplus(a_h + dt_bias_h)) S,
  *   e_j = sigmoid(b_h) (v_j - sum over i of S_ij k_i), S_ij = S_ij + k_i e_j, out_j = sum over i of S_ij q_i, rounded once.
- * A unit of the state is [value_dim][key_dim]. A block has 32 columns of a head, 8 lanes 2 of them, a lane the keys
- * 4 (lane + 8 n) .. + 4: a sum is a chain over these, n ascending, then pairwise over lanes 1, 2, 4 apart. One token or
+ * A unit of the state is [value_dim][key_dim]. A block has 32 columns of a head, 8 lanes 2 of them, of prompts 1, a lane the
+ * keys 4 (lane + 8 n) .. + 4: a sum is a chain over these, n ascending, then pairwise over lanes 1, 2, 4 apart. One token or
  * thousands: the same operations in the same order, with the state in registers meanwhile.
  * One row a sequence is bound by the state, read and written: 256 sequences of 32 heads of 128 x 128 move 1.07 GB, 272 us at
  * the 3.94 TB/s of a copy. A prompt of one sequence is bound by the way through two dependent sums, some 250 cycles a token,
@@ -12,8 +12,10 @@
 
 #define THREADS 128u
 #define LANES 8u
-#define OWN 2u                        /* columns of a group of lanes */
+#define OWN 2u                        /* columns of a group of lanes in a step */
 #define SLICE (THREADS / LANES * OWN) /* columns of a block */
+#define SCAN_THREADS 256u             /* of a block with any rows: a group has one column */
+#define AT_ONCE 4u                    /* tokens of a prompt whose sums are made together */
 #define MOST_QUADS 8u
 #define MAX_KEY (4 * LANES * MOST_QUADS)
 
@@ -31,37 +33,10 @@ struct place {
     uint32_t head, slice, key_column, first; /* first: of the lane's columns, in the head */
 };
 
-template <class T> static __device__ __forceinline__ struct place place_of(const delta_job<T> &job)
+template <uint32_t N, class T> static __device__ __forceinline__ struct place place_of(const delta_job<T> &job)
 {
     uint32_t head = blockIdx.x / job.n_slices, slice = blockIdx.x % job.n_slices;
-    return {head, slice, head / job.heads_a_key * job.key_dim, slice * SLICE + threadIdx.x / LANES * OWN};
-}
-
-template <bool IS_ALIGNED, uint32_t QUADS, class T>
-static __device__ __forceinline__ void load_state(float4 (&s)[OWN][QUADS], const delta_job<T> &job, const float *unit,
-                                                  uint32_t first, bool is_new)
-{
-#pragma unroll
-    for (uint32_t r = 0; r < OWN; r++)
-#pragma unroll
-        for (uint32_t n = 0; n < QUADS; n++)
-            s[r][n] = is_new || first + r >= job.value_dim
-                          ? make_float4(0, 0, 0, 0)
-                          : load_quad<IS_ALIGNED>(unit + (size_t)(first + r) * job.key_dim,
-                                                  4 * (threadIdx.x % LANES + LANES * n), job.key_dim);
-}
-
-template <bool IS_ALIGNED, uint32_t QUADS, class T>
-static __device__ __forceinline__ void store_state(const float4 (&s)[OWN][QUADS], const delta_job<T> &job, float *unit,
-                                                   uint32_t first)
-{
-#pragma unroll
-    for (uint32_t r = 0; r < OWN; r++)
-#pragma unroll
-        for (uint32_t n = 0; n < QUADS; n++)
-            if (first + r < job.value_dim)
-                store_quad<IS_ALIGNED>(unit + (size_t)(first + r) * job.key_dim, 4 * (threadIdx.x % LANES + LANES * n),
-                                       job.key_dim, s[r][n]);
+    return {head, slice, head / job.heads_a_key * job.key_dim, slice * SLICE + threadIdx.x / LANES * N};
 }
 
 /* Adds the lane's part of the product of a column and a vector. */
@@ -76,35 +51,35 @@ static __device__ __forceinline__ float4 add_scaled(float4 s, float4 k, float e)
 }
 
 /* One token; v: of the lane's columns. */
-template <uint32_t QUADS>
-static __device__ __forceinline__ void advance(float4 (&s)[OWN][QUADS], const float *q, const float *k, const float *v,
+template <uint32_t N, uint32_t QUADS>
+static __device__ __forceinline__ void advance(float4 (&s)[N][QUADS], const float *q, const float *k, const float *v,
                                                float decay, float beta, float *sums)
 {
-    float found[OWN] = {}, error[OWN];
+    float found[N] = {}, error[N];
     float4 keys[QUADS];
 #pragma unroll
-    for (uint32_t n = 0; n < QUADS; n++) {
-        keys[n] = ((const float4 *)k)[threadIdx.x % LANES + LANES * n];
+    for (uint32_t i = 0; i < QUADS; i++) {
+        keys[i] = ((const float4 *)k)[threadIdx.x % LANES + LANES * i];
 #pragma unroll
-        for (uint32_t r = 0; r < OWN; r++) {
-            s[r][n] = make_float4(decay * s[r][n].x, decay * s[r][n].y, decay * s[r][n].z, decay * s[r][n].w);
-            found[r] = add_product(found[r], s[r][n], keys[n]);
+        for (uint32_t r = 0; r < N; r++) {
+            s[r][i] = make_float4(decay * s[r][i].x, decay * s[r][i].y, decay * s[r][i].z, decay * s[r][i].w);
+            found[r] = add_product(found[r], s[r][i], keys[i]);
         }
     }
 #pragma unroll
-    for (uint32_t r = 0; r < OWN; r++) {
+    for (uint32_t r = 0; r < N; r++) {
         for (uint32_t apart = 1; apart < LANES; apart *= 2)
             found[r] = found[r] + __shfl_xor_sync(~0u, found[r], apart);
         error[r] = beta * (v[r] - found[r]);
         sums[r] = 0;
     }
 #pragma unroll
-    for (uint32_t n = 0; n < QUADS; n++) {
-        float4 query = ((const float4 *)q)[threadIdx.x % LANES + LANES * n];
+    for (uint32_t i = 0; i < QUADS; i++) {
+        float4 query = ((const float4 *)q)[threadIdx.x % LANES + LANES * i];
 #pragma unroll
-        for (uint32_t r = 0; r < OWN; r++) {
-            s[r][n] = add_scaled(s[r][n], keys[n], error[r]);
-            sums[r] = add_product(sums[r], s[r][n], query);
+        for (uint32_t r = 0; r < N; r++) {
+            s[r][i] = add_scaled(s[r][i], keys[i], error[r]);
+            sums[r] = add_product(sums[r], s[r][i], query);
         }
     }
 }
@@ -136,11 +111,11 @@ static __global__ void __launch_bounds__(THREADS) step_heads(const delta_job<T> 
     __shared__ __align__(16) float vectors[2][4 * LANES * QUADS];
     float4 s[OWN][QUADS];
     start_next();
-    const struct place at = place_of(job);
+    const struct place at = place_of<OWN>(job);
     const uint32_t row = blockIdx.y, t = threadIdx.x;
     const struct span span = span_of(job.batch, row);
     float *unit = job.state.unit(span.seq, at.head);
-    load_state<IS_ALIGNED>(s, job, unit, at.first, span.is_new);
+    load_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.value_dim, job.key_dim, span.is_new);
     float rate = -expf(job.a_log[at.head]), bias = job.dt_bias[at.head];
     wait_for_input();
     float x[8] = {}, v[OWN], sums[OWN];
@@ -159,101 +134,134 @@ static __global__ void __launch_bounds__(THREADS) step_heads(const delta_job<T> 
     uint32_t column = at.first + sum_index<OWN>();
     if (t % LANES < OWN && column < job.value_dim)
         *job.out.at(row, at.head * job.value_dim + column) = round_to<T>(sum);
-    store_state<IS_ALIGNED>(s, job, unit, at.first);
+    store_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.value_dim, job.key_dim);
 }
 
 /* ---- any rows ----------------------------------------------------------------------------------------------------------- */
 
 /* What a thread reads of a chunk: eight values of q and k each, of v, and a and b of a token. */
-struct inputs {
-    float q[8], k[8], v[8], a, b;
+template <class T> struct inputs {
+    eight<T> q, k, v;
+    float a, b;
 };
 
+/* Inputs of some tokens; out takes the place of v. */
 template <uint32_t QUADS> struct chunk {
-    static const uint32_t TOKENS = 32 / QUADS, KEY_PARTS = LANES * QUADS / 2, PARTS = SLICE / 8;
-    __align__(16) float q[TOKENS][4 * LANES * QUADS], k[TOKENS][4 * LANES * QUADS], v[TOKENS][SLICE], out[TOKENS][SLICE];
+    static const uint32_t TOKENS = 64 / QUADS, KEY_PARTS = LANES * QUADS / 2, PARTS = SLICE / 8;
+    __align__(16) float q[TOKENS][4 * LANES * QUADS], k[TOKENS][4 * LANES * QUADS], v[TOKENS][SLICE];
     float decay[TOKENS], beta[TOKENS];
 };
 
-template <uint32_t QUADS, bool IS_ALIGNED, class T>
-static __device__ __forceinline__ void read_inputs(struct inputs &in, const delta_job<T> &job, const struct place &at,
-                                                   uint32_t row, uint32_t n)
-{
-    typedef chunk<QUADS> chunk;
-    uint32_t t = threadIdx.x, token = t / chunk::KEY_PARTS, column = t % chunk::KEY_PARTS * 8;
-    uint32_t v_token = t / chunk::PARTS, v_column = at.slice * SLICE + t % chunk::PARTS * 8, scalar_token = t - THREADS / 2;
-    if (token < chunk::TOKENS && token < n) {
-        load_part<IS_ALIGNED>(job.q.at(row + token, at.key_column), column, job.key_dim, in.q);
-        load_part<IS_ALIGNED>(job.k.at(row + token, at.key_column), column, job.key_dim, in.k);
+/* A thread's part in chunks: eight keys of one token, of the first threads eight columns of one, of some a token's scalars. */
+template <uint32_t QUADS> struct part {
+    uint32_t token, key, v_token, v_column, scalar_token;
+    bool has_v, has_scalars;
+    __device__ part(void)
+        : token(threadIdx.x / chunk<QUADS>::KEY_PARTS), key(threadIdx.x % chunk<QUADS>::KEY_PARTS * 8),
+          v_token(threadIdx.x / chunk<QUADS>::PARTS), v_column(threadIdx.x % chunk<QUADS>::PARTS * 8),
+          scalar_token(threadIdx.x - SCAN_THREADS / 2), has_v(threadIdx.x < chunk<QUADS>::TOKENS * chunk<QUADS>::PARTS),
+          has_scalars(scalar_token < chunk<QUADS>::TOKENS)
+    {
     }
-    if (v_token < chunk::TOKENS && v_token < n)
-        load_part<IS_ALIGNED>(job.v.at(row + v_token, at.head * job.value_dim), v_column, job.value_dim, in.v);
-    if (scalar_token < chunk::TOKENS && scalar_token < n) {
-        in.a = to_float(*job.a.at(row + scalar_token, at.head));
-        in.b = to_float(*job.b.at(row + scalar_token, at.head));
+};
+
+template <bool IS_ALIGNED, uint32_t QUADS, class T>
+static __device__ __forceinline__ void read_inputs(struct inputs<T> &in, const delta_job<T> &job, const struct place &at,
+                                                   const struct part<QUADS> &my, uint32_t row, uint32_t n)
+{
+    if (my.token < n) {
+        in.q = part_of<IS_ALIGNED>(job.q.at(row + my.token, at.key_column), my.key, job.key_dim);
+        in.k = part_of<IS_ALIGNED>(job.k.at(row + my.token, at.key_column), my.key, job.key_dim);
+    }
+    if (my.has_v && my.v_token < n)
+        in.v = part_of<IS_ALIGNED>(job.v.at(row + my.v_token, at.head * job.value_dim), at.slice * SLICE + my.v_column,
+                                   job.value_dim);
+    if (my.has_scalars && my.scalar_token < n) {
+        in.a = to_float(*job.a.at(row + my.scalar_token, at.head));
+        in.b = to_float(*job.b.at(row + my.scalar_token, at.head));
     }
 }
 
+template <uint32_t QUADS, class T>
+static __device__ __forceinline__ void stage_inputs(struct chunk<QUADS> &m, const struct inputs<T> &in, const delta_job<T> &job,
+                                                    const struct part<QUADS> &my, float rate, float bias)
+{
+    float x[8];
+    to_floats(in.q, x);
+    normalise<chunk<QUADS>::KEY_PARTS>(x, job.q_scale);
+    store_eight(&m.q[my.token][my.key], x);
+    to_floats(in.k, x);
+    normalise<chunk<QUADS>::KEY_PARTS>(x, 1.0f);
+    store_eight(&m.k[my.token][my.key], x);
+    if (my.has_v) {
+        to_floats(in.v, x);
+        store_eight(&m.v[my.v_token][my.v_column], x);
+    }
+    if (my.has_scalars) {
+        m.decay[my.scalar_token] = decay_of(job, in.a, rate, bias);
+        m.beta[my.scalar_token] = sigmoid(in.b);
+    }
+}
+
+/* The thread's eight columns of a token, of n. */
+template <bool IS_ALIGNED, uint32_t QUADS, class T>
+static __device__ __forceinline__ void finish_outputs(const struct chunk<QUADS> &m, const delta_job<T> &job,
+                                                      const struct place &at, const struct part<QUADS> &my, uint32_t row,
+                                                      uint32_t n)
+{
+    if (!my.has_v || my.v_token >= n)
+        return;
+    float y[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        y[i] = m.v[my.v_token][my.v_column + i];
+    store_part<IS_ALIGNED>(job.out.at(row + my.v_token, at.head * job.value_dim), at.slice * SLICE + my.v_column, job.value_dim,
+                           y);
+}
+
+/* N tokens from `token` on; a lane ends one sum. */
+template <uint32_t N, uint32_t QUADS>
+static __device__ __forceinline__ void take_tokens(float4 (&s)[1][QUADS], struct chunk<QUADS> &m, uint32_t token)
+{
+    const uint32_t own = threadIdx.x / LANES;
+    float sums[N];
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        advance(s, m.q[token + i], m.k[token + i], &m.v[token + i][own], m.decay[token + i], m.beta[token + i], sums + i);
+    const float sum = group_sums<LANES>(sums);
+    __syncwarp();
+    if (threadIdx.x % LANES < N)
+        m.v[token + sum_index<N>()][own] = sum;
+}
+
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(THREADS, 2) scan_heads(const delta_job<T> job)
+static __global__ void __launch_bounds__(SCAN_THREADS, 2) scan_heads(const delta_job<T> job)
 {
     typedef chunk<QUADS> chunk;
-    __shared__ chunk m;
-    float4 s[OWN][QUADS];
-    struct inputs in = {};
+    __shared__ chunk m[2];
+    float4 s[1][QUADS];
+    struct inputs<T> in = {};
     start_next();
-    const struct place at = place_of(job);
+    const struct place at = place_of<1>(job);
     const struct span span = span_of(job.batch, blockIdx.y);
-    const uint32_t t = threadIdx.x, own = t / LANES * OWN, token = t / chunk::KEY_PARTS, column = t % chunk::KEY_PARTS * 8;
-    const uint32_t v_token = t / chunk::PARTS, v_part = t % chunk::PARTS * 8, scalar_token = t - THREADS / 2;
+    const struct part<QUADS> my;
     float *unit = job.state.unit(span.seq, at.head);
-    load_state<IS_ALIGNED>(s, job, unit, at.first, span.is_new);
-    float rate = -expf(job.a_log[at.head]), bias = job.dt_bias[at.head];
+    load_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.value_dim, job.key_dim, span.is_new);
+    const float rate = -expf(job.a_log[at.head]), bias = job.dt_bias[at.head];
     wait_for_input();
-    read_inputs<QUADS, IS_ALIGNED>(in, job, at, span.first, span.n);
-    for (uint32_t done = 0; done < span.n; done += chunk::TOKENS) {
-        uint32_t n = min(chunk::TOKENS, span.n - done), i = 0;
-        normalise<chunk::KEY_PARTS>(in.q, job.q_scale);
-        normalise<chunk::KEY_PARTS>(in.k, 1.0f);
-        if (token < chunk::TOKENS) {
-            store_eight(&m.q[token][column], in.q);
-            store_eight(&m.k[token][column], in.k);
-        }
-        if (v_token < chunk::TOKENS)
-            store_eight(&m.v[v_token][v_part], in.v);
-        if (scalar_token < chunk::TOKENS) {
-            m.decay[scalar_token] = decay_of(job, in.a, rate, bias);
-            m.beta[scalar_token] = sigmoid(in.b);
-        }
-        if (done + chunk::TOKENS < span.n)
-            read_inputs<QUADS, IS_ALIGNED>(in, job, at, span.first + done + chunk::TOKENS, span.n - done - chunk::TOKENS);
-        __syncthreads();
-        for (; i + 4 <= n; i += 4) {
-            float sums[4 * OWN];
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++)
-                advance(s, m.q[i + j], m.k[i + j], &m.v[i + j][own], m.decay[i + j], m.beta[i + j], sums + OWN * j);
-            float sum = group_sums<LANES>(sums);
-            uint32_t index = sum_index<4 * OWN>();
-            m.out[i + index / OWN][own + index % OWN] = sum;
-        }
-        for (; i < n; i++) {
-            float sums[OWN];
-            advance(s, m.q[i], m.k[i], &m.v[i][own], m.decay[i], m.beta[i], sums);
-            float sum = group_sums<LANES>(sums);
-            if (t % LANES < OWN)
-                m.out[i][own + sum_index<OWN>()] = sum;
-        }
-        __syncthreads();
-        if (v_token < n) {
-            float y[8];
-            for (i = 0; i < 8; i++)
-                y[i] = m.out[v_token][v_part + i];
-            store_part<IS_ALIGNED>(job.out.at(span.first + done + v_token, at.head * job.value_dim), at.slice * SLICE + v_part,
-                                   job.value_dim, y);
-        }
-    }
-    store_state<IS_ALIGNED>(s, job, unit, at.first);
+    walk_chunks<chunk::TOKENS, AT_ONCE>(
+        span.n,
+        [&](uint32_t first) {
+            if (first < span.n)
+                read_inputs<IS_ALIGNED>(in, job, at, my, span.first + first, span.n - first);
+        },
+        [&](uint32_t place) { stage_inputs(m[place], in, job, my, rate, bias); },
+        [&](uint32_t place, uint32_t token) { take_tokens<AT_ONCE>(s, m[place], token); },
+        [&](uint32_t place, uint32_t token) { take_tokens<1>(s, m[place], token); },
+        [&](uint32_t place, uint32_t first, uint32_t n) {
+            finish_outputs<IS_ALIGNED>(m[place], job, at, my, span.first + first, n);
+        });
+    store_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.value_dim, job.key_dim);
 }
 
 /* ---- the call ----------------------------------------------------------------------------------------------------------- */
@@ -264,7 +272,7 @@ static void launch_delta(const struct cuda *cuda, const delta_job<T> &job, const
     dim3 grid(args->n_heads * job.n_slices, args->batch->n_seqs);
     auto kernel = job.batch.first_row ? is_aligned ? scan_heads<T, QUADS, true> : scan_heads<T, MOST_QUADS, false>
                                       : is_aligned ? step_heads<T, QUADS, true> : step_heads<T, MOST_QUADS, false>;
-    launch(cuda, kernel, grid, THREADS, 0, job);
+    launch(cuda, kernel, grid, job.batch.first_row ? SCAN_THREADS : THREADS, 0, job);
 }
 
 enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err)

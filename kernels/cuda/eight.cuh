@@ -44,6 +44,26 @@ static __device__ __forceinline__ void load_part(const T *row, uint32_t column, 
             x[i] = !IS_ALIGNED && column + i < n_columns ? to_float(row[column + i]) : 0.0f;
 }
 
+/* The same as they lie there. */
+template <bool IS_ALIGNED, class T>
+static __device__ __forceinline__ eight<T> part_of(const T *row, uint32_t column, uint32_t n_columns)
+{
+    if (IS_ALIGNED && column < n_columns)
+        return *(const eight<T> *)(row + column);
+    eight<T> x;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        x.values[i] = !IS_ALIGNED && column + i < n_columns ? row[column + i] : round_to<T>(0.0f);
+    return x;
+}
+
+template <class T> static __device__ __forceinline__ void to_floats(const eight<T> &from, float (&x)[8])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        x[i] = to_float(from.values[i]);
+}
+
 template <bool IS_ALIGNED, class T>
 static __device__ __forceinline__ void store_part(T *row, uint32_t column, uint32_t n_columns, const float (&x)[8])
 {

@@ -4,7 +4,8 @@
  *
  * A block an expert sorts the routes by experts, stable, and gathers the rows of x (sort_routes); up to 8 rows each block of
  * the products sorts for itself. Then up, down, and the sum, by the number of rows an expert has on the average:
- * - few: experts_few.cuh, bound by the bytes of the experts that are wanted.
+ * - few: experts_few.cuh, bound by the bytes of the experts that are wanted; of packed MXFP4 (packed.cuh) up to 8 rows alone,
+ *   all in one launch: experts_whole.cuh.
  * - many: experts_many.cuh, bound by the tensor cores.
  * - where the copy engine cannot read the weights (float32, quantised types, odd columns): plain tiles, latency bound.
  * Everything that depends on the routes is worked out on the device; so a graph can hold it. Sorting 65,536 routes of 128
@@ -12,18 +13,13 @@
 #include "eight.cuh"
 #include "experts_few.cuh"
 #include "experts_many.cuh"
-#include "mma.cuh"
+#include "experts_whole.cuh"
 #include "weight.cuh"
 
 #include <math.h>
 
 #define SORTERS 1024u
 #define COMBINERS 128u
-
-struct experts_state {
-    map_encoder encode;
-    uint32_t n_pairs; /* clusters of two blocks that the device holds */
-};
 
 /* ---- the places of routes ------------------------------------------------------------------------------------------------ */
 
@@ -259,8 +255,10 @@ template <class T, uint32_t N> static void launch_plain(const struct running_mix
     });
 }
 
-static enum rc run_plain(const struct running_mixture *run, const struct way *way)
+static enum rc run_plain(const struct running_mixture *run, const struct way *way, struct err *err)
 {
+    if (way->w->is_packed)
+        return err_set(err, RC_INTERNAL, "experts: wanted scratch on a multiple of 16 bytes for packed weights");
     visit_type(run->cuda->dtype, [&](auto value) {
         using T = decltype(value);
         if (way->is_product)
@@ -283,39 +281,114 @@ static float wanted_experts(const struct mixture *m)
 static uint32_t eights_of(const struct mixture *m)
 {
     float mean = (float)m->n_routes / (float)m->n_experts, most = mean + 2 * sqrtf(mean);
-    if (m->n_rows <= FEW_ROWS)
+    if (m->n_rows <= 8)
         return 1;
     return most <= 8 ? 1 : most <= 16 ? 2 : most <= 32 ? 4 : most <= 64 ? 8 : 0;
 }
 
-static enum rc make_maps(const struct running_mixture *run, const struct way *way, uint32_t w_rows, uint32_t x_rows,
-                         uint32_t stage_blocks, struct tensor_map *w, struct tensor_map *x, struct err *err)
+/* The map of an expert's weights, in tiles of tile_rows; gate and up take turns in those of a product. */
+static enum rc map_weights(const struct running_mixture *run, const struct way *way, uint32_t tile_rows, uint32_t stage_blocks,
+                           struct tensor_map *map, struct err *err)
 {
-    const struct cuda *cuda = run->cuda;
     uint32_t n_blocks = way->w->n_cols / 64, half = way->rows_each / 2;
-    uint32_t n_rows = way->is_place ? run->m.n_routes : run->m.n_rows;
     uint64_t row_bytes = way->w->parts[0].row_bytes;
-    struct map_dims plain = {2, {way->w->n_rows, n_blocks}, {row_bytes, 128}, {w_rows, stage_blocks}};
+    struct map_dims plain = {2, {way->w->n_rows, n_blocks}, {row_bytes, 128}, {tile_rows, stage_blocks}};
     struct map_dims pairs = {4,
                              {8, 2, (way->w->n_rows - half) / 8, n_blocks},
                              {row_bytes, half * row_bytes, 8 * row_bytes, 128},
-                             {8, 2, w_rows / 16, stage_blocks}};
-    struct map_dims rows = {2, {n_rows, n_blocks}, {(uint64_t)way->x.stride * 2, 128}, {x_rows, stage_blocks}};
-    enum rc rc = map_make(cuda->experts->encode, cuda->dtype, way->w->data, way->is_product ? &pairs : &plain, w, err);
-    return rc ? rc : map_make(cuda->experts->encode, cuda->dtype, way->x.data, &rows, x, err);
+                             {8, 2, tile_rows / 16, stage_blocks}};
+    return map_make(run->cuda->experts->encode, run->cuda->dtype, way->w->data, way->is_product ? &pairs : &plain, map, err);
 }
 
-static struct few_shape few_shape_of(const struct running_mixture *run, const struct way *way, uint32_t eights,
-                                     float n_units)
+/* The same for weights that are packed, n_panels beside each other in a tile. */
+static enum rc map_packed(const struct running_mixture *run, const struct way *way, uint32_t n_panels, uint32_t stage_blocks,
+                          struct tensor_map *map, struct err *err)
 {
-    struct few_shape s = {};
-    s.w.n_blocks = way->w->n_cols / 64;
-    s.w.tile_rows = few_tile_rows(way->rows_each, n_units, way->is_product ? 16 : 8, run->cuda->n_processors);
-    s.w.n_tiles = ceil_div(way->rows_each, s.w.tile_rows);
-    s.expert_step = way->is_product ? way->rows_each / 8 : way->rows_each;
-    s.max_units = min(run->m.n_experts, run->m.n_routes) + run->m.n_routes / (8 * eights);
-    s.is_behind = way->is_behind;
-    return s;
+    const uint32_t n_blocks = way->w->n_cols / 64, half = way->rows_each / 16, n_eights = way->w->n_rows / 8;
+    const uint64_t block_bytes = (uint64_t)n_eights * PACKED_BYTES;
+    struct map_dims plain = {2, {n_eights, n_blocks}, {PACKED_BYTES, block_bytes}, {2 * n_panels, stage_blocks}};
+    struct map_dims pairs = {4,
+                             {1, 2, n_eights - half, n_blocks},
+                             {PACKED_BYTES, half * PACKED_BYTES, PACKED_BYTES, block_bytes},
+                             {1, 2, n_panels, stage_blocks}};
+    const struct map_form form = {CU_TENSOR_MAP_DATA_TYPE_UINT16, PACKED_BYTES / 2, CU_TENSOR_MAP_SWIZZLE_NONE};
+    return map_make_as(run->cuda->experts->encode, form, way->w->data, way->is_product ? &pairs : &plain, map, err);
+}
+
+static enum rc map_rows(const struct running_mixture *run, const struct way *way, uint32_t n_rows, uint32_t box_rows,
+                        uint32_t stage_blocks, struct tensor_map *map, struct err *err)
+{
+    struct map_dims rows = {2, {n_rows, way->w->n_cols / 64}, {(uint64_t)way->x.stride * 2, 128}, {box_rows, stage_blocks}};
+    return map_make(run->cuda->experts->encode, run->cuda->dtype, way->x.data, &rows, map, err);
+}
+
+/* From one expert's weights to the next in their map. */
+static uint32_t expert_step(const struct way *way)
+{
+    return way->is_product ? way->rows_each / 8 : way->rows_each;
+}
+
+static struct skinny_shape tiles_of(const struct running_mixture *run, const struct way *way)
+{
+    struct skinny_shape w = {};
+    w.n_blocks = way->w->n_cols / 64;
+    w.tile_rows = few_tile_rows(way->rows_each, wanted_experts(&run->m), way->is_product ? 16 : 8, 64,
+                                run->cuda->n_processors);
+    w.n_tiles = ceil_div(way->rows_each, w.tile_rows);
+    return w;
+}
+
+/* The map of W in panels, n_panels beside each other, and its way through it. */
+static enum rc map_panels(const struct running_mixture *run, const struct way *way, struct whole_way *panels,
+                          struct tensor_map *map, struct err *err)
+{
+    const uint32_t rows_each = way->rows_each, n_units = min(run->m.n_experts, run->m.n_routes);
+    panels->n_blocks = way->w->n_cols / 64;
+    panels->step = rows_each / 8;
+    if (way->is_product) {
+        panels->n_panels = few_tile_rows(rows_each, wanted_experts(&run->m), PANEL_ROWS, WHOLE_WARPS * PANEL_ROWS,
+                                         run->cuda->n_processors) / PANEL_ROWS;
+        panels->tile_step = panels->n_panels;
+        panels->n_tiles = ceil_div(rows_each, panels->n_panels * PANEL_ROWS);
+    } else {
+        panels->n_panels = ceil_div(n_units, ceil_div(n_units, WHOLE_WARPS));
+        panels->tile_step = PANEL_ROWS / 8;
+        panels->n_tiles = ceil_div(rows_each, PANEL_ROWS);
+    }
+    return map_packed(run, way, way->is_product ? panels->n_panels : 1, WHOLE_BLOCKS, map, err);
+}
+
+/* Rows of x as they are, a batch's or a unit's. */
+static enum rc map_plain_rows(const struct running_mixture *run, const struct way *way, uint32_t n_rows, struct tensor_map *map,
+                              struct err *err)
+{
+    const uint32_t n_blocks = way->w->n_cols / 64;
+    struct map_dims rows = {2, {n_rows, n_blocks}, {(uint64_t)way->x.stride * 2, 128}, {run->m.n_rows, WHOLE_BLOCKS}};
+    return map_make_as(run->cuda->experts->encode, {map_type(DTYPE_BF16), 64, CU_TENSOR_MAP_SWIZZLE_NONE}, way->x.data, &rows,
+                       map, err);
+}
+
+/* All of it in one launch. */
+static enum rc run_whole(const struct running_mixture *run, const struct way *up, const struct way *down, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    struct whole_shape s = {};
+    struct tensor_map maps[4];
+    enum rc rc = map_panels(run, up, &s.up, &maps[0], err);
+    rc = rc ? rc : map_panels(run, down, &s.down, &maps[1], err);
+    rc = rc ? rc : map_plain_rows(run, up, run->m.n_rows, &maps[2], err);
+    rc = rc ? rc : map_plain_rows(run, down, run->m.n_routes, &maps[3], err);
+    if (rc)
+        return rc;
+    const uint32_t bytes = whole_cut_memory(&s, run->m.n_rows);
+    const uint32_t n_items = min(run->m.n_experts, run->m.n_routes) * s.up.n_tiles + s.down.n_tiles;
+    const struct whole_maps all = {map_of(&maps[0]), map_of(&maps[1]), map_of(&maps[2]), map_of(&maps[3])};
+    struct output y = output_of(down);
+    y.y = (char *)run->args->y.data;
+    y.y_stride = run->args->y.stride;
+    launch(cuda, mix_packed, min(n_items, cuda->n_processors), WHOLE_THREADS, bytes, all, s, run->m, output_of(up), y,
+           run->product, cuda->experts->counts);
+    return RC_OK;
 }
 
 typedef void (*few_kernel)(CUtensorMap, CUtensorMap, struct few_shape, struct mixture, bool, struct output, expert_product);
@@ -333,35 +406,49 @@ template <class T> static few_kernel few_kernel_of(uint32_t eights, bool is_prod
 static enum rc run_few(const struct running_mixture *run, const struct way *way, uint32_t eights, struct err *err)
 {
     struct cuda *cuda = run->cuda;
-    struct few_shape s = few_shape_of(run, way, eights, wanted_experts(&run->m));
+    const uint32_t max_units = min(run->m.n_experts, run->m.n_routes) + run->m.n_routes / (8 * eights);
+    const uint32_t n_rows = way->is_place ? run->m.n_routes : run->m.n_rows, stage_blocks = skinny_stage_blocks(eights);
+    struct few_shape s = {tiles_of(run, way), expert_step(way), 0, max_units, way->is_behind};
     struct tensor_map w, x;
     uint32_t bytes = few_cut_memory(&s, eights);
-    enum rc rc = make_maps(run, way, s.w.tile_rows, 8 * eights, skinny_stage_blocks(eights), &w, &x, err);
+    enum rc rc = map_weights(run, way, s.w.tile_rows, stage_blocks, &w, err);
+    rc = rc ? rc : map_rows(run, way, n_rows, 8 * eights, stage_blocks, &x, err);
     if (rc)
         return rc;
     few_kernel kernel = cuda->dtype == DTYPE_F16 ? few_kernel_of<__half>(eights, way->is_product)
                                                  : few_kernel_of<__nv_bfloat16>(eights, way->is_product);
-    launch(cuda, kernel, min(s.max_units * s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, map_of(&w), map_of(&x), s,
+    launch(cuda, kernel, min(max_units * s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, map_of(&w), map_of(&x), s,
            run->m, way->is_place, output_of(way), run->product);
     return RC_OK;
+}
+
+/* Places of a unit of packed weights, which are bound by bytes longer than others: as few columns as most experts fill. */
+static uint32_t unit_of(const struct mixture *m)
+{
+    float mean = (float)m->n_routes / (float)m->n_experts, most = mean + 2 * sqrtf(mean);
+    return most >= MANY_UNIT ? MANY_UNIT : ((uint32_t)most / MANY_BOX + 1) * MANY_BOX;
 }
 
 static enum rc run_many(const struct running_mixture *run, const struct way *way, struct err *err)
 {
     struct cuda *cuda = run->cuda;
+    const bool is_packed = way->w->is_packed;
     struct many_shape s = {};
     struct tensor_map w, x;
     s.n_blocks = way->w->n_cols / 64;
     s.n_tiles = ceil_div(way->rows_each, MANY_ROWS);
     s.across = s.n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
-    s.expert_step = way->is_product ? way->rows_each / 8 : way->rows_each;
+    s.expert_step = way->is_product || is_packed ? way->rows_each / 8 : way->rows_each;
     s.is_product = way->is_product;
     s.is_wide = map_fits(way->y.data, (size_t)way->y.stride * 2) && way->y.width % 8 == 0;
     s.is_behind = way->is_behind;
-    enum rc rc = make_maps(run, way, MANY_ROWS, MANY_BOX, 1, &w, &x, err);
+    is_packed ? many_cut_memory<true>(&s, unit_of(&run->m)) : many_cut_memory<false>(&s, MANY_UNIT);
+    enum rc rc = is_packed ? map_packed(run, way, MANY_ROWS / PANEL_ROWS, 1, &w, err)
+                           : map_weights(run, way, MANY_ROWS, 1, &w, err);
+    rc = rc ? rc : map_rows(run, way, run->m.n_routes, MANY_BOX, 1, &x, err);
     if (rc)
         return rc;
-    uint32_t n_units = run->m.n_routes / MANY_UNIT + min(run->m.n_experts, run->m.n_routes);
+    uint32_t n_units = run->m.n_routes / s.unit + min(run->m.n_experts, run->m.n_routes);
     uint32_t n_clusters = min(n_units * (s.n_tiles / s.across), s.across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -377,7 +464,9 @@ static enum rc run_many(const struct running_mixture *run, const struct way *way
     config.attrs = attributes;
     config.numAttrs = 2;
     cudaLaunchKernelEx(&config,
-                       cuda->dtype == DTYPE_F16 ? multiply_many<__half> : multiply_many<__nv_bfloat16>,
+                       is_packed                   ? multiply_many<__nv_bfloat16, true>
+                       : cuda->dtype == DTYPE_F16 ? multiply_many<__half, false>
+                                                  : multiply_many<__nv_bfloat16, false>,
                        many_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(way), run->product);
     return RC_OK;
 }
@@ -410,38 +499,53 @@ static void combine_all(const struct running_mixture *run, const struct view &re
 /* Can the copy engine read the experts' weights, and rows of them be cut into tiles? */
 static bool is_streamed(const struct cuda *cuda, const struct matrix *w)
 {
-    return cuda->dtype != DTYPE_F32 && w->parts[0].dtype == cuda->dtype && w->n_cols % 64 == 0;
+    return w->is_packed || (cuda->dtype != DTYPE_F32 && w->parts[0].dtype == cuda->dtype && w->n_cols % 64 == 0);
 }
 
-/* Both halves; few rows of an expert, many, or plain ones. */
+/* One way, of sorted routes unless its rows are few. */
+static enum rc multiply_way(const struct running_mixture *run, const struct way *way, struct err *err)
+{
+    uint32_t eights = way->w->is_packed ? 0 : eights_of(&run->m);
+    if (!is_streamed(run->cuda, way->w) || !map_fits(run->args->scratch.data, 16))
+        return run_plain(run, way, err);
+    return eights ? run_few(run, way, eights, err) : run_many(run, way, err);
+}
+
+/* Up, down and the sum. */
+static enum rc multiply_ways(const struct running_mixture *run, const struct way *up, const struct way *down, struct err *err)
+{
+    enum rc rc = multiply_way(run, up, err);
+    if (!rc && !run->is_product) {
+        struct act_args act = {};
+        act.n_rows = run->m.n_routes;
+        act.act = run->args->act;
+        act.x = act.out = run->middle;
+        rc = cuda_act(run->cuda, &act, err);
+    }
+    rc = rc ? rc : multiply_way(run, down, err);
+    if (!rc)
+        combine_all(run, down->y);
+    return rc;
+}
+
 static enum rc multiply_all(struct running_mixture *run, struct err *err)
 {
     const struct experts_args *args = run->args;
-    struct mixture *m = &run->m;
-    bool streams = is_streamed(run->cuda, args->up) && is_streamed(run->cuda, args->down) &&
-                   map_fits(args->scratch.data, 16);
-    bool is_sorted = !streams || m->n_rows > FEW_ROWS || m->is_input_scaled ||
-                     !map_fits(args->x.data, (size_t)args->x.stride * 2);
-    uint32_t eights = streams ? eights_of(m) : 0;
-    if (is_sorted)
-        sort_all(run);
-    struct way up = {args->up, is_sorted ? run->outer : args->x, run->middle, args->up_bias, run->is_product, is_sorted, false,
-                     args->up->n_rows / m->n_experts};
+    bool streams = is_streamed(run->cuda, args->up) && is_streamed(run->cuda, args->down) && map_fits(args->scratch.data, 16);
+    bool is_packed = args->up->is_packed && args->down->is_packed;
+    bool is_direct = streams && run->m.n_rows <= FEW_ROWS && !args->is_input_scaled &&
+                     map_fits(args->x.data, (size_t)args->x.stride * 2) &&
+                     (is_packed ? run->is_product : !args->up->is_packed && !args->down->is_packed);
     struct view results = run->outer;
     results.width = results.stride = args->y.width;
-    struct way down = {args->down, run->middle, results, args->down_bias, false, true, true, args->y.width};
-    enum rc rc = !streams ? run_plain(run, &up) : eights ? run_few(run, &up, eights, err) : run_many(run, &up, err);
-    struct act_args act = {};
-    act.n_rows = m->n_routes;
-    act.act = args->act;
-    act.x = act.out = run->middle;
-    if (!rc && !run->is_product)
-        rc = cuda_act(run->cuda, &act, err);
-    if (!rc)
-        rc = !streams ? run_plain(run, &down) : eights ? run_few(run, &down, eights, err) : run_many(run, &down, err);
-    if (!rc)
-        combine_all(run, results);
-    return rc;
+    struct way up = {args->up, is_direct ? args->x : run->outer, run->middle, args->up_bias, run->is_product, !is_direct, false,
+                     args->up->n_rows / run->m.n_experts};
+    struct way down = {args->down, run->middle, results, args->down_bias, false, true, streams, args->y.width};
+    if (is_direct && is_packed)
+        return run_whole(run, &up, &down, err);
+    if (!is_direct)
+        sort_all(run);
+    return multiply_ways(run, &up, &down, err);
 }
 
 static enum rc check(const struct experts_args *args, uint32_t inner, struct err *err)
@@ -511,11 +615,12 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
 template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n_processors)
 {
     cudaError_t code = cudaSuccess;
-    const void *many = (const void *)multiply_many<T>;
+    const void *many = (const void *)multiply_many<T, false>;
     for (uint32_t i = 0; i < 8 && !code; i++)
         code = cudaFuncSetAttribute(few_kernel_of<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES);
-    code = code ? code : cudaFuncSetAttribute(many, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    for (const void *kernel : {many, (const void *)multiply_many<__nv_bfloat16, true>, (const void *)mix_packed})
+        code = code ? code : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = 2;
@@ -537,11 +642,15 @@ enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
     cuda->experts = (struct experts_state *)mem_calloc(1, sizeof *cuda->experts);
     if (!cuda->experts)
         return err_set(err, RC_MEMORY, "cuda: no memory for the context");
-    cudaError_t code = cudaSuccess;
-    if (cuda->dtype == DTYPE_BF16)
-        code = allow_shared<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors);
-    if (cuda->dtype == DTYPE_F16)
-        code = allow_shared<__half>(&cuda->experts->n_pairs, cuda->n_processors);
+    if (cuda->dtype == DTYPE_F32)
+        return RC_OK;
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->counts, &cuda->experts->counts, err);
+    if (rc)
+        return rc;
+    cudaError_t code = cudaMemsetAsync(cuda->experts->counts, 0, sizeof *cuda->experts->counts, cuda->stream);
+    if (!code)
+        code = cuda->dtype == DTYPE_BF16 ? allow_shared<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors)
+                                         : allow_shared<__half>(&cuda->experts->n_pairs, cuda->n_processors);
     return code == cudaSuccess ? map_encoder_find(&cuda->experts->encode, err) : cuda_fail(err, code, "open");
 }
 

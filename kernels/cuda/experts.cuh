@@ -6,9 +6,19 @@
 
 #include "activation.cuh"
 #include "linear.cuh"
+#include "tensor_map.cuh"
 
 #define EXPERTS_MAX 512u
 #define EXPERTS_MAX_CHOSEN 16u
+
+struct whole_counts;
+
+struct experts_state {
+    map_encoder encode;
+    uint32_t n_pairs; /* clusters of two blocks that the device holds */
+    struct whole_counts *counts;
+    char *packing; /* matrix.cu: rows on their way into packed weights, made at the first of them */
+};
 
 struct mixture {
     uint32_t n_rows, n_experts, n_chosen, n_routes; /* n_routes = n_rows * n_chosen */

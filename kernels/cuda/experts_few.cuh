@@ -286,14 +286,14 @@ multiply_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ 
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
-/* Rows of W a tile: the most that keep the blocks' shares of n_units experts' weights near equal. A tile costs as much as
- * FEW_TILE_COST rows besides. */
-static inline uint32_t few_tile_rows(uint32_t n_out, float n_units, uint32_t step, uint32_t n_processors)
+/* Rows of W a tile: the most, up to a limit, that keep the blocks' shares of n_units experts' weights near equal. A tile costs
+ * as much as FEW_TILE_COST rows besides. */
+static inline uint32_t few_tile_rows(uint32_t n_out, float n_units, uint32_t step, uint32_t limit, uint32_t n_processors)
 {
     uint32_t best = step;
     float least = 0;
     for (uint32_t pass = 0; pass < 2; pass++)
-        for (uint32_t rows = step; rows <= 64; rows += step) {
+        for (uint32_t rows = step; rows <= limit; rows += step) {
             float n_rounds = ceilf(n_units * (float)ceil_div(n_out, rows) / (float)n_processors);
             float share = n_rounds * (float)(rows + FEW_TILE_COST);
             if (pass == 0 && (least == 0 || share < least))

@@ -11,6 +11,7 @@
 #define LLMPY_CUDA_EXPERTS_MANY_CUH
 
 #include "experts.cuh"
+#include "packed.cuh"
 #include "tensor_map.cuh"
 #include "tile_store.cuh"
 #include "wgmma_wide.cuh"
@@ -19,8 +20,7 @@
 #define MANY_UNIT 256u /* places of a unit, at most */
 #define MANY_BOX 32u   /* places that are fetched at once */
 #define MANY_THREADS 384u
-#define MANY_W_BYTES (MANY_ROWS * 128)
-#define MANY_STAGE_BYTES (MANY_W_BYTES + MANY_UNIT * 128)
+#define MANY_STAGES 32u /* at most */
 #define MANY_PITCH 48u /* of a place in a warp's piece of shared memory: 16 results, and no bank twice */
 #define MANY_PIECE_BYTES (32 * MANY_PITCH)
 
@@ -32,6 +32,14 @@ struct many_shape {
     bool is_product;        /* of gate and up: rows of W come by turns, so out.n_out is half of them */
     bool is_wide;           /* y lies on multiples of 16 bytes, in eights of columns */
     bool is_behind;         /* the product before has started this kernel: the places are there already */
+    uint32_t unit;          /* places of a unit, at most: MANY_UNIT, or less, a multiple of MANY_BOX */
+    uint32_t n_stages, stage_bytes;
+};
+
+/* W of a stage: bytes that come, and where the rows of x are behind them. */
+template <bool IS_PACKED> struct many_weights {
+    static const uint32_t bytes = IS_PACKED ? MANY_ROWS / 8 * PACKED_BYTES : MANY_ROWS * 128;
+    static const uint32_t room = (bytes + 1023) / 1024 * 1024, least_columns = IS_PACKED ? 32 : 64;
 };
 
 struct many_maps {
@@ -43,18 +51,13 @@ struct many_tables {
     uint32_t units[EXPERTS_MAX + 1];   /* first units */
 };
 
-static constexpr __host__ __device__ uint32_t many_stages(void)
-{
-    return (SHARED_BYTES - 8 * MANY_PIECE_BYTES - (uint32_t)sizeof(struct many_tables)) / (MANY_STAGE_BYTES + 16);
-}
-
 /* One warp. */
-static __device__ void many_count(const struct mixture &m, struct many_tables *t)
+static __device__ void many_count(const struct mixture &m, struct many_tables *t, uint32_t unit)
 {
     uint32_t lane = threadIdx.x % 32, n_units = 0;
     for (uint32_t e = lane; e < lane + m.n_experts; e += 32) {
         uint32_t first = e < m.n_experts ? __ldcg(m.offsets + e) : 0, end = e < m.n_experts ? __ldcg(m.offsets + e + 1) : 0;
-        uint32_t n = (end - first + MANY_UNIT - 1) / MANY_UNIT, at = n;
+        uint32_t n = (end - first + unit - 1) / unit, at = n;
         for (uint32_t step = 1; step < 32; step *= 2) {
             uint32_t other = __shfl_up_sync(~0u, at, step);
             at += lane >= step ? other : 0;
@@ -97,9 +100,9 @@ static __device__ __forceinline__ struct many_place many_place_of(const struct m
 }
 
 /* Columns that a unit is computed with. */
-static __device__ __forceinline__ uint32_t many_columns(const struct many_place &p)
+static __device__ __forceinline__ uint32_t many_columns(const struct many_place &p, uint32_t least)
 {
-    return max((p.n_rows + 31) / 32 * 32, 64u);
+    return max((p.n_rows + 31) / 32 * 32, least);
 }
 
 static __device__ __forceinline__ uint32_t many_turns(const struct mixture &m, const struct many_shape &s,
@@ -109,15 +112,16 @@ static __device__ __forceinline__ uint32_t many_turns(const struct mixture &m, c
 }
 
 /* The next stage of the ring. */
-static __device__ __forceinline__ void many_next(uint32_t *stage, uint32_t *phase)
+static __device__ __forceinline__ void many_next(uint32_t *stage, uint32_t *phase, uint32_t n_stages)
 {
-    if (++*stage == many_stages()) {
+    if (++*stage == n_stages) {
         *stage = 0;
         *phase ^= 1;
     }
 }
 
 /* One thread streams the block's weights, or its share of x to all blocks of the cluster. */
+template <bool IS_PACKED>
 static __device__ __forceinline__ void many_load(const struct many_maps &maps, const struct mixture &m,
                                                  const struct many_shape &s, const struct many_tables *t, uint32_t ring,
                                                  uint32_t full, uint32_t empty, bool is_weight)
@@ -129,22 +133,24 @@ static __device__ __forceinline__ void many_load(const struct many_maps &maps, c
         wait_for_input();
     for (uint32_t turn = cluster_first(); turn < many_turns(m, s, t); turn += cluster_step()) {
         struct many_place p = many_place_of(m, s, t, turn, rank);
-        const uint32_t columns = many_columns(p);
-        for (uint32_t block = 0; block < s.n_blocks; block++, many_next(&stage, &phase)) {
-            uint32_t target = ring + stage * MANY_STAGE_BYTES, barrier = full + 8 * stage;
+        const uint32_t columns = many_columns(p, many_weights<IS_PACKED>::least_columns);
+        for (uint32_t block = 0; block < s.n_blocks; block++, many_next(&stage, &phase, s.n_stages)) {
+            uint32_t target = ring + stage * s.stage_bytes, barrier = full + 8 * stage;
             barrier_wait(empty + 8 * stage, phase);
-            barrier_expect(barrier, is_weight ? MANY_W_BYTES : columns * 128);
+            barrier_expect(barrier, is_weight ? many_weights<IS_PACKED>::bytes : columns * 128);
             if (is_weight && s.is_product)
                 copy_pairs(target, &maps.w, p.expert * s.expert_step + p.tile * (MANY_ROWS / 16), block, barrier, policy);
             else if (is_weight)
-                copy_box(target, &maps.w, p.expert * s.expert_step + p.tile * MANY_ROWS, block, barrier, policy);
+                copy_box(target, &maps.w, p.expert * s.expert_step + p.tile * (MANY_ROWS / (IS_PACKED ? 8 : 1)), block, barrier,
+                         policy);
             else
                 for (uint32_t c = rank * MANY_BOX; c < columns; c += s.across * MANY_BOX)
-                    copy_box_to(mask, target + MANY_W_BYTES + c * 128, &maps.x, p.first + c, block, barrier, policy);
+                    copy_box_to(mask, target + many_weights<IS_PACKED>::room + c * 128, &maps.x, p.first + c, block, barrier,
+                                policy);
         }
     }
     /* Nobody leaves before the others' last word has come. */
-    for (uint32_t i = 0; i < many_stages(); i++, many_next(&stage, &phase))
+    for (uint32_t i = 0; i < s.n_stages; i++, many_next(&stage, &phase, s.n_stages))
         barrier_wait(empty + 8 * stage, phase);
 }
 
@@ -208,8 +214,39 @@ static __device__ __forceinline__ void many_store(float (&sum)[N], const struct 
     }
 }
 
-/* One tile; N columns. */
+/* The products of a stage, of weights in shared memory, or in registers as they are unpacked. */
 template <class T, uint32_t N>
+static __device__ __forceinline__ void many_multiply(float (&sum)[N], uint32_t weights, uint64_t b, uint32_t group)
+{
+    uint64_t a = wgmma_rows(weights + group * 64 * 128);
+    wgmma_begin();
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        wgmma(sum, a + 2 * i, b + 2 * i, T());
+}
+
+template <class T, uint32_t N>
+static __device__ __forceinline__ void many_multiply(float (&sum)[N], const uint32_t (&a)[4][4], uint64_t b)
+{
+    wgmma_begin();
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        wgmma(sum, a[i], b + 2 * i, T());
+}
+
+/* Once they are under way: those of the stage before have ended. */
+static __device__ __forceinline__ void many_move_on(struct many_worker &w, bool is_first, uint32_t *before, uint32_t n_stages)
+{
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (!is_first && w.empty)
+        barrier_arrive_in(w.empty + 8 * *before);
+    *before = w.stage;
+    many_next(&w.stage, &w.phase, n_stages);
+}
+
+/* One tile; N columns. */
+template <class T, bool IS_PACKED, uint32_t N>
 static __device__ __forceinline__ void many_tile(const struct many_shape &s, const struct output &out,
                                                  const expert_product &product, const struct many_place &p,
                                                  struct many_worker &w)
@@ -219,21 +256,22 @@ static __device__ __forceinline__ void many_tile(const struct many_shape &s, con
     for (uint32_t i = 0; i < N / 2; i++)
         sum[i] = 0;
     uint32_t block = 0, before = 0;
-    do {
+    uint32_t even[4][4], odd[4][4]; /* registers of the stage that is under way, and of the next */
+    auto step = [&](uint32_t (&a)[4][4]) {
+        uint32_t stage = w.ring + w.stage * s.stage_bytes;
         barrier_wait(w.full + 8 * w.stage, w.phase);
-        uint64_t a = wgmma_rows(w.ring + w.stage * MANY_STAGE_BYTES + w.group * 64 * 128);
-        uint64_t b = wgmma_rows(w.ring + w.stage * MANY_STAGE_BYTES + MANY_W_BYTES);
-        wgmma_begin();
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            wgmma(sum, a + 2 * i, b + 2 * i, T());
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (block && w.empty)
-            barrier_arrive_in(w.empty + 8 * before);
-        before = w.stage;
-        many_next(&w.stage, &w.phase);
-    } while (++block < s.n_blocks);
+        uint64_t b = wgmma_rows(stage + many_weights<IS_PACKED>::room);
+        if constexpr (IS_PACKED) {
+            packed_panel::load(stage + (w.group * 4 + threadIdx.x % 128 / 32) * packed_panel::bytes, a);
+            many_multiply<T>(sum, a, b);
+        } else {
+            many_multiply<T>(sum, stage, b, w.group);
+        }
+        many_move_on(w, block == 0, &before, s.n_stages);
+        return ++block < s.n_blocks;
+    };
+    while (step(even) && step(odd))
+        ;
     wgmma_wait<0>();
     if (w.empty)
         barrier_arrive_in(w.empty + 8 * before);
@@ -243,18 +281,18 @@ static __device__ __forceinline__ void many_tile(const struct many_shape &s, con
     many_store<T>(sum, s, out, product, p, w);
 }
 
-template <class T>
+template <class T, bool IS_PACKED>
 static __global__ void __launch_bounds__(MANY_THREADS, 1)
 multiply_many(const __grid_constant__ struct many_maps maps, const __grid_constant__ struct mixture m,
               const __grid_constant__ struct many_shape s, const __grid_constant__ struct output out,
               const __grid_constant__ expert_product product)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const uint32_t tables_at = many_stages() * MANY_STAGE_BYTES + 8 * MANY_PIECE_BYTES, ring = shared_address(shared);
-    const uint32_t full = ring + tables_at + (uint32_t)sizeof(struct many_tables), empty = full + 8 * many_stages();
+    const uint32_t tables_at = s.n_stages * s.stage_bytes + 8 * MANY_PIECE_BYTES, ring = shared_address(shared);
+    const uint32_t full = ring + tables_at + (uint32_t)sizeof(struct many_tables), empty = full + 8 * s.n_stages;
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     struct many_tables *t = (struct many_tables *)(shared + tables_at);
-    if (threadIdx.x < many_stages()) {
+    if (threadIdx.x < s.n_stages) {
         barrier_init(full + 8 * threadIdx.x, 2);
         barrier_init(empty + 8 * threadIdx.x, 8 * s.across);
     }
@@ -264,36 +302,51 @@ multiply_many(const __grid_constant__ struct many_maps maps, const __grid_consta
     if (threadIdx.x == 0)
         start_next();
     if (warp == 0)
-        many_count(m, t);
+        many_count(m, t, s.unit);
     __syncthreads();
     cluster_meet();
     /* Two warpgroups of 232 registers and the loading one fill the processor's. */
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp < 10 && lane == 0)
-            many_load(maps, m, s, t, ring, full, empty, warp == 8);
+            many_load<IS_PACKED>(maps, m, s, t, ring, full, empty, warp == 8);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_input();
     struct many_worker w = {};
     w.ring = ring;
-    w.piece = ring + many_stages() * MANY_STAGE_BYTES + warp * MANY_PIECE_BYTES;
+    w.piece = ring + s.n_stages * s.stage_bytes + warp * MANY_PIECE_BYTES;
     w.full = full;
     w.empty = lane < s.across ? address_in(empty, lane) : 0;
     w.group = warp / 4;
     for (uint32_t turn = cluster_first(); turn < many_turns(m, s, t); turn += cluster_step()) {
         const struct many_place p = many_place_of(m, s, t, turn, cluster_rank());
-        switch (many_columns(p)) {
-        case 64: many_tile<T, 64>(s, out, product, p, w); break;
-        case 96: many_tile<T, 96>(s, out, product, p, w); break;
-        case 128: many_tile<T, 128>(s, out, product, p, w); break;
-        case 160: many_tile<T, 160>(s, out, product, p, w); break;
-        case 192: many_tile<T, 192>(s, out, product, p, w); break;
-        case 224: many_tile<T, 224>(s, out, product, p, w); break;
-        default: many_tile<T, 256>(s, out, product, p, w);
+        switch (many_columns(p, many_weights<IS_PACKED>::least_columns)) {
+        case 32:
+            if constexpr (IS_PACKED)
+                many_tile<T, IS_PACKED, 32>(s, out, product, p, w);
+            break;
+        case 64: many_tile<T, IS_PACKED, 64>(s, out, product, p, w); break;
+        case 96: many_tile<T, IS_PACKED, 96>(s, out, product, p, w); break;
+        case 128: many_tile<T, IS_PACKED, 128>(s, out, product, p, w); break;
+        case 160: many_tile<T, IS_PACKED, 160>(s, out, product, p, w); break;
+        case 192: many_tile<T, IS_PACKED, 192>(s, out, product, p, w); break;
+        case 224: many_tile<T, IS_PACKED, 224>(s, out, product, p, w); break;
+        default: many_tile<T, IS_PACKED, 256>(s, out, product, p, w);
         }
     }
+}
+
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
+
+/* Fills in the ring, for units of so many places. */
+template <bool IS_PACKED> static inline void many_cut_memory(struct many_shape *s, uint32_t unit)
+{
+    const uint32_t fixed = 8 * MANY_PIECE_BYTES + (uint32_t)sizeof(struct many_tables);
+    s->unit = unit;
+    s->stage_bytes = many_weights<IS_PACKED>::room + unit * 128;
+    s->n_stages = min((SHARED_BYTES - fixed) / (s->stage_bytes + 16), MANY_STAGES);
 }
 
 #endif

@@ -9,38 +9,15 @@
  *
  * A block is up to 16 heads of one row: a tile's tokens go to shared memory as float32, once for its heads; then a thread
  * scores one key for four heads, and adds two columns of O for all. Bound by the loads from shared memory, some 6 us a tile
- * on an SM of an H200: 16 heads and 1,024 keys are 0.1 ms for up to 132 rows. */
-#include "common.cuh"
+ * on an SM of an H200: 16 heads and 1,024 keys are 0.1 ms for up to 132 rows.
+ *
+ * Latents of 512 with rope keys of 64 in the 16-bit type of activations, as in all DeepSeek models: latent_tiles.cuh. */
+#include "latent_tiles.cuh"
 
 #define THREADS 256u
-#define TILE 64u
-#define SPLIT 256u
 #define HEADS 16u
 #define COLUMNS 2u /* of a thread */
 #define MAX_LATENT (COLUMNS * THREADS)
-#define LOG2_E 1.44269504f
-
-template <class T, class C> struct latents {
-    rows<T> q, q_rope, latent, rope_key, out;
-    char *layer; /* of page 0 */
-    size_t page_bytes;
-    const int32_t *table, *positions, *row_seq;
-    uint32_t table_stride, block_tokens, n_heads, n_latent, dim;
-    float factor; /* scale log2 e */
-    latents(const struct latent_attention_args &args)
-        : q(args.q), q_rope(args.q_rope), latent(args.latent), rope_key(args.rope_key), out(args.out),
-          layer((char *)args.kv.pool + args.kv.layer_offset), page_bytes(args.kv.page_bytes), table(args.kv.table),
-          positions(args.batch->positions), row_seq(args.batch->row_seq), table_stride(args.kv.table_stride),
-          block_tokens(args.batch->block_tokens), n_heads(args.n_heads), n_latent(args.latent.width),
-          dim(args.latent.width + args.rope_key.width), factor(args.scale * LOG2_E)
-    {
-    }
-    __device__ __forceinline__ C *token(uint32_t seq, uint32_t position) const
-    {
-        const size_t page = (size_t)table[(size_t)seq * table_stride + position / block_tokens];
-        return (C *)(layer + page * page_bytes) + (size_t)(position % block_tokens) * dim;
-    }
-};
 
 template <class T, class C> static __global__ void __launch_bounds__(THREADS) store_latents(const latents<T, C> x)
 {
@@ -174,8 +151,8 @@ static __device__ void fold_latents(const latent_shared &at, latent_sums *sum)
 
 template <class T, class C> static __global__ void __launch_bounds__(THREADS, 1) attend_latents(const latents<T, C> x)
 {
-    extern __shared__ __align__(16) float shared[];
-    const latent_shared at(shared, x.dim);
+    extern __shared__ __align__(16) float floats[];
+    const latent_shared at(floats, x.dim);
     const uint32_t r = blockIdx.x, first_head = blockIdx.y * HEADS, n_heads = min(HEADS, x.n_heads - first_head);
     const uint32_t n_rope = x.dim - x.n_latent, part = x.q_rope.width / x.n_heads;
     start_next();
@@ -221,17 +198,9 @@ template <class T, class C> static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-enum rc cuda_latent_attention(void *ctx, const struct latent_attention_args *args, struct err *err)
+static void attend_plain(const struct cuda *cuda, const struct latent_attention_args *args)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    const uint32_t latent = args->latent.width, dim = latent + args->rope_key.width, n_rows = args->batch->n_rows;
-    if (!n_rows)
-        return RC_OK;
-    if (latent > MAX_LATENT || shared_bytes(dim) > SHARED_BYTES || dim != args->kv.head_dim || args->kv.n_kv_heads)
-        return err_set(err, RC_UNSUPPORTED,
-                       "latent_attention: wanted latents of at most %u values and rope keys of at most 128, have %u + %u",
-                       MAX_LATENT, latent, args->rope_key.width);
+    const uint32_t n_rows = args->batch->n_rows;
     visit_type(cuda->dtype, [&](auto value) {
         visit_type(args->kv.dtype, [&](auto cached) {
             using T = decltype(value);
@@ -239,8 +208,27 @@ enum rc cuda_latent_attention(void *ctx, const struct latent_attention_args *arg
             const latents<T, C> x(*args);
             launch(cuda, store_latents<T, C>, n_rows, THREADS, 0, x);
             cudaFuncSetAttribute(attend_latents<T, C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-            launch(cuda, attend_latents<T, C>, dim3(n_rows, ceil_div(args->n_heads, HEADS)), THREADS, shared_bytes(dim), x);
+            launch(cuda, attend_latents<T, C>, dim3(n_rows, ceil_div(args->n_heads, HEADS)), THREADS, shared_bytes(x.dim), x);
         });
     });
-    return launched(err, "latent_attention");
+}
+
+enum rc cuda_latent_attention(void *ctx, const struct latent_attention_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    const uint32_t latent = args->latent.width, dim = latent + args->rope_key.width;
+    enum rc rc = RC_OK;
+    if (!args->batch->n_rows)
+        return RC_OK;
+    if (latent > MAX_LATENT || shared_bytes(dim) > SHARED_BYTES || dim != args->kv.head_dim || args->kv.n_kv_heads)
+        return err_set(err, RC_UNSUPPORTED,
+                       "latent_attention: wanted latents of at most %u values and rope keys of at most 128, have %u + %u",
+                       MAX_LATENT, latent, args->rope_key.width);
+    if (!latents_are_tiled(cuda, args))
+        attend_plain(cuda, args);
+    else
+        rc = cuda->dtype == DTYPE_BF16 ? attend_latent_tiles<__nv_bfloat16>(cuda, args, err)
+                                       : attend_latent_tiles<__half>(cuda, args, err);
+    return rc ? rc : launched(err, "latent_attention");
 }

@@ -1,4 +1,4 @@
-/* mma.cuh: mma.sync m16n8k16 of the plain kernels, which read rows at any address. */
+/* mma.cuh: mma.sync m16n8k16, and matrices of 8 x 8 values between its registers and shared memory. */
 #ifndef LLMPY_CUDA_MMA_CUH
 #define LLMPY_CUDA_MMA_CUH
 
@@ -16,6 +16,30 @@ static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4]
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Four matrices of 8 x 8 two-byte values; lane l gives the place of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t place)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(place)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t place)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(place)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_transposed(uint32_t place, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(place), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
 }
 
 /* Elements k and k + 1 of a row of x; zeros from n_cols on. */

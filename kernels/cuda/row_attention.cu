@@ -9,6 +9,12 @@
 #define THREADS 128u
 #define MAX_ROWS 49152u /* scores that fit a block's shared memory */
 
+/* Room for n floats that are loaded in fours. */
+static __host__ __device__ __forceinline__ uint32_t in_fours(uint32_t n)
+{
+    return (n + 3) & ~3u;
+}
+
 /* The sequence that a row belongs to: the last one that begins at it or before. */
 static __device__ __forceinline__ uint32_t sequence_of(const int32_t *seq_first_row, uint32_t n_seqs, int32_t row)
 {
@@ -29,7 +35,7 @@ attend_rows(rows<T> q, rows<T> k, rows<T> v, rows<T> out, const int32_t *seq_fir
             uint32_t head_dim, float scale)
 {
     extern __shared__ float memory[]; /* head_dim values of q, then the scores */
-    float *own = memory, *scores = memory + head_dim;
+    float *own = memory, *scores = memory + in_fours(head_dim);
     uint32_t row = blockIdx.x, column = blockIdx.y * head_dim, kv_column = blockIdx.y / group * head_dim;
     start_next();
     wait_for_input();
@@ -66,6 +72,7 @@ enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, str
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
     const struct batch_view *batch = args->batch;
+    const uint32_t begin = in_fours(args->head_dim);
     uint32_t longest = 0;
     if (!batch->n_rows)
         return RC_OK;
@@ -73,12 +80,12 @@ enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, str
         uint32_t n = (uint32_t)(batch->host_seq_first_row[s + 1] - batch->host_seq_first_row[s]);
         longest = n > longest ? n : longest;
     }
-    if (longest + args->head_dim > MAX_ROWS)
+    if (in_fours(longest) + begin > MAX_ROWS)
         return err_set(err, RC_UNSUPPORTED, "row_attention: wanted at most %u rows of a sequence, have %u; lower max_model_len",
-                       MAX_ROWS - args->head_dim, longest);
+                       MAX_ROWS - begin, longest);
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        size_t shared_bytes = (longest + args->head_dim) * sizeof(float);
+        size_t shared_bytes = (in_fours(longest) + begin) * sizeof(float);
         cudaFuncSetAttribute(attend_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
         launch(cuda, attend_rows<T>, dim3(batch->n_rows, args->n_heads), THREADS, shared_bytes, rows<T>(args->q),
                rows<T>(args->k), rows<T>(args->v), rows<T>(args->out), batch->seq_first_row, batch->n_seqs,

@@ -23,6 +23,7 @@ struct task_arrays {
     const struct token_bias *bias;
     const struct token_seen *seen;
     const int32_t *banned, *allowed;
+    const uint32_t *mask;
 };
 
 static __device__ __forceinline__ struct task_arrays arrays_of(const struct sample_row &r)
@@ -33,6 +34,7 @@ static __device__ __forceinline__ struct task_arrays arrays_of(const struct samp
     a.seen = (const struct token_seen *)(a.bias + lists.n_bias);
     a.banned = (const int32_t *)(a.seen + lists.n_seen);
     a.allowed = a.banned + lists.n_banned;
+    a.mask = (const uint32_t *)(a.allowed + lists.n_allowed);
     return a;
 }
 
@@ -86,6 +88,12 @@ static __device__ void remove_ids(const struct sample_row &r)
         __syncthreads();
         for (uint32_t i = threadIdx.x; i < r.n_own; i += THREADS)
             if (!(r.block.list.bits[i / 32] >> i % 32 & 1))
+                r.z[i] = -INFINITY;
+        __syncthreads();
+    }
+    if (r.block.task.flags & TASK_MASKED) {
+        for (uint32_t i = threadIdx.x; i < r.n_own; i += THREADS)
+            if (!(a.mask[(r.first + i) / 32] >> (r.first + i) % 32 & 1))
                 r.z[i] = -INFINITY;
         __syncthreads();
     }
@@ -500,13 +508,14 @@ static uint32_t flags_of(const struct sample_args *args, const struct sample_tas
 {
     bool truncates = !task->is_greedy &&
                      (task->min_p > 0 || (task->top_k && task->top_k < args->vocab_size) || task->top_p < 1);
-    bool removes = task->n_banned || task->n_allowed || has_removing_bias(task);
+    bool removes = task->n_banned || task->n_allowed || task->mask || has_removing_bias(task);
     bool keeps = !task->is_score || task->mode == LOGPROB_PROCESSED || removes || truncates;
     uint32_t flags = task->mode << TASK_MODE_SHIFT;
     flags |= task->is_score ? TASK_SCORE : 0;
     flags |= task->is_greedy ? TASK_GREEDY : 0;
     flags |= task->wants_logprobs || task->is_score ? TASK_LOGPROBS : 0;
-    flags |= task->n_bias + task->n_seen + task->n_banned + task->n_allowed ? TASK_LISTS : 0;
+    flags |= task->n_bias + task->n_seen + task->n_banned + task->n_allowed || task->mask ? TASK_LISTS : 0;
+    flags |= task->mask ? TASK_MASKED : 0;
     flags |= task->n_seen || has_adding_bias(task) ? TASK_EDITED : 0;
     flags |= removes || args->n_banned ? TASK_REMOVES : 0;
     flags |= keeps ? TASK_KEPT : 0;
@@ -526,6 +535,8 @@ static bool stage_task(const struct cuda *cuda, const struct slot_memory *memory
     struct staged_task *staged = &memory->tasks[wave->n_tasks];
     size_t list_bytes = task->n_bias * sizeof *task->bias + task->n_seen * sizeof *task->seen +
                         (task->n_banned + task->n_allowed) * sizeof *task->banned;
+    size_t mask_bytes = task->mask ? ceil_div(args->vocab_size, 32) * sizeof *task->mask : 0;
+    list_bytes += mask_bytes;
     if (wave->n_tasks == cuda->max_wave || wave->n_tops + task->n_top > cuda->max_tops ||
         wave->lists_bytes + sizeof(struct task_lists) + list_bytes > cuda->lists_bytes)
         return false;
@@ -542,7 +553,8 @@ static bool stage_task(const struct cuda *cuda, const struct slot_memory *memory
     used = put_list(memory->lists, used, task->bias, task->n_bias * sizeof *task->bias);
     used = put_list(memory->lists, used, task->seen, task->n_seen * sizeof *task->seen);
     used = put_list(memory->lists, used, task->banned, task->n_banned * sizeof *task->banned);
-    wave->lists_bytes = put_list(memory->lists, used, task->allowed, task->n_allowed * sizeof *task->allowed);
+    used = put_list(memory->lists, used, task->allowed, task->n_allowed * sizeof *task->allowed);
+    wave->lists_bytes = put_list(memory->lists, used, task->mask, mask_bytes);
     return true;
 }
 

@@ -33,7 +33,8 @@ enum task_flag {
     TASK_REMOVES = 32,    /* step 4 removes more than the ids from vocab_limit on */
     TASK_KEPT = 64,       /* steps 4 to 8 are wanted */
     TASK_TRUNCATED = 128, /* step 6 is */
-    TASK_MODE_SHIFT = 8
+    TASK_MASKED = 256,    /* a mask lies behind the lists */
+    TASK_MODE_SHIFT = 9
 };
 
 /* One of its own size, so that two stores write it. */
@@ -50,7 +51,7 @@ static __device__ __forceinline__ void store_result(struct staged_result *to, co
     ((uint4 *)to)[1] = halves[1];
 }
 
-/* Lists lie behind one another from `first` on: bias, seen, banned, allowed. */
+/* Lists lie behind one another from `first` on: bias, seen, banned, allowed, and the mask. */
 struct task_lists {
     uint32_t first, n_bias, n_seen, n_banned, n_allowed;
     float repetition_penalty, presence_penalty, frequency_penalty;

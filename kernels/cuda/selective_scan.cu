@@ -130,95 +130,142 @@ static __global__ void __launch_bounds__(THREADS) step_channels(const scan_job<T
 
 /* ---- any rows ----------------------------------------------------------------------------------------------------------- */
 
-/* What a thread reads of a chunk: eight values of B and C, or of x, dt and z. */
-struct inputs {
-    float first[8], second[8], third[8];
+/* What a thread reads of a chunk: eight values of B and C, and of x, dt and z. */
+template <class T> struct inputs {
+    eight<T> b, c, x, dt, z;
 };
 
+/* Inputs of some tokens; the sums take the place of x. */
 template <uint32_t QUADS> struct chunk {
     __align__(16) float b[TOKENS][4 * LANES * QUADS], c[TOKENS][4 * LANES * QUADS];
-    __align__(16) float x[TOKENS][CHANNELS], d[TOKENS][CHANNELS], sums[TOKENS][CHANNELS];
+    __align__(16) float x[TOKENS][CHANNELS], d[TOKENS][CHANNELS];
 };
 
-/* Threads below 32 QUADS read B and C (with 4 QUADS all do), the upper half x, dt and z. */
-template <uint32_t QUADS, bool IS_ALIGNED, class T>
-static __device__ __forceinline__ void read_inputs(struct inputs &states, struct inputs &channels, const scan_job<T> &job,
+/* A thread's part in chunks: threads below 32 QUADS read B and C (with 4 QUADS all do), the upper half x, dt and z. */
+template <uint32_t QUADS> struct part {
+    uint32_t token, column, x_token, x_column;
+    bool has_columns, has_x;
+    __device__ part(void)
+        : token(threadIdx.x / (2 * QUADS)), column(threadIdx.x % (2 * QUADS) * 8),
+          x_token((threadIdx.x - THREADS / 2) / PARTS), x_column(threadIdx.x % PARTS * 8), has_columns(token < TOKENS),
+          has_x(threadIdx.x >= THREADS / 2)
+    {
+    }
+};
+
+template <bool IS_ALIGNED, uint32_t QUADS, class T>
+static __device__ __forceinline__ void read_inputs(struct inputs<T> &in, const scan_job<T> &job, const struct part<QUADS> &my,
                                                    uint32_t row, uint32_t n)
 {
-    uint32_t t = threadIdx.x, token = t / (2 * QUADS), column = t % (2 * QUADS) * 8, upper = t - THREADS / 2;
-    uint32_t x_token = upper / PARTS, channel = blockIdx.x * CHANNELS + upper % PARTS * 8;
-    if (token < TOKENS && token < n) {
-        load_part<IS_ALIGNED>(job.b.at(row + token, 0), column, job.n_state, states.first);
-        load_part<IS_ALIGNED>(job.c.at(row + token, 0), column, job.n_state, states.second);
+    const uint32_t channel = blockIdx.x * CHANNELS + my.x_column;
+    if (my.has_columns && my.token < n) {
+        in.b = part_of<IS_ALIGNED>(job.b.at(row + my.token, 0), my.column, job.n_state);
+        in.c = part_of<IS_ALIGNED>(job.c.at(row + my.token, 0), my.column, job.n_state);
     }
-    if (upper < THREADS / 2 && x_token < n) {
-        load_part<IS_ALIGNED>(job.x.at(row + x_token, 0), channel, job.x.width, channels.first);
-        load_part<IS_ALIGNED>(job.dt.at(row + x_token, 0), channel, job.x.width, channels.second);
+    if (my.has_x && my.x_token < n) {
+        in.x = part_of<IS_ALIGNED>(job.x.at(row + my.x_token, 0), channel, job.x.width);
+        in.dt = part_of<IS_ALIGNED>(job.dt.at(row + my.x_token, 0), channel, job.x.width);
         if (job.has_gate)
-            load_part<IS_ALIGNED>(job.z.at(row + x_token, 0), channel, job.x.width, channels.third);
+            in.z = part_of<IS_ALIGNED>(job.z.at(row + my.x_token, 0), channel, job.x.width);
     }
+}
+
+template <uint32_t QUADS, class T>
+static __device__ __forceinline__ void stage_inputs(struct chunk<QUADS> &m, const struct inputs<T> &in,
+                                                    const struct part<QUADS> &my, const float (&bias)[8])
+{
+    float x[8];
+    if (my.has_columns) {
+        to_floats(in.b, x);
+        store_eight(&m.b[my.token][my.column], x);
+        to_floats(in.c, x);
+        store_eight(&m.c[my.token][my.column], x);
+    }
+    if (my.has_x) {
+        to_floats(in.x, x);
+        store_eight(&m.x[my.x_token][my.x_column], x);
+        to_floats(in.dt, x);
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+            x[i] = softplus(x[i] + bias[i]);
+        store_eight(&m.d[my.x_token][my.x_column], x);
+    }
+}
+
+/* N times LANES tokens from `token` on; a lane ends N sums. */
+template <uint32_t N, uint32_t QUADS>
+static __device__ __forceinline__ void take_tokens(struct columns<QUADS> &own, struct chunk<QUADS> &m, uint32_t token)
+{
+    const uint32_t group = threadIdx.x / LANES;
+    float sums[N][LANES], sum[N];
+#pragma unroll
+    for (uint32_t i = 0; i < N * LANES; i++)
+        sums[i / LANES][i % LANES] =
+            advance(own, m.b[token + i], m.c[token + i], m.d[token + i][group], m.x[token + i][group]);
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        sum[i] = group_sums<LANES>(sums[i]);
+    __syncwarp();
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        m.x[token + i * LANES + sum_index<LANES>()][group] = sum[i];
+}
+
+template <uint32_t QUADS>
+static __device__ __forceinline__ void take_token(struct columns<QUADS> &own, struct chunk<QUADS> &m, uint32_t token)
+{
+    const uint32_t group = threadIdx.x / LANES;
+    float sums[1] = {advance(own, m.b[token], m.c[token], m.d[token][group], m.x[token][group])};
+    const float sum = group_sums<LANES>(sums);
+    __syncwarp();
+    if (threadIdx.x % LANES == 0)
+        m.x[token][group] = sum;
 }
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(THREADS) scan_channels(const scan_job<T> job)
 {
-    __shared__ struct chunk<QUADS> m;
+    const uint32_t at_once = QUADS == 1 ? 2 : 1; /* times LANES tokens */
+    __shared__ struct chunk<QUADS> m[2];
     struct columns<QUADS> own;
-    struct inputs states = {}, channels = {};
+    struct inputs<T> in = {};
     float bias[8], skip[8];
     start_next();
-    const uint32_t t = threadIdx.x, group = t / LANES, channel = blockIdx.x * CHANNELS + group;
-    const uint32_t upper = t - THREADS / 2, x_token = upper / PARTS, x_part = upper % PARTS * 8;
+    const uint32_t first_channel = blockIdx.x * CHANNELS, channel = first_channel + threadIdx.x / LANES;
+    const struct part<QUADS> my;
     const struct span span = span_of(job.batch, blockIdx.y);
     load_columns<IS_ALIGNED>(own, job, span, channel);
     for (uint32_t i = 0; i < 8; i++) {
-        uint32_t c = blockIdx.x * CHANNELS + x_part + i;
+        uint32_t c = first_channel + my.x_column + i;
         bias[i] = job.dt_bias && c < job.x.width ? job.dt_bias[c] : 0.0f;
         skip[i] = c < job.x.width ? job.skip[c] : 0.0f;
     }
+    eight<T> x = {}, z = {}, last_x = {}, last_z = {}; /* of the chunk that is staged next, and of the one before it */
     wait_for_input();
-    read_inputs<QUADS, IS_ALIGNED>(states, channels, job, span.first, span.n);
-    for (uint32_t done = 0; done < span.n; done += TOKENS) {
-        uint32_t n = min(TOKENS, span.n - done);
-        const struct inputs now = channels;
-        if (t / (2 * QUADS) < TOKENS) {
-            store_eight(&m.b[t / (2 * QUADS)][t % (2 * QUADS) * 8], states.first);
-            store_eight(&m.c[t / (2 * QUADS)][t % (2 * QUADS) * 8], states.second);
-        }
-        if (upper < THREADS / 2) {
-            float d[8];
-            for (uint32_t i = 0; i < 8; i++)
-                d[i] = softplus(now.second[i] + bias[i]);
-            store_eight(&m.d[x_token][x_part], d);
-            store_eight(&m.x[x_token][x_part], now.first);
-        }
-        if (done + TOKENS < span.n)
-            read_inputs<QUADS, IS_ALIGNED>(states, channels, job, span.first + done + TOKENS, span.n - done - TOKENS);
-        __syncthreads();
-        uint32_t token = 0;
-        for (; token + LANES <= n; token += LANES) {
-            float sums[LANES];
-#pragma unroll
-            for (uint32_t i = 0; i < LANES; i++)
-                sums[i] = advance(own, m.b[token + i], m.c[token + i], m.d[token + i][group], m.x[token + i][group]);
-            float sum = group_sums<LANES>(sums);
-            m.sums[token + sum_index<LANES>()][group] = sum;
-        }
-        for (; token < n; token++) {
-            float sums[1] = {advance(own, m.b[token], m.c[token], m.d[token][group], m.x[token][group])};
-            float sum = group_sums<LANES>(sums);
-            if (t % LANES == 0)
-                m.sums[token][group] = sum;
-        }
-        __syncthreads();
-        if (upper < THREADS / 2 && x_token < n) {
+    walk_chunks<TOKENS, at_once * LANES>(
+        span.n,
+        [&](uint32_t first) {
+            last_x = x;
+            last_z = z;
+            x = in.x;
+            z = in.z;
+            if (first < span.n)
+                read_inputs<IS_ALIGNED>(in, job, my, span.first + first, span.n - first);
+        },
+        [&](uint32_t place) { stage_inputs(m[place], in, my, bias); },
+        [&](uint32_t place, uint32_t token) { take_tokens<at_once>(own, m[place], token); },
+        [&](uint32_t place, uint32_t token) { take_token(own, m[place], token); },
+        [&](uint32_t place, uint32_t first, uint32_t n) {
+            if (!my.has_x || my.x_token >= n)
+                return;
             float y[8];
+#pragma unroll
             for (uint32_t i = 0; i < 8; i++)
-                y[i] = to_float(ended(job, m.sums[x_token][x_part + i], skip[i], now.first[i], now.third[i]));
-            T *row = job.out.at(span.first + done + x_token, 0);
-            store_part<IS_ALIGNED>(row, blockIdx.x * CHANNELS + x_part, job.out.width, y);
-        }
-    }
+                y[i] = to_float(ended(job, m[place].x[my.x_token][my.x_column + i], skip[i], to_float(last_x.values[i]),
+                                      to_float(last_z.values[i])));
+            store_part<IS_ALIGNED>(job.out.at(span.first + first + my.x_token, 0), first_channel + my.x_column, job.out.width,
+                                   y);
+        });
     store_columns<IS_ALIGNED>(own, job, span, channel);
 }
 

@@ -2,21 +2,23 @@
  *   d = clamp(softplus(dt_h + dt_bias_h)), S[p][n] = exp(-exp(a_log_h) d) S[p][n] + (d x_p) B_n,
  *   y_p = sum over n of S[p][n] C_n + skip_h x_p, rounded to the type of activations; with a gate z act(z) y of the rounded y,
  *   rounded again.
- * A unit of the state is [head_dim][n_state]. A block has 32 channels of a head, 16 lanes 4 of them, a lane the columns
- * 4 (lane + 16 i) .. + 4 of each: a sum is a chain over these, i ascending, then pairwise over lanes 1, 2, 4, 8 apart. Whether
- * one token or thousands: the same operations in the same order, with the state in registers meanwhile.
+ * A unit of the state is [head_dim][n_state]. A block has 32 channels of a head, 16 lanes 4 of them, of prompts 2, a lane the
+ * columns 4 (lane + 16 i) .. + 4 of each: a sum is a chain over these, i ascending, then pairwise over lanes 1, 2, 4, 8 apart.
+ * Whether one token or thousands: the same operations in the same order, with the state in registers meanwhile.
  * One row a sequence is bound by the state, read and written: 256 sequences of 32 heads of 128 x 64 move 537 MB, 136 us at the
  * 3.94 TB/s of a copy; the state is on its way before the wait. A prompt is bound by operations: 3 for every value of the state
- * and about as much again for the sums, 75 to a warp and token, so 8192 tokens of one such sequence, one warp to a scheduler,
- * take 0.36 ms; inputs of the next chunk of tokens are read while one is computed. */
+ * and about as much again for the sums, 0.36 ms for 8192 tokens of one such sequence; what comes before and after them is done
+ * a chunk of tokens ahead and behind (walk_chunks). */
 #include "head_norm.cuh"
 #include "mma.cuh"
 #include "state.cuh"
 
 #define THREADS 128u
 #define LANES 16u
-#define OWN 4u                        /* channels of a group of lanes */
+#define OWN 4u                        /* channels of a group of lanes in a step */
 #define SLICE (THREADS / LANES * OWN) /* channels of a block */
+#define SCAN_THREADS 256u             /* of a block with any rows */
+#define SCAN_OWN (SLICE / (SCAN_THREADS / LANES))
 #define MOST_QUADS 4u
 #define MAX_STATE (4 * LANES * MOST_QUADS)
 #define NORM_QUADS 2u /* most of steps that norm their inputs */
@@ -43,50 +45,23 @@ struct place {
     uint32_t head, slice, group, first; /* first: of the lane's channels, in the head */
 };
 
-template <class T> static __device__ __forceinline__ struct place place_of(const ssm_job<T> &job)
+template <uint32_t N, class T> static __device__ __forceinline__ struct place place_of(const ssm_job<T> &job)
 {
     uint32_t head = blockIdx.x / job.n_slices, slice = blockIdx.x % job.n_slices;
-    return {head, slice, head / job.heads_a_group, slice * SLICE + threadIdx.x / LANES * OWN};
-}
-
-template <bool IS_ALIGNED, uint32_t QUADS, class T>
-static __device__ __forceinline__ void load_state(float4 (&s)[OWN][QUADS], const ssm_job<T> &job, const float *unit,
-                                                  uint32_t first, bool is_new)
-{
-#pragma unroll
-    for (uint32_t r = 0; r < OWN; r++)
-#pragma unroll
-        for (uint32_t q = 0; q < QUADS; q++)
-            s[r][q] = is_new || first + r >= job.head_dim
-                          ? make_float4(0, 0, 0, 0)
-                          : load_quad<IS_ALIGNED>(unit + (size_t)(first + r) * job.n_state,
-                                                  4 * (threadIdx.x % LANES + LANES * q), job.n_state);
-}
-
-template <bool IS_ALIGNED, uint32_t QUADS, class T>
-static __device__ __forceinline__ void store_state(const float4 (&s)[OWN][QUADS], const ssm_job<T> &job, float *unit,
-                                                   uint32_t first)
-{
-#pragma unroll
-    for (uint32_t r = 0; r < OWN; r++)
-#pragma unroll
-        for (uint32_t q = 0; q < QUADS; q++)
-            if (first + r < job.head_dim)
-                store_quad<IS_ALIGNED>(unit + (size_t)(first + r) * job.n_state, 4 * (threadIdx.x % LANES + LANES * q),
-                                       job.n_state, s[r][q]);
+    return {head, slice, head / job.heads_a_group, slice * SLICE + threadIdx.x / LANES * N};
 }
 
 /* One token: the lane's columns of its channels, and their part of y. */
-template <uint32_t QUADS>
-static __device__ __forceinline__ void advance(float4 (&s)[OWN][QUADS], const float *b, const float *c,
-                                               const float (&dx)[OWN], float decay, float *sums)
+template <uint32_t N, uint32_t QUADS>
+static __device__ __forceinline__ void advance(float4 (&s)[N][QUADS], const float *b, const float *c, const float *dx,
+                                               float decay, float *sums)
 {
 #pragma unroll
     for (uint32_t q = 0; q < QUADS; q++) {
         const uint32_t quad = threadIdx.x % LANES + LANES * q;
         float4 bq = ((const float4 *)b)[quad], cq = ((const float4 *)c)[quad];
 #pragma unroll
-        for (uint32_t r = 0; r < OWN; r++) {
+        for (uint32_t r = 0; r < N; r++) {
             s[r][q].x = fmaf(dx[r], bq.x, decay * s[r][q].x);
             s[r][q].y = fmaf(dx[r], bq.y, decay * s[r][q].y);
             s[r][q].z = fmaf(dx[r], bq.z, decay * s[r][q].z);
@@ -95,16 +70,6 @@ static __device__ __forceinline__ void advance(float4 (&s)[OWN][QUADS], const fl
             sums[r] = fmaf(s[r][q].w, cq.w, fmaf(s[r][q].z, cq.z, fmaf(s[r][q].y, cq.y, sum)));
         }
     }
-}
-
-/* The lane's channels of a token. */
-struct owned {
-    float x[OWN];
-};
-static __device__ __forceinline__ struct owned own_of(const float *x)
-{
-    float4 four = *(const float4 *)x;
-    return {four.x, four.y, four.z, four.w};
 }
 
 template <class T> static __device__ __forceinline__ float step_of(const ssm_job<T> &job, float dt, float bias)
@@ -196,11 +161,11 @@ static __global__ void __launch_bounds__(THREADS) step_heads(const ssm_job<T> jo
     float4 s[OWN][QUADS];
     float weight[8] = {}, dx[OWN], sums[OWN];
     start_next();
-    const struct place at = place_of(job);
+    const struct place at = place_of<OWN>(job);
     const uint32_t row = blockIdx.y, t = threadIdx.x;
     const struct span span = span_of(job.batch, row);
     float *unit = job.state.unit(span.seq, at.head);
-    load_state<IS_ALIGNED>(s, job, unit, at.first, span.is_new);
+    load_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.head_dim, job.n_state, span.is_new);
     float rate = -expf(job.a_log[at.head]), bias = job.dt_bias[at.head], skip = job.skip[at.head];
     if constexpr (HAS_NORMS) {
         read_weights(m, job, at.head, weight);
@@ -231,109 +196,147 @@ static __global__ void __launch_bounds__(THREADS) step_heads(const ssm_job<T> jo
             value = round_to<T>(act_value(z, ACT_SILU) * to_float(value));
         *job.out.at(row, at.head * job.head_dim + p) = value;
     }
-    store_state<IS_ALIGNED>(s, job, unit, at.first);
+    store_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.head_dim, job.n_state);
 }
 
 /* ---- any rows ----------------------------------------------------------------------------------------------------------- */
 
-/* What a thread reads of a chunk of tokens: eight values of B, C, x and z each, dt of a token. */
-struct inputs {
-    float b[8], c[8], x[8], z[8], dt;
+#define AT_ONCE (LANES / SCAN_OWN) /* tokens whose sums are made together */
+
+/* What a thread reads of a chunk of tokens, of B and C, and of x, z and dt. */
+template <class T> struct inputs {
+    eight<T> b, c, x, z;
+    float dt;
 };
 
-template <class T, uint32_t QUADS> struct chunk {
-    static const uint32_t TOKENS = 16 / QUADS, PARTS = SLICE / 8; /* eights of x in a slice */
-    __align__(16) float b[TOKENS][4 * LANES * QUADS], c[TOKENS][4 * LANES * QUADS], dx[TOKENS][SLICE], y[TOKENS][SLICE];
-    float step[TOKENS], decay[TOKENS];
+/* Inputs of some tokens; y takes the place of dx. */
+template <uint32_t QUADS> struct chunk {
+    static const uint32_t TOKENS = 32 / QUADS, PARTS = SLICE / 8; /* eights of x in a slice */
+    __align__(16) float b[TOKENS][4 * LANES * QUADS], c[TOKENS][4 * LANES * QUADS], dx[TOKENS][SLICE];
+    float decay[TOKENS];
 };
 
-template <uint32_t QUADS, bool IS_ALIGNED, class T>
-static __device__ __forceinline__ void read_inputs(struct inputs &in, const ssm_job<T> &job, const struct place &at,
-                                                   uint32_t row, uint32_t n)
+/* A thread's part in chunks: eight columns of B and C of one token, and of the first threads eight channels of one. */
+template <uint32_t QUADS> struct part {
+    uint32_t token, column, x_token, x_column;
+    bool has_x;
+    __device__ part(void)
+        : token(threadIdx.x / (8 * QUADS)), column(threadIdx.x % (8 * QUADS) * 8), x_token(threadIdx.x / chunk<QUADS>::PARTS),
+          x_column(threadIdx.x % chunk<QUADS>::PARTS * 8), has_x(threadIdx.x < chunk<QUADS>::TOKENS * chunk<QUADS>::PARTS)
+    {
+    }
+};
+
+template <bool IS_ALIGNED, uint32_t QUADS, class T>
+static __device__ __forceinline__ void read_inputs(struct inputs<T> &in, const ssm_job<T> &job, const struct place &at,
+                                                   const struct part<QUADS> &my, uint32_t row, uint32_t n)
 {
-    typedef chunk<T, QUADS> chunk;
-    uint32_t t = threadIdx.x, token = t / (8 * QUADS), column = t % (8 * QUADS) * 8;
-    uint32_t x_token = t / chunk::PARTS, x_column = at.slice * SLICE + t % chunk::PARTS * 8, dt_token = t - THREADS / 2;
-    if (token < n) {
-        load_part<IS_ALIGNED>(job.b.at(row + token, at.group * job.n_state), column, job.n_state, in.b);
-        load_part<IS_ALIGNED>(job.c.at(row + token, at.group * job.n_state), column, job.n_state, in.c);
+    if (my.token < n) {
+        in.b = part_of<IS_ALIGNED>(job.b.at(row + my.token, at.group * job.n_state), my.column, job.n_state);
+        in.c = part_of<IS_ALIGNED>(job.c.at(row + my.token, at.group * job.n_state), my.column, job.n_state);
     }
-    if (t < chunk::TOKENS * chunk::PARTS && x_token < n) {
-        load_part<IS_ALIGNED>(job.x.at(row + x_token, at.head * job.head_dim), x_column, job.head_dim, in.x);
+    if (my.has_x && my.x_token < n) {
+        const uint32_t channel = at.slice * SLICE + my.x_column;
+        in.x = part_of<IS_ALIGNED>(job.x.at(row + my.x_token, at.head * job.head_dim), channel, job.head_dim);
         if (job.has_gate)
-            load_part<IS_ALIGNED>(job.z.at(row + x_token, at.head * job.head_dim), x_column, job.head_dim, in.z);
+            in.z = part_of<IS_ALIGNED>(job.z.at(row + my.x_token, at.head * job.head_dim), channel, job.head_dim);
+        in.dt = to_float(*job.dt.at(row + my.x_token, at.head));
     }
-    if (dt_token < chunk::TOKENS && dt_token < n)
-        in.dt = to_float(*job.dt.at(row + dt_token, at.head));
+}
+
+template <uint32_t QUADS, class T>
+static __device__ __forceinline__ void stage_inputs(struct chunk<QUADS> &m, const struct inputs<T> &in, const ssm_job<T> &job,
+                                                    const struct part<QUADS> &my, float rate, float bias)
+{
+    float x[8];
+    to_floats(in.b, x);
+    store_eight(&m.b[my.token][my.column], x);
+    to_floats(in.c, x);
+    store_eight(&m.c[my.token][my.column], x);
+    if (!my.has_x)
+        return;
+    const float d = step_of(job, in.dt, bias);
+    if (my.x_column == 0)
+        m.decay[my.x_token] = expf(rate * d);
+    to_floats(in.x, x);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        x[i] = d * x[i];
+    store_eight(&m.dx[my.x_token][my.x_column], x);
+}
+
+/* y of the thread's token, of n. */
+template <bool IS_ALIGNED, uint32_t QUADS, class T>
+static __device__ __forceinline__ void finish_outputs(const struct chunk<QUADS> &m, const eight<T> &x, const eight<T> &z,
+                                                      const ssm_job<T> &job, const struct place &at,
+                                                      const struct part<QUADS> &my, uint32_t row, uint32_t n, float skip)
+{
+    if (!my.has_x || my.x_token >= n)
+        return;
+    float y[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) {
+        y[i] = fmaf(skip, to_float(x.values[i]), m.dx[my.x_token][my.x_column + i]);
+        if (job.has_gate)
+            y[i] = act_value(to_float(z.values[i]), ACT_SILU) * to_float(round_to<T>(y[i]));
+    }
+    store_part<IS_ALIGNED>(job.out.at(row + my.x_token, at.head * job.head_dim), at.slice * SLICE + my.x_column, job.head_dim,
+                           y);
+}
+
+/* N tokens from `token` on; a lane ends one sum. */
+template <uint32_t N, uint32_t QUADS>
+static __device__ __forceinline__ void take_tokens(float4 (&s)[SCAN_OWN][QUADS], struct chunk<QUADS> &m, uint32_t token)
+{
+    const uint32_t lanes = threadIdx.x / LANES * SCAN_OWN, own = sum_index<N * SCAN_OWN>();
+    float sums[N * SCAN_OWN];
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        float dx[SCAN_OWN];
+#pragma unroll
+        for (uint32_t r = 0; r < SCAN_OWN; r++)
+            dx[r] = m.dx[token + i][lanes + r];
+        advance(s, m.b[token + i], m.c[token + i], dx, m.decay[token + i], sums + SCAN_OWN * i);
+    }
+    const float sum = group_sums<LANES>(sums);
+    __syncwarp();
+    if (N * SCAN_OWN == LANES || threadIdx.x % LANES < N * SCAN_OWN)
+        m.dx[token + own / SCAN_OWN][lanes + own % SCAN_OWN] = sum;
 }
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(THREADS, 2) scan_heads(const ssm_job<T> job)
+static __global__ void __launch_bounds__(SCAN_THREADS, 2) scan_heads(const ssm_job<T> job)
 {
-    typedef chunk<T, QUADS> chunk;
-    __shared__ chunk m;
-    float4 s[OWN][QUADS];
-    struct inputs next = {};
+    typedef chunk<QUADS> chunk;
+    __shared__ chunk m[2];
+    float4 s[SCAN_OWN][QUADS];
+    struct inputs<T> in = {};
     start_next();
-    const struct place at = place_of(job);
+    const struct place at = place_of<SCAN_OWN>(job);
     const struct span span = span_of(job.batch, blockIdx.y);
-    const uint32_t t = threadIdx.x, lanes = t / LANES * OWN, x_token = t / chunk::PARTS, x_part = t % chunk::PARTS * 8;
+    const struct part<QUADS> my;
     float *unit = job.state.unit(span.seq, at.head);
-    load_state<IS_ALIGNED>(s, job, unit, at.first, span.is_new);
-    float rate = -expf(job.a_log[at.head]), bias = job.dt_bias[at.head], skip = job.skip[at.head];
+    load_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.head_dim, job.n_state, span.is_new);
+    const float rate = -expf(job.a_log[at.head]), bias = job.dt_bias[at.head], skip = job.skip[at.head];
+    eight<T> x = {}, z = {}, last_x = {}, last_z = {}; /* of the chunk that is staged next, and of the one before it */
     wait_for_input();
-    read_inputs<QUADS, IS_ALIGNED>(next, job, at, span.first, span.n);
-    for (uint32_t done = 0; done < span.n; done += chunk::TOKENS) {
-        uint32_t n = min(chunk::TOKENS, span.n - done);
-        const struct inputs now = next;
-        store_eight(&m.b[t / (8 * QUADS)][t % (8 * QUADS) * 8], now.b);
-        store_eight(&m.c[t / (8 * QUADS)][t % (8 * QUADS) * 8], now.c);
-        if (t - THREADS / 2 < chunk::TOKENS) {
-            float d = step_of(job, now.dt, bias);
-            m.step[t - THREADS / 2] = d;
-            m.decay[t - THREADS / 2] = expf(rate * d);
-        }
-        if (done + chunk::TOKENS < span.n)
-            read_inputs<QUADS, IS_ALIGNED>(next, job, at, span.first + done + chunk::TOKENS, span.n - done - chunk::TOKENS);
-        __syncthreads();
-        if (t < chunk::TOKENS * chunk::PARTS) {
-            float dx[8];
-            for (uint32_t i = 0; i < 8; i++)
-                dx[i] = m.step[x_token] * now.x[i];
-            store_eight(&m.dx[x_token][x_part], dx);
-        }
-        __syncthreads();
-        uint32_t token = 0;
-        for (; token + 4 <= n; token += 4) {
-            float sums[4 * OWN];
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                advance(s, m.b[token + i], m.c[token + i], own_of(&m.dx[token + i][lanes]).x, m.decay[token + i],
-                        sums + OWN * i);
-            float sum = group_sums<LANES>(sums);
-            uint32_t own = sum_index<4 * OWN>();
-            m.y[token + own / OWN][lanes + own % OWN] = sum;
-        }
-        for (; token < n; token++) {
-            float sums[OWN];
-            advance(s, m.b[token], m.c[token], own_of(&m.dx[token][lanes]).x, m.decay[token], sums);
-            float sum = group_sums<LANES>(sums);
-            if (t % LANES < OWN)
-                m.y[token][lanes + sum_index<OWN>()] = sum;
-        }
-        __syncthreads();
-        if (t < chunk::TOKENS * chunk::PARTS && x_token < n) {
-            float y[8];
-            for (uint32_t i = 0; i < 8; i++) {
-                y[i] = fmaf(skip, now.x[i], m.y[x_token][x_part + i]);
-                if (job.has_gate)
-                    y[i] = act_value(now.z[i], ACT_SILU) * to_float(round_to<T>(y[i]));
-            }
-            store_part<IS_ALIGNED>(job.out.at(span.first + done + x_token, at.head * job.head_dim), at.slice * SLICE + x_part,
-                                   job.head_dim, y);
-        }
-    }
-    store_state<IS_ALIGNED>(s, job, unit, at.first);
+    walk_chunks<chunk::TOKENS, AT_ONCE>(
+        span.n,
+        [&](uint32_t first) {
+            last_x = x;
+            last_z = z;
+            x = in.x;
+            z = in.z;
+            if (first < span.n)
+                read_inputs<IS_ALIGNED>(in, job, at, my, span.first + first, span.n - first);
+        },
+        [&](uint32_t place) { stage_inputs(m[place], in, job, my, rate, bias); },
+        [&](uint32_t place, uint32_t token) { take_tokens<AT_ONCE>(s, m[place], token); },
+        [&](uint32_t place, uint32_t token) { take_tokens<1>(s, m[place], token); },
+        [&](uint32_t place, uint32_t first, uint32_t n) {
+            finish_outputs<IS_ALIGNED>(m[place], last_x, last_z, job, at, my, span.first + first, n, skip);
+        });
+    store_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.head_dim, job.n_state);
 }
 
 /* ---- inputs apart ------------------------------------------------------------------------------------------------------- */
@@ -414,7 +417,7 @@ static void launch_ssm(const struct cuda *cuda, const ssm_job<T> &job, const str
                                       : step_heads<T, MOST_QUADS, false, false>;
     if constexpr (sizeof(T) == 2 && QUADS <= NORM_QUADS)
         kernel = job.b_norm ? step_heads<T, QUADS, true, true> : kernel;
-    launch(cuda, kernel, grid, THREADS, 0, job);
+    launch(cuda, kernel, grid, job.batch.first_row ? SCAN_THREADS : THREADS, 0, job);
 }
 
 template <class T> static bool is_ssm_aligned(const struct ssm_args *args)

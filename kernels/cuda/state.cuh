@@ -120,6 +120,63 @@ template <bool IS_ALIGNED> static __device__ __forceinline__ void store_quad(flo
             row[column + i] = values[i];
 }
 
+/* N rows of a unit from `first` on, of n_rows of n_columns: of a group of GROUP lanes a lane has the columns 4 (lane + GROUP q)
+ * .. + 4. */
+template <bool IS_ALIGNED, uint32_t GROUP, uint32_t N, uint32_t QUADS>
+static __device__ __forceinline__ void load_rows(float4 (&s)[N][QUADS], const float *unit, uint32_t first, uint32_t n_rows,
+                                                 uint32_t n_columns, bool is_new)
+{
+#pragma unroll
+    for (uint32_t r = 0; r < N; r++)
+#pragma unroll
+        for (uint32_t q = 0; q < QUADS; q++)
+            s[r][q] = is_new || first + r >= n_rows ? make_float4(0, 0, 0, 0)
+                                                    : load_quad<IS_ALIGNED>(unit + (size_t)(first + r) * n_columns,
+                                                                            4 * (threadIdx.x % GROUP + GROUP * q), n_columns);
+}
+
+template <bool IS_ALIGNED, uint32_t GROUP, uint32_t N, uint32_t QUADS>
+static __device__ __forceinline__ void store_rows(const float4 (&s)[N][QUADS], float *unit, uint32_t first, uint32_t n_rows,
+                                                  uint32_t n_columns)
+{
+#pragma unroll
+    for (uint32_t r = 0; r < N; r++)
+#pragma unroll
+        for (uint32_t q = 0; q < QUADS; q++)
+            if (first + r < n_rows)
+                store_quad<IS_ALIGNED>(unit + (size_t)(first + r) * n_columns, 4 * (threadIdx.x % GROUP + GROUP * q), n_columns,
+                                       s[r][q]);
+}
+
+/* Walks n tokens in chunks, by a block, with two places for them in shared memory: while a chunk is computed, the one before it
+ * ends, the next one is staged, and the one behind that is read. read(first token) into registers, which stage(place) puts
+ * into a place; many(place, token) computes AT_ONCE tokens of it, and one(place, token) a single one; finish(place, first
+ * token, tokens) takes the results from where the same thread staged. */
+template <uint32_t TOKENS, uint32_t AT_ONCE, class Read, class Stage, class Many, class One, class Finish>
+static __device__ __forceinline__ void walk_chunks(uint32_t n, Read read, Stage stage, Many many, One one, Finish finish)
+{
+    read(0);
+    stage(0);
+    read(TOKENS);
+    for (uint32_t done = 0, place = 0; done < n; done += TOKENS, place ^= 1) {
+        __syncthreads();
+        if (done)
+            finish(place ^ 1, done - TOKENS, TOKENS);
+        if (done + TOKENS < n)
+            stage(place ^ 1);
+        read(done + 2 * TOKENS);
+        const uint32_t end = min(TOKENS, n - done);
+        uint32_t token = 0;
+        for (; token + AT_ONCE <= end; token += AT_ONCE)
+            many(place, token);
+        for (; token < end; token++)
+            one(place, token);
+    }
+    __syncthreads();
+    const uint32_t last = (n - 1) / TOKENS;
+    finish(last % 2, last * TOKENS, n - last * TOKENS);
+}
+
 /* The recurrence, then the product with its gate: an act other than silu. */
 template <class A>
 static enum rc gate_apart(struct cuda *cuda, A args, enum rc (*run)(void *, const A *, struct err *), struct err *err)

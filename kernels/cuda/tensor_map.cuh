@@ -36,11 +36,23 @@ struct map_dims {
     uint32_t box[4];
 };
 
-static inline enum rc map_make(map_encoder encode, uint32_t dtype, const void *data, const struct map_dims *dims,
-                               struct tensor_map *map, struct err *err)
+/* What a box has in place of 64 columns in the swizzle. */
+struct map_form {
+    CUtensorMapDataType type;
+    uint32_t n_values; /* of two bytes */
+    CUtensorMapSwizzle swizzle;
+};
+
+static inline CUtensorMapDataType map_type(uint32_t dtype)
 {
-    cuuint64_t size[5] = {64}, strides[4];
-    cuuint32_t box[5] = {64}, steps[5] = {1, 1, 1, 1, 1};
+    return dtype == DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+static inline enum rc map_make_as(map_encoder encode, struct map_form form, const void *data, const struct map_dims *dims,
+                                  struct tensor_map *map, struct err *err)
+{
+    cuuint64_t size[5] = {form.n_values}, strides[4];
+    cuuint32_t box[5] = {form.n_values}, steps[5] = {1, 1, 1, 1, 1};
     for (uint32_t i = 0; i < dims->n; i++) {
         size[i + 1] = dims->size[i];
         strides[i] = dims->stride_bytes[i];
@@ -48,14 +60,19 @@ static inline enum rc map_make(map_encoder encode, uint32_t dtype, const void *d
     }
     CUtensorMap made; /* the driver wants it on a multiple of 64 bytes */
     static_assert(sizeof made == sizeof *map, "a map's size");
-    CUresult code = encode(&made, dtype == DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                           dims->n + 1, (void *)data, size, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+    CUresult code = encode(&made, form.type, dims->n + 1, (void *)data, size, strides, box, steps,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, form.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (code != CUDA_SUCCESS)
         return err_set(err, RC_INTERNAL, "linear: wanted a tensor map, have the driver's error %d", (int)code);
     memcpy(map, &made, sizeof *map);
     return RC_OK;
+}
+
+static inline enum rc map_make(map_encoder encode, uint32_t dtype, const void *data, const struct map_dims *dims,
+                               struct tensor_map *map, struct err *err)
+{
+    return map_make_as(encode, {map_type(dtype), 64, CU_TENSOR_MAP_SWIZZLE_128B}, data, dims, map, err);
 }
 
 static inline CUtensorMap map_of(const struct tensor_map *map)

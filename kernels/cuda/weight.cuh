@@ -78,6 +78,15 @@ static __device__ __forceinline__ float weight_value(weight_type<DTYPE_Q6_K>, co
     return half_at(b + 208) * (float)(int8_t)b[192 + 8 * half + part * 2 + l / 16] * (float)(q - 32);
 }
 
+/* Twice the 4-bit float (e2m1), times 2^(exponent - 128). */
+static __device__ __forceinline__ float weight_value(weight_type<DTYPE_MXFP4>, const uint8_t *row, uint32_t k)
+{
+    const uint8_t *b = row + (size_t)(k / 32) * 17;
+    int q = nibble(b + 1, k % 32), rest = q & 7, twice = rest < 4 ? rest : (2 + rest % 2) << (rest / 2 - 1);
+    float scale = __uint_as_float(b[0] < 2 ? 0x00200000u << b[0] : (uint32_t)(b[0] - 1) << 23);
+    return (float)(q & 8 ? -twice : twice) * scale;
+}
+
 /* Calls f with the tag of a type; false: no kernel reads it. */
 template <class F> static bool visit_weight(uint32_t dtype, F f)
 {
@@ -90,6 +99,7 @@ template <class F> static bool visit_weight(uint32_t dtype, F f)
     case DTYPE_Q4_1: f(weight_type<DTYPE_Q4_1>()); return true;
     case DTYPE_Q4_K: f(weight_type<DTYPE_Q4_K>()); return true;
     case DTYPE_Q6_K: f(weight_type<DTYPE_Q6_K>()); return true;
+    case DTYPE_MXFP4: f(weight_type<DTYPE_MXFP4>()); return true;
     default: return false;
     }
 }

@@ -151,6 +151,41 @@ def test_rows(width: int, both: Both) -> None:
         both.check(got, want)
 
 
+@pytest.mark.parametrize("n", [3, 70])
+def test_head_linear(n: int, both: Both) -> None:
+    heads, keys, values, cols = 2, 64, 64, 128
+    raw = stored(both.dtype, heads * (keys + values), cols)
+    device, host = (b.matrix([(both.dtype, len(raw), raw)], cols) for b in (both.cuda, both.cpu))
+    for width, outs, first, is_transposed in ((keys, cols, 0, True), (cols, values, keys, False)):
+        x, got = both.draw(n, heads * width), np.zeros((n, heads * outs), both.kind)
+        want = np.zeros((n, heads * outs), np.float32)
+        rest = heads, keys + values, first, keys, is_transposed
+        both.cuda.head_linear(device, both.form(x), both.form(got), *rest)
+        both.cpu.head_linear(host, x.astype(np.float32), want, *rest)
+        both.check(got, want)
+
+
+# heads, latent, rope key
+@pytest.mark.parametrize("shape", [(20, 512, 64), (5, 40, 8)])
+def test_latent_attention(shape: tuple[int, int, int], both: Both) -> None:
+    """A prompt and single rows in one step, then single rows alone."""
+    heads, latent, rope = shape
+    lengths, block = (300, 21, 260), 16
+    table = np.arange(1, 3 * 20 + 1, dtype=np.int32).reshape(3, 20)
+    pools = [backend.kv_pool(61, 0, latent + rope, both.dtype if backend is both.cuda else "float32", block)
+             for backend in (both.cuda, both.cpu)]  # fmt: skip
+    for spans in (((0, 299), (0, 20), (0, 259)), ((299, 300), (10, 21), (259, 260)), ((299, 300), (20, 21), (259, 260))):
+        positions = np.concatenate([np.arange(a, b) for a, b in spans]).astype(np.int32)
+        starts = np.cumsum([0, *(b - a for a, b in spans)]).astype(np.int32)
+        batch = positions, np.repeat(np.arange(3), np.diff(starts)).astype(np.int32), starts
+        widths = heads * latent, heads * (rope + 8), latent, rope
+        rows = [both.draw(max(lengths), width)[positions].copy() for width in widths]
+        got, want = np.zeros((len(positions), widths[0]), both.kind), np.zeros((len(positions), widths[0]), np.float32)
+        both.cuda.latent_attention(pools[0], batch, table, *map(both.form, rows), both.form(got), heads, 0.05)
+        both.cpu.latent_attention(pools[1], batch, table, *(r.astype(np.float32) for r in rows), want, heads, 0.05)
+        both.check(got, want)
+
+
 # heads, kv heads, head size, type of pages, window, soft cap
 @pytest.mark.parametrize(
     "shape",
@@ -257,6 +292,7 @@ def test_sample(both: Both) -> None:
         {"seed": 1, "seen": [(5, 2, 0), (9, 0, 1)], "repetition_penalty": 1.3, "bias": [(4, 2.0)], "banned": [8]},
         {"is_score": 1, "target": 77, "wants_logprobs": 1, "temperature": 0.7, "mode": 1, "n_top": 5},
         {"seed": 1, "allowed": [3, 4, 5, 99], "wants_logprobs": 1},
+        {"seed": 1, "mask": [0, 0x7000F0, *[0] * 8], "wants_logprobs": 1},
     ]
     tasks = [task | {"logits_row": row} for row in range(3) for task in tasks]
     banned = np.array([2], np.int32)

@@ -17,7 +17,9 @@ GATED, CLAMPED, PLAIN = range(3)
 SILU, GELU_TANH, RELU2 = 0, 2, 4
 LINEAR, EXPERTS = 1, 4
 # bytes of a block, values of a block, offsets of its float16 fields
-BLOCKS = {"q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_k": (144, 256, [0, 2]), "q6_k": (210, 256, [208])}
+BLOCKS = {
+    "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_k": (144, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,8 @@ def stored(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
     for offset in scales:
         scale = rng.uniform(0.001, 0.004, blocks.shape[:-1]).astype(np.float16)
         blocks[..., offset : offset + 2] = scale[..., None].view(np.uint8)
+    if dtype == "mxfp4":
+        blocks[..., 0] = 119
     return blocks.reshape(*shape[:-1], -1)
 
 
@@ -196,11 +200,89 @@ def test_clamped(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
 def test_quantised(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
     """Types of GGUF files: the bits of the linears."""
     rng = np.random.default_rng(4)
-    mixture = Mixture(opened("bfloat16"), "bfloat16", 5, 256, 512, dtype=dtype)
+    activations = "float16" if dtype == "mxfp4" else "bfloat16"
+    mixture = Mixture(opened(activations), activations, 5, 256, 512, dtype=dtype)
     x, routes = rng.standard_normal((40, 256)).astype(mixture.kind), draw_routes(40, 5, 2, rng)
     expected = mixture.expected(x, routes)
     for rows in (1, 8, 13, 40):
         assert mixture.run(x[:rows], routes[:rows]).tobytes() == expected[:rows].tobytes()
+
+
+def packed_blocks(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Array, Array]:
+    """Rows of MXFP4 blocks as a file has them, and the values that they stand for."""
+    nibbles = rng.integers(0, 16, (*shape[:-1], shape[-1] // 32, 32), dtype=np.uint8)
+    exponents = rng.integers(118, 123, (*nibbles.shape[:-1], 1), dtype=np.uint8)
+    exponents[..., 0, 0, :] = rng.integers(0, 129, exponents[..., 0, 0, :].shape)  # far ones, too
+    values = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])[nibbles] * np.exp2(exponents - 128.0)
+    blocks = np.concatenate([exponents, nibbles[..., :16] | nibbles[..., 16:] << 4], -1)
+    return blocks.reshape(*shape[:-1], -1), values.reshape(shape).astype(np.float32)
+
+
+def twins(backend: _core.Backend, activations: str, n: int, cols: int, inner: int, form: int) -> tuple[Mixture, Mixture]:
+    """A mixture in MXFP4, and one in bfloat16 with the same values."""
+    rng = np.random.default_rng(cols)
+    act = RELU2 if form == PLAIN else SILU
+    packed, plain = (
+        Mixture(backend, activations, n, cols, inner, form, act, dtype="bfloat16", has_bias=True, limit=0.7) for _ in range(2)
+    )
+    for name, shape in (("up", (n, packed.rows, cols)), ("down", (n, cols, inner))):
+        blocks, values = packed_blocks(shape, rng)
+        wide = values.astype(ml_dtypes.bfloat16)
+        assert (wide.astype(np.float32) == values).all()
+        for mixture, dtype, stored_rows in ((packed, "mxfp4", blocks), (plain, "bfloat16", wide.view(np.uint16))):
+            parts = [(dtype, shape[1], np.ascontiguousarray(e)) for e in stored_rows]
+            matrix = backend.matrix(parts, shape[2], LINEAR | EXPERTS)
+            setattr(mixture, f"all_{name}", matrix)
+            read = np.empty((2 * shape[1], shape[2]), np.float32)
+            backend.matrix_read(matrix, shape[1], len(read), read)
+            assert read.tobytes() == values[1:3].tobytes()
+    return packed, plain
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "cols", "inner", "form"),
+    [
+        (6, 2, 256, 192, CLAMPED),
+        (32, 4, 2880, 64, GATED),
+        (40, 8, 64, 320, GATED),
+        (20, 6, 192, 448, PLAIN),
+        (3, 3, 128, 1088, CLAMPED),
+    ],
+)
+def test_mxfp4(n: int, k: int, cols: int, inner: int, form: int, opened: Callable[[str], _core.Backend]) -> None:
+    """The bits of the same values in bfloat16, for any number of rows."""
+    packed, plain = twins(opened("bfloat16"), "bfloat16", n, cols, inner, form)
+    rng = np.random.default_rng(n)
+    x, routes = rng.standard_normal((700, cols)).astype(ml_dtypes.bfloat16), draw_routes(700, n, k, rng)
+    expected = plain.run(x, routes)
+    assert np.isfinite(expected.astype(np.float32)).any()
+    for rows in ROWS:
+        first = int(rng.integers(0, 701 - rows))
+        part = slice(first, first + rows)
+        assert packed.run(x[part], routes[part]).tobytes() == expected[part].tobytes(), rows
+
+
+@pytest.mark.parametrize(("cols", "inner"), [(96, 64), (64, 160), (32, 96)])
+@pytest.mark.parametrize("dtype", list(KINDS))
+def test_mxfp4_that_is_not_packed(dtype: str, cols: int, inner: int, opened: Callable[[str], _core.Backend]) -> None:
+    """Columns that end within 64, or other activations: near the same values, and equal bits for any number of rows."""
+    packed, plain = twins(opened("bfloat16"), "bfloat16", 5, cols, inner, GATED)
+    if dtype == "float16":
+        packed = Mixture(opened(dtype), dtype, 5, cols, inner, dtype="mxfp4")
+    rng = np.random.default_rng(inner)
+    x, routes = rng.standard_normal((60, cols)).astype(packed.kind), draw_routes(60, 5, 2, rng)
+    whole = packed.run(x, routes)
+    if dtype == "bfloat16":
+        wanted = plain.run(x, routes).astype(np.float64)
+        assert np.linalg.norm(whole.astype(np.float64) - wanted) < 1e-2 * np.linalg.norm(wanted)
+    for rows in (1, 7, 20, 60):
+        assert packed.run(x[:rows], routes[:rows]).tobytes() == whole[:rows].tobytes()
+
+
+def test_large_exponents_of_mxfp4(opened: Callable[[str], _core.Backend]) -> None:
+    blocks = np.full((8, 34), 129, np.uint8)
+    with pytest.raises(Exception, match="at most 12"):
+        opened("bfloat16").matrix([("mxfp4", 8, blocks)], 64, LINEAR | EXPERTS)
 
 
 def test_refusals(opened: Callable[[str], _core.Backend]) -> None:

@@ -32,6 +32,13 @@ def log_softmax(z: Array) -> Array:
     return z - top - np.log(np.exp(z - top).sum())
 
 
+def mask_of(ids: list[int] | Array, vocab: int) -> list[int]:
+    """Words of a mask that allows some ids, as the sampler takes them."""
+    bits = np.zeros(-(-vocab // 32) * 32, bool)
+    bits[ids] = True
+    return [int(word) for word in np.packbits(bits, bitorder="little").view(np.int32)]
+
+
 def reference(logits: Array, task: dict[str, Any], limit: int = 0, banned: Array | None = None) -> dict[str, Any]:
     """Steps 1 to 8 in float64: raw, full and processed values of every id, what is kept, how close the cuts were."""
     z = logits.astype(np.float64)
@@ -54,6 +61,8 @@ def reference(logits: Array, task: dict[str, Any], limit: int = 0, banned: Array
     gone[[token for token, value in task.get("bias", []) if value == -np.inf]] = True
     if task.get("allowed"):
         gone |= ~np.isin(np.arange(len(z)), task["allowed"])
+    if task.get("mask"):
+        gone |= ~np.unpackbits(np.array(task["mask"], np.int32).view(np.uint8), bitorder="little")[: len(z)].astype(bool)
     kept, margin = ~gone & (z > -np.inf), np.inf
     if not kept.any():
         return {"raw": raw, "full": full, "kept": kept, "margin": margin}
@@ -145,6 +154,8 @@ def test_edits_and_removals(vocab: int, open_backend: Open) -> None:
             task["temperature"] = 1.0
         if rng.random() < 0.3:
             task["allowed"] = sorted(int(i) for i in ids[10 : 10 + vocab // 3])
+        if rng.random() < 0.6:
+            task["mask"] = mask_of(ids[: vocab // int(rng.choice([2, 7, 40]))], vocab)
         if rng.random() < 0.5:
             task["top_p"], task["top_k"] = 0.83, 17
         banned, limit = ids[18:21].astype(np.int32), int(vocab * rng.choice([1.0, 0.7]))
@@ -152,6 +163,9 @@ def test_edits_and_removals(vocab: int, open_backend: Open) -> None:
         if want["margin"] < 1e-5:
             continue
         result = sample(backend, logits, [task], vocab_limit=limit, banned=banned)[0]
+        if not want["kept"].any():
+            assert result[STATUS] == 2
+            continue
         assert result[STATUS] == 0 and want["kept"][result[ID]]
         check(result, want, task)
         if task["is_greedy"]:
@@ -209,6 +223,8 @@ def variants(seed: int) -> list[dict[str, Any]]:
         {"is_score": 1, "target": 77, "wants_logprobs": 1, "temperature": 0.7, "mode": FULL, "n_top": 5},
         {"is_score": 1, "target": 77, "wants_logprobs": 1, "top_k": 3, "mode": PROCESSED},
         {"seed": seed, "allowed": [3, 4, 5, 99], "wants_logprobs": 1},
+        {"seed": seed, "mask": mask_of(np.arange(77, 3000), 9001), "wants_logprobs": 1},
+        {"is_greedy": 1, "mask": mask_of([7, 8, 3900], 9001)},
         {"seed": seed, "temperature": 6.0, "top_p": 0.97},
     ]
 
@@ -224,7 +240,7 @@ def test_row_never_depends_on_its_batch(open_backend: Open) -> None:
     for threads in (1, 2, 7):
         backend = sampler(open_backend, vocab, threads)
         assert sample(backend, logits, tasks) == [alone[row, i] for row in range(rows) for i in range(len(variants(0)))]
-        for row, i in ((0, 2), (3, 3), (4, 9), (2, 0), (1, 6)):  # fewer tasks than threads: they share its chunks
+        for row, i in ((0, 2), (3, 3), (4, 11), (2, 0), (1, 6), (4, 9)):  # fewer tasks than threads: they share its chunks
             task = variants(row)[i] | {"logits_row": row}
             assert sample(backend, logits, [task]) == [alone[row, i]]
 
@@ -281,6 +297,7 @@ def test_statuses(bad: float, at: int, open_backend: Open) -> None:
     assert [r[STATUS] for r in results[n : 2 * n]] == [1] * n
     assert [r[STATUS] for r in results[2 * n :]] == [0 if "target" in t and "top_k" not in t else 2 for t in variants(1)]
     none: list[dict[str, Any]] = [{"allowed": [4, 5], "banned": [4, 5]}, {"banned": list(range(4000)), "is_greedy": 1}]
+    none += [{"mask": mask_of([], vocab)}, {"mask": mask_of([4500], vocab), "is_greedy": 1}]
     none += [{"allowed": [4500]}, {"bias": [(i, -np.inf) for i in range(4000)], "top_p": 0.5}]
     for task in none:
         assert sample(sampler(open_backend, vocab), logits[:1], [task], vocab_limit=4000)[0][STATUS] == 2
