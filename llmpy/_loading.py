@@ -165,11 +165,43 @@ def _load_tokenizer(config: EngineConfig, files: ModelFiles, checkpoint: _core.C
     template = _template_text(config.chat_template)
     if config.tokenizer is None or config.tokenizer == config.model:
         return load_tokenizer(files, checkpoint, template)
-    from . import hub
+    return open_tokenizer(config.tokenizer, config.tokenizer_revision, config.hf_token, template)
 
-    files = hub.resolve(config.tokenizer, config.tokenizer_revision, config.hf_token, weights=False)
+
+def load_renderer(config: EngineConfig) -> tuple[EngineConfig, Tokenizer]:
+    """What renders and tokenises prompts: neither weights nor a device are needed.
+
+    Args:
+        config: Checked options.
+
+    Returns:
+        The options with the longest sequence, and the tokenizer.
+    """
+    from . import hub, models
+
+    files = hub.resolve(config.model, config.revision, config.hf_token, weights=False)
     checkpoint = _core.Checkpoint([str(path) for path in files.weights]) if files.kind == "gguf" else None
-    return load_tokenizer(files, checkpoint, template)
+    wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
+    compiled = models.load(files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted)
+    tokenizer = _load_tokenizer(config, files, checkpoint)
+    return config.replace(max_model_len=wanted or compiled.config.max_position_embeddings), tokenizer
+
+
+def open_tokenizer(
+    name: str, revision: str | None = None, token: str | None = None, chat_template: str | None = None
+) -> Tokenizer:
+    """A tokenizer alone: of a hub id, a directory or a .gguf file.
+
+    Args:
+        name, revision, token: As in EngineConfig.
+        chat_template: As in `load_tokenizer`.
+    """
+    from . import hub
+    from .tokenizer import load_tokenizer
+
+    files = hub.resolve(name, revision, token, weights=False)
+    checkpoint = _core.Checkpoint([str(path) for path in files.weights]) if files.kind == "gguf" else None
+    return load_tokenizer(files, checkpoint, chat_template)
 
 
 def _template_text(template: str | None) -> str | None:
@@ -240,6 +272,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "synchronous": environment.is_synchronous(),
         "kv_cache_bytes": config.kv_cache_memory_bytes,
         "dummy_seed": (config.seed or 0) if config.load_format == "dummy" else None,
+        "dummy_mxfp4": bool(model.raw.get("quantization_config")),  # no other scheme comes here
     }
 
 
@@ -275,6 +308,7 @@ def _engine_options(loaded: Loaded) -> dict[str, Any]:
         "max_logprobs": min(config.max_logprobs, loaded.vocab_size),
         "enable_prefix_caching": config.enable_prefix_caching,
         "policy": config.scheduling_policy,
+        "kv_event_capacity": config.kv_event_capacity,
         "eos_token_ids": loaded.eos_token_ids,
         "token_bytes": loaded.token_bytes,
         "vocab_limit": config.vocab_limit,

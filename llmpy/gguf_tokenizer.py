@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata: byte-level BPE ("gpt2") and SentencePiece-style ("llama") vocabularies."""
+"""The tokenizer in a GGUF file's metadata: byte-level BPE ("gpt2"), SentencePiece-style ("llama") and PLaMo's vocabularies."""
 
 from __future__ import annotations
 
@@ -116,11 +116,12 @@ def from_metadata(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
     if model is None:
         raise CheckpointError(f"{file}: tokenizer.ggml.model is missing; skip_tokenizer_init=True and ids", file=file)
-    if model not in ("gpt2", "llama"):
-        raise UnsupportedError(f"{file}: tokenizer.ggml.model is {model!r}; supported are 'gpt2' and 'llama'")
+    kinds = {"gpt2": _byte_level, "llama": _sentencepiece, "plamo2": _plamo}
+    if model not in kinds:
+        known = ", ".join(map(repr, kinds))
+        raise UnsupportedError(f"{file}: tokenizer.ggml.model is {model!r}; supported are {known}")
     vocabulary = _Vocabulary(metadata, file)
-    make = _byte_level if model == "gpt2" else _sentencepiece
-    backend, texts, defaults = make(vocabulary)
+    backend, texts, defaults = kinds[model](vocabulary)
     places = {name: vocabulary.id_of(role, defaults.get(role)) for role, name in ROLES.items()}
     named = {name: vocabulary.tokens[place] for name, place in places.items() if place is not None}
     return Tokenizer(backend, texts, texts.special, named, _end_ids(vocabulary, places["eos_token"]), _templates(metadata))
@@ -226,6 +227,27 @@ def _sentencepiece(vocabulary: _Vocabulary) -> _Made:
         add_space_prefix=add_space,
     )
     return backend, texts, defaults
+
+
+def _plamo(vocabulary: _Vocabulary) -> _Made:
+    """Pieces with scores, of which the best cut is taken."""
+    from .plamo_tokenizer import PlamoTokenizer
+
+    words = {CONTROL: "CONTROL", UNKNOWN: "UNKNOWN", BYTE: "BYTE"}
+    scores = [float(score) for score in vocabulary.array("scores", float, int)]
+    if len(scores) != len(vocabulary.tokens):
+        raise vocabulary.error("scores", f"wanted {len(vocabulary.tokens)} entries, have {len(scores)}")
+    defaults = {"bos": 1, "eos": 2, "unknown": 0}
+    backend = PlamoTokenizer(
+        vocabulary.tokens,
+        scores,
+        [words.get(kind, "NORMAL") for kind in vocabulary.types],
+        added={vocabulary.tokens[place]: place for place in vocabulary.ids_of(CUT_OUT)},
+        unknown=vocabulary.id_of("unknown", 0) or 0,
+        bos=vocabulary.added_id("bos", vocabulary.flag("add_bos_token", False), 1),
+        eos=vocabulary.added_id("eos", vocabulary.flag("add_eos_token", False), 2),
+    )
+    return backend, backend.texts(vocabulary.ids_of(SPECIAL)), defaults
 
 
 def _piece_text(token: str, kind: int) -> bytes:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointError, ConfigError, UnsupportedError
-from . import gguf_names, registry
+from ..errors import ConfigError, UnsupportedError
+from . import gguf, registry
 from .blocks import Block, Model
-from .config import ModelConfig, Raw, from_gguf
+from .config import ModelConfig, Raw
 from .program import Spec, Tensors, Value
 from .registry import architecture
 from .rope import Rope
+from .source import Source
 
 if TYPE_CHECKING:
     from .. import _core
@@ -77,22 +78,22 @@ def load(
         UnsupportedError: the architecture, or something in its configuration, is not supported.
         CheckpointError: a field or a tensor is missing, of the wrong type or shape, or has no place in the model.
     """
-    is_gguf = files.kind == "gguf"
     file = str(files.weights[0]) if files.weights else str(files.directory)
     tensors = None if checkpoint is None else checkpoint.tensors()
-    if is_gguf:
+    if files.kind == "gguf":
         if checkpoint is None:
             raise UnsupportedError("load_format='dummy' needs a config.json, a GGUF file has none; give a directory")
-        raw, source = from_gguf(checkpoint.metadata, tensors or {}, checkpoint.read_float32, file), file
+        raw, source, unused = gguf.read(checkpoint.metadata, tensors or {}, checkpoint.read_float32, file)
     else:
-        raw, source = dict(files.config), f"{files.directory}/config.json"
+        raw, source, unused = dict(files.config), Source(), ()
+    where = file if source.is_gguf else f"{files.directory}/config.json"
     raw = _overridden(raw, hf_overrides)
-    _refuse_quantised(raw, source)
-    found = registry.find(ModelConfig(raw, source).architecture)
-    config = ModelConfig(found.fields(raw), source, max_model_len)
-    model = Model(config, tensors, _gguf_source(file) if is_gguf else str, file)
+    _refuse_quantised(raw, where)
+    found = registry.find(ModelConfig(raw, where).architecture)
+    config = ModelConfig(found.fields(raw), where, max_model_len)
+    model = Model(config, tensors, source, file)
     found.build(config, model)
-    spec = model.finish((*found.ignore, *gguf_names.NO_WEIGHTS) if is_gguf else found.ignore)
+    spec = model.finish((*found.ignore, *unused))
     config.dtype = _stored_dtype(spec, tensors, config)
     return Compiled(spec, config, model.generates, model.tasks, model.pooling)
 
@@ -122,18 +123,6 @@ def _refuse_quantised(raw: Raw, source: str) -> None:
         raise UnsupportedError(
             f"{source}: quantization_config with quant_method {method!r} is not supported; GGUF files are"
         )
-
-
-def _gguf_source(file: str) -> Callable[[str], str]:
-    """Maps the program's Hugging Face names to those of a GGUF file."""
-
-    def source(name: str) -> str:
-        found = gguf_names.to_gguf(name)
-        if found is None:
-            raise CheckpointError(f"{file}: GGUF has no name for tensor {name}", file=file, tensor=name)
-        return found
-
-    return source
 
 
 def _stored_dtype(spec: Spec, tensors: Tensors | None, config: ModelConfig) -> str:

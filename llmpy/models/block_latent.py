@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .pieces import Piece
+
 if TYPE_CHECKING:
     from .blocks import Model, Value
     from .rope import Rope
@@ -40,14 +42,27 @@ class LatentBlock:
                 f"wanted {n_heads} heads that end with {2 * rope.inv_freq.size} turned elements, have {q.width} and a key of "
                 f"{rope_key.width}",
             )
-        weight = m.matrix("latent_attention", [(where, n_heads * (key_dim + value_dim))], latent.width)
         u = [m.rope_index(rope), q.width // n_heads, rope_key.width, 1]
         q, rope_key = m.emit_pair("rope", q, rope_key, u=u)
-        absorbed = m.emit(
-            "head_linear", [q], n_heads * latent.width, weights=[weight], u=[n_heads, key_dim + value_dim, 0, key_dim, 1]
-        )
+        keys, values = self._key_and_value_rows(where, n_heads, key_dim, value_dim, latent.width)
+        absorbed = m.emit("head_linear", [q], n_heads * latent.width, weights=[keys[0]], u=[n_heads, *keys[1:]])
         m.spec["layers"].append((n_heads, 0, latent.width + rope_key.width, 0))
         inputs, layer = [absorbed, q, latent, rope_key], len(m.spec["layers"]) - 1
         out = m.emit("latent_attention", inputs, n_heads * latent.width, u=[layer], f=[scale])
-        u = [n_heads, key_dim + value_dim, key_dim, value_dim, 0]
-        return m.emit("head_linear", [out], n_heads * value_dim, weights=[weight], u=u)
+        return m.emit("head_linear", [out], n_heads * value_dim, weights=[values[0]], u=[n_heads, *values[1:]])
+
+    def _key_and_value_rows(
+        self, where: str, heads: int, key_dim: int, value_dim: int, latent: int
+    ) -> tuple[list[int], list[int]]:
+        """Of keys and of values the weight, its rows a head, the first and number of those that are used, and whether a head's
+        rows are the columns. Files may have two tensors instead, that of the keys with a head's rows turned already."""
+        m = self._model
+        turned, plain = (where.removesuffix("kv_b_proj") + name for name in ("k_b_proj.weight", "v_b_proj.weight"))
+        if m.source.is_gguf and m.shape_of(turned) is not None:
+            m.spec["reordered"] = True
+            keys = m.matrix("latent_attention", [Piece(turned, (heads, latent, key_dim), heads * latent)], key_dim)
+            values = m.matrix("latent_attention", [Piece(plain, (heads, value_dim, latent), heads * value_dim)], latent)
+            return [keys, latent, 0, latent, 0], [values, value_dim, 0, value_dim, 0]
+        rows = key_dim + value_dim
+        weight = m.matrix("latent_attention", [(where, heads * rows)], latent)
+        return [weight, rows, 0, key_dim, 1], [weight, rows, key_dim, value_dim, 0]

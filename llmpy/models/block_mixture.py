@@ -137,7 +137,7 @@ class MixtureBlock:
         if form not in EXPERT_FORMS or len(up) not in (1, 2) or (form == "plain" and len(up) == 2):
             m.refuse("experts", where, f"wanted a form of {', '.join(EXPERT_FORMS)} and its names of up, have {form}, {up}")
         n = routes.n_experts
-        if m.is_gguf:
+        if m.source.is_gguf:
             up = [f"mlp.experts.{name}.weight" for name in ("gate_proj", "up_proj")[-1 if form == "plain" else 0 :]]
             rows, down, stacked, interleaved = width, "mlp.experts.down_proj.weight", "rows", False
         if stacked:
@@ -179,7 +179,8 @@ class MixtureBlock:
     def _stacked_biases(self, names: Sequence[str], shape: tuple[int, int], interleaved: bool) -> list[Piece]:
         """The same of NAME_bias [experts, rows]."""
         n_experts, rows = shape
-        names = [f"{self.prefix}{name}_bias" for name in names]
+        is_gguf = self._model.source.is_gguf
+        names = [self.prefix + (name.removesuffix("weight") + "bias" if is_gguf else f"{name}_bias") for name in names]
         if interleaved:
             return [Piece(names[0], shape, rows // 2, e * rows + half, 1, 2) for e in range(n_experts) for half in (0, 1)]
         return [Piece(name, shape, rows, e * rows) for e in range(n_experts) for name in names]

@@ -87,7 +87,10 @@ class NormBlock:
             m.refuse(op, where, f"wanted a row of heads of {size}, have {x.width}")
         heads = x.width // size
         names = [where if where.endswith(kind) else f"{where}.{kind}" for kind in kinds] if name else []
-        shapes = [(size,) if not own_weights else (heads, size) if m.n_dims(each) == 2 else (x.width,) for each in names]
+        if m.source.is_gguf:  # which has the heads' tensors in one
+            names = [each.replace(".#", "") for each in names]
+        usual = 2 if per_head is True else 1  # of heads, or of groups of columns
+        shapes = [(size,) if not own_weights else (heads, size) if m.n_dims(each, usual) == 2 else (x.width,) for each in names]
         parts = [
             [(each.replace("#", str(head)), (size,)) for head in range(heads)] if "#" in each else [(each, shape)]
             for each, shape in zip(names, shapes, strict=True)

@@ -4,7 +4,7 @@ Nothing is computed here. A `Value` stands for rows of activations, one row per 
 once and the shapes of the weights against the checkpoint, and a mistake names the operation, the tensor and the sizes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, NoReturn, overload
 
@@ -17,6 +17,7 @@ from .pieces import Piece, pieces_of
 from .program import Tensors, Writer
 from .program import Value as Value
 from .rope import Rope
+from .source import Source
 
 ACTIVATIONS = {
     "silu": 0,
@@ -88,7 +89,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
             bias: Whether all of the names have a bias.
             groups: The rows of one tensor with several widths are so many groups, each with an equal share of every width, one
                 after the other: the number of heads where each has its own q, k and v. 1: the widths follow each other. What
-                writes GGUF files sorts such rows; they are taken to be sorted there.
+                writes GGUF files sorts such rows, but for those that a family's table names.
             transposed: Whether the tensors are [n, width]; in GGUF files they never are.
         """
         m = self._model
@@ -102,8 +103,9 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
             m.refuse("linear", where, f"wanted one width for each name, have {width!r}")
         if groups > 1 and (not is_one or any(each % groups for each in widths)):
             m.refuse("linear", where, f"wanted widths of one tensor in {groups} equal groups, have {list(widths)}")
-        if m.is_gguf and (groups > 1 or transposed):
-            m.spec["reordered"], groups, transposed = True, 1, False
+        if m.source.is_gguf and (groups > 1 or transposed):
+            groups = groups if is_one and m.source.keeps_groups(where) else 1
+            m.spec["reordered"], transposed = True, False
         weights = [m.matrix("linear", self._pieces(names, ".weight", widths, groups, transposed, x.width), x.width)]
         if bias:
             weights.append(m.vector("linear", self._pieces(names, ".bias", widths, groups, False, 0)))
@@ -358,9 +360,9 @@ class Model(Writer, Block):
     """The program being written. What embeds or ends a program, and `layers`, belong to it, all else also to its layers."""
 
     def __init__(
-        self, config: ModelConfig, tensors: Tensors | None, to_source: Callable[[str], str], file: str
+        self, config: ModelConfig, tensors: Tensors | None, source: Source, file: str
     ) -> None:
-        Writer.__init__(self, config, tensors, to_source, file)
+        Writer.__init__(self, config, tensors, source, file)
         Block.__init__(self, self, "")
         self.tasks: tuple[str, ...] = ()
         self.generates = False
@@ -448,7 +450,7 @@ class Model(Writer, Block):
         if self._tensors is None:
             end = self.config.architecture
             return "" if end.endswith("Model") and not end.endswith("LMHeadModel") else prefix
-        if self._to_source(f"{prefix}{name}.weight") in self._tensors:
+        if self.source.is_gguf or f"{prefix}{name}.weight" in self._tensors:
             return prefix
         return "" if f"{name}.weight" in self._tensors else prefix
 

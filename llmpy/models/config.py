@@ -1,8 +1,8 @@
-"""A model's configuration in Hugging Face's words, from config.json or from the metadata of a GGUF file."""
+"""A model's configuration in Hugging Face's words, from config.json or made from the metadata of a GGUF file (gguf/)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Generic, NoReturn, TypeVar, overload
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -13,60 +13,10 @@ from .rope import Parameters, Rope
 T = TypeVar("T", bound=int | float | str | bool)
 Raw = dict[str, object]
 
-# general.architecture -> the Hugging Face class with the same tensors, and whether the rows of q and k are ordered for
-# interleaved rope.
-GGUF_ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", True),
-    "qwen2": ("Qwen2ForCausalLM", False),
-    "qwen3": ("Qwen3ForCausalLM", False),
-    "qwen2moe": ("Qwen2MoeForCausalLM", False),
-    "qwen3moe": ("Qwen3MoeForCausalLM", False),
-    "olmoe": ("OlmoeForCausalLM", False),
-    "internlm2": ("LlamaForCausalLM", True),
-    "baichuan": ("LlamaForCausalLM", True),
-    "gpt2": ("GPT2LMHeadModel", False),
-    "starcoder": ("GPTBigCodeForCausalLM", False),
-    "starcoder2": ("Starcoder2ForCausalLM", False),
-    "gptneox": ("GPTNeoXForCausalLM", False),
-    "qwen": ("QWenLMHeadModel", False),
-    "chatglm": ("ChatGLMModel", True),
-    "bloom": ("BloomForCausalLM", False),
-    "mpt": ("MptForCausalLM", False),
-    "falcon": ("FalconForCausalLM", False),
-}
-# Keys of _GGUF_REFUSED that a family has.
-_GGUF_ALLOWED = {"gptneox": ("use_parallel_residual",), "mpt": ("attention.clamp_kqv", "attention.max_alibi_bias")}
-# Of those with experts: whether the weights of the chosen ones are made to add up to 1, which no metadata says.
-_GGUF_NORMALISED = {
-    "MixtralForCausalLM": True,
-    "Qwen2MoeForCausalLM": False,
-    "Qwen3MoeForCausalLM": True,
-    "OlmoeForCausalLM": False,
-}
-# Metadata that would change the arithmetic of these families in a way that they do not have; zero means absent.
-_GGUF_REFUSED = (
-    "expert_group_count",
-    "expert_weights_scale",
-    "leading_dense_block_count",
-    "attention.scale",
-    "attention.clamp_kqv",
-    "attention.max_alibi_bias",
-    "attention.sliding_window_pattern",
-    "attention.temperature_scale",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "logit_scale",
-    "embedding_scale",
-    "residual_scale",
-    "use_parallel_residual",
-    "rope.scaling.yarn_log_multiplier",
-)
-
-
 _KINDS = ("full_attention", "sliding_attention")
 
 
-def _typed(value: object, kind: type[T]) -> T | None:
+def typed(value: object, kind: type[T]) -> T | None:
     """The value if it has the type; a whole number serves as a float, a truth value not as a number."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300:
         value = float(value)
@@ -115,7 +65,7 @@ class ModelConfig:
     def need(self, name: str, kind: type[T]) -> T:
         """A required field; CheckpointError names it when it is missing or of another type."""
         value = self.raw.get(name)
-        found = _typed(value, kind)
+        found = typed(value, kind)
         if found is None:
             have = "nothing" if value is None else repr(value)
             raise CheckpointError(
@@ -292,189 +242,3 @@ class ModelConfig:
                 f"{self.file}: {name}: wanted a list of {self.num_layers} of 0 or 1, have {flags!r}", file=self.file
             )
         return (bool(flag) for flag in flags[: self.num_layers])
-
-
-class _Metadata:
-    """The key-values of a GGUF file, checked as they are read."""
-
-    def __init__(self, values: Mapping[str, object], file: str) -> None:
-        self.values, self.file = values, file
-        self.architecture = str(values.get("general.architecture"))
-
-    @overload
-    def get(self, key: str, kind: type[T]) -> T | None: ...
-    @overload
-    def get(self, key: str, kind: type[T], default: T) -> T: ...
-    def get(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """A scalar under the architecture's prefix; a list whose items agree counts as one."""
-        value = self.values.get(f"{self.architecture}.{key}")
-        if isinstance(value, list) and value:
-            if any(item != value[0] for item in value):
-                raise UnsupportedError(f"{self.file}: {self.architecture}.{key} differs between layers")
-            value = value[0]
-        if value is None:
-            return default
-        found = _typed(value, kind)
-        if found is None:
-            self._refuse(key, kind, repr(value))
-        return found
-
-    def need(self, key: str, kind: type[T]) -> T:
-        """A scalar that must be there."""
-        value = self.get(key, kind)
-        if value is None:
-            self._refuse(key, kind, "nothing")
-        return value
-
-    def _refuse(self, key: str, kind: type[T], have: str) -> NoReturn:
-        raise CheckpointError(
-            f"{self.file}: metadata {self.architecture}.{key}: wanted {kind.__name__}, have {have}", file=self.file
-        )
-
-
-def from_gguf(
-    values: Mapping[str, object],
-    tensors: Mapping[str, tuple[str, tuple[int, ...], str]],
-    read: Callable[[str], bytes],
-    file: str,
-) -> Raw:
-    """The configuration of a GGUF file as config.json would have it.
-
-    Args:
-        values: Metadata.
-        tensors: Name to (dtype, shape, file).
-        read: Gives a tensor's values as float32 bytes.
-        file: Path, for messages.
-
-    Raises:
-        CheckpointError: a key is missing or of the wrong type.
-        UnsupportedError: an architecture or a feature that is not supported.
-    """
-    meta = _Metadata(values, file)
-    if meta.architecture not in GGUF_ARCHITECTURES:
-        raise UnsupportedError(
-            f"{file}: GGUF architecture {meta.architecture!r} is not supported; known: {', '.join(GGUF_ARCHITECTURES)}"
-        )
-    for key in _GGUF_REFUSED:
-        if values.get(f"{meta.architecture}.{key}") and key not in _GGUF_ALLOWED.get(meta.architecture, ()):
-            raise UnsupportedError(f"{file}: metadata {meta.architecture}.{key} is not supported")
-    name, interleaved = GGUF_ARCHITECTURES[meta.architecture]
-    window = meta.get("attention.sliding_window", int, 0)
-    if name == "LlamaForCausalLM" and meta.get("expert_count", int, 0):
-        name = "MixtralForCausalLM"
-    elif name == "LlamaForCausalLM" and window:
-        name = "MistralForCausalLM"
-    heads, hidden = meta.need("attention.head_count", int), meta.need("embedding_length", int)
-    head_dim = meta.get("attention.key_length", int, hidden // heads if heads > 0 else 0)
-    if heads < 1 or head_dim < 1:
-        raise CheckpointError(
-            f"{file}: metadata: wanted heads of at least 1 element, have {heads} of {head_dim}", file=file
-        )
-    if meta.get("attention.value_length", int, head_dim) != head_dim:
-        raise UnsupportedError(f"{file}: metadata {meta.architecture}.attention.value_length differs from key_length")
-    raw: Raw = {
-        "architectures": [name],
-        "vocab_size": _vocab_size(meta),
-        "hidden_size": hidden,
-        "intermediate_size": meta.need("feed_forward_length", int),
-        "num_hidden_layers": meta.need("block_count", int),
-        "num_attention_heads": heads,
-        "num_key_value_heads": meta.get("attention.head_count_kv", int, heads),
-        "head_dim": head_dim,
-        **_norm_eps(meta),
-        "max_position_embeddings": meta.need("context_length", int),
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "qkv_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
-        "sliding_window": window or None,
-        "use_sliding_window": window > 0,
-        "max_window_layers": 0,
-        "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
-        "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
-        "rope_parameters": _rope_parameters(meta, head_dim),
-        "rope_interleaved": interleaved,
-    }
-    if meta.get("expert_count", int, 0):
-        raw |= _experts(meta, name)
-    if meta.architecture == "baichuan" and heads == 40:
-        raise UnsupportedError(f"{file}: Baichuan 13B, which has slopes instead of rope, is not supported in this format")
-    raw |= _older(meta, tensors)
-    if "rope_freqs.weight" in tensors:
-        raw["rope_divisors"] = np.frombuffer(read("rope_freqs.weight"), dtype=np.float32)
-    return raw
-
-
-def _norm_eps(meta: _Metadata) -> Raw:
-    """What is added to variances, under all names that families have for it."""
-    is_rms = meta.get("attention.layer_norm_epsilon", float) is None
-    eps = meta.need("attention.layer_norm_rms_epsilon" if is_rms else "attention.layer_norm_epsilon", float)
-    return dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"), eps)
-
-
-def _older(meta: _Metadata, tensors: Mapping[str, object]) -> Raw:
-    """Fields that only older families have."""
-    has_bias = "blk.0.attn_qkv.bias" in tensors
-    if meta.architecture == "gptneox":
-        return {"use_parallel_residual": meta.get("use_parallel_residual", bool, True), "attention_bias": has_bias}
-    if meta.architecture == "mpt":
-        bounds = {"clip_qkv": "attention.clamp_kqv", "alibi_bias_max": "attention.max_alibi_bias"}
-        return {"attn_config": {name: meta.get(key, float) for name, key in bounds.items()}}
-    if meta.architecture == "falcon":
-        n_kv_heads, n_norms = meta.get("attention.head_count_kv", int, 1), 1 + ("blk.0.attn_norm_2.weight" in tensors)
-        is_new = n_kv_heads > 1
-        return {"new_decoder_architecture": is_new, "num_kv_heads": n_kv_heads, "num_ln_in_parallel_attn": n_norms}
-    if meta.architecture == "starcoder2":
-        return {"use_bias": "blk.0.attn_q.bias" in tensors}
-    if meta.architecture == "chatglm":
-        return {"add_qkv_bias": has_bias, "rope_ratio": meta.get("rope.freq_base", float, 10000.0) / 10000.0}
-    return {}
-
-
-def _experts(meta: _Metadata, name: str) -> Raw:
-    """The fields of a mixture of experts."""
-    if name not in _GGUF_NORMALISED:
-        raise UnsupportedError(f"{meta.file}: metadata {meta.architecture}.expert_count is not supported")
-    n_experts, width = meta.need("expert_count", int), meta.need("feed_forward_length", int)
-    return {
-        "num_experts": n_experts,
-        "num_local_experts": n_experts,
-        "num_experts_per_tok": meta.need("expert_used_count", int),
-        "moe_intermediate_size": meta.get("expert_feed_forward_length", int, width),
-        "shared_expert_intermediate_size": meta.get("expert_shared_feed_forward_length", int, width),
-        "norm_topk_prob": _GGUF_NORMALISED[name],
-    }
-
-
-def _vocab_size(meta: _Metadata) -> int:
-    """Number of tokens; the vocab_size key only where the file has no tokenizer."""
-    tokens = meta.values.get("tokenizer.ggml.tokens")
-    return len(tokens) if isinstance(tokens, list) else meta.need("vocab_size", int)
-
-
-def _rope_parameters(meta: _Metadata, head_dim: int) -> Raw:
-    """The rope keys as `rope_parameters` of transformers."""
-    factor = meta.get("rope.scaling.factor", float) or meta.get("rope.scale_linear", float, 0.0)
-    kind = meta.get("rope.scaling.type", str, "linear" if factor else "none")
-    if kind == "longrope":
-        raise UnsupportedError(f"{meta.file}: metadata {meta.architecture}.rope.scaling.type 'longrope' is not supported")
-    parameters: Raw = {
-        "rope_type": "default" if kind == "none" or (kind == "linear" and not factor) else kind,
-        "rope_theta": meta.get("rope.freq_base", float, 10000.0),
-        "partial_rotary_factor": meta.get("rope.dimension_count", int, head_dim) / head_dim,
-        "factor": factor or None,
-    }
-    if kind == "yarn":
-        if meta.get("rope.scaling.yarn_ext_factor", float, 1.0) not in (1.0, -1.0):  # -1: not set
-            raise UnsupportedError(
-                f"{meta.file}: metadata {meta.architecture}.rope.scaling.yarn_ext_factor other than 1"
-            )
-        given = meta.get("rope.scaling.attn_factor", float, 1.0) * meta.get("rope.scaling.yarn_attn_factor", float, 1.0)
-        parameters |= {
-            "factor": factor or 1.0,
-            "original_max_position_embeddings": meta.get("rope.scaling.original_context_length", int),
-            "attention_factor": given * rope.yarn_magnitude(factor),
-            "beta_fast": meta.get("rope.scaling.yarn_beta_fast", float),
-            "beta_slow": meta.get("rope.scaling.yarn_beta_slow", float),
-        }
-    return parameters

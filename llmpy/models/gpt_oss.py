@@ -6,7 +6,6 @@ from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = "gpt-oss-20b, gpt-oss-120b"
-LIMITS = "experts in MXFP4 are for the CPU"
 
 
 @architecture(

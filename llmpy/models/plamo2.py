@@ -7,7 +7,7 @@ from .rope import Rope
 
 CHECKPOINTS = "PLaMo 2 1B and 8B, PLaMo 2 Translate, PLaMo 2.1 2B and 8B"
 REFERENCE = "our own NumPy reference"
-LIMITS = "text alone"
+LIMITS = "text alone; GGUF files do not say their window, so every key is seen there"
 
 
 @architecture(

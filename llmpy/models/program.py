@@ -1,6 +1,6 @@
 """A program as plain data, and what writes it: values, operations and weights under numbers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NoReturn, TypedDict
 
@@ -10,6 +10,7 @@ from ..errors import CheckpointError
 from .config import ModelConfig
 from .pieces import Part, Piece, flat, whole
 from .rope import Floats, Rope
+from .source import Source
 
 Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": list[int], "u": list[int], "f": list[float]})
 
@@ -39,7 +40,7 @@ class Spec(TypedDict):
     values are (width, of, offset), of = -1 for a value of its own; layers are (n_heads, n_kv_heads, head_dim, window);
     states are (pieces, floats of one) of what a recurrent operation keeps for every sequence;
     ignored are patterns of names that a checkpoint may hold without a weight here; reordered says that the file has rows in
-    another order than the checkpoints that updates come from.
+    another order, or other values, than the checkpoints that updates come from.
     """
 
     values: list[tuple[int, int, int]]
@@ -85,15 +86,14 @@ class Writer:
     Args:
         config: The configuration; head_dim is taken from it where a row is seen as heads.
         tensors: The checkpoint's tensors: name to (dtype, shape, file); None: shapes are not checked.
-        to_source: Name in the file for a Hugging Face name.
+        source: Where the file has them.
         file: Path of the checkpoint, for messages.
     """
 
-    def __init__(self, config: ModelConfig, tensors: Tensors | None, to_source: Callable[[str], str], file: str) -> None:
+    def __init__(self, config: ModelConfig, tensors: Tensors | None, source: Source, file: str) -> None:
         self.config, self.head_dim = config, config.head_dim
-        self._tensors, self._to_source, self._file = tensors, to_source, file
-        self.is_gguf = to_source is not str
-        """Whether the tensors are a GGUF file's."""
+        self._tensors, self._file = tensors, file
+        self.source = source
         self._ropes: dict[tuple[bytes, float, bool], int] = {}
         self._matrices: dict[tuple[Piece, ...], int] = {}
         self._embeddings: dict[str, int] = {}
@@ -115,7 +115,8 @@ class Writer:
     def leave_out(self, name: str) -> None:
         """Says that the checkpoint may hold NAME.weight and NAME.bias without use."""
         for kind in ("weight", "bias"):
-            self._used.setdefault(self._to_source(f"{name}.{kind}"), set())
+            for place in self.source.places(f"{name}.{kind}"):
+                self._used.setdefault(place, set())
 
     def constant(self, values: Sequence[float] | Floats) -> int:
         """A vector of values that are no tensor of the checkpoint, as a weight of `emit`: slopes of ALiBi, for example."""
@@ -211,21 +212,32 @@ class Writer:
             self._add("matrix", [self._part(op, piece) for piece in key], cols)
         return self._matrices[key]
 
-    def n_dims(self, name: str) -> int:
-        """How many dimensions a tensor has in the checkpoint, 2 where there is none."""
-        found = (self._tensors or {}).get(self._to_source(name))
-        return 2 if found is None else len(found[1])
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The shape that a tensor has in the checkpoint; None: there is none."""
+        places = self.source.places(name)
+        found = (self._tensors or {}).get(places[0]) if len(places) == 1 else None
+        return None if found is None else tuple(found[1])
+
+    def n_dims(self, name: str, default: int = 2) -> int:
+        """How many dimensions a tensor has in the checkpoint, or so many where there is none."""
+        shape = self.shape_of(name)
+        return default if shape is None else len(shape)
 
     def scalar_shape(self, name: str, n_dims: int) -> tuple[int, ...]:
         """The shape of one element as the checkpoint has it: [1] or []; without a checkpoint of so many dimensions."""
-        found = (self._tensors or {}).get(self._to_source(name))
-        return (1,) * (n_dims if found is None else len(found[1]))
+        shape = self.shape_of(name)
+        return (1,) * (n_dims if shape is None else len(shape))
 
     def vector(
         self, op: str, pieces: Sequence[Piece | tuple[str, int] | tuple[str, tuple[int, ...]]], offset: float = 0.0
     ) -> int:
         """A weight of pieces, whole tensors NAME [n], or of any other shape, whose elements are taken as they lie."""
         whole_ones = [p if isinstance(p, Piece) else flat(*p) for p in pieces]
+        values = [self.source.values(piece.name) for piece in whole_ones]
+        if any(each is not None for each in values):
+            return self._remade(op, whole_ones, [each for each in values if each is not None])
+        if offset and self.source.has_offsets:
+            offset, self.spec["reordered"] = 0.0, True
         self._add("vector", [self._part(op, piece) for piece in whole_ones], 1, offset)
         return len(self.spec["weights"]) - 1
 
@@ -240,35 +252,75 @@ class Writer:
         }  # fmt: skip
         self.spec["weights"].append(weight)
 
+    def _remade(self, op: str, pieces: Sequence[Piece], values: Sequence[Floats]) -> int:
+        """A vector of tensors that the file keeps as something else."""
+        made = np.concatenate(values)
+        if made.size != sum(piece.rows for piece in pieces):
+            self.refuse(op, pieces[0].name, f"wanted {sum(piece.rows for piece in pieces)} values, have {made.size}")
+        for piece in pieces:
+            self._used.update((place, {0}) for place in self.source.places(piece.name))
+        self.spec["reordered"] = True
+        return self.constant(made)
+
     def _part(self, op: str, piece: Piece) -> Part:
         """A part of a weight, its tensor's shape compared with the checkpoint's."""
-        shape, source = piece.shape, self._to_source(piece.name)
-        if min([*shape, piece.rows]) < 1:
-            self.refuse(op, piece.name, f"wanted sizes of at least 1, have {list(shape)}")
-        if self._tensors is not None:
-            if source not in self._tensors:
-                raise CheckpointError(
-                    f"{self._file}: tensor {source}, needed by {op} of {self.config.architecture}: "
-                    f"wanted {list(shape)}, have nothing; hf_overrides can correct the configuration",
-                    file=self._file,
-                    tensor=source,
-                )
-            _, have, file = self._tensors[source]
-            if self.is_gguf and shape == (1, *have):  # such files have no leading ones
-                shape = tuple(have)
-            if tuple(have) != shape:
-                raise CheckpointError(
-                    f"{file}: tensor {source}, used by {op} of {self.config.architecture}: "
-                    f"wanted {list(shape)}, have {list(have)}; hf_overrides can correct the configuration",
-                    file=file,
-                    tensor=source,
-                )
+        if min([*piece.shape, piece.rows]) < 1:
+            self.refuse(op, piece.name, f"wanted sizes of at least 1, have {list(piece.shape)}")
+        source, shape, base = self._place(op, piece)
         inner = piece.rows if piece.inner is None else piece.inner
         stride = max(piece.stride, inner)
-        if piece.base in self._used.setdefault(source, set()):
+        if base in self._used.setdefault(source, set()):
             self.refuse(op, piece.name, "the tensor is used already")
-        self._used[source].add(piece.base)
-        return Part(piece.name, source, piece.rows, shape, piece.base, inner, stride, piece.transposed)
+        self._used[source].add(base)
+        return Part(piece.name, source, piece.rows, shape, base, inner, stride, piece.transposed)
+
+    def _place(self, op: str, piece: Piece) -> tuple[str, tuple[int, ...], int]:
+        """Where a piece lies: a tensor of the file, its shape, and the first row in it."""
+        places = self.source.places(piece.name)
+        if not places:
+            raise CheckpointError(
+                f"{self._file}: GGUF has no name for tensor {piece.name}", file=self._file, tensor=piece.name
+            )
+        if self._tensors is None:
+            return places[0], piece.shape, piece.base
+        wanted, base = piece.shape, piece.base
+        found = [self._found(op, place, wanted) for place in places]
+        if len(places) == 1:
+            return places[0], self._checked(op, places[0], wanted, found[0]), base
+        self.spec["reordered"] = True
+        first, number = 0, 0
+        while number + 1 < len(places) and base >= first + found[number][0]:
+            first, number = first + found[number][0], number + 1
+        rows = found[number][0] if sum(have[0] for have in found) == wanted[0] else wanted[0]
+        shape = self._checked(op, places[number], (rows, *wanted[1:]), found[number])
+        if base - first + piece.rows > rows:
+            self.refuse(op, piece.name, f"wanted rows of one of {', '.join(places)}")
+        return places[number], shape, base - first
+
+    def _found(self, op: str, source: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a tensor that must be there."""
+        tensors = self._tensors or {}
+        if source not in tensors:
+            raise CheckpointError(
+                f"{self._file}: tensor {source}, needed by {op} of {self.config.architecture}: "
+                f"wanted {list(wanted)}, have nothing; hf_overrides can correct the configuration",
+                file=self._file,
+                tensor=source,
+            )
+        return tuple(tensors[source][1])
+
+    def _checked(self, op: str, source: str, wanted: tuple[int, ...], have: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in the file, if it is the one that is wanted; GGUF files have ones, or lack them, where they like."""
+        is_same = [n for n in have if n != 1] == [n for n in wanted if n != 1] if self.source.is_gguf else have == wanted
+        if not is_same:
+            file = (self._tensors or {})[source][2]
+            raise CheckpointError(
+                f"{file}: tensor {source}, used by {op} of {self.config.architecture}: "
+                f"wanted {list(wanted)}, have {list(have)}; hf_overrides can correct the configuration",
+                file=file,
+                tensor=source,
+            )
+        return have
 
     def finish(self, ignore: Sequence[str]) -> Spec:
         """The complete program; CheckpointError for a tensor that it does not use and no pattern ignores."""

@@ -6,7 +6,7 @@ from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = "Qwen3-Next-80B-A3B"
-LIMITS = "layers that only predict further tokens are left out"
+LIMITS = "layers that only predict further tokens are left out; GGUF files of the first layout (`ssm_in`) are refused"
 
 
 @architecture(

@@ -20,7 +20,6 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
 
 from llmpy import _core, models  # noqa: E402
-from llmpy.models.gguf_names import to_gguf  # noqa: E402
 from llmpy.models.interpret import Interpreter  # noqa: E402
 
 BASE = {
@@ -170,6 +169,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "apertus": ("Apertus", {"attention_bias": True}),
     "plamo2": ("Plamo2", {"rope_local_theta": 5000.0, "full_attention_idx": [3], "rope_theta": 20000.0}),
     "plamo2-untied": ("Plamo2", {"tie_word_embeddings": False, "num_hidden_layers": 3, "mamba_step": 8}),
+    "plamo3": ("Plamo3", {"num_hidden_layers": 2, "sliding_window_pattern": 2}),
     "mamba": ("Mamba", {"hidden_size": 32, "state_size": 8, "time_step_rank": 4}),
     "mamba-bias": ("Mamba", {"hidden_size": 24, "state_size": 5, "use_bias": True, "use_conv_bias": False, "conv_kernel": 3}),
     "falcon_mamba": ("FalconMamba", {"hidden_size": 32, "state_size": 8, "time_step_rank": 4, "mixer_rms_eps": 1e-3}),
@@ -311,10 +311,10 @@ SLOW = {
     "gptj", "opt", "mpt", "falcon-rw",
     "deepseek2-groups", "deepseek3-halves",
     "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe",
-    "ernie4_5_moe-bias", "granite_moe", "llama4-plain",
+    "ernie4_5_moe-bias", "granite_moe", "llama4-plain", "plamo3",
 }  # fmt: skip
 # Families that transformers lacks: a file with our own reference, and its class.
-REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2")}
+REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2"), "Plamo3": own_class("plamo3_reference", "Plamo3")}
 RENAMED = ("InternLM2", "Qwen1", "ChatGlm3", "Baichuan7B", "Baichuan13B")
 REFERENCES |= {name: own_class("renamed_reference", name) for name in RENAMED}
 CLASSES = {"GPT2": "GPT2LMHeadModel"}  # whose name is not the family's with "ForCausalLM"
@@ -537,6 +537,7 @@ def write_gguf(source: Tiny, path: Path, kind: str, *, metadata: Mapping[str, ob
     family = str(cfg["model_type"])
     arch = "llama" if family in ("mistral", "mixtral") else family.replace("_moe", "moe")
     writer, random = gguf.GGUFWriter(path, arch), np.random.default_rng(3)
+    names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch), cfg["num_hidden_layers"])
     heads = {"q_proj": int(cfg["num_attention_heads"]), "k_proj": int(cfg["num_key_value_heads"])}
     writer.add_block_count(cfg["num_hidden_layers"])
     writer.add_context_length(cfg["max_position_embeddings"])
@@ -566,13 +567,13 @@ def write_gguf(source: Tiny, path: Path, kind: str, *, metadata: Mapping[str, ob
     for name, values in gguf_tensors(source.model):
         if name == "lm_head.weight" and cfg["tie_word_embeddings"]:
             continue
-        projection = name.split(".")[-2]
+        projection, place = name.split(".")[-2], names.get_name(name, try_suffixes=(".weight", ".bias"))
         if arch == "llama" and projection in heads:
             values = permuted(values, heads[projection])
         if values.ndim > 1 and min(values.shape) > 1:
-            writer.add_tensor(to_gguf(name), quantised(values, kind, random), raw_dtype=gguf.GGMLQuantizationType[kind])
+            writer.add_tensor(place, quantised(values, kind, random), raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
-            writer.add_tensor(to_gguf(name), values)
+            writer.add_tensor(place, values)
     if cfg["rope_parameters"]["rope_type"] == "llama3":
         plain = 1 / 10000.0 ** (np.arange(0, 16, 2) / 16)
         writer.add_tensor(
@@ -628,7 +629,8 @@ class Engine:
             **core_options(device),
             **{"num_threads": 2, "dtype": "auto", "kv_dtype": "float32"},
             **{"activation_dtype": "float", "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 512},
-            **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None, "fit_model_len": False},
+            **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None, "dummy_mxfp4": False},
+            **{"fit_model_len": False},
         }
         self.model = _core.Model(compiled.spec, self.checkpoint, {**settings, **options})
         rules = {

@@ -24,8 +24,12 @@ def test_families_agree(case, tiny, device, capsys) -> None:
 
 @pytest.mark.slow
 def test_every_family_agrees(case, tiny, capsys) -> None:
-    assert cli.main(["compare", str(tiny(case).directory), "--ids", IDS, "--device", "cpu"]) == 0
-    assert "no difference above 0.0001 in " in capsys.readouterr().out
+    from transformers import CONFIG_MAPPING
+
+    is_known = tiny(case).config.get("model_type") in CONFIG_MAPPING
+    assert cli.main(["compare", str(tiny(case).directory), "--ids", IDS, "--device", "cpu"]) == (0 if is_known else 1)
+    shown = capsys.readouterr()
+    assert "no difference above 0.0001 in " in shown.out if is_known else "so there is nothing beside it" in shown.err
 
 
 def wrong(cfg: ModelConfig, m: Model) -> None:

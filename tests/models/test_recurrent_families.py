@@ -39,3 +39,20 @@ def test_a_crowd_equals_lone_runs(case, tiny, device):
             assert stats.state_snapshots_taken > 0 and stats.allocations_since_warmup == 0
             assert stats.prefix_cache_hits > 0 or pages == 2 * least  # where what runs leaves no room
             llm.check()
+
+
+@pytest.mark.parametrize("case", ["plamo2", "qwen3_next"])
+def test_most_of_a_shared_prefix_hits(case, tiny, device):
+    """480 of 512 tokens are shared: from the third prompt on at least 90 % of them hit; snapshots are counted."""
+    path = tiny(case, max_position_embeddings=1024).directory
+    rng = np.random.default_rng(5)
+    shared = rng.integers(3, 90, 480).tolist()
+    batch = [shared + rng.integers(3, 90, 32).tolist() for _ in range(5)]
+    common = {"skip_tokenizer_init": True, "max_model_len": 600, "device": device, "kv_cache_memory_bytes": 64 << 20}
+    with LLM(path, enable_prefix_caching=False, **common) as llm:
+        alone = [bits(llm.generate([p], [params(i)], use_tqdm=False)[0]) for i, p in enumerate(batch)]
+    with LLM(path, **common) as llm:
+        outputs = [llm.generate([p], [params(i)], use_tqdm=False)[0] for i, p in enumerate(batch)]
+        assert [bits(output) for output in outputs] == alone
+        assert min(output.num_cached_tokens for output in outputs[2:]) >= 0.9 * 480
+        assert 0 < llm.stats().state_snapshot_bytes < 64 << 20

@@ -319,3 +319,26 @@ def test_released_models(name):
     assert compiled.config.max_position_embeddings == length
     assert sorted({window for *_, window in compiled.spec["layers"]}) == windows
     assert len(compiled.spec["ropes"]) == n_ropes
+
+
+@pytest.mark.parametrize(
+    ("total", "hidden", "layers", "heads", "kv_heads", "mamba_heads", "inner"),
+    [(1291441920, 2048, 16, 16, 1, 32, 8192), (9118372864, 4096, 32, 32, 4, 64, 16384)],
+)
+def test_plamo2_in_closed_form(total, hidden, layers, heads, kv_heads, mamba_heads, inner):
+    """Its parameters and the bytes of its states, counted from the formulas of its layers: half of them recur."""
+    size, states, taps, vocab = 128, 64, 4, 100000
+    width, rank = mamba_heads * size, max(64, hidden // 16)
+    mamba = 3 * width * hidden + width * taps + width * (rank + 2 * states) + rank * mamba_heads + 3 * mamba_heads
+    mamba += rank + 2 * states
+    attention = 2 * (heads + kv_heads) * size * hidden + (heads + kv_heads) * size
+    both = 3 * hidden * inner + 4 * hidden
+    assert layers // 2 * (mamba + attention + 2 * both) + vocab * hidden + hidden == total
+    config = {
+        "architectures": ["Plamo2ForCausalLM"], "vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "mamba_num_heads": mamba_heads,
+        "intermediate_size": inner,
+    }  # fmt: skip
+    spec = models.load(SimpleNamespace(kind="hf", directory="hub", weights=[], config=config), None).spec
+    assert sum(weight["rows"] * weight["cols"] for weight in spec["weights"]) == total
+    assert sum(pieces * floats for pieces, floats in spec["states"]) == layers // 2 * width * (states + taps - 1)

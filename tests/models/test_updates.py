@@ -81,18 +81,36 @@ def test_gguf(tiny, gguf_of, prompts, device, tmp_path):
     llm.close()
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", pytest.param("granite_moe", marks=pytest.mark.slow)])
-def test_experts_under_the_names_of_the_checkpoint(case, tiny, prompts, device):
-    """transformers keeps the experts of most families stacked in memory; updates take what its files have."""
+MIXTURES = ["granite_moe", "glm4_moe", "ernie4_5_moe-bias", "jamba", "nemotron_h", "nemotron_h-latent", "gpt_oss", "llama4"]
+MIXTURES += ["qwen3_next"]
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", *(pytest.param(case, marks=pytest.mark.slow) for case in MIXTURES)])
+def test_experts_under_the_names_of_the_checkpoint_and_of_the_memory(case, tiny, prompts, device):
+    """transformers keeps the experts of most families stacked in memory, its files have them one by one."""
     from safetensors.torch import load_file
 
     model = tiny(case)
     fresh = LLM(model.directory, device=device, **OPTIONS)
-    llm = LLM(model.directory, device=device, load_format="dummy", **OPTIONS)
-    before = outcome(llm, prompts)
-    report = llm.update_weights(load_file(model.directory / "model.safetensors"))
-    assert report.missing == []
-    assert outcome(llm, prompts) == outcome(fresh, prompts) != before
-    assert llm.weight_checksum() == fresh.weight_checksum()
+    wanted = outcome(fresh, prompts)
+    state = model.model.state_dict()
+    for source in (load_file(model.directory / "model.safetensors"), state, iter(state.items())):
+        llm = LLM(model.directory, device=device, load_format="dummy", **OPTIONS)
+        before = outcome(llm, prompts)
+        assert llm.update_weights(source).missing == []
+        assert outcome(llm, prompts) == wanted != before
+        assert llm.weight_checksum() == fresh.weight_checksum()
+        llm.close()
     fresh.close()
+
+
+def test_half_of_the_experts_are_not_all(tiny, device):
+    """A stacked tensor of too few experts, and an update without one of the two, are refused by name."""
+    state = tiny("mixtral").model.state_dict()
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    llm = LLM(tiny("mixtral").directory, device=device, **OPTIONS)
+    with pytest.raises(WeightUpdateError, match=r"layers\.1\.mlp\.experts\.gate_up_proj"):
+        llm.update_weights({**state, name: state[name][:2]})
+    with pytest.raises(WeightUpdateError, match=r"layers\.1\.block_sparse_moe\.experts\.0\.w1\.weight"):
+        llm.update_weights({other: tensor for other, tensor in state.items() if other != name})
     llm.close()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmpy.errors import CheckpointError
+from llmpy.gguf_tokenizer import from_metadata
 from llmpy.plamo_tokenizer import PlamoTokenizer
 from llmpy.tokenizer import load_tokenizer
 
@@ -134,3 +135,21 @@ def test_long_texts_are_cut_fast() -> None:
     ids = tokenizer.encode(text).ids
     assert time.process_time() - before < 5e-6 * len(text) * 4
     assert tokenizer.texts(()).decode(ids, False) == text
+
+
+def test_a_vocabulary_of_a_gguf_file() -> None:
+    """The same ids as tokenizer.jsonl gives, special tokens cut out of the text."""
+    kinds = {"NORMAL": 1, "UNKNOWN": 2, "CONTROL": 3, "BYTE": 6}
+    metadata = {
+        "tokenizer.ggml.model": "plamo2", "tokenizer.ggml.tokens": [line[0] for line in LINES],
+        "tokenizer.ggml.scores": [line[1] for line in LINES], "tokenizer.ggml.token_type": [kinds[line[2]] for line in LINES],
+        "tokenizer.ggml.add_bos_token": True,
+    }  # fmt: skip
+    tokenizer, plain = from_metadata(metadata, "vocabulary.gguf"), made(bos=1)
+    for text in ("abcab", "日本語 a", "é\n<0xabc", "", "xy" * 20):
+        ids = tokenizer.encode(text)
+        assert ids == plain.encode(text).ids
+        assert tokenizer.decode(ids[1:]) == text
+    assert tokenizer.encode("a<|plamo:op|>a").count(4) == 1
+    with pytest.raises(CheckpointError, match="scores"):
+        from_metadata({**metadata, "tokenizer.ggml.scores": [0.0]}, "vocabulary.gguf")

@@ -1,0 +1,117 @@
+"""What a table of a GGUF architecture has, and the few things that several of them compute."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .metadata import Metadata
+
+Field = str | int | float | bool | Callable[[Metadata], object]
+Fields = Mapping[str, Field]
+Names = Mapping[str, str | tuple[str, ...]]
+
+# What stands behind "model.layers.N." in Hugging Face checkpoints, and behind "blk.N." in GGUF files. A stem is followed by
+# ".weight" or ".bias" in both; what ends with "weight", "A_log", "D" or "bias" itself is a whole name.
+USUAL: Names = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+USUAL_OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How the files of an architecture differ from the checkpoints that they were made of.
+
+    Attributes:
+        name: general.architecture.
+        architecture: The Hugging Face class with these tensors.
+        when: Which of the files of that name; None: all that no table before takes.
+        fields: Of the configuration, besides the usual ones: a metadata key, a value, or what computes it.
+        rope: Parameters of its rope that no key has.
+        layers: What the names of a layer's tensors begin with, "#" for its number.
+        names: What follows there, besides the usual: the stem or the whole name in the file, or several below each other.
+        outer: The stems of tensors of no layer, besides the usual.
+        metadata: Tensors of one element a layer that are lists in the metadata: what follows `layers` -> the whole key.
+        interleaved: Whether rows of q and k are ordered for interleaved rope.
+        has_offsets: Whether the weights of norms have their offsets already.
+        grouped: Modules of several parts whose rows go head by head, as in the checkpoint.
+    """
+
+    name: str
+    architecture: str
+    when: Callable[[Metadata], bool] | None = None
+    fields: Fields = field(default_factory=dict)
+    rope: Mapping[str, object] = field(default_factory=dict)
+    layers: str = "model.layers.#."
+    names: Names = field(default_factory=dict)
+    outer: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+    has_offsets: bool = False
+    grouped: Sequence[str] = ()
+
+
+def has(tensor: str) -> Callable[[Metadata], bool]:
+    """Whether the file has a tensor; "#" stands for any layer."""
+    return lambda meta: meta.has(tensor)
+
+
+def given(key: str) -> Callable[[Metadata], bool]:
+    """Whether a key is there and not zero."""
+    return lambda meta: bool(meta.raw(key))
+
+
+def kinds(key: str, other: str, zero: str) -> Callable[[Metadata], list[str]]:
+    """The kind of every layer by whether its value of a key is zero."""
+    return lambda meta: [other if value else zero for value in meta.each(key)]
+
+
+def layer_types(meta: Metadata) -> list[str] | None:
+    """Which layers have the window, by a truth value for each, or but for every so-many-th; None: as the family has it."""
+    pattern = meta.raw("attention.sliding_window_pattern")
+    if not pattern or not meta.raw("attention.sliding_window"):
+        return None
+    step = pattern if isinstance(pattern, int) else 1
+    slides = meta.each("attention.sliding_window_pattern") if isinstance(pattern, list) else [
+        (layer + 1) % step > 0 for layer in range(meta.n_layers)
+    ]  # fmt: skip
+    return ["sliding_attention" if each else "full_attention" for each in slides]
+
+
+def needed(key: str) -> Callable[[Metadata], float]:
+    """The number of a key that must be there."""
+    return lambda meta: meta.need(key, float)
+
+
+def or_else(key: str, default: object) -> Callable[[Metadata], object]:
+    """The value of a key, or of the field where the file has none."""
+    return lambda meta: default if meta.raw(key) is None else meta.raw(key)
+
+
+def ratio(key: str, by: str) -> Callable[[Metadata], int]:
+    """A whole number divided by another."""
+    return lambda meta: meta.need(key, int) // max(meta.need(by, int), 1)
+
+
+def score_scale(meta: Metadata) -> float:
+    """The factor on scores: that of the file, or that of the size of a head."""
+    heads = max(meta.need("attention.head_count", int), 1)
+    head_dim = meta.get("attention.key_length", int, meta.need("embedding_length", int) // heads)
+    return float(meta.get("attention.scale", float, 0.0) or head_dim**-0.5)

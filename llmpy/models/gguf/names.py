@@ -1,0 +1,73 @@
+"""From the names of Hugging Face checkpoints to the tensors of a GGUF file, by a family's table."""
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..rope import Floats
+from ..source import Source
+from .family import USUAL, USUAL_OUTER, Family, Names
+from .metadata import Metadata
+
+# Tensors that hold no weight: the configuration reads the first three, the others repeat what the metadata says.
+NO_WEIGHTS = (
+    "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "blk.*.attn_rot_embd",
+    "blk.*.rope_freqs.weight",
+)  # fmt: skip
+DECAY = "A_log"  # of which such files have -exp
+
+
+class GgufSource(Source):
+    """The tensors of a GGUF file.
+
+    Args:
+        family: Its table.
+        meta: What the file says.
+        read: Gives a tensor's values as float32 bytes.
+    """
+
+    is_gguf = True
+
+    def __init__(self, family: Family, meta: Metadata, read: Callable[[str], bytes]) -> None:
+        self.family, self.has_offsets = family, family.has_offsets
+        self._meta, self._read = meta, read
+        self._inner, self._outer = {**USUAL, **family.names}, {**USUAL_OUTER, **family.outer}
+        self._layer = re.compile(re.escape(family.layers).replace(r"\#", r"(\d+)") + "(.+)")
+
+    def places(self, name: str) -> Sequence[str]:
+        inside = self._layer.fullmatch(name)
+        if inside is None:
+            return _lookup(self._outer, name)
+        return [f"blk.{inside[1]}.{place}" for place in _lookup(self._inner, inside[2])]
+
+    def values(self, name: str) -> Floats | None:
+        inside = self._layer.fullmatch(name)
+        if inside is None:
+            return None
+        key = self.family.metadata.get(inside[2])
+        if key is not None:
+            given = self._meta.values.get(key)
+            return np.asarray(given[int(inside[1])] if isinstance(given, list) else given, np.float32).reshape(1)
+        if not name.endswith(DECAY):
+            return None
+        with np.errstate(all="ignore"):
+            return np.log(-np.frombuffer(self._read(self.places(name)[0]), np.float32))
+
+    def keeps_groups(self, name: str) -> bool:
+        inside = self._layer.fullmatch(name)
+        return inside is not None and inside[2] in self.family.grouped
+
+
+def _lookup(table: Names, name: str) -> list[str]:
+    """Whole names in the file for a name, itself in the table or its stem."""
+    if name in table:
+        return list(_several(table[name]))
+    stem, _, kind = name.rpartition(".")
+    if stem not in table or kind not in ("weight", "bias"):
+        return []
+    return [f"{place}.{kind}" for place in _several(table[stem])]
+
+
+def _several(place: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (place,) if isinstance(place, str) else place

@@ -1,0 +1,91 @@
+"""GGUF files of the families: the logits of the checkpoint that each was made of, and llama.cpp's of the same file."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmpy import LLM, SamplingParams, UnsupportedError
+
+pytest.importorskip("gguf")
+
+spec = importlib.util.spec_from_file_location("gguf_files", Path(__file__).with_name("gguf_files.py"))
+gguf_files = sys.modules["gguf_files"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(gguf_files)
+KINDS = gguf_files.KINDS
+
+BOUND = 1e-4
+DEFAULT = ("gemma2", "olmo3", "deepseek3", "gpt_oss", "granite_hybrid", "qwen3_next", "plamo2", "falcon_h1", "llama4")
+
+
+@pytest.fixture()
+def file_of(tiny, host_checkpoint, tmp_path):
+    """file_of(case, dtype, **fields) -> a tiny model and its GGUF file."""
+
+    def make(case: str, dtype: str = "F32", **fields: object) -> tuple[object, Path]:
+        kind = KINDS[case]
+        model = tiny(kind.case, **kind.fields, **fields)
+        tensors = {name: x for name, (_, x) in host_checkpoint(sorted(model.directory.glob("*.safetensors")))._data.items()}
+        return model, gguf_files.write(kind, model.config, tensors, tmp_path / f"{case}-{dtype}.gguf", dtype)
+
+    return make
+
+
+@pytest.mark.parametrize("case", [case if case in DEFAULT else pytest.param(case, marks=pytest.mark.slow) for case in KINDS])
+def test_logits(case, file_of, oracle, prompts, error_of):
+    model, path = file_of(case)
+    assert error_of(oracle(path).logits(prompts[2]), model.logits(prompts[2])) <= BOUND
+
+
+def llama_cpp_logits(path: Path, ids: list[int]) -> np.ndarray:
+    """Those of all positions, with float32 in the cache."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    model = llama_cpp.Llama(
+        str(path), n_ctx=128, n_batch=128, logits_all=True, verbose=False, n_threads=2, swa_full=True, type_k=0, type_v=0,
+        flash_attn=False,
+    )  # fmt: skip
+    model.eval(ids)
+    return np.array(model.scores[: len(ids)], np.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case, kind in KINDS.items() if kind.bound is not None])
+def test_llama_cpp_reads_the_same(case, file_of, oracle, prompts, error_of):
+    """The same file in llama.cpp: near logits, and so its greedy tokens where two are not as near as that."""
+    _, path = file_of(case)
+    ours, theirs = oracle(path).logits(prompts[2]), llama_cpp_logits(path, prompts[2])
+    assert error_of(theirs, ours) <= KINDS[case].bound
+    best, chosen = ours.max(-1), ours[np.arange(len(ours)), theirs.argmax(-1)]
+    assert (best - chosen <= 2 * KINDS[case].bound * np.abs(ours).max()).all()
+
+
+@pytest.mark.parametrize("case", ["deepseek3", pytest.param("plamo2", marks=pytest.mark.slow)])
+def test_in_the_engine(case, file_of, prompts, device):
+    """The tokens of the checkpoint; quantised rows; no updates, whose tensors are others."""
+    options = {"device": device, "skip_tokenizer_init": True, "kv_cache_memory_bytes": "8MiB", "generation_config": "none"}
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    model, path = file_of(case)
+    with LLM(model.directory, **options) as llm:
+        wanted = [out.outputs[0].token_ids for out in llm.generate(prompts[:3], greedy)]
+    with LLM(path, **options) as llm:
+        assert [out.outputs[0].token_ids for out in llm.generate(prompts[:3], greedy)] == wanted
+        with pytest.raises(UnsupportedError, match="in its own way"):
+            llm.begin_update()
+
+
+@pytest.mark.parametrize(("case", "dtype", "fields"), [
+    ("gpt_oss", "MXFP4", {"intermediate_size": 64}), ("deepseek3", "Q8_0", {"kv_lora_rank": 32, "qk_nope_head_dim": 32,
+     "v_head_dim": 32, "q_lora_rank": 32, "moe_intermediate_size": 32}),
+])  # fmt: skip
+def test_quantised_rows(case, dtype, fields, file_of, oracle, prompts, tmp_path):
+    """The engine's first tokens are those of the exact values of the blocks."""
+    _, path = file_of(case, dtype, **fields)
+    options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "8MiB", "generation_config": "none"}
+    mine = oracle(path)
+    with LLM(path, **options) as llm:
+        for prompt in prompts[:3]:
+            out = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))[0]
+            logits = mine.logits(prompt)[-1]
+            assert logits.max() - logits[out.outputs[0].token_ids[0]] <= 0.02 * np.abs(logits).max()
