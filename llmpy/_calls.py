@@ -61,6 +61,17 @@ def new_request(
     return request
 
 
+def check_submissions(submissions: Sequence[Submission], on_error: str) -> None:
+    """Raises what is wrong with the first bad request, if errors are to be raised."""
+    if on_error not in ("raise", "return"):
+        message = f"on_error must be 'raise' or 'return', got {on_error!r}."
+        raise InvalidRequestError(message, parameter="on_error", value=on_error)
+    if on_error == "raise":
+        for request, _ in submissions:
+            if request.error is not None:
+                raise request.error
+
+
 def run(
     driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str, collect: Callable[[], Any]
 ) -> None:
@@ -73,13 +84,7 @@ def run(
         on_error: "raise" or "return".
         collect: Makes the outputs, for an interruption.
     """
-    if on_error not in ("raise", "return"):
-        message = f"on_error must be 'raise' or 'return', got {on_error!r}."
-        raise InvalidRequestError(message, parameter="on_error", value=on_error)
-    if on_error == "raise":
-        for request, _ in submissions:
-            if request.error is not None:
-                raise request.error
+    check_submissions(submissions, on_error)
     requests = [request for request, _ in submissions]
     try:
         with Progress(use_tqdm, len(requests), lambda: _counts(driver)) as progress:
@@ -131,6 +136,54 @@ def generate(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqd
     if on_error == "raise":
         raise_failure(outputs)
     return outputs
+
+
+def as_completed(
+    driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str, keep: object
+) -> Iterator[RequestOutput]:
+    """Outputs as their requests finish, those that end together in the order of the prompts.
+
+    Closing or dropping the iterator aborts the others. The engine advances only inside `next()`.
+
+    Args:
+        driver: The engine.
+        submissions: Checked, not yet submitted.
+        use_tqdm, on_error: As in `LLM.generate`.
+        keep: Lives as long as the iterator.
+    """
+    requests = [request for request, _ in submissions]
+    pending = requests
+    try:
+        with Progress(use_tqdm, len(requests), lambda: _counts(driver)) as progress:
+            with driver.driving():
+                _submit(driver, submissions, on_error)
+            while pending:
+                done = [request for request in pending if request.finished]  # somebody else may have driven meanwhile
+                pending = [request for request in pending if not request.finished] if done else pending
+                progress.update(len(done))
+                for request in done:
+                    if request.error is None or on_error == "return":
+                        yield request.output()
+                if not done:
+                    _advance_some(driver, pending, requests)
+        if on_error == "raise":
+            raise_failure(RequestOutputs([request.output() for request in requests]))
+    finally:
+        for request in pending:
+            if not request.finished and request.number >= 0:
+                driver.forget(request)
+
+
+def _advance_some(driver: Driver, pending: Sequence[Request], requests: Sequence[Request]) -> None:
+    """Runs until one of the pending requests may have finished, or a short time is over."""
+    with driver.driving():
+        try:
+            driver.advance(until_finished=not any(request.match_stops for request in pending))
+            if not driver.engine.has_unfinished() and not any(request.finished for request in pending):
+                raise RuntimeError(f"engine lost {len(pending)} requests")
+        except KeyboardInterrupt:
+            driver.drop(pending)
+            raise GenerationInterrupted(partial=RequestOutputs([request.output() for request in requests])) from None
 
 
 def score(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str) -> list[ScoreOutput]:

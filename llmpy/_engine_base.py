@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from . import hardware
@@ -16,7 +17,7 @@ from .config import EngineConfig
 from .errors import InvalidRequestError, LlmpyError, UnsupportedError
 from .inputs import Prompt
 from .options import check_keywords
-from .outputs import EngineStats, Histogram, StepRecord
+from .outputs import EngineStats, Histogram, KvEvent, StepRecord
 from .sampling_params import SamplingParams, default_params
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 DEFAULT_MAX_TOKENS = 256
 _FINISH_NAMES = {
-    "stop": ("eos", "stop_id", "stop_string"),
+    "stop": ("eos", "stop_id", "stop_string", "grammar"),
     "length": ("length",),
     "abort": ("abort",),
     "error": ("error",),
@@ -98,6 +99,7 @@ class EngineBase(ABC):
         max_loras: int = 1,
         max_lora_rank: int = 16,
         max_queued_requests: int | None = None,
+        kv_event_capacity: int = 0,
         pipeline_parallel_size: int = 1,
         speculative_config: Mapping[str, Any] | None = None,
         use_tqdm_on_load: UseTqdm = None,
@@ -160,6 +162,10 @@ class EngineBase(ABC):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What holds without `sampling_params`: the model's generation_config.json; 256 tokens unless it says."""
+        return self._default_params
+
+    @cached_property
+    def _default_params(self) -> SamplingParams:
         return default_params(self._frontend.generation_defaults, DEFAULT_MAX_TOKENS)
 
     @property
@@ -280,6 +286,20 @@ class EngineBase(ABC):
         found["kv_usage"] = 1 - found.get("kv_blocks_free", 0) / total if total else 0.0
         return EngineStats(**found)
 
+    def kv_events(self, start: int = 0) -> tuple[int, list[KvEvent]]:
+        """What the prefix cache has gained and lost, of steps whose results are there.
+
+        Args:
+            start: Number of the first event that is wanted; 0 is the first of all.
+
+        Returns:
+            The number to go on with, and events in order, at most 64. Numbers that are missing were lost: the ring of
+            `kv_event_capacity` events was read too late.
+        """
+        self._driver.check()
+        number, events = self._driver.engine.kv_events(start)
+        return number, [KvEvent(*event) for event in events]
+
     def step_log(self, n: int = 100) -> list[StepRecord]:
         """The engine's last steps; it remembers 4096.
 
@@ -301,8 +321,9 @@ class EngineBase(ABC):
         """Distributions over everything that has run so far, counted in fixed buckets.
 
         Returns:
-            By name: seconds in `time_to_first_token_s`, `time_per_output_token_s`, `end_to_end_s`, `queue_s`; tokens in
-            `prompt_tokens`, `output_tokens`.
+            By name: seconds in `time_to_first_token_s`, `time_per_output_token_s`, `end_to_end_s`, `queue_s`, `prefill_s`,
+            `decode_s`, `inference_s` (from the first step to the end), `inter_token_s`; numbers in `prompt_tokens`,
+            `output_tokens`, `step_rows`, `samples` (n of a request), `max_tokens`.
         """
         self._driver.check()
         return {name: Histogram(*parts) for name, parts in self._driver.engine.histograms().items()}
@@ -375,12 +396,12 @@ class EngineBase(ABC):
         raise TypeError(f"cannot pickle an {name}: pickle {what}.config, and make another with {name}.from_config(config)")
 
     def __repr__(self) -> str:
-        from .notebook import llm_line
+        from .notebook.lines import llm_line
 
         return llm_line(self)
 
     def _repr_html_(self) -> str:
-        from .notebook import llm_html
+        from .notebook.view import llm_html
 
         return llm_html(self)
 

@@ -201,14 +201,62 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         on_error: str,
     ) -> RequestOutputs:
         with self._driver.driving():
-            params = one_each(self._params(sampling_params, sampling), len(items))
-            for param in params:
-                check_params_type(param)
-            refuse_adapters(one_each(lora_request, len(items), "lora_request"))
-            priorities = [as_int("priority", item) for item in one_each(priority, len(items), "priority")]
-            prompts = self._frontend.prompts(items, special_tokens)
-            submissions = _calls.prepare(self._frontend, prompts, params, priorities)
+            submissions = self._prepared(items, sampling_params, sampling, lora_request, priority, special_tokens)
             return _calls.generate(self._driver, submissions, use_tqdm, on_error)
+
+    def _prepared(
+        self,
+        items: Sequence[object],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling: Mapping[str, Any],
+        lora_request: object,
+        priority: int | Sequence[int],
+        special_tokens: bool,
+    ) -> list[_calls.Submission]:
+        """Checked requests, a bad one with its error."""
+        params = one_each(self._params(sampling_params, sampling), len(items))
+        for param in params:
+            check_params_type(param)
+        refuse_adapters(one_each(lora_request, len(items), "lora_request"))
+        priorities = [as_int("priority", item) for item in one_each(priority, len(items), "priority")]
+        prompts = self._frontend.prompts(items, special_tokens)
+        return _calls.prepare(self._frontend, prompts, params, priorities)
+
+    def as_completed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = None,
+        lora_request: object = None,
+        priority: int | Sequence[int] = 0,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        on_error: str = "raise",
+        **sampling: Any,
+    ) -> Iterator[RequestOutput]:
+        """Generates for many prompts and gives each output as soon as it is there.
+
+        Everything is checked in the call itself. The engine advances only inside `next()`; closing or dropping the iterator
+        aborts what is left.
+
+        Args:
+            prompts, sampling_params, use_tqdm, lora_request, priority, tokenization_kwargs, on_error, sampling: As in
+                `generate`.
+
+        Returns:
+            An iterator of RequestOutput in the order in which they finish; `.index` is a prompt's place in the input.
+
+        Raises:
+            InvalidRequestError: A prompt or parameter cannot run; `.index` tells which. Nothing ran.
+            RequestFailedError: After all others, if some failed while running; `.outputs` is the complete list.
+            GenerationInterrupted: Ctrl-C; `.partial` holds the outputs so far.
+        """
+        items = batch(prompts)
+        special = special_tokens_wanted(tokenization_kwargs, True)
+        with self._driver.driving():
+            submissions = self._prepared(items, sampling_params, sampling, lora_request, priority, special)
+        _calls.check_submissions(submissions, on_error)
+        return _calls.as_completed(self._driver, submissions, use_tqdm, on_error, self)
 
     def score(
         self,

@@ -148,12 +148,12 @@ class CompletionOutput:
         return {name: to_plain(value) for name, value in values.items()}
 
     def __repr__(self) -> str:
-        from .notebook import completion_line
+        from .notebook.lines import completion_line
 
         return completion_line(self)
 
     def _repr_html_(self) -> str:
-        from .notebook import completion_html
+        from .notebook.view import completion_html
 
         return completion_html(self)
 
@@ -234,12 +234,12 @@ class RequestOutput:
         return RequestOutputs([self]).to_arrow()
 
     def __repr__(self) -> str:
-        from .notebook import request_line
+        from .notebook.lines import request_line
 
         return request_line(self)
 
     def _repr_html_(self) -> str:
-        from .notebook import request_html
+        from .notebook.view import request_html
 
         return request_html(self)
 
@@ -317,7 +317,7 @@ class RequestOutputs(list[RequestOutput]):
         return to_arrow(self)
 
     def _repr_html_(self) -> str:
-        from .notebook import table_html
+        from .notebook.view import table_html
 
         return table_html(self)
 
@@ -374,7 +374,7 @@ class ScoreOutput:
         return {name: to_plain(value) for name, value in values.items()}
 
     def __repr__(self) -> str:
-        from .notebook import score_line
+        from .notebook.lines import score_line
 
         return score_line(self)
 
@@ -450,6 +450,27 @@ class StepRecord(NamedTuple):
     replayed: int
 
 
+class KvEvent(NamedTuple):
+    """A change of what the prefix cache holds.
+
+    Args:
+        number: Counts from 0.
+        kind: 0: a block can be found from now on, 1: it cannot any more, 2: none can.
+        hash, parent: Of the block and of the one before it, opaque; parent None: it is a prompt's first.
+        group: Of layers with caches alike.
+        token_ids: Of the block as int32 bytes, of kind 0.
+        salt: `cache_salt` of the first block.
+    """
+
+    number: int
+    kind: int
+    hash: int
+    parent: int | None
+    group: int
+    token_ids: bytes
+    salt: bytes
+
+
 class Histogram(NamedTuple):
     """How often values fell between fixed bounds.
 
@@ -473,6 +494,8 @@ class EngineStats:
     `num_replayed_steps` counts steps that replayed a captured graph, `num_mixed_preemptions` those preemptions (they are among
     `num_preemptions`) that rebuilt the cache of a sample under newer weights than it began with. `state_snapshots` of recurrent
     states lie in the pool and can be found, in `state_snapshot_bytes` of it; they give way to what runs, as cached blocks do.
+    `num_masks` were filled for grammars, which took threads `mask_us` microseconds. Of `num_waiting`, `num_held` wait for a
+    pause to end and `num_compiling` for their grammar. `nonfinite_rows` drew nothing, since their logits were not finite.
     """
 
     num_running: int = 0
@@ -503,6 +526,11 @@ class EngineStats:
     state_snapshots: int = 0
     state_snapshot_bytes: int = 0
     state_snapshots_taken: int = 0
+    num_masks: int = 0
+    mask_us: int = 0
+    num_held: int = 0
+    num_compiling: int = 0
+    nonfinite_rows: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name."""

@@ -1,6 +1,7 @@
 /* dummy.h: values of weights that no file gives: odd 24-bit numbers from a counter's hash, times 0.0692 / 2^24: never zero,
  * uniform, of standard deviation 0.02. The value of row r and column c is a function of (key, r, c) alone and is rounded once,
- * so every backend that makes its own gets the host's bits. The key comes from the seed and the tensor's name (weights.c). */
+ * so every backend that makes its own gets the host's bits. The key comes from the seed and the tensor's name (weights.c).
+ * MXFP4 has blocks of random 4-bit floats with one exponent, of standard deviation 0.023. */
 #ifndef LLMPY_DUMMY_H
 #define LLMPY_DUMMY_H
 
@@ -21,14 +22,26 @@ DUMMY_EVERYWHERE uint64_t dummy_row(uint64_t key, uint32_t row)
     return z ^ z >> 31;
 }
 
-DUMMY_EVERYWHERE float dummy_value(uint64_t row_key, uint32_t column)
+DUMMY_EVERYWHERE uint32_t dummy_bits(uint64_t row_key, uint32_t column)
 {
     uint32_t h = (uint32_t)row_key + column * 0x9E3779B9u;
     h = (h ^ h >> 16) * 0x21F0AAADu;
     h ^= (uint32_t)(row_key >> 32);
     h = (h ^ h >> 15) * 0x735A2D97u;
-    h ^= h >> 15;
-    return (float)((int32_t)(h >> 8 | 1) - (1 << 23)) * (0.0692f * 0x1p-24f);
+    return h ^ h >> 15;
+}
+
+DUMMY_EVERYWHERE float dummy_value(uint64_t row_key, uint32_t column)
+{
+    return (float)((int32_t)(dummy_bits(row_key, column) >> 8 | 1) - (1 << 23)) * (0.0692f * 0x1p-24f);
+}
+
+/* Block i of a row: 17 bytes. */
+DUMMY_EVERYWHERE void dummy_mxfp4(uint64_t row_key, uint32_t i, uint8_t *block)
+{
+    block[0] = 120;
+    for (uint32_t j = 0; j < 16; j++)
+        block[1 + j] = (uint8_t)(dummy_bits(row_key, 16 * i + j) >> 24);
 }
 
 #endif

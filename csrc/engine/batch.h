@@ -80,6 +80,9 @@ struct batch {
     float *top_values;
     int32_t *top_ranks;
     bool is_replayed;               /* set by the runner: a captured graph was launched */
+    bool has_masks;                 /* of tasks: they stand once await_masks has returned, called before the first `sample` */
+    void (*await_masks)(void *ctx);
+    void *masks_ctx;
 
     /* The engine's constants for every draw, as in struct sample_args. */
     uint32_t vocab_limit;

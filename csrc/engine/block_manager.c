@@ -25,6 +25,7 @@ struct block_manager {
     uint32_t blank;      /* list of free pages that hold nothing findable, most recently released first */
     uint32_t cached;     /* list of free pages that can be found, least recently released first */
     uint64_t n_evictions;
+    struct kv_events *events;
 };
 
 /* ---- free lists ---- */
@@ -84,12 +85,21 @@ static uint32_t n_pages_of(const struct block_manager *manager, const struct pag
     return page->kind == PAGE_FIRST ? manager->bundle_pages : 1;
 }
 
+/* The last page that carried the key has lost it. */
+static void note_removed(struct block_manager *manager, const struct page *page)
+{
+    struct kv_event event = {.kind = KV_REMOVED, .hash = page->key.lo, .group = page->group};
+    if (manager->events && page->group != BUNDLE_GROUP && !block_manager_find(manager, &page->key, page->group))
+        kv_events_note(manager->events, &event, NULL);
+}
+
 static void key_drop(struct block_manager *manager, uint32_t number)
 {
     struct page *page = &manager->pages[number];
     if (!page->has_key)
         return;
-    manager->n_bundles -= page->kind == PAGE_FIRST && is_findable(manager, page);
+    bool was_findable = is_findable(manager, page);
+    manager->n_bundles -= page->kind == PAGE_FIRST && was_findable;
     if (page->chain_prev)
         manager->pages[page->chain_prev].chain_next = page->chain_next;
     else
@@ -98,6 +108,8 @@ static void key_drop(struct block_manager *manager, uint32_t number)
         manager->pages[page->chain_next].chain_prev = page->chain_prev;
     page->has_key = false;
     manager->n_keys--;
+    if (was_findable)
+        note_removed(manager, page);
 }
 
 int32_t block_manager_find(struct block_manager *manager, const struct hash *key, uint32_t group)
@@ -148,6 +160,7 @@ void block_manager_reset(struct block_manager *manager)
 {
     /* Stale keys stay in the table until somebody meets them. */
     manager->generation++;
+    kv_events_note(manager->events, &(struct kv_event){.kind = KV_CLEARED}, NULL);
     list_append(manager->pages, manager->blank, manager->cached);
     manager->n_cached = manager->n_bundles = 0;
 }
@@ -189,6 +202,11 @@ void block_manager_destroy(struct block_manager *manager)
     mem_free(manager->pages);
     mem_free(manager->buckets);
     mem_free(manager);
+}
+
+void block_manager_tell(struct block_manager *manager, struct kv_events *events)
+{
+    manager->events = events;
 }
 
 uint32_t block_manager_n_free(const struct block_manager *manager)

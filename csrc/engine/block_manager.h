@@ -10,6 +10,7 @@
 
 #include "../base/hash.h"
 #include "../base/status.h"
+#include "kv_events.h"
 
 struct block_manager;
 
@@ -18,6 +19,8 @@ struct block_manager;
 /* bundle_pages: of a bundle; 0: there are none. */
 enum rc block_manager_create(uint32_t n_pages, uint32_t bundle_pages, struct block_manager **manager, struct err *err);
 void block_manager_destroy(struct block_manager *manager);
+/* Where it notes that keys of blocks went; NULL: nowhere. Not its own. */
+void block_manager_tell(struct block_manager *manager, struct kv_events *events);
 
 uint32_t block_manager_n_free(const struct block_manager *manager);
 /* Of the free pages, those that can still be found. */

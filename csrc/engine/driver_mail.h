@@ -56,6 +56,7 @@ struct mail {
     bool is_listed, is_done, is_dropped, is_lost;
     struct news scores;       /* prompt results, copied once */
     float *states;            /* of a pooling request, copied once */
+    char *error;              /* of a grammar, the first one's */
     struct letter letters[];  /* [n_samples] */
 };
 

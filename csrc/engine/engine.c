@@ -9,6 +9,8 @@
 #include <string.h>
 #include <time.h>
 
+#define COMPILE_LOOK_SECONDS 0.002 /* of an idle engine, between two looks at its commands */
+
 _Static_assert(FINISH_ERROR + 1 == N_FINISHES, "every way to finish is counted");
 
 static double seconds_now(void)
@@ -68,6 +70,8 @@ void engine_publish_stats(struct engine *e)
     statistics_publish(e->statistics);
 }
 
+static void await_masks(void *ctx);
+
 static enum rc flight_create(struct engine *e, uint32_t slot, struct err *err)
 {
     struct flight *flight = &e->flights[slot];
@@ -75,6 +79,8 @@ static enum rc flight_create(struct engine *e, uint32_t slot, struct err *err)
         batch_create(&flight->batch, &e->scheduler.tables, e->config.max_num_batched_tokens, e->config.max_logprobs,
                      scheduler_max_copies(&e->config), err);
     flight->batch.slot = slot;
+    flight->batch.await_masks = await_masks;
+    flight->batch.masks_ctx = e;
     flight->batch.vocab_limit = e->config.vocab_limit;
     flight->batch.banned = e->config.banned_ids;
     flight->batch.n_banned = e->config.n_banned;
@@ -124,6 +130,7 @@ void engine_destroy(struct engine *e)
             next = r->map_next;
             request_destroy(r);
         }
+    grammars_release(atomic_load(&e->grammars));
     scheduler_destroy(&e->scheduler);
     for (uint32_t slot = 0; slot < 2; slot++) {
         batch_destroy(&e->flights[slot].batch);
@@ -138,6 +145,20 @@ void engine_destroy(struct engine *e)
 
 /* ---- commands from any thread ---- */
 
+static enum rc order_grammar(struct engine *e, const struct grammar_spec *spec, struct request *r, struct err *err)
+{
+    struct grammars *grammars = atomic_load(&e->grammars), *others = NULL;
+    enum rc rc = grammars ? RC_OK : grammars_create(spec->library, &e->config, e->context.is_special, &grammars, err);
+    if (rc)
+        return rc;
+    if (grammars != atomic_load(&e->grammars) && !atomic_compare_exchange_strong(&e->grammars, &others, grammars)) {
+        grammars_release(grammars); /* somebody else was faster */
+        grammars = others;
+    }
+    struct id_list prior = {r->sequences[0]->output, r->spec.prior.n};
+    return grammar_order(grammars, spec, &prior, &r->spec.stop_ids, r->spec.n, &r->grammar, err);
+}
+
 enum rc engine_submit(struct engine *e, const struct request_spec *spec, uint64_t *number, struct err *err)
 {
     struct request *r;
@@ -146,6 +167,10 @@ enum rc engine_submit(struct engine *e, const struct request_spec *spec, uint64_
     enum rc rc = request_create(&e->context, spec, &r, err);
     if (rc)
         return rc;
+    if (spec->grammar.text && (rc = order_grammar(e, &spec->grammar, r, err))) {
+        request_destroy(r);
+        return rc;
+    }
     r->queued = seconds_now();
     pthread_mutex_lock(&e->lock);
     *number = r->number = ++e->last_number;
@@ -213,10 +238,16 @@ enum rc engine_reset_prefix_cache(struct engine *e, bool recompute_running, stru
 
 static void count_finish(struct engine *e, const struct sequence *q, enum finish how)
 {
-    uint32_t n_new = q->n_output - q->request->spec.prior.n;
+    const struct request *r = q->request;
+    uint32_t n_new = q->n_output - r->spec.prior.n;
+    double now = seconds_now();
     e->stats->finished[how]++;
     statistics_observe(e->statistics, HISTOGRAM_OUTPUT_TOKENS, n_new);
-    statistics_observe(e->statistics, HISTOGRAM_END_TO_END, seconds_now() - q->request->queued);
+    statistics_observe(e->statistics, HISTOGRAM_END_TO_END, now - r->queued);
+    if (r->scheduled)
+        statistics_observe(e->statistics, HISTOGRAM_INFERENCE, now - r->scheduled);
+    if (n_new)
+        statistics_observe(e->statistics, HISTOGRAM_DECODE, q->last_token - q->first_token);
     if (n_new > 1)
         statistics_observe(e->statistics, HISTOGRAM_PER_TOKEN, (q->last_token - q->first_token) / (n_new - 1));
 }
@@ -256,18 +287,48 @@ static void finish_aborted(struct engine *e, uint64_t upto, enum finish how)
     }
 }
 
+/* The matcher of a sequence that enters; or it is ended, by what it has already or for want of one. */
+static void take_matcher(struct request *r, struct sequence *q)
+{
+    enum grammar_state state = grammar_look(r->grammar);
+    if (q->finish != FINISH_NONE)
+        return;
+    if (state == GRAMMAR_FAILED) {
+        sequence_fail_grammar(q, grammar_error(r->grammar));
+    } else if (state == GRAMMAR_WAITS) {
+        q->finish = FINISH_ABORT;
+    } else {
+        q->matcher = grammar_matcher(r->grammar, q->sample);
+        q->finish = sequence_grammar_rule(q);
+    }
+}
+
 static void enter(struct engine *e, struct request *r)
 {
     for (uint32_t i = 0; i < r->spec.n; i++) {
         struct sequence *q = r->sequences[i];
+        if (r->grammar)
+            take_matcher(r, q);
         enum finish already = q->finish;
         scheduler_add(&e->scheduler, q);
-        if (already != FINISH_NONE) /* its prior output satisfies a stop rule */
+        if (already != FINISH_NONE) /* its prior output satisfies a stop rule, say */
             finish(e, q, already);
     }
 }
 
-/* Takes in what has arrived, in its order. Behind the gate only what ends at once enters. */
+/* Requests behind the gate stay out, and those whose grammar is being compiled, but for what has been aborted. */
+static bool stays_out(struct engine *e, struct request *r, uint64_t gate, uint64_t abort_upto)
+{
+    if (r->number <= abort_upto || atomic_load(&r->is_aborted))
+        return false;
+    if (r->number > gate)
+        return true;
+    bool waits = r->grammar && grammar_look(r->grammar) == GRAMMAR_WAITS;
+    e->stats->num_compiling += waits ? r->spec.n : 0;
+    return waits;
+}
+
+/* Takes in what has arrived, in its order, as far as it need not wait outside. */
 static void enter_all(struct engine *e, struct request *arrived, uint64_t gate, uint64_t abort_upto)
 {
     struct request **place = &e->held, *r;
@@ -276,8 +337,9 @@ static void enter_all(struct engine *e, struct request *arrived, uint64_t gate, 
     *place = arrived;
     for (r = arrived; r; r = r->next)
         e->n_held += r->spec.n;
+    e->stats->num_compiling = 0;
     for (place = &e->held; (r = *place);) {
-        if (r->number > gate && r->number > abort_upto && !atomic_load(&r->is_aborted)) {
+        if (stays_out(e, r, gate, abort_upto)) {
             place = &r->next;
         } else {
             *place = r->next;
@@ -285,6 +347,7 @@ static void enter_all(struct engine *e, struct request *arrived, uint64_t gate, 
             enter(e, r);
         }
     }
+    e->stats->num_held = e->n_held - e->stats->num_compiling;
 }
 
 static void take_score(struct engine *e, const struct batch *b, struct sequence *q, const struct sample_task *task,
@@ -306,11 +369,16 @@ static void take_score(struct engine *e, const struct batch *b, struct sequence 
 static void take_token(struct engine *e, const struct batch *b, struct sequence *q, const struct sample_task *task,
                        const struct sample_result *result, double now)
 {
+    double last = q->last_token;
     sequence_accept(q, result, b->top_ids + task->top_offset, b->top_values + task->top_offset, b->top_ranks + task->top_offset,
                     engine_epoch(e), now);
     e->stats->generation_tokens++;
-    if (q->n_output == q->request->spec.prior.n + 1)
+    if (q->n_output == q->request->spec.prior.n + 1) {
         statistics_observe(e->statistics, HISTOGRAM_FIRST_TOKEN, now - q->request->queued);
+        statistics_observe(e->statistics, HISTOGRAM_PREFILL, now - q->request->scheduled);
+    } else {
+        statistics_observe(e->statistics, HISTOGRAM_INTER_TOKEN, now - last);
+    }
     if (q->finish != FINISH_NONE) {
         finish(e, q, q->finish);
         return;
@@ -355,6 +423,8 @@ static void take_results(struct engine *e, const struct flight *flight, double n
         if (result->status != SAMPLE_OK) {
             e->stats->nonfinite_rows += result->status == SAMPLE_NON_FINITE;
             q->status = result->status;
+            if (q->matcher && matcher_mask_error(q->matcher))
+                sequence_fail_grammar(q, matcher_mask_error(q->matcher));
             q->error_position = flight->owners[t].position;
             finish(e, q, FINISH_ERROR);
         } else if (b->tasks[t].is_score) {
@@ -362,6 +432,20 @@ static void take_results(struct engine *e, const struct flight *flight, double n
         } else {
             take_token(e, b, q, &b->tasks[t], result, now);
         }
+    }
+}
+
+/* What the grammars say of a step's tokens. */
+static void settle_grammars(struct engine *e, const struct flight *flight)
+{
+    if (!flight->batch.has_masks)
+        return;
+    grammars_finish_tokens(atomic_load(&e->grammars));
+    for (uint32_t t = 0; t < flight->batch.n_tasks; t++) {
+        struct sequence *q = flight->owners[t].sequence;
+        enum finish ends = q->matcher && q->state != SEQUENCE_FINISHED ? sequence_grammar_rule(q) : FINISH_NONE;
+        if (ends != FINISH_NONE)
+            finish(e, q, ends);
     }
 }
 
@@ -404,6 +488,12 @@ static struct step_record describe_step(const struct engine *e, const struct bat
     };
 }
 
+/* What the device has computed may be told; with nothing in flight that is everything. */
+static void show_events(struct engine *e, uint64_t upto)
+{
+    kv_events_show(e->scheduler.events, in_flight(e) ? upto : kv_events_count(e->scheduler.events));
+}
+
 /* Schedules a step and starts it; *has_rows is false when there was nothing to do. */
 static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
 {
@@ -419,13 +509,17 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
         return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row scheduled though sequences wait")
                                         : RC_OK;
     flight->record = describe_step(e, b, &before, begun);
+    flight->n_kv_events = kv_events_count(e->scheduler.events);
     flight->started = seconds_now();
-    enum rc rc = e->config.runner.start(e->config.runner.ctx, b, &fault);
     e->n_started++;
+    e->awaited_seconds = 0;
     flight->record.n_in_flight = in_flight(e);
+    enum rc rc = e->config.runner.start(e->config.runner.ctx, b, &fault);
     flight->record.is_replayed = b->is_replayed;
     scheduler_end_step(&e->scheduler);
-    flight->host_seconds = (e->config.runner.is_async ? seconds_now() : flight->started) - begun;
+    flight->host_seconds = (e->config.runner.is_async ? seconds_now() - e->awaited_seconds : flight->started) - begun;
+    if (!rc && atomic_load(&e->is_dead)) /* since masks were awaited */
+        return dead(e, err);
     return rc ? engine_poison(e, rc, &fault, err) : RC_OK;
 }
 
@@ -443,19 +537,35 @@ static enum rc end_flight(struct engine *e, struct err *err)
         return engine_poison(e, rc, &fault, err);
     double done = seconds_now(), from = flight->started > e->last_done ? flight->started : e->last_done;
     take_results(e, flight, done);
+    settle_grammars(e, flight);
     flight->batch.n_tasks = 0;
     e->n_ended++;
+    show_events(e, flight->n_kv_events);
     e->last_done = done;
     double host_seconds = flight->host_seconds + (seconds_now() - done);
     record->n_tokens = (uint32_t)(e->stats->generation_tokens - n_tokens);
     record->device_us = (float)((done - from) * 1e6);
     record->host_us = (float)(host_seconds * 1e6);
     e->stats->num_steps++;
+    statistics_observe(e->statistics, HISTOGRAM_STEP_ROWS, record->n_rows);
     e->stats->num_replayed_steps += record->is_replayed;
     e->stats->last_step_ms = (done - from) * 1e3;
     e->stats->last_host_us = host_seconds * 1e6;
     statistics_log_step(e->statistics, record);
     return RC_OK;
+}
+
+/* A step has been enqueued up to its draws. Their masks follow from the tokens of the step before, whose results are taken in
+ * now, while the device computes. */
+static void await_masks(void *ctx)
+{
+    struct engine *e = ctx;
+    double begun = seconds_now();
+    scheduler_end_step(&e->scheduler);
+    while (in_flight(e) > 1 && !end_flight(e, NULL))
+        continue;
+    grammars_finish_masks(atomic_load(&e->grammars), &e->stats->num_masks, &e->stats->mask_us);
+    e->awaited_seconds += seconds_now() - begun;
 }
 
 enum rc engine_end_flights(struct engine *e, struct err *err)
@@ -490,15 +600,17 @@ static bool take_commands(struct engine *e)
     return true;
 }
 
-/* Starts as many steps as may be in flight, then waits for the first of them. */
+/* Starts as many steps as may be in flight, and waits for the first of them. */
 static enum rc run_steps(struct engine *e, bool *has_run, struct err *err)
 {
     enum rc rc = RC_OK;
     bool has_rows = true;
-    while (!rc && has_rows && in_flight(e) < e->max_in_flight && (!in_flight(e) || scheduler_can_overlap(&e->scheduler)))
+    uint64_t n_ended = e->n_ended; /* a step with masks ends the one before, too */
+    while (!rc && has_rows && e->n_ended == n_ended && in_flight(e) < e->max_in_flight &&
+           (!in_flight(e) || scheduler_can_overlap(&e->scheduler)))
         rc = start_flight(e, &has_rows, err);
     *has_run = in_flight(e) > 0;
-    return rc || !*has_run ? rc : end_flight(e, err);
+    return rc || !*has_run || e->n_ended != n_ended ? rc : end_flight(e, err);
 }
 
 /* Of this thread: others submit meanwhile. */
@@ -515,6 +627,8 @@ enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
     if (rc)
         return rc;
     uint64_t n_allocations = count_allocations(e);
+    if (e->stats->num_compiling)
+        atomic_store(&e->has_commands, true);
     bool has_run = false, has_acted = take_commands(e);
     if (atomic_load(&e->is_dead))
         rc = dead(e, err);
@@ -522,6 +636,8 @@ enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
         rc = engine_refusal(e, err);
     if (!rc)
         rc = run_steps(e, &has_run, err);
+    if (!rc && !has_run && e->stats->num_compiling)
+        grammars_wait(atomic_load(&e->grammars), COMPILE_LOOK_SECONDS);
     *progressed = has_acted || has_run;
     if (e->is_warm)
         e->stats->allocations_since_warmup += count_allocations(e) - n_allocations;
@@ -537,6 +653,7 @@ enum rc engine_settle(struct engine *e, struct err *err)
     if (rc)
         return rc;
     rc = engine_end_flights(e, err);
+    show_events(e, 0);
     engine_publish_stats(e);
     engine_unclaim(e);
     return rc;
@@ -553,6 +670,16 @@ enum rc engine_fault(struct engine *e, struct err *err)
 bool engine_has_unfinished(struct engine *e)
 {
     return atomic_load(&e->n_live) > 0;
+}
+
+uint32_t engine_block_tokens(const struct engine *e)
+{
+    return e->config.layout.block_tokens;
+}
+
+uint32_t engine_kv_events(struct engine *e, uint64_t *next, struct kv_event *events, int32_t *ids, uint32_t max)
+{
+    return e->scheduler.events ? kv_events_read(e->scheduler.events, next, events, ids, max) : 0;
 }
 
 uint32_t engine_n_finished(struct engine *e)

@@ -5,11 +5,13 @@
 #define LLMPY_ENGINE_H
 
 #include "batch.h"
+#include "kv_events.h"
 #include "statistics.h"
 
 struct engine;
 
 #define SNAPSHOT_TOKENS 512u
+#define MAX_BLOCK_TOKENS 256
 
 enum engine_policy { POLICY_FCFS = 0, POLICY_PRIORITY = 1 };
 
@@ -20,6 +22,7 @@ struct engine_config {
     uint32_t vocab_size;
     enum engine_policy policy;
     bool prefix_caching;
+    uint32_t n_kv_events;             /* that are kept for a reader; 0: none */
     uint32_t snapshot_tokens;         /* between two snapshots of recurrent state in a long prompt */
     const int32_t *eos_ids;           uint32_t n_eos;     /* copied, as all lists here */
     uint32_t vocab_limit;             /* ids from here on are never drawn */
@@ -40,6 +43,8 @@ enum pooling { POOLING_NONE = 0, POOLING_LAST, POOLING_CLS, POOLING_MEAN, POOLIN
 
 struct id_list { const int32_t *ids; uint32_t n; };
 struct byte_string { const char *bytes; uint32_t n; };
+/* A grammar in one of llguidance's languages ("json_schema", "regex", "lark", "llguidance"), and its library's path. */
+struct grammar_spec { const char *kind, *text, *library; };
 
 /* Everything a request brings. All memory is the caller's and copied by engine_submit. */
 struct request_spec {
@@ -64,10 +69,16 @@ struct request_spec {
     const struct token_bias *bias;    uint32_t n_bias;
     const struct id_list *bad_words;  uint32_t n_bad_words;
     const struct byte_string *stop_strings; uint32_t n_stop_strings;
+    struct grammar_spec grammar;      /* text NULL: none */
     void *owner;                      /* the caller's; comes back with the request's news */
 };
 
-enum finish { FINISH_NONE = 0, FINISH_EOS, FINISH_STOP_ID, FINISH_STOP_STRING, FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR };
+enum finish {
+    FINISH_NONE = 0, FINISH_EOS, FINISH_STOP_ID, FINISH_STOP_STRING,
+    FINISH_GRAMMAR, /* nothing may follow */
+    FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR
+};
+#define STATUS_GRAMMAR 3u /* beside enum sample_status: news has the error's text */
 
 /* News of one sample: what it has produced since it was last taken. Pointers stay valid until the next engine_take or
  * engine_close. */
@@ -77,7 +88,8 @@ struct news {
     uint32_t sample;                  /* 0 .. n-1 */
     enum finish finish;
     int32_t stop;                     /* the stop id, or the index of the stop string */
-    uint32_t status;                  /* enum sample_status of a FINISH_ERROR */
+    uint32_t status;                  /* of a FINISH_ERROR: enum sample_status, or STATUS_GRAMMAR */
+    const char *error;                /* of STATUS_GRAMMAR, else NULL */
     uint32_t error_position;
     uint32_t first, n_new;            /* tokens first .. first + n_new of this sample (prior ones not counted) */
     const int32_t *ids;               /* [n_new] */
@@ -157,6 +169,9 @@ void engine_stats(struct engine *engine, struct engine_stats *stats);
 void engine_histograms(struct engine *engine, struct histogram *histograms); /* [N_HISTOGRAMS] */
 /* As statistics_read_steps. */
 uint32_t engine_step_log(struct engine *engine, struct step_record *steps, uint32_t max, uint64_t *first);
+/* As kv_events_read, from any thread; 0 where none are kept. */
+uint32_t engine_block_tokens(const struct engine *engine);
+uint32_t engine_kv_events(struct engine *engine, uint64_t *next, struct kv_event *events, int32_t *ids, uint32_t max);
 /* block_manager_check and scheduler_check: RC_INTERNAL names the invariant. */
 enum rc engine_check(struct engine *engine, struct err *err);
 

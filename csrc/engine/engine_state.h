@@ -3,6 +3,7 @@
 #ifndef LLMPY_ENGINE_STATE_H
 #define LLMPY_ENGINE_STATE_H
 
+#include "grammar.h"
 #include "outbox.h"
 #include "scheduler.h"
 
@@ -18,6 +19,7 @@ struct flight {
     uint32_t n_states_owners;
     struct step_record record;
     double started, host_seconds;
+    uint64_t n_kv_events;          /* noted when it had been scheduled */
 };
 
 struct engine {
@@ -28,6 +30,7 @@ struct engine {
     uint32_t max_in_flight;        /* 2: a step is scheduled while the device computes the one before */
     uint64_t n_started, n_ended;   /* flights */
     double last_done;              /* when the last results came */
+    double awaited_seconds;        /* of the step being started, for masks of its draws */
     struct outbox outbox;
     struct statistics *statistics;
     struct engine_stats *stats;    /* the totals in there, which the driver changes */
@@ -49,6 +52,7 @@ struct engine {
     atomic_uint epoch;             /* of the weights */
     atomic_uint sleep_level;
     atomic_uint_least64_t n_live;  /* sequences that are not finished */
+    struct grammars *_Atomic grammars; /* made with the first grammar, then constant; NULL: none yet */
     struct err fault;              /* what poisoned the engine; constant once is_dead is set */
 };
 

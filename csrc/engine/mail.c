@@ -109,6 +109,14 @@ static bool copy_states(struct mail *mail, const struct news *news)
     return mail->states && memcpy(mail->states, news->states, n_bytes);
 }
 
+static bool copy_error(struct mail *mail, const char *error)
+{
+    size_t n_bytes = strlen(error) + 1;
+    if (!mail->error && (mail->error = mem_alloc(n_bytes)))
+        memcpy(mail->error, error, n_bytes);
+    return mail->error;
+}
+
 struct mail *mail_create(struct driver *driver, const struct request_spec *spec, bool ends_only)
 {
     uint32_t n_samples = spec->n ? spec->n : 1;
@@ -133,6 +141,7 @@ void mail_free(struct mail *mail)
     }
     mem_free((void *)mail->scores.prompt_results);
     mem_free(mail->states);
+    mem_free(mail->error);
     mem_free(mail);
 }
 
@@ -155,6 +164,7 @@ void mail_add(struct mail *mail, const struct news *news)
     }
     is_lost |= news->prompt_results && !copy_scores(mail, news);
     is_lost |= news->states && !copy_states(mail, news);
+    is_lost |= news->error && !copy_error(mail, news->error);
     mail->n_fresh += !letter->has_news;
     letter->has_news = true;
     letter->news = *news;
@@ -268,6 +278,7 @@ static void take_letter(struct mail *mail, struct letter *letter, struct news *o
         out->prompt_top_ranks = mail->scores.prompt_top_ranks;
     }
     out->states = mail->states;
+    out->error = out->error ? mail->error : NULL;
     letter->filled ^= 1;
     letter->has_news = false;
     mail->n_fresh--;

@@ -68,6 +68,7 @@ static void report(struct sequence *q, uint32_t epoch, struct news *news)
         .stop = q->stop,
         .status = q->status,
         .error_position = q->error_position,
+        .error = q->error,
         .first = first,
         .n_new = n_new - first,
         .ids = q->output + r->spec.prior.n + first,

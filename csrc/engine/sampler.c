@@ -1,5 +1,6 @@
 #include "sampler.h"
 
+#include "grammar.h"
 #include "pooling.h"
 
 #include <string.h>
@@ -81,6 +82,10 @@ static void add_draw(struct filler *f, struct sequence *q)
     task->n_banned = fill_banned(q);
     task->allowed = spec->allowed.ids;
     task->n_allowed = spec->allowed.n;
+    if (q->matcher) {
+        task->mask = matcher_mask(q->matcher);
+        f->batch->has_masks = true;
+    }
     q->last_task = number;
     q->n_pending++;
 }
@@ -125,6 +130,7 @@ uint32_t sampler_fill(const struct scheduler *scheduler, struct task_owner *owne
     struct batch *batch = scheduler->batch;
     struct filler f = {batch, owners, 0};
     uint32_t n_owners = 0;
+    batch->has_masks = false;
     batch->n_rows = batch->n_seqs = batch->n_logits_rows = batch->n_state_rows = batch->n_tasks = 0;
     batch->seq_first_row[0] = 0;
     for (uint32_t slot = 0, left = scheduler->n_running; left; slot++) {

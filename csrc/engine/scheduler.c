@@ -155,6 +155,25 @@ static bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
     return true;
 }
 
+/* A block can be found that could not be. A chain whose salt is too long for an event is kept out of them. */
+static void note_stored(struct scheduler *s, struct sequence *q, uint32_t block, uint32_t group)
+{
+    const struct byte_string *salt = &q->request->spec.salt;
+    struct kv_event event = {.kind = KV_STORED, .hash = sequence_key(q, block)->lo, .group = group, .has_parent = block > 0};
+    int32_t ids[MAX_BLOCK_TOKENS];
+    if (salt->n > KV_EVENT_SALT)
+        return;
+    if (block) {
+        event.parent = sequence_key(q, block - 1)->lo;
+    } else if (salt->n) {
+        event.n_salt = salt->n;
+        memcpy(event.salt, salt->bytes, salt->n);
+    }
+    for (uint32_t i = 0; i < block_tokens(s); i++)
+        ids[i] = sequence_token(q, block * block_tokens(s) + i);
+    kv_events_note(s->events, &event, ids);
+}
+
 /* Others may find the blocks that are full, and whose tokens are all known: computed they will be before whatever a later step
  * reads of them. */
 void scheduler_publish(struct scheduler *s, struct sequence *q)
@@ -164,8 +183,12 @@ void scheduler_publish(struct scheduler *s, struct sequence *q)
         return;
     for (; q->n_published < n; q->n_published++) {
         const struct hash *key = sequence_key(q, q->n_published);
-        for (uint32_t g = 0; g < n_groups(s); g++)
+        for (uint32_t g = 0; g < n_groups(s); g++) {
+            bool is_new = s->events && !block_manager_find(s->blocks, key, g);
             block_manager_publish(s->blocks, scheduler_table(s, g, q->slot)[q->n_published], key, g);
+            if (is_new)
+                note_stored(s, q, q->n_published, g);
+        }
         if (s->n_state_pages)
             recurrent_note_key(s, key);
     }
@@ -372,6 +395,9 @@ static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_
     s->cache_hits += n_hit_tokens;
     statistics_observe(s->statistics, HISTOGRAM_QUEUE, now - r->queued);
     statistics_observe(s->statistics, HISTOGRAM_PROMPT_TOKENS, r->spec.prompt.n);
+    statistics_observe(s->statistics, HISTOGRAM_SAMPLES, r->spec.n);
+    if (r->spec.max_tokens != UINT32_MAX)
+        statistics_observe(s->statistics, HISTOGRAM_MAX_TOKENS, r->spec.max_tokens);
 }
 
 /* Most leading blocks that the cache may serve. Where no row before the last is wanted, a block that ends with the last known
@@ -612,6 +638,10 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
                                     kv_layout_stride(layout, config->max_model_len), err);
     if (!rc)
         rc = block_manager_create(config->n_pages, layout->n_state_pages, &s->blocks, err);
+    if (!rc && config->n_kv_events)
+        rc = kv_events_create(config->n_kv_events, layout->block_tokens, &s->events, err);
+    if (!rc)
+        block_manager_tell(s->blocks, s->events);
     bool has_keys = s->seen_keys || !layout->n_state_pages;
     if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->scratch || !has_keys))
         rc = err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; max_num_seqs", n_slots);
@@ -623,6 +653,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
 void scheduler_destroy(struct scheduler *s)
 {
     block_manager_destroy(s->blocks);
+    kv_events_destroy(s->events);
     page_tables_destroy(&s->tables);
     mem_free(s->running);
     mem_free(s->slots);

@@ -28,6 +28,7 @@ struct scheduler {
     struct page_tables tables;
     struct batch *batch;             /* of the step being built: its copies are the scheduler's */
     struct block_manager *blocks;
+    struct kv_events *events;        /* NULL: nobody wants them */
     struct statistics *statistics;   /* the engine's, for what happens at an admission */
     struct queue waiting;
     struct sequence **running;       /* [max_num_seqs] in rank */

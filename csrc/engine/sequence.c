@@ -1,6 +1,7 @@
 #include "sequence.h"
 
 #include "../base/mem.h"
+#include "grammar.h"
 #include "pooling.h"
 #include "request_check.h"
 
@@ -31,6 +32,8 @@ static void request_lay(struct carver *c, const struct request_spec *spec, uint3
     struct token_bias *bias;
     struct id_list *bad_words;
     struct byte_string *strings;
+    char *salt;
+    CARVE(c, salt, spec->salt.n);
     CARVE(c, prompt, spec->prompt.n);
     CARVE(c, stop_ids, spec->stop_ids.n);
     CARVE(c, allowed, spec->allowed.n);
@@ -55,6 +58,7 @@ static void request_lay(struct carver *c, const struct request_spec *spec, uint3
             r->stops.fallback[i] = fallback;
         }
     }
+    r->spec.salt.bytes = salt;
     r->spec.prompt.ids = prompt;
     r->spec.stop_ids.ids = stop_ids;
     r->spec.allowed.ids = allowed;
@@ -112,6 +116,7 @@ static void request_fill(struct request *r, const struct request_spec *spec)
     const struct sequence_context *context = r->context;
     uint32_t block_tokens = context->config->layout.block_tokens;
     copy_bytes(r->spec.prompt.ids, spec->prompt.ids, spec->prompt.n * sizeof *spec->prompt.ids);
+    copy_bytes(r->spec.salt.bytes, spec->salt.bytes, spec->salt.n);
     copy_bytes(r->spec.bias, spec->bias, spec->n_bias * sizeof *spec->bias);
     copy_sorted(&r->spec.stop_ids, &spec->stop_ids, context->config->vocab_size);
     copy_sorted(&r->spec.allowed, &spec->allowed, context->config->vocab_size);
@@ -119,7 +124,7 @@ static void request_fill(struct request *r, const struct request_spec *spec)
     if (spec->pooling == POOLING_MEAN)
         memset(r->sums, 0, context->config->runner.states_width * sizeof *r->sums);
     r->spec.prior.ids = NULL;
-    r->spec.salt.bytes = NULL;
+    r->spec.grammar = (struct grammar_spec){0};
     r->root = hash_bytes(&context->key, spec->salt.n ? spec->salt.bytes : "", spec->salt.n);
     if (context->config->prefix_caching)
         for (uint32_t b = 0; b < spec->prompt.n / block_tokens; b++)
@@ -223,6 +228,24 @@ static bool completes_stop_string(struct sequence *q, int32_t id, uint32_t *whic
     return stop_set_feed(&r->stops, q->stop_states, config->token_bytes + begin, (uint32_t)(end - begin), counts, which);
 }
 
+void sequence_fail_grammar(struct sequence *q, const char *error)
+{
+    q->status = STATUS_GRAMMAR;
+    q->error = error;
+    q->error_position = sequence_n_known(q);
+    q->finish = FINISH_ERROR;
+}
+
+enum finish sequence_grammar_rule(struct sequence *q)
+{
+    enum match match = matcher_look(q->matcher);
+    if (match == MATCH_FAILED)
+        sequence_fail_grammar(q, matcher_error(q->matcher));
+    if (match == MATCH_ENDED && q->n_output >= q->request->spec.min_tokens)
+        return FINISH_GRAMMAR;
+    return q->finish;
+}
+
 /* The first rule that ends the sequence with its newest token, in the order of api.md 6.6. */
 static enum finish stop_rule(struct sequence *q, int32_t id)
 {
@@ -242,9 +265,17 @@ static enum finish stop_rule(struct sequence *q, int32_t id)
             return FINISH_STOP_STRING;
         }
     }
-    if (q->n_output >= spec->max_tokens || sequence_n_known(q) >= config->max_model_len)
-        return FINISH_LENGTH;
-    return FINISH_NONE;
+    if (q->n_output < spec->max_tokens && sequence_n_known(q) < config->max_model_len) {
+        if (q->matcher)
+            matcher_take(q->matcher, id);
+        return FINISH_NONE;
+    }
+    enum finish ends = FINISH_NONE;
+    if (q->matcher) {
+        matcher_take_last(q->matcher, id);
+        ends = sequence_grammar_rule(q);
+    }
+    return ends != FINISH_NONE ? ends : FINISH_LENGTH;
 }
 
 static void add_token(struct sequence *q, int32_t id)
@@ -320,8 +351,10 @@ void sequence_release(struct sequence *q)
     struct request *r = q->request;
     r->sequences[q->sample] = NULL;
     mem_free(q);
-    if (--r->n_held == 0)
+    if (--r->n_held == 0) {
+        grammar_release(r->grammar);
         mem_free(r);
+    }
 }
 
 void request_destroy(struct request *r)

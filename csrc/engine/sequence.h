@@ -10,9 +10,9 @@
 
 #include <stdatomic.h>
 
-#define MAX_BLOCK_TOKENS 256
-
 struct sequence;
+struct grammar;
+struct matcher;
 
 /* What requests need to know of their engine; constant after its creation. */
 struct sequence_context {
@@ -28,6 +28,7 @@ struct request {
     struct hash root;              /* parent key of the first block */
     struct hash *prompt_keys;      /* [n_prompt / block_tokens] */
     struct stop_set stops;
+    struct grammar *grammar;       /* ordered at submission; NULL: none */
     struct sequence **sequences;   /* [n], NULL once released */
     uint32_t n_held;               /* sequences not yet released */
     uint32_t n_unreported;         /* sequences whose final news is not yet taken */
@@ -89,10 +90,12 @@ struct sequence {
     uint32_t *seen_slots;          /* [seen_mask + 1] place in seen + 1, open addressing */
     uint32_t n_seen, seen_mask;
     int32_t *banned;               /* [n_eos + stop ids + bad words] filled for each draw */
+    struct matcher *matcher;       /* of the grammar, once it is there; NULL: none */
     uint32_t *stop_states;         /* [stops.n] */
     enum finish finish;
     int32_t stop;
     uint32_t status, error_position;
+    const char *error;             /* of STATUS_GRAMMAR */
     double first_token, last_token;
 
     /* The scheduler's. */
@@ -146,6 +149,10 @@ int32_t sequence_token(const struct sequence *sequence, uint32_t position);
 const struct hash *sequence_key(struct sequence *sequence, uint32_t block);
 /* Its next step cannot be built before the results of those in flight are there. */
 bool sequence_must_wait(const struct sequence *sequence);
+/* Whether the grammar ends the sequence, once its newest token has been taken in. */
+enum finish sequence_grammar_rule(struct sequence *sequence);
+/* Nothing may be drawn from the grammar: the text becomes the sequence's error. */
+void sequence_fail_grammar(struct sequence *sequence, const char *error);
 /* True for the sequence that scores the request's prompt and has not done so. */
 bool sequence_is_scoring(const struct sequence *sequence);
 

@@ -39,8 +39,15 @@ static const struct {
     [HISTOGRAM_PER_TOKEN] = {"time_per_output_token_s", SECONDS},
     [HISTOGRAM_END_TO_END] = {"end_to_end_s", SECONDS},
     [HISTOGRAM_QUEUE] = {"queue_s", SECONDS},
+    [HISTOGRAM_PREFILL] = {"prefill_s", SECONDS},
+    [HISTOGRAM_DECODE] = {"decode_s", SECONDS},
+    [HISTOGRAM_INFERENCE] = {"inference_s", SECONDS},
+    [HISTOGRAM_INTER_TOKEN] = {"inter_token_s", SECONDS},
     [HISTOGRAM_PROMPT_TOKENS] = {"prompt_tokens", TOKENS},
     [HISTOGRAM_OUTPUT_TOKENS] = {"output_tokens", TOKENS},
+    [HISTOGRAM_STEP_ROWS] = {"step_rows", TOKENS},
+    [HISTOGRAM_SAMPLES] = {"samples", TOKENS},
+    [HISTOGRAM_MAX_TOKENS] = {"max_tokens", TOKENS},
 };
 
 const char *histogram_title(enum histogram_name name)

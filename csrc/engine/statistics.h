@@ -10,13 +10,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define N_FINISHES 7          /* values of enum finish */
+#define N_FINISHES 8          /* values of enum finish */
 #define STEP_LOG_LENGTH 4096u
 #define N_BOUNDS 22
 
 /* Totals and gauges: words of 8 bytes all. Samples are counted, not requests, where both could be meant. */
 struct engine_stats {
     uint64_t num_running, num_waiting, num_unfinished, num_preemptions, num_steps;
+    uint64_t num_held, num_compiling; /* among those that wait: for a pause to end, and for nothing but their grammar */
     uint64_t num_mixed_preemptions; /* of sequences with keys and values of older weights */
     uint64_t prompt_tokens, cached_tokens, generation_tokens, prefix_cache_queries, prefix_cache_hits; /* tokens */
     uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* all rows that were computed; wasted: drew for nobody */
@@ -26,6 +27,7 @@ struct engine_stats {
     uint64_t state_snapshots, state_snapshot_bytes;  /* of recurrent states, that can be found */
     uint64_t state_snapshots_taken;
     uint64_t finished[N_FINISHES]; /* by enum finish */
+    uint64_t num_masks, mask_us;   /* of grammars: filled, and the threads' time for that */
     uint64_t allocations_since_warmup;
     double last_step_ms, last_host_us, uptime_s;
 };
@@ -35,8 +37,15 @@ enum histogram_name {
     HISTOGRAM_PER_TOKEN,     /* mean seconds between a finished sample's tokens; none for fewer than two */
     HISTOGRAM_END_TO_END,    /* seconds from submission to a sample's end */
     HISTOGRAM_QUEUE,         /* seconds from submission to a request's first admission */
+    HISTOGRAM_PREFILL,       /* seconds from a request's first admission to a sample's first token */
+    HISTOGRAM_DECODE,        /* seconds from a finished sample's first token to its last */
+    HISTOGRAM_INFERENCE,     /* seconds from a request's first admission to a sample's end */
+    HISTOGRAM_INTER_TOKEN,   /* seconds from a token of a sample to its next */
     HISTOGRAM_PROMPT_TOKENS, /* of an admitted request */
     HISTOGRAM_OUTPUT_TOKENS, /* new tokens of a finished sample */
+    HISTOGRAM_STEP_ROWS,     /* rows of a step */
+    HISTOGRAM_SAMPLES,       /* n of an admitted request */
+    HISTOGRAM_MAX_TOKENS,    /* of an admitted request that has a limit */
     N_HISTOGRAMS,
 };
 

@@ -141,6 +141,8 @@ static enum rc sample_rows(struct running *run, uint32_t first, uint32_t n, uint
         if (rc)
             return rc;
     }
+    if (b->has_masks && !first_task)
+        b->await_masks(b->masks_ctx);
     for (; *task < b->n_tasks && b->tasks[*task].logits_row < first + n; ++*task)
         b->tasks[*task].logits_row -= first;
     struct sample_args args = {

@@ -35,9 +35,7 @@ static enum rc open_backend(struct model *m, struct err *err)
     };
     for (uint32_t l = 0; l < m->program->n_layers; l++) {
         const struct cache_layer *layer = &m->program->layers[l];
-        if (!layer->n_kv_heads)
-            continue;
-        uint32_t group = layer->n_heads / layer->n_kv_heads;
+        uint32_t group = layer->n_kv_heads ? layer->n_heads / layer->n_kv_heads : layer->n_heads;
         options.max_group = group > options.max_group ? group : options.max_group;
         options.max_head_dim = layer->head_dim > options.max_head_dim ? layer->head_dim : options.max_head_dim;
     }

@@ -109,7 +109,8 @@ enum rc update_begin(struct model *model, struct update **update, struct err *er
                        model->backend->name);
     if (model->program->is_reordered || reorders_rows(model->program))
         return err_set(err, RC_UNSUPPORTED,
-                       "weight update: this GGUF file orders the rows of q and k in its own way; load the model's safetensors");
+                       "weight update: this GGUF file orders the rows of q and k, or keeps other weights, in its own way; load "
+                       "the model's safetensors");
     struct update *u = mem_calloc(1, sizeof *u);
     if (!u)
         return out_of_memory(err);

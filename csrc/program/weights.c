@@ -197,10 +197,13 @@ enum rc weights_fill(const struct backend *backend, void *ctx, struct matrix *ma
         uint32_t n = rows->n_rows - row < at_once ? rows->n_rows - row : at_once;
         for (uint32_t r = 0; r < n; r++) {
             uint64_t row_key = dummy_row(key, (uint32_t)(rows->source_row + (row + r) * rows->step));
-            for (uint32_t c = 0; c < cols; c++)
+            for (uint32_t c = 0; c < cols && dtype != DTYPE_MXFP4; c++)
                 floats[(size_t)r * cols + c] = dummy_value(row_key, c);
+            for (uint32_t i = 0; i < cols / 32 && dtype == DTYPE_MXFP4; i++)
+                dummy_mxfp4(row_key, i, (uint8_t *)converted + r * row_bytes(dtype, cols) + i * 17);
         }
-        dtype_from_float(dtype, floats, converted, (size_t)n * cols);
+        if (dtype != DTYPE_MXFP4)
+            dtype_from_float(dtype, floats, converted, (size_t)n * cols);
         rc = backend->matrix_write(ctx, matrix, part, rows->first_row + row, n, converted, err);
     }
     mem_free(floats);
@@ -261,7 +264,10 @@ static enum rc choose_types(struct loader *l, uint32_t w, struct err *err)
             return rc;
         uint32_t own = tensor ? tensor->dtype : DTYPE_F32;
         bool converts = l->options->dtype != DTYPE_NONE && (is_float(own) || own == DTYPE_F64);
-        l->weights->stored[w].dtypes[i] = converts ? l->options->dtype : own == DTYPE_F64 ? DTYPE_F32 : own;
+        if (!tensor && l->options->is_mxfp4 && uses_of(l->weights->program, w) & MATRIX_EXPERTS)
+            l->weights->stored[w].dtypes[i] = DTYPE_MXFP4;
+        else
+            l->weights->stored[w].dtypes[i] = converts ? l->options->dtype : own == DTYPE_F64 ? DTYPE_F32 : own;
         l->all_bytes += part_bytes(weight, i, tensor);
     }
     return RC_OK;

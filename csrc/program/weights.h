@@ -13,6 +13,7 @@ struct weights_options {
     uint32_t dtype;       /* type that unquantised matrices are converted to; DTYPE_NONE: as in the file */
     uint32_t arithmetic;  /* enum arithmetic */
     bool is_dummy;        /* no checkpoint: seeded, non-zero values */
+    bool is_mxfp4;        /* of dummy weights: those of experts are blocks of MXFP4 */
     uint64_t seed;
     /* Called after every part; false stops the load with RC_INVALID. May be NULL. */
     bool (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);

@@ -38,6 +38,15 @@ static void stage_vector(struct stage *s, const char *name, PyObject *object, si
         stage_fail(s, name, "as many items as the other arrays ask for");
 }
 
+/* x, dt, b, c and out, which ssm and selective_scan share, and the gate where there is one. */
+static void stage_mixed(struct stage *s, PyObject *const objects[6], struct view *const views[6])
+{
+    static const char *const names[6] = {"x", "dt", "b", "c", "out", "gate"};
+    for (uint32_t i = 0; i < 6; i++)
+        if (i < 5 || objects[i] != Py_None)
+            stage_view(s, names[i], objects[i], i == 4, views[i]);
+}
+
 PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"state", "batch", "x", "weight", "bias", "out", "n_taps", "act", NULL};
@@ -91,13 +100,8 @@ PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs)
                                      &dt_bias, &skip, &out, &a.n_groups, &a.dt_min, &a.dt_max, &gate, &a.act, &norms))
         return NULL;
     stage_batch(&s, batch, &view);
-    stage_view(&s, "x", x, false, &a.x);
-    stage_view(&s, "dt", dt, false, &a.dt);
-    stage_view(&s, "b", b, false, &a.b);
-    stage_view(&s, "c", c, false, &a.c);
-    stage_view(&s, "out", out, true, &a.out);
-    if (gate != Py_None)
-        stage_view(&s, "gate", gate, false, &a.gate);
+    stage_mixed(&s, (PyObject *const[]){x, dt, b, c, out, gate},
+                (struct view *const[]){&a.x, &a.dt, &a.b, &a.c, &a.out, &a.gate});
     if (norms != Py_None)
         stage_norms(&s, norms, &a);
     size_t n_heads = stage_array(&s, "a_log", a_log, 'f', false, &a.a_log);
@@ -127,13 +131,8 @@ PyObject *py_backend_selective_scan(PyObject *object, PyObject *args, PyObject *
                                      &skip, &out, &gate, &a.act))
         return NULL;
     stage_batch(&s, batch, &view);
-    stage_view(&s, "x", x, false, &a.x);
-    stage_view(&s, "dt", dt, false, &a.dt);
-    stage_view(&s, "b", b, false, &a.b);
-    stage_view(&s, "c", c, false, &a.c);
-    stage_view(&s, "out", out, true, &a.out);
-    if (gate != Py_None)
-        stage_view(&s, "gate", gate, false, &a.gate);
+    stage_mixed(&s, (PyObject *const[]){x, dt, b, c, out, gate},
+                (struct view *const[]){&a.x, &a.dt, &a.b, &a.c, &a.out, &a.gate});
     a.n_state = a.b.width;
     stage_vector(&s, "a_log", a_log, (size_t)a.x.width * a.n_state, false, &a.a_log);
     stage_vector(&s, "dt_bias", dt_bias, a.x.width, true, &a.dt_bias);

@@ -116,6 +116,9 @@ static void task_parse(struct sampling *s, PyObject *dict, struct sample_task *t
     task->seen = task_seen(s, dict, &task->n_seen);
     task->banned = task_ids(s, dict, "banned", &task->n_banned);
     task->allowed = task_ids(s, dict, "allowed", &task->n_allowed);
+    uint32_t n_words;
+    const int32_t *words = task_ids(s, dict, "mask", &n_words);
+    task->mask = n_words ? (const uint32_t *)words : NULL;
 }
 
 /* Room for the lists of all tasks, for tasks and results. */
@@ -130,7 +133,7 @@ static int sampling_size(struct sampling *s, PyObject *list, Py_ssize_t n)
         }
         s->size_bytes += 64 + task_count(dict, "bias") * sizeof(struct token_bias) +
                          task_count(dict, "seen") * sizeof(struct token_seen) +
-                         4ul * (task_count(dict, "banned") + task_count(dict, "allowed"));
+                         4ul * (task_count(dict, "banned") + task_count(dict, "allowed") + task_count(dict, "mask"));
         n_top += task_int(dict, "n_top");
     }
     s->tasks = mem_calloc((size_t)n, sizeof *s->tasks);

@@ -405,6 +405,13 @@ static PyObject *step_log(PyObject *object, PyObject *max)
     return engine ? py_step_log(engine, n < 0 ? 0 : n > UINT32_MAX ? UINT32_MAX : (uint32_t)n) : NULL;
 }
 
+static PyObject *kv_events(PyObject *object, PyObject *next)
+{
+    unsigned long long from = PyLong_AsUnsignedLongLong(next);
+    struct engine *engine = PyErr_Occurred() ? NULL : opened((Engine *)object);
+    return engine ? py_kv_events(engine, from) : NULL;
+}
+
 static PyObject *histograms(PyObject *object, PyObject *args)
 {
     (void)args;
@@ -445,6 +452,7 @@ static PyMethodDef methods[] = {
      "Forgets all cached blocks; with True running requests recompute theirs."},
     {"stats", stats, METH_NOARGS, "A snapshot of the counters."},
     {"step_log", step_log, METH_O, "The last steps, at most so many, the oldest first."},
+    {"kv_events", kv_events, METH_O, "Events of the prefix cache from a number on, and the number behind the last of them."},
     {"histograms", histograms, METH_NOARGS, "By name: bounds, counts (one more than bounds) and the sum of the values."},
     {"check", check, METH_NOARGS, "Walks the invariants; RuntimeError names a broken one."},
     {"close", close_engine, METH_NOARGS, "Frees everything; twice is fine."},

@@ -42,6 +42,8 @@ const char *py_finish_name(enum finish finish);
 /* What Engine.stats, step_log and histograms return. */
 PyObject *py_stats(const struct engine_stats *stats);
 PyObject *py_step_log(struct engine *engine, uint32_t max);
+/* (number behind the last, [(number, kind, hash, parent or None, group, ids, salt), ...]): events from a number on. */
+PyObject *py_kv_events(struct engine *engine, uint64_t next);
 PyObject *py_histograms(struct engine *engine);
 
 #endif

@@ -8,6 +8,7 @@ static const char *const FINISHES[] = {
     [FINISH_EOS] = "eos",
     [FINISH_STOP_ID] = "stop_id",
     [FINISH_STOP_STRING] = "stop_string",
+    [FINISH_GRAMMAR] = "grammar",
     [FINISH_LENGTH] = "length",
     [FINISH_ABORT] = "abort",
     [FINISH_ERROR] = "error",
@@ -99,15 +100,23 @@ static PyObject *states_of(const struct news *news)
     return bytes_of(news->states, (size_t)news->n_states * news->states_width, sizeof *news->states);
 }
 
+static PyObject *error_of(const struct news *news)
+{
+    if (!news->error)
+        return Py_NewRef(Py_None);
+    return PyUnicode_DecodeUTF8(news->error, (Py_ssize_t)strlen(news->error), "replace"); /* it may have been cut */
+}
+
 PyObject *py_news(const struct news *news)
 {
     return Py_BuildValue(
-        "{sKsIszsisIsIsIsNsNsNsNsNsIsIsIsNs(dddd)sNsN}",
+        "{sKsIszsisIsNsIsIsNsNsNsNsNsIsIsIsNs(dddd)sNsN}",
         "request", (unsigned long long)news->request,
         "sample", news->sample,
         "finish", py_finish_name(news->finish),
         "stop", (int)news->stop,
         "status", news->status,
+        "error", error_of(news),
         "error_position", news->error_position,
         "first", news->first,
         "ids", bytes_of(news->ids, news->n_new, sizeof *news->ids),

@@ -307,6 +307,20 @@ static int request_salt(const struct item *item, struct request_spec *spec)
     return parse_bytes(item, &spec->salt.bytes, &spec->salt.n);
 }
 
+/* (kind, text, library), all bytes. */
+static int request_grammar(const struct item *item, struct request_spec *spec)
+{
+    PyObject *parts = item->value;
+    struct grammar_spec *grammar = &spec->grammar;
+    const char **places[] = {&grammar->kind, &grammar->text, &grammar->library};
+    if (!PyTuple_Check(parts) || PyTuple_Size(parts) != 3)
+        return refuse(item, "a tuple of kind, text and library");
+    for (Py_ssize_t i = 0; i < 3; i++)
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(parts, i), (char **)places[i], NULL) < 0) /* no zero within */
+            return -1;
+    return 0;
+}
+
 #define FIELD(function, parse, field)                                                 \
     static int function(const struct item *item, struct request_spec *spec)           \
     {                                                                                 \
@@ -352,6 +366,7 @@ static const struct {
     {"allowed_token_ids", request_allowed},
     {"bad_words", request_bad_words},
     {"stop", request_stop},
+    {"grammar", request_grammar},
     {"hide_special", request_hide_special},
     {"prior", request_prior},
     {"salt", request_salt},
@@ -441,6 +456,8 @@ static int parse_option(const struct item *item, struct engine_target *target)
     struct engine_config *config = target->config;
     if (strcmp(item->name, "max_logprobs") == 0)
         return parse_count(item, &config->max_logprobs);
+    if (strcmp(item->name, "kv_event_capacity") == 0)
+        return parse_count(item, &config->n_kv_events);
     if (strcmp(item->name, "enable_prefix_caching") == 0)
         return parse_bool(item, &config->prefix_caching);
     if (strcmp(item->name, "is_serial") == 0)

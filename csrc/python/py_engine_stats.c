@@ -1,4 +1,5 @@
 /* py_engine_stats.c: what an engine has counted as Python numbers. */
+#define PY_SSIZE_T_CLEAN
 #include "py_engine.h"
 
 #include <stdio.h>
@@ -18,6 +19,8 @@ PyObject *py_stats(const struct engine_stats *s)
     } counts[] = {
         {"num_running", s->num_running},
         {"num_waiting", s->num_waiting},
+        {"num_held", s->num_held},
+        {"num_compiling", s->num_compiling},
         {"num_unfinished", s->num_unfinished},
         {"num_preemptions", s->num_preemptions},
         {"num_mixed_preemptions", s->num_mixed_preemptions},
@@ -43,6 +46,8 @@ PyObject *py_stats(const struct engine_stats *s)
         {"weight_epoch", s->weight_epoch},
         {"sleep_level", s->sleep_level},
         {"nonfinite_rows", s->nonfinite_rows},
+        {"num_masks", s->num_masks},
+        {"mask_us", s->mask_us},
         {"allocations_since_warmup", s->allocations_since_warmup},
     };
     PyObject *dict = Py_BuildValue("{sdsdsd}", "last_step_ms", s->last_step_ms, "last_host_us", s->last_host_us, "uptime_s",
@@ -86,6 +91,31 @@ PyObject *py_step_log(struct engine *engine, uint32_t max)
     }
     Py_DECREF(memory);
     return list;
+}
+
+static PyObject *kv_event_tuple(const struct kv_event *e, const int32_t *ids, uint32_t block_tokens)
+{
+    PyObject *parent = e->has_parent ? PyLong_FromUnsignedLongLong(e->parent) : Py_NewRef(Py_None);
+    return Py_BuildValue("(KIKNIy#y#)", (unsigned long long)e->number, e->kind, (unsigned long long)e->hash, parent, e->group,
+                         (const char *)ids, (Py_ssize_t)(e->kind == KV_STORED ? block_tokens * sizeof *ids : 0), e->salt,
+                         (Py_ssize_t)e->n_salt);
+}
+
+PyObject *py_kv_events(struct engine *engine, uint64_t next)
+{
+    enum { AT_ONCE = 64 };
+    uint32_t block_tokens = engine_block_tokens(engine), n;
+    struct kv_event events[AT_ONCE];
+    int32_t ids[AT_ONCE * MAX_BLOCK_TOKENS];
+    PyObject *list = PyList_New(0);
+    n = engine_kv_events(engine, &next, events, ids, AT_ONCE);
+    for (uint32_t i = 0; i < n && list; i++) {
+        PyObject *event = kv_event_tuple(&events[i], &ids[i * block_tokens], block_tokens);
+        if (!event || PyList_Append(list, event) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(event);
+    }
+    return list ? Py_BuildValue("(KN)", (unsigned long long)next, list) : NULL;
 }
 
 static PyObject *histogram_tuple(enum histogram_name name, const struct histogram *histogram)

@@ -88,13 +88,16 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->max_model_len = (uint32_t)n[4];
     o->kv_cache_bytes = n[5];
     PyObject *fits = PyMapping_GetItemString(options, "fit_model_len"), *seed = PyMapping_GetItemString(options, "dummy_seed");
-    if (fits && seed) {
+    PyObject *mxfp4 = PyMapping_GetItemString(options, "dummy_mxfp4");
+    if (fits && seed && mxfp4) {
         o->fits_model_len = PyObject_IsTrue(fits) == 1;
         o->weights.is_dummy = seed != Py_None;
+        o->weights.is_mxfp4 = PyObject_IsTrue(mxfp4) == 1;
         o->weights.seed = seed == Py_None ? 0 : PyLong_AsUnsignedLongLong(seed);
     }
     Py_XDECREF(fits);
     Py_XDECREF(seed);
+    Py_XDECREF(mxfp4);
     return PyErr_Occurred() ? -1 : 0;
 }
 

@@ -301,7 +301,7 @@ static struct draw draw_of_task(const struct fake *fake, const struct batch *b, 
     for (uint32_t i = 0; i < t->n_bias; i++)
         draw.bias += mix((uint64_t)t->bias[i].id, bits_of(t->bias[i].value));
     for (uint32_t id = 0; id < VOCAB; id++)
-        draw.is_banned[id] = t->n_allowed || id >= b->vocab_limit;
+        draw.is_banned[id] = t->n_allowed || id >= b->vocab_limit || (t->mask && !(t->mask[id / 32] >> id % 32 & 1));
     for (uint32_t i = 0; i < t->n_allowed; i++)
         draw.is_banned[t->allowed[i]] = (uint32_t)t->allowed[i] >= b->vocab_limit;
     for (uint32_t i = 0; i < t->n_banned; i++)
@@ -391,6 +391,8 @@ static enum rc fake_start(void *ctx, struct batch *b, struct err *err)
     fake->last = flight;
     fake->n_in_flight++;
     fake->n_most_in_flight = fake->n_in_flight > fake->n_most_in_flight ? fake->n_in_flight : fake->n_most_in_flight;
+    if (b->has_masks)
+        b->await_masks(b->masks_ctx);
     return RC_OK;
 }
 

@@ -30,7 +30,7 @@ def model(
     options = {
         **core_options(device), "num_threads": 1, "dtype": "auto", "kv_dtype": "auto", "activation_dtype": "auto",
         "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "kv_cache_bytes": 16 << 20,
-        "fit_model_len": False, "dummy_seed": None,
+        "fit_model_len": False, "dummy_seed": None, "dummy_mxfp4": False,
     }  # fmt: skip
     return _core.Model(spec, checkpoint, options)
 

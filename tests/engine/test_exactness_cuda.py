@@ -32,6 +32,13 @@ MODELS = {
         "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
         "tie_word_embeddings": True,
     },
+    "deepseek2-bfloat16": {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "torch_dtype": "bfloat16", "hidden_size": 1024,
+        "intermediate_size": 2048, "moe_intermediate_size": 256, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "norm_topk_prob": False, "topk_method": "greedy", "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 OPTIONS = [
     {},

@@ -1,0 +1,637 @@
+#define _GNU_SOURCE
+#include "grammar.h"
+
+#include "../base/mem.h"
+#include "llguidance.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define COMPILE_SECONDS 5.0
+#define MAX_COMPILERS 2u
+#define MAX_FILLERS 8u
+#define N_CACHED 32u
+#define ERROR_BYTES 400u
+
+struct matcher {
+    struct grammars *grammars;
+    const struct id_list *stop_ids;
+    struct llg_matcher *handle;
+    uint32_t *mask;
+    const char *error, *mask_error; /* of a token; of filling the mask, which another thread may be at */
+    enum match match;
+    int32_t id;                    /* to be taken in */
+    bool is_queued;                /* until its mask is complete */
+    struct matcher *next;
+};
+
+struct grammar {
+    struct grammars *grammars;
+    atomic_uint n_holders;         /* the request, and the thread that compiles it */
+    atomic_uint state;             /* of enum grammar_state */
+    _Atomic double begun;          /* 0: nobody has */
+    const char *kind, *text;       /* own */
+    struct id_list prior, stop_ids;
+    uint32_t n_samples, n_made;
+    struct matcher *matchers;      /* [n_samples] */
+    uint32_t *masks;               /* [n_samples][n_words] */
+    bool is_late;                  /* the driver's: the time was over */
+    char error[ERROR_BYTES];
+    struct grammar *next;
+};
+
+struct cached {
+    char *kind, *text;
+    struct llg_matcher *handle;
+    bool is_warm;                  /* it has served: what the library makes as it goes is there */
+    uint64_t used;
+};
+
+struct grammars {
+    struct llguidance library;
+    uint32_t n_words;
+
+    pthread_mutex_t lock;          /* guards what follows, up to the blank line */
+    pthread_cond_t ordered, queued, changed;
+    uint32_t n_holders;            /* the engine and the threads */
+    bool is_closing;
+    struct grammar *first, *last;  /* orders that nobody has begun */
+    uint32_t n_compilers, n_idle;
+    struct matcher *tokens, *queue; /* to be taken in, masks to be filled: that nobody has begun */
+    uint32_t n_taking, n_filling, n_asleep;
+    uint64_t n_filled;
+    double filling_seconds;
+
+    pthread_mutex_t cache_lock;    /* guards what follows */
+    struct llg_tokenizer *tokenizer;
+    struct llg_tokenizer_init init; /* its arrays go once the tokenizer is made */
+    struct cached cache[N_CACHED];
+    uint64_t n_used;
+};
+
+static double seconds_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static void forget_vocabulary(struct grammars *g)
+{
+    mem_free((void *)g->init.token_lengths);
+    mem_free((void *)g->init.token_bytes);
+    mem_free((void *)g->init.more_eos);
+    g->init.token_lengths = NULL;
+    g->init.token_bytes = NULL;
+    g->init.more_eos = NULL;
+}
+
+/* Lock held; gives it up. */
+static void unlock_release(struct grammars *g)
+{
+    bool is_last = --g->n_holders == 0;
+    pthread_mutex_unlock(&g->lock);
+    if (!is_last)
+        return;
+    for (uint32_t i = 0; i < N_CACHED && g->cache[i].handle; i++) {
+        g->library.free_matcher(g->cache[i].handle);
+        mem_free(g->cache[i].kind);
+    }
+    if (g->tokenizer)
+        g->library.free_tokenizer(g->tokenizer);
+    forget_vocabulary(g);
+    pthread_cond_destroy(&g->ordered);
+    pthread_cond_destroy(&g->queued);
+    pthread_cond_destroy(&g->changed);
+    pthread_mutex_destroy(&g->lock);
+    pthread_mutex_destroy(&g->cache_lock);
+    mem_free(g);
+}
+
+/* Lock held: the thread holds g. Signals belong to the program. */
+static bool start_thread(struct grammars *g, void *(*run)(void *), const char *name)
+{
+    sigset_t all, old;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    bool is_started = pthread_create(&thread, NULL, run, g) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!is_started)
+        return false;
+    pthread_setname_np(thread, name);
+    pthread_detach(thread);
+    g->n_holders++;
+    return true;
+}
+
+/* ---- masks -------------------------------------------------------------------------------------------------------------- */
+
+static void fill_mask(struct matcher *m)
+{
+    const struct llguidance *library = &m->grammars->library;
+    if (library->compute_mask_into(m->handle, m->mask, m->grammars->n_words * sizeof *m->mask)) {
+        const char *error = library->get_error(m->handle);
+        m->mask_error = error ? error : "the grammar has no next token";
+        memset(m->mask, 0, m->grammars->n_words * sizeof *m->mask);
+    } else if (m->stop_ids->n && library->is_accepting(m->handle)) {
+        for (uint32_t i = 0; i < m->stop_ids->n; i++)
+            m->mask[m->stop_ids->ids[i] / 32] |= 1u << m->stop_ids->ids[i] % 32;
+    }
+}
+
+static void consumed(struct matcher *m, int32_t rc)
+{
+    const struct llguidance *library = &m->grammars->library;
+    if (rc) {
+        const char *error = library->get_error(m->handle);
+        m->error = error ? error : "the grammar refuses the token";
+        m->match = MATCH_FAILED;
+    } else {
+        m->match = library->is_stopped(m->handle) ? MATCH_ENDED : MATCH_GOES_ON;
+    }
+}
+
+/* Lock held, but not while a mask is filled. Takes the next one, if there is any. */
+static bool fill_next(struct grammars *g)
+{
+    struct matcher *m = g->queue;
+    if (!m)
+        return false;
+    g->queue = m->next;
+    g->n_filling++;
+    pthread_mutex_unlock(&g->lock);
+    double begun = seconds_now();
+    fill_mask(m);
+    double seconds = seconds_now() - begun;
+    pthread_mutex_lock(&g->lock);
+    g->n_filled++;
+    g->filling_seconds += seconds;
+    m->is_queued = false;
+    if (--g->n_filling == 0 && !g->queue)
+        pthread_cond_broadcast(&g->changed);
+    return true;
+}
+
+/* Lock held. */
+static void wake_filler(struct grammars *g)
+{
+    if (!g->n_asleep)
+        return;
+    g->n_asleep--;
+    pthread_cond_signal(&g->queued);
+}
+
+/* The same for a token, whose mask is then to be filled. */
+static bool take_next(struct grammars *g)
+{
+    struct matcher *m = g->tokens;
+    if (!m)
+        return false;
+    g->tokens = m->next;
+    g->n_taking++;
+    pthread_mutex_unlock(&g->lock);
+    consumed(m, g->library.consume_token(m->handle, (uint32_t)m->id));
+    pthread_mutex_lock(&g->lock);
+    m->is_queued = m->match != MATCH_FAILED;
+    if (m->is_queued) {
+        m->next = g->queue;
+        g->queue = m;
+        wake_filler(g);
+    }
+    if (--g->n_taking == 0 && !g->tokens)
+        pthread_cond_broadcast(&g->changed);
+    return true;
+}
+
+static void *run_filler(void *ctx)
+{
+    struct grammars *g = ctx;
+    pthread_mutex_lock(&g->lock);
+    while (!g->is_closing)
+        if (!take_next(g) && !fill_next(g)) {
+            g->n_asleep++;
+            pthread_cond_wait(&g->queued, &g->lock);
+        }
+    unlock_release(g);
+    return NULL;
+}
+
+void grammars_finish_masks(struct grammars *g, uint64_t *n_masks, uint64_t *mask_us)
+{
+    pthread_mutex_lock(&g->lock);
+    while (fill_next(g))
+        continue;
+    while (g->n_filling)
+        pthread_cond_wait(&g->changed, &g->lock);
+    *n_masks = g->n_filled;
+    *mask_us = (uint64_t)(g->filling_seconds * 1e6);
+    pthread_mutex_unlock(&g->lock);
+}
+
+enum match matcher_look(const struct matcher *m)
+{
+    return m->match;
+}
+
+void matcher_take(struct matcher *m, int32_t id)
+{
+    struct grammars *g = m->grammars;
+    pthread_mutex_lock(&g->lock);
+    m->id = id;
+    m->is_queued = true;
+    m->next = g->tokens;
+    g->tokens = m;
+    wake_filler(g);
+    pthread_mutex_unlock(&g->lock);
+}
+
+enum match matcher_take_last(struct matcher *m, int32_t id)
+{
+    consumed(m, m->grammars->library.consume_token(m->handle, (uint32_t)id));
+    return m->match;
+}
+
+void grammars_finish_tokens(struct grammars *g)
+{
+    pthread_mutex_lock(&g->lock);
+    while (take_next(g))
+        continue;
+    while (g->n_taking)
+        pthread_cond_wait(&g->changed, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}
+
+const char *matcher_error(const struct matcher *m)
+{
+    return m->error;
+}
+
+const char *matcher_mask_error(const struct matcher *m)
+{
+    return m->mask_error;
+}
+
+const uint32_t *matcher_mask(const struct matcher *m)
+{
+    return m->mask;
+}
+
+/* ---- orders ------------------------------------------------------------------------------------------------------------- */
+
+/* Of a grammar compiled lately; the cache's lock is held. */
+static struct cached *find_cached(struct grammars *g, const struct grammar *order)
+{
+    for (uint32_t i = 0; i < N_CACHED && g->cache[i].handle; i++)
+        if (strcmp(g->cache[i].text, order->text) == 0 && strcmp(g->cache[i].kind, order->kind) == 0)
+            return &g->cache[i];
+    return NULL;
+}
+
+static struct llg_matcher *copy_cached(struct grammars *g, const struct grammar *order)
+{
+    pthread_mutex_lock(&g->cache_lock);
+    struct cached *cached = find_cached(g, order);
+    struct llg_matcher *copy = cached ? g->library.clone_matcher(cached->handle) : NULL;
+    if (cached)
+        cached->used = ++g->n_used;
+    pthread_mutex_unlock(&g->cache_lock);
+    return copy;
+}
+
+/* A matcher that has served, back at its beginning, is copied from now on; once, so that what it holds has a bound. */
+static void warm_cached(struct grammars *g, struct grammar *order)
+{
+    struct matcher *served = &order->matchers[0];
+    pthread_mutex_lock(&g->cache_lock);
+    struct cached *cached = find_cached(g, order);
+    bool is_sound = served->match != MATCH_FAILED && !served->mask_error;
+    if (cached && !cached->is_warm && is_sound && g->library.reset(served->handle) == 0) {
+        struct llg_matcher *cold = cached->handle;
+        cached->handle = served->handle;
+        cached->is_warm = true;
+        served->handle = cold;
+    }
+    pthread_mutex_unlock(&g->cache_lock);
+}
+
+static void release_holder(struct grammar *order)
+{
+    if (atomic_fetch_sub(&order->n_holders, 1) > 1)
+        return;
+    struct grammars *g = order->grammars;
+    for (uint32_t i = 0; i < order->n_made; i++)
+        g->library.free_matcher(order->matchers[i].handle);
+    mem_free(order);
+    pthread_mutex_lock(&g->lock);
+    unlock_release(g);
+}
+
+static bool has_queued(const struct grammar *order)
+{
+    bool result = false;
+    pthread_mutex_lock(&order->grammars->lock);
+    for (uint32_t i = 0; i < order->n_made; i++)
+        result |= order->matchers[i].is_queued;
+    pthread_mutex_unlock(&order->grammars->lock);
+    return result;
+}
+
+void grammar_release(struct grammar *order)
+{
+    uint64_t n_masks, mask_us;
+    if (!order)
+        return;
+    bool is_ready = atomic_load(&order->state) == GRAMMAR_READY;
+    if (is_ready && has_queued(order)) {
+        grammars_finish_tokens(order->grammars);
+        grammars_finish_masks(order->grammars, &n_masks, &mask_us);
+    }
+    if (is_ready)
+        warm_cached(order->grammars, order);
+    release_holder(order);
+}
+
+static struct llg_tokenizer *make_tokenizer(struct grammars *g, char *error)
+{
+    pthread_mutex_lock(&g->cache_lock);
+    if (!g->tokenizer && g->init.token_lengths)
+        g->tokenizer = g->library.new_tokenizer(&g->init, error, ERROR_BYTES);
+    forget_vocabulary(g);
+    pthread_mutex_unlock(&g->cache_lock);
+    return g->tokenizer;
+}
+
+
+/* Keeps a copy in the place of what was used longest ago; where memory is short, none. */
+static void keep_cached(struct grammars *g, const struct grammar *order, const struct llg_matcher *handle)
+{
+    size_t n_kind = strlen(order->kind) + 1, n_text = strlen(order->text) + 1;
+    char *names = mem_alloc(n_kind + n_text);
+    if (!names)
+        return;
+    pthread_mutex_lock(&g->cache_lock);
+    struct cached *place = &g->cache[0];
+    for (uint32_t i = 1; i < N_CACHED; i++)
+        place = g->cache[i].used < place->used ? &g->cache[i] : place;
+    g->library.free_matcher(place->handle);
+    mem_free(place->kind);
+    struct llg_matcher *copy = g->library.clone_matcher(handle);
+    *place = (struct cached){.kind = names, .text = names + n_kind, .handle = copy, .used = ++g->n_used};
+    memcpy(place->kind, order->kind, n_kind);
+    memcpy(place->text, order->text, n_text);
+    pthread_mutex_unlock(&g->cache_lock);
+}
+
+static struct llg_matcher *compile(struct grammars *g, struct grammar *order)
+{
+    union llg_matcher_init init = {.room = {0}};
+    struct llg_tokenizer *tokenizer = make_tokenizer(g, order->error);
+    if (!tokenizer)
+        return NULL;
+    struct llg_matcher *handle = copy_cached(g, order);
+    if (handle)
+        return handle;
+    g->library.set_defaults(&init, tokenizer);
+    init.head.log_buffer_level = init.head.log_stderr_level = 0;
+    handle = g->library.new_matcher(&init, order->kind, order->text);
+    const char *error = g->library.get_error(handle);
+    if (!error) {
+        keep_cached(g, order, handle);
+        return handle;
+    }
+    strncpy(order->error, error, ERROR_BYTES - 1);
+    g->library.free_matcher(handle);
+    return NULL;
+}
+
+/* The first matcher, up to the mask of its next token; the others are its copies. */
+static bool make_matchers(struct grammars *g, struct grammar *order, struct llg_matcher *handle)
+{
+    struct matcher *first = &order->matchers[0];
+    for (uint32_t i = 0; i < order->n_samples; i++) {
+        struct matcher *m = &order->matchers[i];
+        *m = (struct matcher){.grammars = g, .stop_ids = &order->stop_ids, .mask = order->masks + (size_t)i * g->n_words};
+        m->handle = i ? g->library.clone_matcher(first->handle) : handle;
+        order->n_made++;
+        if (i) {
+            m->match = first->match;
+            memcpy(m->mask, first->mask, g->n_words * sizeof *m->mask);
+            continue;
+        }
+        consumed(m, order->prior.n ? g->library.consume_tokens(handle, (const uint32_t *)order->prior.ids, order->prior.n) : 0);
+        if (m->match != MATCH_FAILED)
+            fill_mask(m);
+        const char *error = m->match == MATCH_FAILED ? m->error : m->mask_error;
+        if (error) {
+            strncpy(order->error, error, ERROR_BYTES - 1);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void serve(struct grammars *g, struct grammar *order)
+{
+    atomic_store(&order->begun, seconds_now());
+    struct llg_matcher *handle = compile(g, order);
+    bool is_ready = handle && make_matchers(g, order, handle);
+    unsigned waits = GRAMMAR_WAITS; /* unless the time was over */
+    atomic_compare_exchange_strong(&order->state, &waits, is_ready ? GRAMMAR_READY : GRAMMAR_FAILED);
+    release_holder(order);
+}
+
+static void *run_compiler(void *ctx)
+{
+    struct grammars *g = ctx;
+    pthread_mutex_lock(&g->lock);
+    while (!g->is_closing || g->first) {
+        struct grammar *order = g->first;
+        if (!order) {
+            g->n_idle++;
+            pthread_cond_wait(&g->ordered, &g->lock);
+            g->n_idle--;
+            continue;
+        }
+        g->first = order->next;
+        bool is_wanted = atomic_load(&order->n_holders) > 1;
+        pthread_mutex_unlock(&g->lock);
+        if (is_wanted)
+            serve(g, order);
+        else
+            release_holder(order);
+        pthread_mutex_lock(&g->lock);
+        pthread_cond_broadcast(&g->changed);
+    }
+    g->n_compilers--;
+    unlock_release(g);
+    return NULL;
+}
+
+/* Room for an order behind its struct; everything of it is copied. */
+static struct grammar *create_order(struct grammars *g, const struct grammar_spec *spec, const struct id_list *prior,
+                                    const struct id_list *stop_ids, uint32_t n_samples)
+{
+    size_t n_kind = strlen(spec->kind) + 1, n_text = strlen(spec->text) + 1, n_ids = (size_t)prior->n + stop_ids->n;
+    size_t n_words = (size_t)n_samples * g->n_words;
+    struct grammar *order = mem_calloc(1, sizeof *order + n_samples * sizeof *order->matchers + n_words * sizeof *order->masks +
+                                              n_ids * sizeof(int32_t) + n_kind + n_text);
+    if (!order)
+        return NULL;
+    order->grammars = g;
+    order->n_samples = n_samples;
+    order->matchers = (struct matcher *)(order + 1);
+    order->masks = (uint32_t *)(order->matchers + n_samples);
+    int32_t *ids = (int32_t *)(order->masks + n_words);
+    order->prior = (struct id_list){ids, prior->n};
+    order->stop_ids = (struct id_list){ids + prior->n, stop_ids->n};
+    if (prior->n)
+        memcpy(ids, prior->ids, prior->n * sizeof *ids);
+    if (stop_ids->n)
+        memcpy(ids + prior->n, stop_ids->ids, stop_ids->n * sizeof *ids);
+    order->kind = memcpy(ids + n_ids, spec->kind, n_kind);
+    order->text = memcpy((char *)order->kind + n_kind, spec->text, n_text);
+    atomic_init(&order->n_holders, 2);
+    return order;
+}
+
+enum rc grammar_order(struct grammars *g, const struct grammar_spec *spec, const struct id_list *prior,
+                      const struct id_list *stop_ids, uint32_t n_samples, struct grammar **result, struct err *err)
+{
+    struct grammar *order = create_order(g, spec, prior, stop_ids, n_samples);
+    if (!order)
+        return err_set(err, RC_MEMORY, "structured_outputs: out of memory for %u samples", n_samples);
+    pthread_mutex_lock(&g->lock);
+    if (!g->n_idle && g->n_compilers < MAX_COMPILERS)
+        g->n_compilers += start_thread(g, run_compiler, "llmpy-grammar");
+    bool is_served = g->n_compilers > 0;
+    if (is_served) {
+        g->n_holders++; /* the order's */
+        if (g->first)
+            g->last->next = order;
+        else
+            g->first = order;
+        g->last = order;
+        pthread_cond_signal(&g->ordered);
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (!is_served) {
+        mem_free(order);
+        return err_set(err, RC_MEMORY, "structured_outputs: no more threads");
+    }
+    *result = order;
+    return RC_OK;
+}
+
+enum grammar_state grammar_look(struct grammar *order)
+{
+    double begun = atomic_load(&order->begun);
+    unsigned waits = GRAMMAR_WAITS;
+    if (begun && seconds_now() > begun + COMPILE_SECONDS)
+        order->is_late |= atomic_compare_exchange_strong(&order->state, &waits, GRAMMAR_FAILED);
+    return (enum grammar_state)atomic_load(&order->state);
+}
+
+const char *grammar_error(const struct grammar *order)
+{
+    if (order->is_late)
+        return "compiling the grammar takes longer than 5 seconds; simplify it";
+    return order->error[0] ? order->error : "llguidance cannot take the vocabulary";
+}
+
+struct matcher *grammar_matcher(struct grammar *order, uint32_t sample)
+{
+    return &order->matchers[sample];
+}
+
+void grammars_wait(struct grammars *g, double seconds)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    time.tv_nsec += (long)(seconds * 1e9);
+    time.tv_sec += time.tv_nsec / 1000000000;
+    time.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&g->lock);
+    pthread_cond_timedwait(&g->changed, &g->lock, &time);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- life --------------------------------------------------------------------------------------------------------------- */
+
+/* The library's view of the vocabulary: ids that no text stands for get names that none can match. */
+static bool copy_vocabulary(struct grammars *g, const struct engine_config *config, const uint8_t *is_special)
+{
+    size_t n_bytes = config->token_offsets[config->n_tokens];
+    uint32_t *lengths = mem_calloc(config->vocab_size, sizeof *lengths), *more = mem_alloc(config->n_eos * sizeof *more);
+    uint8_t *bytes = mem_alloc(n_bytes + config->n_tokens), *at = bytes;
+    g->init = (struct llg_tokenizer_init){.struct_size = sizeof g->init, .vocab_size = config->vocab_size,
+                                          .token_lengths = lengths, .token_bytes = bytes, .is_approximate = true,
+                                          .more_eos = more};
+    if (!lengths || !bytes || !more)
+        return false;
+    for (uint32_t i = 0; i < config->n_tokens && i < config->vocab_size; i++) {
+        uint32_t n = (uint32_t)(config->token_offsets[i + 1] - config->token_offsets[i]);
+        if (is_special[i])
+            *at++ = LLG_SPECIAL;
+        memcpy(at, config->token_bytes + config->token_offsets[i], n);
+        lengths[i] = n + is_special[i];
+        at += n;
+    }
+    g->init.eos = config->n_eos ? (uint32_t)config->eos_ids[0] : LLG_NO_TOKEN;
+    for (uint32_t i = 1; i < config->n_eos; i++)
+        more[g->init.n_more_eos++] = (uint32_t)config->eos_ids[i];
+    return true;
+}
+
+enum rc grammars_create(const char *library, const struct engine_config *config, const uint8_t *is_special,
+                        struct grammars **result, struct err *err)
+{
+    if (!config->n_tokens)
+        return err_set(err, RC_UNSUPPORTED,
+                       "structured_outputs: wanted a tokenizer whose tokens' texts, joined, are the text; there is none");
+    struct grammars *g = mem_calloc(1, sizeof *g);
+    if (!g)
+        return err_set(err, RC_MEMORY, "structured_outputs: out of memory");
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&g->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&g->ordered, NULL);
+    pthread_cond_init(&g->queued, NULL);
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_mutex_init(&g->cache_lock, NULL);
+    g->n_holders = 1;
+    g->n_words = (config->vocab_size + 31) / 32;
+    enum rc rc = llguidance_open(library, &g->library, err);
+    if (!rc && !copy_vocabulary(g, config, is_special))
+        rc = err_set(err, RC_MEMORY, "structured_outputs: out of memory for %u tokens", config->n_tokens);
+    if (rc) {
+        grammars_release(g);
+        return rc;
+    }
+    long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t n_fillers = n_cores / 2 < 1 ? 1 : n_cores / 2 > MAX_FILLERS ? MAX_FILLERS : (uint32_t)(n_cores / 2);
+    pthread_mutex_lock(&g->lock);
+    while (n_fillers-- && start_thread(g, run_filler, "llmpy-mask"))
+        continue;
+    pthread_mutex_unlock(&g->lock);
+    *result = g;
+    return RC_OK;
+}
+
+void grammars_release(struct grammars *g)
+{
+    if (!g)
+        return;
+    pthread_mutex_lock(&g->lock);
+    g->is_closing = true;
+    pthread_cond_broadcast(&g->queued);
+    pthread_cond_broadcast(&g->ordered);
+    unlock_release(g);
+}

@@ -1,0 +1,135 @@
+"""StructuredOutputsParams: what is checked when it is made, and what the engine says without llguidance or with another one."""
+
+import asyncio
+import json
+import re
+import subprocess
+
+import pytest
+
+from llmpy import LLM, AsyncEngine, InvalidRequestError, SamplingParams, UnsupportedError, structured_outputs
+from llmpy import StructuredOutputsParams as Structured
+
+pytest.importorskip("llguidance")
+
+VERSION = 'const char *llg_get_version(void) { return "llguidance@%s"; }'
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory, write_model):
+    with LLM(write_model(tmp_path_factory.mktemp("structured")), device="cpu", kv_cache_memory_bytes="16MiB") as made:
+        yield made
+
+
+class Color:
+    """What a pydantic class has."""
+
+    @staticmethod
+    def model_json_schema():
+        return {"enum": ["red", "green"]}
+
+
+def test_exactly_one_constraint():
+    with pytest.raises(InvalidRequestError, match="You must use one kind of structured outputs constraint but none are"):
+        Structured()
+    with pytest.raises(InvalidRequestError, match=r"You can only use one kind of structured outputs .* multiple are specified"):
+        Structured(regex="a", choice=["b"])
+    with pytest.raises(InvalidRequestError, match="none are specified"):
+        Structured(json_object=False)
+    for wrong in ({"regex": 1}, {"choice": "abc"}, {"choice": [1]}, {"json": 3}, {"json_object": "yes"}, {"grammar": b""}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            Structured(**wrong)
+    for bad in ({"json": "{"}, {"choice": []}, {"structural_tag": "x"}, {"regex": "a\0"}, {"grammar": 'root ::= "'}):
+        with pytest.raises(InvalidRequestError) as caught:
+            Structured(**bad)
+        assert caught.value.parameter == "structured_outputs"
+    with pytest.raises(UnsupportedError, match="structural_tag"):
+        Structured(structural_tag={"format": {}})
+
+
+def test_parameters_come_back():
+    params = SamplingParams(structured_outputs={"choice": ("a", "b")})
+    assert params.structured_outputs == Structured(choice=("a", "b"))
+    again = json.loads(json.dumps(params.to_dict()))
+    assert again["structured_outputs"] == {"choice": ["a", "b"]}
+    assert SamplingParams(**again).structured_outputs.language == params.structured_outputs.language
+    with pytest.raises(TypeError, match="structured_outputs must be StructuredOutputsParams"):
+        SamplingParams(structured_outputs="a")
+
+
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        ({"json": Color}, '"(red|green)"'),
+        ({"json": '{"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2}'}, r"\[\s*7\s*,\s*7\s*\]"),
+        ({"choice": ['a "quoted" \\ text', "größe"]}, r'a "quoted" \\ text|größe'),
+        ({"grammar": 'root ::= "x" [0-9] "y"'}, "x[0-9]y"),
+        ({"grammar": 'start: "x" /[0-9]/ "y"'}, "x[0-9]y"),
+    ],
+    ids=str,
+)
+def test_kinds(llm, given, pattern):
+    [output] = llm.generate("x", SamplingParams(structured_outputs=given, max_tokens=120))
+    assert output.finish_reason == "stop" and re.fullmatch(pattern, output.text)
+
+
+def test_json_object(llm):
+    bias = {llm.tokenizer.encode(mark)[0]: 50 for mark in ("}", '"', ":", "1")}
+    [output] = llm.generate("x", SamplingParams(structured_outputs={"json_object": True}, max_tokens=60, logit_bias=bias))
+    assert isinstance(json.loads(output.text), dict)
+
+
+def test_structural_tag(llm):
+    tag = {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": {"type": "boolean"}, "end": "</f>"}]}
+    bias = {llm.tokenizer.encode("<")[0]: 9, llm.tokenizer.encode("f")[0]: 8}
+    [output] = llm.generate("x", SamplingParams(structured_outputs={"structural_tag": tag}, max_tokens=200, logit_bias=bias))
+    begun = [match.start() for match in re.finditer("<f", output.text) if match.start() < len(output.text) - 60]
+    assert begun and all(re.match(r"<f>\s*(true|false)\s*</f>", output.text[start:]) for start in begun)
+
+
+def test_async_engine(tmp_path, write_model):
+    async def ask(engine, **given):
+        return await engine.generate("x", SamplingParams(structured_outputs=given, max_tokens=30, n=2))
+
+    async def run():
+        async with AsyncEngine(write_model(tmp_path), device="cpu", kv_cache_memory_bytes="16MiB") as engine:
+            asked = [ask(engine, regex="[ab]{9}"), ask(engine, json={"type": "x"}), ask(engine, choice=["c"])]
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    letters, bad, choice = asyncio.run(run())
+    assert all(re.fullmatch("[ab]{9}", sample.text) for sample in letters.outputs)
+    assert [sample.text for sample in choice.outputs] == ["c", "c"]
+    assert bad.__cause__.parameter == "structured_outputs" and "Invalid type: x" in str(bad)
+
+
+def test_without_a_tokenizer(tmp_path, write_model):
+    wanted = "structured_outputs needs a tokenizer; skip_tokenizer_init is True"
+    llm = LLM(write_model(tmp_path), device="cpu", kv_cache_memory_bytes="16MiB", skip_tokenizer_init=True)
+    with llm, pytest.raises(InvalidRequestError, match=wanted):
+        llm.generate([5], structured_outputs={"choice": ["a"]})
+
+
+def test_without_llguidance(llm, monkeypatch):
+    monkeypatch.setattr(structured_outputs, "library_path", structured_outputs.library_path.__wrapped__)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'llmpy\[structured\]'"):
+        llm.generate("x", structured_outputs={"choice": ["a"]})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (VERSION % "2.0.0", "wanted llguidance >=1.7,<2, have llguidance@2.0.0"),
+        (VERSION % "1.6.9", "wanted llguidance >=1.7,<2, have llguidance@1.6.9"),
+        (VERSION % "1.9.1", "llguidance@1.9.1 lacks llg_new_tokenizer_v2"),
+        ("int other;", "a library without llg_get_version"),
+    ],
+)
+def test_another_llguidance(tmp_path, write_model, monkeypatch, source, message):
+    (tmp_path / "fake.c").write_text(source)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "fake.so", tmp_path / "fake.c"], check=True)
+    monkeypatch.setattr(structured_outputs, "library_path", lambda: str(tmp_path / "fake.so"))
+    with LLM(write_model(tmp_path), device="cpu", kv_cache_memory_bytes="16MiB") as llm:
+        with pytest.raises(UnsupportedError, match=re.escape(message)):
+            llm.generate("x", structured_outputs={"choice": ["a"]})
+        assert llm.generate("x", max_tokens=2)[0].finish_reason == "length"
