@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ..outputs import CompletionOutput, RequestOutput
-from .chat import Chat, Message, with_object_arguments
+from .chat import Chat, Message, for_template
 from .errors import HttpError, answer, to_http
 from .frames import EventStream, attended
 from .parsing import Piece
@@ -163,6 +163,7 @@ class _Blocks:
 
     def __init__(self) -> None:
         self.index = -1
+        self._num_calls = 0
         self._open: str | None = None
 
     def take(self, piece: Piece, message: Message) -> bytes:
@@ -172,7 +173,7 @@ class _Blocks:
         if kind != self._open or piece.kind == "call":
             frame = self.close()
             self.index, self._open = self.index + 1, kind
-            frame += _event("content_block_start", index=self.index, content_block=_empty(kind, message))
+            frame += _event("content_block_start", index=self.index, content_block=self._empty(kind, message))
         if piece.kind == "call" or not piece.text:
             return frame
         delta = {
@@ -182,19 +183,20 @@ class _Blocks:
         }[kind]
         return frame + _event("content_block_delta", index=self.index, delta=delta)
 
+    def _empty(self, kind: str, message: Message) -> dict[str, Any]:
+        """A block as it begins."""
+        if kind == "text":
+            return {"type": "text", "text": ""}
+        if kind == "thinking":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        call = message.calls[self._num_calls]
+        self._num_calls += 1
+        return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+
     def close(self) -> bytes:
         """The end of the block that is open."""
         was, self._open = self._open, None
         return b"" if was is None else _event("content_block_stop", index=self.index)
-
-
-def _empty(kind: str, message: Message) -> dict[str, Any]:
-    if kind == "text":
-        return {"type": "text", "text": ""}
-    if kind == "thinking":
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    call = message.calls[-1]
-    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
 
 
 async def _frames(chat: Chat, stream: Any) -> AsyncGenerator[bytes]:
@@ -244,6 +246,6 @@ async def count_tokens(service: Service, request: Request) -> ASGIApp:
     body = to_chat(await read(request, MessagesRequest))
     service.model_name(body.model)
     arguments = template_arguments(body, False)
-    turns = [with_object_arguments(message) for message in body.messages]
+    turns = [for_template(message) for message in body.messages]
     ids = await service.beside(chars_of(turns), lambda: service.prompt_ids(turns, arguments))
     return answer({"input_tokens": len(ids)}, headers=service.answer_headers(request))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,13 +16,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..async_engine import AsyncEngine
-from . import anthropic, models
+from ..errors import QueueFullError
+from . import anthropic, control, models, page, pooling, render, responses, scoring, weights
 from .chat import chat_completions
 from .completions import completions
-from .errors import HttpError, refusal
+from .errors import HttpError, log, refusal
 from .frames import ClientGone
+from .generate import generate
 from .metrics import metrics
 from .middleware import Guard
+from .openapi import openapi
 from .service import Options, Service
 
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
@@ -30,13 +33,21 @@ Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 POST: dict[str, Handler] = {
     "/v1/completions": completions,
     "/v1/chat/completions": chat_completions,
-    "/v1/embeddings": models.embeddings,
+    "/v1/responses": responses.responses,
+    "/v1/responses/{id}/cancel": responses.cancel,
+    "/v1/embeddings": pooling.embeddings,
+    "/pooling": pooling.pooling,
+    "/classify": pooling.classify,
+    **scoring.POST,
+    "/inference/v1/generate": generate,
+    **render.POST,
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
     "/tokenize": models.tokenize,
     "/detokenize": models.detokenize,
 }
 GET: dict[str, Handler] = {
+    "/v1/responses/{id}": responses.response,
     "/v1/models": models.models,
     "/v1/models/{name:path}": models.model,
     "/tokenizer_info": models.tokenizer_info,
@@ -45,24 +56,66 @@ GET: dict[str, Handler] = {
     "/version": models.version,
     "/load": models.load,
     "/metrics": metrics,
+    "/openapi.json": openapi,
 }
-LATER = ("/v1/responses", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/classify", "/score", "/rerank", "/pooling")
+CONTROL_POST: dict[str, Handler] = {**control.POST, **weights.POST}
+CONTROL_GET: dict[str, Handler] = {**control.GET, **weights.GET}
+RENDERING = (
+    *render.POST,
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/v1/models",
+    "/v1/models/{name:path}",
+    "/health",
+    "/ping",
+    "/version",
+)
+"""The paths of a server that only renders."""
+_ADAPTERS, _SGLANG = "adapters", "SGLang's dialect"
+LATER = {
+    "/v1/load_lora_adapter": _ADAPTERS,
+    "/v1/unload_lora_adapter": _ADAPTERS,
+    "/generate": _SGLANG,
+    "/health_generate": _SGLANG,
+    "/flush_cache": _SGLANG,
+    "/update_weights_from_tensor": _SGLANG,
+    "/update_weights_from_distributed": _SGLANG,
+    "/update_weights_from_disk": _SGLANG,
+    "/init_weights_update_group": _SGLANG,
+    "/destroy_weights_update_group": _SGLANG,
+    "/get_weight_version": _SGLANG,
+    "/weights_checker": _SGLANG,
+    "/release_memory_occupation": _SGLANG,
+    "/resume_memory_occupation": _SGLANG,
+    "/pause_generation": _SGLANG,
+    "/continue_generation": _SGLANG,
+    "/abort_request": _SGLANG,
+}
+"""Paths that are known and not built, and what they belong to."""
 
 
-def build_app(engine: AsyncEngine, **options: Any) -> ASGIApp:
+def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
     """An ASGI application that serves an engine.
 
     Args:
-        engine: The engine; it stays the caller's to close.
+        engine: The engine; it stays the caller's to close. With a Renderer only the paths that run nothing answer.
         options: Fields of `Options`.
 
     Returns:
         The application, its `service` as an attribute of its state.
     """
-    service = Service(engine=engine, options=replace(Options(), **options))
-    routes = [Route(path, _endpoint(service, handler), methods=["POST"]) for path, handler in POST.items()]
-    routes += [Route(path, _endpoint(service, handler), methods=["GET"]) for path, handler in GET.items()]
+    service = Service(engine=engine, options=replace(Options(), **options))  # type: ignore[arg-type]
+    is_open = service.options.control
+    post, get = ({**POST, **CONTROL_POST}, {**GET, **CONTROL_GET}) if is_open else (POST, GET)
+    if isinstance(engine, render.Renderer):
+        post, get = ({path: _in(table, path) for path in table} for table in (post, get))
+    routes = [Route(path, _endpoint(service, handler), methods=["POST"]) for path, handler in post.items()]
+    routes += [Route(path, _endpoint(service, handler), methods=["GET"]) for path, handler in get.items()]
+    routes.append(Route("/v1/responses/{id}", _endpoint(service, responses.delete), methods=["DELETE"]))
     routes += [Route(path, _later, methods=["GET", "POST"]) for path in LATER]
+    routes += [] if is_open else [Route(path, _closed, methods=["GET", "POST"]) for path in (*CONTROL_POST, *CONTROL_GET)]
+    routes += page.routes()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -71,7 +124,7 @@ def build_app(engine: AsyncEngine, **options: Any) -> ASGIApp:
 
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _known})
     app.state.service = service
-    guarded: ASGIApp = Guard(app, service, ())
+    guarded: ASGIApp = Guard(app, service, (*CONTROL_POST, *CONTROL_GET))
     if service.options.cors_origins:
         guarded = CORSMiddleware(guarded, allow_origins=service.options.cors_origins, allow_methods=["*"], allow_headers=["*"])
     return guarded
@@ -86,11 +139,13 @@ class _endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._service.running += 1
         try:
-            response = await self._answer(Request(scope, receive))
+            request = Request(scope, receive)
+            response = await self._answer(request)
+            if self._service.options.log_prompts and scope["method"] == "POST":
+                log.info("%s %s", scope["path"], getattr(request, "_body", b"").decode(errors="replace"))
             await response(scope, receive, send)
         finally:
             self._service.running -= 1
-
 
     async def _answer(self, request: Request) -> ASGIApp:
         try:
@@ -98,7 +153,17 @@ class _endpoint:
         except ClientGone:
             return Response(status_code=499)  # nobody reads it; the log does
         except Exception as error:
-            return refusal(error, request.url.path)
+            wait = self._service.queue_seconds() if isinstance(error, QueueFullError) else None
+            return refusal(error, request.url.path, wait)
+
+
+def _in(table: Mapping[str, Handler], path: str) -> Handler:
+    """A path of a server that only renders."""
+    return table[path] if path in RENDERING else _renders_only
+
+
+async def _renders_only(service: Service, request: Request) -> ASGIApp:
+    raise HttpError(501, f"{request.url.path}: this server only renders (--render-only)")
 
 
 def _known(request: Request, error: Exception) -> Response:
@@ -109,4 +174,9 @@ def _known(request: Request, error: Exception) -> Response:
 
 
 async def _later(request: Request) -> Response:
-    return refusal(HttpError(501, f"{request.url.path} is not implemented yet"), request.url.path)
+    feature = LATER[request.scope["route"].path]
+    return refusal(HttpError(501, f"{request.url.path}: {feature}: not implemented yet"), request.url.path)
+
+
+async def _closed(request: Request) -> Response:
+    return refusal(HttpError(404, f"{request.url.path} is off; --control"), request.url.path)

@@ -14,7 +14,16 @@ from starlette.types import ASGIApp, Message
 
 WINDOW = 512
 """Requests in flight, by default."""
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/classify",
+    "/pooling",
+)
 
 
 async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,10 @@ from starlette.types import ASGIApp
 
 from .._feeds import RequestStream
 from ..outputs import CompletionOutput, RequestOutput
+from ..tokenizer import Tokenizer
 from .errors import HttpError, answer, to_http
 from .frames import DONE, EventStream, attended
+from .grammars import Constraint
 from .logprobs import LogprobWriter, prompt_logprobs
 from .parsing import Parser, Piece
 from .protocol import ChatRequest
@@ -30,19 +32,30 @@ class Message:
 
     Args:
         parser: Takes the text apart.
-        eos: The end of sequence, where special tokens are shown.
+        ends: Tokens that end an answer, where special tokens are shown.
+        close_id: The token that ends reasoning; None: it is not one token.
     """
 
     parser: Parser
-    eos: str = ""
+    ends: tuple[str, ...] = ()
+    close_id: int | None = None
     content: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     has_begun: bool = False
+    num_thought: int = 0
+    """Tokens up to the one that ends reasoning."""
+    is_thought_out: bool = False
 
     def take(self, sample: CompletionOutput) -> list[Piece]:
         """The pieces of a sample's new text, which are added."""
-        text = sample.text.removesuffix(self.eos) if sample.finish_reason == "stop" else sample.text
+        text = sample.text
+        if sample.finish_reason == "stop":
+            text = text.removesuffix(next((end for end in self.ends if text.endswith(end)), ""))
+        if self.close_id is not None and not self.is_thought_out:
+            ids = sample.token_ids
+            self.is_thought_out = self.close_id in ids
+            self.num_thought += ids.index(self.close_id) + 1 if self.is_thought_out else len(ids)
         pieces = self.parser.push(text) + (self.parser.finish() if sample.finish_reason is not None else [])
         for piece in pieces:
             if piece.kind == "content":
@@ -55,6 +68,12 @@ class Message:
             else:
                 self.calls[-1]["function"]["arguments"] += piece.text
         return pieces
+
+    def num_reasoning(self, tokenizer: Tokenizer) -> int:
+        """Tokens of the reasoning."""
+        if not self.reasoning:
+            return 0
+        return len(tokenizer.encode(self.reasoning, False)) if self.close_id is None else self.num_thought
 
     def whole(self) -> dict[str, Any]:
         """The message of an answer in one piece."""
@@ -99,19 +118,20 @@ class Chat(Answering):
         service: The server.
         request: The HTTP request.
         body: What it asks for.
+        prefix: Of the answer's id.
     """
 
-    def __init__(self, service: Service, request: Request, body: ChatRequest) -> None:
-        super().__init__(service, request, body, "chatcmpl", body.top_logprobs)
+    def __init__(self, service: Service, request: Request, body: ChatRequest, prefix: str = "chatcmpl") -> None:
+        super().__init__(service, request, body, prefix, body.top_logprobs)
         self.body = body
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         fields = sampling(body, limit)
         if body.top_logprobs is not None and not body.logprobs:
             raise HttpError(400, "top_logprobs is only allowed with logprobs", "top_logprobs")
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-        _check_format(body)
-        self.has_tools = bool(body.tools) and body.tool_choice != "none"
-        self.shows_marks = self.has_tools and service.tool_format is not None and service.tool_format.is_special
+        self.constraint = Constraint(body, service.tokenizer, service.tool_format, service.reasoning)
+        self.tools = body.tools if body.tool_choice != "none" else None
+        self.shows_marks = service.shows_marks(bool(self.tools))
         if self.shows_marks:
             fields["skip_special_tokens"] = False
         self.fields = {**fields, "output_kind": self.kind}
@@ -119,26 +139,40 @@ class Chat(Answering):
 
     async def submit(self) -> RequestStream:
         """Queues the conversation."""
-        messages = [with_object_arguments(message) for message in self.body.messages]
+        messages = [for_template(message) for message in self.body.messages]
+        engine = self.service.engine
         return await self.service.beside(
-            chars_of(messages),
-            lambda: self.service.engine.chat(messages, **self.how, **self.template, **self.fields),
+            chars_of(messages), lambda: engine.chat(messages, **self.how, **self.template, **self.sampling(messages))
         )
+
+    def sampling(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """The sampling fields, with what the answer must be: where reasoning stands is read from the rendered conversation."""
+        constraint = self.constraint
+        prompt = self.service.prompt_text(messages, self.template) if constraint.needs_prompt else ""
+        return {**self.fields, "structured_outputs": constraint.params(prompt)}
 
     def message(self, prompt: str | None) -> Message:
         """A sample's answer, which takes the sample's text apart."""
-        eos = self.service.tokenizer.eos_token if self.shows_marks else None
-        return Message(self.service.parser(prompt or "", self.has_tools), eos or "")
+        parser = self.service.parser(prompt or "", self.tools, holds=not self.body.stream)
+        return Message(parser, self.service.ends if self.shows_marks else (), self.service.close_id)
+
+    def usage(self, output: RequestOutput, tokens: int, messages: Iterable[Message]) -> dict[str, Any]:
+        """The counts of an answer so far."""
+        return usage_of([output], tokens, sum(message.num_reasoning(self.service.tokenizer) for message in messages))
 
     # ---- at once ----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> tuple[RequestOutput, list[Message]]:
-        """The whole output, and its samples taken apart."""
+    async def output(self) -> RequestOutput:
+        """The whole output."""
         stream = await self.submit()
         try:
-            output = await stream
+            return await stream
         finally:
             stream.close()
+
+    async def run(self) -> tuple[RequestOutput, list[Message]]:
+        """The whole output, and its samples taken apart."""
+        output = await self.output()
         messages = [self.message(output.prompt) for _ in output.outputs]
         for message, sample in zip(messages, output.outputs, strict=True):
             message.take(sample)
@@ -154,7 +188,7 @@ class Chat(Answering):
             "created": self.created,
             "model": self.model,
             "choices": choices,
-            "usage": usage_of([output], sum(len(sample.token_ids_array) for sample in output.outputs)),
+            "usage": self.usage(output, sum(len(sample.token_ids_array) for sample in output.outputs), messages),
         }
         if self.body.prompt_logprobs is not None:
             made["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
@@ -184,13 +218,14 @@ class Chat(Answering):
         options = self.body.stream_options
         running = bool(options and options.continuous_usage_stats)
         messages: dict[int, Message] = {}
-        writer, tokens, last = self.writer(), 0, None
+        writer, tokens, last, end = self.writer(), 0, None, b""
         try:
             async for output in stream:
                 raise_failure(output)
                 tokens += sum(len(sample.token_ids_array) for sample in output.outputs)
-                usage = b'],"usage":' + encode(usage_of([output], tokens)) + b"}\n\n" if running else b"]}\n\n"
                 frame, is_first, last = b"", last is None, output
+                usage = self.usage(output, tokens, messages.values()) if running else None
+                ending = b"]}\n\n" if usage is None else b'],"usage":' + encode(usage) + b"}\n\n"
                 for sample in output.outputs:
                     if sample.index not in messages:
                         messages[sample.index] = self.message(output.prompt)
@@ -198,16 +233,18 @@ class Chat(Answering):
                     if delta is not None:
                         if is_first and self.body.return_token_ids:
                             delta["prompt_token_ids"] = output.prompt_token_ids
-                        frame += head + encode(delta) + usage
-                if frame:
+                        frame += head + encode(delta) + ending
+                if output.finished:
+                    end = frame
+                elif frame:
                     yield frame
             if options and options.include_usage and last is not None:
-                yield head + b'],"usage":' + encode(usage_of([last], tokens)) + b"}\n\n"
+                end += head + b'],"usage":' + encode(self.usage(last, tokens, messages.values())) + b"}\n\n"
         except Exception as error:
-            yield b"data: " + encode(to_http(error).body()) + b"\n\n"
+            end += b"data: " + encode(to_http(error).body()) + b"\n\n"
         finally:
             stream.close()
-        yield DONE
+        yield end + DONE
 
     def delta(self, sample: CompletionOutput, message: Message, writer: LogprobWriter) -> dict[str, Any] | None:
         """What is new of a sample; None: nothing that anybody asked for."""
@@ -234,12 +271,17 @@ def reason_of(sample: CompletionOutput, message: Message) -> str | None:
     return "tool_calls" if message.calls and sample.finish_reason == "stop" else sample.finish_reason
 
 
-def with_object_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose tool calls have their arguments as objects, as templates read them."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+def for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates read it: arguments of calls as objects, reasoning under all names that it goes by."""
+    calls, thought = message.get("tool_calls"), message.get("reasoning_content") or message.get("reasoning")
+    made = dict(message)
+    if isinstance(calls, list):
+        made["tool_calls"] = [_with_object(call) for call in calls]
+    if thought:
+        made |= {"reasoning_content": thought, "reasoning": thought}
+        if calls and not message.get("content"):  # gpt-oss's template wants one of the two
+            made.setdefault("thinking", thought)
+    return made
 
 
 def _with_object(call: Any) -> Any:
@@ -252,15 +294,6 @@ def _with_object(call: Any) -> Any:
     except msgspec.DecodeError:
         raise HttpError(400, "messages: arguments of a tool call are not JSON", "messages") from None
     return {**call, "function": {**function, "arguments": parsed}}
-
-
-def _check_format(body: ChatRequest) -> None:
-    """Refuses formats and tool choices that nothing here can enforce yet."""
-    kind = (body.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise HttpError(400, f"response_format of type {kind!r} is not supported", "response_format")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise HttpError(400, "tool_choice: only 'none' and 'auto' are supported", "tool_choice")
 
 
 async def chat_completions(service: Service, request: Request) -> ASGIApp:

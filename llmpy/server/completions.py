@@ -148,7 +148,7 @@ class Completion(Answering):
         running = bool(options and options.continuous_usage_stats)
         lasts: dict[int, RequestOutput] = {}
         writers: dict[int, LogprobWriter] = {}
-        tokens = 0
+        tokens, end, left = 0, b"", len(streams)
         try:
             prompts = await self.prompt_outputs() if self.echoes else []
             async for place, output in merged(streams):
@@ -164,15 +164,19 @@ class Completion(Answering):
                     prompt = prompts[place] if prompts else output
                     choice = self.delta(number, output, sample, writers[number], not begun, prompt)
                     frame += b"data: " + head + b',"choices":[' + choice + b"]" + usage + b"}\n\n"
-                yield frame
+                left -= output.finished
+                if left:
+                    yield frame
+                else:
+                    end = frame
             if options and options.include_usage:
-                yield b"data: " + head + b',"choices":[],"usage":' + encode(usage_of(list(lasts.values()), tokens)) + b"}\n\n"
+                end += b"data: " + head + b',"choices":[],"usage":' + encode(usage_of(list(lasts.values()), tokens)) + b"}\n\n"
         except Exception as error:
-            yield b"data: " + encode(to_http(error).body()) + b"\n\n"
+            end += b"data: " + encode(to_http(error).body()) + b"\n\n"
         finally:
             for stream in streams:
                 stream.close()
-        yield DONE
+        yield end + DONE
 
     def delta(
         self,

@@ -10,13 +10,19 @@ import msgspec
 from starlette.responses import Response
 
 from ..errors import (
+    DeviceMemoryError,
     EngineAsleepError,
+    EngineBusyError,
     EngineClosedError,
     EngineDeadError,
     InvalidRequestError,
     LlmpyError,
+    ModelNotFoundError,
     QueueFullError,
+    RequestFailedError,
     UnsupportedError,
+    WeightsMissingError,
+    WeightUpdateError,
 )
 
 TYPES = {
@@ -25,11 +31,14 @@ TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "method_not_allowed_error",
+    409: "conflict_error",
+    408: "request_timeout",
     413: "request_too_large",
     429: "rate_limit_error",
     500: "internal_error",
     501: "not_implemented_error",
     503: "service_unavailable",
+    504: "timeout_error",
 }
 JSON = "application/json"
 
@@ -66,29 +75,40 @@ class HttpError(Exception):
 
 
 def to_http(error: BaseException) -> HttpError:
-    """An error of the engine, or of a body that did not parse, as an answer."""
+    """An error of the engine, or of a body that did not parse, as an answer; what is nobody's request's fault is logged."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, QueueFullError):
         return HttpError(429, str(error), retry_after=1)
-    if isinstance(error, EngineDeadError | EngineClosedError | EngineAsleepError):
+    if isinstance(error, EngineDeadError | EngineClosedError | EngineAsleepError | WeightsMissingError | DeviceMemoryError):
         return HttpError(503, str(error), retry_after=5)
+    if isinstance(error, EngineBusyError):
+        return HttpError(409, str(error))
     if isinstance(error, InvalidRequestError):
         return HttpError(400, str(error), error.parameter)
-    if isinstance(error, UnsupportedError):
+    if isinstance(error, UnsupportedError | WeightUpdateError | ModelNotFoundError):
         return HttpError(400, str(error))
-    if isinstance(error, LlmpyError):
-        return HttpError(500, str(error))
+    if isinstance(error, RequestFailedError) and isinstance(error.__cause__, InvalidRequestError):
+        return to_http(error.__cause__)  # a grammar that does not compile
+    if isinstance(error, ImportError):  # an extra that the server lacks
+        return HttpError(501, str(error))
     if isinstance(error, TypeError):  # values of a wrong type, as the Python interface names them
         return HttpError(400, str(error))
-    return HttpError(500, "internal error")
+    log.error("a request failed", exc_info=error)
+    return HttpError(500, str(error) if isinstance(error, LlmpyError) else "internal error")
 
 
-def refusal(error: BaseException, path: str) -> Response:
-    """The answer to a request that failed, in the protocol of its path."""
+def refusal(error: BaseException, path: str, retry_after: float | None = None) -> Response:
+    """The answer to a request that failed, in the protocol of its path.
+
+    Args:
+        error: What it failed of.
+        path: Its path.
+        retry_after: Seconds that a full queue takes to empty; None = a second.
+    """
     known = to_http(error)
-    if known.status == 500:
-        log.error("%s failed", path, exc_info=error)
+    if known.status == 429 and retry_after is not None:
+        known.retry_after = retry_after
     body = known.anthropic() if path.startswith("/v1/messages") else known.body()
     return answer(body, known.status, known.headers())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -71,31 +71,55 @@ class EventStream:
         self._read_timeout = read_timeout
         self._sending_since: float | None = None
         self._sent = time.monotonic()
+        self._has_left = False
+        self._tender: asyncio.TimerHandle
+        self._comment: asyncio.Future[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the stream to its end, or to the client's."""
+        """Runs the stream to its end, or to the client's. Two tasks serve it: this one, and one that hears of the end."""
         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        tasks = [asyncio.ensure_future(work) for work in (self._produce(send), _until_gone(receive), self._tend(send))]
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.ensure_future(_until_gone(receive))
+
+        def leave(_: object = None) -> None:
+            self._has_left = True
+            task.cancel()
+
+        watch.add_done_callback(leave)
+        self._tend_later(send, leave)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await self._produce(send)
+        except asyncio.CancelledError:
+            if not self._has_left or task.uncancel():
+                raise
         finally:
-            await _end(*tasks)
+            watch.remove_done_callback(leave)
+            watch.cancel()
+            self._tender.cancel()
             await self._frames.aclose()
 
     async def _produce(self, send: Send) -> None:
+        is_last = False
         async for frame in self._frames:
             self._sending_since = time.monotonic()
-            await send({"type": "http.response.body", "body": frame, "more_body": True})
+            is_last = frame.endswith(DONE)
+            await send({"type": "http.response.body", "body": frame, "more_body": not is_last})
             self._sent, self._sending_since = self._sending_since, None
-        await send({"type": "http.response.body", "body": b""})
+        if not is_last:
+            await send({"type": "http.response.body", "body": b""})
 
-    async def _tend(self, send: Send) -> None:
-        """Comments while nothing comes; returns, which ends the stream, when a frame stays unread."""
-        while True:
-            await asyncio.sleep(min(COMMENT_S, self._read_timeout) / 2)
-            now, since = time.monotonic(), self._sending_since
-            if since is None and now - self._sent >= COMMENT_S:
-                self._sent = now
-                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-            elif since is not None and now - since > self._read_timeout:
-                return
+    def _tend_later(self, send: Send, leave: Callable[[], None]) -> None:
+        pause = min(COMMENT_S, self._read_timeout) / 2
+        self._tender = asyncio.get_running_loop().call_later(pause, self._tend, send, leave)
+
+    def _tend(self, send: Send, leave: Callable[[], None]) -> None:
+        """Comments while nothing comes; ends the stream when a frame stays unread."""
+        now, since = time.monotonic(), self._sending_since
+        if since is not None and now - since > self._read_timeout:
+            leave()
+            return
+        if since is None and now - self._sent >= COMMENT_S:
+            self._sent = now
+            self._comment = asyncio.ensure_future(send({"type": "http.response.body", "body": COMMENT, "more_body": True}))
+        self._tend_later(send, leave)

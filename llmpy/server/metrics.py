@@ -1,8 +1,15 @@
-"""GET /metrics: Prometheus text, under vLLM's names where they mean the same and under our own."""
+"""GET /metrics: Prometheus text, under vLLM's names where they mean the same and under our own.
+
+Routers ask often. All text but the numbers is made once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,92 +20,135 @@ from .service import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIXES = ("llmpy:", "vllm:")
+GAUGES = (
+    ("num_requests_running", "Samples that run.", "num_running"),
+    ("num_requests_waiting", "Samples that wait.", "num_waiting"),
+    ("kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", "kv_usage"),
+)
+COUNTERS = (
+    ("prompt_tokens", "Prompt tokens of requests.", "prompt_tokens"),
+    ("prompt_tokens_cached", "Prompt tokens taken from the cache.", "prefix_cache_hits"),
+    ("generation_tokens", "Tokens generated.", "generation_tokens"),
+    ("num_preemptions", "Samples that had to start over for lack of memory.", "num_preemptions"),
+    ("prefix_cache_queries", "Tokens looked up in the cache.", "prefix_cache_queries"),
+    ("prefix_cache_hits", "Tokens found in the cache.", "prefix_cache_hits"),
+    ("corrupted_requests", "Samples whose logits were not finite.", "nonfinite_rows"),
+)
+REASONS = ("stop", "length", "abort")
 # Names of the engine's histograms as they are exported, and what they count.
 HISTOGRAMS = {
     "time_to_first_token_s": ("time_to_first_token_seconds", "From queueing to the first token."),
     "time_per_output_token_s": ("request_time_per_output_token_seconds", "Mean time per token after the first."),
     "end_to_end_s": ("e2e_request_latency_seconds", "From queueing to the last token."),
+    "inter_token_s": ("inter_token_latency_seconds", "From a token to the next."),
     "queue_s": ("request_queue_time_seconds", "From queueing to the first step."),
+    "prefill_s": ("request_prefill_time_seconds", "From the first step to the first token."),
+    "decode_s": ("request_decode_time_seconds", "From the first token to the last."),
+    "inference_s": ("request_inference_time_seconds", "From the first step to the end."),
     "prompt_tokens": ("request_prompt_tokens", "Tokens of a prompt."),
     "output_tokens": ("request_generation_tokens", "Tokens of an answer."),
+    "step_rows": ("iteration_tokens_total", "Tokens of a step."),
+    "samples": ("request_params_n", "Samples that a request asks for."),
+    "max_tokens": ("request_params_max_tokens", "Most tokens that a request asks for."),
 }
 
-Sample = tuple[str, Mapping[str, object], float]
+
+Histograms = Mapping[str, Histogram]
+Bounds = tuple[tuple[str, tuple[float, ...]], ...]
 
 
-def _gauges(stats: EngineStats) -> dict[str, tuple[str, float]]:
-    return {
-        "num_requests_running": ("Samples that run.", stats.num_running),
-        "num_requests_waiting": ("Samples that wait.", stats.num_waiting),
-        "kv_cache_usage_perc": ("Share of the cache in use, 0 to 1.", stats.kv_usage),
-    }
+class Family(NamedTuple):
+    """Series of one name: kind, help, and of every series what stands behind the name and its labels; then their values."""
+
+    name: str
+    kind: str
+    help: str
+    series: list[tuple[str, dict[str, object]]]
+    values: Callable[[EngineStats, Histograms], Iterable[float]]
 
 
-def _counters(stats: EngineStats) -> dict[str, tuple[str, float]]:
-    return {
-        "prompt_tokens": ("Prompt tokens of requests.", stats.prompt_tokens),
-        "prompt_tokens_cached": ("Prompt tokens taken from the cache.", stats.prefix_cache_hits),
-        "generation_tokens": ("Tokens generated.", stats.generation_tokens),
-        "num_preemptions": ("Samples that had to start over for lack of memory.", stats.num_preemptions),
-        "prefix_cache_queries": ("Tokens looked up in the cache.", stats.prefix_cache_queries),
-        "prefix_cache_hits": ("Tokens found in the cache.", stats.prefix_cache_hits),
-    }
+def _waiting(stats: EngineStats, _: Histograms) -> tuple[float, ...]:
+    outside = stats.num_compiling + stats.num_held
+    return max(stats.num_waiting - outside, 0), stats.num_compiling, stats.num_held
 
 
-def families(service: Service) -> Iterator[tuple[str, str, str, list[Sample]]]:
-    """Name, type, help and samples of everything that is exported."""
-    engine = service.engine
-    stats = engine.stats()
-    for name, (text, value) in _gauges(stats).items():
-        yield name, "gauge", text, [("", {}, value)]
-    cache = {"block_size": engine.config.block_size, "num_gpu_blocks": stats.kv_blocks_total}
-    yield "cache_config_info", "gauge", "The cache; 1.", [("", cache, 1)]
-    yield "engine_sleep_state", "gauge", "1 for the level at which the engine sleeps; 0: awake.", [
-        ("", {"state": level}, int(stats.sleep_level == level)) for level in (0, 1, 2)
-    ]
-    yield "weight_version_info", "gauge", "The label of the weights; 1.", [("", {"version": engine.weight_version}, 1)]
-    for name, (text, value) in _counters(stats).items():
-        yield name, "counter", text, [("_total", {}, value)]
-    yield "request_success", "counter", "Samples that ended, by reason.", [
-        ("_total", {"finished_reason": reason}, count) for reason, count in stats.finished.items() if reason != "error"
-    ]
-    yield "request_errors", "counter", "Samples that failed.", [("_total", {}, stats.finished.get("error", 0))]
-    histograms = engine.histograms()
-    for ours, (name, text) in HISTOGRAMS.items():
-        if ours in histograms:
-            yield name, "histogram", text, list(_buckets(histograms[ours]))
+def _histogram(name: str, help: str, ours: str, bounds: Iterable[float]) -> Family:
+    les = [*(repr(float(bound)) for bound in bounds), "+Inf"]
+    series: list[tuple[str, dict[str, object]]] = [("_bucket", {"le": le}) for le in les]
+
+    def values(_: EngineStats, histograms: Histograms) -> Iterator[float]:
+        totals = list(accumulate(histograms[ours].counts))
+        return chain(totals, (histograms[ours].sum, totals[-1]))
+
+    return Family(name, "histogram", help, [*series, ("_sum", {}), ("_count", {})], values)
 
 
-def _buckets(histogram: Histogram) -> Iterator[Sample]:
-    total = 0
-    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        total += count
-        yield "_bucket", {"le": "+Inf" if bound == float("inf") else repr(float(bound))}, total
-    yield "_sum", {}, histogram.sum
-    yield "_count", {}, total
+def _one(name: str, kind: str, help: str, ours: str) -> Family:
+    value = attrgetter(ours)
+    return Family(name, kind, help, [("_total" if kind == "counter" else "", {})], lambda stats, _: (value(stats),))
 
 
-def text(service: Service) -> str:
-    """All families in Prometheus' text format."""
-    common = {"model_name": service.names[0], "engine": "0"}
+def _info(name: str, help: str, **labels: object) -> Family:
+    return Family(name, "gauge", help, [("", labels)], lambda *_: (1,))
+
+
+@lru_cache(maxsize=8)
+def _families(version: object, block_size: int, num_blocks: int, bounds: Bounds) -> list[Family]:
+    levels, known = (0, 1, 2), dict(bounds)
+    return [
+        *(_one(name, "gauge", help, ours) for name, help, ours in GAUGES),
+        Family(
+            "num_requests_waiting_by_reason", "gauge", "Samples that wait, by what for.",
+            [("", {"reason": reason}) for reason in ("capacity", "grammar", "paused")], _waiting,
+        ),
+        _info("cache_config_info", "The cache; 1.", block_size=block_size, num_gpu_blocks=num_blocks),
+        Family(
+            "engine_sleep_state", "gauge", "1 for the level at which the engine sleeps; 0: awake.",
+            [("", {"state": level}) for level in levels],
+            lambda stats, _: (int(stats.sleep_level == level) for level in levels),
+        ),
+        _info("weight_version_info", "The label of the weights; 1.", version=version),
+        *(_one(name, "counter", help, ours) for name, help, ours in COUNTERS),
+        Family(
+            "request_success", "counter", "Samples that ended, by reason.",
+            [("_total", {"finished_reason": reason}) for reason in REASONS],
+            lambda stats, _: (stats.finished[reason] for reason in REASONS),
+        ),
+        Family(
+            "request_errors", "counter", "Samples that failed.", [("_total", {})], lambda stats, _: (stats.finished["error"],)
+        ),
+        *(_histogram(name, help, ours, known[ours]) for ours, (name, help) in HISTOGRAMS.items()),
+    ]  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def _template(model: str, *layout: Any) -> str:
+    """The text, with %s for each value."""
+    common = {"model_name": model, "engine": "0"}
     lines: list[str] = []
-    found = list(families(service))
     for prefix in PREFIXES:
-        for name, kind, about, samples in found:
-            shown = prefix + name + ("_total" if kind == "counter" else "")
-            lines += [f"# HELP {shown} {about}", f"# TYPE {shown} {kind}"]
-            lines += [_line(prefix + name + suffix, {**common, **labels}, value) for suffix, labels, value in samples]
+        for family in _families(*layout):
+            shown = prefix + family.name
+            titled = shown + ("_total" if family.kind == "counter" else "")
+            lines += [f"# HELP {titled} {family.help}", f"# TYPE {titled} {family.kind}"]
+            lines += [f"{shown}{suffix}{{{','.join(_labels({**common, **labels}))}}} %s" for suffix, labels in family.series]
     return "\n".join(lines) + "\n"
 
 
-def _line(name: str, labels: Mapping[str, object], value: float) -> str:
-    return f"{name}{{{','.join(_labels(labels.items()))}}} {value}"
-
-
-def _labels(items: Iterable[tuple[str, object]]) -> Iterator[str]:
-    for name, value in items:
-        clean = str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _labels(labels: Mapping[str, object]) -> Iterator[str]:
+    for name, value in labels.items():
+        clean = str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n").replace("%", "%%")
         yield f'{name}="{clean}"'
+
+
+def text(service: Service) -> str:
+    """Everything that is counted, in Prometheus' text format."""
+    engine = service.engine
+    stats, histograms = engine.stats(), engine.histograms()
+    bounds = tuple((name, histogram.bounds) for name, histogram in histograms.items())
+    layout = engine.weight_version, engine.config.block_size, stats.kv_blocks_total, bounds
+    values = list(chain.from_iterable(family.values(stats, histograms) for family in _families(*layout)))
+    return _template(service.names[0], *layout) % tuple(values * len(PREFIXES))
 
 
 async def metrics(service: Service, request: Request) -> ASGIApp:

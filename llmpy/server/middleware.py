@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import time
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import HttpError, log, refusal
+from .page import is_page
 from .service import Service
 
 OPEN = ("/health", "/ping")
-"""Paths that need no key."""
+"""Paths that need no key, beside the page."""
+BODIES = 8
+"""Bodies of the greatest length that are held at once."""
 
 
 class BodyTooLong(HttpError):
@@ -48,27 +52,63 @@ class Guard:
                 status = message["status"]
             await send(message)
 
+        limited: _Limited | None = None
         try:
             self._admit(scope)
-            await self._app(scope, _limited(receive, scope, self._service.options.max_body_bytes), noted)
+            limited = _Limited(receive, scope, self._service)
+            await self._app(scope, limited, noted)
         except HttpError as error:
             await refusal(error, scope["path"])(scope, receive, noted)
         finally:
+            if limited is not None:
+                limited.end()
             took = 1e3 * (time.perf_counter() - started)
             log.info("%s %s %d %.1f ms", scope["method"], scope["path"], status, took)
 
     def _admit(self, scope: Scope) -> None:
         """Checks the key, and that the server takes requests."""
-        options, path = self._service.options, scope["path"]
+        options, path = self._service.options, scope["path"].removeprefix(scope.get("root_path", ""))
         is_control = path in self._control
-        keys = options.control_keys if is_control else options.api_keys
-        if keys and path not in OPEN:
+        keys = (options.control_keys or options.api_keys) if is_control else options.api_keys
+        if is_control and not options.control_keys:
+            _check_is_local(scope)
+        if keys and path not in OPEN and not is_page(path):
             given = _key(scope)
             if given is None or not any([hmac.compare_digest(given, key.encode()) for key in keys]):
                 raise HttpError(401, "wanted a valid key: 'Authorization: Bearer KEY', or 'x-api-key'")
             scope["state"]["key"] = hmac.new(b"llmpy", given, "sha256").hexdigest()[:16]
-        if self._service.is_draining and scope["method"] == "POST" and not is_control:
+        if scope["method"] == "POST" and not is_control:
+            self._check_serves()
+
+    def _check_serves(self) -> None:
+        """Refuses what would not be answered."""
+        if self._service.running >= self._service.max_running:
+            message = f"queue: wanted fewer than {self._service.max_running} requests at once; raise max_queued_requests"
+            raise HttpError(429, message, retry_after=self._service.queue_seconds())
+        if self._service.is_draining:
             raise HttpError(503, "the server is shutting down", retry_after=5)
+        if self._service.options.reject_when_asleep and self._service.engine.is_sleeping():
+            raise HttpError(503, "the engine sleeps; /wake_up", retry_after=5)
+
+
+def _check_is_local(scope: Scope) -> None:
+    """Refuses what comes from elsewhere, or from a page in a browser of this machine."""
+    client, headers = scope.get("client"), dict(scope["headers"])
+    host = headers.get(b"host", b"localhost").decode("latin-1").rpartition("@")[2]
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    is_elsewhere = client is not None and not is_loopback(client[0])
+    if is_elsewhere or not (is_loopback(name) or name == "0.0.0.0") or b"origin" in headers:
+        raise HttpError(403, "control paths are for clients of this machine unless they have keys; --control-key-file")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _key(scope: Scope) -> bytes | None:
@@ -80,19 +120,34 @@ def _key(scope: Scope) -> bytes | None:
     return None
 
 
-def _limited(receive: Receive, scope: Scope, most: int) -> Receive:
-    """Receives a body of at most so many bytes."""
-    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if length.isdigit() and int(length) > most:
-        raise BodyTooLong(most)
-    have = 0
+class _Limited:
+    """Receives a body of at most so many bytes, of all bodies at once at most BODIES times as many.
 
-    async def limited() -> Message:
-        nonlocal have
-        message = await receive()
-        have += len(message.get("body", b""))
-        if have > most:
-            raise BodyTooLong(most)
+    Args:
+        receive: Of the server below.
+        scope: Of the request.
+        service: Counts the bytes of all bodies.
+    """
+
+    def __init__(self, receive: Receive, scope: Scope, service: Service) -> None:
+        self._receive, self._service, self._most = receive, service, service.options.max_body_bytes
+        self._have = 0
+        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if length.isdigit() and int(length) > self._most:
+            raise BodyTooLong(self._most)
+
+    async def __call__(self) -> Message:
+        """The next message."""
+        message = await self._receive()
+        size = len(message.get("body", b""))
+        self._have += size
+        self._service.body_bytes += size
+        if self._have > self._most:
+            raise BodyTooLong(self._most)
+        if self._service.body_bytes > BODIES * self._most:
+            raise HttpError(429, "too many long bodies at once; try again", retry_after=1)
         return message
 
-    return limited
+    def end(self) -> None:
+        """The request has been answered."""
+        self._service.body_bytes -= self._have

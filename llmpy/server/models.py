@@ -1,19 +1,17 @@
-"""Paths around the model: names, tokens, embeddings, health, load."""
+"""Paths around the model: names, tokens, health, load."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-import numpy as np
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .. import __version__
 from .errors import HttpError, answer
-from .frames import attended
-from .protocol import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from .requests import prompts_of, read
+from .protocol import DetokenizeRequest, TokenizeRequest
+from .requests import read
 from .service import Service, chars_of
 
 
@@ -84,29 +82,6 @@ async def tokenizer_info(service: Service, request: Request) -> ASGIApp:
             "max_model_len": service.max_model_len,
         }
     )
-
-
-async def embeddings(service: Service, request: Request) -> ASGIApp:
-    """Embeddings of texts or ids."""
-    body = await read(request, EmbeddingRequest)
-    name = service.model_name(body.model)
-    given: list[Any] = prompts_of(body.input, "input")
-    fields: dict[str, Any] = {} if body.dimensions is None else {"dimensions": body.dimensions}
-    pending = [service.engine.encode(item, pooling_task="embed", **fields) for item in given]
-
-    async def results() -> list[Any]:
-        return [await one for one in pending]
-
-    outputs = await attended(request.receive, results())
-    rows = [np.asarray(output.outputs.data, np.float32) for output in outputs]
-    tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    as_text = body.encoding_format == "base64"
-    data = [  # bytes are written as base64
-        {"object": "embedding", "index": i, "embedding": row.tobytes() if as_text else row.tolist()}
-        for i, row in enumerate(rows)
-    ]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return answer({"object": "list", "model": name, "data": data, "usage": usage})
 
 
 async def health(service: Service, request: Request) -> ASGIApp:

@@ -6,25 +6,14 @@ beginning of a marker is held back until more has come.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from .formats import Format
+from .formats import Format, Markers
+from .formats_json import decode
+from .scanning import Malformed, Piece, Scan, Schemas, Source
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """New text of one kind.
-
-    Args:
-        kind: What it belongs to; "call" opens a tool call, "arguments" goes on with the one opened last.
-        text: The text; of "call" the function's name.
-    """
-
-    kind: Literal["content", "reasoning", "call", "arguments"]
-    text: str
+__all__ = ["Parser", "Piece", "PlainParser", "ReasoningParser", "ToolParser", "held_back"]
 
 
 class Parser(Protocol):
@@ -51,11 +40,13 @@ class PlainParser:
 
 def held_back(text: str, markers: Sequence[str]) -> int:
     """Length of the longest tail of a text that is the beginning of a marker."""
-    longest = max(map(len, markers)) - 1
-    for n in range(min(longest, len(text)), 0, -1):
-        if any(marker.startswith(text[-n:]) for marker in markers):
-            return n
-    return 0
+    longest = 0
+    for marker in markers:
+        place = text.find(marker[0], max(len(text) - len(marker) + 1, 0))
+        while place >= 0 and not marker.startswith(text[place:]):
+            place = text.find(marker[0], place + 1)
+        longest = max(longest, len(text) - place if place >= 0 else 0)
+    return longest
 
 
 class ReasoningParser:
@@ -67,8 +58,8 @@ class ReasoningParser:
         rest: Takes what follows.
     """
 
-    def __init__(self, markers: tuple[str, str], is_open: bool, rest: Parser) -> None:
-        self._open, self._close = markers
+    def __init__(self, markers: Markers, is_open: bool, rest: Parser) -> None:
+        self._open, self._close = markers.open, markers.close
         self._state: Literal["before", "inside", "after"] = "inside" if is_open else "before"
         self._rest, self._held = rest, ""
         self._drops_lines = False
@@ -114,74 +105,117 @@ def _reasoning(text: str) -> list[Piece]:
 
 
 class ToolParser:
-    """Calls between markers; the rest is content, without the white space around calls.
+    """Calls where a format has them; the rest is content, without the white space around calls.
 
     Args:
         form: How the model writes calls.
+        schemas: Of the functions that may be called.
+        holds: Calls are given when all that a mark opens is complete, and are content where it is malformed. Else a call is
+            given as it comes, and what turns out to be malformed behind the beginning of its arguments stays a call.
     """
 
-    def __init__(self, form: Format) -> None:
-        self._form = form
-        self._held = ""
-        self._is_inside = self._has_begun = False
+    def __init__(self, form: Format, schemas: Schemas, holds: bool) -> None:
+        self._form, self._schemas, self._holds = form, schemas, holds
+        self._source = Source()
+        self._scan: Scan[None] | None = None
+        self._calls: list[Piece] = []
+        self._whole = self._gap = ""
+        self._has_begun = self._drops_space = False
 
     def push(self, text: str) -> list[Piece]:
-        """Content at once; a call when it is complete."""
-        self._held += text
+        """Content at once; of calls what is sure."""
+        self._source.text += text
+        if self._scan is not None and self._holds:
+            self._whole += text
         pieces: list[Piece] = []
-        while self._step(pieces):
+        while self._find(pieces) if self._scan is None else self._advance(pieces):
             pass
         return pieces
 
-    def _step(self, pieces: list[Piece]) -> bool:
-        """Takes what is decided from the text that is held; whether there may be more."""
-        form, text = self._form, self._held
-        if self._is_inside:
-            inside, found, self._held = text.partition(form.close) if form.close else (text, "", text)
-            if not found:
-                self._held = text
-                return False
-            self._is_inside = False
-            pieces += self._calls(inside, form.open + inside + found)
-            return True
-        if form.at_start and self._has_begun:
-            return self._content(text, pieces)
-        before, found, after = text.partition(form.open)
-        if found and not (form.at_start and before.strip()):
-            self._is_inside, self._held = True, after
+    def finish(self) -> list[Piece]:
+        """A call that the end completes, and the tail."""
+        self._source.ended = True
+        pieces = self.push("")
+        self._content(self._source.text, pieces)
+        self._source.text = ""
+        return pieces
+
+    def _find(self, pieces: list[Piece]) -> bool:
+        """Content up to where calls begin; whether they do."""
+        form, source = self._form, self._source
+        if self._drops_space:
+            source.text = source.text.lstrip()
+        before, found, after = source.text.partition(form.open)
+        if form.at_start and (self._has_begun or (found and before.strip())):
+            self._content(source.text, pieces)
+            source.text = ""
+            return False
+        if found:
             self._content(before.rstrip(), pieces)
-            self._held = after
+            self._gap = before[len(before.rstrip()) :]
+            source.text = form.open + after if form.at_start else after
+            source.read, source.has_told, self._whole = "", False, source.text
+            self._scan = form.scan(source, self._schemas)
             return True
-        keep = 0 if form.at_start and text.strip() else held_back(text, [form.open])
-        body = text[: len(text) - keep].rstrip()
+        keep = 0 if source.ended or (form.at_start and source.text.strip()) else held_back(source.text, [form.open])
+        body = source.text[: len(source.text) - keep].rstrip()
         if body:
             self._content(body, pieces)
-            self._held = text[len(body) :]
+            source.text = source.text[len(body) :]
         return False
 
-    def _content(self, text: str, pieces: list[Piece]) -> bool:
-        self._held = ""
+    def _content(self, text: str, pieces: list[Piece]) -> None:
         if text:
-            self._has_begun = True
+            self._has_begun, self._drops_space = True, False
             pieces.append(Piece("content", text))
-        return False
 
-    def _calls(self, inside: str, whole: str) -> list[Piece]:
-        """The calls in a text, which is content if it is malformed."""
-        calls = self._form.parse(inside)
-        if not calls:
-            return [Piece("content", whole)]
-        return [
-            piece
-            for name, arguments in calls
-            for piece in (Piece("call", name), Piece("arguments", json.dumps(arguments, ensure_ascii=False)))
-        ]
+    def _advance(self, pieces: list[Piece]) -> bool:
+        """Goes on with calls; whether they are over."""
+        assert self._scan is not None
+        told = self._calls if self._holds else pieces
+        try:
+            for piece in self._scan:
+                if piece is None:
+                    return False
+                told.append(piece)
+        except Malformed:
+            self._refuse(pieces)
+        else:
+            self._settle(pieces)
+        self._scan, self._calls, self._has_begun = None, [], True
+        return True
 
-    def finish(self) -> list[Piece]:
-        """A call that the end completes, or the tail, which was no marker."""
-        held, self._held = self._held, ""
-        if self._is_inside:
-            self._is_inside = False
-            whole = self._form.open + held
-            return self._calls(held, whole) if not self._form.close or held.strip() else [Piece("content", whole)]
-        return [Piece("content", held)] if held else []
+    def _settle(self, pieces: list[Piece]) -> None:
+        """The calls are complete."""
+        source = self._source
+        if self._holds and not _are_calls(self._calls):
+            self._content(self._opened() + self._whole[: len(self._whole) - len(source.text)], pieces)
+            return
+        pieces += self._calls
+        self._drops_space = True
+
+    def _refuse(self, pieces: list[Piece]) -> None:
+        """They are none: content, as far as nothing else was given for it."""
+        source = self._source
+        if self._holds and self._calls:
+            self._content(self._opened() + self._whole[: len(self._whole) - len(source.text)], pieces)
+        elif source.has_told:
+            self._content(source.read, pieces)
+        else:
+            source.text = source.read + source.text
+            self._content(self._opened(), pieces)
+
+    def _opened(self) -> str:
+        """What was read before the calls."""
+        return self._gap + ("" if self._form.at_start else self._form.open)
+
+
+def _are_calls(pieces: Sequence[Piece]) -> bool:
+    """Whether all arguments are JSON objects."""
+    texts: list[str] = []
+    for piece in pieces:
+        if piece.kind == "call":
+            texts.append("")
+        else:
+            texts[-1] += piece.text
+    return bool(texts) and all(isinstance(decode(text), dict) for text in texts)

@@ -18,29 +18,40 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class Sampling(msgspec.Struct, kw_only=True):
-    """Fields of completions and chat completions that go to the sampler or the engine as they are."""
+class Common(msgspec.Struct, kw_only=True):
+    """Fields of all requests for text that go to the sampler or the engine as they are."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
+    user: str | None = None
+
     stop: str | list[str] | None = None
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    max_tokens: int | None = None
-    user: str | None = None
-
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    structured_outputs: Json | None = None
+
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+
+class Sampling(Common, kw_only=True):
+    """Further ones of completions and chat completions."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -48,14 +59,10 @@ class Sampling(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
-    structured_outputs: Json | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
 
     add_special_tokens: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream_interval: int | None = None
@@ -96,6 +103,35 @@ class ChatRequest(Sampling, kw_only=True):
     chat_template: str | None = None
 
 
+class ResponsesRequest(Common, kw_only=True):
+    """Body of /v1/responses."""
+
+    input: str | list[Json]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Json | None = None
+    text: Json | None = None
+    metadata: Json | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    truncation: str | None = None
+    stream_options: Json | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    max_tool_calls: int | None = None
+    chat_template_kwargs: Json | None = None
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of /tokenize: a prompt, or a conversation."""
 
@@ -121,22 +157,67 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """Body of /inference/v1/generate: ids in, ids out."""
 
     token_ids: list[int]
+    output_token_ids: list[int] | None = None
     sampling_params: Json = {}
+    features: Any = None
     request_id: str | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: int | None = None
     model: str | None = None
+    kv_transfer_params: Json | None = None
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
+class Pooling(msgspec.Struct, kw_only=True):
+    """Fields of all requests that pool states."""
+
+    model: str | None = None
+    use_activation: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    user: str | None = None
+
+
+class EmbeddingRequest(Pooling, kw_only=True):
     """Body of /v1/embeddings."""
 
     input: Inputs
-    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    user: str | None = None
+
+
+class PoolingRequest(EmbeddingRequest, kw_only=True):
+    """Body of /pooling."""
+
+    task: str | None = None
+    normalize: bool | None = None
+
+
+class ClassifyRequest(Pooling, kw_only=True):
+    """Body of /classify."""
+
+    input: Inputs
+
+
+class ScoreRequest(Pooling, kw_only=True):
+    """Body of /score: one text with each of several, or pairs."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+
+
+class RerankRequest(Pooling, kw_only=True):
+    """Body of /rerank."""
+
+    query: str
+    documents: list[str | Json]
+    top_n: int | None = None
+    return_documents: bool | None = None
 
 
 class MessagesRequest(msgspec.Struct, kw_only=True):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from ..structured_outputs import StructuredOutputsParams
 from .errors import HttpError
+from .grammars import checked
 from .protocol import ChatRequest, Inputs, Sampling
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -18,6 +21,11 @@ MAX_PROMPTS = 1024
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_TEMPERATURE = 2.0
+BODY_S = 60.0
+"""Seconds that a body may take to come."""
+LONG_BODY_BYTES = 64 << 10
+MAX_PARTS = {b",": 4_000_000, b"[": 100_000, b"{": 100_000, b'":': 100_000}
+"""Marks of JSON in a long body, which bound the time that it takes to read while others wait."""
 
 # Fields of a request that are fields of SamplingParams under the same name.
 SAMPLING = (
@@ -50,10 +58,17 @@ async def read(request: Request, kind: type[Body]) -> Body:
     """The body as a struct. Names of unknown fields go to `request.state.ignored`.
 
     Raises:
-        HttpError: 400, the body is no JSON, or a field has a wrong type.
+        HttpError: 400, the body is no JSON, or a field has a wrong type; 408, it does not come; 413, it has too many parts.
     """
     try:
-        fields = msgspec.json.decode(await request.body())
+        async with asyncio.timeout(BODY_S):
+            text = await request.body()
+    except TimeoutError:
+        raise HttpError(408, f"the body did not come within {BODY_S:.0f} s") from None
+    if len(text) > LONG_BODY_BYTES:
+        _check_parts(text)
+    try:
+        fields = msgspec.json.decode(text)
         if not isinstance(fields, dict):
             raise HttpError(400, "the body is not a JSON object")
         body = msgspec.convert(fields, kind)
@@ -62,9 +77,20 @@ async def read(request: Request, kind: type[Body]) -> Body:
         raise HttpError(400, message, param[1] if param else None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON: {error}") from None
-    known = {field.name for field in msgspec.structs.fields(kind)}
-    request.state.ignored = sorted(name for name in fields if name not in known)
+    request.state.ignored = sorted(fields.keys() - kind.__struct_fields__)
     return body
+
+
+def _check_parts(text: bytes) -> None:
+    """Refuses a body that takes long to read, whatever it says."""
+    for mark, most in MAX_PARTS.items():
+        if text.count(mark) > most:
+            raise HttpError(413, f"the body has too many parts: wanted at most {most} {mark.decode()!r}")
+
+
+async def read_if_any(request: Request, kind: type[Body]) -> Body:
+    """The body as a struct all of whose fields may be missing, as the body may."""
+    return await read(request, kind) if await request.body() else kind()
 
 
 def sampling(body: Sampling, max_tokens: int | None) -> dict[str, Any]:
@@ -81,13 +107,14 @@ def sampling(body: Sampling, max_tokens: int | None) -> dict[str, Any]:
     fields = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     fields["max_tokens"] = max_tokens
     if body.logit_bias:
-        fields["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
+        fields["logit_bias"] = {token_id(key): value for key, value in body.logit_bias.items()}
     if body.structured_outputs is not None:
-        fields["structured_outputs"] = body.structured_outputs
+        fields["structured_outputs"] = checked(StructuredOutputsParams(**body.structured_outputs))
     return fields
 
 
-def _token_id(key: str) -> int:
+def token_id(key: str) -> int:
+    """A key of logit_bias, which JSON writes as text."""
     try:
         return int(key)
     except ValueError:

@@ -13,16 +13,21 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from ..async_engine import AsyncEngine
+from ..errors import ConfigError
 from ..outputs import RequestOutput
 from ..sampling_params import RequestOutputKind
 from ..tokenizer import Tokenizer
-from .errors import HttpError
-from .formats import Format, reasoning_markers, tool_format
+from .errors import HttpError, log
+from .formats import FORMATS, HARMONY, REASONING, Format, Markers, reasoning_format, tool_format
+from .harmony import HarmonyParser
 from .logprobs import LogprobWriter
 from .parsing import Parser, PlainParser, ReasoningParser, ToolParser
 from .protocol import Sampling
+from .responses_store import ResponseStore
+from .transfer import Transfer
 
 Result = TypeVar("Result")
+Known = TypeVar("Known")
 
 THREAD_CHARS = 8192  # longer conversations are rendered and tokenised beside the event loop
 
@@ -34,28 +39,60 @@ class Options:
     Args:
         served_model_name: Names that requests may call the model by; () = the model's path or id.
         api_keys: Any of them opens the paths; () = no key is needed.
+        tool_call_parser: Name of the way that the model writes tool calls, "none", or "auto": as its chat template tells.
+        reasoning_parser: Name of the marks that the model puts around its reasoning, "none", or "auto".
         allow_request_template: A request may bring a chat template.
         max_body_bytes: Longest body.
         stream_timeout: Seconds that a client may leave a frame unread.
         shutdown_timeout: Seconds that running requests get when the server ends.
         log_prompts: Prompts are logged.
         cors_origins: Origins that browsers may call from; () = none.
+        keep_responses: How many responses of /v1/responses are kept.
         salt_by_key: Requests of unlike keys share no cached block.
         control: Paths that pause, put to sleep and update the engine exist.
-        control_keys: Any of them opens those paths.
+        control_keys: Any of them opens those paths; () = they are for clients of this machine alone.
+        reject_when_asleep: Requests are refused while the engine sleeps; else they wait.
+        on_drain: Called by /drain: ends the server.
     """
 
     served_model_name: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     allow_request_template: bool = False
     max_body_bytes: int = 32 << 20
     stream_timeout: float = 60.0
     shutdown_timeout: float = 30.0
     log_prompts: bool = False
     cors_origins: tuple[str, ...] = ()
+    keep_responses: int = 0
     salt_by_key: bool = False
     control: bool = False
     control_keys: tuple[str, ...] = ()
+    reject_when_asleep: bool = False
+    on_drain: Callable[[], None] | None = None
+
+
+@dataclass
+class _Speed:
+    """How fast requests end."""
+
+    since: float = 0.0
+    ended: int = 0
+    per_second: float = 0.0
+
+    def seconds(self, waiting: int, ended: int, now: float) -> float:
+        """Seconds for those that wait, between 1 and 60.
+
+        Args:
+            waiting: So many.
+            ended: All that have ended so far.
+            now: Monotonic seconds.
+        """
+        if now - self.since >= 1:
+            self.per_second = (ended - self.ended) / (now - self.since)
+            self.since, self.ended = now, ended
+        return min(60.0, max(1.0, waiting / self.per_second)) if self.per_second else 1.0
 
 
 @dataclass(kw_only=True)
@@ -73,6 +110,27 @@ class Service:
     is_draining: bool = False
     running: int = 0
     """Requests that are being answered."""
+    body_bytes: int = 0
+    """Of bodies that are being read or answered."""
+    _speed: _Speed = field(default_factory=lambda: _Speed())
+
+    @cached_property
+    def max_running(self) -> float:
+        """Requests at once that can all run or wait; more need not be read."""
+        config = self.engine.config
+        return float("inf") if config.max_queued_requests is None else config.max_queued_requests + (config.max_num_seqs or 0)
+
+    def queue_seconds(self) -> float:
+        """Seconds that what waits will take to start, as fast as requests have ended lately."""
+        stats = self.engine.stats()
+        return self._speed.seconds(stats.num_waiting, sum(stats.finished.values()), time.monotonic())
+
+    def __post_init__(self) -> None:
+        for option, known in (("tool_call_parser", FORMATS), ("reasoning_parser", REASONING)):
+            name = getattr(self.options, option)
+            if name not in ("auto", "none", *known):
+                message = f"{option}: wanted auto, none or one of {', '.join(known)}, have {name!r}"
+                raise ConfigError(message, option=option, value=name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,26 +150,66 @@ class Service:
         return length
 
     @cached_property
-    def tool_format(self) -> Format | None:
-        """How the model writes tool calls, as far as its chat template tells."""
-        return tool_format(self.tokenizer.chat_template or "")
+    def transfer(self) -> Transfer:
+        """The weights that a trainer sends."""
+        return Transfer(self.engine)
 
     @cached_property
-    def reasoning_markers(self) -> tuple[str, str] | None:
-        """What the model puts around its reasoning."""
-        return reasoning_markers(self.tokenizer.chat_template or "")
+    def responses(self) -> ResponseStore:
+        """The responses that are kept."""
+        return ResponseStore(self.options.keep_responses)
 
-    def parser(self, prompt: str, has_tools: bool) -> Parser:
+    @cached_property
+    def tool_format(self) -> Format | None:
+        """How the model writes tool calls."""
+        return self._named("tool_call_parser", FORMATS, tool_format)
+
+    @cached_property
+    def reasoning(self) -> Markers | None:
+        """What the model puts around its reasoning."""
+        return self._named("reasoning_parser", REASONING, reasoning_format)
+
+    def _named(self, option: str, known: Mapping[str, Known], find: Callable[[str], str | None]) -> Known | None:
+        """What an option names, or what the chat template tells."""
+        name: str | None = getattr(self.options, option)
+        if name == "auto":
+            name = find(self.tokenizer.chat_template or "")
+            log.info("%s: %s, as the chat template tells", option, name or "none")
+        return None if name is None else known.get(name)
+
+    def shows_marks(self, has_tools: bool) -> bool:
+        """Whether special tokens have to be shown, as the parser goes by some of them."""
+        form, markers = self.tool_format, self.reasoning
+        if form is HARMONY or (markers is not None and markers.is_special):
+            return True
+        return has_tools and form is not None and form.is_special
+
+    @cached_property
+    def close_id(self) -> int | None:
+        """The token that ends reasoning, where it is one token."""
+        return None if self.reasoning is None else self.tokenizer.convert_tokens_to_ids(self.reasoning.close)
+
+    @cached_property
+    def ends(self) -> tuple[str, ...]:
+        """The tokens that end an answer, as they look where special tokens are shown."""
+        return tuple(self.tokenizer.decode([token]) for token in self.tokenizer.eos_token_ids)
+
+    def parser(self, prompt: str, tools: list[dict[str, Any]] | None, holds: bool) -> Parser:
         """What takes an answer apart.
 
         Args:
             prompt: The rendered conversation: it may end with an open reasoning.
-            has_tools: The request brought tools.
+            tools: Those that the answer may call.
+            holds: Calls are given when they are complete, and are content where they are malformed.
         """
-        parser: Parser = ToolParser(self.tool_format) if has_tools and self.tool_format else PlainParser()
-        if self.reasoning_markers is None:
+        if self.tool_format is HARMONY:
+            return HarmonyParser(holds)
+        parser: Parser = PlainParser()
+        if tools and self.tool_format is not None:
+            parser = ToolParser(self.tool_format, _schemas(tools), holds)
+        if self.reasoning is None:
             return parser
-        return ReasoningParser(self.reasoning_markers, prompt.rstrip().endswith(self.reasoning_markers[0]), parser)
+        return ReasoningParser(self.reasoning, prompt.rstrip().endswith(self.reasoning.open), parser)
 
     def model_name(self, wanted: str | None) -> str:
         """The name to answer with.
@@ -125,21 +223,27 @@ class Service:
             raise HttpError(404, f"The model `{wanted[:200]}` does not exist.", "model")
         return wanted
 
+    def salt(self, request: Request, given: str | None) -> str | None:
+        """What keeps a request's cached blocks from being found by others."""
+        if self.options.salt_by_key and request.state.key is not None:
+            return f"{request.state.key}/{given or ''}"
+        return given
+
     def engine_arguments(self, request: Request, body: Any) -> dict[str, Any]:
         """Id, priority and salt of a request."""
-        salt: str | None = body.cache_salt
-        if self.options.salt_by_key and request.state.key is not None:
-            salt = f"{request.state.key}/{salt or ''}"
         request_id = body.request_id or request.headers.get("x-request-id") or secrets.token_hex(12)
         request.state.request_id = request_id
-        return {"request_id": request_id, "priority": body.priority or 0, "cache_salt": salt}
+        return {"request_id": request_id, "priority": body.priority or 0, "cache_salt": self.salt(request, body.cache_salt)}
 
     def prompt_ids(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
         """Ids of a conversation, as `AsyncEngine.chat` would run it."""
-        given = {**arguments, **arguments["chat_template_kwargs"]}
-        del given["chat_template_kwargs"]
-        ids: list[int] = self.tokenizer.apply_chat_template(messages, **given)
+        ids: list[int] = self.tokenizer.apply_chat_template(messages, **_spread(arguments))
         return ids
+
+    def prompt_text(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+        """Its text."""
+        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **_spread(arguments))
+        return text
 
     async def beside(self, size: int, call: Callable[[], Result]) -> Result:
         """Runs a call that renders or tokenises, on a thread if there is much to do."""
@@ -152,6 +256,20 @@ class Service:
         if ignored:
             headers["x-llmpy-ignored"] = ", ".join(name[:64] for name in ignored[:32])
         return {name: clean for name, value in headers.items() if (clean := _header(value))}
+
+
+def _schemas(tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """The parameters' schema of every function."""
+    functions = [tool.get("function") for tool in tools]
+    named = {item["name"]: item.get("parameters") for item in functions if isinstance(item, dict) and "name" in item}
+    return {name: schema for name, schema in named.items() if isinstance(schema, dict)}
+
+
+def _spread(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `AsyncEngine.chat` as those of the tokenizer."""
+    given = {**arguments, **arguments["chat_template_kwargs"]}
+    del given["chat_template_kwargs"]
+    return given
 
 
 def _header(value: str) -> str:

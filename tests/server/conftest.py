@@ -29,10 +29,11 @@ class Running:
 
     Args:
         app: The application.
+        config: More options of uvicorn.
     """
 
-    def __init__(self, app):
-        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=5))
+    def __init__(self, app, **config):
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=60, **config))
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()), daemon=True)
         self._thread.start()
         deadline = time.monotonic() + 20
@@ -43,23 +44,34 @@ class Running:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def stop(self):
+        """Ends the server; twice is fine."""
         self.server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
 @pytest.fixture(scope="session")
-def serve(engine):
-    """Serves the engine with options; the server ends with the session."""
-    running = []
+def running():
+    """Puts applications on sockets; they end with the session."""
+    made = []
 
-    def make(**options):
-        running.append(Running(build_app(engine, served_model_name=("tiny", "same"), **options)))
-        return running[-1]
+    def run(app, **config):
+        made.append(Running(app, **config))
+        return made[-1]
 
-    yield make
-    for one in running:
+    yield run
+    for one in made:
         one.stop()
+
+
+@pytest.fixture(scope="session")
+def serve(engine, running):
+    """Serves the engine with options, and `config` of uvicorn."""
+
+    def make(config=(), **options):
+        return running(build_app(engine, served_model_name=("tiny", "same"), **options), **dict(config))
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,14 @@ def test_chat_and_embeddings(engine):
     assert len(made["e"]["response"]["body"]["data"]) == 1
 
 
+def test_responses_and_scores(engine):
+    asked = {"custom_id": "r", "url": "/v1/responses", "body": {"input": "hello", "max_output_tokens": 3}}
+    pairs = {"custom_id": "s", "url": "/v1/score", "body": {"text_1": "hello", "text_2": ["hello", "you"]}}
+    made = run(engine, [json.dumps(asked), json.dumps(pairs)])
+    assert made["r"]["response"]["body"]["object"] == "response"
+    assert abs(made["s"]["response"]["body"]["data"][0]["score"] - 1) < 1e-5
+
+
 def test_it_goes_on_where_it_stopped(engine, tmp_path):
     path = tmp_path / "out.jsonl"
     path.write_text('{"custom_id": "r0"}\n{"custom_id": "r2"}\n{"custom_id": "r1", "resp')

@@ -3,8 +3,10 @@
 import json
 from types import SimpleNamespace
 
-from llmpy.server.chat import Message, reason_of
-from llmpy.server.formats import FORMATS, THINK
+from llmpy.server.anthropic import _Blocks
+from llmpy.server.chat import Message, for_template, reason_of
+from llmpy.server.formats import FORMATS, REASONING
+from llmpy.server.parsing import PlainParser, ReasoningParser, ToolParser
 from llmpy.server.service import Options, Service
 
 PATH = "/v1/chat/completions"
@@ -94,8 +96,9 @@ def test_errors_have_the_protocols_shape(client):
 def test_tools_and_reasoning_are_fields_of_their_own(engine):
     said = "<think>hm</think>\n\nI look.\n" + '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
     service = Service(engine=engine, options=Options())
-    service.__dict__ |= {"tool_format": FORMATS["hermes"], "reasoning_markers": THINK}
-    message = Message(service.parser("user: hello", True))
+    service.__dict__ |= {"tool_format": FORMATS["hermes"], "reasoning": REASONING["think"]}
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    message = Message(service.parser("user: hello", tools, holds=False))
     deltas = [message.delta(message.take(said_by(said[i : i + 5], i + 5 >= len(said)))) for i in range(0, len(said), 5)]
     whole = message.whole()
     assert whole["reasoning"] == "hm" and whole["content"] == "I look."
@@ -106,4 +109,45 @@ def test_tools_and_reasoning_are_fields_of_their_own(engine):
     assert calls[0]["id"] == whole["tool_calls"][0]["id"] and calls[0]["index"] == 0
     assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Oslo"}'
     assert reason_of(said_by("", True), message) == "tool_calls"
-    assert service.parser("assistant: <think>\n", False).push("hm")[0].kind == "reasoning"
+    assert service.parser("assistant: <think>\n", None, holds=False).push("hm")[0].kind == "reasoning"
+
+
+def test_anthropics_stream_has_the_same_calls():
+    said = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{"city": "Oslo"}}}}</tool_call>' for name in "ab")
+    for step in (7, len(said)):
+        message, blocks, frames = Message(ToolParser(FORMATS["hermes"], {}, holds=False)), _Blocks(), b""
+        for i in range(0, len(said), step):
+            for piece in message.take(said_by(said[i : i + step], i + step >= len(said))):
+                frames += blocks.take(piece, message)
+        data = [json.loads(frame.split(b"\ndata: ")[1]) for frame in (frames + blocks.close()).split(b"\n\n")[:-1]]
+        begun = [item["content_block"] for item in data if item["type"] == "content_block_start"]
+        assert [(block["type"], block["name"]) for block in begun] == [("tool_use", "a"), ("tool_use", "b")]
+        assert [block["id"] for block in begun] == [call["id"] for call in message.calls]
+        for index in (0, 1):
+            parts = [item["delta"]["partial_json"] for item in data if item.get("delta") and item["index"] == index]
+            assert "".join(parts) == '{"city": "Oslo"}' and (step > 7 or len(parts) > 1)
+
+
+def test_reasoning_is_counted(engine):
+    """By the token that ends it, or where that is none by its text; the same whole and streamed."""
+    said = [(5, "<think>h"), (6, "m"), (9, "</think>"), (7, "Yes"), (9, "."), (2, "")]
+    for step in (1, 2, 6):
+        for close_id, expected in ((9, 3), (None, len(engine.tokenizer.encode("hm", False)))):
+            message = Message(ReasoningParser(REASONING["think"], False, PlainParser()), close_id=close_id)
+            for i in range(0, len(said), step):
+                ids, texts = zip(*said[i : i + step], strict=True)
+                sample = SimpleNamespace(text="".join(texts), token_ids=list(ids), finish_reason=None)
+                sample.finish_reason = "stop" if i + step >= len(said) else None
+                message.take(sample)
+            assert message.num_reasoning(engine.tokenizer) == expected and message.content == "Yes."
+    assert Message(PlainParser(), close_id=9).num_reasoning(engine.tokenizer) == 0
+
+
+def test_what_templates_read():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    made = for_template({"role": "assistant", "content": "", "reasoning": "hm", "tool_calls": [call]})
+    assert made["tool_calls"][0]["function"]["arguments"] == {"x": 1} and call["function"]["arguments"] == '{"x": 1}'
+    assert made["reasoning_content"] == made["reasoning"] == made["thinking"] == "hm"
+    plain = {"role": "user", "content": "hello"}
+    assert for_template(plain) == plain
+    assert "thinking" not in for_template({"role": "assistant", "content": "Yes.", "reasoning_content": "hm"})

@@ -49,7 +49,9 @@ def test_bodies_that_are_no_json(client, body):
 def test_paths_and_methods(client):
     assert client.get("/nothing").status_code == 404
     assert client.get("/v1/completions").json()["error"]["type"] == "method_not_allowed_error"
-    assert client.post("/v1/responses", json={}).status_code == 501
+    for path, feature in {"/v1/load_lora_adapter": "adapters", "/generate": "SGLang"}.items():
+        response = client.post(path, json={})
+        assert response.status_code == 501 and feature in response.json()["error"]["message"]
     assert client.get("/health").status_code == 200 and client.get("/load").json()["running"] == 0
     assert client.get("/version").json()["version"]
 
@@ -81,8 +83,9 @@ def test_a_client_that_leaves_ends_its_request(client, engine):
         deadline = time.monotonic() + 20
         while not engine.stats().num_running:
             assert time.monotonic() < deadline
-    until_idle(engine)
-    assert engine.stats().finished["abort"] > aborted
+    deadline = time.monotonic() + 20
+    while engine.stats().finished["abort"] == aborted:
+        assert time.monotonic() < deadline
 
 
 def test_keys(serve):
@@ -110,7 +113,7 @@ def test_long_bodies(serve):
 def test_the_end_lets_running_requests_finish(engine, serve):
     running = serve(shutdown_timeout=20)
     answers = []
-    body = {"prompt": "hello", "max_tokens": 6000, "ignore_eos": True}
+    body = {"prompt": "hello", "max_tokens": 2000, "ignore_eos": True}
     thread = threading.Thread(
         target=lambda: answers.append(httpx.post(f"{running.url}/v1/completions", json=body, timeout=60))
     )
@@ -120,4 +123,4 @@ def test_the_end_lets_running_requests_finish(engine, serve):
         assert time.monotonic() < deadline
     running.stop()
     thread.join(20)
-    assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 6000
+    assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 2000

@@ -24,6 +24,7 @@ def test_counters_count(client):
         assert more(f"{prefix}request_success_total", reason="length") == 1
         assert more(f"{prefix}time_to_first_token_seconds_count") == 1
         assert more(f"{prefix}request_generation_tokens_sum") == 7
+        assert more(f"{prefix}request_params_max_tokens_sum") == 7 and more(f"{prefix}inter_token_latency_seconds_count") == 6
     assert set(ROUTERS) <= families.keys()
     info = families["vllm:cache_config_info"].samples[0]
     assert info.value == 1 and info.labels["block_size"] == "16" and int(info.labels["num_gpu_blocks"]) > 0

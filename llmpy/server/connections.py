@@ -1,0 +1,110 @@
+"""What a client may do to a connection, below the protocol: how many there are, how long a head, how slow a reader."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_REST_BYTES = 4 << 20
+"""Of a body whose request has been answered already: it is read and dropped, so that the client comes to read the answer."""
+HEAD_S = 10.0
+"""Seconds from the connection, or from the first byte of a further request, to the end of the head."""
+LINGER_S = 10.0
+"""Seconds that a connection which is closed may take to give out what was written."""
+SWEEP_S = 1.0
+
+_MESSAGE = b'{"error":{"message":"too many connections","type":"service_unavailable","param":null,"code":503}}'
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_MESSAGE), _MESSAGE)
+)
+
+
+class Clock:
+    """When something began, if it goes on."""
+
+    __slots__ = ("since",)
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+
+    def start(self, now: float) -> None:
+        """It goes on from now, unless it did already."""
+        if self.since is None:
+            self.since = now
+
+    def stop(self) -> None:
+        """It has ended."""
+        self.since = None
+
+    def passed(self, now: float, seconds: float) -> bool:
+        """Whether it has gone on for so long."""
+        return self.since is not None and now - self.since > seconds
+
+
+def bounded(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]:
+    """A protocol for uvicorn that ends connections which only cost. A sweep every second looks at all of them.
+
+    Args:
+        max_connections: Beyond so many a new one gets a 503 and is closed.
+        read_timeout: Seconds that written data may stay unread.
+    """
+
+    class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        """One connection."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._head, self._unread, self._closing = Clock(), Clock(), Clock()
+            self._surplus_bytes = 0
+            if len(self.connections) == 1:
+                self.loop.call_later(SWEEP_S, _sweep, self.loop, self.connections)
+            if len(self.connections) > max_connections:
+                transport.write(FULL)
+                transport.close()
+            else:
+                self._head.start(self.loop.time())
+
+        def data_received(self, data: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            before = self.cycle
+            super().data_received(data)
+            if self.cycle is not before or (before is not None and not before.response_complete):
+                self._head.stop()
+                self._surplus_bytes = 0
+                return
+            has_rest = before is not None and before.more_body
+            self._surplus_bytes += len(data)
+            if self._surplus_bytes > (MAX_REST_BYTES if has_rest else MAX_HEAD_BYTES):
+                self.transport.close()
+            self._head.start(self.loop.time())
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread.start(self.loop.time())
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._unread.stop()
+
+        def sweep(self, now: float) -> None:
+            """Ends the connection if it has had its time."""
+            if self.transport.is_closing():
+                self._closing.start(now)
+            elif self._head.passed(now, HEAD_S):
+                self.transport.close()
+            if self._unread.passed(now, read_timeout) or self._closing.passed(now, LINGER_S):
+                self.transport.abort()
+
+    def _sweep(loop: asyncio.AbstractEventLoop, connections: set[Bounded]) -> None:
+        now = loop.time()
+        for connection in list(connections):
+            connection.sweep(now)
+        if connections:
+            loop.call_later(SWEEP_S, _sweep, loop, connections)
+
+    return Bounded

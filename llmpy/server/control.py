@@ -1,0 +1,219 @@
+"""Paths for who runs the engine: pauses, sleep, the cache, calls by name. Off unless asked for; names are vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .. import __version__
+from .errors import HttpError, answer
+from .requests import read, read_if_any
+from .service import Service
+
+RPC = (
+    "get_world_size",
+    "get_weight_version",
+    "weight_checksum",
+    "reset_prefix_cache",
+    "sleep",
+    "wake_up",
+    "init_weight_group",
+    "destroy_weight_group",
+    "update_weights",
+    "report_device_id",
+)
+"""What `/collective_rpc` may call."""
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    """Body of /abort_requests; no ids: all requests."""
+
+    request_ids: list[str] | None = None
+
+
+class RpcRequest(msgspec.Struct, kw_only=True):
+    """Body of /collective_rpc."""
+
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout: float | None = None
+
+
+def query(request: Request, name: str, kind: Callable[[str], Any], default: Any = None) -> Any:
+    """A parameter of the query.
+
+    Args:
+        request: The request.
+        name: Of the parameter.
+        kind: Makes its value of its text.
+        default: Where it is not given.
+
+    Raises:
+        HttpError: 400, it has another form.
+    """
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    try:
+        return kind(given)
+    except ValueError:
+        raise HttpError(400, f"{name}: cannot read {given[:40]!r}", name) from None
+
+
+def truth(text: str) -> bool:
+    """A truth value in a query."""
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in known:
+        raise ValueError(text)
+    return known[text.lower()]
+
+
+def _tags(request: Request) -> list[str] | None:
+    return request.query_params.getlist("tags") or None
+
+
+async def pause(service: Service, request: Request) -> ASGIApp:
+    """Stops the engine at a step boundary; new requests wait."""
+    mode = request.query_params.get("mode", "abort")
+    if query(request, "wait_for_inflight_requests", truth, False):
+        mode = "wait"
+    clears = query(request, "clear_cache", truth, False)
+    try:
+        await service.engine.pause(mode, clears, query(request, "timeout", float))
+    except TimeoutError:
+        raise HttpError(504, "requests still run; new ones wait for /resume") from None
+    return answer({"status": "paused"})
+
+
+async def resume(service: Service, request: Request) -> ASGIApp:
+    """Ends a pause."""
+    await service.engine.resume()
+    return answer({"status": "resumed"})
+
+
+async def is_paused(service: Service, request: Request) -> ASGIApp:
+    """Whether the engine is paused."""
+    return answer({"is_paused": service.engine.is_paused})
+
+
+async def abort_requests(service: Service, request: Request) -> ASGIApp:
+    """Ends requests; their answers hold what they had made."""
+    body = await read_if_any(request, AbortRequest)
+    aborted = await service.engine.abort(body.request_ids or None)
+    return answer({"status": "aborted", "aborted": len(aborted)})
+
+
+async def sleep(service: Service, request: Request) -> ASGIApp:
+    """Gives memory back."""
+    mode = request.query_params.get("mode", "abort")
+    await service.engine.sleep(query(request, "level", int, 1), mode, _tags(request))
+    return answer({"status": "asleep"})
+
+
+async def wake_up(service: Service, request: Request) -> ASGIApp:
+    """Takes memory back, and goes on."""
+    await service.engine.wake_up(_tags(request))
+    return answer({"status": "awake" if not service.engine.is_sleeping() else "asleep"})
+
+
+async def is_sleeping(service: Service, request: Request) -> ASGIApp:
+    """Whether any part of the engine sleeps."""
+    return answer({"is_sleeping": service.engine.is_sleeping()})
+
+
+async def reset_prefix_cache(service: Service, request: Request) -> ASGIApp:
+    """Forgets the prefix cache."""
+    done = await service.engine.reset_prefix_cache(query(request, "reset_running_requests", truth, False))
+    return answer({"success": done})
+
+
+async def drain(service: Service, request: Request) -> ASGIApp:
+    """As SIGTERM: no new requests, time for the running ones, then the end."""
+    service.is_draining = True
+    if service.options.on_drain is not None:
+        service.options.on_drain()
+    return answer({"status": "draining"}, 202)
+
+
+async def no_profiler(service: Service, request: Request) -> ASGIApp:
+    """The engine has no profiler of its own."""
+    raise HttpError(501, f"{request.url.path}: the engine has no profiler; attach one to the process")
+
+
+async def world_size(service: Service, request: Request) -> ASGIApp:
+    """Ranks of the engine."""
+    return answer({"world_size": service.engine.get_world_size()})
+
+
+async def server_info(service: Service, request: Request) -> ASGIApp:
+    """The engine's options, and those that clients look for under vLLM's names."""
+    engine, config = service.engine, service.engine.config
+    parts = {
+        "model_config": {
+            "model": str(config.model),
+            "served_model_name": service.names[0],
+            "dtype": f"torch.{config.dtype}",
+            "max_model_len": service.max_model_len,
+        },
+        "cache_config": {"block_size": config.block_size, "num_gpu_blocks": engine.stats().kv_blocks_total},
+        "parallel_config": {"world_size": engine.get_world_size(), "data_parallel_size": 1},
+        "lora_config": None,
+        "weight_transfer_config": {"backend": "nccl"},
+    }
+    return answer({"llmpy_version": __version__, "engine": repr(engine), "vllm_config": parts})
+
+
+async def collective_rpc(service: Service, request: Request) -> ASGIApp:
+    """One of some calls, by name. There is one rank, so there is one result."""
+    body = await read(request, RpcRequest)
+    if body.method not in RPC:
+        raise HttpError(501, f"collective_rpc: wanted one of {', '.join(RPC)}, have {body.method[:60]!r}", "method")
+    try:
+        found = _rpc(service, body)
+        result = await found if hasattr(found, "__await__") else found
+    except TypeError as error:
+        raise HttpError(400, f"collective_rpc: {error}", "args") from None
+    return answer({"results": [_plain(result)]})
+
+
+def _rpc(service: Service, body: RpcRequest) -> Any:
+    engine = service.engine
+    if body.method == "get_weight_version":
+        return engine.weight_version
+    if body.method == "report_device_id":
+        return str(engine.config.device)
+    return getattr(engine, body.method)(*body.args, **body.kwargs)
+
+
+def _plain(result: Any) -> Any:
+    """A result as JSON knows it: checksums as text, since they have 64 bits; objects without a form of their own as null."""
+    if isinstance(result, Mapping):
+        return {name: f"{value:016x}" for name, value in result.items()}
+    if hasattr(result, "epoch"):
+        return msgspec.to_builtins(result)
+    return result if isinstance(result, str | int | bool) else None
+
+
+POST = {
+    "/pause": pause,
+    "/resume": resume,
+    "/abort_requests": abort_requests,
+    "/sleep": sleep,
+    "/wake_up": wake_up,
+    "/reset_prefix_cache": reset_prefix_cache,
+    "/drain": drain,
+    "/collective_rpc": collective_rpc,
+    "/start_profile": no_profiler,
+    "/stop_profile": no_profiler,
+}
+GET = {
+    "/is_paused": is_paused,
+    "/is_sleeping": is_sleeping,
+    "/get_world_size": world_size,
+    "/server_info": server_info,
+}

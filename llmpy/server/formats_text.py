@@ -1,0 +1,118 @@
+"""Formats that write arguments in a way of their own: each is told as JSON when it is complete."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .formats_json import decode
+from .scanning import Malformed, Scan, Schemas, Source
+
+
+class _Writer:
+    """Arguments as JSON, one after the other."""
+
+    def __init__(self, source: Source, schema: Mapping[str, Any]) -> None:
+        found = schema.get("properties")
+        self._source = source
+        self._properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+        self._begun = False
+
+    def add(self, key: str, text: str) -> Scan[None]:
+        """An argument; its text is a JSON value, unless the schema says that it is text, or it is no JSON."""
+        known = self._properties.get(key)
+        kind = known.get("type") if isinstance(known, Mapping) else None
+        value = None if kind == "string" else decode(text)
+        written = text.strip() == "null" and kind != "string"
+        pair = f"{_dump(key)}: {_dump(value if value is not None or written else text)}"
+        yield self._source.tell("arguments", (", " if self._begun else "{") + pair)
+        self._begun = True
+
+    def end(self) -> Scan[None]:
+        """The end of the object."""
+        yield self._source.tell("arguments", "}" if self._begun else "{}")
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def glm(source: Source, schemas: Schemas) -> Scan[None]:
+    """NAME, then pairs of <arg_key> and <arg_value>: GLM-4.5 and later."""
+    yield from source.space()
+    name = yield from source.name()
+    yield from source.space()
+    mark = yield from source.expect("<arg_key>", "</tool_call>")
+    writer = _Writer(source, schemas.get(name, {}))
+    yield source.tell("call", name)
+    while mark == "<arg_key>":
+        key, _ = yield from source.until("</arg_key>")
+        yield from source.space()
+        yield from source.expect("<arg_value>")
+        text, _ = yield from source.until("</arg_value>")
+        yield from writer.add(key.strip(), text)
+        yield from source.space()
+        mark = yield from source.expect("<arg_key>", "</tool_call>")
+    yield from writer.end()
+
+
+def qwen_coder(source: Source, schemas: Schemas) -> Scan[None]:
+    """<function=NAME> with <parameter=KEY> inside: Qwen3-Coder."""
+    yield from source.space()
+    yield from source.expect("<function=")
+    name = yield from source.name()
+    yield from source.expect(">")
+    writer = _Writer(source, schemas.get(name, {}))
+    yield source.tell("call", name)
+    while True:
+        yield from source.space()
+        if (yield from source.expect("<parameter=", "</function>")) == "</function>":
+            break
+        key, _ = yield from source.until(">")
+        text, _ = yield from source.until("</parameter>")
+        yield from writer.add(key, text.removeprefix("\n").removesuffix("\n"))
+    yield from writer.end()
+    yield from source.space()
+    yield from source.expect("</tool_call>")
+
+
+def _call(source: Source) -> Scan[None]:
+    """NAME(key=value, ...), the values as Python writes them; told when it is complete."""
+    name = yield from source.name()
+    yield from source.space()
+    if not source.text.startswith("("):
+        raise Malformed
+    inside = yield from source.value(quotes="'\"")
+    try:
+        call = ast.parse(f"f{inside}", mode="eval").body
+        assert isinstance(call, ast.Call) and not call.args
+        arguments = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords if item.arg is not None}
+        text = _dump(arguments)
+    except (SyntaxError, ValueError, AssertionError, TypeError, RecursionError, MemoryError):
+        raise Malformed from None
+    yield source.tell("call", name)
+    yield source.tell("arguments", text)
+
+
+def pythonic(source: Source, schemas: Schemas) -> Scan[None]:
+    """[NAME(key=value, ...), ...]: Llama 4."""
+    yield from source.expect("[")
+    yield from source.items(_call)
+
+
+def lfm2(source: Source, schemas: Schemas) -> Scan[None]:
+    """The same between marks: LFM2."""
+    yield from pythonic(source, schemas)
+    yield from source.expect("<|tool_call_end|>")
+
+
+def olmo3(source: Source, schemas: Schemas) -> Scan[None]:
+    """NAME(key=value, ...) on lines of their own between tags: OLMo 3."""
+    while True:
+        yield from source.space()
+        yield from _call(source)
+        yield from source.space()
+        if (yield from source.accept("</function_calls>")):
+            return

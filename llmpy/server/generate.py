@@ -1,0 +1,114 @@
+"""POST /inference/v1/generate: ids in, ids out, no text anywhere. For trainers and routers that tokenise by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .._feeds import RequestStream
+from ..logprobs import Logprobs
+from ..outputs import CompletionOutput, RequestOutput
+from ..sampling_params import RequestOutputKind, SamplingParams
+from .errors import HttpError, answer, to_http
+from .frames import DONE, EventStream, attended
+from .logprobs import finite, prompt_logprobs
+from .protocol import GenerateRequest
+from .requests import MAX_N, read, token_id
+from .service import Service, raise_failure, usage_of, with_ids
+
+KNOWN = {field.name for field in fields(SamplingParams)} - {"output_kind", "detokenize"}
+
+encode = msgspec.json.encode
+
+
+def _sampling(request: Request, given: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters; names that nobody knows are told in the answer's headers."""
+    request.state.ignored += sorted(f"sampling_params.{name}" for name in given if name not in KNOWN)
+    known = {name: value for name, value in given.items() if name in KNOWN and (value is not None or name == "max_tokens")}
+    if isinstance(known.get("logit_bias"), dict):
+        known["logit_bias"] = {token_id(key): value for key, value in known["logit_bias"].items()}
+    if isinstance(known.get("n"), int) and known["n"] > MAX_N:
+        raise HttpError(400, f"n must be at most {MAX_N}, got {known['n']}.", "sampling_params")
+    return {**known, "detokenize": bool(known.get("stop"))}
+
+
+def _logprobs(entries: Logprobs | None) -> dict[str, Any] | None:
+    """In the shape of chat completions; tokens are named by their ids."""
+    if entries is None:
+        return None
+    content = []
+    for entry in entries:
+        own, *best = ({"token": f"token_id:{i}", "logprob": finite(value.logprob)} for i, value in (entry or {}).items())
+        content.append({**own, "top_logprobs": best})
+    return {"content": content}
+
+
+def _choice(sample: CompletionOutput) -> dict[str, Any]:
+    choice = {
+        "index": sample.index,
+        "logprobs": _logprobs(sample.logprobs),
+        "finish_reason": sample.finish_reason,
+        "stop_reason": sample.stop_reason,
+    }
+    with_ids(choice, sample)
+    return choice
+
+
+async def _whole(stream: RequestStream, request_id: str) -> dict[str, Any]:
+    try:
+        output = await stream
+    finally:
+        stream.close()
+    tokens = sum(len(sample.token_ids_array) for sample in output.outputs)
+    return {
+        "request_id": request_id,
+        "choices": [_choice(sample) for sample in output.outputs],
+        "prompt_logprobs": prompt_logprobs(output.prompt_logprobs),
+        "usage": usage_of([output], tokens),
+    }
+
+
+async def _frames(stream: RequestStream, request_id: str, tells_usage: bool) -> AsyncGenerator[bytes]:
+    tokens, last = 0, None
+    try:
+        async for output in stream:
+            raise_failure(output)
+            last = output
+            tokens += sum(len(sample.token_ids_array) for sample in output.outputs)
+            made: dict[str, Any] = {"request_id": request_id, "choices": [_choice(sample) for sample in output.outputs]}
+            if output.finished and output.prompt_logprobs is not None:
+                made["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+            yield b"data: " + encode(made) + b"\n\n"
+        if tells_usage and isinstance(last, RequestOutput):
+            yield b"data: " + encode({"request_id": request_id, "choices": [], "usage": usage_of([last], tokens)}) + b"\n\n"
+    except Exception as error:
+        yield b"data: " + encode(to_http(error).body()) + b"\n\n"
+    finally:
+        stream.close()
+    yield DONE
+
+
+async def generate(service: Service, request: Request) -> ASGIApp:
+    """Continues ids."""
+    body = await read(request, GenerateRequest)
+    service.model_name(body.model)
+    for name in ("features", "kv_transfer_params"):
+        if getattr(body, name) is not None:
+            raise HttpError(400, f"{name} is not supported", name)
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    params = {**_sampling(request, body.sampling_params), "output_kind": kind}
+    prompt: Any = {"prompt_token_ids": body.token_ids}
+    if body.output_token_ids:
+        prompt["output_token_ids"] = body.output_token_ids
+    how = service.engine_arguments(request, body)
+    stream = service.engine.generate(prompt, **how, **params)
+    headers = service.answer_headers(request)
+    if body.stream:
+        tells_usage = bool(body.stream_options and body.stream_options.include_usage)
+        return EventStream(_frames(stream, how["request_id"], tells_usage), headers, service.options.stream_timeout)
+    return answer(await attended(request.receive, _whole(stream, how["request_id"])), headers=headers)

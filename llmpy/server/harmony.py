@@ -1,0 +1,101 @@
+"""gpt-oss's messages: each has a header with a channel and perhaps a recipient, then its text."""
+
+from __future__ import annotations
+
+import re
+
+from .formats_json import decode
+from .parsing import held_back
+from .scanning import Piece
+
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_TEXT = "<|message|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
+"""What ends a text; the last two begin a header, so that a message without an end is one, too."""
+
+
+class HarmonyParser:
+    """Channel `analysis` is reasoning; a recipient makes a message a call; all else is content.
+
+    Args:
+        holds: A call is given when it is complete, and is content if its arguments are no JSON object.
+    """
+
+    def __init__(self, holds: bool) -> None:
+        self._holds = holds
+        self._held = ""
+        self._header = ""
+        self._kind: str | None = None
+        self._call: list[str] = []
+        self._name = ""
+
+    def push(self, text: str) -> list[Piece]:
+        """What new text gives."""
+        self._held += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        if self._kind is None and not self._header and self._held and not "<|".startswith(self._held[:2]):
+            self._kind = "content"  # no header at all
+        if self._kind is None:
+            header, found, rest = self._held.partition(_TEXT)
+            if not found:
+                return False
+            self._header, self._held = header, rest
+            self._begin(pieces)
+            return True
+        places = [(place, mark) for mark in _ENDS if (place := self._held.find(mark)) >= 0]
+        if not places:
+            keep = held_back(self._held, _ENDS)
+            self._tell(self._held[: len(self._held) - keep], pieces)
+            self._held = self._held[len(self._held) - keep :]
+            return False
+        place, mark = min(places)
+        self._tell(self._held[:place], pieces)
+        self._held = self._held[place + (0 if mark in _ENDS[3:] else len(mark)) :]
+        self._end(pieces)
+        return True
+
+    def _begin(self, pieces: list[Piece]) -> None:
+        """A header is complete."""
+        recipient = _RECIPIENT.search(self._header)
+        if recipient is not None:
+            self._kind, self._name, self._call = "call", recipient[1].removeprefix("functions."), []
+            if not self._holds:
+                pieces.append(Piece("call", self._name))
+        else:
+            self._kind = "reasoning" if "analysis" in self._header else "content"
+
+    def _tell(self, text: str, pieces: list[Piece]) -> None:
+        if not text:
+            return
+        if self._kind == "call" and self._holds:
+            self._call.append(text)
+        elif self._kind == "call":
+            pieces.append(Piece("arguments", text))
+        else:
+            pieces.append(Piece("reasoning" if self._kind == "reasoning" else "content", text))
+
+    def _end(self, pieces: list[Piece]) -> None:
+        """A message is over."""
+        if self._kind == "call" and self._holds:
+            arguments = "".join(self._call)
+            if isinstance(decode(arguments), dict):
+                pieces += [Piece("call", self._name), Piece("arguments", arguments)]
+            else:
+                pieces.append(Piece("content", self._header + _TEXT + arguments))
+        self._kind = None
+
+    def finish(self) -> list[Piece]:
+        """The end of the last message; a header alone is nothing, text without any header is content."""
+        pieces: list[Piece] = []
+        if self._kind is not None:
+            self._tell(self._held, pieces)
+            self._end(pieces)
+        elif self._held and not self._header:
+            pieces.append(Piece("content", self._held))
+        self._held = ""
+        return pieces

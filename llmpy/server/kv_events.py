@@ -1,0 +1,157 @@
+"""Events of the prefix cache over ZeroMQ (extra `kvevents`), for routers: a prompt goes to where its beginning is cached."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import zmq
+
+from ..async_engine import AsyncEngine
+from ..errors import ConfigError, EngineClosedError
+from ..outputs import KvEvent
+
+CAPACITY = 65536
+"""Events that the engine keeps until they are read."""
+KEPT = 10_000
+"""Batches for a reader that asks for what it has missed."""
+POLL_MS = 10
+BINDING = ("*", "0.0.0.0", "[::]", "lo")
+MEDIUM = "GPU"
+"""The pool that the device computes from, whatever the device; CPU would be a copy in host memory."""
+
+encode = msgspec.msgpack.encode
+
+
+def attach(socket: zmq.Socket[bytes], address: str) -> None:
+    """Binds an address of this machine (wildcard hosts, `lo`, ipc, inproc); connects to any other.
+
+    Raises:
+        ConfigError: ZeroMQ does not take it.
+    """
+    kind, _, rest = address.partition("://")
+    host = rest.rpartition(":")[0]
+    try:
+        if kind in ("ipc", "inproc") or host in BINDING:
+            socket.bind(address.replace("://lo:", "://127.0.0.1:"))
+        else:
+            socket.connect(address)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"{address}: {error}; --kv-events-address, e.g. tcp://lo:5557", option="kv_events_address") from None
+
+
+def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
+    """Events as routers read them; a chain of blocks stored one behind the other is one event."""
+    made: list[dict[str, Any]] = []
+    for event in events:
+        last = made[-1] if made else {}
+        group = {"group_idx": event.group} if event.group else {}
+        if event.kind == 0:
+            ids = np.frombuffer(event.token_ids, np.int32).tolist()
+            follows = last.get("type") == "BlockStored" and last["block_hashes"][-1] == event.parent
+            if follows and last.get("group_idx", 0) == event.group:
+                last["block_hashes"].append(event.hash)
+                last["token_ids"] += ids
+                if "extra_keys" in last:
+                    last["extra_keys"].append(None)
+                continue
+            stored = {"type": "BlockStored", "block_hashes": [event.hash], "parent_block_hash": event.parent, "token_ids": ids}
+            stored |= {"block_size": block_size, "lora_id": None, "medium": MEDIUM, "lora_name": None}
+            salt = {"extra_keys": [[event.salt.decode(errors="replace")]]} if event.salt else {}
+            made.append({**stored, **salt, **group})
+        elif event.kind == 1:
+            made.append({"type": "BlockRemoved", "block_hashes": [event.hash], "medium": MEDIUM, **group})
+        else:
+            made.append({"type": "AllBlocksCleared"})
+    return made
+
+
+def arrays(events: list[dict[str, Any]]) -> list[list[Any]]:
+    """The same by position, as routers older than mid-2026 read them."""
+    names = {
+        "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
+        "BlockRemoved": ("block_hashes", "medium"),
+        "AllBlocksCleared": (),
+    }
+    return [[event["type"], *(event[name] for name in names[event["type"]])] for event in events]
+
+
+class KvEventPublisher:
+    """A thread that reads an engine's events and publishes them in batches.
+
+    Args:
+        engine: With `kv_event_capacity`.
+        topic: `kv@<host>[:port]@<model>`.
+        address: Where to publish: see `attach`.
+        replay_address: Where readers ask for batches that they have missed; None = nowhere.
+        style: Events as maps, or as arrays.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        topic: str,
+        address: str,
+        replay_address: str | None = None,
+        style: Literal["map", "array"] = "map",
+    ) -> None:
+        self._engine, self._topic, self._style = engine, topic.encode(), style
+        self._context = zmq.Context()
+        self._publish = self._context.socket(zmq.PUB)
+        self._replay = self._context.socket(zmq.ROUTER)
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+        self._next = self._sequence = 0
+        self._ends = threading.Event()
+        try:
+            attach(self._publish, address)
+            if replay_address is not None:
+                attach(self._replay, replay_address)
+        except ConfigError:
+            self._context.destroy(0)
+            raise
+        self._thread = threading.Thread(target=self._run, name="llmpy-kv-events", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Publishes what there is, and ends; before the engine is closed."""
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(EngineClosedError):
+            while not self._ends.is_set():
+                if self._replay.poll(POLL_MS):
+                    self._answer(self._replay.recv_multipart())
+                while self._drain():
+                    pass
+            self._drain()
+        self._context.destroy(linger=1000)
+
+    def _drain(self) -> bool:
+        """Publishes one batch, if there is something."""
+        start, (self._next, events) = self._next, self._engine.kv_events(self._next)
+        if not events:
+            return False
+        if events[0].number != start:  # the ring was read too late: readers see that a batch is missing
+            self._sequence += 1
+        found = maps(events, self._engine.config.block_size)
+        payload = encode([time.time(), found if self._style == "map" else arrays(found)])
+        self._publish.send_multipart([self._topic, self._sequence.to_bytes(8, "big"), payload])
+        self._kept.append((self._sequence, payload))
+        self._sequence += 1
+        return True
+
+    def _answer(self, frames: list[bytes]) -> None:
+        """The batches from a sequence number on, then an end marker."""
+        if len(frames) != 3 or len(frames[2]) != 8:
+            return
+        who, start = frames[:2], int.from_bytes(frames[2], "big")
+        for sequence, payload in list(self._kept):
+            if sequence >= start:
+                self._replay.send_multipart([*who, sequence.to_bytes(8, "big"), payload])
+        self._replay.send_multipart([*who, (-1).to_bytes(8, "big", signed=True), b""])

@@ -1,0 +1,114 @@
+"""/v1/embeddings, /pooling and /classify: states of prompts, in the shapes of OpenAI and of vLLM."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .._pooling import TASKS
+from .errors import HttpError, answer
+from .frames import attended
+from .protocol import ClassifyRequest, EmbeddingRequest, Pooling, PoolingRequest
+from .requests import prompts_of, read
+from .service import Service
+
+
+def check_task(service: Service, request: Request, tasks: Sequence[str]) -> str:
+    """The first of these tasks that the model has.
+
+    Raises:
+        HttpError: 400, it has none; the message says which it has.
+    """
+    pooler = service.engine._frontend.pooler
+    found = next((task for task in tasks if task in pooler.tasks), None)
+    if found is None:
+        have = ", ".join([*pooler.tasks, *(["generate"] if pooler.generates else [])])
+        message = f"{request.url.path} wants a model with the task {' or '.join(tasks)}; this one has: {have}"
+        raise HttpError(400, message, "model")
+    return found
+
+
+async def pooled(
+    service: Service, request: Request, body: Pooling, prompts: Sequence[Any], task: str, **fields: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Results of prompts, and the usage.
+
+    Args:
+        service: The server.
+        request: The HTTP request.
+        body: What it asks for.
+        prompts: Texts or ids.
+        task: What is made of their states.
+        fields: Of PoolingParams; None = the model's way.
+
+    Returns:
+        float32 arrays, and counts of tokens.
+    """
+    if body.truncate_prompt_tokens is not None:
+        raise HttpError(400, "truncate_prompt_tokens is not supported", "truncate_prompt_tokens")
+    if body.add_special_tokens is False:
+        prompts = [service.tokenizer.encode(item, False) if isinstance(item, str) else item for item in prompts]
+    given = {name: value for name, value in fields.items() if value is not None}
+    salt = service.salt(request, body.cache_salt)
+    pending = [service.engine.encode(item, pooling_task=task, cache_salt=salt, **given) for item in prompts]
+
+    async def results() -> list[Any]:
+        return [await one for one in pending]
+
+    outputs = await attended(request.receive, results())
+    tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    rows = [np.asarray(output.outputs.data, np.float32) for output in outputs]
+    return rows, {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def made(kind: str, name: str, rest: dict[str, Any]) -> dict[str, Any]:
+    """What vLLM's answers begin with."""
+    return {"id": f"{kind}-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": name, **rest}
+
+
+def _shown(row: Any, body: EmbeddingRequest) -> Any:
+    """An array as numbers, or its bytes, which are written as base64."""
+    return row.tobytes() if body.encoding_format == "base64" else row.tolist()
+
+
+async def embeddings(service: Service, request: Request) -> ASGIApp:
+    """Embeddings of texts or ids."""
+    body = await read(request, EmbeddingRequest)
+    name, task = service.model_name(body.model), check_task(service, request, ("embed",))
+    prompts = prompts_of(body.input, "input")
+    rows, usage = await pooled(service, request, body, prompts, task, dimensions=body.dimensions)
+    data = [{"object": "embedding", "index": i, "embedding": _shown(row, body)} for i, row in enumerate(rows)]
+    return answer({"object": "list", "model": name, "data": data, "usage": usage})
+
+
+async def pooling(service: Service, request: Request) -> ASGIApp:
+    """States as a task makes them; without one those of every token."""
+    body = await read(request, PoolingRequest)
+    if body.task not in (None, *TASKS):
+        raise HttpError(400, f"task: wanted one of {', '.join(TASKS)}, have {str(body.task)[:40]!r}", "task")
+    wanted = ("token_embed", "token_classify") if body.task is None else (body.task,)
+    name, task = service.model_name(body.model), check_task(service, request, wanted)
+    fields = {"dimensions": body.dimensions, "normalize": body.normalize, "use_activation": body.use_activation}
+    rows, usage = await pooled(service, request, body, prompts_of(body.input, "input"), task, **fields)
+    data = [{"object": "pooling", "index": i, "data": _shown(row, body)} for i, row in enumerate(rows)]
+    return answer(made("pool", name, {"data": data, "usage": usage}))
+
+
+async def classify(service: Service, request: Request) -> ASGIApp:
+    """Classes of texts or ids."""
+    body = await read(request, ClassifyRequest)
+    name, task = service.model_name(body.model), check_task(service, request, ("classify",))
+    prompts = prompts_of(body.input, "input")
+    rows, usage = await pooled(service, request, body, prompts, task, use_activation=body.use_activation)
+    labels = service.engine._frontend.pooler.labels
+    data = [
+        {"index": i, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(row)}
+        for i, row in enumerate(rows)
+    ]
+    return answer(made("classify", name, {"data": data, "usage": usage}))

@@ -1,0 +1,81 @@
+"""What a request would run, as ids: the render paths, and an engine's place where nothing is run at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .._loading import load_renderer
+from ..config import EngineConfig
+from ..tokenizer import Tokenizer
+from .chat import Chat, for_template
+from .completions import Completion
+from .errors import answer
+from .protocol import ChatRequest, CompletionRequest
+from .requests import read
+from .service import Answering, Service, chars_of
+
+
+class Renderer:
+    """The tokenizer and the length of a model: what a server that only renders has instead of an engine.
+
+    Args:
+        model: Hub id or directory; weights are neither needed nor read.
+        options: Fields of EngineConfig.
+    """
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        self.config: EngineConfig
+        self.tokenizer: Tokenizer
+        self.config, self.tokenizer = load_renderer(EngineConfig(model=str(model), **options))
+
+    def check_health(self) -> None:
+        """It is always well."""
+
+    def is_sleeping(self) -> bool:
+        """It never sleeps."""
+        return False
+
+
+def _rendered(answering: Answering, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:
+    """A body for /inference/v1/generate that runs the same."""
+    params = {name: value for name, value in fields.items() if name != "output_kind"}
+    return {
+        "request_id": answering.how["request_id"],
+        "model": answering.model,
+        "token_ids": ids,
+        "features": None,
+        "sampling_params": msgspec.to_builtins(params, str_keys=True),
+        "priority": answering.how["priority"],
+        "cache_salt": answering.how["cache_salt"],
+    }
+
+
+async def render_chat(service: Service, request: Request) -> ASGIApp:
+    """What a chat completion would run."""
+    chat = Chat(service, request, await read(request, ChatRequest))
+    messages = [for_template(message) for message in chat.body.messages]
+    ids = await service.beside(chars_of(messages), lambda: service.prompt_ids(messages, chat.template))
+    return answer(_rendered(chat, ids, chat.sampling(messages)), headers=service.answer_headers(request))
+
+
+async def render_completions(service: Service, request: Request) -> ASGIApp:
+    """What a completion would run: one object a prompt."""
+    completion = Completion(service, request, await read(request, CompletionRequest))
+    special = completion.body.add_special_tokens is not False
+    tokenizer = service.tokenizer
+    made = []
+    for prompt in completion.prompts:
+        ids = tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt
+        made.append(_rendered(completion, ids, completion.fields))
+    return answer(made, headers=service.answer_headers(request))
+
+
+POST = {
+    "/v1/completions/render": render_completions,
+    "/v1/chat/completions/render": render_chat,
+}

@@ -1,0 +1,207 @@
+"""POST /v1/responses: OpenAI's other protocol for conversations, converted to and from the chat path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .._feeds import RequestStream
+from ..outputs import CompletionOutput, RequestOutput
+from .chat import Chat, Message
+from .errors import HttpError, answer, to_http
+from .frames import EventStream, attended
+from .protocol import ResponsesRequest
+from .requests import read
+from .responses_input import Items, items_of, to_chat
+from .responses_output import Output
+from .responses_store import Kept
+from .service import Service
+
+ECHOED = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "tools", "user")
+
+
+class Responding:
+    """One request on its way.
+
+    Args:
+        service: The server.
+        request: The HTTP request.
+        body: What it asks for.
+        before: The items of the conversation that it goes on with.
+    """
+
+    def __init__(self, service: Service, request: Request, body: ResponsesRequest, before: Items) -> None:
+        self.body = body
+        self._input = before + items_of(body.input)
+        self.is_kept = bool(service.responses.most) and body.store is not False
+        self.chat = Chat(service, request, to_chat(body, self._input), "resp")
+        self.id = self.chat.id
+        self.output = Output(self.chat.how["request_id"])
+        if self.chat.body.logprobs and (self.chat.tools or service.reasoning or self.chat.shows_marks):
+            message = "top_logprobs: not supported with tools, nor for models that reason; use /v1/chat/completions"
+            raise HttpError(400, message, "top_logprobs")
+        self._status = "in_progress"
+        self._why: str | None = None
+        self._usage: dict[str, Any] | None = None
+        self._error: dict[str, Any] | None = None
+
+    # ---- the answer -------------------------------------------------------------------------------------------------
+
+    def whole(self) -> dict[str, Any]:
+        """The response as it is now."""
+        body, defaults = self.body, self.chat.service.engine.get_default_sampling_params()
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.chat.created,
+            "model": self.chat.model,
+            "status": self._status,
+            "error": self._error,
+            "incomplete_details": None if self._why is None else {"reason": self._why},
+            "output": self.output.items,
+            "usage": self._usage,
+            **{name: getattr(body, name) for name in ECHOED},
+            "tools": body.tools or [],
+            "metadata": body.metadata or {},
+            "tool_choice": body.tool_choice or "auto",
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": defaults.temperature if body.temperature is None else body.temperature,
+            "top_p": defaults.top_p if body.top_p is None else body.top_p,
+            "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
+            "text": body.text or {"format": {"type": "text"}},
+            "truncation": "disabled",
+            "background": bool(body.background),
+            "store": self.is_kept,
+            "service_tier": "default",
+            "top_logprobs": body.top_logprobs or 0,
+        }
+
+    def items(self) -> Items:
+        """The conversation up to the end of the answer."""
+        return self._input + self.output.items
+
+    def take(self, sample: CompletionOutput, message: Message) -> bytes:
+        """Adds what is new; the events of it."""
+        logprobs = [] if sample.logprobs is None else self._writer.chat(sample.logprobs)
+        return self.output.take(message.take(sample), message, logprobs)
+
+    def end(self, output: RequestOutput, tokens: int, message: Message) -> bytes:
+        """The end of the answer; the events of it."""
+        reason = output.outputs[0].finish_reason
+        self._status, self._why = {"length": ("incomplete", "max_output_tokens"), "abort": ("cancelled", None)}.get(
+            str(reason), ("completed", None)
+        )
+        prompt = len(output.prompt_token_ids_array)
+        self._usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": tokens,
+            "output_tokens_details": {"reasoning_tokens": message.num_reasoning(self.chat.service.tokenizer)},
+            "total_tokens": prompt + tokens,
+        }
+        frame = self.output.finish("completed" if self._status == "completed" else "incomplete")
+        kind = "response.completed" if self._status == "completed" else "response.incomplete"
+        return frame + self.output.event(kind, response=self.whole())
+
+    # ---- at once, and in frames -------------------------------------------------------------------------------------
+
+    async def run(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        self._writer = self.chat.writer()
+        output = await self.chat.output()
+        sample = output.outputs[0]
+        message = self.chat.message(output.prompt)
+        self.take(sample, message)
+        self.end(output, len(sample.token_ids_array), message)
+        return self.whole()
+
+    async def frames(self, stream: RequestStream) -> AsyncGenerator[bytes]:
+        """The answer in events."""
+        self._writer = self.chat.writer()
+        message: Message | None = None
+        tokens = 0
+        try:
+            yield self._told("response.created") + self._told("response.in_progress")
+            async for output in stream:
+                sample = output.outputs[0]
+                tokens += len(sample.token_ids_array)
+                if message is None:
+                    message = self.chat.message(output.prompt)
+                frame = self.take(sample, message)
+                if sample.finish_reason is not None:
+                    frame += self.end(output, tokens, message)
+                if frame:
+                    yield frame
+        except Exception as error:
+            self._fail(error)
+            yield self._told("response.failed")
+        finally:
+            stream.close()
+
+    async def run_alone(self) -> None:
+        """The answer where nobody waits for it."""
+        self.chat.service.running += 1
+        try:
+            await self.run()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self.chat.service.running -= 1
+
+    def _fail(self, error: Exception) -> None:
+        self._status, self._error = "failed", {"code": "server_error", "message": to_http(error).message}
+
+    def _told(self, kind: str) -> bytes:
+        return self.output.event(kind, response=self.whole())
+
+
+async def responses(service: Service, request: Request) -> ASGIApp:
+    """Answers a request for a response."""
+    body = await read(request, ResponsesRequest)
+    store, key = service.responses, request.state.key
+    before = store.get(key, body.previous_response_id).items() if body.previous_response_id else []
+    responding = Responding(service, request, body, before)
+    kept = Kept(responding.whole, responding.items, responding.chat.how["request_id"])
+    if body.background and (body.stream or not responding.is_kept):
+        raise HttpError(400, "background: wanted a response that is kept (--keep-responses) and not streamed", "background")
+    headers = service.answer_headers(request)
+    if body.background:
+        kept.task = asyncio.create_task(responding.run_alone())
+        store.add(key, responding.id, kept)
+        return answer(responding.whole(), headers=headers)
+    if body.stream:
+        frames = responding.frames(await responding.chat.submit())
+        if responding.is_kept:
+            store.add(key, responding.id, kept)
+        return EventStream(frames, headers, service.options.stream_timeout)
+    whole = await attended(request.receive, responding.run())
+    if responding.is_kept:
+        store.add(key, responding.id, kept)
+    return answer(whole, headers=headers)
+
+
+async def response(service: Service, request: Request) -> ASGIApp:
+    """A response that was kept."""
+    return answer(service.responses.get(request.state.key, request.path_params["id"]).whole())
+
+
+async def cancel(service: Service, request: Request) -> ASGIApp:
+    """Ends a response that is made in the background."""
+    kept = service.responses.get(request.state.key, request.path_params["id"])
+    if kept.task is None:
+        raise HttpError(400, "only responses with background=true can be cancelled")
+    while not kept.task.done():
+        await service.engine.abort(kept.request_id)
+        await asyncio.wait([kept.task], timeout=0.1)
+    return answer(kept.whole())
+
+
+async def delete(service: Service, request: Request) -> ASGIApp:
+    """Forgets a response."""
+    id = request.path_params["id"]
+    service.responses.remove(request.state.key, id)
+    return answer({"id": id, "object": "response.deleted", "deleted": True})

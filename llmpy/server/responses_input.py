@@ -1,0 +1,121 @@
+"""What a request of /v1/responses asks for, as a chat completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from .errors import HttpError
+from .protocol import ChatRequest, Common, ResponsesRequest
+
+LOGPROBS = "message.output_text.logprobs"
+SHARED = (
+    *(field.name for field in msgspec.structs.fields(Common)),
+    "tool_choice",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+)
+"""Fields that mean the same to both."""
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
+
+Messages = list[dict[str, Any]]
+Items = list[dict[str, Any]]
+
+
+def to_chat(body: ResponsesRequest, items: Items) -> ChatRequest:
+    """The same request as a chat completion.
+
+    Args:
+        body: The request.
+        items: The conversation.
+
+    Raises:
+        HttpError: 400, something that is not supported.
+    """
+    _check(body)
+    fields: dict[str, Any] = {name: getattr(body, name) for name in SHARED}
+    wants_logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+    if isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == "function":
+        fields["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.get("name")}}
+    system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    return ChatRequest(
+        **fields,
+        messages=system + messages_of(items),
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=wants_logprobs or None,
+        top_logprobs=body.top_logprobs if wants_logprobs else None,
+        tools=[_tool(tool) for tool in body.tools] if body.tools else None,
+        response_format=_format((body.text or {}).get("format")),
+        reasoning_effort=(body.reasoning or {}).get("effort"),
+    )
+
+
+def _check(body: ResponsesRequest) -> None:
+    for name in ("conversation", "prompt"):
+        if getattr(body, name) is not None:
+            raise HttpError(400, f"{name} is not supported", name)
+    if body.truncation not in (None, "disabled"):
+        raise HttpError(400, "truncation: only 'disabled' is supported", "truncation")
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise HttpError(400, f"tools: {str(tool.get('type'))[:60]!r} is not supported", "tools")
+    kept = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {key: tool[key] for key in kept if tool.get(key) is not None}}
+
+
+def _format(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    if given is None or given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {key: value for key, value in given.items() if key != "type"}}
+
+
+def items_of(given: str | Items) -> Items:
+    """The items of a request's input."""
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def messages_of(given: Items) -> Messages:
+    """Items as the messages that chat templates know: reasoning and calls belong to the assistant's message."""
+    messages: Messages = []
+    thought = ""
+    for item in given:
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            thought += _text(item.get("content") or item.get("summary") or "")
+        elif kind == "message":
+            role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
+            message = {"role": role, "content": _text(item.get("content") or "")}
+            messages.append(_with_thought(message, thought) if role == "assistant" else message)
+            thought = ""
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant" or thought:
+                messages.append(_with_thought({"role": "assistant", "content": ""}, thought))
+                thought = ""
+            function = {"name": item.get("name"), "arguments": item.get("arguments") or ""}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            result = _text(item.get("output") or "")
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": result})
+        else:
+            raise HttpError(400, f"input: items of type {str(kind)[:60]!r} are not supported", "input")
+    return messages
+
+
+def _with_thought(message: dict[str, Any], thought: str) -> dict[str, Any]:
+    return {**message, "reasoning_content": thought} if thought else message
+
+
+def _text(content: Any) -> str:
+    """Text, or the text of parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind not in _TEXTS:
+            raise HttpError(400, f"input: content of type {str(kind)[:60]!r} is not supported", "input")
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts)

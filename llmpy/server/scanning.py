@@ -1,0 +1,190 @@
+"""Reading text that comes in pieces: generators that take what they know and wait for the rest.
+
+A scan yields a piece as soon as it is sure of it, and None when it needs more text. What it does depends on the text alone,
+never on where it was cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text of one kind.
+
+    Args:
+        kind: What it belongs to; "call" opens a tool call, "arguments" goes on with the one opened last.
+        text: The text; of "call" the function's name.
+    """
+
+    kind: Literal["content", "reasoning", "call", "arguments"]
+    text: str
+
+
+Scan: TypeAlias = Generator["Piece | None", None, Result]
+Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The parameters' schema of every function that may be called."""
+Scanner: TypeAlias = "Callable[[Source, Schemas], Scan[None]]"
+
+_PLAIN = re.compile(r"[^\"'(){}\[\]]+")
+_IN_STRING = re.compile(r"[^\"'\\]+")
+_SCALAR = re.compile(r"[^\s,}\]]*")
+NAME = re.compile(r"[\w.-]+")
+
+
+class Malformed(Exception):
+    """The text is no call."""
+
+
+class Source:
+    """Text that is read from the front while more comes at its end."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """What was not read yet."""
+        self.ended = False
+        """No more comes."""
+        self.read = ""
+        """What was read since the last piece."""
+        self.has_told = False
+        """A piece was given."""
+
+    def take(self, count: int) -> str:
+        """Reads some characters."""
+        part, self.text = self.text[:count], self.text[count:]
+        self.read += part
+        return part
+
+    def tell(self, kind: Literal["call", "arguments"], text: str) -> Piece:
+        """A piece that stands for what was read."""
+        self.read, self.has_told = "", True
+        return Piece(kind, text)
+
+    def more(self) -> Scan[None]:
+        """Waits for text; at the end there is none, so that what needs it is malformed."""
+        if self.ended:
+            raise Malformed
+        yield None
+
+    def space(self) -> Scan[None]:
+        """Reads white space."""
+        while True:
+            self.take(len(self.text) - len(self.text.lstrip()))
+            if self.text or self.ended:
+                return
+            yield None
+
+    def accept(self, *options: str) -> Scan[str]:
+        """Reads one of some texts if it is there; else "" and nothing is read."""
+        while True:
+            found = next((option for option in options if self.text.startswith(option)), "")
+            if found or self.ended or not any(option.startswith(self.text) for option in options):
+                return self.take(len(found))
+            yield None
+
+    def expect(self, *options: str) -> Scan[str]:
+        """Reads one of some texts, or it is malformed."""
+        found = yield from self.accept(*options)
+        if not found:
+            raise Malformed
+        return found
+
+    def items(self, one: Callable[[Source], Scan[None]]) -> Scan[None]:
+        """Reads what commas part, and the bracket behind."""
+        while True:
+            yield from self.space()
+            yield from one(self)
+            yield from self.space()
+            if (yield from self.expect(",", "]")) == "]":
+                return
+
+    def until(self, *marks: str) -> Scan[tuple[str, str]]:
+        """Reads to behind the first of some marks; the text before it, and the mark."""
+        while True:
+            places = [(place, mark) for mark in marks if (place := self.text.find(mark)) >= 0]
+            if places:
+                place, mark = min(places)
+                before = self.take(place)
+                return before, self.take(len(mark))
+            yield from self.more()
+
+    def name(self) -> Scan[str]:
+        """Reads the name of a function."""
+        while True:
+            found = NAME.match(self.text)
+            if found is None and self.text:
+                raise Malformed
+            if found is not None and found.end() < len(self.text):
+                return self.take(found.end())
+            yield from self.more()
+
+    def value(self, tells: bool = False, quotes: str = '"') -> Scan[str]:
+        """Reads a JSON value, or what else stands in brackets, as it is written.
+
+        Args:
+            tells: It is the arguments of a call, and told while it comes.
+            quotes: What a text in it may stand between.
+        """
+        yield from self.space()
+        end, whole = _End(quotes), ""
+        while True:
+            part = self.take(end.find(self.text))
+            whole += part
+            if tells and part:
+                yield self.tell("arguments", part)
+            if end.is_reached:
+                return whole
+            yield from self.more()
+
+
+class _End:
+    """Finds the end of a value in text that comes in pieces, by its brackets and quotes.
+
+    Args:
+        quotes: What a text may stand between.
+    """
+
+    def __init__(self, quotes: str) -> None:
+        self.is_reached = False
+        self._quotes, self._quote = quotes, ""
+        self._depth = 0
+        self._is_escaped = self._is_scalar = False
+
+    def find(self, text: str) -> int:
+        """Characters of this text that belong to the value."""
+        place = 0
+        if text and not self._depth and not self._quote and not self._is_scalar:
+            self._is_scalar = text[0] not in self._quotes + "([{"
+        if self._is_scalar:
+            found = _SCALAR.match(text)
+            place = found.end() if found is not None else 0
+            self.is_reached = place < len(text)
+            return place
+        while place < len(text) and not self.is_reached:
+            place = self._step(text, place)
+        return place
+
+    def _step(self, text: str, place: int) -> int:
+        """Goes on by a character, or by a run of those that mean nothing."""
+        if self._is_escaped:
+            self._is_escaped = False
+            return place + 1
+        plain = (_IN_STRING if self._quote else _PLAIN).match(text, place)
+        if plain is not None:
+            return plain.end()
+        char = text[place]
+        if self._quote:
+            self._is_escaped = char == "\\"
+            self._quote = "" if char == self._quote else self._quote
+        elif char in self._quotes:
+            self._quote = char
+        else:
+            self._depth += (char in "([{") - (char in ")]}")
+        self.is_reached = not self._quote and self._depth <= 0
+        return place + 1

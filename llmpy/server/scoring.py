@@ -1,0 +1,90 @@
+"""/score and /rerank: how well texts fit each other, by a cross-encoder or by the cosine of embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from .errors import HttpError, answer
+from .pooling import check_task, made, pooled
+from .protocol import Pooling, RerankRequest, ScoreRequest
+from .requests import MAX_PROMPTS, read
+from .service import Service
+
+Pairs = list[tuple[str, str]]
+
+
+async def scores(service: Service, request: Request, body: Pooling, pairs: Pairs) -> tuple[list[float], dict[str, Any]]:
+    """Scores of pairs of texts, and the usage."""
+    if len(pairs) > MAX_PROMPTS:
+        raise HttpError(400, f"wanted at most {MAX_PROMPTS} texts, have {len(pairs)}", "documents")
+    pooler = service.engine._frontend.pooler
+    if "classify" in pooler.tasks:
+        if len(pooler.labels) != 1:
+            message = f"{request.url.path} wants a classifier with one label, or embeddings; this one has {len(pooler.labels)}"
+            raise HttpError(400, message, "model")
+        prompts = [_joined(service, first, second) for first, second in pairs]
+        rows, usage = await pooled(service, request, body, prompts, "classify", use_activation=body.use_activation)
+        return [float(row[0]) for row in rows], usage
+    task = check_task(service, request, ("embed",))
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    rows, usage = await pooled(service, request, body, texts, task, normalize=True)
+    place = {text: i for i, text in enumerate(texts)}
+    return [float(np.dot(rows[place[first]], rows[place[second]])) for first, second in pairs], usage
+
+
+def _joined(service: Service, first: str, second: str) -> list[int]:
+    """A pair as a cross-encoder reads it."""
+    ids, types = service.tokenizer.encode_pair(first, second)
+    if service.engine._frontend.pooler.has_token_types and any(types):
+        raise HttpError(400, "pairs of texts with types of their own are not supported (BERT's cross-encoders)", "model")
+    return ids
+
+
+def _texts(given: str | list[str] | None, name: str) -> list[str]:
+    texts = [given] if isinstance(given, str) else given or []
+    if not texts:
+        raise HttpError(400, f"wanted {name}, have none", name)
+    return texts
+
+
+async def score(service: Service, request: Request) -> ASGIApp:
+    """Scores of one text with each of several, or of pairs."""
+    body = await read(request, ScoreRequest)
+    name = service.model_name(body.model)
+    first = _texts(body.text_1 if body.queries is None else body.queries, "text_1")
+    second = _texts(body.text_2 if body.documents is None else body.documents, "text_2")
+    if len(first) not in (1, len(second)):
+        raise HttpError(400, f"text_1: wanted one text or as many as text_2 ({len(second)}), have {len(first)}", "text_1")
+    pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+    values, usage = await scores(service, request, body, pairs)
+    data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(values)]
+    return answer(made("score", name, {"data": data, "usage": usage}))
+
+
+async def rerank(service: Service, request: Request) -> ASGIApp:
+    """Documents in the order in which they fit a query, the best first."""
+    body = await read(request, RerankRequest)
+    name = service.model_name(body.model)
+    texts = [document if isinstance(document, str) else str(document.get("text") or "") for document in body.documents]
+    if body.top_n is not None and body.top_n < 0:
+        raise HttpError(400, f"top_n: wanted 0 or more, have {body.top_n}", "top_n")
+    values, usage = await scores(service, request, body, [(body.query, text) for text in texts])
+    order = sorted(range(len(texts)), key=lambda i: (-values[i], i))[: body.top_n or None]
+    results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in order]
+    if body.return_documents is not False:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    return answer(made("rerank", name, {"results": results, "usage": usage}))
+
+
+POST = {
+    "/score": score,
+    "/v1/score": score,
+    "/rerank": rerank,
+    "/v1/rerank": rerank,
+    "/v2/rerank": rerank,
+}

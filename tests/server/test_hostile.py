@@ -1,0 +1,162 @@
+"""Clients that only cost: they are cut off, told so where HTTP can, and leave nothing behind."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llmpy.server import connections, requests
+from llmpy.server.connections import bounded
+
+ROOT = Path(__file__).parents[2]
+TALK = {"prompt": "hello", "max_tokens": 16000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module", params=["httptools", "h11"])
+def port(serve, request):
+    """Of a server with short patience, over each of the two readers of HTTP."""
+    patch = pytest.MonkeyPatch()
+    for name, value in {"HEAD_S": 0.4, "LINGER_S": 0.4, "SWEEP_S": 0.05, "MAX_REST_BYTES": 1 << 18}.items():
+        patch.setattr(connections, name, value)
+    kinds = {"httptools": "uvicorn.protocols.http.httptools_impl", "h11": "uvicorn.protocols.http.h11_impl"}
+    module = pytest.importorskip(kinds[request.param])
+    name = {"httptools": "HttpToolsProtocol", "h11": "H11Protocol"}[request.param]
+    patch.setattr(connections, "AutoHTTPProtocol", getattr(module, name))
+    running = serve(config={"http": bounded(8, 0.5), "timeout_keep_alive": 1})
+    running.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+    yield running.port
+    patch.undo()
+
+
+@contextlib.contextmanager
+def connected(port, sent=b"", buffer=None):
+    with socket.socket() as raw:
+        if buffer:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        raw.settimeout(20)
+        raw.connect(("127.0.0.1", port))
+        raw.sendall(sent)
+        yield raw
+
+
+def post(body, length=None):
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (length or len(body)) + body
+
+
+def answer(raw):
+    """All that comes until the server closes."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := raw.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def until_idle(engine):
+    deadline = time.monotonic() + 20
+    while engine.stats().num_unfinished:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he"])
+def test_a_head_that_does_not_come(port, sent):
+    with connected(port, sent) as raw:
+        assert answer(raw).count(b"200 OK") == sent.count(b"\r\n\r\n")
+
+
+def test_an_endless_head(port):
+    with connected(port, b"GET / HTTP/1.1\r\n") as raw, pytest.raises(OSError, match=r"reset|pipe"):
+        for _ in range(2000):
+            raw.sendall(b"x: " + b"y" * 4000 + b"\r\n")
+
+
+def test_a_body_that_does_not_come(port, monkeypatch):
+    monkeypatch.setattr(requests, "BODY_S", 0.2)
+    with connected(port, post(b'{"prompt"', length=100)) as raw:
+        assert answer(raw).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_goes_on_behind_its_refusal(port):
+    with connected(port, post(b"{", length=1 << 40)) as raw, pytest.raises(OSError, match=r"reset|pipe"):
+        for _ in range(1000):
+            raw.sendall(b" " * (1 << 16))
+
+
+def test_too_many_connections(port, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 60.0)
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(connected(port))
+        with connected(port) as raw:
+            assert answer(raw).startswith(b"HTTP/1.1 503 ")
+    deadline = time.monotonic() + 20
+    while httpx.get(f"http://127.0.0.1:{port}/health").status_code != 200:
+        assert time.monotonic() < deadline
+
+
+def test_a_reader_that_stops(port, engine):
+    with connected(port, post({**TALK, "logprobs": 20}), 4096) as raw:
+        raw.recv(100)
+        until_idle(engine)
+        assert b"[DONE]" not in answer(raw)
+
+
+@pytest.mark.parametrize("body", [b"[]," * 200_000, b"1," * 4_000_001, b'"a":1,' * 100_001])
+def test_bodies_of_many_parts(client, body):
+    response = client.post("/v1/completions", content=b'{"prompt": "hello", "x": [' + body + b"1]}")
+    assert response.status_code == 413 and "too many parts" in response.json()["error"]["message"]
+
+
+def test_long_bodies_at_once(serve):
+    running = serve(max_body_bytes=100_000)
+    body = post(b" " * 90_000, length=99_999)
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(connected(running.port, body))
+        time.sleep(0.5)
+        response = httpx.post(f"{running.url}/v1/completions", content=b" " * 99_999)
+        assert response.status_code == 429 and response.headers["retry-after"] == "1"
+    deadline = time.monotonic() + 10
+    while httpx.post(f"{running.url}/v1/completions", content=b" " * 99_999).status_code != 400:
+        assert time.monotonic() < deadline
+
+
+def test_a_full_queue(url, engine):
+    """The queue takes 64; who comes later is told when to come back."""
+    seen, threads = [], []
+    asyncio.run(engine.pause("keep"))
+
+    def ask():
+        seen.append(httpx.post(f"{url}/v1/completions", json={"prompt": "hello", "max_tokens": 2}, timeout=60))
+
+    for _ in range(70):
+        threads.append(threading.Thread(target=ask))
+        threads[-1].start()
+    deadline = time.monotonic() + 60
+    while len(seen) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    asyncio.run(engine.resume())
+    for thread in threads:
+        thread.join(60)
+    refused = [response for response in seen if response.status_code == 429]
+    assert len(refused) == 6 and sum(response.status_code == 200 for response in seen) == 64
+    assert all(1 <= int(response.headers["retry-after"]) <= 60 for response in refused)
+    assert refused[0].json()["error"]["type"] == "rate_limit_error"
+
+
+@pytest.mark.slow
+def test_all_of_them_at_once():
+    """Of ten minutes these are the first 20 seconds."""
+    words = [sys.executable, "benchmarks/hostile.py", "--seconds", "20", "--quiet", "5", "--queued", "1000"]
+    subprocess.run(words, cwd=ROOT, check=True, timeout=300)

@@ -1,0 +1,142 @@
+"""Events of the prefix cache over ZeroMQ: a reader that follows them knows what the cache holds."""
+
+import asyncio
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from llmpy import AsyncEngine
+from llmpy.server.kv_events import KvEventPublisher
+
+BLOCK = 16
+
+
+@pytest.fixture
+def open_engine(tmp_path, write_model):
+    made = []
+
+    def make(**options):
+        model = write_model(tmp_path)
+        made.append(AsyncEngine(model, device="cpu", kv_cache_memory_bytes="256KiB", **{"kv_event_capacity": 4096, **options}))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+class Reader:
+    """A router's view of a cache."""
+
+    def __init__(self, address, subscribes=True):
+        self.socket = zmq.Context.instance().socket(zmq.SUB if subscribes else zmq.DEALER)
+        self.socket.linger, self.socket.rcvtimeo = 0, 10_000
+        self.socket.connect(address)
+        if subscribes:
+            self.socket.subscribe(b"kv@")
+        self.blocks, self.numbers, self.topics, self.salts = {}, [], set(), {}
+
+    def take(self, events):
+        for event in events:
+            if event["type"] == "BlockStored":
+                parent, size = event["parent_block_hash"], event["block_size"]
+                for i, key in enumerate(event["block_hashes"]):
+                    assert key not in self.blocks
+                    self.blocks[key] = (parent, tuple(event["token_ids"][i * size : (i + 1) * size]))
+                    self.salts[key] = (event.get("extra_keys") or [None] * (i + 1))[i]
+                    parent = key
+            elif event["type"] == "BlockRemoved":
+                for key in event["block_hashes"]:
+                    del self.blocks[key]
+            else:
+                self.blocks.clear()
+
+    def read(self, quiet_ms=300):
+        while self.socket.poll(quiet_ms):
+            topic, number, payload = self.socket.recv_multipart()
+            self.topics.add(topic)
+            self.numbers.append(int.from_bytes(number, "big"))
+            stamp, events = msgspec.msgpack.decode(payload)
+            assert abs(stamp - time.time()) < 60
+            self.take(events)
+
+    def hit(self, prompt):
+        """Leading tokens of a prompt that the cache holds."""
+        by_content = {content: key for key, content in self.blocks.items()}
+        parent, n = None, 0
+        while (parent := by_content.get((parent, tuple(prompt[n : n + BLOCK])))) is not None:
+            n += BLOCK
+        return n
+
+
+async def run(engine, prompts, tokens=3, **options):
+    return [await engine.generate(prompt, max_tokens=tokens, ignore_eos=True, **options) for prompt in prompts]
+
+
+def prompts(count, length, seed=3):
+    return np.random.default_rng(seed).integers(3, 250, (count, length)).tolist()
+
+
+def test_a_reader_knows_what_is_cached(open_engine, tmp_path):
+    engine = open_engine()
+    publisher = KvEventPublisher(engine, "kv@host:8000@tiny", f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+    reader = Reader(f"ipc://{tmp_path}/events")
+    time.sleep(0.2)
+    asked = prompts(12, 70)
+    asyncio.run(run(engine, asked, 12))
+    reader.read()
+    stats = engine._driver.engine.stats()
+    assert reader.topics == {b"kv@host:8000@tiny"} and reader.numbers == list(range(len(reader.numbers)))
+    assert len(reader.blocks) == stats["kv_blocks_cached"] and stats["evictions"] > 0
+    for prompt in (*asked[-3:], asked[0]):
+        expected = min(reader.hit(prompt), (len(prompt) - 1) // BLOCK * BLOCK)
+        assert asyncio.run(run(engine, [prompt]))[0].num_cached_tokens == expected
+        reader.read()
+    asyncio.run(engine.reset_prefix_cache())
+    asyncio.run(run(engine, asked[:1], cache_salt="mine"))
+    reader.read()
+    assert len(reader.blocks) == 4 and [salt for salt in reader.salts.values() if salt] == [["mine"]]
+
+    late = Reader(f"ipc://{tmp_path}/replay", subscribes=False)
+    late.socket.send_multipart([b"", (0).to_bytes(8, "big")])
+    for number in range(reader.numbers[-1] + 1):
+        _, got, payload = late.socket.recv_multipart()
+        assert int.from_bytes(got, "big") == number
+        late.take(msgspec.msgpack.decode(payload)[1])
+    assert late.socket.recv_multipart() == [b"", b"\xff" * 8, b""] and late.blocks == reader.blocks
+    publisher.close()
+
+
+def test_arrays(open_engine, tmp_path):
+    engine = open_engine()
+    publisher = KvEventPublisher(engine, "kv@h@tiny", f"ipc://{tmp_path}/events", style="array")
+    reader = Reader(f"ipc://{tmp_path}/events")
+    time.sleep(0.2)
+    prompt = prompts(1, 40)[0]
+    asyncio.run(run(engine, [prompt]))
+    _, _, payload = reader.socket.recv_multipart()
+    (event,) = msgspec.msgpack.decode(payload)[1]
+    assert event[0] == "BlockStored" and len(event[1]) == 2 and event[2:] == [None, prompt[:32], 16, None, "GPU", None]
+    publisher.close()
+
+
+def test_what_was_read_too_late_shows_as_a_gap(open_engine, tmp_path):
+    engine = open_engine(kv_event_capacity=8)
+    asyncio.run(run(engine, prompts(10, 70)))
+    number, events = engine.kv_events()
+    assert len(events) == 8 and events[0].number == number - 8 > 0
+    publisher = KvEventPublisher(engine, "kv@h@tiny", f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+    late = Reader(f"ipc://{tmp_path}/replay", subscribes=False)
+    time.sleep(0.2)
+    late.socket.send_multipart([b"", (0).to_bytes(8, "big")])
+    assert late.socket.recv_multipart()[1] == (1).to_bytes(8, "big")
+    publisher.close()
+
+
+def test_without_a_capacity_nothing_is_noted(open_engine):
+    engine = open_engine(kv_event_capacity=0)
+    asyncio.run(run(engine, prompts(1, 40)))
+    assert engine.kv_events() == (0, [])

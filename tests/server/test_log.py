@@ -1,0 +1,58 @@
+"""The log: one line a request, and nothing of what was asked unless that is wanted."""
+
+import logging
+import time
+
+import httpx
+import pytest
+
+SECRET = "xyzzy"  # in every prompt here
+
+
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level(logging.DEBUG)
+    for name in ("httpx", "httpcore"):  # the client's own
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return caplog
+
+
+ASKS = [
+    ("/v1/completions", {"prompt": SECRET, "max_tokens": 2}, 200),
+    ("/v1/completions", {"prompt": SECRET, "max_tokens": 2, "stream": True}, 200),
+    ("/v1/completions", {"prompt": SECRET, "max_tokens": 2, "temperature": "hot"}, 400),
+    ("/v1/completions", {"prompt": SECRET * 20_000, "max_tokens": 2}, 400),
+    ("/v1/completions", {"prompt": {SECRET: SECRET}}, 400),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 2}, 200),
+    ("/v1/chat/completions", {"messages": [{"role": SECRET, "content": {SECRET: 1}}], "max_tokens": 2}, None),
+    ("/v1/messages", {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 2}, 200),
+    ("/v1/embeddings", {"input": SECRET}, 200),
+    ("/tokenize", {"prompt": SECRET}, 200),
+]
+
+
+def lines_of(logged):
+    """Lines of requests; they come behind the answers."""
+    deadline = time.monotonic() + 20
+    while True:
+        messages = [record.getMessage() for record in logged.records if record.name == "llmpy.server"]
+        lines = [message for message in messages if message.startswith("POST ")]
+        if lines or time.monotonic() > deadline:
+            return lines
+        time.sleep(0.01)
+
+
+def test_one_line_a_request_without_its_text(client, logged):
+    for path, body, status in ASKS:
+        logged.clear()
+        response = client.post(path, json=body)
+        assert status in (None, response.status_code), response.text
+        response.read()
+        (line,) = lines_of(logged)
+        assert line.startswith(f"POST {path} {response.status_code} ")
+        assert SECRET not in logged.text
+
+
+def test_prompts_where_they_are_wanted(serve, logged):
+    httpx.post(f"{serve(log_prompts=True).url}/v1/completions", json={"prompt": SECRET, "max_tokens": 2})
+    assert SECRET in logged.text

@@ -1,0 +1,149 @@
+"""/v1/responses with the released client: whole, streamed, in turns."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import openai
+import pytest
+
+from llmpy.server.chat import Message
+from llmpy.server.formats import FORMATS, REASONING
+from llmpy.server.parsing import ReasoningParser, ToolParser
+from llmpy.server.responses_input import items_of, messages_of
+from llmpy.server.responses_output import Output
+
+ASK = {"model": "tiny", "input": "hello", "max_output_tokens": 8, "temperature": 0}
+PATH = "/v1/responses"
+
+
+@pytest.fixture
+def openai_client(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def test_stream_and_whole_are_the_answer_of_chat(openai_client, client):
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    ask = {"messages": talk, "max_tokens": 8, "temperature": 0}
+    ask["stop"] = client.post("/v1/chat/completions", json=ask).json()["choices"][0]["message"]["content"][-2:]
+    chat = client.post("/v1/chat/completions", json=ask).json()
+    said = {**ASK, "instructions": "be brief", "extra_body": {"stop": ask["stop"]}}
+    whole = openai_client.responses.create(**said, metadata={"a": "b"})
+    assert whole.output_text == chat["choices"][0]["message"]["content"] and whole.metadata == {"a": "b"}
+    assert whole.usage.output_tokens == chat["usage"]["completion_tokens"]
+    assert whole.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    with openai_client.responses.stream(**said) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text and final.usage.total_tokens == whole.usage.total_tokens
+    assert [event.sequence_number for event in events if event.type != "response.output_text.delta"][:2] == [0, 1]
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+
+
+def test_logprobs(client):
+    whole = client.post(PATH, json={**ASK, "top_logprobs": 2, "ignore_eos": True}).json()
+    logprobs = whole["output"][0]["content"][0]["logprobs"]
+    assert len(logprobs) == whole["usage"]["output_tokens"] == 8 and len(logprobs[0]["top_logprobs"]) == 2
+    assert whole["status"] == "incomplete" and whole["incomplete_details"] == {"reason": "max_output_tokens"}
+    with client.stream("POST", PATH, json={**ASK, "top_logprobs": 2, "ignore_eos": True, "stream": True}) as response:
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == logprobs
+
+
+def test_items_become_messages():
+    items = [
+        {"role": "developer", "content": "rules"},
+        {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'},
+        {"type": "function_call", "call_id": "c2", "name": "time", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Rain."}]},
+    ]
+    made = messages_of(items)
+    assert [message["role"] for message in made] == ["system", "user", "assistant", "tool", "assistant"]
+    assert made[1]["content"] == "weather?" and made[2]["reasoning_content"] == "hm"
+    assert [call["function"]["name"] for call in made[2]["tool_calls"]] == ["weather", "time"]
+    assert made[3] == {"role": "tool", "tool_call_id": "c1", "content": "rain"} and made[4]["content"] == "Rain."
+
+
+def test_reasoning_text_and_calls_are_items_in_their_order():
+    said = '<think>hm</think>I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    message = Message(ReasoningParser(REASONING["think"], False, ToolParser(FORMATS["hermes"], {}, False)))
+    output, frames = Output("1"), b""
+    for i in range(0, len(said), 7):
+        sample = SimpleNamespace(text=said[i : i + 7], finish_reason="stop" if i + 7 >= len(said) else None)
+        frames += output.take(message.take(sample), message, [])
+    frames += output.finish("completed")
+    assert [item["type"] for item in output.items] == ["reasoning", "message", "function_call"]
+    assert output.items[0]["content"][0]["text"] == "hm" and output.items[1]["content"][0]["text"] == "I look."
+    assert output.items[2]["name"] == "weather" and json.loads(output.items[2]["arguments"]) == {"city": "Oslo"}
+    events = [json.loads(frame.split(b"\ndata: ")[1]) for frame in frames.split(b"\n\n")[:-1]]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == output.items and all(item["status"] == "completed" for item in done)
+    deltas = "".join(event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta")
+    assert deltas == output.items[2]["arguments"]
+
+
+def test_refusals(client):
+    for body, why in (
+        ({**ASK, "input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
+        ({**ASK, "tools": [{"type": "web_search"}]}, "web_search"),
+        ({**ASK, "background": True}, "background"),
+        ({**ASK, "truncation": "auto"}, "truncation"),
+        ({"model": "tiny"}, "input"),
+    ):
+        response = client.post(PATH, json=body)
+        assert response.status_code == 400 and why in response.json()["error"]["message"], response.text
+    response = client.post(PATH, json={**ASK, "previous_response_id": "resp_1"})
+    assert response.status_code == 404 and "--keep-responses" in response.json()["error"]["message"]
+
+
+def test_responses_that_are_kept(serve, client):
+    openai_client = openai.OpenAI(base_url=f"{serve(keep_responses=2).url}/v1", api_key="none", max_retries=0)
+    first = openai_client.responses.create(**ASK)
+    again = openai_client.responses.retrieve(first.id)
+    assert again.model_dump() == first.model_dump() and again.store
+    second = openai_client.responses.create(**{**ASK, "input": "go on"}, previous_response_id=first.id)
+    talk = messages_of([*items_of("hello"), *(item.model_dump() for item in first.output), *items_of("go on")])
+    chat = client.post("/v1/chat/completions", json={"messages": talk, "max_tokens": 8, "temperature": 0}).json()
+    assert second.output_text == chat["choices"][0]["message"]["content"]
+    assert second.usage.input_tokens == chat["usage"]["prompt_tokens"] and second.previous_response_id == first.id
+    openai_client.responses.create(**ASK, store=False)
+    assert openai_client.responses.retrieve(first.id).id == first.id
+    openai_client.responses.delete(second.id)
+    third, fourth = openai_client.responses.create(**ASK), openai_client.responses.create(**ASK)
+    assert openai_client.responses.retrieve(fourth.id).id != third.id
+    for gone in (first.id, second.id):
+        with pytest.raises(openai.NotFoundError):
+            openai_client.responses.retrieve(gone)
+
+
+def test_responses_in_the_background(serve, engine):
+    openai_client = openai.OpenAI(base_url=f"{serve(keep_responses=4).url}/v1", api_key="none", max_retries=0)
+    long = {**ASK, "max_output_tokens": 16000, "extra_body": {"ignore_eos": True}}
+    running = openai_client.responses.create(**long, background=True)
+    assert running.status == "in_progress" and running.background
+    cancelled = openai_client.responses.cancel(running.id)
+    assert cancelled.status == "cancelled" == openai_client.responses.retrieve(running.id).status
+    whole = openai_client.responses.create(**ASK, background=True)
+    deadline = time.monotonic() + 20
+    while whole.status == "in_progress":
+        assert time.monotonic() < deadline
+        whole = openai_client.responses.retrieve(whole.id)
+    assert whole.output_text == openai_client.responses.create(**ASK).output_text
+    with pytest.raises(openai.BadRequestError):
+        openai_client.responses.cancel(openai_client.responses.create(**ASK).id)
+
+
+def test_keys_see_their_own(serve):
+    url = serve(keep_responses=4, api_keys=("one", "two")).url
+    mine, other = (openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in ("one", "two"))
+    made = mine.responses.create(**ASK)
+    assert mine.responses.retrieve(made.id).id == made.id
+    with pytest.raises(openai.NotFoundError):
+        other.responses.retrieve(made.id)

@@ -1,0 +1,149 @@
+"""`llmpy chat` in a pseudo-terminal and `llmpy complete`, against a server."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Terminal:
+    """A command in a terminal of its own, which it controls.
+
+    Args:
+        words: Of the command line, behind `llmpy`.
+        variables: Of the environment, beside what is there.
+    """
+
+    def __init__(self, *words, **variables):
+        self._end, other = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", **variables}
+        command = ["setsid", "--ctty", "--wait", sys.executable, "-m", "llmpy", *words]
+        self._process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment)
+        os.close(other)
+        self.text = ""
+
+    def expect(self, pattern, seconds=60):
+        """Reads until a pattern comes, and forgets what stands before its end."""
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.text)):
+            assert select.select([self._end], [], [], max(0, deadline - time.monotonic()))[0], f"no {pattern!r}: {self.text!r}"
+            self.text += os.read(self._end, 4096).decode(errors="replace")
+        before, self.text = self.text[: found.end()], self.text[found.end() :]
+        return before
+
+    def send(self, text):
+        time.sleep(0.2)  # a prompt is seen before the line editor listens
+        os.write(self._end, text.encode())
+
+    def interrupt(self):
+        """Ctrl-C, at once: the random model may end its answer."""
+        os.write(self._end, b"\x03")
+
+    def wait(self):
+        """The exit status."""
+        try:
+            return self._process.wait(30)
+        finally:
+            os.close(self._end)
+
+
+@pytest.fixture
+def terminal(url, tmp_path):
+    """Starts `llmpy chat` at the server; its history is kept in a folder of the test."""
+    return lambda *words, **variables: Terminal(
+        "chat", "--url", url, "--temperature", "0", *words, LLMPY_CACHE_DIR=str(tmp_path), **variables
+    )
+
+
+def test_a_talk(terminal, url, engine, tmp_path):
+    talk = terminal("--max-tokens", "6", "--system", "Be brief.")
+    assert "/help" in talk.expect("> ")
+    talk.send("hello\r")
+    talk.expect("> ")
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    body = {"messages": said, "temperature": 0, "max_tokens": 6}
+    wanted = httpx.post(f"{url}/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    talk.send(f"/save {tmp_path}/talk.json\r")
+    assert "3 messages" in talk.expect("messages written")
+    assert json.loads((tmp_path / "talk.json").read_text()) == [*said, {"role": "assistant", "content": wanted}]
+    talk.send("/stats\r")
+    assert "6 tokens, " in talk.expect("of them cached")
+    talk.send("/system Sing.\r/reset\r")
+    assert "system message: Sing." in talk.expect("forgotten")
+    talk.send('"""one\rtwo"""\r/he\t\r')
+    talk.expect("Ctrl-D ends")
+    talk.send("\x1b[A\x1b[A" + "\x15" + f"/save {tmp_path}/talk.md\r")
+    talk.expect("messages written.*\n.*> ")
+    assert (tmp_path / "talk.md").read_text().startswith("**system**\n\nSing.\n\n**user**\n\none\ntwo\n\n**assistant**\n\n")
+    talk.send("\x04")
+    assert talk.wait() == 0
+    again = terminal()
+    again.expect("> ")
+    again.send("\x1b[A\x1b[A\r")  # the line before the last one of the talk before
+    again.expect("Ctrl-D ends.*\n.*> ")
+    again.send("\x03")
+    again.expect("> ")
+    again.send("\x04")
+    assert again.wait() == 0
+
+
+def test_an_interrupt_stops_the_answer_alone(terminal, engine):
+    talk = terminal("--max-tokens", "16000")
+    talk.expect("> ")
+    talk.send("count\r")
+    talk.expect("count\r\n")
+    talk.expect(r"(?s)\S.{40}")
+    talk.interrupt()
+    talk.expect(r"\[stopped\]")
+    deadline = time.monotonic() + 10
+    while engine.stats().num_unfinished:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    talk.expect("> ")
+    talk.send("half a li\x03")
+    talk.expect("> ")
+    talk.send("/stats\r")
+    assert " tokens, " in talk.expect("of them cached[^>]*> ")
+    talk.send("\x04")
+    assert talk.wait() == 0
+
+
+def test_colour_is_for_terminals_that_want_it(terminal):
+    for variables, wanted in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        talk = terminal(**variables)
+        text = talk.expect("> ")
+        talk.send("/help\r")
+        text += talk.expect("> ")
+        assert bool(COLOUR.search(text)) == wanted, variables
+        talk.send("\x04")
+        assert talk.wait() == 0
+
+
+def test_complete_brings_the_key(serve, tmp_path):
+    keyed = serve(api_keys=("sesame",)).url
+    plain = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
+    (tmp_path / "key").write_text("sesame\n")
+
+    def run(*words, url=keyed, **variables):
+        command = [sys.executable, "-m", "llmpy", "complete", "--url", url, "--max-tokens", "5", "--temperature", "0"]
+        return subprocess.run([*command, "-p", "hello", *words], capture_output=True, env={**plain, **variables}, timeout=60)
+
+    headers = {"authorization": "Bearer sesame"}
+    body = {"prompt": "hello", "max_tokens": 5, "temperature": 0}
+    wanted = httpx.post(f"{keyed}/v1/completions", json=body, headers=headers).json()["choices"][0]["text"]
+    for one in (run("--api-key-file", str(tmp_path / "key")), run(OPENAI_API_KEY="sesame")):
+        assert (one.returncode, one.stdout.decode()) == (0, wanted + "\n"), one.stderr
+    refused = run()
+    assert refused.returncode == 1 and b"401: wanted a valid key" in refused.stderr and refused.stderr.count(b"\n") == 1
+    absent = run(url="http://127.0.0.1:9")
+    assert absent.returncode == 1 and absent.stderr.startswith(b"llmpy: http://127.0.0.1:9: ")
+    assert b"Traceback" not in absent.stderr
