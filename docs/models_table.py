@@ -15,7 +15,7 @@ PAGE = ROOT / "docs/models.md"
 BEGIN, END = "<!-- models_table.py: from here -->", "<!-- models_table.py: to here -->"
 HEAD = "| family | architectures | released models | formats | CPU | CUDA | tested against | limits |"
 # Methods of the vocabulary whose operation has another name; the others are called as their operation is.
-NO_HELPERS = ("blocks", "block_norm", "block_mixture", "config", "pieces", "program", "registry", "rope")
+NO_HELPERS = ("blocks", "block_norm", "block_mixture", "config", "pieces", "program", "registry", "rope", "source")
 OPERATIONS = {"mlp": "linear", "gated_mlp": "linear", "logits": "linear", "clip": "act", "xielu": "act"}
 
 
@@ -60,12 +60,12 @@ def used_operations(module: ModuleType) -> set[str]:
 
 def cells() -> list[list[str]]:
     """The rows of the table."""
-    from llmpy.models import config
+    from llmpy.models import gguf
 
     cpu = backend_operations("kernels/cpu/backend_cpu.c", r"\n    \.(\w+) = cpu_")
     cuda = backend_operations("kernels/cuda/backend_cuda.cu", r"\n    b\.(\w+) = cuda_")
-    in_gguf = {name for name, _ in config.GGUF_ARCHITECTURES.values()}
-    in_gguf |= {"MistralForCausalLM", "MixtralForCausalLM", "InternLM2ForCausalLM"}
+    in_gguf = {family.architecture for family in gguf.FAMILIES}
+    in_gguf |= {"InternLM2ForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM"}  # under the names of Llama and Granite
     rows = []
     for module, names in families().items():
         missing = {op for op in used_operations(module) & (cpu | cuda) if op not in cuda}

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         BeamSearchParams,
         BeamSearchSequence,
         LoRARequest,
-        StructuredOutputsParams,
     )
     from .async_engine import AsyncEngine
     from .config import EngineConfig
@@ -59,12 +58,13 @@ if TYPE_CHECKING:
     from .pooling_outputs import ClassificationRequestOutput, EmbeddingRequestOutput, PoolingRequestOutput
     from .pooling_params import PoolingParams
     from .sampling_params import RequestOutputKind, SamplingParams
+    from .structured_outputs import StructuredOutputsParams
     from .tokenizer import Tokenizer
 
     __version__: str
 
 _MODULES = {
-    "_later": "BeamSearchOutput BeamSearchParams BeamSearchSequence LoRARequest StructuredOutputsParams",
+    "_later": "BeamSearchOutput BeamSearchParams BeamSearchSequence LoRARequest",
     "async_engine": "AsyncEngine",
     "config": "EngineConfig",
     "hardware": "build_info devices",
@@ -80,6 +80,7 @@ _MODULES = {
     "pooling_outputs": "ClassificationRequestOutput EmbeddingRequestOutput PoolingRequestOutput",
     "pooling_params": "PoolingParams",
     "sampling_params": "RequestOutputKind SamplingParams",
+    "structured_outputs": "StructuredOutputsParams",
     "tokenizer": "Tokenizer",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -176,9 +176,10 @@ class Model:
 class News(TypedDict):
     request: int
     sample: int
-    finish: str | None  # "eos", "stop_id", "stop_string", "length", "abort", "error"
+    finish: str | None  # "eos", "stop_id", "stop_string", "grammar", "length", "abort", "error"
     stop: int
-    status: int  # 0, 1 = non-finite logits, 2 = no token allowed
+    status: int  # 0, 1 = non-finite logits, 2 = no token allowed, 3 = the grammar failed
+    error: str | None  # of status 3
     error_position: int
     first: int
     ids: bytes  # int32
@@ -216,6 +217,8 @@ class Engine:
     def stats(self) -> dict[str, float]: ...
     # The fields of llmpy.outputs.StepRecord, the oldest step first.
     def step_log(self, max: int, /) -> list[tuple[int, float, float, float, *tuple[int, ...]]]: ...
+    # Number, kind, hash, parent, group, ids as int32, salt; and the number behind the last event.
+    def kv_events(self, next: int, /) -> tuple[int, list[tuple[int, int, int, int | None, int, bytes, bytes]]]: ...
     def histograms(self) -> dict[str, tuple[tuple[float, ...], tuple[int, ...], float]]: ...  # bounds, counts, sum
     def check(self) -> None: ...
     def close(self) -> None: ...

@@ -147,7 +147,7 @@ class Frontend:
                     value=count,
                 )
         self._check_token_ids(params)
-        for name in ("stop", "bad_words"):
+        for name in ("stop", "bad_words", "structured_outputs"):
             if self.tokenizer is None and getattr(params, name):
                 raise InvalidRequestError(f"{name} needs a tokenizer; skip_tokenizer_init is True", parameter=name)
         if priority != 0 and self.config.scheduling_policy != "priority":

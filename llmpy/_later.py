@@ -30,12 +30,6 @@ class BeamSearchOutput(_Later):
     """The beams of a prompt."""
 
 
-class StructuredOutputsParams(_Later):
-    """A grammar, schema or regular expression that the output must follow."""
-
-    _instead = "; use allowed_token_ids, or check the text and ask again"
-
-
 class LoRARequest(_Later):
     """An adapter."""
 
@@ -44,10 +38,6 @@ class LoRARequest(_Later):
 
 class LaterCalls:
     """Ways to run LLM that are not built yet."""
-
-    def as_completed(self, *args: object, **kwargs: object) -> NoReturn:
-        """Outputs as they finish."""
-        _refuse("as_completed()", "use add_request() and step()")
 
     def enqueue(self, *args: object, **kwargs: object) -> NoReturn:
         """Queues prompts."""

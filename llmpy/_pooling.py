@@ -69,6 +69,8 @@ class Pooler:
         problem: What keeps its embeddings from being made; None: nothing.
         width: Of a row of states.
         takes_whole_prompts: A prompt is computed in one step.
+        labels: Names of a classifier's classes.
+        has_token_types: Tokens have types, of which the engine knows only 0.
     """
 
     tasks: tuple[str, ...] = ()
@@ -79,6 +81,8 @@ class Pooler:
     problem: str | None = None
     width: int = 0
     takes_whole_prompts: bool = False
+    labels: tuple[str, ...] = ()
+    has_token_types: bool = False
 
     def check(self, task: str, call: str) -> None:
         """Raises UnsupportedError unless the model has the task."""
@@ -98,7 +102,15 @@ def pooler_of(files: ModelFiles, compiled: Compiled) -> Pooler:
     last = compiled.spec["ops"][-1][1]["in"][0]
     width = compiled.spec["values"][last][0]
     whole = any(name == "row_attention" for name, _ in compiled.spec["ops"])
-    return Pooler(compiled.tasks, compiled.generates, pooling, normalize, activation, problem, width, whole)
+    typed = compiled.config.raw.get("type_vocab_size", 1) != 1
+    names = _labels(compiled.config.raw.get("id2label"), labels)
+    return Pooler(compiled.tasks, compiled.generates, pooling, normalize, activation, problem, width, whole, names, typed)
+
+
+def _labels(named: object, count: int) -> tuple[str, ...]:
+    """Names of the classes."""
+    known = named if isinstance(named, Mapping) else {}
+    return tuple(str(known.get(str(i), f"LABEL_{i}")) for i in range(count))
 
 
 def _sentence_transformer(directory: Path, default: str) -> tuple[str, bool, str | None]:

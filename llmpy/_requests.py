@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
-from .errors import LlmpyError, NoAllowedTokenError, NonFiniteLogitsError
+from .errors import InvalidRequestError, LlmpyError, NoAllowedTokenError, NonFiniteLogitsError
 from .outputs import RequestMetrics, RequestOutput, ScoreOutput
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Request:
         if news["prompt_logprobs"] is not None:
             self._prompt_logprobs, self._prompt_top = news["prompt_logprobs"], news["prompt_top"]
         if news["finish"] == "error" and self.error is None:
-            self.error = failure(news["status"], news["error_position"], self.params)
+            self.error = failure(news, self.params)
         self._absorb_sample(self.samples[news["sample"]], news)
         if news["is_last"]:
             self.finished = True
@@ -254,14 +254,18 @@ class ScoreRequest(Request):
         )
 
 
-def failure(status: int, position: int, params: SamplingParams) -> LlmpyError:
+def failure(news: News, params: SamplingParams) -> LlmpyError:
     """The error that a failed sample's status stands for."""
-    if status == 1:
+    position = news["error_position"]
+    if news["error"] is not None:
+        given = None if params.structured_outputs is None else params.structured_outputs.to_dict()
+        return InvalidRequestError(f"structured_outputs: {news['error']}", parameter="structured_outputs", value=given)
+    if news["status"] == 1:
         return NonFiniteLogitsError(
             f"logits at position {position}: wanted finite numbers, have NaN or +inf; try dtype='float32'",
             position=position,
         )
-    candidates = ("allowed_token_ids", "logit_bias", "bad_words", "bad_token_ids", "min_tokens")
+    candidates = ("structured_outputs", "allowed_token_ids", "logit_bias", "bad_words", "bad_token_ids", "min_tokens")
     names = [name for name in candidates if getattr(params, name)] or ["vocab_limit", "banned_token_ids"]
     return NoAllowedTokenError(
         f"no token is allowed at position {position}: {', '.join(names)} leave none; relax one of them",

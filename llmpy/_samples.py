@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._core import News
     from .sampling_params import SamplingParams
 
-_REASONS = {"eos": "stop", "stop_id": "stop", "stop_string": "stop", None: None}
+_REASONS = {"eos": "stop", "stop_id": "stop", "stop_string": "stop", "grammar": "stop", None: None}
 _MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs")
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 NO_IDS: Ints = np.frombuffer(b"", np.int32)

@@ -67,6 +67,11 @@ class Translator:
             found["allowed_token_ids"] = sorted(set(params.allowed_token_ids))
         if params.bad_words or params.bad_token_ids:
             found["bad_words"] = self._bad_sequences(params)
+        if params.structured_outputs is not None:
+            from .structured_outputs import library_path
+
+            parts = (*params.structured_outputs.language, library_path())
+            found["grammar"] = tuple(part.encode("utf-8", "surrogatepass") for part in parts)
         if params.stop_strings and self.core_matches_stops(params):
             found["stop"] = [stop.encode("utf-8", "surrogatepass") for stop in params.stop_strings]
         return found

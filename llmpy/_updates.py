@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from . import _core
+from . import _core, _stacked
 from .errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
 from .options import parse_size
 
@@ -209,7 +209,7 @@ class WeightUpdate:
 
     def check_memory(self, items: Iterable[tuple[str, int, str, Sequence[int], Sequence[int] | None]]) -> None:
         """Checks names, types and shapes of what `write_memory` will be given; addresses do not matter."""
-        kept: list[Any] = [(found, *rest) for name, *rest in items if (found := self._renamed(name)) is not None]
+        kept = self._places(items)
         with self._claimed():
             self.core.check_memory(kept)
 
@@ -227,8 +227,7 @@ class WeightUpdate:
             stream: Of the device, that made the tensors and that the copies go to; 0: the default one. The memory may be
                 changed by what comes later on the stream; that of the host when this returns.
         """
-        renamed = ((self._renamed(name), *rest) for name, *rest in items)
-        kept: list[Any] = [item for item in renamed if item[0] is not None]
+        kept = self._places(items)
         with self._writing():
             self._pass_over(self.core.write_memory(kept, on_device, stream, self._check_finite))
 
@@ -239,6 +238,7 @@ class WeightUpdate:
 
     def _write(self, items: list[Named]) -> None:
         renamed = items if self._rename is None else self._rename_all(items)
+        renamed = [one for name, tensor in renamed for one in _stacked.slices(name, tensor, self.core.knows)]
         stream = stream_of(renamed, self._host.ordinal)
         with self._writing():
             self._pass_over(self.core.write(renamed, stream, self._check_finite))
@@ -256,6 +256,14 @@ class WeightUpdate:
 
     def _rename_all(self, items: Iterable[Named]) -> list[Named]:
         return [(found, tensor) for name, tensor in items if (found := self._renamed(name)) is not None]
+
+    def _places(self, items: Iterable[_stacked.Item]) -> list[Any]:
+        """Items of memory under the checkpoint's names."""
+        from ._buckets import ITEM_BYTES
+
+        renamed = ((self._renamed(name), *rest) for name, *rest in items)
+        kept: list[Any] = [item for item in renamed if item[0] is not None]
+        return [one for item in kept for one in _stacked.memory_slices(item, ITEM_BYTES.get(item[2], 0), self.core.knows)]
 
     def _pass_over(self, names: Iterable[str]) -> None:
         self._skipped.update(dict.fromkeys(names))
@@ -420,9 +428,10 @@ class WeightUpdate:
 
     def _check_complete(self, names: Iterable[str]) -> None:
         """Refuses an update of these names alone that would leave others out; what is unknown is found when it is written."""
-        given = {name if self._rename is None else self._rename(name) for name in names}
+        renamed = {name if self._rename is None else self._rename(name) for name in names}
+        given = {place.name for name in renamed if name is not None for place in _stacked.places(name, self.core.knows)}
         missing = [name for name in self.core.missing() if name not in given]
-        unknown = [name for name in given if name is not None and not self.core.knows(name)]
+        unknown = [name for name in given if not self.core.knows(name)]
         if missing and not unknown:
             self._refuse_missing(missing)
 

@@ -50,6 +50,7 @@ class EngineConfig:
         banned_token_ids: Ids that are never sampled.
         enable_return_routed_experts, enable_lora, max_loras, max_lora_rank, speculative_config: Not supported yet.
         max_queued_requests: Most samples that may wait in an AsyncEngine; None = no limit.
+        kv_event_capacity: Events of the prefix cache that are kept for `kv_events`; 0 = none are noted.
     """
 
     model: str
@@ -90,6 +91,7 @@ class EngineConfig:
     max_loras: int = 1
     max_lora_rank: int = 16
     max_queued_requests: int | None = None
+    kv_event_capacity: int = 0
     pipeline_parallel_size: int = 1
     speculative_config: Mapping[str, Any] | None = None
 

@@ -208,6 +208,7 @@ RULES: dict[str, Rule] = {
     "enable_lora": only(False, "merge the adapter into the checkpoint"),
     "max_loras": only(1, "leave it out"),
     "max_lora_rank": only(16, "leave it out"),
+    "kv_event_capacity": integer(0, 1 << 24),
     "max_queued_requests": optional(integer(1, 1 << 31)),
     "pipeline_parallel_size": only(1, "it has to be 1"),
     "speculative_config": only(None, "leave it out"),

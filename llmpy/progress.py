@@ -75,12 +75,17 @@ class Progress:
             dynamic_ncols=True,
             postfix="est. speed input: 0.00 toks/s, output: 0.00 toks/s",
         )
+        if hasattr(self._bar, "set_counts"):
+            self._bar.set_counts(*self._base)
 
     def _refresh(self) -> None:
         assert self._bar is not None
         elapsed = max(time.perf_counter() - self._start, 1e-9)
-        speeds = [(now - base) / elapsed for now, base in zip(self._counts(), self._base, strict=True)]
-        if hasattr(self._bar, "set_postfix_str"):
+        counts = self._counts()
+        speeds = [(now - base) / elapsed for now, base in zip(counts, self._base, strict=True)]
+        if hasattr(self._bar, "set_counts"):
+            self._bar.set_counts(*counts)
+        elif hasattr(self._bar, "set_postfix_str"):
             self._bar.set_postfix_str(f"est. speed input: {speeds[0]:.2f} toks/s, output: {speeds[1]:.2f} toks/s")
         if self._done > self._shown:
             self._bar.update(self._done - self._shown)
@@ -126,17 +131,17 @@ def _maker(use_tqdm: UseTqdm, total: int) -> Callable[..., _Bar] | None:
         return use_tqdm
     if use_tqdm not in (True, None):
         raise TypeError(f"use_tqdm must be a bool, a callable like tqdm or None, but is of type {type(use_tqdm).__name__}")
-    return tqdm_class()
+    return bar_class()
 
 
-def tqdm_class() -> Callable[..., Any]:
-    """The notebook's bar where widgets can be shown, else the terminal's."""
-    from importlib.util import find_spec
+def bar_class() -> Callable[..., Any]:
+    """A bar with a chart of throughput in a notebook, else tqdm's."""
+    if _in_notebook():
+        from .notebook import LiveBar
 
-    if _in_notebook() and find_spec("ipywidgets") is not None:
-        from tqdm.auto import tqdm
-    else:
-        from tqdm import tqdm
+        return LiveBar
+    from tqdm import tqdm
+
     found: Callable[..., Any] = tqdm
     return found
 

@@ -26,7 +26,6 @@ _LATER = {
     "prompt_logprobs_start": 0,
     "logprob_token_ids": None,
     "stream_interval": 1,
-    "structured_outputs": None,
     "routed_experts": False,
     "repetition_detection": None,
     "thinking_token_budget": None,
@@ -86,6 +85,7 @@ def _check_types(values: dict[str, Any]) -> None:
     if not (values["logit_bias"] is None or isinstance(values["logit_bias"], Mapping)):
         raise TypeError(f"logit_bias must be a dict, but is of type {type(values['logit_bias']).__name__}")
     values["output_kind"] = _kind(values["output_kind"])
+    values["structured_outputs"] = _structured(values["structured_outputs"])
     for name in ("stop_token_ids", "allowed_token_ids", "bad_token_ids", "logprob_token_ids"):
         if isinstance(values[name], str | bytes) or not isinstance(values[name], Iterable | None):
             raise TypeError(f"{name} must be a list of ints, but is of type {type(values[name]).__name__}")
@@ -105,6 +105,18 @@ def _strings(name: str, value: object, alone: bool = True) -> tuple[str, ...]:
         if not isinstance(item, str):
             raise TypeError(f"{name} must contain only strings, but has one of type {type(item).__name__}")
     return found
+
+
+def _structured(value: object) -> object:
+    if value is None:
+        return None
+    from .structured_outputs import StructuredOutputsParams
+
+    if isinstance(value, Mapping):
+        return StructuredOutputsParams(**value)
+    if not isinstance(value, StructuredOutputsParams):
+        raise TypeError(f"structured_outputs must be StructuredOutputsParams, but is of type {type(value).__name__}")
+    return value
 
 
 def _kind(value: object) -> object:

@@ -7,9 +7,12 @@ import enum
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .checks import refuse_names
+
+if TYPE_CHECKING:
+    from .structured_outputs import StructuredOutputsParams
 
 LOGPROBS_MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 GREEDY_BELOW = 1e-5
@@ -57,8 +60,9 @@ class SamplingParams:
         skip_special_tokens: Hides special tokens in the text.
         spaces_between_special_tokens: Whether neighbouring added tokens that are shown have a space between them.
         output_kind: What `step()` returns while the request runs.
-        stream_interval, structured_outputs, routed_experts, repetition_detection, thinking_token_budget, extra_args:
-            Not supported yet.
+        structured_outputs: What the text must be: JSON of a schema, a match of a regular expression, one of several, or of a
+            grammar. A dict of the fields serves.
+        stream_interval, routed_experts, repetition_detection, thinking_token_budget, extra_args: Not supported yet.
 
     Raises:
         TypeError: A field has a wrong type, or the name is no field.
@@ -98,7 +102,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int = 1
-    structured_outputs: object = None
+    structured_outputs: StructuredOutputsParams | None = None
     routed_experts: bool = False
     repetition_detection: object = None
     thinking_token_budget: object = None
@@ -135,6 +139,8 @@ class SamplingParams:
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         values["bad_token_ids"] = [list(ids) for ids in values["bad_token_ids"]]
         values["output_kind"] = self.output_kind.name
+        if self.structured_outputs is not None:
+            values["structured_outputs"] = self.structured_outputs.to_dict()
         return values
 
     @classmethod

@@ -11,6 +11,26 @@ if TYPE_CHECKING:
     from .outputs import RequestOutputs
 
 
+TYPES = {
+    "index": "int64",
+    "sample": "int64",
+    "prompt": "string",
+    "text": "string",
+    "token_ids": "list<int32>",
+    "token_logprobs": "list<float>",
+    "cumulative_logprob": "double",
+    "finish_reason": "string",
+    "stop_reason": "string",
+    "num_prompt_tokens": "int64",
+    "num_tokens": "int64",
+    "num_cached_tokens": "int64",
+    "weight_version": "string",
+    "first_token_latency": "double",
+    "error": "string",
+}
+"""The columns and their Arrow types, whatever the values are."""
+
+
 def columns(outputs: RequestOutputs) -> dict[str, list[Any]]:
     """The table's columns by name."""
     rows = [(output, sample) for output in outputs for sample in output.outputs]
@@ -39,7 +59,8 @@ def to_pandas(outputs: RequestOutputs) -> pandas.DataFrame:
         import pandas
     except ImportError as error:
         raise ImportError("to_pandas() needs pandas: pip install 'llmpy[data]'") from error
-    return pandas.DataFrame(columns(outputs))
+    floats = {name: "float64" for name, kind in TYPES.items() if kind == "double"}
+    return pandas.DataFrame(columns(outputs)).astype(floats)
 
 
 def to_arrow(outputs: RequestOutputs) -> pyarrow.Table:
@@ -51,4 +72,6 @@ def to_arrow(outputs: RequestOutputs) -> pyarrow.Table:
     values = columns(outputs)
     for name in ("stop_reason", "weight_version"):
         values[name] = [None if value is None else str(value) for value in values[name]]
-    return pyarrow.table(values)
+    lists = {"list<int32>": pyarrow.list_(pyarrow.int32()), "list<float>": pyarrow.list_(pyarrow.float32())}
+    schema = pyarrow.schema([(name, lists.get(kind) or pyarrow.type_for_alias(kind)) for name, kind in TYPES.items()])
+    return pyarrow.table(values, schema=schema)

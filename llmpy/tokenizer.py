@@ -154,6 +154,23 @@ class Tokenizer:
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Ids of two texts with the special tokens around and between them, as cross-encoders read them.
+
+        Args:
+            first, second: The texts.
+
+        Returns:
+            The ids, and of each the type: 0, or 1 for those of the second text where the tokenizer says so.
+
+        Raises:
+            UnsupportedError: The tokenizer knows no pairs.
+        """
+        if not hasattr(self._backend, "post_processor"):
+            raise UnsupportedError(f"{type(self._backend).__name__} encodes no pairs of texts")
+        encoding = self.backend.encode(first, second)
+        return encoding.ids, encoding.type_ids
+
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Ids of several texts, as `encode` of each."""
         # encode_batch_fast leaves the offsets out, which is most of the time for long texts

@@ -11,7 +11,8 @@ it would under `python -m pytest`) nor in the processes that tests start, which 
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,18 @@ def demo_model(request: pytest.FixtureRequest) -> Path:
     if request.config.getoption("--without-demo-model"):
         pytest.skip("run without the demo model")
     return fetch_model()
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """Ray on this machine alone, with little memory; its workers find llmpy where this process does."""
+    ray = pytest.importorskip("ray")
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    before = Path.cwd()
+    # The names of Ray's sockets must be short; and its workers look for modules where it was started: not in a clone.
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        os.chdir(folder)
+        ray.init(num_cpus=6, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        os.chdir(before)
+        yield
+        ray.shutdown()

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .. import __version__
+
+if TYPE_CHECKING:
+    import argparse
+    from types import ModuleType
+
+    from .parser import Parser
+
+VERSION = f"llmpy {__version__}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,16 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 after an error that was told, 2 for a wrong command line, 130 after Ctrl-C.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    chosen = _parser(words[0] if words else "").parse_args(words)
-    from importlib import import_module
-
-    from ..errors import LlmpyError
-
+    if words == ["--version"]:  # before what the parser imports, which takes longer than all the rest
+        print(VERSION)
+        return 0
     try:
-        return int(import_module(f"{__name__}.{chosen.module}").run(chosen) or 0)
-    except LlmpyError as error:
-        print(f"llmpy: {error}", file=sys.stderr)
-        return 1
+        chosen = _parser(words[0] if words else "").parse_args(words)
+        from importlib import import_module
+
+        return _run(import_module(f"{__name__}.{chosen.module}"), chosen)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
@@ -38,42 +46,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _run(module: ModuleType, chosen: argparse.Namespace) -> int:
+    """Runs the chosen command; what we raise on purpose is told in one line."""
+    from ..errors import LlmpyError
+
+    try:
+        return int(module.run(chosen) or 0)
+    except LlmpyError as error:
+        print(f"llmpy: {error}", file=sys.stderr)
+        return 1
+
+
 def _parser(word: str) -> argparse.ArgumentParser:
     """All commands with their options.
 
     Args:
         word: The first word of the command line: only the command that it names gets options that take time to make.
     """
-    parser = argparse.ArgumentParser(prog="llmpy", description="Large-language-model inference, exact and small.")
+    from .parser import Parser
+
+    parser = Parser(prog="llmpy", description="Large-language-model inference, exact and small.")
+    parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, module: str, text: str) -> argparse.ArgumentParser:
+    def command(name: str, module: str, text: str) -> Parser:
         made = commands.add_parser(name, help=text, description=text)
         made.set_defaults(module=module, command=name)
         return made
 
     demo = command("demo", "demo", "Fetch a small model once and answer a few prompts with it.")
-    _add_model(demo)
+    demo.add_argument("--model", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
+    _add_device(demo)
     demo.add_argument("--max-tokens", type=int, default=64, metavar="N", help="longest answer (default 64)")
     demo.add_argument("prompts", nargs="*", metavar="PROMPT", help="your own questions instead")
 
     generate = command("generate", "text", "Continue prompts: those given, else one per line of standard input.")
-    _add_model(generate)
+    _add_name(generate)
+    _add_device(generate)
+    _add_texts(generate)
     _add_sampling(generate, 128)
-    generate.add_argument("--json", action="store_true", help="one JSON object per prompt")
-    generate.add_argument("prompts", nargs="*", metavar="PROMPT")
+    generate.add_argument("--jsonl", action="store_true", help="one JSON object per prompt: ids, logprobs, times")
 
-    chat = command("chat", "text", "Talk to a model; an empty line or Ctrl-D ends.")
-    _add_model(chat)
+    chat = command("chat", "chat", "Talk to a model, in this process or of a running server.")
+    _add_name(chat)
+    _add_device(chat)
+    _add_server(chat, None)
     _add_sampling(chat, 512)
     chat.add_argument("--system", metavar="TEXT", help="system message")
 
+    complete = command("complete", "complete", "Continue prompts at a running server.")
+    complete.add_argument("--model", metavar="NAME", help="the server's name of the model (default: its first)")
+    _add_server(complete, "http://127.0.0.1:8000")
+    _add_sampling(complete, 128)
+    _add_texts(complete)
+
     score = command("score", "text", "Log-probability and perplexity of texts: those given, else one per line of input.")
-    _add_model(score)
-    score.add_argument("texts", nargs="*", metavar="TEXT")
+    _add_name(score)
+    _add_device(score)
+    _add_texts(score)
 
     serve = command("serve", "serve", "Serve a model over HTTP, in the protocols of OpenAI and Anthropic.")
-    bench = command("bench", "bench", "Measure throughput, latency or startup of a model.")
+    bench = command("bench", "bench", "Measure an engine here, or a running server.")
     batch = command("run-batch", "batch", "Answer an OpenAI batch file offline; run again, it goes on where it stopped.")
     chosen = {"serve": serve, "bench": bench, "run-batch": batch}.get(word)
     if chosen is not None:
@@ -104,17 +137,28 @@ def _parser(word: str) -> argparse.ArgumentParser:
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
-    """The model, with or without the option's name."""
+    """The model, as a word or an option."""
     parser.add_argument("name", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
     parser.add_argument("--model", metavar="MODEL", help="the same")
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    """The options that choose a model and where it runs."""
-    parser.add_argument("--model", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    """Where and how a model runs."""
     parser.add_argument("--device", help="cpu, cuda:0, ... (default: LLMPY_DEVICE, else the best there is)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
+
+
+def _add_server(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """The options that name a running server; the key is never an argument, which everybody on the machine can read."""
+    parser.add_argument("--url", default=default, metavar="URL", help=f"address of a running server (default {default})")
+    parser.add_argument("--api-key-file", metavar="FILE", help="the server's key (default: OPENAI_API_KEY of the environment)")
+
+
+def _add_texts(parser: argparse.ArgumentParser) -> None:
+    """The texts that a command takes."""
+    parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
+    parser.add_argument("-f", "--file", metavar="FILE", help="one text per line; - = standard input")
 
 
 def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:

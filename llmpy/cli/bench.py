@@ -1,4 +1,4 @@
-"""`llmpy bench throughput`, `latency`, `startup`: what users of inference engines measure."""
+"""`llmpy bench`: what users of inference engines measure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ print(json.dumps(times))
 
 def run(chosen: Namespace) -> int:
     """Measures, and prints a table or JSON."""
-    measure = {"throughput": _throughput, "latency": _latency, "startup": _startup}[chosen.what]
+    if chosen.what == "sweep":
+        return _sweep(chosen)
+    measure = {"throughput": _throughput, "latency": _latency, "startup": _startup, "serve": _serve}[chosen.what]
     figures = measure(chosen)
     if chosen.json:
         print(json.dumps(figures))
@@ -38,6 +40,26 @@ def run(chosen: Namespace) -> int:
         width = max(map(len, figures))
         for name, value in figures.items():
             print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+    return 0
+
+
+def _serve(chosen: Namespace) -> dict[str, Any]:
+    """A running server under load."""
+    from .bench_serve import serve
+
+    return serve(chosen)
+
+
+def _sweep(chosen: Namespace) -> int:
+    """Loads one after another, as CSV."""
+    import csv
+
+    from .bench_serve import sweep
+
+    rows = sweep(chosen)
+    writer = csv.DictWriter(sys.stdout, [name for name in rows[0] if name != "server"], extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
     return 0
 
 

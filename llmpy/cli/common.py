@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,9 +34,21 @@ def sampling(chosen: Namespace) -> dict[str, Any]:
     return {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
 
 
-def texts(given: list[str]) -> list[str]:
-    """The words of the command line, else the lines of standard input that are not empty."""
-    return given or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+def texts(chosen: Namespace) -> list[str]:
+    """The texts of the command line and the lines, which are not empty, of its file; without both, of standard input."""
+    path = chosen.file or (None if chosen.prompt else "-")
+    if path is None:
+        return list(chosen.prompt)
+    if path != "-":
+        with open(path, encoding="utf-8") as file:
+            return [*chosen.prompt, *_lines(file)]
+    if sys.stdin.isatty():
+        print("one text per line; Ctrl-D ends", file=sys.stderr)
+    return [*chosen.prompt, *_lines(sys.stdin)]
+
+
+def _lines(file: Iterable[str]) -> list[str]:
+    return [line.rstrip("\n") for line in file if line.strip()]
 
 
 def show(text: str) -> None:

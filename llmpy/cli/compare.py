@@ -69,13 +69,21 @@ def _reference(torch: Any, transformers: Any, model: str, ids: list[int]) -> dic
     """What every module of transformers' model gives, by its name; "logits" besides."""
     import numpy as np
 
-    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     if str(model).endswith(".gguf"):
         from pathlib import Path
 
         options["gguf_file"] = Path(model).name
         model = str(Path(model).parent)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, **options).eval()
+    try:
+        own = transformers.AutoConfig.from_pretrained(model, **{key: options[key] for key in options if key == "gguf_file"})
+        if own.model_type == "falcon" and own.alibi:  # whose eager attention adds the slopes twice
+            options["attn_implementation"] = "sdpa"
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(model, **options).eval()
+    except (ValueError, KeyError) as error:
+        raise UnsupportedError(
+            f"compare: transformers {transformers.__version__} reads no {model}, so there is nothing beside it: {error}"
+        ) from error
     found: dict[str, Rows] = {}
 
     def keep(name: str) -> Any:
@@ -102,8 +110,10 @@ def differences(llm: LLM, theirs: dict[str, Rows], ids: list[int]) -> Iterator[D
     """Every value that both have, in the order in which llmpy computes them."""
 
     scales, named = _embedding_scales(llm), llm._tap.named()
-    names, operations = [one.name for one in named if one.name in theirs], {one.name: one.op for one in named}
+    operations = {one.name: one.op for one in named}
     layers = {one.name for one, before in zip(named[1:], named, strict=False) if one.value == before.value}
+    alike = _modules(llm) | layers | {"logits"}
+    names = [one.name for one in named if one.name in theirs and one.name in alike]
     for first in range(0, len(names), 64):
         part = names[first : first + 64]
         for name, mine in llm.tap([ids], list(part))[0].items():
@@ -115,6 +125,14 @@ def differences(llm: LLM, theirs: dict[str, Rows], ids: list[int]) -> Iterator[D
                 factor = float((mine * want).sum() / max(float((want * want).sum()), 1e-30)) or 1.0
             both = [_difference(str(name), mine / each, want) for each in (1.0, factor)]
             yield min(both, key=lambda one: one.error)
+
+
+def _modules(llm: LLM) -> set[str]:
+    """Values that are what modules with weights give, but for norms that transformers has with the gate behind them."""
+    ops = llm._tap.spec["ops"]
+    gated = {op["in"][1] for kind, op in ops if kind == "gated"}
+    weighed = {i for i, (kind, op) in enumerate(ops) if op["weights"] and not (kind == "rms_norm" and op["out"][0] in gated)}
+    return {one.name for one in llm._tap.named() if one.op in weighed}
 
 
 def _ordered(llm: LLM, number: int, rows: Rows) -> Rows:

@@ -5,76 +5,102 @@ Every option of an engine is a flag: `max_model_len` is --max-model-len.
 
 from __future__ import annotations
 
+import re
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
+from .parser import Parser
 
 LEFT_OUT = ("model", "hf_token")
 """One is a word of its own, the other comes from the environment: arguments can be read by everybody on the machine."""
 
 
-def add_options(command: str, parser: ArgumentParser) -> None:
+def add_options(command: str, parser: Parser) -> None:
     """The options of one of the commands.
 
     Args:
         command: Its name.
         parser: Its parser.
     """
-    {"serve": _serve, "bench": _bench, "run-batch": _batch}[command](parser)
-    _add_engine_options(parser)
+    if command == "bench":
+        from .bench_options import add_bench_options
+
+        add_bench_options(parser)
+        return
+    add_engine_options(parser)
+    {"serve": _serve, "run-batch": _batch}[command](parser)
 
 
-def _add_model(parser: ArgumentParser) -> None:
+def add_model(parser: ArgumentParser) -> None:
+    """The model, as a word."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
 
 
 def _serve(parser: ArgumentParser) -> None:
-    _add_model(parser)
+    add_model(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port (default 8000; 0 = any free one)")
     parser.add_argument("--served-model-name", nargs="+", default=(), metavar="NAME", help="names that requests may use")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one per line; without it none is needed")
+    parser.add_argument("--tool-call-parser", default="auto", metavar="NAME", help="auto (default), none, or a format's name")
+    parser.add_argument("--reasoning-parser", default="auto", metavar="NAME", help="auto (default), none, or a format's name")
     parser.add_argument("--allow-request-template", action="store_true", help="requests may bring a chat template")
     parser.add_argument("--max-body-bytes", type=int, default=32 << 20, metavar="N", help="longest body (default 32 MiB)")
+    parser.add_argument("--max-connections", type=int, default=16384, metavar="N", help="beyond them 503 (default 16384)")
     parser.add_argument("--stream-timeout", type=float, default=60.0, metavar="S", help="seconds a frame may stay unread")
+    parser.add_argument("--log-prompts", action="store_true", help="bodies of requests go to the log")
     parser.add_argument("--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds for what runs at the end")
     parser.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="browsers there may call")
+    parser.add_argument("--keep-responses", type=int, default=0, metavar="N", help="responses that can be asked for again")
+    parser.add_argument("--render-only", action="store_true", help="tokenise and render for others; no weights, no device")
+    parser.add_argument("--control", action="store_true", help="paths to pause, put to sleep and update the engine")
+    parser.add_argument("--control-key-file", type=Path, metavar="FILE", help="keys for these; needed beyond this machine")
+    parser.add_argument("--reject-when-asleep", action="store_true", help="503 while the engine sleeps, instead of waiting")
+    parser.add_argument(
+        "--kv-events-address", nargs="?", const="tcp://lo:5557", metavar="ADDRESS",
+        help="publish what the prefix cache holds over ZeroMQ (default address tcp://lo:5557; lo, *: bind, others: connect)",
+    )  # fmt: skip
+    parser.add_argument("--kv-events-replay-address", metavar="ADDRESS", help="where readers ask for events they have missed")
+    parser.add_argument("--kv-events-format", choices=("map", "array"), default="map", help="array: for older routers")
     parser.add_argument("--salt-by-key", action="store_true", help="requests of unlike keys share no cached block")
 
 
-def _bench(parser: ArgumentParser) -> None:
-    parser.add_argument("what", choices=("throughput", "latency", "startup"))
-    _add_model(parser)
-    parser.add_argument("--input-len", type=int, default=32, metavar="N", help="tokens of a prompt (default 32)")
-    parser.add_argument("--output-len", type=int, default=128, metavar="N", help="tokens of an answer (default 128)")
-    parser.add_argument("--num-prompts", type=int, default=256, metavar="N", help="of throughput (default 256)")
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="of latency (default 8)")
-    parser.add_argument("--warmups", type=int, default=10, metavar="N", help="runs that are not counted (default 10)")
-    parser.add_argument("--runs", type=int, default=30, metavar="N", help="of latency and startup (default 30)")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-
-
 def _batch(parser: ArgumentParser) -> None:
-    _add_model(parser)
+    parser.usage = "%(prog)s -i FILE -o FILE [options] [MODEL]"
+    add_model(parser)
     parser.add_argument("-i", "--input", required=True, metavar="FILE", help="requests, one JSON object per line; - = stdin")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="answers; those in it are not asked again")
     parser.add_argument("--window", type=int, metavar="N", help="most requests in flight (default 512)")
 
 
-def _add_engine_options(parser: ArgumentParser) -> None:
+def add_engine_options(parser: Parser) -> None:
     """Adds the flags; what is not given keeps the engine's own default."""
-    group = parser.add_argument_group("engine", "see EngineConfig; mappings are given as JSON, lists with commas")
+    parser.usage = "%(prog)s [options] [MODEL]"
+    parser.add_config()
+    group = parser.add_argument_group("engine", "options of EngineConfig; mappings are given as JSON, lists with commas")
+    texts = _descriptions()
     for field in fields(EngineConfig):
         if field.name in LEFT_OUT:
             continue
         flag = "--" + field.name.replace("_", "-")
         if field.type == "bool":
-            group.add_argument(flag, action=BooleanOptionalAction, default=SUPPRESS)
+            group.add_argument(flag, action=BooleanOptionalAction, default=SUPPRESS, help=texts[field.name])
         else:
-            group.add_argument(flag, type=_reader(str(field.type)), default=SUPPRESS, metavar="VALUE")
+            reader = _reader(str(field.type))
+            group.add_argument(flag, type=reader, default=SUPPRESS, metavar="VALUE", help=texts[field.name])
+
+
+def _descriptions() -> dict[str, str]:
+    """What EngineConfig's docstring says of its options."""
+    texts = defaultdict(str)
+    for names, text in re.findall(r"^ {8}(\w[\w, ]*): (.*(?:\n {12}.*)*)", EngineConfig.__doc__ or "", re.MULTILINE):
+        for name in names.split(", "):
+            texts[name] = re.sub(r"\s+", " ", text).replace("%", "%%")
+    return texts
 
 
 def engine_options(chosen: Namespace) -> dict[str, Any]:

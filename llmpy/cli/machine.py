@@ -33,4 +33,6 @@ def _show(values: dict[str, Any]) -> None:
     width = max(map(len, values), default=0)
     for name, value in values.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        if name.endswith("_bytes"):
+            shown = f"{value} ({value / (1 << 30):.1f} GiB)"
         print(f"  {name:{width}}  {shown}")

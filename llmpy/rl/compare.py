@@ -18,10 +18,10 @@ class LogprobComparison(NamedTuple):
     """Differences of the logprobs of the same sampled tokens. d = trainer - engine, the logarithm of the ratio.
 
     Args:
-        mean, max, p95: Of |d|; p95 is the 95th percentile.
+        mean, max, p95: Of `|d|`; p95 is the 95th percentile.
         outside: Share of ratios exp(d) outside [0.9, 1.1].
         k3: Mean of exp(d) - 1 - d, an estimate >= 0 of KL(engine || trainer) (http://joschu.net/blog/kl-approx.html).
-        mean_exp: Mean of exp |d|.
+        mean_exp: Mean of `exp |d|`.
         num_tokens: Tokens compared.
     """
 

@@ -161,6 +161,9 @@ class FakeEngine:
                 break
         return True
 
+    def step_log(self, n):
+        return []
+
     def take(self, finished_only):
         news = []
         for seq in list(self.sequences):
@@ -194,6 +197,7 @@ class FakeEngine:
             "finish": seq.finish,
             "stop": seq.stop,
             "status": seq.status,
+            "error": None,
             "error_position": len(seq.prompt) + len(seq.new),
             "first": seq.taken,
             "ids": ids.tobytes(),

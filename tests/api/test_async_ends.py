@@ -186,7 +186,7 @@ def test_wait_finishes_and_holds_new_requests(open_async):
         new = engine.generate("new", PARAMS)
         await pause
         assert all([(await stream).finish_reason == "length" for stream in old])
-        assert engine.stats().num_unfinished == 1
+        assert engine.stats().num_unfinished == engine.stats().num_held == 1
         held = engine.generate("held", PARAMS)
         held.abort()
         assert (await held).finish_reason == "abort"

@@ -2,13 +2,16 @@
 
 import html.parser
 import io
+import math
 import sys
 import types
 
 import pytest
 
 from llmpy import SamplingParams, progress
-from llmpy.notebook import completion_html, request_html, request_line, score_line, size, table_html
+from llmpy.notebook import LineChart, LiveBar
+from llmpy.notebook.lines import request_line, score_line, size
+from llmpy.notebook.view import completion_html, request_html, table_html
 from llmpy.outputs import CompletionOutput, RequestOutput, RequestOutputs
 from llmpy.progress import LoadBar, Progress
 
@@ -87,15 +90,20 @@ def test_html_escapes_all_text():
 
 
 def test_html_tints_tokens_by_logprob(fake_llm):
-    out = fake_llm().generate("hello", max_tokens=6, logprobs=1)[0]
+    out = fake_llm().generate("hello", max_tokens=6, logprobs=3)[0]
     checked = Check(out._repr_html_())
-    spans = [attributes for tag, attributes in checked.tags if tag == "span"]
-    assert len(spans) == 6 and not checked.open
-    for span, row in zip(spans, out.outputs[0].logprobs, strict=True):
+    tokens = [attributes for tag, attributes in checked.tags if attributes.get("class") == "llmpy-token"]
+    cards = [attributes for tag, attributes in checked.tags if attributes.get("class") == "llmpy-card"]
+    assert len(tokens) == 6 == len(cards) and all("hidden" in card for card in cards) and not checked.open
+    for row in out.outputs[0].logprobs:
         token, entry = next(iter(row.items()))
-        assert span["title"] == f"id {token}, logprob {entry.logprob:.3f}, rank {entry.rank}"
-    assert len({span["style"] for span in spans}) > 1
+        assert f"id {token}, logprob {entry.logprob:.3f}, rank {entry.rank}\n" in checked.text
+        for other in row.values():
+            assert f"{100 * math.exp(other.logprob):.2f} % {other.decoded_token!r}" in checked.text
+    assert len({token["style"] for token in tokens}) > 1
     assert "tokens/s" in checked.text and "length" in checked.text
+    plain = Check(fake_llm().generate("hello", max_tokens=6)[0]._repr_html_())
+    assert not any(attributes.get("class") for _, attributes in plain.tags)
 
 
 def test_table_is_bounded(fake_llm):
@@ -106,10 +114,31 @@ def test_table_is_bounded(fake_llm):
 
 def test_llm_html(fake_llm):
     llm = fake_llm()
+    llm.generate("hello", max_tokens=2)
     checked = Check(llm._repr_html_())
-    assert not checked.open and "weights" in checked.text and "prefix_cache_hits" in checked.text
+    assert not checked.open and "prefix_cache_hits" in checked.text and "2 tokens written" in checked.text
+    memory, stats = llm.memory(), llm.stats()
+    parts = [attributes for tag, attributes in checked.tags if tag == "rect" and attributes["height"] == "18"]
+    purposes = sum(bool(n) for name, n in memory.items() if not name.startswith("device_"))
+    assert len(parts) == purposes + 3 and f"Cache, {stats.kv_blocks_total:,} blocks" in checked.text
+    for widths in (parts[:purposes], parts[purposes:]):
+        assert sum(float(part["width"]) for part in widths) == pytest.approx(520, abs=0.5)
+    assert float(parts[0]["width"]) == pytest.approx(
+        520 * memory["weights"] / sum(n for name, n in memory.items() if not name.startswith("device_")), abs=0.1
+    )
     llm.close()
     assert "closed" in Check(llm._repr_html_()).text
+
+
+def test_line_chart():
+    chart = LineChart({"<a>": [0, 2, float("nan"), 4], "b": [1.0]}, title="T & U", x="step", unit="s", height=100)
+    checked = Check(chart.svg(500))
+    assert not checked.open and "<a> 4 s" in checked.text and "T & U" in checked.text and "step 1" in checked.text
+    first, second = (attributes["points"] for tag, attributes in checked.tags if tag == "polyline")
+    assert first == "52.0,144.0 198.7,94.0 492.0,44.0" and second == "52.0,119.0"
+    assert repr(chart) == "LineChart(T & U: <a> 0 -> 4, b 1 -> 1)"
+    assert ">0.9<" in LineChart({"": [0.9, 1.0]}).svg() and ">0<" in LineChart({"": [0.4, 1.0]}).svg()
+    assert Check(LineChart({}).svg()).tags
 
 
 @pytest.mark.parametrize(("count", "text"), [(98_362_432, "98.4 MB"), (1_200_000_000, "1.2 GB"), (5, "5 B"), (123e9, "123 GB")])
@@ -171,7 +200,7 @@ def test_when_there_is_a_bar(monkeypatch):
         clock = iter([0.0, 0.0, *[seconds] * 9])
         monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
         monkeypatch.setattr(progress, "_is_terminal", lambda: terminal)
-        monkeypatch.setattr(progress, "tqdm_class", lambda: Bar)
+        monkeypatch.setattr(progress, "bar_class", lambda: Bar)
         with Progress(use_tqdm, total, lambda: (0, 0)) as bar:
             bar.update(0)
             bar.update(1)
@@ -183,11 +212,42 @@ def test_when_there_is_a_bar(monkeypatch):
         Progress(3, 2, lambda: (0, 0))
 
 
-def test_notebooks_get_a_bar_and_widgets_only_where_they_import(monkeypatch):
+@pytest.fixture
+def shown(monkeypatch):
+    """A notebook that keeps what is displayed."""
+    states = []
     shell = types.SimpleNamespace(kernel=object())
+    handle = types.SimpleNamespace(update=lambda bar: states.append(bar._repr_html_()))
+    display = types.SimpleNamespace(display=lambda bar, display_id: handle)
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert progress.tqdm_class().__module__ == "tqdm.std" and progress._in_notebook()
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    return states
+
+
+def test_a_notebook_shows_throughput_while_it_runs(fake_llm, shown, monkeypatch):
+    monkeypatch.setattr(progress, "REFRESH_S", 0.0)
+    outs = fake_llm(step_s=0.06).generate([[5], [6], [7]], max_tokens=9, use_tqdm=True)
+    assert len(shown) > 3 and "<polyline" in shown[-1] and "read 0 " not in shown[-1] and "wrote 0 " not in shown[-1]
+    assert "Processed prompts: 3/3" in Check(shown[-1]).text and outs.num_generation_tokens == 27
+    assert "Processed prompts: 0/3" in Check(shown[0]).text
+
+
+def test_the_chart_of_a_long_call_keeps_its_size(shown, monkeypatch):
+    clock = iter(range(10_000))
+    monkeypatch.setattr("llmpy.notebook.live.time.perf_counter", lambda: next(clock) / 10)
+    bar = LiveBar(total=1)
+    for tokens in range(3000):
+        bar.set_counts(0, 50 * tokens)
+    assert 60 <= len(bar._speeds) <= 120
+    assert bar._speeds == pytest.approx([250] * len(bar._speeds))  # it looks at the clock twice
+
+
+def test_a_notebook_shows_how_much_is_loaded(shown, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    with LoadBar(None) as update:
+        update(0, 4_000_000)
+        update(3_000_000, 4_000_000)
+    assert Check(shown[-1]).text.startswith("Loading weights: 3 MB/4 MB, ") and "tokens" not in shown[-1]
 
 
 def test_load_bar(monkeypatch):

@@ -146,6 +146,10 @@ def test_to_pandas(fake_llm):
     assert table["sample"].tolist() == [0, 1] * 3 and table["num_tokens"].tolist() == [3, 3, 0, 0, 3, 3]
     assert "out of vocabulary" in table["error"][2] and table["text"][0] == outs[0].text
     assert outs[0].to_pandas()["token_ids"][0].tolist() == outs[0].token_ids
+    assert table["cumulative_logprob"].dtype == table["first_token_latency"].dtype == "float64"
+    assert table["cumulative_logprob"][0] == outs[0].outputs[0].cumulative_logprob
+    bare = fake_llm().generate("a", max_tokens=1).to_pandas()
+    assert bare["cumulative_logprob"].dtype == "float64" and bare["cumulative_logprob"].isna().all()
 
 
 def test_to_arrow(fake_llm):
@@ -154,6 +158,9 @@ def test_to_arrow(fake_llm):
     table = outs.to_arrow()
     assert table.column_names == COLUMNS and table["token_ids"].to_pylist() == outs.token_ids
     assert outs[0].to_arrow().num_rows == 1
+    plain = outs[:0].to_arrow(), fake_llm().generate("a", max_tokens=1).to_arrow()
+    assert plain[0].schema == plain[1].schema == table.schema  # of no rows, and of columns without a value
+    assert str(table.schema.field("token_logprobs").type) == "list<item: float>"
 
 
 @pytest.mark.parametrize(("method", "library"), [("to_pandas", "pandas"), ("to_arrow", "pyarrow")])

@@ -281,8 +281,15 @@ def test_statistics(open_tiny):
     assert max(s.running for s in steps) == 2 and steps[0].admitted == 2 and steps[-1].device_us > 0
     assert llm.step_log(2) == steps[-2:] and llm.step_log(0) == []
     assert histograms["prompt_tokens"].sum == 83 and histograms["output_tokens"].sum == 13
-    assert all(sum(h.counts) == 3 and len(h.counts) == len(h.bounds) + 1 for h in histograms.values())
-    assert 0 < histograms["time_to_first_token_s"].sum < histograms["end_to_end_s"].sum
+    counts = {name: sum(h.counts) for name, h in histograms.items()}
+    assert counts.pop("step_rows") == stats.num_steps and histograms["step_rows"].sum == sum(s.rows for s in steps)
+    assert counts.pop("inter_token_s") == 13 - 3 and set(counts.values()) == {3}
+    assert all(len(h.counts) == len(h.bounds) + 1 for h in histograms.values())
+    assert histograms["samples"].sum == 3 and histograms["max_tokens"].sum == 5 + 5 + 3
+    sums = {name: h.sum for name, h in histograms.items()}
+    assert 0 < sums["time_to_first_token_s"] < sums["end_to_end_s"]
+    assert sums["queue_s"] + sums["prefill_s"] == pytest.approx(sums["time_to_first_token_s"])
+    assert sums["inter_token_s"] == pytest.approx(sums["decode_s"]) and sums["decode_s"] < sums["inference_s"]
     with pytest.raises(ValueError, match="n must be at least 0, got -1"):
         llm.step_log(-1)
 

@@ -139,7 +139,6 @@ def test_order_of_checks(fields, first):
         {"logprobs_mode": "raw_logits"},
         {"logprob_token_ids": [1]},
         {"stream_interval": 2},
-        {"structured_outputs": object()},
         {"routed_experts": True},
         {"repetition_detection": {}},
         {"thinking_token_budget": 3},

@@ -1,6 +1,5 @@
 """Every example runs on the demo model and prints what it promises."""
 
-import json
 import os
 import subprocess
 import sys
@@ -45,12 +44,3 @@ def test_rl_grpo(device: str) -> None:
     assert first < 0.1 and last > 0.5, lines  # what does not learn says the word once in 64 tokens
     gaps = [float(line.split("difference| ")[1].split(",")[0]) for line in steps]
     assert max(gaps) < 1e-5  # float32 on both sides; a step of the optimizer moves the logprobs by 1e-3 and more
-
-
-def test_notebook(device: str, demo_model: Path, tmp_path: Path) -> None:
-    """The notebook's code cells run in order, in one namespace."""
-    cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text())["cells"]
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    script = tmp_path / "notebook.py"
-    script.write_text(code + "\nprint('all cells ran')\n")
-    assert "all cells ran" in run(device, str(script))

@@ -1,0 +1,93 @@
+"""The parser of the command line: a word that it does not know is answered with the nearest that it does; --config FILE."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose options are written out, and whose errors help.
+
+    Args:
+        options: Of ArgumentParser.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def add_config(self) -> None:
+        """Adds --config, a TOML file with values for options; those on the command line win."""
+        self.add_argument("--config", metavar="FILE", help="TOML file with options: max-model-len = 4096")
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """As ArgumentParser's, but there are no unknown ones: they end the program with status 2."""
+        if "--config" in self._option_string_actions and args is not None:
+            args = [*self._config_words(args), *args]
+        chosen, left = super().parse_known_args(args, namespace)
+        if left:
+            name = left[0].partition("=")[0]
+            what = "option" if name.startswith("-") else "word"
+            self.error(f"unknown {what} {name!r}{meaning(name) or nearest(name, self._option_string_actions)}")
+        return chosen, left
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with status 2 and one line."""
+        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` says what there is\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"unknown: {value!r}{nearest(value, action.choices)}")
+
+    def _config_words(self, words: Sequence[str]) -> list[str]:
+        """The options of the file that --config names, as words of the command line."""
+        path = None
+        for i, word in enumerate(words):
+            if word == "--config":
+                path = words[i + 1] if i + 1 < len(words) else None
+            elif word.startswith("--config="):
+                path = word.partition("=")[2]
+        if path is None:
+            return []
+        import tomllib
+
+        try:
+            with open(path, "rb") as file:
+                values = tomllib.load(file)
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            self.error(f"--config: {error}")
+        if "model" in values:
+            self.set_defaults(model=values.pop("model"))
+        words = [word for name, value in values.items() for word in self._words(name, value)]
+        return [*words, "--config", path]  # ends a list, which would take the word behind it
+
+    def _words(self, name: str, value: Any) -> list[str]:
+        """An option of the file."""
+        flag = "--" + name.replace("_", "-")
+        action = self._option_string_actions.get(flag)
+        if isinstance(value, bool):
+            return [flag if value else flag.replace("--", "--no-", 1)]
+        if isinstance(value, dict):
+            import json
+
+            return [flag, json.dumps(value)]
+        if isinstance(value, list) and action is not None and action.nargs == "+":
+            return [flag, *map(str, value)]
+        return [f"{flag}={','.join(map(str, value)) if isinstance(value, list) else value}"]
+
+
+def meaning(name: str) -> str:
+    """What to say of an option of vLLM's server that is none of ours."""
+    from .vllm_flags import MEANINGS
+
+    return f"; {MEANINGS[name]}" if name in MEANINGS else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that nobody knows."""
+    from difflib import get_close_matches
+
+    known = sorted(known)
+    found = [one for one in known if one.startswith(name)] or get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"; did you mean {found[0]!r}?" if found else ""

@@ -1,0 +1,104 @@
+"""A running server of OpenAI's protocol, as `llmpy chat --url` and `llmpy complete` ask it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..errors import ConfigError
+from .serve import read_keys
+
+KEY_NAME = "OPENAI_API_KEY"
+
+
+class Server:
+    """A server.
+
+    Args:
+        url: Its address, with or without /v1 at the end.
+        key: The API key; None = none is sent.
+        model: The name to ask for; None = the first that it has.
+
+    Raises:
+        ConfigError: The address is none.
+    """
+
+    def __init__(self, url: str, key: str | None = None, model: str | None = None) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url: wanted http://HOST:PORT, have {url!r}", option="url", value=url)
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._place = parts.netloc
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+        self.model = model or str(self._json("/models")["data"][0]["id"])
+        """The name that requests carry."""
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[http.client.HTTPConnection, Any]:
+        connection = self._kind(self._place, timeout=600)
+        try:
+            connection.request(method, self._prefix + path, body, self._headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise OSError(f"{self.url}: {answer.status}: {_message(answer.read())}")
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            told = str(error) if str(error).startswith(self.url) else f"{self.url}: {error or type(error).__name__}"
+            raise OSError(told) from None
+        return connection, answer
+
+    def _json(self, path: str) -> Any:
+        connection, answer = self._ask("GET", path)
+        try:
+            return json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def stream(self, path: str, **body: Any) -> Iterator[dict[str, Any]]:
+        """The objects of a streamed answer; closing the iterator ends the request.
+
+        Args:
+            path: Behind /v1.
+            body: The request's fields, but for `model` and those of streaming.
+
+        Raises:
+            OSError: The server cannot be reached, refuses, or breaks off.
+        """
+        asked = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body}
+        connection, answer = self._ask("POST", path, json.dumps(asked).encode())
+        try:
+            for line in answer:
+                if line == b"data: [DONE]\n":
+                    return
+                if line.startswith(b"data: "):
+                    made: dict[str, Any] = json.loads(line[6:])
+                    if "error" in made:
+                        raise OSError(f"{self.url}: {made['error'].get('message')}")
+                    yield made
+            raise OSError(f"{self.url}: the answer was cut off")
+        except http.client.HTTPException as error:
+            raise OSError(f"{self.url}: the answer was cut off ({type(error).__name__})") from None
+        finally:
+            connection.close()
+
+
+def open_server(chosen: Namespace) -> Server:
+    """The server that the options name, with the key of the file or of the environment."""
+    path: str | None = chosen.api_key_file
+    key = read_keys(Path(path))[0] if path else os.environ.get(KEY_NAME)
+    return Server(chosen.url, key, getattr(chosen, "name", None) or chosen.model)
+
+
+def _message(body: bytes) -> str:
+    """What a refusal says, whatever its shape."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace") or "no reason given"

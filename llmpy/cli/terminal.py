@@ -1,0 +1,96 @@
+"""A terminal to talk in: colour where it is seen, lines with a history, input of several lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+QUOTES = '"""'
+HISTORY_LINES = 1000
+
+
+class Terminal:
+    """Standard input and output.
+
+    Args:
+        history: File of the lines that were typed; None = none is kept.
+        words: What the tab key completes.
+    """
+
+    def __init__(self, history: Path | None = None, words: tuple[str, ...] = ()) -> None:
+        self.is_interactive = sys.stdin.isatty()
+        self._has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._history = history
+        self._words = words
+
+    def __enter__(self) -> Terminal:
+        if self.is_interactive:
+            self._open_history()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if not (self.is_interactive and self._history):
+            return
+        import readline
+
+        try:
+            self._history.parent.mkdir(parents=True, exist_ok=True)
+            self._history.touch(mode=0o600)
+            readline.write_history_file(self._history)
+        except OSError as error:
+            self.note(f"the history was not saved: {error}")
+
+    def _open_history(self) -> None:
+        import readline  # from here on input() edits lines
+
+        readline.set_history_length(HISTORY_LINES)
+        readline.set_completer_delims("")
+        readline.set_completer(self._complete)
+        readline.parse_and_bind("tab: complete")
+        if self._history is not None and self._history.exists():
+            readline.read_history_file(self._history)
+
+    def _complete(self, begin: str, number: int) -> str | None:
+        found = [word for word in self._words if begin and word.startswith(begin)]
+        return found[number] if number < len(found) else None
+
+    def _painted(self, code: str, text: str) -> str:
+        return f"\033[{code}m{text}\033[0m" if self._has_colour else text
+
+    def show(self, text: str, dim: bool = False) -> None:
+        """A piece of text at once."""
+        print(self._painted("2", text) if dim else text, end="", flush=True)
+
+    def note(self, text: str) -> None:
+        """A line of the program's own, beside the talk."""
+        print(self._painted("2", text), flush=True)
+
+    def problem(self, text: str) -> None:
+        """A line about what went wrong."""
+        print(self._painted("31", text), flush=True)
+
+    def _line(self, mark: str) -> str:
+        if not self.is_interactive:
+            line = sys.stdin.readline()
+            if not line:
+                raise EOFError
+            return line.rstrip("\n")
+        # The marks tell the line editor which characters take no room.
+        return input(f"\001\033[1;36m\002{mark}\001\033[0m\002" if self._has_colour else mark)
+
+    def read(self) -> str:
+        r"""What is said next: a line; several, where one ends with a backslash or stands between triple quotes.
+
+        Raises:
+            EOFError: Nothing follows.
+        """
+        text = self._line("> ")
+        if text.startswith(QUOTES):
+            text = text.removeprefix(QUOTES)
+            while not text.rstrip().endswith(QUOTES):
+                text += "\n" + self._line("… ")
+            return text.rstrip().removesuffix(QUOTES).strip("\n")
+        while text.endswith("\\"):
+            text = text[:-1] + "\n" + self._line("… ")
+        return text

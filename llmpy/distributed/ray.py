@@ -1,0 +1,13 @@
+"""llmpy on Ray (extra `ray`): a Serve application of replicas, and an actor for rollouts."""
+
+from __future__ import annotations
+
+try:
+    from ._rollout import Rollout, RolloutActor
+    from ._serve import Front, PrefixRouter, Replica, application
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("llmpy"):
+        raise
+    raise ImportError(f"llmpy.distributed.ray needs the package {error.name}; pip install 'llmpy[ray]'") from error
+
+__all__ = ["Front", "PrefixRouter", "Replica", "Rollout", "RolloutActor", "application"]

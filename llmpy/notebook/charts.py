@@ -1,0 +1,112 @@
+"""Small charts as SVG: bars of shares, lines over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+COLOURS = ("#2f8f87", "#c9793d", "#6c7fb8", "#b35d82", "#8a9a4b", "#7d7d7d")
+FONT = 'font-family="system-ui,sans-serif" font-size="12" fill="currentColor"'
+
+
+def shares_svg(title: str, parts: Mapping[str, tuple[float, str]], width: int = 520) -> str:
+    """One bar cut into shares, with a legend.
+
+    Args:
+        title: Stands above it.
+        parts: By name the size, of any unit, and how it is told; those of size 0 are left out of the bar.
+        width: Pixels.
+
+    Returns:
+        SVG, which takes the colour of the text around it.
+    """
+    total = sum(size for size, _ in parts.values()) or 1.0
+    rows = math.ceil(len(parts) / 3)
+    bars, legend, left = [], [], 0.0
+    for number, (name, (size, told)) in enumerate(parts.items()):
+        colour = COLOURS[number % len(COLOURS)] if name != "free" else "rgba(128,128,128,.22)"
+        part = width * size / total
+        bars.append(f'<rect x="{left:.1f}" y="22" width="{part:.1f}" height="18" fill="{colour}"><title>')
+        bars.append(f"{escape(f'{name}: {told}')}</title></rect>")
+        left += part
+        x, y = (number % 3) * width / 3, 56 + 18 * (number // 3)
+        legend.append(f'<rect x="{x:.0f}" y="{y - 9}" width="10" height="10" rx="2" fill="{colour}"/>')
+        legend.append(f'<text x="{x + 16:.0f}" y="{y}" {FONT}>{escape(name)} {escape(told)}</text>')
+    head = f'<text x="0" y="14" {FONT} font-weight="600">{escape(title)}</text>'
+    return _svg(width, 50 + 18 * rows, head + "".join(bars) + "".join(legend), title)
+
+
+class LineChart:
+    """Lines over the numbers of their values, shown by a notebook as SVG.
+
+    Args:
+        lines: By name the values, in order; those that are not finite are left out.
+        title: Stands above them.
+        x: What the horizontal axis counts, such as "step".
+        unit: Stands behind values.
+        height: Pixels of the plot alone.
+    """
+
+    def __init__(
+        self, lines: Mapping[str, Sequence[float]], title: str = "", x: str = "", unit: str = "", height: int = 120
+    ) -> None:
+        self.lines = {name: [float(value) for value in values] for name, values in lines.items()}
+        self.title, self.x, self.unit, self.height = title, x, unit, height
+
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{name} {values[0]:.4g} -> {values[-1]:.4g}" for name, values in self.lines.items() if values)
+        return f"LineChart({self.title or 'lines'}: {ends or 'no values'})"
+
+    def _repr_html_(self) -> str:
+        return self.svg()
+
+    def svg(self, width: int = 520) -> str:
+        """The picture.
+
+        Args:
+            width: Pixels.
+
+        Returns:
+            SVG, which takes the colour of the text around it.
+        """
+        found = [value for values in self.lines.values() for value in values if math.isfinite(value)]
+        low, high = _range(found)
+        longest = max(map(len, self.lines.values()), default=0)
+        left, top, right = 52, 44 if len(self.lines) > 1 else 26, 8
+
+        def at(number: int, value: float) -> str:
+            x = left + (width - left - right) * number / max(longest - 1, 1)
+            return f"{x:.1f},{top + self.height * (high - value) / (high - low):.1f}"
+
+        parts = [f'<text x="0" y="14" {FONT} font-weight="600">{escape(self.title)}</text>']
+        for value in (low, (low + high) / 2, high):
+            begin, y = at(0, value).split(",")
+            parts.append(f'<path d="M{begin} {y}H{width - right}" stroke="currentColor" stroke-opacity=".15"/>')
+            parts.append(f'<text x="{left - 6}" y="{float(y) + 4:.1f}" text-anchor="end" {FONT}>{value:.3g}</text>')
+        for number, (name, values) in enumerate(self.lines.items()):
+            colour = COLOURS[number % len(COLOURS)]
+            points = " ".join(at(i, value) for i, value in enumerate(values) if math.isfinite(value))
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+            last = f"{values[-1]:.3g} {self.unit}".strip() if values else ""
+            x = left + (width - left) * number // len(self.lines) if len(self.lines) > 1 else width - 180
+            parts.append(f'<rect x="{x}" y="{top - 17}" width="12" height="3" fill="{colour}"/>')
+            parts.append(f'<text x="{x + 18}" y="{top - 12}" {FONT}>{escape(name)} {escape(last)}</text>')
+        if self.x:
+            end = self.height + top + 16
+            parts.append(f'<text x="{left}" y="{end}" {FONT}>{escape(self.x)} 1</text>')
+            parts.append(f'<text x="{width - right}" y="{end}" text-anchor="end" {FONT}>{longest}</text>')
+        return _svg(width, self.height + top + (22 if self.x else 8), "".join(parts), self.title)
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Ends of the vertical axis: with 0, unless all values are far from it."""
+    high = max(values, default=1.0)
+    low = min(values, default=0.0)
+    low = low if low > high / 2 else min(low, 0.0)
+    return low, high if high > low else low + 1.0
+
+
+def _svg(width: int, height: int, content: str, title: str) -> str:
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" style="max-width:100%;height:auto"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title)}" {size}>{content}</svg>'

@@ -1,0 +1,58 @@
+"""The token view: each token tinted by how unlikely it was, its alternatives in a card below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..logprobs import Logprob
+    from ..outputs import CompletionOutput
+
+CARD_ROWS = 10
+STYLE = """<style>
+.llmpy-tokens{position:relative;padding-bottom:5.6em}
+.llmpy-token{border-radius:3px;outline-offset:-1px}
+.llmpy-token:hover,.llmpy-token:focus{outline:1px solid #2f8f87}
+.llmpy-token:hover>.llmpy-card,.llmpy-token:focus>.llmpy-card{display:block;position:absolute;left:0;bottom:0}
+.llmpy-card,.llmpy-hint{max-width:calc(100% - 20px);padding:5px 10px;border-radius:8px;background:rgba(128,128,128,.13);
+font-size:12px;line-height:1.5;white-space:pre-wrap}
+.llmpy-hint{position:absolute;left:0;bottom:0;opacity:.6}
+.llmpy-tokens:has(.llmpy-token:hover,.llmpy-token:focus)>.llmpy-hint{display:none}
+.llmpy-card b{color:#2f8f87}
+</style>"""
+"""Cards are below the text, where no output area cuts them off. Tokens can be reached by the tab key and by touch; where styles
+are not taken, cards stay hidden."""
+HINT = '<span class="llmpy-hint">Point at a token.</span>'
+
+
+def tint(logprob: float) -> str:
+    """A background from clear (certain) to red (unlikely)."""
+    doubt = min(max(-logprob, 0.0) / 6, 1.0) if not math.isnan(logprob) else 0.0
+    return f"background:rgba(220,60,40,{doubt * 0.55:.2f})"
+
+
+def tokens_html(sample: CompletionOutput) -> str:
+    """The sample's tokens, each with its card; its plain text where there are no logprobs or no texts of tokens."""
+    shown: list[str] = []
+    for row in sample.logprobs or ():
+        token, entry = next(iter((row or {}).items()))
+        if entry.decoded_token is None:
+            return escape(sample.text)
+        card = f'<span class="llmpy-card" hidden>{_card(row or {}, token)}</span>'
+        style = tint(entry.logprob)
+        shown.append(f'<span class="llmpy-token" tabindex="0" style="{style}">{card}{escape(entry.decoded_token)}</span>')
+    return f'{STYLE}<div class="llmpy-tokens">{"".join(shown)}{HINT}</div>' if shown else escape(sample.text)
+
+
+def _card(row: Mapping[int, Logprob], token: int) -> str:
+    """Id, logprob and rank of a token, and the likeliest ones with their shares."""
+    own = row[token]
+    best = sorted(row.items(), key=lambda item: -item[1].logprob)[:CARD_ROWS] if len(row) > 1 else []
+    shares = []
+    for other, entry in best:
+        share = escape(f"{100 * math.exp(entry.logprob):.2f} % {entry.decoded_token!r}")
+        shares.append(f"<b>{share}</b>" if other == token else share)
+    return f"id {token}, logprob {own.logprob:.3f}, rank {own.rank}\n{'   '.join(shares)}"

@@ -1,0 +1,57 @@
+"""The site builds without a warning, has every page and every public name, and its links lead somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import llmpy
+import llmpy.rl
+
+pytest.importorskip("furo")
+pytest.importorskip("myst_nb")
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def build(source: Path, site: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", f"{site}.trees", str(source), str(site)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. Pages that no table of contents has, links to no page or heading, bad docstrings: all fail it."""
+    folder = tmp_path_factory.mktemp("site") / "html"
+    found = build(ROOT / "docs", folder)
+    assert found.returncode == 0, found.stderr
+    return folder
+
+
+def test_every_page_is_there(site: Path) -> None:
+    pages = [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".ipynb")]
+    assert len(pages) > 15
+    assert not [page for page in pages if not (site / page.relative_to(ROOT / "docs")).with_suffix(".html").exists()]
+
+
+def test_every_public_name_is_documented(site: Path) -> None:
+    text = (site / "api.html").read_text()
+    names = [(module.__name__, name) for module in (llmpy, llmpy.rl) for name in module.__all__ if name != "__version__"]
+    assert not [name for name in names if not any(f'id="{home}.{name[1]}"' in text for home in (name[0], "llmpy.errors"))]
+
+
+def test_a_broken_link_would_fail(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text((ROOT / "docs/conf.py").read_text().replace('["_static"]', "[]"))
+    (tmp_path / "index.md").write_text("# Title\n\n[nowhere](absent.md), [no heading](index.md#absent)\n")
+    found = build(tmp_path, tmp_path / "html")
+    assert found.returncode != 0 and "absent.md" in found.stderr and "'absent'" in found.stderr, found.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_outside_the_site(name: str) -> None:
+    for target in LINK.findall((ROOT / name).read_text()):
+        if not target.startswith(("http:", "https:")):
+            assert (ROOT / target.partition("#")[0]).exists(), f"{name}: {target}"

@@ -1,0 +1,176 @@
+"""The words of the command line, without any model: help, what is unknown, files of options, statuses, streams."""
+
+import io
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from llmpy import __version__, cli
+from llmpy.cli import common
+from llmpy.cli.vllm_flags import MEANINGS
+
+COMMANDS = list(cli._parser("")._subparsers._group_actions[0].choices)
+HEAVY = ("numpy", "tokenizers", "jinja2", "tqdm", "asyncio", "llmpy.llm", "huggingface_hub", "starlette", "uvicorn")
+MEASURED = """
+import sys, time
+from llmpy import cli
+try: cli.main(sys.argv[2:])
+except SystemExit: pass
+print(time.process_time(), [name for name in sys.argv[1].split() if name in sys.modules], file=sys.stderr)
+"""
+
+
+def measured(*words: str) -> tuple[float, str]:
+    """Seconds of processor time that a process with these words takes, from the interpreter's start; what it prints."""
+    command = [sys.executable, "-c", MEASURED, " ".join(HEAVY), *words]
+    best, shown = 9.0, ""
+    for _ in range(3):
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds, _, loaded = found.stderr.partition(" ")
+        assert loaded == "[]\n", f"{words} needs none of {loaded}"
+        best, shown = min(best, float(seconds)), found.stdout
+    return best, shown
+
+
+@pytest.mark.parametrize(
+    "words", [[], *([name] for name in COMMANDS), ["bench", "throughput"], ["bench", "serve"]], ids=" ".join
+)
+def test_help_is_quick_and_imports_little(words: list[str]) -> None:
+    seconds, shown = measured(*words, "--help")
+    assert shown.startswith(" ".join(["usage: llmpy", *words]))
+    assert seconds < 0.1
+
+
+def test_version_is_quick() -> None:
+    seconds, shown = measured("--version")
+    assert shown == f"llmpy {__version__}\n"
+    assert seconds < 0.05
+
+
+def test_every_option_has_help() -> None:
+    """Those of the engine have that of EngineConfig."""
+    _, shown = measured("serve", "--help")
+    assert "--max-num-seqs VALUE  Most running sequences;" in shown
+    entries = shown.partition("\nengine:")[2].split("\n  --")[1:]
+    assert len(entries) > 30 and not [entry for entry in entries if len(entry.split()) < 4]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["genrate"], "'generate'"),
+        (["serve", "--max-modellen", "5"], "llmpy serve: unknown option '--max-modellen'; did you mean '--max-model-len'?"),
+        (["bench", "throughput", "--input"], "'--input-len'"),
+        (["bench", "latancy"], "'latency'"),
+        (["serve", "--api-key", "secret"], "use --api-key-file"),
+        (["devices", "--zzz"], "unknown option '--zzz'"),
+        (["serve", "model", "other"], "unknown word 'other'"),
+        (["serve", "--port", "x"], "invalid int value"),
+        ([], "required: COMMAND"),
+    ],
+)
+def test_what_is_unknown_is_status_2_and_names_the_nearest(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    shown = capsys.readouterr()
+    assert ended.value.code == 2 and message in shown.err and shown.out == ""
+
+
+def options_of(command: str) -> set[str]:
+    parsers = cli._parser(command)._subparsers._group_actions[0].choices
+    return set(parsers[command]._option_string_actions)
+
+
+def test_flags_of_vllm_lead_to_ours() -> None:
+    """In messages and in the page on coming from it."""
+    ours = options_of("serve")
+    assert not ours & set(MEANINGS)
+    page = (Path(__file__).parents[2] / "docs/coming-from-vllm.md").read_text().partition("## The server")[2]
+    right = [row.split("|")[2] for row in page.splitlines() if row.startswith("| `--")]
+    named = re.findall(r"--[a-z-]+", " ".join([*MEANINGS.values(), *right]))
+    assert len(right) > 15 and not set(named) - ours
+
+
+@pytest.fixture
+def parse(tmp_path: Path) -> Callable[..., Any]:
+    """Options of `serve` with a file and words."""
+
+    def parsed(text: str, *words: str) -> Any:
+        path = tmp_path / "options.toml"
+        path.write_text(text)
+        return cli._parser("serve").parse_args(["serve", "--config", str(path), *words])
+
+    return parsed
+
+
+def test_options_from_a_file(parse: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """
+        model = "here"
+        port = 9000
+        max-model-len = 4096
+        enable_prefix_caching = false
+        banned_token_ids = [1, 2]
+        hf_overrides = {rope_theta = 5.0}
+        served-model-name = ["a", "b"]
+    """
+    chosen = parse(text)
+    assert (chosen.model, chosen.port, chosen.max_model_len, chosen.enable_prefix_caching) == ("here", 9000, 4096, False)
+    assert (chosen.served_model_name, chosen.hf_overrides) == (["a", "b"], {"rope_theta": 5.0})
+    assert list(chosen.banned_token_ids) == [1, 2]
+    chosen = cli._parser("serve").parse_args(["serve", "there", "--config", str(tmp_path / "options.toml")])
+    assert chosen.model == "there"
+    chosen = parse(text, "there", "--port", "1", "--enable-prefix-caching")
+    assert (chosen.model, chosen.port, chosen.enable_prefix_caching) == ("there", 1, True)
+    wrong_ones = {
+        "max-modellen = 1": "'--max-model-len'",
+        "port = ": "Invalid value",
+        "port = 'x'": "invalid int",
+    }
+    for wrong, message in wrong_ones.items():
+        with pytest.raises(SystemExit):
+            parse(wrong)
+        assert message in capsys.readouterr().err
+
+
+def test_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("from a file\n\nanother\n")
+    for words, wanted in [
+        (["-p", "a", "--prompt", "b"], ["a", "b"]),
+        ([], ["line", "last"]),
+        (["-f", "-"], ["line", "last"]),
+        (["-p", "a", "--file", str(tmp_path / "file")], ["a", "from a file", "another"]),
+    ]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("line\n\nlast"))
+        assert common.texts(cli._parser("score").parse_args(["score", "model", *words])) == wanted
+
+
+def test_statuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from llmpy import UnsupportedError
+    from llmpy.cli import machine
+
+    for error in (UnsupportedError("no"), OSError("gone"), ImportError("lost"), KeyboardInterrupt()):
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        monkeypatch.setattr(machine, "run", Mock(side_effect=error))
+        assert cli.main(["devices"]) == status
+        shown = capsys.readouterr()
+        assert shown.out == "" and shown.err == ("\n" if status == 130 else f"llmpy: {error}\n")
+
+
+def test_interrupted(tmp_path: Path, write_model: Callable[..., Path]) -> None:
+    """Ctrl-C while a model generates: results so far on stdout, nothing of Python's on stderr."""
+    model = write_model(tmp_path, max_position_embeddings=65536)
+    command = [sys.executable, "-m", "llmpy", "generate", str(model), "--device", "cpu", "--max-tokens", "60000", "-p", "abc"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"Traceback" not in errors, errors
