@@ -10,6 +10,7 @@ it would under `python -m pytest`) nor in the processes that tests start, which 
 
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests interrupt themselves; a script's background job ignores it
 os.environ["PYTHONSAFEPATH"] = "1"
 if not any((ROOT / "llmpy").glob("_core*.so")):
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]

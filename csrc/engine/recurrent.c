@@ -170,9 +170,27 @@ uint32_t recurrent_find(struct scheduler *s, struct sequence *q, uint32_t n_bloc
     return 0;
 }
 
+/* The places where a key may stand, the latest first. */
+static struct hash *seen_places(const struct scheduler *s, const struct hash *key)
+{
+    return &s->seen_keys[key->lo % (N_SEEN_KEYS / N_SEEN_PLACES) * N_SEEN_PLACES];
+}
+
+static uint32_t seen_place(const struct hash *places, const struct hash *key)
+{
+    uint32_t at = 0;
+    while (at < N_SEEN_PLACES && !hash_equal(&places[at], key))
+        at++;
+    return at;
+}
+
 void recurrent_note_key(struct scheduler *s, const struct hash *key)
 {
-    s->seen_keys[key->lo % N_SEEN_KEYS] = *key;
+    struct hash *places = seen_places(s, key);
+    uint32_t at = seen_place(places, key);
+    for (at = at < N_SEEN_PLACES ? at : N_SEEN_PLACES - 1; at; at--)
+        places[at] = places[at - 1];
+    places[0] = *key;
 }
 
 /* Leading blocks that some sequence has published before, whatever is still there of them. */
@@ -181,7 +199,7 @@ static uint32_t seen_blocks(const struct scheduler *s, struct sequence *q, uint3
     uint32_t n = 0;
     while (n < limit) {
         const struct hash *key = sequence_key(q, n);
-        if (!hash_equal(&s->seen_keys[key->lo % N_SEEN_KEYS], key))
+        if (seen_place(seen_places(s, key), key) == N_SEEN_PLACES)
             break;
         n++;
     }

@@ -16,6 +16,7 @@
 #include "queue.h"
 
 #define N_SEEN_KEYS 65536u
+#define N_SEEN_PLACES 8u /* of a key among them, so that few keys do not push each other out */
 
 /* Of a copy of the step being built. */
 struct copy_owner {

@@ -301,6 +301,21 @@ TEST(shared_prefixes_hit_from_the_third_on)
     }
 }
 
+/* Two thousand other blocks in between, under ten keys of the hash, do not hide where a chain was left before. */
+TEST(a_shared_prefix_is_remembered)
+{
+    for (uint32_t round = 0; round < 10; round++) {
+        struct bench b;
+        REQUIRE(bench_open(&b, &HYBRID));
+        run_one(&b, plain_job(&b.fake, 1, 42, 60, 1));
+        for (uint32_t i = 0; i < 90; i++)
+            run_one(&b, plain_job(&b.fake, 100 + i, 0, 90, 1));
+        run_one(&b, plain_job(&b.fake, 2, 42, 60, 1));
+        CHECK_EQ(run_one(&b, plain_job(&b.fake, 3, 42, 60, 1)), 60 - 40);
+        fake_close(b.engine, &b.fake);
+    }
+}
+
 TEST(equal_prompts_are_computed_once)
 {
     for (int pure = 0; pure < 4; pure++) {
