@@ -104,7 +104,7 @@ class Request:
     def streams_plainly(self) -> bool:
         """Whether what comes while it runs is one sample's tokens and nothing else that a delta shows."""
         params = self.params
-        return params.n == 1 and not params.detokenize and params.prompt_logprobs is None and not self.match_stops
+        return params.n == 1 and params.prompt_logprobs is None and not self.match_stops
 
     def plain_delta(self, columns: tuple[bytes, ...], last_token: float, preemptions: int, epoch: int) -> RequestOutput:
         """`absorb_more`, then `output` as a delta, of a request that streams plainly and has shown all before."""

@@ -39,7 +39,6 @@ class Sample:
         "finish",
         "num_tokens",
         "pieces",
-        "shown_chars",
         "shown_end",
         "shown_tokens",
         "stop",
@@ -61,7 +60,6 @@ class Sample:
         self._total = 0.0
         self._summed_tokens = 0
         self.shown_tokens = 0
-        self.shown_chars = 0
         self.shown_end = False
 
     def add(self, news: News, params: SamplingParams) -> None:
@@ -137,21 +135,20 @@ class Sample:
         """Searches the new text for a stop string; a match ends the sample and drops the tokens behind it."""
         if self.text is None or self._text_is_complete:
             return
-        columns = self.columns()
-        ids = np.frombuffer(columns[0], np.int32)[self._text_tokens :].tolist()
+        ids = np.frombuffer(self.since(self._text_tokens)[0], np.int32).tolist()
         usable = ids[:-1] if self.finish in HIDDEN_ENDS else ids
         found = self.text.match(usable, params.min_tokens)
         if found is None:
             self.text.push(ids[len(usable) :], self.finish, None)
         else:
             kept, self.finish, self.stop = self._text_tokens + found[0], "stop_string", params.stop_strings[found[1]]
-            self.pieces = [tuple(part[: len(part) // self.num_tokens * kept] for part in columns)]
+            self.pieces = [tuple(part[: len(part) // self.num_tokens * kept] for part in self.columns())]
             self.num_tokens = kept
         self._text_tokens = self.num_tokens
         self._text_is_complete = self.finish is not None
 
-    def shown_text(self) -> str:
-        """Text of the tokens so far, without what may still become a stop string."""
+    def _shown_text(self, delta: bool) -> str:
+        """Text of the tokens so far, without what may still become a stop string; with `delta` what no delta has shown."""
         if self.text is None:
             return ""
         if not self._text_is_complete:
@@ -159,16 +156,14 @@ class Sample:
             self.text.push(ids, self.finish, self.stop if isinstance(self.stop, str) else None)
             self._text_tokens = self.num_tokens
             self._text_is_complete = self.finish is not None
-        return self.text.shown
+        return self.text.news() if delta else self.text.shown
 
     def output(self, index: int, params: SamplingParams, mode: str, context: Context, delta: bool) -> CompletionOutput:
         """The sample's output so far; with `delta` what no earlier delta has shown."""
-        text = self.shown_text()
-        start, chars = (self.shown_tokens, self.shown_chars) if delta else (0, 0)
-        columns = self.since(start)
+        columns = self.since(self.shown_tokens if delta else 0)
         output = CompletionOutput(
             index=index,
-            text=text[chars:],
+            text=self._shown_text(delta),
             token_ids_array=np.frombuffer(columns[0], np.int32),
             finish_reason=_REASONS.get(self.finish, self.finish),
             stop_reason=self.stop,
@@ -178,14 +173,14 @@ class Sample:
             _add_logprobs(output, columns, number, context, params)
             output.cumulative_logprob = self.total(number)
         if delta:
-            self.shown_tokens, self.shown_chars = self.num_tokens, len(text)
+            self.shown_tokens = self.num_tokens
             self.shown_end = self.finish is not None
         return output
 
     def plain_delta(
         self, columns: tuple[bytes, ...], epoch: int, params: SamplingParams, mode: str, context: Context
     ) -> CompletionOutput:
-        """Adds a piece and gives the output of it alone; for a sample that goes on, without text, of which all was shown."""
+        """Adds a piece and gives the output of it alone; for a sample that goes on, of which all was shown."""
         start = self.num_tokens
         if epoch != self.epoch:
             self.mark(epoch)
@@ -193,7 +188,7 @@ class Sample:
         end = self.num_tokens = self.shown_tokens = start + (len(columns[0]) >> 2)
         output = CompletionOutput(
             index=0,
-            text="",
+            text=self._shown_text(True),
             token_ids_array=np.frombuffer(columns[0], _INT32),
             weight_versions=[VersionSpan(start, end, context.version(epoch), epoch)],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,7 @@ class _Streaming:
         start = [int(token) for token in prompt_ids[-_PRIMING_TOKENS:]]
         self._start = [token for token in start if self._is_known(token)]
         self._ids: list[int] = []
-        self._shown = ""
+        self._shown = io.StringIO()
         self._restart(self._start)
 
     def _is_known(self, token: int) -> bool:
@@ -125,7 +126,7 @@ class _Streaming:
             if self._is_known(token):
                 self._ids.append(token)
                 text += self._step(token)
-        self._shown += text
+        self._shown.write(text)
         return text + (self._rest() if final else "")
 
     def _step(self, token: int) -> str:
@@ -140,5 +141,5 @@ class _Streaming:
         """What the stream still holds back."""
         before = self._backend.decode(self._start, skip_special_tokens=self._skip)
         whole = self._backend.decode(self._start + self._ids, skip_special_tokens=self._skip)
-        known = before + self._shown
+        known = before + self._shown.getvalue()
         return whole[len(known) :] if whole.startswith(known) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ HIDDEN_ENDS = ("eos", "stop_id")
 
 
 class SampleText:
-    """Text of one sample.
+    """Text of one sample. A push costs what it adds, however long the text is.
 
     Args:
         tokenizer: Knows the tokens' text.
@@ -21,7 +22,7 @@ class SampleText:
         params: Stop strings and what is shown.
     """
 
-    __slots__ = ("_detokenizer", "_full", "_include", "_num_tokens", "_prior_chars", "_stops", "shown")
+    __slots__ = ("_detokenizer", "_end", "_given", "_include", "_new", "_num_tokens", "_reach", "_shown", "_stops")
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         from .detokenizer import Detokenizer
@@ -29,17 +30,28 @@ class SampleText:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens, params.spaces_between_special_tokens)
         self._stops = params.stop_strings
         self._include = params.include_stop_str_in_output
-        self._full = ""
-        self._prior_chars = 0
+        self._reach = max(map(len, self._stops), default=1) - 1
+        self._end = ""  # of the text so far: what a stop string may reach back into, and what is held back
+        self._given = 0  # characters of it that are shown, or prior
+        self._shown = io.StringIO()
+        self._new = ""
         self._num_tokens = 0
-        self.shown = ""
+
+    @property
+    def shown(self) -> str:
         """What may be shown: new text that will not be taken back."""
+        return self._shown.getvalue()
+
+    def news(self) -> str:
+        """What has become part of `shown` since the last call."""
+        new, self._new = self._new, ""
+        return new
 
     def prime(self, prior: Sequence[int]) -> None:
         """Takes output ids that were generated earlier: searched for stop strings, not shown."""
-        self._full += self._detokenizer.push(prior, False)
+        self._end += self._detokenizer.push(prior, False)
         self._num_tokens += len(prior)
-        self._prior_chars = len(self._full)
+        self._given = len(self._end)
 
     def push(self, ids: Sequence[int], finish: str | None, stop: str | None) -> None:
         """Adds new ids.
@@ -53,14 +65,14 @@ class SampleText:
         if finish in HIDDEN_ENDS and not self._include:
             ids = ids[:-1]
         if finish == "stop_string" and stop is not None:
-            self._full += self._detokenizer.push(ids[:-1], False)
-            before = len(self._full)
-            self._full += self._detokenizer.push(ids[-1:], True)
+            self._end += self._detokenizer.push(ids[:-1], False)
+            before = len(self._end)
+            self._end += self._detokenizer.push(ids[-1:], True)
             self._cut(stop, self._find(stop, before))
         else:
-            self._full += self._detokenizer.push(ids, finish is not None)
-        hidden = 0 if finish or self._include else held_back(self._full, self._stops)
-        self.shown = self._full[self._prior_chars : len(self._full) - hidden]
+            self._end += self._detokenizer.push(ids, finish is not None)
+        hidden = 0 if finish or self._include else held_back(self._end, self._stops)
+        self._show(max(len(self._end) - hidden, self._given))
 
     def match(self, ids: Sequence[int], first_counting: int) -> tuple[int, int] | None:
         """Adds ids one by one until a stop string is complete, where the core cannot match on bytes.
@@ -73,26 +85,34 @@ class SampleText:
             How many of the ids were used and the index of the string in `stop`, or None without a match.
         """
         for used, token in enumerate(ids, 1):
-            before = len(self._full)
-            self._full += self._detokenizer.push([token], False)
+            before = len(self._end)
+            self._end += self._detokenizer.push([token], False)
             self._num_tokens += 1
             if self._num_tokens > first_counting:
                 ends = [(self._find(stop, before), -len(stop), index) for index, stop in enumerate(self._stops)]
                 found = min((end for end in ends if end[0] is not None), default=None)
                 if found is not None:
                     self._cut(self._stops[found[2]], found[0])
-                    self.shown = self._full[self._prior_chars :]
+                    self._show(len(self._end))
                     return used, found[2]
         return None
 
+    def _show(self, until: int) -> None:
+        """Shows `_end` up to there, and forgets what is needed no more."""
+        piece = self._end[self._given : until]
+        self._shown.write(piece)
+        self._new += piece
+        done = max(0, min(until, len(self._end) - self._reach))
+        self._end, self._given = self._end[done:], until - done
+
     def _find(self, stop: str, before: int) -> int | None:
         """End of the first occurrence that ends behind `before` characters."""
-        start = self._full.find(stop, max(0, before - len(stop) + 1))
+        start = self._end.find(stop, max(0, before - len(stop) + 1))
         return None if start < 0 else start + len(stop)
 
     def _cut(self, stop: str, end: int | None) -> None:
         if end is not None:
-            self._full = self._full[: end if self._include else max(end - len(stop), self._prior_chars)]
+            self._end = self._end[: end if self._include else max(end - len(stop), self._given)]
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 """Text of outputs: stop strings cut, held back, matched in the core or here, however the ids come."""
 
 import random
+import time
 from itertools import pairwise
 
 import pytest
@@ -66,9 +67,23 @@ def test_nothing_shown_is_taken_back_and_the_end_is_flushed():
         maker = SampleText(make_tokenizer(), [], params)
         cuts = sorted(rng.sample(range(1, len(ids)), min(10, len(ids) - 1)))
         shown = push_all(maker, ids, "length", None, cuts)
-        assert maker.shown == text
+        assert maker.shown == maker.news() == text and maker.news() == ""
         for before, after in pairwise(shown):
             assert after.startswith(before)
+
+
+def test_a_push_costs_what_it_adds():
+    maker = SampleText(make_tokenizer(), [], SamplingParams(stop=["stop!"]))
+    ids = ids_of("many words \r\n" * 100)
+    seconds = []
+    for _ in range(300):
+        start = time.perf_counter()
+        for token in ids:
+            maker.push([token], None, None)
+            maker.news()
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds[-20:]) < 3 * min(seconds[:20])
+    assert maker.shown == "many words \r\n" * 30_000
 
 
 @pytest.mark.parametrize("finish", ["eos", "stop_id"])
