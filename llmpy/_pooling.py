@@ -70,7 +70,7 @@ class Pooler:
         width: Of a row of states.
         takes_whole_prompts: A prompt is computed in one step.
         labels: Names of a classifier's classes.
-        has_token_types: Tokens have types, of which the engine knows only 0.
+        has_token_types: Tokens have types.
     """
 
     tasks: tuple[str, ...] = ()

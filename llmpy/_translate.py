@@ -98,6 +98,8 @@ class Translator:
             found["priority"] = priority
         if request.prompt.prior is not None and len(request.prompt.prior):
             found["prior"] = request.prompt.prior.tobytes()
+        if request.prompt.types is not None:
+            found["token_type_ids"] = request.prompt.types.tobytes()
         if request.prompt.salt is not None:
             found["salt"] = request.prompt.salt.encode("utf-8", "surrogatepass")
         return found

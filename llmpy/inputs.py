@@ -26,9 +26,10 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids; `prompt` is only echoed."""
+    """A prompt as token ids; `prompt` is only echoed. `token_type_ids` tell the two texts of a pair apart (BERT)."""
 
     prompt_token_ids: Sequence[int]
+    token_type_ids: NotRequired[Sequence[int]]
     prompt: NotRequired[str]
     output_token_ids: NotRequired[Sequence[int]]
     cache_salt: NotRequired[str]
@@ -36,7 +37,7 @@ class TokensPrompt(TypedDict):
 
 PromptType: TypeAlias = "str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt"
 
-_KEYS = ("prompt", "prompt_token_ids", "output_token_ids", "cache_salt")
+_KEYS = ("prompt", "prompt_token_ids", "token_type_ids", "output_token_ids", "cache_salt")
 _LATER = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "encoder_prompt")
 _PADDED = "would include padding; pass a list of unpadded lists"
 
@@ -44,13 +45,16 @@ _PADDED = "would include padding; pass a list of unpadded lists"
 class Prompt:
     """One prompt. `ids` is None until the text is tokenised."""
 
-    __slots__ = ("ids", "prior", "salt", "text")
+    __slots__ = ("ids", "prior", "salt", "text", "types")
 
-    def __init__(self, text: str | None, ids: Ids | None, prior: Ids | None = None, salt: str | None = None) -> None:
+    def __init__(
+        self, text: str | None, ids: Ids | None, prior: Ids | None = None, salt: str | None = None, types: Ids | None = None
+    ) -> None:
         self.text = text
         self.ids = ids
         self.prior = prior
         self.salt = salt
+        self.types = types
 
 
 def is_single(prompts: object) -> bool:
@@ -100,7 +104,11 @@ def _parse_dict(prompt: Mapping[str, Any]) -> Prompt:
         raise TypeError("a prompt dict must have 'prompt' or 'prompt_token_ids'")
     if ids is None and text is not None:
         _unicode(text)
-    return Prompt(text, None if ids is None else parse_ids(ids), None if prior is None else parse_ids(prior), salt or None)
+    types = prompt.get("token_type_ids")
+    if types is not None and ids is None:
+        raise TypeError("token_type_ids go with prompt_token_ids, one each")
+    given, prior, types = (None if item is None else parse_ids(item) for item in (ids, prior, types))
+    return Prompt(text, given, prior, salt or None, types)
 
 
 def _unicode(text: str) -> str:

@@ -66,6 +66,7 @@ enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t
                         .max_copies = max_copies};
     b->token_ids = mem_calloc(max_rows, sizeof *b->token_ids);
     b->positions = mem_calloc(max_rows, sizeof *b->positions);
+    b->token_types = mem_calloc(max_rows, sizeof *b->token_types);
     b->row_seq = mem_calloc(max_rows, sizeof *b->row_seq);
     b->seq_first_row = mem_calloc((size_t)max_seqs + 1, sizeof *b->seq_first_row);
     b->copies = mem_calloc(max_copies, sizeof *b->copies);
@@ -76,7 +77,7 @@ enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t
     b->top_ids = mem_calloc(n_top, sizeof *b->top_ids);
     b->top_values = mem_calloc(n_top, sizeof *b->top_values);
     b->top_ranks = mem_calloc(n_top, sizeof *b->top_ranks);
-    if (b->token_ids && b->positions && b->row_seq && b->seq_first_row && b->copies && b->logits_rows &&
+    if (b->token_ids && b->positions && b->token_types && b->row_seq && b->seq_first_row && b->copies && b->logits_rows &&
         b->state_rows && b->tasks && b->results && b->top_ids && b->top_values && b->top_ranks)
         return RC_OK;
     batch_destroy(b);
@@ -86,8 +87,8 @@ enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t
 
 void batch_destroy(struct batch *b)
 {
-    void *arrays[] = {b->token_ids, b->positions, b->row_seq, b->seq_first_row, b->copies, b->logits_rows, b->state_rows,
-                      b->tasks, b->results, b->top_ids, b->top_values, b->top_ranks};
+    void *arrays[] = {b->token_ids, b->positions, b->token_types, b->row_seq, b->seq_first_row, b->copies, b->logits_rows,
+                      b->state_rows, b->tasks, b->results, b->top_ids, b->top_values, b->top_ranks};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         mem_free(arrays[i]);
     *b = (struct batch){0};

@@ -61,6 +61,8 @@ struct batch {
     uint32_t n_rows, n_seqs;
     int32_t *token_ids;      /* [max_rows]; below 0: the id that task -1 - id of the step before drew */
     int32_t *positions;      /* [max_rows] */
+    int32_t *token_types;    /* [max_rows] where has_types says so, else all are 0 */
+    bool has_types;
     int32_t *row_seq;        /* [max_rows] slot of the row's sequence: its row of the tables */
     int32_t *seq_first_row;  /* [max_seqs + 1]; every sequence of a step has a row */
     uint32_t max_rows, max_seqs;
@@ -114,6 +116,7 @@ struct runner {
     enum rc (*release)(void *ctx, uint32_t parts, bool keeps, struct err *err);
     enum rc (*restore)(void *ctx, uint32_t parts, struct err *err);
     bool takes_whole_prompts;           /* all rows of a prompt in one step */
+    uint32_t n_token_types;             /* 0: tokens have no types */
 };
 
 enum sleep_part { PART_WEIGHTS = 1, PART_POOL = 2, PART_SCHEDULING = 4 /* no memory; the engine's alone */ };

@@ -49,6 +49,7 @@ struct grammar_spec { const char *kind, *text, *library; };
 /* Everything a request brings. All memory is the caller's and copied by engine_submit. */
 struct request_spec {
     struct id_list prompt, prior;     /* prior: output_token_ids, already generated */
+    struct id_list types;             /* of the prompt's tokens, with pooling; n 0: all are 0 */
     uint32_t n;
     int64_t priority;
     struct byte_string salt;

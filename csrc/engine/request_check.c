@@ -75,6 +75,10 @@ static enum rc check_pooling(const struct engine_config *config, const struct re
     if (config->runner.takes_whole_prompts && spec->prompt.n > config->max_num_batched_tokens)
         REFUSE("prompt", "The prompt (length %u) is longer than max_num_batched_tokens=%u, and this model takes whole prompts.",
                spec->prompt.n, config->max_num_batched_tokens);
+    for (uint32_t i = 0; i < spec->types.n; i++)
+        if (spec->types.ids[i] < 0 || (uint32_t)spec->types.ids[i] >= config->runner.n_token_types)
+            REFUSE("token_type_ids", "token_type_ids must be below %u, the model's number of types, got %d.",
+                   config->runner.n_token_types, spec->types.ids[i]);
     if (spec->n != 1 || spec->prior.n)
         REFUSE("n", "a pooling request has one sample and no output_token_ids, got n=%u and %u ids.", spec->n, spec->prior.n);
     if (spec->pooling == POOLING_ALL && n_bytes > MAX_PROMPT_RESULT_BYTES)
@@ -160,6 +164,12 @@ static enum rc check_lists(const struct engine_config *config, const struct requ
 /* What the kind of request has of its own. */
 static enum rc check_kind(const struct engine_config *config, const struct request_spec *spec, struct err *err)
 {
+    if (spec->types.n && spec->types.n != spec->prompt.n)
+        REFUSE("token_type_ids", "token_type_ids must be as many as the prompt's %u tokens, got %u.", spec->prompt.n,
+               spec->types.n);
+    if (spec->types.n && (!spec->pooling || !config->runner.n_token_types))
+        REFUSE("token_type_ids",
+               "token_type_ids are for embeddings and classes of models whose tokens have types; leave them out.");
     if (spec->pooling)
         return check_pooling(config, spec, err);
     if (config->runner.lacks_logits)

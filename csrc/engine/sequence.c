@@ -28,13 +28,14 @@ static void *carve(struct carver *carver, size_t count, size_t size_bytes)
 /* The arrays of a request; the pointers of `r` stay NULL in the pass without memory. */
 static void request_lay(struct carver *c, const struct request_spec *spec, uint32_t block_tokens, struct request *r)
 {
-    int32_t *prompt, *stop_ids, *allowed;
+    int32_t *prompt, *types, *stop_ids, *allowed;
     struct token_bias *bias;
     struct id_list *bad_words;
     struct byte_string *strings;
     char *salt;
     CARVE(c, salt, spec->salt.n);
     CARVE(c, prompt, spec->prompt.n);
+    CARVE(c, types, spec->types.n);
     CARVE(c, stop_ids, spec->stop_ids.n);
     CARVE(c, allowed, spec->allowed.n);
     CARVE(c, bias, spec->n_bias);
@@ -60,6 +61,7 @@ static void request_lay(struct carver *c, const struct request_spec *spec, uint3
     }
     r->spec.salt.bytes = salt;
     r->spec.prompt.ids = prompt;
+    r->spec.types.ids = types;
     r->spec.stop_ids.ids = stop_ids;
     r->spec.allowed.ids = allowed;
     r->spec.bias = bias;
@@ -116,6 +118,7 @@ static void request_fill(struct request *r, const struct request_spec *spec)
     const struct sequence_context *context = r->context;
     uint32_t block_tokens = context->config->layout.block_tokens;
     copy_bytes(r->spec.prompt.ids, spec->prompt.ids, spec->prompt.n * sizeof *spec->prompt.ids);
+    copy_bytes(r->spec.types.ids, spec->types.ids, spec->types.n * sizeof *spec->types.ids);
     copy_bytes(r->spec.salt.bytes, spec->salt.bytes, spec->salt.n);
     copy_bytes(r->spec.bias, spec->bias, spec->n_bias * sizeof *spec->bias);
     copy_sorted(&r->spec.stop_ids, &spec->stop_ids, context->config->vocab_size);
@@ -126,6 +129,8 @@ static void request_fill(struct request *r, const struct request_spec *spec)
     r->spec.prior.ids = NULL;
     r->spec.grammar = (struct grammar_spec){0};
     r->root = hash_bytes(&context->key, spec->salt.n ? spec->salt.bytes : "", spec->salt.n);
+    if (spec->types.n)
+        r->root = hash_bytes(&r->root, spec->types.ids, spec->types.n * sizeof *spec->types.ids);
     if (context->config->prefix_caching)
         for (uint32_t b = 0; b < spec->prompt.n / block_tokens; b++)
             r->prompt_keys[b] =

@@ -40,6 +40,7 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
         struct batch_arrays host = {b->token_ids,     b->positions,   b->row_seq,
                                     b->seq_first_row, b->logits_rows, b->tables->pages};
         use_arrays(run, &host, b->n_rows, b->n_seqs, b->n_logits_rows, b->n_state_rows);
+        run->token_types = b->has_types ? b->token_types : NULL;
         return RC_OK;
     }
     use_arrays(run, &m->arrays, b->n_rows, b->n_seqs, b->n_logits_rows, b->n_state_rows);
@@ -49,7 +50,11 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
         .positions = b->positions, .row_seq = b->row_seq, .seq_first_row = b->seq_first_row, .logits_rows = b->logits_rows,
         .tables = t->pages, .runs = t->runs, .n_runs = t->n_runs, .to = m->arrays,
     };
-    return m->backend->begin(m->ctx, &args, run->err);
+    enum rc rc = m->backend->begin(m->ctx, &args, run->err);
+    if (rc || !b->has_types)
+        return rc;
+    run->token_types = m->token_types;
+    return m->backend->upload(m->ctx, m->token_types, b->token_types, b->n_rows * sizeof *b->token_types, run->err);
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------- */
@@ -179,7 +184,7 @@ static enum rc run_embed(struct running *run, const struct step *step, struct vi
 {
     const struct model *m = run->m;
     const int32_t *sources[] = {[EMBED_TOKENS] = run->view.token_ids, [EMBED_POSITIONS] = run->view.positions,
-                                [EMBED_FIRST] = NULL};
+                                [EMBED_TYPES] = run->token_types};
     struct embed_args args = {weights_matrix(m->weights, step->weight), sources[step->source], run->view.n_rows, step->scale,
                               out, step->first_row};
     return m->backend->embed(m->ctx, &args, run->err);

@@ -29,6 +29,7 @@ struct model {
     void *pool;
     char *staged;                 /* the batch's integers in device memory; NULL where the backend has no `begin` */
     struct batch_arrays arrays;   /* in there */
+    int32_t *token_types;         /* there, too */
     uint32_t table_stride;
     struct captured *graphs;      /* [n_graphs] by size */
     uint32_t n_graphs;

@@ -64,6 +64,18 @@ uint32_t program_states_width(const struct program *p)
     return last->code == OP_STATES ? p->values[last->in[0]].width : 0;
 }
 
+uint32_t program_n_token_types(const struct program *p)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct op *op = &p->ops[i];
+        uint32_t rows = op->code == OP_EMBED && op->u[0] == EMBED_TYPES ? p->weights[op->weight[0]].rows - op->u[1] : 0;
+        if (rows && (!n || rows < n))
+            n = rows;
+    }
+    return n;
+}
+
 static uint32_t width_of(const struct program *p, uint32_t value)
 {
     return p->values[value].width;
@@ -262,7 +274,7 @@ static const char *check_widths(const struct program *p, const struct op *op)
     uint32_t out0 = op->out[0] == NO_INDEX ? 0 : width_of(p, op->out[0]);
     switch (op->code) {
     case OP_EMBED:
-        if (op->u[0] > EMBED_FIRST || op->u[1] >= weight->rows)
+        if (op->u[0] > EMBED_TYPES || op->u[1] >= weight->rows)
             return "the source is known, and its first row in the matrix";
         return out0 == weight->cols ? NULL : "the output is as wide as the matrix has columns";
     case OP_LINEAR:

@@ -45,8 +45,9 @@ enum op_code {
 #define OP_INTEGERS 8
 #define OP_FLOATS 4
 
-/* Which rows of its matrix an embedding takes: those of the tokens, of their positions, or the first one for all. */
-enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_FIRST };
+/* Which rows of its matrix an embedding takes: those of the tokens, of their positions, or of their types, which are 0 unless a
+ * request says otherwise. */
+enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_TYPES };
 
 struct op {
     uint32_t code;
@@ -121,6 +122,7 @@ bool op_crosses_rows(uint32_t code); /* what a row gets depends on other rows of
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */
 bool program_has_logits(const struct program *program);
 uint32_t program_states_width(const struct program *program); /* 0: it has none */
+uint32_t program_n_token_types(const struct program *program); /* 0: it has none */
 bool program_takes_whole_prompts(const struct program *program); /* rows see later ones, so a prompt is never cut */
 /* RC_INVALID with a text that names the operation and what does not fit. */
 enum rc program_check(const struct program *program, struct err *err);

@@ -340,6 +340,7 @@ FIELD(request_sample_index, parse_count, sample_index)
 FIELD(request_mode, parse_mode, mode)
 FIELD(request_hide_special, parse_bool, hide_special)
 FIELD(request_prior, parse_int32_bytes, prior)
+FIELD(request_types, parse_int32_bytes, types)
 
 static const struct {
     const char *name;
@@ -369,6 +370,7 @@ static const struct {
     {"grammar", request_grammar},
     {"hide_special", request_hide_special},
     {"prior", request_prior},
+    {"token_type_ids", request_types},
     {"salt", request_salt},
     {"priority", request_priority},
     {"score_start", request_score_start},

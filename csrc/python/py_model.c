@@ -222,7 +222,8 @@ int py_model_get(PyObject *self, struct model_parts *parts)
         .max_model_len = model_max_len(model),
         .runner = {model, model_start, model_finish, model_is_async(model), model_allocations, model_read_states,
                    program_states_width(model_program(model)), !program_has_logits(model_program(model)), model_release,
-                   model_restore, program_takes_whole_prompts(model_program(model))},
+                   model_restore, program_takes_whole_prompts(model_program(model)),
+                   program_n_token_types(model_program(model))},
     };
     return 0;
 }

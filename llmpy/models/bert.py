@@ -11,7 +11,7 @@ _UNUSED = ["*embeddings.position_ids", "*pooler.dense.*"]
 
 
 def encoder(cfg: ModelConfig, m: Model, stem: str, first_position: int) -> Value:
-    """Learned positions, norms behind the sums, attention in both directions. All tokens are of type 0.
+    """Learned positions, norms behind the sums, attention in both directions.
 
     Args:
         cfg: The configuration.
@@ -22,7 +22,7 @@ def encoder(cfg: ModelConfig, m: Model, stem: str, first_position: int) -> Value
     eps, width = cfg.get("layer_norm_eps", 1e-12), cfg.hidden_size
     cfg.only("position_embedding_type", "absolute")
     cfg.unused_positions = first_position
-    x = m.embed(f"{stem}embeddings.word_embeddings") + m.embed_first(
+    x = m.embed(f"{stem}embeddings.word_embeddings") + m.embed_types(
         f"{stem}embeddings.token_type_embeddings", cfg.size("type_vocab_size", 2)
     )
     positions = cfg.size("max_position_embeddings", 512)

@@ -381,8 +381,8 @@ class Model(Writer, Block):
         weight = self.matrix("embed", [(name, rows)], width)
         return self.emit("embed", [], width, weights=[weight], u=[1, first], f=[1.0])
 
-    def embed_first(self, name: str, rows: int) -> Value:
-        """Row NAME.weight[0] for every token, [rows, hidden_size]; the matrix has `rows` rows."""
+    def embed_types(self, name: str, rows: int) -> Value:
+        """Row NAME.weight[token type], 0 unless a request gives types, [rows, hidden_size]; the matrix has `rows` rows."""
         width = self.config.hidden_size
         weight = self.matrix("embed", [(name, rows)], width)
         return self.emit("embed", [], width, weights=[weight], u=[2, 0], f=[1.0])

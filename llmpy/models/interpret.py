@@ -267,17 +267,18 @@ class Interpreter:
         """Logits of every position, [n, vocab_size]."""
         return self._walk(token_ids, "logits")
 
-    def states(self, token_ids: Sequence[int]) -> Array:
-        """What pooling reads of every position, [n, width]."""
-        return self._walk(token_ids, "states")
+    def states(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None) -> Array:
+        """What pooling reads of every position, [n, width]; token_types None: all are 0."""
+        return self._walk(token_ids, "states", token_types)
 
-    def _walk(self, token_ids: Sequence[int], wanted: str) -> Array:
+    def _walk(self, token_ids: Sequence[int], wanted: str, token_types: Sequence[int] | None = None) -> Array:
         ids, values = np.asarray(token_ids), self._fresh(len(token_ids))
+        types = np.zeros_like(ids) if token_types is None else np.asarray(token_types)
         self.values = values
         for name, op in self._spec["ops"]:
             if name == "embed":
                 source, first = (*op["u"], 0, 0)[:2]
-                rows = [ids, np.arange(len(ids)), np.zeros_like(ids)][source] + first
+                rows = [ids, np.arange(len(ids)), types][source] + first
                 self._put(values, op, self._weights[op["weights"][0]][rows] * op["f"][0])
             elif name == "logits" == wanted:
                 return _logits(values[op["in"][0]], [self._weights[i] for i in op["weights"]], *op["f"])

@@ -8,6 +8,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from ..inputs import TokensPrompt
 from .errors import HttpError, answer
 from .pooling import check_task, made, pooled
 from .protocol import Pooling, RerankRequest, ScoreRequest
@@ -36,12 +37,11 @@ async def scores(service: Service, request: Request, body: Pooling, pairs: Pairs
     return [float(np.dot(rows[place[first]], rows[place[second]])) for first, second in pairs], usage
 
 
-def _joined(service: Service, first: str, second: str) -> list[int]:
+def _joined(service: Service, first: str, second: str) -> TokensPrompt:
     """A pair as a cross-encoder reads it."""
     ids, types = service.tokenizer.encode_pair(first, second)
-    if service.engine._frontend.pooler.has_token_types and any(types):
-        raise HttpError(400, "pairs of texts with types of their own are not supported (BERT's cross-encoders)", "model")
-    return ids
+    typed = service.engine._frontend.pooler.has_token_types
+    return {"prompt_token_ids": ids, "token_type_ids": types} if typed else {"prompt_token_ids": ids}
 
 
 def _texts(given: str | list[str] | None, name: str) -> list[str]:

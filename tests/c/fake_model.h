@@ -22,7 +22,7 @@ struct expected {
 /* A request with its memory, what must come of it, and what has come. */
 struct job {
     struct request_spec spec;
-    int32_t prompt[MAX_LENGTH], prior[MAX_LENGTH], stop_ids[4], allowed[VOCAB], words[3][3];
+    int32_t prompt[MAX_LENGTH], types[MAX_LENGTH], prior[MAX_LENGTH], stop_ids[4], allowed[VOCAB], words[3][3];
     struct token_bias bias[4];
     struct id_list bad_words[3];
     struct byte_string stops[3];
@@ -216,7 +216,7 @@ static void expect_states(struct job *job, const struct history *h)
     job->n_states = kind == POOLING_ALL ? n : 1;
     job->expected[0].finish = FINISH_LENGTH;
     for (uint32_t i = begin; i < end; i++) {
-        uint64_t logits = history_logits(h, i);
+        uint64_t logits = of_type(history_logits(h, i), job->spec.types.n ? job->types[i] : 0);
         float *row = job->states[kind == POOLING_ALL ? i : 0];
         for (uint32_t c = 0; c < STATES_WIDTH; c++) {
             row[c] = fake_state(logits, c, job->has_nan);
@@ -386,6 +386,7 @@ struct setup {
     bool has_no_attention;
     enum engine_policy policy;
     bool caches, has_nan, is_async, takes_whole_prompts;
+    uint32_t n_token_types;
 };
 
 /* An engine over a fake model; NULL with err filled. */
@@ -422,7 +423,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         .prefix_caching = setup->caches, .snapshot_tokens = setup->snapshot_tokens ? setup->snapshot_tokens : SNAPSHOT_TOKENS, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
         .special_ids = SPECIAL, .n_special = 2,
         .runner = {fake, fake_start, fake_finish, setup->is_async, NULL, fake_read_states, STATES_WIDTH, setup->takes_whole_prompts,
-                   fake_release, fake_restore, setup->takes_whole_prompts},
+                   fake_release, fake_restore, setup->takes_whole_prompts, setup->n_token_types},
     };
     if (engine_create(&config, &engine, err))
         free(fake->pool);

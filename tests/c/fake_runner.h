@@ -185,6 +185,12 @@ static float fake_state(uint64_t logits, uint32_t column, bool has_nan)
     return has_nan && logits % 97 == 0 ? NAN : (float)(mix(logits, column) % 4096) / 64 - 32;
 }
 
+/* A row's type changes its own states alone. */
+static uint64_t of_type(uint64_t logits, int32_t type)
+{
+    return logits ^ ((uint64_t)type << 20);
+}
+
 /* ---- the runner ---- */
 
 struct view_of_batch {
@@ -457,7 +463,7 @@ static enum rc fake_read_states(void *ctx, const struct batch *b, uint32_t first
         struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
         uint64_t logits = attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true) ^ fake->row_states[row];
         for (uint32_t c = 0; c < STATES_WIDTH; c++)
-            rows[i * STATES_WIDTH + c] = fake_state(logits, c, fake->has_nan);
+            rows[i * STATES_WIDTH + c] = fake_state(of_type(logits, b->has_types ? b->token_types[row] : 0), c, fake->has_nan);
     }
     return RC_OK;
 }

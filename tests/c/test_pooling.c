@@ -21,6 +21,13 @@ static struct job *pooling_job(const struct fake *fake, uint32_t stream, uint32_
     return job;
 }
 
+static void give_types(struct job *job, uint32_t n_types, uint32_t stream)
+{
+    for (uint32_t i = 0; i < job->spec.prompt.n; i++)
+        job->types[i] = (int32_t)(mix(stream, i) % n_types);
+    job->spec.types = (struct id_list){job->types, job->spec.prompt.n};
+}
+
 /* Every kind, at every length around blocks and chunks; few streams, so that prompts share blocks. */
 static void run_all(const struct setup *setup, bool generates, uint64_t *n_preemptions)
 {
@@ -33,6 +40,8 @@ static void run_all(const struct setup *setup, bool generates, uint64_t *n_preem
         for (uint32_t i = 0; i < N_JOBS; i++) {
             uint32_t kind = (i + round) % (generates ? 5 : 4) + !generates;
             jobs[i] = pooling_job(&fake, i % 3, 1 + (i * 7 + round * 5) % 40, kind);
+            if (setup->n_token_types && i % 4)
+                give_types(jobs[i], setup->n_token_types, i);
             expect(jobs[i]);
             submit_job(engine, jobs[i]);
         }
@@ -63,7 +72,7 @@ TEST(prompts_that_are_taken_whole)
     uint64_t n_preemptions;
     for (int i = 0; i < 4; i++) {
         struct setup setup = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = i & 1 ? 3 : 16, .max_num_batched_tokens = 40 + 9 * (uint32_t)i,
-                              .caches = true, .is_async = i & 2, .takes_whole_prompts = true};
+                              .caches = true, .is_async = i & 2, .takes_whole_prompts = true, .n_token_types = i ? 3 : 0};
         run_all(&setup, false, &n_preemptions);
         CHECK_EQ(n_preemptions, 0);
     }
@@ -71,7 +80,8 @@ TEST(prompts_that_are_taken_whole)
 
 TEST(what_is_refused)
 {
-    struct setup setup = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 4, .max_num_batched_tokens = 16, .takes_whole_prompts = true};
+    struct setup setup = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 4, .max_num_batched_tokens = 16, .takes_whole_prompts = true,
+                          .n_token_types = 2};
     struct fake fake;
     struct engine *engine = fake_engine(&setup, &fake, &err);
     REQUIRE(engine);
@@ -83,6 +93,13 @@ TEST(what_is_refused)
     job->spec.n = 2;
     CHECK_EQ(engine_submit(engine, &job->spec, &number, &err), RC_INVALID);
     job->spec.n = 1;
+    give_types(job, 3, 1);
+    CHECK_EQ(engine_submit(engine, &job->spec, &number, &err), RC_INVALID);
+    CHECK(strstr(err.message, "token_type_ids must be below 2, the model's number of types, got 2."));
+    job->spec.types.n = 15;
+    CHECK_EQ(engine_submit(engine, &job->spec, &number, &err), RC_INVALID);
+    CHECK(strstr(err.message, "token_type_ids must be as many as the prompt's 16 tokens, got 15."));
+    job->spec.types.n = 0;
     job->spec.pooling = POOLING_ALL + 1;
     CHECK_EQ(engine_submit(engine, &job->spec, &number, &err), RC_INVALID);
     job->spec.pooling = POOLING_NONE;

@@ -54,9 +54,10 @@ class Saved:
         options = {"dtype": torch.float32, "attn_implementation": "eager"}
         self.model = getattr(transformers, kind).from_pretrained(directory, **options).eval()
 
-    def run(self, ids):
+    def run(self, ids, types=None):
+        given = {} if types is None else {"token_type_ids": torch.tensor([types])}
         with torch.no_grad():
-            return self.model(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long))
+            return self.model(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), **given)
 
     def states(self, ids):
         body = next((found for name in ("bert", "roberta", "model") if (found := getattr(self.model, name, None))), self.model)
@@ -207,15 +208,64 @@ def test_encoders_classify(family, device, saved):
             assert near(output.outputs.data, tokens.run(ids).logits[0].double().numpy())
 
 
+PAIRS = [(ids, [int(i >= cut) for i in range(len(ids))]) for ids, cut in zip(PROMPTS, (1, 0, 30, 9, 0), strict=True)]
+
+
+TYPED = [
+    ("BertForSequenceClassification", "classify"),
+    ("BertForTokenClassification", "token_classify"),
+    ("BertModel", "token_embed"),
+]
+
+
+@pytest.mark.parametrize(("kind", "task"), TYPED)
+def test_tokens_have_types(kind, task, device, saved):
+    """As transformers has them; beside prompts without types, alone, and with none but 0."""
+    model = saved(kind, **({"num_labels": 1} if task == "classify" else {}))
+    way = {"normalize": False} if task == "token_embed" else {"use_activation": False}
+    prompts = [{"prompt_token_ids": ids, "token_type_ids": types} for ids, types in PAIRS]
+    with open_llm(model.directory, device, max_num_batched_tokens=128) as llm:
+        mixed = llm.encode([*prompts, *PROMPTS], pooling_task=task, **way)
+        for (ids, types), output in zip(PAIRS, mixed, strict=False):
+            made = model.run(ids, types)
+            exact = (made.last_hidden_state if kind == "BertModel" else made.logits)[0].double().numpy()
+            assert near(output.outputs.data, exact)
+        found = [output.outputs.data.tobytes() for output in mixed]
+        assert not set(found[:5]) & set(found[5:])
+        assert [llm.encode(prompt, pooling_task=task, **way)[0].outputs.data.tobytes() for prompt in prompts] == found[:5]
+        zeros = [{"prompt_token_ids": ids, "token_type_ids": np.zeros(len(ids), int)} for ids in PROMPTS]
+        assert [output.outputs.data.tobytes() for output in llm.encode(zeros, pooling_task=task, **way)] == found[5:]
+        assert llm.stats().allocations_since_warmup == 0
+
+
+def test_types_that_do_not_fit(saved):
+    with open_llm(saved("BertModel").directory, "cpu") as llm:
+        for types, why in (([0, 2], "below 2, the model's number of types, got 2"), ([0], "as many as the prompt's 2 tok")):
+            with pytest.raises(InvalidRequestError, match=why) as found:
+                llm.embed({"prompt_token_ids": [5, 6], "token_type_ids": types})
+            assert found.value.parameter == "token_type_ids"
+        with pytest.raises(TypeError, match="go with prompt_token_ids"):
+            llm.embed({"prompt": "a", "token_type_ids": [0]})
+    with open_llm(saved("Qwen3ForCausalLM").directory, "cpu") as llm:
+        for call in (llm.embed, llm.generate, llm.score):
+            with pytest.raises(InvalidRequestError, match="token_type_ids are for embeddings and classes"):
+                call({"prompt_token_ids": [5, 6], "token_type_ids": [0, 0]})
+
+
 def test_the_interpreter_runs_encoders(saved, oracle):
     for kind, fields in {"BertModel": {"hidden_act": "gelu"}, "BertForSequenceClassification": {"num_labels": 3}}.items():
         model = saved(kind, **fields)
         reference = oracle(model.directory)
         for ids in PROMPTS:
             states = reference.interpreter.states(ids)
-            assert np.abs(states[0] - model.run(ids).logits[0].numpy()).max() < 1e-4 if "For" in kind else near(
-                states.astype(np.float32), model.states(ids)
+            assert (
+                np.abs(states[0] - model.run(ids).logits[0].numpy()).max() < 1e-4
+                if "For" in kind
+                else near(states.astype(np.float32), model.states(ids))
             )
+    ids, types = PAIRS[3]
+    typed = oracle(saved("BertModel", hidden_act="gelu").directory).interpreter.states(ids, types)
+    assert near(typed.astype(np.float32), saved("BertModel", hidden_act="gelu").run(ids, types).last_hidden_state[0].numpy())
 
 
 def test_encoders_take_whole_prompts(device, saved):

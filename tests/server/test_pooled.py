@@ -1,6 +1,7 @@
 """Embeddings, classes, scores and ranks over HTTP, of models that have them and of those that have not."""
 
 import asyncio
+import contextlib
 import json
 
 import httpx
@@ -80,6 +81,47 @@ def test_a_cross_encoder_reads_pairs(judge):
     ranked = post(judge, "/v2/rerank", query=TEXTS[0], documents=[TEXTS[1], {"text": TEXTS[2]}], top_n=1)[1]["results"]
     best = int(np.argmax(expected))
     assert ranked == [{"index": best, "relevance_score": float(expected[best]), "document": {"text": TEXTS[1:][best]}}]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory, write_model):
+    """A cross-encoder whose texts have types of their own, and transformers' of the same files."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    path = write_model(tmp_path_factory.mktemp("bert"))
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    end = ("<|end|>", tokenizer.token_to_id("<|end|>"))
+    tokenizer.post_processor = TemplateProcessing(single="$A <|end|>", pair="$A <|end|> $B:1 <|end|>:1", special_tokens=[end])
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.BertConfig(vocab_size=tokenizer.get_vocab_size(), num_labels=1, **sizes)
+    torch.manual_seed(3)
+    model = transformers.BertForSequenceClassification(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    for file in path.iterdir():
+        file.unlink()
+    model.save_pretrained(path)
+    tokenizer.save(str(path / "tokenizer.json"))
+
+    def reference(first, second):
+        encoded = tokenizer.encode(first, second)
+        assert 0 < sum(encoded.type_ids) < len(encoded.ids)
+        with torch.no_grad():
+            return model(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.type_ids])).logits.sigmoid().item()
+
+    with contextlib.closing(AsyncEngine(path, device="cpu", dtype="float32")) as engine:
+        yield engine, reference
+
+
+def test_a_cross_encoder_whose_texts_have_types(bert):
+    engine, reference = bert
+    status, made = post(engine, "/score", text_1=TEXTS[0], text_2=TEXTS)
+    assert status == 200, made
+    expected = [reference(TEXTS[0], text) for text in TEXTS]
+    assert np.allclose([item["score"] for item in made["data"]], expected, rtol=0, atol=1e-6) and np.ptp(expected) > 1e-3
+    results = post(engine, "/v1/rerank", query=TEXTS[1], documents=TEXTS)[1]["results"]
+    ranked = {result["index"]: result["relevance_score"] for result in results}
+    assert np.allclose([ranked[i] for i in range(3)], [reference(TEXTS[1], text) for text in TEXTS], rtol=0, atol=1e-6)
 
 
 def test_embeddings_score_by_their_cosine(engine):
