@@ -234,23 +234,23 @@ class ScoreRequest(Request):
     def score(self) -> ScoreOutput:
         """The output."""
         ids = NO_IDS if self.prompt.ids is None else self.prompt.ids
-        values, ranks, top = NO_FLOATS, NO_IDS, None
+        values, ranks, rows = NO_FLOATS, NO_IDS, None
         if self._prompt_logprobs is not None:
             values = np.frombuffer(self._prompt_logprobs[0], np.float32)
             ranks = np.frombuffer(self._prompt_logprobs[1], np.int32)
-            if self.params.logprobs:
-                best = top_arrays(self._prompt_top, len(values))
-                top = view(ids[self.start :], values, ranks, best, self.context, True)
+            best = top_arrays(self._prompt_top, len(values))
+            rows = view(ids[self.start :], values, ranks, best, self.context, True)
         return ScoreOutput(
             index=self.index,
             token_ids_array=ids,
             start=self.start,
             token_logprobs=values,
             ranks=ranks,
-            top=top,
+            top=rows if self.params.logprobs else None,
             num_cached_tokens=self.num_cached_tokens,
             weight_version=self.version,
             error=self.error,
+            _logprobs=rows,
         )
 
 

@@ -99,6 +99,10 @@ class Logprobs(Sequence["Entry | None"]):
         """int32 [T, k + 1]."""
         return self._joined()[2]
 
+    def text(self, token: int) -> str | None:
+        """A token's own text, or None where texts are not known; a pickled view knows those of its own tokens."""
+        return self._decode(token) if self._decode else None
+
     def followed_by(self, other: Logprobs) -> Logprobs:
         """These tokens, then the other's, which have as many alternatives."""
         import numpy as np
@@ -134,7 +138,7 @@ class Logprobs(Sequence["Entry | None"]):
         row: dict[int, Logprob] = {}
         for token, value, rank in zip(ids, values, ranks, strict=True):
             if token != self._vocab_size and token not in row:
-                row[token] = Logprob(value, rank, self._decode(token) if self._decode else None)
+                row[token] = Logprob(value, rank, self.text(token))
         return MappingProxyType(row)
 
     def __eq__(self, other: object) -> bool:
@@ -148,7 +152,7 @@ class Logprobs(Sequence["Entry | None"]):
         return f"Logprobs({len(self)} tokens, {self.ids.shape[1] - 1} alternatives)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        texts = {token: self._decode(token) for token in set(self.ids.ravel().tolist())} if self._decode else None
+        texts = {token: self.text(token) for token in set(self.ids.ravel().tolist())} if self._decode else None
         return _restore, (self.ids, self.values, self.ranks, self._vocab_size, texts)
 
 

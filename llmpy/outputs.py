@@ -349,6 +349,7 @@ class ScoreOutput:
     weight_version: int | str = 0
     error: LlmpyError | None = None
     sampled: None = None
+    _logprobs: Logprobs | None = None  # of the scored tokens, with `top` if that was asked for
 
     @property
     def token_ids(self) -> list[int]:
@@ -368,15 +369,24 @@ class ScoreOutput:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name[0] != "_"}
         values["token_ids"] = values.pop("token_ids_array")
         values |= {"sum_logprob": self.sum_logprob, "perplexity": self.perplexity}
         return {name: to_plain(value) for name, value in values.items()}
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """What is pickled: texts of tokens with `top` alone, since they are more than all the rest."""
+        return None, {item.name: getattr(self, item.name) for item in fields(self)} | {"_logprobs": self.top}
 
     def __repr__(self) -> str:
         from .notebook.lines import score_line
 
         return score_line(self)
+
+    def _repr_html_(self) -> str:
+        from .notebook.view import score_html
+
+        return score_html(self)
 
 
 class Chunk(str):

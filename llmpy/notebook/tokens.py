@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..logprobs import Logprob
-    from ..outputs import CompletionOutput
+    from ..logprobs import Entry, Logprob
 
 CARD_ROWS = 10
 STYLE = """<style>
@@ -34,17 +33,24 @@ def tint(logprob: float) -> str:
     return f"background:rgba(220,60,40,{doubt * 0.55:.2f})"
 
 
-def tokens_html(sample: CompletionOutput) -> str:
-    """The sample's tokens, each with its card; its plain text where there are no logprobs or no texts of tokens."""
+def tokens_html(rows: Iterable[Entry | None] | None, text: str, before: str = "") -> str:
+    """Tokens, each with its card.
+
+    Args:
+        rows: Their logprobs, or None.
+        text: Stands instead of them where there are no logprobs or no texts of tokens.
+        before: Stands dimmed before them.
+    """
     shown: list[str] = []
-    for row in sample.logprobs or ():
+    for row in rows or ():
         token, entry = next(iter((row or {}).items()))
         if entry.decoded_token is None:
-            return escape(sample.text)
+            return escape(text)
         card = f'<span class="llmpy-card" hidden>{_card(row or {}, token)}</span>'
         style = tint(entry.logprob)
         shown.append(f'<span class="llmpy-token" tabindex="0" style="{style}">{card}{escape(entry.decoded_token)}</span>')
-    return f'{STYLE}<div class="llmpy-tokens">{"".join(shown)}{HINT}</div>' if shown else escape(sample.text)
+    dim = f'<span style="opacity:.6">{escape(before)}</span>' if before else ""
+    return f'{STYLE}<div class="llmpy-tokens">{dim}{"".join(shown)}{HINT}</div>' if shown else escape(text)
 
 
 def _card(row: Mapping[int, Logprob], token: int) -> str:

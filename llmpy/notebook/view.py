@@ -7,12 +7,12 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from .charts import shares_svg
-from .lines import llm_line, reason, size
+from .lines import llm_line, reason, score_line, size
 from .tokens import tokens_html
 
 if TYPE_CHECKING:
     from .._engine_base import EngineBase
-    from ..outputs import CompletionOutput, EngineStats, RequestOutput, RequestOutputs
+    from ..outputs import CompletionOutput, EngineStats, RequestOutput, RequestOutputs, ScoreOutput
 
 TABLE_ROWS = 50
 CELL_CHARS = 300
@@ -27,7 +27,7 @@ def _pre(content: str) -> str:
 def completion_html(sample: CompletionOutput) -> str:
     """One sample with its text."""
     note = f"sample {sample.index}, {len(sample.token_ids_array)} tokens, {sample.finish_reason or 'running'}"
-    return f"<div><small>{escape(note)}</small>{_pre(tokens_html(sample))}</div>"
+    return f"<div><small>{escape(note)}</small>{_pre(tokens_html(sample.logprobs, sample.text))}</div>"
 
 
 def request_html(output: RequestOutput) -> str:
@@ -40,8 +40,18 @@ def request_html(output: RequestOutput) -> str:
         notes.append(f"{1 / time:.1f} tokens/s")
     prompt = f'<div style="opacity:.6">{_pre(escape(output.prompt))}</div>' if output.prompt else ""
     error = f"<div><b>{escape(str(output.error))}</b></div>" if output.error else ""
-    samples = "".join(map(_pre, map(tokens_html, output.outputs)))
+    samples = "".join(_pre(tokens_html(sample.logprobs, sample.text)) for sample in output.outputs)
     return f"<div><small>{escape(', '.join(notes))}</small>{prompt}{error}{samples}</div>"
+
+
+def score_html(output: ScoreOutput) -> str:
+    """A scored sequence: what came before dimmed, each scored token tinted."""
+    note = f"<small>{escape(score_line(output))}</small>"
+    rows = output._logprobs
+    if rows is None:
+        return f"<div>{note}</div>"
+    before = "".join(rows.text(token) or "" for token in output.token_ids[: output.start])
+    return f"<div>{note}{_pre(tokens_html(rows, '', before))}</div>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -3,6 +3,8 @@
 import html.parser
 import io
 import math
+import pickle
+import re
 import sys
 import types
 
@@ -104,6 +106,33 @@ def test_html_tints_tokens_by_logprob(fake_llm):
     assert "tokens/s" in checked.text and "length" in checked.text
     plain = Check(fake_llm().generate("hello", max_tokens=6)[0]._repr_html_())
     assert not any(attributes.get("class") for _, attributes in plain.tags)
+
+
+def tokens_of(checked):
+    return [attributes["style"] for tag, attributes in checked.tags if attributes.get("class") == "llmpy-token"]
+
+
+def test_html_of_scores(fake_llm):
+    llm = fake_llm()
+    out = llm.score("ab", "hello")[0]
+    checked = Check(out._repr_html_())
+    assert repr(out) in checked.text and len(tokens_of(checked)) == len(out.token_logprobs) == 4 and not checked.open
+    assert re.search(r"ab.*rank \d+\nhe.*\nl.*\nl.*\no", checked.text, re.DOTALL)
+    for token, logprob, rank in zip(out.token_ids[out.start :], out.token_logprobs, out.ranks, strict=True):
+        assert f"id {token}, logprob {logprob:.3f}, rank {rank}\n" in checked.text
+    best = Check(llm.score("ab", "hello", logprobs=2)[0]._repr_html_())
+    assert best.text.count(" %") >= 8 and " %" not in checked.text
+    failed = llm.score([[400, 401]], on_error="return")[0]
+    assert str(failed.error) in Check(failed._repr_html_()).text and failed._logprobs is None
+
+
+def test_pickled_scores_are_arrays_unless_alternatives_were_asked_for(fake_llm):
+    llm = fake_llm()
+    for logprobs in (0, 2):
+        out = llm.score("ab", "hello", logprobs=logprobs)[0]
+        copy = pickle.loads(pickle.dumps(out))
+        assert copy.to_dict() == out.to_dict() and repr(copy) == repr(out)
+        assert len(tokens_of(Check(copy._repr_html_()))) == (4 if logprobs else 0)
 
 
 def test_table_is_bounded(fake_llm):
