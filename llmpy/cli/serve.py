@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import ConfigError
 from .common import model_path
 from .engine_options import engine_options
+from .tls import tls_options
 
 MAX_QUEUED = 2048
 FILES = 128
@@ -32,6 +33,7 @@ def run(chosen: Namespace) -> int:
     if chosen.control and chosen.host not in LOOPBACK and not control_keys:
         message = f"--control on {chosen.host}: wanted keys of its own, have none; --control-key-file"
         raise ConfigError(message, option="control")
+    tls = tls_options(chosen)
     try:
         import uvicorn
 
@@ -67,6 +69,7 @@ def run(chosen: Namespace) -> int:
         salt_by_key=chosen.salt_by_key,
         control=chosen.control,
         control_keys=control_keys,
+        metrics_compat=chosen.metrics_compat,
         reject_when_asleep=chosen.reject_when_asleep,
         on_drain=end,
     )
@@ -79,6 +82,7 @@ def run(chosen: Namespace) -> int:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=int(chosen.shutdown_timeout) + 1,
+        **tls,
     )
     server = uvicorn.Server(config)
     with contextlib.ExitStack() as stack:
@@ -138,7 +142,8 @@ async def _serve(server: Any, chosen: Namespace) -> None:
         await asyncio.sleep(0.01)
     if server.started:
         port = server.servers[0].sockets[0].getsockname()[1]
-        print(f"http://{chosen.host}:{port}/v1", file=sys.stderr, flush=True)
+        scheme = "https" if chosen.ssl_certfile else "http"
+        print(f"{scheme}://{chosen.host}:{port}/v1", file=sys.stderr, flush=True)
     await task
 
 

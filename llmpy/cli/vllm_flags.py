@@ -33,6 +33,4 @@ MEANINGS = {
     "--guided-decoding-backend": "there is one; leave it out",
     "--structured-outputs-config": "there is one backend; leave it out",
     "--uds": "it listens on --host and --port",
-    "--ssl-keyfile": "TLS is for a proxy in front of it",
-    "--ssl-certfile": "TLS is for a proxy in front of it",
 }

@@ -16,10 +16,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from ..outputs import EngineStats, Histogram
-from .service import Service
+from .service import METRICS, Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIXES = ("llmpy:", "vllm:")
 GAUGES = (
     ("num_requests_running", "Samples that run.", "num_running"),
     ("num_requests_waiting", "Samples that wait.", "num_waiting"),
@@ -122,11 +121,11 @@ def _families(version: object, block_size: int, num_blocks: int, bounds: Bounds)
 
 
 @lru_cache(maxsize=8)
-def _template(model: str, *layout: Any) -> str:
+def _template(prefixes: tuple[str, ...], model: str, *layout: Any) -> str:
     """The text, with %s for each value."""
     common = {"model_name": model, "engine": "0"}
     lines: list[str] = []
-    for prefix in PREFIXES:
+    for prefix in prefixes:
         for family in _families(*layout):
             shown = prefix + family.name
             titled = shown + ("_total" if family.kind == "counter" else "")
@@ -143,12 +142,12 @@ def _labels(labels: Mapping[str, object]) -> Iterator[str]:
 
 def text(service: Service) -> str:
     """Everything that is counted, in Prometheus' text format."""
-    engine = service.engine
+    engine, prefixes = service.engine, METRICS[service.options.metrics_compat]
     stats, histograms = engine.stats(), engine.histograms()
     bounds = tuple((name, histogram.bounds) for name, histogram in histograms.items())
     layout = engine.weight_version, engine.config.block_size, stats.kv_blocks_total, bounds
     values = list(chain.from_iterable(family.values(stats, histograms) for family in _families(*layout)))
-    return _template(service.names[0], *layout) % tuple(values * len(PREFIXES))
+    return _template(prefixes, service.names[0], *layout) % tuple(values * len(prefixes))
 
 
 async def metrics(service: Service, request: Request) -> ASGIApp:

@@ -29,6 +29,8 @@ from .transfer import Transfer
 Result = TypeVar("Result")
 Known = TypeVar("Known")
 
+METRICS = {"vllm": ("llmpy:", "vllm:"), "none": ("llmpy:",)}
+"""Prefixes of every series of /metrics, by `metrics_compat`."""
 THREAD_CHARS = 8192  # longer conversations are rendered and tokenised beside the event loop
 
 
@@ -51,6 +53,7 @@ class Options:
         salt_by_key: Requests of unlike keys share no cached block.
         control: Paths that pause, put to sleep and update the engine exist.
         control_keys: Any of them opens those paths; () = they are for clients of this machine alone.
+        metrics_compat: "vllm" also exports every series under vLLM's prefix, "none" does not.
         reject_when_asleep: Requests are refused while the engine sleeps; else they wait.
         on_drain: Called by /drain: ends the server.
     """
@@ -69,6 +72,7 @@ class Options:
     salt_by_key: bool = False
     control: bool = False
     control_keys: tuple[str, ...] = ()
+    metrics_compat: str = "vllm"
     reject_when_asleep: bool = False
     on_drain: Callable[[], None] | None = None
 
@@ -126,10 +130,11 @@ class Service:
         return self._speed.seconds(stats.num_waiting, sum(stats.finished.values()), time.monotonic())
 
     def __post_init__(self) -> None:
-        for option, known in (("tool_call_parser", FORMATS), ("reasoning_parser", REASONING)):
+        parsers = {"tool_call_parser": ("auto", "none", *FORMATS), "reasoning_parser": ("auto", "none", *REASONING)}
+        for option, known in {**parsers, "metrics_compat": METRICS}.items():
             name = getattr(self.options, option)
-            if name not in ("auto", "none", *known):
-                message = f"{option}: wanted auto, none or one of {', '.join(known)}, have {name!r}"
+            if name not in known:
+                message = f"{option}: wanted one of {', '.join(known)}, have {name!r}"
                 raise ConfigError(message, option=option, value=name)
 
     @property

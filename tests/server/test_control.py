@@ -93,6 +93,25 @@ def test_a_training_loop(trainer, whole, tmp_path):
     assert trainer.get("/weight_info").json()["weight_version"] == "same"
 
 
+def test_a_reset_shows_what_an_update_brings(trainer, whole, tmp_path):
+    before = call(trainer, "/weight_checker", action="checksum")["checksums"]
+    assert call(trainer, "/weight_checker", action="reset") == {"status": "reset"}
+    assert trainer.get("/weight_info").json()["weight_version"] == "reset"
+    unlike = call(trainer, "/weight_checker", action="compare", baseline=before)
+    assert unlike == {"match": False, "mismatches": sorted(before)}
+    assert call(trainer, "/v1/completions", **ASK)["usage"]["completion_tokens"] == 4  # they can be computed with
+    left_out = sorted(whole)[0]
+    save_file({name: tensor for name, tensor in whole.items() if name != left_out}, tmp_path / "model.safetensors")
+    call(trainer, "/start_weight_update", partial=True)
+    call(trainer, "/update_weights", weight_dir=str(tmp_path))
+    call(trainer, "/finish_weight_update")
+    assert call(trainer, "/weight_checker", action="compare", baseline=before)["mismatches"] == [left_out]
+    save_file(whole, tmp_path / "model.safetensors")
+    call(trainer, "/update_weights", weight_dir=str(tmp_path))
+    assert call(trainer, "/weight_checker", action="compare", baseline=before)["match"]
+    assert "checksum, compare or reset" in trainer.post("/weight_checker", json={"action": "wipe"}).json()["error"]["message"]
+
+
 def test_updates_that_do_not_fit(trainer, whole, tmp_path):
     call(trainer, "/init_weight_transfer_engine", init_info={})  # no group: an earlier one ends
     for body, why in (

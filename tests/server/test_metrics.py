@@ -1,5 +1,6 @@
 """Metrics: Prometheus' own parser reads them, routers find their gauges, counters count."""
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 ROUTERS = ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:cache_config_info")
@@ -29,6 +30,28 @@ def test_counters_count(client):
     info = families["vllm:cache_config_info"].samples[0]
     assert info.value == 1 and info.labels["block_size"] == "16" and int(info.labels["num_gpu_blocks"]) > 0
     assert {sample.labels["model_name"] for family in families.values() for sample in family.samples} == {"tiny"}
+
+
+GAUGES = "num_requests_waiting num_requests_running kv_cache_usage_perc cache_config_info num_requests_waiting_by_reason"
+GAUGES += " engine_sleep_state weight_version_info"
+COUNTERS = "prompt_tokens prompt_tokens_cached generation_tokens request_success num_preemptions prefix_cache_queries"
+COUNTERS += " prefix_cache_hits corrupted_requests request_errors"
+HISTOGRAMS = "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds"
+HISTOGRAMS += " e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds"
+HISTOGRAMS += " request_inference_time_seconds iteration_tokens_total request_prompt_tokens request_generation_tokens"
+HISTOGRAMS += " request_params_n request_params_max_tokens"
+
+
+def test_every_series_is_there(client, serve):
+    """And none of what the engine has not: adapters, speculation."""
+    families, _ = read(client)
+    kinds = {"gauge": GAUGES, "counter": COUNTERS, "histogram": HISTOGRAMS}
+    expected = {name: kind for kind, names in kinds.items() for name in names.split()}
+    for prefix in ("llmpy:", "vllm:"):
+        found = {name.removeprefix(prefix): family.type for name, family in families.items() if name.startswith(prefix)}
+        assert found == expected
+    with httpx.Client(base_url=serve(metrics_compat="none").url) as plain:
+        assert read(plain)[0].keys() == {name for name in families if name.startswith("llmpy:")}
 
 
 def test_buckets_add_up(client):
