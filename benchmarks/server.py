@@ -3,10 +3,12 @@
     python benchmarks/server.py overhead [--plain] [--runs 400]
     python benchmarks/server.py stream [--plain] [--clients 64] [--tokens 256] [--rounds 5]
     python benchmarks/server.py memory [--requests 100000]
+    python benchmarks/server.py batch [--requests 500000]
 
 - overhead: the first token of one request at a time, over HTTP and of AsyncEngine, in turns in one process on one engine.
 - stream: tokens a second that one server process streams to many clients of another process, one frame a token.
 - memory: resident memory, open files and requests in flight of a server process every 10,000 requests.
+- batch: most resident memory of `llmpy run-batch` over 20,000 requests, over as many as given, and where all are answered.
 
 --plain leaves out uvloop and httptools.
 """
@@ -58,12 +60,17 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
+def engine_words() -> list[str]:
+    """The engine's options as words of a command line."""
+    return [part for name, value in ENGINE.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
 @contextlib.contextmanager
 def server(*options: str) -> Iterator[tuple[str, int]]:
     """A server process; its URL and process id."""
     with tempfile.TemporaryDirectory() as folder:
-        engine = [part for name, value in ENGINE.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-        words = [sys.executable, "-m", "llmpy", "serve", str(write_model(Path(folder))), "--port", "0", *engine, *options]
+        model = str(write_model(Path(folder)))
+        words = [sys.executable, "-m", "llmpy", "serve", model, "--port", "0", *engine_words(), *options]
         log = Path(folder, "log")
         with log.open("w") as file:
             process = subprocess.Popen(words, stderr=file)
@@ -228,6 +235,31 @@ def memory(given: Namespace) -> None:
         asyncio.run(run(url, pid))
 
 
+def batch(given: Namespace) -> None:
+    """Memory of `run-batch` at a short and at a long file, and where all is done already."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        requests, answers, model = folder / "requests.jsonl", folder / "answers.jsonl", str(write_model(folder))
+        words = [sys.executable, "-m", "llmpy", "run-batch", "-i", str(requests), "-o", str(answers), *engine_words(), model]
+        for count, what in ((20_000, "answered"), (given.requests, "answered"), (given.requests, "passed over")):
+            if what == "answered":
+                answers.unlink(missing_ok=True)
+                _write_requests(requests, count)
+            begin = time.perf_counter()
+            process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+            _, status, used = os.wait4(process.pid, 0)
+            assert status == 0
+            seconds = time.perf_counter() - begin
+            print(f"{count:7d} requests {what}, {seconds:5.0f} s: {used.ru_maxrss / 1024:.1f} MiB at most", flush=True)
+
+
+def _write_requests(path: Path, count: int) -> None:
+    with path.open("w") as file:
+        for i in range(count):
+            body = {"prompt": [1 + i % 500, 2, 3], "max_tokens": 1}
+            file.write(json.dumps({"custom_id": f"request-{i}", "url": "/v1/completions", "body": body}) + "\n")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -235,6 +267,7 @@ if __name__ == "__main__":
         overhead: {"runs": 400},
         stream: {"clients": 64, "tokens": 256, "rounds": 5},
         memory: {"clients": 64, "requests": 100_000},
+        batch: {"requests": 500_000},
     }.items():
         made = commands.add_parser(function.__name__)
         made.set_defaults(run=function)

@@ -6,10 +6,15 @@ import asyncio
 import contextlib
 import sys
 from argparse import Namespace
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .common import model_path
 from .engine_options import engine_options
+
+if TYPE_CHECKING:
+    from ..server.batch_files import Counts
 
 
 def run(chosen: Namespace) -> int:
@@ -18,22 +23,37 @@ def run(chosen: Namespace) -> int:
 
     from .. import AsyncEngine
     from ..server import build_app
-    from ..server.batch import WINDOW, done_ids, run_batch
+    from ..server.batch import run_batch
+    from ..server.batch_files import requests, unanswered
 
-    done = done_ids(Path(chosen.output))
-    if done:
-        print(f"{len(done)} answers are there already", file=sys.stderr)
-    window = chosen.window or WINDOW
     with contextlib.ExitStack() as stack:
-        lines = sys.stdin if chosen.input == "-" else stack.enter_context(open(chosen.input, encoding="utf-8"))
-        output = stack.enter_context(open(chosen.output, "a", encoding="utf-8"))
-        engine = stack.enter_context(contextlib.closing(AsyncEngine(model_path(chosen), **engine_options(chosen))))
-        bar = stack.enter_context(tqdm(unit=" requests", disable=None))
+        source = sys.stdin.buffer if chosen.input == "-" else stack.enter_context(open(chosen.input, "rb"))
+        done, lines = unanswered(requests(source), Path(chosen.output))
+        if done.answers:
+            print(f"{_told(done)}: there already", file=sys.stderr)
+        first = next(lines, None)
+        if first is not None:
+            output = stack.enter_context(open(chosen.output, "ab"))
+            engine = stack.enter_context(contextlib.closing(AsyncEngine(model_path(chosen), **engine_options(chosen))))
+            bar = stack.enter_context(tqdm(unit=" requests", initial=done.answers, total=_count(chosen.input), disable=None))
 
-        def tell(n: int, n_errors: int) -> None:
-            bar.update(n - bar.n)
-            bar.set_postfix(errors=n_errors)
+            def tell(counts: Counts) -> None:
+                bar.update(counts.answers - bar.n)
+                bar.set_postfix(errors=counts.errors, refresh=False)
 
-        n, n_errors = asyncio.run(run_batch(build_app(engine, served_model_name=()), lines, output, done, window, tell))
-    print(f"{n} requests answered, {n_errors} with an error", file=sys.stderr)
-    return int(n_errors > 0)
+            app = build_app(engine, served_model_name=tuple(chosen.served_model_name))
+            done = asyncio.run(run_batch(app, chain([first], lines), output, done, chosen.window, tell))
+    print(_told(done), file=sys.stderr)
+    return int(done.errors > 0)
+
+
+def _told(counts: Counts) -> str:
+    return f"{counts.answers:,} requests answered, {counts.errors:,} with an error"
+
+
+def _count(path: str) -> int | None:
+    """The requests of a file; None for standard input, which is read once."""
+    if path == "-":
+        return None
+    with open(path, "rb") as file:
+        return sum(not line.isspace() for line in file)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
-from .parser import Parser
+from .parser import Parser, count
 
 LEFT_OUT = ("model", "hf_token")
 """One is a word of its own, the other comes from the environment: arguments can be read by everybody on the machine."""
@@ -78,8 +78,9 @@ def _batch(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s -i FILE -o FILE [options] [MODEL]"
     add_model(parser)
     parser.add_argument("-i", "--input", required=True, metavar="FILE", help="requests, one JSON object per line; - = stdin")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="answers; those in it are not asked again")
-    parser.add_argument("--window", type=int, metavar="N", help="most requests in flight (default 512)")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="answers in this order; goes on where it ends")
+    parser.add_argument("--served-model-name", nargs="+", default=(), metavar="NAME", help="names that requests may use")
+    parser.add_argument("--window", type=count, default=512, metavar="N", help="most requests in flight (default 512)")
 
 
 def add_engine_options(parser: Parser) -> None:

@@ -77,6 +77,13 @@ class Parser(argparse.ArgumentParser):
         return [f"{flag}={','.join(map(str, value)) if isinstance(value, list) else value}"]
 
 
+def count(word: str) -> int:
+    """A number of 1 or more."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"wanted a number of 1 or more, have {word!r}")
+    return int(word)
+
+
 def meaning(name: str) -> str:
     """What to say of an option of vLLM's server that is none of ours."""
     from .vllm_flags import MEANINGS

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, TextIO
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 import msgspec
 from starlette.types import ASGIApp, Message
 
-WINDOW = 512
-"""Requests in flight, by default."""
+from ..errors import RequestFailedError
+from .batch_files import ENDING, Counts, Line
+
+AHEAD = 8
+"""Answers that wait for an earlier one, so that they are written in order: at most so many windows with those in flight."""
+FULL_QUEUE_S = 0.1
+"""Before a request that met a full queue comes again."""
 PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
@@ -26,7 +29,32 @@ PATHS = (
 )
 
 
-async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, Any]:
+class _Request(msgspec.Struct):
+    """A line of the input. What is wrong with its fields is told under its own name."""
+
+    custom_id: Any = None
+    url: Any = None
+    body: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Response(msgspec.Struct):
+    """What the server said."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Answer(msgspec.Struct):
+    """A line of the output; its id comes first, its error last (batch_files.py)."""
+
+    id: str
+    custom_id: Any
+    response: _Response | None
+    error: dict[str, str] | None
+
+
+async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
     """Status and content of a POST to an application in this process."""
     sent = [{"type": "http.request", "body": body, "more_body": False}]
     status, parts = 0, []
@@ -60,89 +88,94 @@ async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, Any]:
         await app(scope, receive, send)
     finally:
         ended.set()
-    return status, msgspec.json.decode(b"".join(parts))
+    return status, b"".join(parts)
 
 
-def done_ids(path: Path) -> set[str]:
-    """The requests that an output file has answers to. A last line that was cut off is removed."""
-    if not path.exists():
-        return set()
-    done, end = set(), 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                done.add(str(json.loads(line)["custom_id"]))
-            except (ValueError, KeyError, TypeError):
-                break
-            end += len(line)
-    with path.open("rb+") as file:
-        file.truncate(end)
-    return done
+def _refusal(line: Line, custom_id: Any, message: str) -> bytes:
+    """The answer to what is no request."""
+    return _line(_Answer(line.id, custom_id, None, {"code": "invalid_request", "message": message}))
 
 
-def requests(lines: Iterable[str], done: set[str]) -> Iterator[dict[str, Any]]:
-    """The requests of an input file that have no answer yet; `problem` says what is wrong with one."""
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError:
-            item = None
-        if not isinstance(item, dict):
-            item = {"problem": f"line {number} is not a JSON object"}
-        item.setdefault("custom_id", f"line-{number}")
-        if item.get("url") not in PATHS:
-            item.setdefault("problem", f"url: wanted one of {', '.join(PATHS)}, have {str(item.get('url'))[:60]!r}")
-        if str(item["custom_id"]) not in done:
-            yield item
+def _line(made: _Answer) -> bytes:
+    return msgspec.json.encode(made) + b"\n"
 
 
-async def answer(app: ASGIApp, item: dict[str, Any]) -> dict[str, Any]:
-    """The line of an answer."""
-    made: dict[str, Any] = {"id": f"batch_req_{secrets.token_hex(8)}", "custom_id": item["custom_id"]}
-    if "problem" in item:
-        return {**made, "response": None, "error": {"code": "invalid_request", "message": item["problem"]}}
-    body = {**(item.get("body") or {}), "stream": False}
-    status, content = await call(app, item["url"], msgspec.json.encode(body))
-    response = {"status_code": status, "request_id": made["id"], "body": content}
-    error = None if status == 200 else {"code": str(status), "message": content["error"]["message"]}
-    return {**made, "response": response, "error": error}
+async def answer(app: ASGIApp, line: Line) -> bytes:
+    """The line of an answer.
+
+    Raises:
+        RequestFailedError: The engine has died.
+    """
+    name: Any = f"line-{line.number}"
+    try:
+        request = msgspec.json.decode(line.text, type=_Request)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _refusal(line, name, f"line {line.number} is not a JSON object")
+    name = name if request.custom_id is None else request.custom_id
+    if request.url not in PATHS:
+        return _refusal(line, name, f"url: wanted one of {', '.join(PATHS)}, have {str(request.url)[:60]!r}")
+    try:
+        body = msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _refusal(line, name, f"line {line.number}: body: wanted a JSON object")
+    body["stream"] = msgspec.Raw(b"false")
+    status, content = await call(app, request.url, msgspec.json.encode(body))
+    while status == 429:
+        await asyncio.sleep(FULL_QUEUE_S)
+        status, content = await call(app, request.url, msgspec.json.encode(body))
+    error = None if status == 200 else {"code": str(status), "message": msgspec.json.decode(content)["error"]["message"]}
+    if status == 503 and error is not None:
+        raise RequestFailedError(f"line {line.number}: {error['message']}; run again, it goes on there")
+    return _line(_Answer(line.id, name, _Response(status, line.id, msgspec.Raw(content)), error))
 
 
 async def run_batch(
-    app: ASGIApp, lines: Iterable[str], output: TextIO, done: set[str], window: int, tell: Callable[[int, int], None]
-) -> tuple[int, int]:
-    """Answers all lines.
+    app: ASGIApp, lines: Iterator[Line], output: BinaryIO, done: Counts, window: int, tell: Callable[[Counts], None]
+) -> Counts:
+    """Answers all lines, in their order.
 
     Args:
         app: The server's application.
-        lines: Of the input, read as they are needed.
-        output: Where answers go, one line each, in the order in which they come.
-        done: Requests to pass over.
-        window: Most requests in flight.
-        tell: Called with the counts of answers and of errors among them.
+        lines: Requests, read as they are needed.
+        output: Where answers go, one line each.
+        done: Answers that it holds already.
+        window: Most requests in flight, at least 1.
+        tell: Called with the counts after each answer.
 
     Returns:
-        The counts.
+        The counts, those from before among them.
+
+    Raises:
+        RequestFailedError: The engine has died. What came before is written.
     """
-    pending: set[asyncio.Task[dict[str, Any]]] = set()
-    n = n_errors = 0
+    room = asyncio.Semaphore(window)
+    pending: deque[asyncio.Task[bytes]] = deque()
 
-    async def settle() -> None:
-        nonlocal n, n_errors, pending
-        finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for task in finished:
-            made = task.result()
-            n, n_errors = n + 1, n_errors + (made["error"] is not None)
-            output.write(json.dumps(made, ensure_ascii=False) + "\n")
+    async def one(line: Line) -> bytes:
+        try:
+            return await answer(app, line)
+        finally:
+            room.release()
+
+    async def write() -> None:
+        nonlocal done
+        made = await pending[0]
+        pending.popleft()
+        output.write(made)
         output.flush()
-        tell(n, n_errors)
+        done = Counts(done.answers + 1, done.errors + (not made.endswith(ENDING)))
+        tell(done)
 
-    for item in requests(lines, done):
-        pending.add(asyncio.create_task(answer(app, item)))
-        if len(pending) >= window:
-            await settle()
-    while pending:
-        await settle()
-    return n, n_errors
+    try:
+        for line in lines:
+            while pending and (pending[0].done() or len(pending) >= window * AHEAD):
+                await write()
+            await room.acquire()
+            pending.append(asyncio.create_task(one(line)))
+        while pending:
+            await write()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+    return done

@@ -1,73 +1,176 @@
-"""Batch files: every line has its answer, once, also after an interruption."""
+"""Batch files: every line has its answer, once and in order, also after an interruption, in memory that does not grow."""
 
 import asyncio
 import io
 import json
+import tracemalloc
 
+import pytest
+
+from llmpy.errors import ConfigError, RequestFailedError
 from llmpy.server import build_app
-from llmpy.server.batch import done_ids, run_batch
+from llmpy.server.batch import AHEAD, run_batch
+from llmpy.server.batch_files import Counts, requests, unanswered
+from llmpy.server.errors import answer
 
 
 def line(i, **body):
     request = {"model": "tiny", "prompt": "hello", "max_tokens": 3, "seed": i, "ignore_eos": True, **body}
-    return json.dumps({"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": request}) + "\n"
+    made = {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": request}
+    return json.dumps(made).encode() + b"\n"
 
 
-def run(engine, lines, done=(), window=4):
-    output, told = io.StringIO(), []
-    app = build_app(engine, served_model_name=("tiny",))
-    counts = asyncio.run(run_batch(app, lines, output, set(done), window, lambda *n: told.append(n)))
+NONE = Counts()
+
+
+def run(app, lines, output, done=NONE, window=4, tell=lambda counts: None):
+    return asyncio.run(run_batch(app, lines, output, done, window, tell))
+
+
+def answers(engine, texts):
+    output, told = io.BytesIO(), []
+    counts = run(build_app(engine, served_model_name=("tiny",)), requests(texts), output, tell=told.append)
     made = [json.loads(text) for text in output.getvalue().splitlines()]
     assert told[-1] == counts == (len(made), sum(item["error"] is not None for item in made))
-    return {item["custom_id"]: item for item in made}
+    assert len({item["id"] for item in made}) == len(made)
+    return made
 
 
-def test_every_line_is_answered(engine):
-    lines = [*map(line, range(9)), "\n", "no json\n", '{"custom_id": "x", "url": "/v1/audio"}\n', line(9, temperature=5)]
-    made = run(engine, lines)
-    assert len(made) == 12
-    for i in range(9):
-        body = made[f"r{i}"]["response"]["body"]
-        assert body["usage"]["completion_tokens"] == 3 and made[f"r{i}"]["error"] is None
-    assert made["r9"]["response"]["status_code"] == 400 and "temperature" in made["r9"]["error"]["message"]
-    assert made["line-11"]["response"] is None and "line 11" in made["line-11"]["error"]["message"]
-    assert "url" in made["x"]["error"]["message"]
+class Stub:
+    """A server that answers with the request's body.
+
+    Args:
+        statuses: Of the answers to come, the last of them first; then 200.
+        delay: Awaited with a body before its answer.
+    """
+
+    def __init__(self, statuses=(), delay=None):
+        self.statuses, self.delay = list(statuses), delay
+
+    async def __call__(self, scope, receive, send):
+        body = json.loads((await receive())["body"])
+        if self.delay is not None:
+            await self.delay(body)
+        status = self.statuses.pop() if self.statuses else 200
+        await answer({"error": {"message": f"status {status}"}} if status != 200 else body, status)(scope, receive, send)
+
+
+def test_every_line_is_answered_in_order(engine):
+    wrong = [b"no json\n", b'{"custom_id": "x", "url": "/v1/audio"}\n', b'{"custom_id": "y", "url": "/pooling", "body": 1}\n']
+    made = answers(engine, [*map(line, range(9)), b"\n", *wrong, line(9, temperature=5)])
+    assert [item["custom_id"] for item in made] == [*(f"r{i}" for i in range(9)), "line-11", "x", "y", "r9"]
+    for item in made[:9]:
+        assert item["response"]["body"]["usage"]["completion_tokens"] == 3 and item["error"] is None
+    assert made[9]["response"] is None and "line 11" in made[9]["error"]["message"]
+    assert "url" in made[10]["error"]["message"] and "body" in made[11]["error"]["message"]
+    assert made[12]["response"]["status_code"] == 400 and "temperature" in made[12]["error"]["message"]
 
 
 def test_chat_and_embeddings(engine):
     talk = {"custom_id": "c", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "hello"}]}}
-    made = run(engine, [json.dumps(talk), json.dumps({"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "hello"}})])
-    assert made["c"]["response"]["body"]["object"] == "chat.completion"
-    assert len(made["e"]["response"]["body"]["data"]) == 1
+    embed = {"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "hello"}}
+    made = answers(engine, [json.dumps(talk).encode(), json.dumps(embed).encode()])
+    assert made[0]["response"]["body"]["object"] == "chat.completion"
+    assert len(made[1]["response"]["body"]["data"]) == 1
 
 
 def test_responses_and_scores(engine):
     asked = {"custom_id": "r", "url": "/v1/responses", "body": {"input": "hello", "max_output_tokens": 3}}
     pairs = {"custom_id": "s", "url": "/v1/score", "body": {"text_1": "hello", "text_2": ["hello", "you"]}}
-    made = run(engine, [json.dumps(asked), json.dumps(pairs)])
-    assert made["r"]["response"]["body"]["object"] == "response"
-    assert abs(made["s"]["response"]["body"]["data"][0]["score"] - 1) < 1e-5
+    made = answers(engine, [json.dumps(asked).encode(), json.dumps(pairs).encode()])
+    assert made[0]["response"]["body"]["object"] == "response"
+    assert abs(made[1]["response"]["body"]["data"][0]["score"] - 1) < 1e-5
 
 
-def test_it_goes_on_where_it_stopped(engine, tmp_path):
+def finished(path, texts):
+    """Answers what the file lacks."""
+    done, left = unanswered(requests(texts), path)
+    with path.open("ab") as output:
+        return done, run(Stub(), left, output, done)
+
+
+def test_it_goes_on_where_it_stopped(tmp_path):
+    path, texts = tmp_path / "out.jsonl", [*map(line, range(4)), b"\n", b"no json\n", *map(line, range(6, 12))]
+    assert finished(path, texts) == ((0, 0), (11, 1))
+    whole = path.read_bytes()
+    assert finished(path, texts) == ((11, 1), (11, 1)) and path.read_bytes() == whole
+    for end in range(0, len(whole), 7):  # wherever the power went
+        path.write_bytes(whole[:end])
+        n = whole[:end].count(b"\n")
+        assert finished(path, texts) == ((n, int(n > 4)), (11, 1)) and path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("texts", "place"),
+    [
+        ([line(0), line(5), line(2)], "line 2: it does not answer line 2 of the input"),  # one other id
+        ([line(0), line(1, top_k=3), line(2)], "line 2: it does not answer line 2"),  # the same ids, another body
+        ([line(0), b"\n", line(1), line(2)], "line 2: it does not answer line 3"),
+        ([line(0), line(1)], "line 3: the input ends before it"),
+    ],
+)
+def test_another_input_is_noticed(tmp_path, texts, place):
     path = tmp_path / "out.jsonl"
-    path.write_text('{"custom_id": "r0"}\n{"custom_id": "r2"}\n{"custom_id": "r1", "resp')
-    done = done_ids(path)
-    assert done == {"r0", "r2"} and path.read_text() == '{"custom_id": "r0"}\n{"custom_id": "r2"}\n'
-    assert run(engine, map(line, range(4)), done).keys() == {"r1", "r3"}
-    assert done_ids(tmp_path / "none") == set()
+    finished(path, list(map(line, range(3))))
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=place):
+        unanswered(requests(texts), path)
+    assert path.read_bytes() == before
 
 
-def test_lines_are_read_as_they_are_needed(engine):
-    read = []
+def test_a_file_of_something_else_stays_as_it_is(tmp_path):
+    for content in (b"dear diary", b'{"a": 1}\n{"b": 2}\n'):
+        path = tmp_path / "diary"
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match="line 1"):
+            unanswered(requests(map(line, range(3))), path)
+        assert path.read_bytes() == content
+
+
+def test_a_full_queue_is_waited_for_and_a_dead_engine_ends_the_run(tmp_path):
+    path, texts = tmp_path / "out.jsonl", list(map(line, range(3)))
+    with path.open("ab") as output:
+        assert run(Stub([429, 429]), requests(texts), output, window=1) == (3, 0)
+    with path.open("wb") as output, pytest.raises(RequestFailedError, match="line 3: status 503; run again"):
+        run(Stub([503, 400, 200]), requests(texts), output, window=1)
+    assert unanswered(requests(texts), path)[0] == (2, 1)
+
+
+def test_lines_are_read_as_they_are_needed():
+    """A first answer that takes long lets others go ahead of it, but not without end; so many are held at most."""
+    window, read, written, may_end = 5, [], [], asyncio.Event()
 
     def lines():
-        for i in range(40):
+        for i in range(200):
             read.append(i)
             yield line(i)
 
-    output = io.StringIO()
-    ahead = []
-    app = build_app(engine, served_model_name=("tiny",))
-    asyncio.run(run_batch(app, lines(), output, set(), 5, lambda n, _: ahead.append(len(read) - n)))
-    assert len(read) == 40 and max(ahead) <= 5
+    async def delay(body):
+        if body["seed"] == 0:
+            await may_end.wait()
+        elif body["seed"] == window * AHEAD - 1:
+            assert not written and len(read) <= window * AHEAD + 1
+            may_end.set()
+
+    def tell(counts):
+        written.append(len(read) - counts.answers)
+
+    output = io.BytesIO()
+    counts = run(Stub(delay=delay), requests(lines()), output, window=window, tell=tell)
+    assert counts == (200, 0) and max(written) <= window * AHEAD
+    assert [json.loads(text)["custom_id"] for text in output.getvalue().splitlines()] == [f"r{i}" for i in range(200)]
+
+
+def peak(path, n):
+    """Most bytes that were in use while n requests were passed and as many answered."""
+    tracemalloc.start()
+    finished(path, map(line, range(n)))
+    finished(path, map(line, range(2 * n)))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    few, many = (peak(tmp_path / f"{n}.jsonl", n) for n in (200, 3000))
+    assert many < few + 64 * 1024  # a set of the ids alone would be 400 KiB more

@@ -1,0 +1,88 @@
+"""The two files of a batch: requests by their lines, and the answers there are already.
+
+Answers stand in the order of their requests, and each begins with a digest of its request's number and text. So what an
+interrupted run has done is told from the files alone, in the memory of one line, and another input is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from ..errors import ConfigError
+
+ENDING = b',"error":null}\n'
+"""Of an answer without an error."""
+
+
+class Line(NamedTuple):
+    """A request: its number in the file, from 1, and its JSON."""
+
+    number: int
+    text: bytes
+
+    @property
+    def id(self) -> str:
+        """The answer's id."""
+        return f"batch_req_{hashlib.blake2b(b'%d %s' % self, digest_size=12).hexdigest()}"
+
+    @property
+    def beginning(self) -> bytes:
+        """What its answer's line begins with."""
+        return f'{{"id":"{self.id}",'.encode()
+
+
+class Counts(NamedTuple):
+    """Answers, and errors among them."""
+
+    answers: int = 0
+    errors: int = 0
+
+
+def requests(file: Iterable[bytes]) -> Iterator[Line]:
+    """The lines of an input file that are not blank, read as they are needed."""
+    texts = ((number, text.strip()) for number, text in enumerate(file, 1))
+    return (Line(number, text) for number, text in texts if text)
+
+
+def unanswered(lines: Iterator[Line], path: Path) -> tuple[Counts, Iterator[Line]]:
+    """What an output file has and lacks. A last answer that was not written whole is cut off.
+
+    Args:
+        lines: All requests.
+        path: The output, which need not exist.
+
+    Returns:
+        The answers there are, and the requests that have none.
+
+    Raises:
+        ConfigError: The output holds something else than answers to these requests. It is left as it is.
+    """
+    if not path.exists():
+        return Counts(), lines
+    with path.open("r+b") as output:
+        return _pass(lines, output, path)
+
+
+def _pass(lines: Iterator[Line], output: BinaryIO, path: Path) -> tuple[Counts, Iterator[Line]]:
+    done = Counts()
+    for found in output:
+        line = next(lines, None)
+        if line is None or not _answers(found, line):
+            reason = "the input ends before it" if line is None else f"it does not answer line {line.number} of the input"
+            message = f"{path}: line {done.answers + 1}: {reason}; the input has changed, or --output is another one's"
+            raise ConfigError(message, option="output", value=str(path))
+        if not found.endswith(b"\n"):
+            output.truncate(output.seek(-len(found), os.SEEK_END))
+            return done, chain([line], lines)
+        done = Counts(done.answers + 1, done.errors + (not found.endswith(ENDING)))
+    return done, lines
+
+
+def _answers(found: bytes, line: Line) -> bool:
+    """Whether a line of the output is a request's answer, or the beginning of one."""
+    return found.startswith(line.beginning) or (not found.endswith(b"\n") and line.beginning.startswith(found))
