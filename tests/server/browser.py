@@ -47,7 +47,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def call(self, method, timeout=60, **params):
+    def call(self, method, timeout=120, **params):
         """The result of one command."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": params, **({"sessionId": self._session} if self._session else {})}
@@ -82,8 +82,9 @@ class Browser:
         """Loads a page, its stored settings forgotten."""
         self.complaints.clear()
         self.call("Storage.clearDataForOrigin", origin=url, storageTypes="all")
+        self.js("window.isLeft = true")
         self.call("Page.navigate", url=url)
-        self.wait("document.readyState === 'complete'")
+        self.wait("!window.isLeft && document.readyState === 'complete'")
 
     def js(self, expression):
         """The value of an expression, awaited."""
@@ -91,7 +92,7 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def wait(self, expression, seconds=30):
+    def wait(self, expression, seconds=60):
         """Waits until an expression is true."""
         deadline = time.monotonic() + seconds
         while not self.js(f"Boolean({expression})"):

@@ -1,6 +1,7 @@
 """A tiny model behind the server, on a socket of its own and in process."""
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -16,12 +17,47 @@ LENGTH = 16384
 """Of the longest sequence: answers of so many tokens take seconds, so that they can be interrupted."""
 
 
+def until(condition):
+    """Waits until something is so."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def wait_until():
+    """The same for tests."""
+    return until
+
+
+@pytest.fixture
+def until_idle(engine):
+    """Waits until the engine has nothing left to do."""
+    return lambda: until(lambda: not engine.stats().num_unfinished)
+
+
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory, write_model):
     model = write_model(tmp_path_factory.mktemp("served"), max_position_embeddings=LENGTH)
     engine = AsyncEngine(model, device="cpu", max_queued_requests=64, kv_cache_memory_bytes="64MiB")
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def paused(engine):
+    """A block in which the engine runs nothing."""
+
+    @contextlib.contextmanager
+    def block():
+        asyncio.run(engine.pause("keep"))
+        try:
+            yield
+        finally:
+            asyncio.run(engine.resume())
+
+    return block
 
 
 class Running:
@@ -33,13 +69,11 @@ class Running:
     """
 
     def __init__(self, app, **config):
-        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=60, **config))
+        patient = {"timeout_graceful_shutdown": 60, "timeout_keep_alive": 600}
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, **patient | config))
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()), daemon=True)
         self._thread.start()
-        deadline = time.monotonic() + 20
-        while not self.server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: self.server.started)
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -77,6 +111,13 @@ def serve(engine, running):
 @pytest.fixture(scope="session")
 def url(serve):
     return serve().url
+
+
+@pytest.fixture
+def http():
+    """A client for any address."""
+    with httpx.Client(timeout=60) as made:
+        yield made
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import httpx
 import numpy as np
@@ -132,7 +131,7 @@ def test_updates_that_do_not_fit(trainer, whole, tmp_path):
     call(trainer, "/start_weight_update")  # the first one is given up; `whole` writes all that it left torn
 
 
-def test_pauses(trainer, engine):
+def test_pauses(trainer, engine, wait_until):
     with trainer.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
         lines = response.iter_lines()
         next(lines)
@@ -143,10 +142,10 @@ def test_pauses(trainer, engine):
     answers = []
     thread = threading.Thread(target=lambda: answers.append(call(trainer, "/v1/completions", **ASK)))
     thread.start()
-    time.sleep(0.1)
+    wait_until(lambda: engine.stats().num_unfinished)
     assert not answers
     call(trainer, "/resume")
-    thread.join(20)
+    thread.join(60)
     assert answers and trainer.get("/is_paused").json() == {"is_paused": False}
     assert trainer.post("/pause?mode=soon").status_code == 400 and trainer.post("/pause?timeout=x").status_code == 400
 
@@ -161,13 +160,13 @@ def test_sleep(trainer, engine):
     assert call(trainer, "/v1/completions", **ASK)["choices"][0]["token_ids"] == tokens
 
 
-def test_a_sleeping_server_may_refuse(serve, trainer):
+def test_a_sleeping_server_may_refuse(serve, trainer, http):
     url = serve(control=True, reject_when_asleep=True).url
-    httpx.post(f"{url}/sleep?level=1").raise_for_status()
-    response = httpx.post(f"{url}/v1/completions", json=ASK)
+    http.post(f"{url}/sleep?level=1").raise_for_status()
+    response = http.post(f"{url}/v1/completions", json=ASK)
     assert response.status_code == 503 and response.headers["retry-after"] and "/wake_up" in response.json()["error"]["message"]
-    httpx.post(f"{url}/wake_up").raise_for_status()
-    assert httpx.post(f"{url}/v1/completions", json=ASK).status_code == 200
+    http.post(f"{url}/wake_up").raise_for_status()
+    assert http.post(f"{url}/v1/completions", json=ASK).status_code == 200
 
 
 def test_calls_by_name(trainer):
@@ -182,15 +181,15 @@ def test_calls_by_name(trainer):
     assert config["model_config"]["dtype"] == "torch.float32" and np.isfinite(config["cache_config"]["num_gpu_blocks"])
 
 
-def test_who_may_control(serve, client):
+def test_who_may_control(serve, client, http):
     assert client.post("/pause").status_code == 404 and "--control" in client.post("/pause").json()["error"]["message"]
     url = serve(control=True, control_keys=("boss",), api_keys=("user",)).url
     for key, status in (("boss", 200), ("user", 401), ("other", 401)):
-        assert httpx.get(f"{url}/is_paused", headers={"authorization": f"Bearer {key}"}).status_code == status
+        assert http.get(f"{url}/is_paused", headers={"authorization": f"Bearer {key}"}).status_code == status
     local = serve(control=True).url
-    assert httpx.get(f"{local}/is_paused").status_code == 200
+    assert http.get(f"{local}/is_paused").status_code == 200
     for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):  # a page in a browser of this machine
-        assert httpx.get(f"{local}/is_paused", headers=headers).status_code == 403
+        assert http.get(f"{local}/is_paused", headers=headers).status_code == 403
 
 
 def test_another_machine_needs_a_key(engine):
@@ -203,12 +202,12 @@ def test_another_machine_needs_a_key(engine):
     assert asyncio.run(status(build_app(engine, control=True, control_keys=("boss",)))) == 200
 
 
-def test_drain(serve):
+def test_drain(serve, http):
     ended = []
     url = serve(control=True, on_drain=lambda: ended.append(True)).url
-    assert httpx.get(f"{url}/health").status_code == 200
-    assert httpx.post(f"{url}/drain").status_code == 202 and ended == [True]
-    assert httpx.get(f"{url}/health").status_code == httpx.post(f"{url}/v1/completions", json=ASK).status_code == 503
+    assert http.get(f"{url}/health").status_code == 200
+    assert http.post(f"{url}/drain").status_code == 202 and ended == [True]
+    assert http.get(f"{url}/health").status_code == http.post(f"{url}/v1/completions", json=ASK).status_code == 503
 
 
 def test_control_beyond_this_machine_wants_keys(capsys, tmp_path):

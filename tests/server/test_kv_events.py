@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from llmpy import AsyncEngine
-from llmpy.server.kv_events import KvEventPublisher
+from llmpy.server.kv_events import KvEventPublisher, maps
 
 BLOCK = 16
 
@@ -28,16 +28,11 @@ def open_engine(tmp_path, write_model):
         engine.close()
 
 
-class Reader:
-    """A router's view of a cache."""
+class View:
+    """A cache as its events tell of it."""
 
-    def __init__(self, address, subscribes=True):
-        self.socket = zmq.Context.instance().socket(zmq.SUB if subscribes else zmq.DEALER)
-        self.socket.linger, self.socket.rcvtimeo = 0, 10_000
-        self.socket.connect(address)
-        if subscribes:
-            self.socket.subscribe(b"kv@")
-        self.blocks, self.numbers, self.topics, self.salts = {}, [], set(), {}
+    def __init__(self):
+        self.blocks, self.salts = {}, {}
 
     def take(self, events):
         for event in events:
@@ -54,15 +49,6 @@ class Reader:
             else:
                 self.blocks.clear()
 
-    def read(self, quiet_ms=300):
-        while self.socket.poll(quiet_ms):
-            topic, number, payload = self.socket.recv_multipart()
-            self.topics.add(topic)
-            self.numbers.append(int.from_bytes(number, "big"))
-            stamp, events = msgspec.msgpack.decode(payload)
-            assert abs(stamp - time.time()) < 60
-            self.take(events)
-
     def hit(self, prompt):
         """Leading tokens of a prompt that the cache holds."""
         by_content = {content: key for key, content in self.blocks.items()}
@@ -70,6 +56,40 @@ class Reader:
         while (parent := by_content.get((parent, tuple(prompt[n : n + BLOCK])))) is not None:
             n += BLOCK
         return n
+
+
+class Reader(View):
+    """A router's view of a cache."""
+
+    def __init__(self, address, subscribes=True):
+        super().__init__()
+        self.socket = zmq.Context.instance().socket(zmq.SUB if subscribes else zmq.DEALER)
+        self.socket.linger, self.socket.rcvtimeo = 0, 60_000
+        self.socket.connect(address)
+        if subscribes:
+            self.socket.subscribe(b"kv@")
+        self.numbers, self.topics = [], set()
+        self._wanted, self._next = View(), 0
+
+    def join(self, engine):
+        """Waits until what is published arrives here: at first nobody hears of a subscription."""
+        deadline = time.monotonic() + 60
+        while not self.socket.poll(10):
+            assert time.monotonic() < deadline
+            asyncio.run(engine.reset_prefix_cache())
+
+    def read(self, engine):
+        """Until this is the cache as the engine's own events have it."""
+        while events := engine.kv_events(self._next)[1]:
+            self._next = events[-1].number + 1
+            self._wanted.take(maps(events, BLOCK))
+        while self.blocks != self._wanted.blocks:
+            topic, number, payload = self.socket.recv_multipart()
+            self.topics.add(topic)
+            self.numbers.append(int.from_bytes(number, "big"))
+            stamp, events = msgspec.msgpack.decode(payload)
+            assert abs(stamp - time.time()) < 3600
+            self.take(events)
 
 
 async def run(engine, prompts, tokens=3, **options):
@@ -84,20 +104,21 @@ def test_a_reader_knows_what_is_cached(open_engine, tmp_path):
     engine = open_engine()
     publisher = KvEventPublisher(engine, "kv@host:8000@tiny", f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
     reader = Reader(f"ipc://{tmp_path}/events")
-    time.sleep(0.2)
+    reader.join(engine)
     asked = prompts(12, 70)
     asyncio.run(run(engine, asked, 12))
-    reader.read()
+    reader.read(engine)
     stats = engine._driver.engine.stats()
-    assert reader.topics == {b"kv@host:8000@tiny"} and reader.numbers == list(range(len(reader.numbers)))
+    assert reader.topics == {b"kv@host:8000@tiny"}
+    assert reader.numbers == list(range(reader.numbers[0], reader.numbers[-1] + 1))
     assert len(reader.blocks) == stats["kv_blocks_cached"] and stats["evictions"] > 0
     for prompt in (*asked[-3:], asked[0]):
         expected = min(reader.hit(prompt), (len(prompt) - 1) // BLOCK * BLOCK)
         assert asyncio.run(run(engine, [prompt]))[0].num_cached_tokens == expected
-        reader.read()
+        reader.read(engine)
     asyncio.run(engine.reset_prefix_cache())
     asyncio.run(run(engine, asked[:1], cache_salt="mine"))
-    reader.read()
+    reader.read(engine)
     assert len(reader.blocks) == 4 and [salt for salt in reader.salts.values() if salt] == [["mine"]]
 
     late = Reader(f"ipc://{tmp_path}/replay", subscribes=False)
@@ -114,11 +135,13 @@ def test_arrays(open_engine, tmp_path):
     engine = open_engine()
     publisher = KvEventPublisher(engine, "kv@h@tiny", f"ipc://{tmp_path}/events", style="array")
     reader = Reader(f"ipc://{tmp_path}/events")
-    time.sleep(0.2)
+    reader.join(engine)
     prompt = prompts(1, 40)[0]
     asyncio.run(run(engine, [prompt]))
-    _, _, payload = reader.socket.recv_multipart()
-    (event,) = msgspec.msgpack.decode(payload)[1]
+    event = ["AllBlocksCleared"]
+    while event == ["AllBlocksCleared"]:
+        _, _, payload = reader.socket.recv_multipart()
+        *_, event = msgspec.msgpack.decode(payload)[1]
     assert event[0] == "BlockStored" and len(event[1]) == 2 and event[2:] == [None, prompt[:32], 16, None, "GPU", None]
     publisher.close()
 
@@ -130,9 +153,11 @@ def test_what_was_read_too_late_shows_as_a_gap(open_engine, tmp_path):
     assert len(events) == 8 and events[0].number == number - 8 > 0
     publisher = KvEventPublisher(engine, "kv@h@tiny", f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
     late = Reader(f"ipc://{tmp_path}/replay", subscribes=False)
-    time.sleep(0.2)
-    late.socket.send_multipart([b"", (0).to_bytes(8, "big")])
-    assert late.socket.recv_multipart()[1] == (1).to_bytes(8, "big")
+    first = end = b"\xff" * 8
+    while first == end:  # nothing was published yet
+        late.socket.send_multipart([b"", (0).to_bytes(8, "big")])
+        first = late.socket.recv_multipart()[1]
+    assert first == (1).to_bytes(8, "big")
     publisher.close()
 
 

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import sys
-import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -60,7 +59,7 @@ def ask(browser, text):
 
 
 def test_files_are_ours_alone(url):
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, timeout=60) as client:
         index = client.get("/")
         assert index.headers["content-type"].startswith("text/html")
         names = {file.name for file in files(page).iterdir()} - {"__init__.py", "__pycache__"}
@@ -77,7 +76,7 @@ def test_files_are_ours_alone(url):
 # ---- over the engine -------------------------------------------------------------------------------------------------
 
 
-def test_chat_streams_and_goes_on(browser, url):
+def test_chat_streams_and_goes_on(browser, url, http):
     browser.open(url)
     browser.wait(READY)
     assert "tiny · 16,384 tokens" in browser.text("#model")
@@ -91,7 +90,7 @@ def test_chat_streams_and_goes_on(browser, url):
             ask(browser, question)
             browser.wait(f"document.querySelectorAll('.turn').length === 4 && {ANSWERED}")
         body = {"messages": said, "temperature": 0, "max_tokens": 24}
-        wanted = httpx.post(url + "/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        wanted = http.post(url + "/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
         shown = browser.text(".turn.assistant .content")
         assert re.sub(r"\s+", "", shown) == re.sub(r"\s+|`|\*\*", "", wanted)
         said.append({"role": "assistant", "content": wanted})
@@ -126,7 +125,7 @@ def test_tokens_show_their_alternatives(browser, url):
     assert browser.js("document.querySelector('.token.chosen') === document.querySelector('.token:nth-child(3)')")
 
 
-def test_stop_keeps_what_came(browser, url, engine):
+def test_stop_keeps_what_came(browser, url, until_idle):
     browser.open(url)
     browser.wait(READY)
     set_(browser, temperature=0)  # it never ends by itself
@@ -136,10 +135,7 @@ def test_stop_keeps_what_came(browser, url, engine):
     browser.key("Escape")
     browser.wait(ANSWERED)
     assert "stopped" in browser.text(".about") and browser.text("#send") == "Send"
-    deadline = time.monotonic() + 10
-    while engine.stats().num_unfinished:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until_idle()
 
 
 def test_a_server_that_wants_a_key(browser, serve):
