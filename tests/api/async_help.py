@@ -7,7 +7,9 @@ from llmpy import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0.9, seed=5, logprobs=2, ignore_eos=True)
 LONG = SamplingParams(max_tokens=500, temperature=0.9, seed=5, ignore_eos=True)
-SECONDS = 60
+ENDLESS = LONG.replace(max_tokens=4000)
+"""Work for so long that whoever looks finds it running."""
+SECONDS = 120
 
 
 def run(coroutine):

@@ -56,17 +56,32 @@ def next_token(ids):
 
 
 class InterruptingBar:
-    """A progress bar that sends Ctrl-C a moment after the requests were prepared."""
+    """A progress bar that sends Ctrl-C as soon as the requests have made some tokens.
 
-    def __init__(self, **options):
-        self.timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-        self.timer.start()
+    Args:
+        llm: Runs them.
+        tokens: So many, beside those that it had made before.
+    """
+
+    def __init__(self, llm, tokens):
+        self.llm, self.tokens = llm, tokens
+
+    def __call__(self, **options):
+        self.tokens += self.llm.stats().generation_tokens
+        self.thread = threading.Thread(target=self.interrupt)
+        self.thread.start()
+        return self
+
+    def interrupt(self):
+        while self.llm.stats().generation_tokens < self.tokens:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
 
     def update(self, n):
         pass
 
     def close(self):
-        self.timer.join()
+        self.thread.join()
 
 
 class FakeModel:

@@ -44,6 +44,6 @@ def test_as_completed_aborts_what_nobody_reads(fake_llm):
     outputs.close()
     assert all(seq.finish == "abort" for seq in llm.fake.sequences) and not llm._driver._requests
     with pytest.raises(GenerationInterrupted) as caught:
-        list(llm.as_completed([[5], [6]], max_tokens=50_000, use_tqdm=fake_core.InterruptingBar))
+        list(llm.as_completed([[5], [6]], max_tokens=50_000, use_tqdm=fake_core.InterruptingBar(llm, 20)))
     assert [one.finish_reason for one in caught.value.partial] == ["abort", "abort"]
     assert all(one.token_ids for one in caught.value.partial) and llm.generate([5], max_tokens=1)[0].finished

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from async_help import LONG, PARAMS, SECONDS, read, run, wait_until_free
+from async_help import ENDLESS, LONG, PARAMS, SECONDS, read, run, wait_until_free
 
 from llmpy import (
     AsyncEngine,
@@ -201,7 +201,7 @@ def test_wait_may_run_out_of_time_and_be_tightened(open_async):
     engine = open_async()
 
     async def main():
-        streams = [engine.generate("a", LONG) for _ in range(40)]
+        streams = [engine.generate("a", ENDLESS) for _ in range(40)]
         with pytest.raises(TimeoutError):
             await engine.pause("wait", timeout=0.001)
         assert engine.is_paused
@@ -289,8 +289,10 @@ def test_drain_and_statistics(open_async):
 
     async def main():
         assert await engine.wait_for_requests_to_drain()
+        await engine.pause("keep")
         streams = [engine.generate("a", LONG) for _ in range(4)]
         assert not await engine.wait_for_requests_to_drain(timeout=0)
+        await engine.resume()
         assert await engine.wait_for_requests_to_drain(timeout=SECONDS)
         assert engine.stats().num_unfinished == 0
         assert all([(await stream).finished for stream in streams])
@@ -308,11 +310,11 @@ def test_drain_and_statistics(open_async):
 
 
 def test_shutdown_drains_or_aborts(open_async):
-    for mode in ("drain", "abort"):
+    for mode, params in (("drain", LONG), ("abort", ENDLESS)):
         engine = open_async(fresh=True)
 
-        async def main(engine=engine, mode=mode):
-            streams = [engine.generate(f"a {i}", LONG) for i in range(6)]
+        async def main(engine=engine, mode=mode, params=params):
+            streams = [engine.generate(f"a {i}", params) for i in range(6)]
             ending = asyncio.ensure_future(engine.shutdown(mode))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -350,9 +352,9 @@ def test_close_leaves_partial_outputs(open_async):
     engine = open_async(fresh=True)
 
     async def main():
-        stream = engine.generate("a", LONG)
+        stream = engine.generate("a", ENDLESS)
         first = await anext(stream)
-        waiting = asyncio.ensure_future(read(engine.generate("b", LONG)))
+        waiting = asyncio.ensure_future(read(engine.generate("b", ENDLESS)))
         await asyncio.sleep(0)
         engine.close()
         rest = await read(stream)

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from async_help import LONG, PARAMS, SECONDS, bits, read, run, wait_until_free
+from async_help import ENDLESS, LONG, PARAMS, SECONDS, bits, read, run, wait_until_free
 
 from llmpy import (
     LLM,
@@ -159,9 +159,11 @@ def test_bad_requests_are_refused_in_the_call(open_async):
             engine.generate([1, 500])
         with pytest.raises(UnsupportedError, match="lora_request"):
             engine.generate("a", lora_request=1)
+        await engine.pause("keep")
         stream = engine.generate("a", LONG, "same")
         with pytest.raises(InvalidRequestError, match="request_id same is already in use"):
             engine.generate("b", LONG, "same")
+        await engine.resume()
         await stream
         await engine.generate("b", PARAMS, "same")
         await engine.generate("b", max_tokens=2)
@@ -261,13 +263,15 @@ def test_a_slow_reader_gets_merged_outputs_and_costs_nobody_time(open_async):
 
     async def main():
         times = []
-        for i in range(8):
-            slow = engine.generate(f"slow {i}", LONG.replace(output_kind=DELTA))
+        for i in range(20):
+            slow = engine.generate(f"slow {i}", LONG.replace(max_tokens=1000, output_kind=DELTA))
             first = await anext(slow)
+            if first.finished:
+                continue
             with_slow = await timed(f"beside {i}")
             assert await engine.wait_for_requests_to_drain()
             rest = await read(slow)
-            assert len(rest) == 1 and len(first.token_ids) + len(rest[0].token_ids) == 500
+            assert len(rest) == 1 and len(first.token_ids) + len(rest[0].token_ids) == 1000
             times.append((with_slow, await timed(f"alone {i}")))
             if times[-1][0] < 1.5 * times[-1][1]:
                 return
@@ -362,13 +366,13 @@ def test_a_stream_moves_to_the_loop_that_reads_it(open_async):
     engine = open_async()
 
     async def begin():
-        stream = engine.generate("hello", LONG)
+        stream = engine.generate("hello", ENDLESS)
         return stream, await anext(stream)
 
     for _ in range(10):
         stream, first = run(begin())
         if not first.finished:
-            assert len(run(read(stream))[-1].token_ids) == 500
+            assert len(run(read(stream))[-1].token_ids) == ENDLESS.max_tokens
             return
     pytest.fail("every request had finished before its first output was read")
 

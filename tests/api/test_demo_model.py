@@ -1,6 +1,7 @@
 """The demo model through the whole face: real text, real templates, real stop strings."""
 
 import gc
+import hashlib
 import resource
 import time
 from pathlib import Path
@@ -61,7 +62,9 @@ def test_score_prefers_the_truth(llm):
 def test_ready_soon_and_gone_with_its_last_name(demo_model: Path):
     start = time.process_time()
     llm = LLM(demo_model, device="cpu")
-    assert time.process_time() - start < 5, "seconds of processor time to load 98 MB"
+    loaded = time.process_time()
+    hashlib.sha256(demo_model.read_bytes())
+    assert loaded - start < 100 * (time.process_time() - loaded), "the processor's time, and that of reading the file's bytes"
     llm.generate("Hi", max_tokens=2)
     before = int(Path("/proc/self/statm").read_text().split()[1])
     gc.disable()

@@ -207,10 +207,10 @@ def test_an_async_engine_receives(device: str, tiny_model) -> None:
     async def run() -> None:
         options = {"device": device, "dtype": "float32", "kv_cache_memory_bytes": "16MiB"}
         async with await AsyncEngine.create(tiny_model, **options) as engine:
-            with WeightSender(HOST, 0, 2, device="cpu", timeout=30) as trainer:
+            with WeightSender(HOST, 0, 2, device="cpu", timeout=60) as trainer:
                 stream = engine.generate([5, 6, 7], SamplingParams(max_tokens=60, ignore_eos=True))
                 sent = asyncio.create_task(asyncio.to_thread(trainer.send, weights))
-                group = await engine.init_weight_group(HOST, trainer.master_port, 1, 2, timeout=30)
+                group = await engine.init_weight_group(HOST, trainer.master_port, 1, 2, timeout=60)
                 report = await engine.update_weights(group, version="sent")
                 assert (await sent).num_tensors == report.num_tensors == len(weights)
                 assert await engine.compare_weights(weights)

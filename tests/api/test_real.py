@@ -297,11 +297,18 @@ def test_statistics(open_tiny):
 def test_ctrl_c(open_tiny):
     llm = open_tiny(max_num_seqs=2)
     with pytest.raises(GenerationInterrupted) as caught:
-        llm.generate([[5, 6]] * 4000, max_tokens=200, ignore_eos=True, use_tqdm=InterruptingBar)
+        llm.generate([[5, 6]] * 4000, max_tokens=200, ignore_eos=True, use_tqdm=InterruptingBar(llm, 500))
     reasons = [out.finish_reason for out in caught.value.partial]
     assert len(reasons) == 4000 and "abort" in reasons and llm.stats().num_unfinished == 0
     assert llm.generate("hello", RANDOM)[0].finished
     llm.check()
+
+
+def wait_until_running(llm):
+    deadline = time.monotonic() + 60
+    while not llm.stats().num_running:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_one_driver(open_tiny):
@@ -313,13 +320,12 @@ def test_one_driver(open_tiny):
 
     thread = threading.Thread(target=drive)
     thread.start()
-    while not llm.stats().num_running:
-        time.sleep(0.01)
+    wait_until_running(llm)
     with pytest.raises(EngineBusyError, match="engine is in use by another thread"):
         llm.generate("hello")
     assert isinstance(llm.add_request("hello", max_tokens=1), str)
     llm.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -335,9 +341,9 @@ def test_close_while_another_thread_drives(open_tiny):
 
     thread = threading.Thread(target=work)
     thread.start()
-    time.sleep(0.3)
+    wait_until_running(llm)
     llm.close()
-    thread.join(20)
+    thread.join(60)
     assert caught == ["engine is closed"]
 
 

