@@ -27,36 +27,41 @@ print(time.process_time(), [name for name in sys.argv[1].split() if name in sys.
 """
 
 
-def measured(*words: str) -> tuple[float, str]:
-    """Seconds of processor time that a process with these words takes, from the interpreter's start; what it prints."""
-    command = [sys.executable, "-c", MEASURED, " ".join(HEAVY), *words]
-    best, shown = 9.0, ""
-    for _ in range(3):
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
+REFERENCE = "import asyncio, time; print(time.process_time())"
+
+
+def python(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", *words], capture_output=True, text=True, check=True)
+
+
+def shown_within(most: float, *words: str) -> str:
+    """What a process with these words prints; from the interpreter's start it takes so many times the processor's time that
+    one takes which imports asyncio: on any machine, in one of some attempts."""
+    times = []
+    for _ in range(10):
+        found = python(MEASURED, " ".join(HEAVY), *words)
         seconds, _, loaded = found.stderr.partition(" ")
         assert loaded == "[]\n", f"{words} needs none of {loaded}"
-        best, shown = min(best, float(seconds)), found.stdout
-    return best, shown
+        times.append((float(seconds), float(python(REFERENCE).stdout)))
+        if times[-1][0] < most * times[-1][1]:
+            return found.stdout
+    pytest.fail(f"{words} and the reference: {times}")
 
 
 @pytest.mark.parametrize(
     "words", [[], *([name] for name in COMMANDS), ["bench", "throughput"], ["bench", "serve"]], ids=" ".join
 )
 def test_help_is_quick_and_imports_little(words: list[str]) -> None:
-    seconds, shown = measured(*words, "--help")
-    assert shown.startswith(" ".join(["usage: llmpy", *words]))
-    assert seconds < 0.1
+    assert shown_within(1.75, *words, "--help").startswith(" ".join(["usage: llmpy", *words]))
 
 
 def test_version_is_quick() -> None:
-    seconds, shown = measured("--version")
-    assert shown == f"llmpy {__version__}\n"
-    assert seconds < 0.05
+    assert shown_within(0.9, "--version") == f"llmpy {__version__}\n"
 
 
 def test_every_option_has_help() -> None:
     """Those of the engine have that of EngineConfig."""
-    _, shown = measured("serve", "--help")
+    shown = python(MEASURED, "", "serve", "--help").stdout
     assert "--max-num-seqs VALUE  Most running sequences;" in shown
     entries = shown.partition("\nengine:")[2].split("\n  --")[1:]
     assert len(entries) > 30 and not [entry for entry in entries if len(entry.split()) < 4]
