@@ -8,9 +8,11 @@ In a clone the working directory's own package has no built core. It must not sh
 it would under `python -m pytest`) nor in the processes that tests start, which all get to test what this one tests.
 """
 
+import contextlib
 import importlib.util
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -119,10 +121,29 @@ def demo_model(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
+def reserve_port() -> Iterator[Callable[[], int]]:
+    """Gives ports of this machine that nobody else gets; servers, which bind with SO_REUSEADDR or SO_REUSEPORT, may."""
+    with contextlib.ExitStack() as stack:
+
+        def reserve() -> int:
+            one = stack.enter_context(socket.socket())
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+                one.setsockopt(socket.SOL_SOCKET, option, 1)
+            one.bind(("127.0.0.1", 0))
+            return int(one.getsockname()[1])
+
+        yield reserve
+
+
+@pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
-    """Ray on this machine alone, with little memory; its workers find llmpy where this process does."""
+    """Ray on this machine alone, with little memory; its workers find llmpy where this process does.
+
+    Its routers send a request to another replica if the best one does not say within 0.1 s how busy it is; here they wait.
+    """
     ray = pytest.importorskip("ray")
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    os.environ |= {f"RAY_SERVE_{most}QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60" for most in ("", "MAX_")}
     before = Path.cwd()
     # The names of Ray's sockets must be short; and its workers look for modules where it was started: not in a clone.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:

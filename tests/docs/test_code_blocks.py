@@ -15,7 +15,6 @@ import asyncio
 import inspect
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tomllib
@@ -100,10 +99,13 @@ class Tools:
         write_model: Writes another.
         folder: Where it may.
         demo: Fetches the demo model.
+        port: Reserves one.
     """
 
-    def __init__(self, tiny: Path, write_model: Callable[..., Path], folder: Path, demo: Callable[[], Path]) -> None:
-        self.tiny, self.demo = tiny, demo
+    def __init__(
+        self, tiny: Path, write_model: Callable[..., Path], folder: Path, demo: Callable[[], Path], port: Callable[[], int]
+    ) -> None:
+        self.tiny, self.demo, self.port = tiny, demo, port
         self._write_model, self._folder = write_model, folder
 
     def another(self, name: str, **changes: Any) -> Path:
@@ -128,12 +130,6 @@ def weights_of(path: Path) -> SimpleNamespace:
 
     tensors = load_file(path / "model.safetensors")
     return SimpleNamespace(named_parameters=tensors.items, state_dict=lambda: tensors)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def own_architecture(tools: Tools) -> Setting:
@@ -179,7 +175,7 @@ def rl(tools: Tools) -> Setting:
         "model = SimpleNamespace(named_parameters=tensors.items)\n"
         "parts = [list(tensors.items())[:2], list(tensors.items())[2:]]\n"
     )
-    return Setting(names, {"10.0.0.1": "127.0.0.1", "29500": str(free_port())}, trainer)
+    return Setting(names, {"10.0.0.1": "127.0.0.1", "29500": str(tools.port())}, trainer)
 
 
 SETTINGS: Mapping[str, Callable[[Tools], Setting]] = {
@@ -242,7 +238,7 @@ class Page:
         if self._listener is not None:
             self._listener.close()
             process = self._processes.pop()
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=300)
             assert process.returncode == 0, errors
             self._listener = None
 
@@ -256,7 +252,7 @@ class Page:
                 assert lines[-1], lines
             self._setting.words["http://127.0.0.1:8000"] = lines[-1].strip().removesuffix("/v1")
         elif words[:1] == ["llmpy"]:
-            subprocess.run([sys.executable, "-m", *words], check=True, timeout=120)
+            subprocess.run([sys.executable, "-m", *words], check=True, timeout=600)
         elif words:
             assert words[:2] == ["pip", "install"], words  # its extras are compared with pyproject.toml
 
@@ -271,25 +267,29 @@ class Page:
                 value.close()
         for process in self._processes:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
         self._loop.close()
 
 
 @pytest.fixture
 def tools(
-    tmp_path: Path, write_model: Callable[..., Path], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    write_model: Callable[..., Path],
+    reserve_port: Callable[[], int],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Tools:
     monkeypatch.setenv("LLMPY_DEVICE", "cpu")
     (tmp_path / "tiny").mkdir()
     tiny = write_model(tmp_path / "tiny", max_position_embeddings=1024)
-    return Tools(tiny, write_model, tmp_path, lambda: request.getfixturevalue("demo_model"))
+    return Tools(tiny, write_model, tmp_path, lambda: request.getfixturevalue("demo_model"), reserve_port)
 
 
 @pytest.fixture
-def local_serve(local_ray: None) -> Iterator[None]:
+def local_serve(local_ray: None, reserve_port: Callable[[], int]) -> Iterator[None]:
     """Ray Serve on a port that nobody uses."""
     serve = pytest.importorskip("ray.serve")
-    serve.start(http_options={"port": free_port()})
+    serve.start(http_options={"port": reserve_port()})
     yield
     serve.shutdown()
 

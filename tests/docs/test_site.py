@@ -19,7 +19,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 def build(source: Path, site: Path) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", f"{site}.trees", str(source), str(site)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def run(device: str, *arguments: str) -> str:
     environment = {**os.environ, "LLMPY_DEVICE": device}
-    result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment)
+    result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=1200, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -29,6 +29,7 @@ import soak_actors as actors
 import soak_requests as requests
 
 from llmpy import AsyncEngine, _core
+from llmpy.outputs import EngineStats
 
 KEPT_BYTES = 8 << 20
 """What the process may grow by after its first rounds: Python's own heap moves by this much."""
@@ -51,7 +52,11 @@ def footprint(engine: AsyncEngine) -> dict[str, object]:
 def settle(engine: AsyncEngine) -> None:
     """Waits until nothing is held, and looks at every gauge."""
     deadline = time.monotonic() + 60
-    while (stats := engine.stats()).num_unfinished or stats.kv_blocks_free != stats.kv_blocks_total:
+    while (
+        (stats := engine.stats()).num_unfinished
+        or stats.kv_blocks_free != stats.kv_blocks_total
+        or threading.active_count() > 1
+    ):
         assert time.monotonic() < deadline, f"still held: {stats}"
         time.sleep(0.01)
     engine.check()
@@ -81,12 +86,19 @@ def play(engine: AsyncEngine, catalogue: requests.Catalogue, seconds: float, see
     return stage.done
 
 
+def has_seen_all(done: Counter[str], stats: EngineStats) -> bool:
+    """Whether everything that the soak is for has happened, also on a slow machine."""
+    sleeps = sum(times for name, times in done.items() if name.startswith("sleep"))
+    is_disturbed = done["abort"] and done["keep"] + done["wait"] > 1 and sleeps > 1 and stats.num_preemptions
+    return bool(is_disturbed and done["whole"] > 100 and stats.weight_epoch > 5 and done["rebuilt and compared"])
+
+
 def run(folder: str, device: str, minutes: float, round_seconds: float, seed: int) -> dict[str, object]:
     """The soak; its numbers."""
     catalogue = requests.Catalogue(Path(folder), device, random.Random(seed))
     engine = AsyncEngine(catalogue.path, **catalogue.options, max_queued_requests=60)
     end, marks, done, n_rounds = time.monotonic() + 60 * minutes, [], Counter[str](), 0
-    while time.monotonic() < end or n_rounds < 4:
+    while time.monotonic() < end or n_rounds < 4 or not has_seen_all(done, engine.stats()):
         done += play(engine, catalogue, round_seconds, seed + n_rounds)
         n_rounds += 1
         settle(engine)

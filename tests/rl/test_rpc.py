@@ -84,7 +84,7 @@ def test_a_caller_that_leaves_cancels_its_calls() -> None:
         await again.call("add", 1)
         await server.close()
         with pytest.raises((ConnectionError, RuntimeError)):
-            await asyncio.wait_for(lost, 10)
+            await asyncio.wait_for(lost, 60)
 
     asyncio.run(main())
 

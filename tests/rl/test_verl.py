@@ -38,7 +38,7 @@ except ImportError:
 
 def run(*arguments: str, cwd: str | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
     command, values = [sys.executable, *arguments], {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=values, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, env=values, cwd=cwd)
 
 
 def test_registering_imports_nothing_heavy() -> None:

@@ -101,17 +101,17 @@ def test_limits(open_host: Callable[..., EngineHost]) -> None:
 
 def test_abort_and_resume(open_host: Callable[..., EngineHost], qwen3: Path) -> None:
     """A partial rollout: aborted, held or refused while the weights change, and gone on with to the end."""
-    host = open_host({"max_model_len": 4096})
+    host = open_host({"max_model_len": 8192})
     model = new_model(qwen3, 1)
 
     async def work(client: Client) -> None:
-        running = asyncio.create_task(ask(client, "long", max_tokens=4000))
+        running = asyncio.create_task(ask(client, "long", max_tokens=8000))
         while not host.engine.stats().num_running:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
         assert (await client.call("abort_all_requests"))["aborted_count"] == 1
         partial = await running
         made = partial["token_ids"]
-        assert partial["stop_reason"] == "aborted" and 0 < len(made) == len(partial["log_probs"]) < 4000
+        assert partial["stop_reason"] == "aborted" and 0 < len(made) == len(partial["log_probs"]) < 8000
 
         held = asyncio.create_task(ask(client, "held", prompt=PROMPT + made, max_tokens=8))
         await host.update_weights(iter(list(model.named_parameters())), 5)
@@ -131,12 +131,12 @@ def test_abort_and_resume(open_host: Callable[..., EngineHost], qwen3: Path) -> 
 
 
 def test_abort_one(open_host: Callable[..., EngineHost]) -> None:
-    host = open_host({"max_model_len": 4096})
+    host = open_host({"max_model_len": 8192})
 
     async def work(client: Client) -> None:
-        tasks = [asyncio.create_task(ask(client, name, max_tokens=4000)) for name in ("a", "b")]
+        tasks = [asyncio.create_task(ask(client, name, max_tokens=8000)) for name in ("a", "b")]
         while host.engine.stats().num_running < 2:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
         assert (await client.call("abort_request", "a"))["aborted"]
         assert not (await client.call("abort_request", "nobody"))["aborted"]
         assert (await tasks[0])["stop_reason"] == "aborted" and not tasks[1].done()

@@ -115,7 +115,7 @@ async def main(model: str, device: str) -> None:
     params = {**SAMPLING, "max_tokens": 4000}
     running = asyncio.create_task(patient.generate("long", prompt_ids=PROMPT, sampling_params=params))
     while not await worker.num_running.remote():
-        pass
+        assert not running.done(), "it has ended before it was seen"
     await replica.abort_all_requests()
     await replica.release_kv_cache()
     await worker.update.remote(2)
