@@ -8,7 +8,6 @@
  * cache, 2 K V / LANES cycles for a row and head: 20 us a row of 32 heads of 128 x 128 on one core with AVX-512. */
 #include "recurrent.h"
 
-#define WIDE 4u /* vectors of channels that go through the state together */
 #define MAX_KEY 512u
 
 static float square_sum(const float *x, uint32_t n)
@@ -36,10 +35,10 @@ static void unit_length(const float *x, uint32_t n, vf scale, float *out)
     }
 }
 
-/* Channels first .. of one head: n_vectors whole vectors, or one of n channels. */
-V_INLINE void delta_rows_as(const struct delta_args *args, const struct span *span, uint32_t head, uint32_t first,
-                            uint32_t n_vectors, uint32_t n, float *state)
+V_INLINE void delta_channels(const void *job_args, const struct span *span, uint32_t head, uint32_t first, uint32_t n_vectors,
+                           uint32_t n, float *state)
 {
+    const struct delta_args *args = job_args;
     uint32_t n_keys = args->key_dim, key = head / (args->n_heads / args->n_key_heads) * n_keys;
     uint32_t column = head * args->value_dim + first;
     vf rate = v_neg(v_exp(v_set1(args->a_log[head]))), bias = v_set1(args->dt_bias[head]), one = v_set1(1.0f);
@@ -75,16 +74,7 @@ V_INLINE void delta_rows_as(const struct delta_args *args, const struct span *sp
 static void delta_rows(const void *job_args, struct span span, uint32_t head)
 {
     const struct delta_args *args = job_args;
-    float *state = state_unit(&args->state, span.pages, head);
-    uint32_t first = 0, size = args->value_dim;
-    if (span.is_new)
-        memset(state, 0, args->state.unit_bytes);
-    for (; first + WIDE * LANES <= size; first += WIDE * LANES)
-        delta_rows_as(args, &span, head, first, WIDE, LANES, state);
-    for (; first + LANES <= size; first += LANES)
-        delta_rows_as(args, &span, head, first, 1, LANES, state);
-    if (first < size)
-        delta_rows_as(args, &span, head, first, 1, size - first, state);
+    run_channels(delta_channels, args, &args->state, &span, head, args->value_dim);
 }
 
 enum rc K(delta)(struct cpu *cpu, const struct delta_args *args, struct err *err)

@@ -89,6 +89,28 @@ static inline void state_store(const struct state_view *state, const struct span
     }
 }
 
+#define WIDE 4u /* vectors of channels that go through a head's state together */
+
+/* Goes through the rows for channels first .. of one head: n_vectors whole vectors, or one of n channels. */
+typedef void (*channels_run)(const void *args, const struct span *span, uint32_t head, uint32_t first, uint32_t n_vectors,
+                             uint32_t n, float *state);
+
+/* All channels of one head, `run` inlined for each width. */
+V_INLINE void run_channels(channels_run run, const void *args, const struct state_view *view, const struct span *span,
+                           uint32_t head, uint32_t size)
+{
+    float *state = state_unit(view, span->pages, head);
+    uint32_t first = 0;
+    if (span->is_new)
+        memset(state, 0, view->unit_bytes);
+    for (; first + WIDE * LANES <= size; first += WIDE * LANES)
+        run(args, span, head, first, WIDE, LANES, state);
+    for (; first + LANES <= size; first += LANES)
+        run(args, span, head, first, 1, LANES, state);
+    if (first < size)
+        run(args, span, head, first, 1, size - first, state);
+}
+
 static inline float *row_at(const struct view *view, uint32_t row, uint32_t column)
 {
     return (float *)view->data + (size_t)row * view->stride + column;

@@ -7,12 +7,10 @@
  * of 64 x 128 and AVX-512 take 10 us a row on one core. out may be x. */
 #include "recurrent.h"
 
-#define WIDE 4u /* vectors of channels that go through the state together */
-
-/* Channels first .. of one head: n_vectors whole vectors, or one of n channels. */
-V_INLINE void ssm_rows_as(const struct ssm_args *args, const struct span *span, uint32_t head, uint32_t first,
-                          uint32_t n_vectors, uint32_t n, float *state)
+V_INLINE void ssm_channels(const void *job_args, const struct span *span, uint32_t head, uint32_t first, uint32_t n_vectors,
+                           uint32_t n, float *state)
 {
+    const struct ssm_args *args = job_args;
     uint32_t group = head / (args->n_heads / args->n_groups) * args->n_state, column = head * args->head_dim + first;
     vf rate = v_neg(v_exp(v_set1(args->a_log[head]))), skip = v_set1(args->skip[head]);
     vf bias = v_set1(args->dt_bias[head]), low = v_set1(args->dt_min), high = v_set1(args->dt_max);
@@ -47,16 +45,7 @@ V_INLINE void ssm_rows_as(const struct ssm_args *args, const struct span *span, 
 static void ssm_rows(const void *job_args, struct span span, uint32_t head)
 {
     const struct ssm_args *args = job_args;
-    float *state = state_unit(&args->state, span.pages, head);
-    uint32_t first = 0, size = args->head_dim;
-    if (span.is_new)
-        memset(state, 0, args->state.unit_bytes);
-    for (; first + WIDE * LANES <= size; first += WIDE * LANES)
-        ssm_rows_as(args, &span, head, first, WIDE, LANES, state);
-    for (; first + LANES <= size; first += LANES)
-        ssm_rows_as(args, &span, head, first, 1, LANES, state);
-    if (first < size)
-        ssm_rows_as(args, &span, head, first, 1, size - first, state);
+    run_channels(ssm_channels, args, &args->state, &span, head, args->head_dim);
 }
 
 enum rc K(ssm)(struct cpu *cpu, const struct ssm_args *args, struct err *err)
