@@ -68,7 +68,7 @@ class Translator:
         if params.bad_words or params.bad_token_ids:
             found["bad_words"] = self._bad_sequences(params)
         if params.structured_outputs is not None:
-            from .structured_outputs import library_path
+            from .lark import library_path
 
             parts = (*params.structured_outputs.language, library_path())
             found["grammar"] = tuple(part.encode("utf-8", "surrogatepass") for part in parts)

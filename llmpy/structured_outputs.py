@@ -6,14 +6,11 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from .errors import InvalidRequestError, UnsupportedError
-
-ANY_TEXT = "/(?s:.*)/"
-WHITESPACE = r"[ \t\n\r]{0,32}"
-"""Between the parts of JSON. Bounded: a model that is unsure of itself would go on with spaces for ever."""
+from .errors import InvalidRequestError
+from .lark import lark_of, quoted, schema_text
+from .structural_tags import language_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +23,14 @@ class StructuredOutputsParams:
         choice: Texts, one of which it is.
         grammar: A context-free grammar in llguidance's variant of Lark, its JSON list of such grammars, or GBNF.
         json_object: True: any JSON object.
-        structural_tag: Text with tagged parts that follow schemas: a dict, or its text, of `triggers` and `structures` (each
-            with `begin`, `schema`, `end`).
+        structural_tag: Text of which parts have a form of their own: a dict, or its text, of `format`, which may hold others
+            (`any_text`, `const_string`, `json_schema`, `regex`, `grammar`, `tag`, `sequence`, `or`, `triggered_tags`,
+            `tags_with_separator`), or of `triggers` and `structures` (each with `begin`, `schema`, `end`).
 
     Raises:
         TypeError: A field has a wrong type.
         InvalidRequestError: None or several are set, or JSON cannot be read.
-        UnsupportedError: A structural tag of another form.
+        UnsupportedError: A structural tag with a format or a field that is not among those.
     """
 
     json: str | Mapping[str, Any] | type | None = None
@@ -84,11 +82,11 @@ class StructuredOutputsParams:
         if self.choice is not None:
             return "lark", _choice(self.choice)
         if self.structural_tag is not None:
-            return "lark", _structural_tag(_object("structural_tag", self.structural_tag))
+            return language_of(_object("structural_tag", self.structural_tag))
         if self.grammar is not None and self.grammar.lstrip().startswith("{"):
             return "llguidance", self.grammar
         if self.grammar is not None:
-            return "lark", _lark_of_gbnf(self.grammar) if "::=" in self.grammar else self.grammar
+            return "lark", lark_of(self.grammar)
         return "json_schema", schema_text({"type": "object"})
 
 
@@ -108,72 +106,9 @@ def _object(name: str, value: object) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def schema_text(schema: Any) -> str:
-    """A schema's JSON, with the whitespace that is allowed unless it says so itself."""
-    if schema is True:
-        schema = {}
-    if isinstance(schema, dict) and "x-guidance" not in schema:
-        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
-    return json.dumps(schema)
-
-
 def _choice(texts: Sequence[str]) -> str:
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise TypeError("choice must be a list of str")
     if not texts:
         raise _bad("choice cannot be empty.", texts)
     return f"start: {' | '.join(quoted(text) for text in texts)}"
-
-
-def quoted(text: str) -> str:
-    """A text as a literal of Lark."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _structural_tag(tag: Mapping[str, Any]) -> str:
-    """Any text, in which each trigger is the beginning of one of the structures."""
-    try:
-        triggers, structures = list(tag["triggers"]), [(one["begin"], one["schema"], one["end"]) for one in tag["structures"]]
-    except (KeyError, TypeError):
-        raise UnsupportedError(
-            "structural_tag: wanted 'triggers' and 'structures' with 'begin', 'schema' and 'end'; other forms are not "
-            "supported, write them as a grammar"
-        ) from None
-    tags = " | ".join(f"tag_{i}" for i in range(len(triggers)))
-    lines = [f"start: ({tags})* rest", f"rest: {ANY_TEXT}"]
-    for i, trigger in enumerate(triggers):
-        bodies = [
-            f"{quoted(begin[len(trigger) :])} %json {schema_text(schema)} {quoted(end)}"
-            for begin, schema, end in structures
-            if begin.startswith(trigger)
-        ]
-        if not bodies:
-            raise _bad(f"structural_tag: no structure begins with the trigger {trigger!r}.", tag)
-        lines += [f"tag_{i}: trigger_{i} ({' | '.join(bodies)})", f"trigger_{i}[lazy]: {ANY_TEXT} {quoted(trigger)}"]
-    return "\n".join(lines)
-
-
-def _lark_of_gbnf(text: str) -> str:
-    library_path()  # or an error that names the extra
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return str(gbnf_to_lark(text))
-    except Exception as error:
-        raise _bad(f"grammar must be GBNF or Lark: {error}", text) from None
-
-
-@functools.cache
-def library_path() -> str:
-    """Where llguidance's shared library lies; nothing is imported.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    from importlib.util import find_spec
-
-    spec = find_spec("llguidance")
-    for folder in () if spec is None else spec.submodule_search_locations or ():
-        for path in Path(folder).glob("_lib*.so"):
-            return str(path)
-    raise ImportError("structured_outputs needs llguidance: pip install 'llmpy[structured]'")

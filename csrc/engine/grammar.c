@@ -563,7 +563,15 @@ void grammars_wait(struct grammars *g, double seconds)
 
 /* ---- life --------------------------------------------------------------------------------------------------------------- */
 
-/* The library's view of the vocabulary: ids that no text stands for get names that none can match. */
+static bool is_end(const struct engine_config *config, uint32_t id)
+{
+    for (uint32_t i = 0; i < config->n_eos; i++)
+        if ((uint32_t)config->eos_ids[i] == id)
+            return true;
+    return false;
+}
+
+/* The library's view of the vocabulary: ids that no text stands for, and those that end it, get names that none can match. */
 static bool copy_vocabulary(struct grammars *g, const struct engine_config *config, const uint8_t *is_special)
 {
     size_t n_bytes = config->token_offsets[config->n_tokens];
@@ -576,10 +584,11 @@ static bool copy_vocabulary(struct grammars *g, const struct engine_config *conf
         return false;
     for (uint32_t i = 0; i < config->n_tokens && i < config->vocab_size; i++) {
         uint32_t n = (uint32_t)(config->token_offsets[i + 1] - config->token_offsets[i]);
-        if (is_special[i])
+        bool is_mark = is_special[i] || is_end(config, i);
+        if (is_mark)
             *at++ = LLG_SPECIAL;
         memcpy(at, config->token_bytes + config->token_offsets[i], n);
-        lengths[i] = n + is_special[i];
+        lengths[i] = n + is_mark;
         at += n;
     }
     g->init.eos = config->n_eos ? (uint32_t)config->eos_ids[0] : LLG_NO_TOKEN;

@@ -12,12 +12,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .._feeds import RequestStream
+from ..detokenizer import Detokenizer
 from ..outputs import CompletionOutput, RequestOutput
 from ..tokenizer import Tokenizer
 from .errors import HttpError, answer, to_http
 from .frames import DONE, EventStream, attended
 from .grammars import Constraint
-from .logprobs import LogprobWriter, prompt_logprobs
+from .logprobs import LogprobWriter, TextLogprobs, prompt_logprobs
 from .parsing import Parser, Piece
 from .protocol import ChatRequest
 from .requests import read, sampling, template_arguments
@@ -43,6 +44,8 @@ class Message:
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     has_begun: bool = False
+    num_chars: int = 0
+    """Of the text so far."""
     num_thought: int = 0
     """Tokens up to the one that ends reasoning."""
     is_thought_out: bool = False
@@ -56,6 +59,7 @@ class Message:
             ids = sample.token_ids
             self.is_thought_out = self.close_id in ids
             self.num_thought += ids.index(self.close_id) + 1 if self.is_thought_out else len(ids)
+        self.num_chars += len(text)
         pieces = self.parser.push(text) + (self.parser.finish() if sample.finish_reason is not None else [])
         for piece in pieces:
             if piece.kind == "content":
@@ -129,7 +133,8 @@ class Chat(Answering):
         if body.top_logprobs is not None and not body.logprobs:
             raise HttpError(400, "top_logprobs is only allowed with logprobs", "top_logprobs")
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-        self.constraint = Constraint(body, service.tokenizer, service.tool_format, service.reasoning)
+        content = fields.pop("structured_outputs")
+        self.constraint = Constraint(body, content, service.tokenizer, service.tool_format, service.reasoning)
         self.tools = body.tools if body.tool_choice != "none" else None
         self.shows_marks = service.shows_marks(bool(self.tools))
         if self.shows_marks:
@@ -155,6 +160,11 @@ class Chat(Answering):
         """A sample's answer, which takes the sample's text apart."""
         parser = self.service.parser(prompt or "", self.tools, holds=not self.body.stream)
         return Message(parser, self.service.ends if self.shows_marks else (), self.service.close_id)
+
+    def text_logprobs(self, output: RequestOutput) -> TextLogprobs:
+        """What finds the logprobs of the message's text in those of a sample."""
+        shown = Detokenizer(self.service.tokenizer, output.prompt_token_ids, skip_special_tokens=not self.shows_marks)
+        return TextLogprobs(self.writer(), shown)
 
     def usage(self, output: RequestOutput, tokens: int, messages: Iterable[Message]) -> dict[str, Any]:
         """The counts of an answer so far."""

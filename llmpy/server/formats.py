@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from ..lark import Rules
+from . import grammars_json, grammars_python, grammars_text
 from .formats_json import deepseek, hermes, llama3, mistral, plamo
 from .formats_text import glm, lfm2, olmo3, pythonic, qwen_coder
 from .scanning import Scan, Scanner, Schemas, Source
 
 THINK = ("<think>", "</think>")
+Grammar: TypeAlias = Callable[[Rules, Schemas, bool, str], str]
+"""Writes calls as a grammar: rules to add to; the parameters' schema of every function that may be called; whether there may be
+several calls; the chat template. Returns an expression of Lark, in which arguments may be `%json` and a schema."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +27,14 @@ class Format:
         scan: Reads what follows, and at the start of an answer `open` too, up to the end of the calls.
         at_start: Calls stand only at the very beginning.
         is_special: The markers are special tokens, which have to be shown for the parser to see them.
+        grammar: What calls are, so that they can be forced; None: they cannot.
     """
 
     open: str
     scan: Scanner
     at_start: bool = False
     is_special: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -47,19 +56,19 @@ def _elsewhere(source: Source, schemas: Schemas) -> Scan[None]:
     yield from ()
 
 
-HARMONY = Format("<|start|>", _elsewhere, is_special=True)
+HARMONY = Format("<|start|>", _elsewhere, is_special=True, grammar=grammars_json.harmony)
 """Channels of messages: gpt-oss."""
 FORMATS = {
-    "hermes": Format("<tool_call>", hermes),
-    "llama3": Format("{", llama3, at_start=True),
-    "mistral": Format("[TOOL_CALLS]", mistral, is_special=True),
-    "deepseek": Format("<｜tool▁calls▁begin｜>", deepseek, is_special=True),
-    "glm": Format("<tool_call>", glm),
-    "qwen_coder": Format("<tool_call>", qwen_coder),
-    "plamo": Format("<|plamo:begin_tool_requests:plamo|>", plamo, is_special=True),
-    "pythonic": Format("[", pythonic, at_start=True),
-    "lfm2": Format("<|tool_call_start|>", lfm2, is_special=True),
-    "olmo3": Format("<function_calls>", olmo3),
+    "hermes": Format("<tool_call>", hermes, grammar=grammars_json.hermes),
+    "llama3": Format("{", llama3, at_start=True, grammar=grammars_json.llama3),
+    "mistral": Format("[TOOL_CALLS]", mistral, is_special=True, grammar=grammars_json.mistral),
+    "deepseek": Format("<｜tool▁calls▁begin｜>", deepseek, is_special=True, grammar=grammars_json.deepseek),
+    "glm": Format("<tool_call>", glm, grammar=grammars_text.glm),
+    "qwen_coder": Format("<tool_call>", qwen_coder, grammar=grammars_text.qwen_coder),
+    "plamo": Format("<|plamo:begin_tool_requests:plamo|>", plamo, is_special=True, grammar=grammars_json.plamo),
+    "pythonic": Format("[", pythonic, at_start=True, grammar=grammars_python.pythonic),
+    "lfm2": Format("<|tool_call_start|>", lfm2, is_special=True, grammar=grammars_python.lfm2),
+    "olmo3": Format("<function_calls>", olmo3, grammar=grammars_python.olmo3),
     "harmony": HARMONY,
 }
 """Formats by name."""

@@ -55,8 +55,9 @@ class HarmonyParser:
             return False
         place, mark = min(places)
         self._tell(self._held[:place], pieces)
-        self._held = self._held[place + (0 if mark in _ENDS[3:] else len(mark)) :]
+        self._held = self._held[place:]
         self._end(pieces)
+        self._held = self._held if mark in _ENDS[3:] else self._held.removeprefix(mark)
         return True
 
     def _begin(self, pieces: list[Piece]) -> None:
@@ -70,6 +71,7 @@ class HarmonyParser:
             self._kind = "reasoning" if "analysis" in self._header else "content"
 
     def _tell(self, text: str, pieces: list[Piece]) -> None:
+        """Adds text, with which what is held begins."""
         if not text:
             return
         if self._kind == "call" and self._holds:
@@ -77,25 +79,28 @@ class HarmonyParser:
         elif self._kind == "call":
             pieces.append(Piece("arguments", text))
         else:
-            pieces.append(Piece("reasoning" if self._kind == "reasoning" else "content", text))
+            pieces.append(Piece("reasoning" if self._kind == "reasoning" else "content", text, len(self._held)))
 
     def _end(self, pieces: list[Piece]) -> None:
-        """A message is over."""
+        """A message is over; what is held comes behind it."""
         if self._kind == "call" and self._holds:
             arguments = "".join(self._call)
             if isinstance(decode(arguments), dict):
                 pieces += [Piece("call", self._name), Piece("arguments", arguments)]
             else:
-                pieces.append(Piece("content", self._header + _TEXT + arguments))
+                whole = self._header + _TEXT + arguments
+                pieces.append(Piece("content", whole, len(whole) + len(self._held)))
         self._kind = None
 
     def finish(self) -> list[Piece]:
         """The end of the last message; a header alone is nothing, text without any header is content."""
         pieces: list[Piece] = []
+        held = self._held
         if self._kind is not None:
-            self._tell(self._held, pieces)
+            self._tell(held, pieces)
+            self._held = ""
             self._end(pieces)
-        elif self._held and not self._header:
-            pieces.append(Piece("content", self._held))
+        elif held and not self._header:
+            pieces.append(Piece("content", held, len(held)))
         self._held = ""
         return pieces

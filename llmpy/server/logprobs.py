@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
+from ..detokenizer import Detokenizer
 from ..logprobs import Logprob, Logprobs
+from ..outputs import CompletionOutput
 from ..tokenizer import Tokenizer
 
 NEVER = -9999.0  # JSON has no infinity
@@ -66,6 +69,42 @@ class LogprobWriter:
         raw = self._bytes[token_id] if self._bytes is not None and token_id < len(self._bytes) else None
         text = self.token(token_id, value.decoded_token)
         return {"token": text, "logprob": finite(value.logprob), "bytes": list(text.encode() if raw is None else raw)}
+
+
+class TextLogprobs:
+    """Finds the logprobs of a part of an answer's text.
+
+    Args:
+        writer: Writes them.
+        detokenizer: Shows the tokens as the answer does.
+    """
+
+    def __init__(self, writer: LogprobWriter, detokenizer: Detokenizer) -> None:
+        self._writer, self._detokenizer = writer, detokenizer
+        self._tokens: deque[tuple[int, int, dict[str, Any]]] = deque()
+        self._chars = 0
+
+    def add(self, sample: CompletionOutput) -> None:
+        """Takes the logprobs of new tokens in."""
+        assert sample.logprobs is not None
+        for token, written in zip(sample.token_ids, self._writer.chat(sample.logprobs), strict=True):
+            start, self._chars = self._chars, self._chars + len(self._detokenizer.push([token]))
+            self._tokens.append((start, self._chars, written))
+
+    def take(self, start: int, end: int) -> list[dict[str, Any]]:
+        """Those of the tokens that make the characters from `start` to `end`, once; those before are forgotten."""
+        found = []
+        while self._tokens and self._tokens[0][0] < end:
+            begins, ends, written = self._tokens.popleft()
+            if ends > start or begins == start:
+                found.append(written)
+        return found
+
+    def rest(self) -> list[dict[str, Any]]:
+        """Those of all tokens that are left: they end the text, or no text shows them."""
+        found = [written for _, _, written in self._tokens]
+        self._tokens.clear()
+        return found
 
 
 def _split(entry: Any, top: int) -> tuple[tuple[int, Logprob], list[tuple[int, Logprob]]]:

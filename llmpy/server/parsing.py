@@ -31,7 +31,7 @@ class PlainParser:
 
     def push(self, text: str) -> list[Piece]:
         """The text itself."""
-        return [Piece("content", text)] if text else []
+        return [Piece("content", text, len(text))] if text else []
 
     def finish(self) -> list[Piece]:
         """Nothing is held back."""
@@ -136,7 +136,7 @@ class ToolParser:
         """A call that the end completes, and the tail."""
         self._source.ended = True
         pieces = self.push("")
-        self._content(self._source.text, pieces)
+        self._content(self._source.text, 0, pieces)
         self._source.text = ""
         return pieces
 
@@ -147,12 +147,13 @@ class ToolParser:
             source.text = source.text.lstrip()
         before, found, after = source.text.partition(form.open)
         if form.at_start and (self._has_begun or (found and before.strip())):
-            self._content(source.text, pieces)
+            self._content(source.text, 0, pieces)
             source.text = ""
             return False
         if found:
-            self._content(before.rstrip(), pieces)
-            self._gap = before[len(before.rstrip()) :]
+            said = before.rstrip()
+            self._content(said, len(source.text) - len(said), pieces)
+            self._gap = before[len(said) :]
             source.text = form.open + after if form.at_start else after
             source.read, source.has_told, self._whole = "", False, source.text
             self._scan = form.scan(source, self._schemas)
@@ -160,14 +161,15 @@ class ToolParser:
         keep = 0 if source.ended or (form.at_start and source.text.strip()) else held_back(source.text, [form.open])
         body = source.text[: len(source.text) - keep].rstrip()
         if body:
-            self._content(body, pieces)
             source.text = source.text[len(body) :]
+            self._content(body, len(source.text), pieces)
         return False
 
-    def _content(self, text: str, pieces: list[Piece]) -> None:
+    def _content(self, text: str, after: int, pieces: list[Piece]) -> None:
+        """Adds content, behind which so many characters have come."""
         if text:
             self._has_begun, self._drops_space = True, False
-            pieces.append(Piece("content", text))
+            pieces.append(Piece("content", text, len(text) + after))
 
     def _advance(self, pieces: list[Piece]) -> bool:
         """Goes on with calls; whether they are over."""
@@ -189,7 +191,8 @@ class ToolParser:
         """The calls are complete."""
         source = self._source
         if self._holds and not _are_calls(self._calls):
-            self._content(self._opened() + self._whole[: len(self._whole) - len(source.text)], pieces)
+            after = len(source.text)
+            self._content(self._opened() + self._whole[: len(self._whole) - after], after, pieces)
             return
         pieces += self._calls
         self._drops_space = True
@@ -198,12 +201,13 @@ class ToolParser:
         """They are none: content, as far as nothing else was given for it."""
         source = self._source
         if self._holds and self._calls:
-            self._content(self._opened() + self._whole[: len(self._whole) - len(source.text)], pieces)
+            after = len(source.text)
+            self._content(self._opened() + self._whole[: len(self._whole) - after], after, pieces)
         elif source.has_told:
-            self._content(source.read, pieces)
+            self._content(source.read, len(source.text), pieces)
         else:
             source.text = source.read + source.text
-            self._content(self._opened(), pieces)
+            self._content(self._opened(), len(source.text), pieces)
 
     def _opened(self) -> str:
         """What was read before the calls."""

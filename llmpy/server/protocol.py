@@ -51,6 +51,7 @@ class Sampling(Common, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
+    response_format: Json | None = None
 
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -91,7 +92,6 @@ class ChatRequest(Sampling, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: Json | None = None
     tools: list[Json] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None

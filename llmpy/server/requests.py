@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from ..structured_outputs import StructuredOutputsParams
 from .errors import HttpError
-from .grammars import checked
+from .grammars import wanted_content
 from .protocol import ChatRequest, Inputs, Sampling
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -108,8 +107,7 @@ def sampling(body: Sampling, max_tokens: int | None) -> dict[str, Any]:
     fields["max_tokens"] = max_tokens
     if body.logit_bias:
         fields["logit_bias"] = {token_id(key): value for key, value in body.logit_bias.items()}
-    if body.structured_outputs is not None:
-        fields["structured_outputs"] = checked(StructuredOutputsParams(**body.structured_outputs))
+    fields["structured_outputs"] = wanted_content(body)
     return fields
 
 

@@ -41,9 +41,6 @@ class Responding:
         self.chat = Chat(service, request, to_chat(body, self._input), "resp")
         self.id = self.chat.id
         self.output = Output(self.chat.how["request_id"])
-        if self.chat.body.logprobs and (self.chat.tools or service.reasoning or self.chat.shows_marks):
-            message = "top_logprobs: not supported with tools, nor for models that reason; use /v1/chat/completions"
-            raise HttpError(400, message, "top_logprobs")
         self._status = "in_progress"
         self._why: str | None = None
         self._usage: dict[str, Any] | None = None
@@ -84,10 +81,17 @@ class Responding:
         """The conversation up to the end of the answer."""
         return self._input + self.output.items
 
+    def begin(self, output: RequestOutput) -> Message:
+        """The message that a first output begins."""
+        if self.chat.body.logprobs:
+            self.output.logprobs = self.chat.text_logprobs(output)
+        return self.chat.message(output.prompt)
+
     def take(self, sample: CompletionOutput, message: Message) -> bytes:
         """Adds what is new; the events of it."""
-        logprobs = [] if sample.logprobs is None else self._writer.chat(sample.logprobs)
-        return self.output.take(message.take(sample), message, logprobs)
+        if self.output.logprobs is not None:
+            self.output.logprobs.add(sample)
+        return self.output.take(message.take(sample), message)
 
     def end(self, output: RequestOutput, tokens: int, message: Message) -> bytes:
         """The end of the answer; the events of it."""
@@ -111,17 +115,15 @@ class Responding:
 
     async def run(self) -> dict[str, Any]:
         """The answer in one piece."""
-        self._writer = self.chat.writer()
         output = await self.chat.output()
         sample = output.outputs[0]
-        message = self.chat.message(output.prompt)
+        message = self.begin(output)
         self.take(sample, message)
         self.end(output, len(sample.token_ids_array), message)
         return self.whole()
 
     async def frames(self, stream: RequestStream) -> AsyncGenerator[bytes]:
         """The answer in events."""
-        self._writer = self.chat.writer()
         message: Message | None = None
         tokens = 0
         try:
@@ -130,7 +132,7 @@ class Responding:
                 sample = output.outputs[0]
                 tokens += len(sample.token_ids_array)
                 if message is None:
-                    message = self.chat.message(output.prompt)
+                    message = self.begin(output)
                 frame = self.take(sample, message)
                 if sample.finish_reason is not None:
                     frame += self.end(output, tokens, message)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from .chat import Message
+from .logprobs import TextLogprobs
 from .parsing import Piece
 
 Item = dict[str, Any]
@@ -25,7 +26,8 @@ class Output:
         self._id = id
         self._is_open = False
         self._number = 0
-        self._logprobs: list[Any] = []
+        self.logprobs: TextLogprobs | None = None
+        """Of the answer, where they are asked for."""
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """An event as it is sent."""
@@ -33,18 +35,16 @@ class Output:
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(made) + b"\n\n"
 
-    def take(self, pieces: list[Piece], message: Message, logprobs: list[Any]) -> bytes:
+    def take(self, pieces: list[Piece], message: Message) -> bytes:
         """Adds pieces.
 
         Args:
             pieces: What is new.
             message: Has taken them.
-            logprobs: Of the new tokens.
 
         Returns:
             The events.
         """
-        self._logprobs += logprobs  # of tokens without text as yet, too
         frame = b""
         number = len(message.calls) - sum(piece.kind == "call" for piece in pieces)
         for piece in pieces:
@@ -56,10 +56,11 @@ class Output:
                 self.items[-1]["arguments"] += piece.text
                 frame += self._delta("response.function_call_arguments.delta", piece.text, {})
             else:
-                frame += self._text(piece)
+                frame += self._text(piece, message.num_chars - piece.behind)
         return frame
 
-    def _text(self, piece: Piece) -> bytes:
+    def _text(self, piece: Piece, start: int) -> bytes:
+        """Adds text that begins at a character of the answer."""
         is_thought = piece.kind == "reasoning"
         kind, prefix = ("reasoning", "rs") if is_thought else ("message", "msg")
         frame = b""
@@ -69,7 +70,7 @@ class Output:
         part["text"] += piece.text
         if is_thought:
             return frame + self._delta("response.reasoning_text.delta", piece.text, {"content_index": 0})
-        logprobs, self._logprobs = self._logprobs, []
+        logprobs = [] if self.logprobs is None else self.logprobs.take(start, start + len(piece.text))
         part["logprobs"] += logprobs
         return frame + self._delta("response.output_text.delta", piece.text, {"content_index": 0, "logprobs": logprobs})
 
@@ -92,9 +93,9 @@ class Output:
 
     def finish(self, status: str) -> bytes:
         """Ends the answer, which has at least a message."""
-        frame = b"" if self.items else self._text(Piece("content", ""))
-        if self.items[-1]["type"] == "message":
-            self.items[-1]["content"][0]["logprobs"] += self._logprobs
+        frame = b"" if self.items else self._text(Piece("content", ""), 0)
+        if self.items[-1]["type"] == "message" and self.logprobs is not None:
+            self.items[-1]["content"][0]["logprobs"] += self.logprobs.rest()
         return frame + self.close(status)
 
     def close(self, status: str) -> bytes:

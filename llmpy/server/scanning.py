@@ -21,10 +21,12 @@ class Piece:
     Args:
         kind: What it belongs to; "call" opens a tool call, "arguments" goes on with the one opened last.
         text: The text; of "call" the function's name.
+        behind: Of content, the characters from its beginning to the end of the text so far.
     """
 
     kind: Literal["content", "reasoning", "call", "arguments"]
     text: str
+    behind: int = 0
 
 
 Scan: TypeAlias = Generator["Piece | None", None, Result]

@@ -1,13 +1,14 @@
 """StructuredOutputsParams: what is checked when it is made, and what the engine says without llguidance or with another one."""
 
 import asyncio
+import functools
 import json
 import re
 import subprocess
 
 import pytest
 
-from llmpy import LLM, AsyncEngine, InvalidRequestError, SamplingParams, UnsupportedError, structured_outputs
+from llmpy import LLM, AsyncEngine, InvalidRequestError, SamplingParams, UnsupportedError, lark
 from llmpy import StructuredOutputsParams as Structured
 
 pytest.importorskip("llguidance")
@@ -79,12 +80,111 @@ def test_json_object(llm):
     assert isinstance(json.loads(output.text), dict)
 
 
+def test_a_token_that_ends_is_no_text(llm):
+    """The tiny model's EOS is "#", which a tokenizer may well have as text: within a grammar it would end the sample early."""
+    assert llm.tokenizer.encode("#")[0] in llm.tokenizer.eos_token_ids
+    bias = {llm.tokenizer.encode("#")[0]: 50}
+    [output] = llm.generate("x", SamplingParams(structured_outputs={"regex": "[#a]{4}"}, logit_bias=bias))
+    assert (output.text, output.finish_reason) == ("aaaa", "stop")
+
+
+def const(text):
+    return {"type": "const_string", "value": text}
+
+
+def regex(pattern):
+    return {"type": "regex", "pattern": pattern}
+
+
+def sequence(*elements):
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def either(*elements):
+    return {"type": "or", "elements": list(elements)}
+
+
+def tag(begin, content, end):
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def triggered(**fields):
+    return {"type": "triggered_tags", "triggers": ["<"], "tags": TAGS, **fields}
+
+
+ANY = {"type": "any_text"}
+
+
 def test_structural_tag(llm):
     tag = {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": {"type": "boolean"}, "end": "</f>"}]}
     bias = {llm.tokenizer.encode("<")[0]: 9, llm.tokenizer.encode("f")[0]: 8}
     [output] = llm.generate("x", SamplingParams(structured_outputs={"structural_tag": tag}, max_tokens=200, logit_bias=bias))
     begun = [match.start() for match in re.finditer("<f", output.text) if match.start() < len(output.text) - 60]
     assert begun and all(re.match(r"<f>\s*(true|false)\s*</f>", output.text[start:]) for start in begun)
+
+
+TAGS = [tag("<a>", regex("[ab]+"), "</a>"), tag("<b ", {"type": "json_schema", "json_schema": {"const": 7}}, ["/>", "</b>"])]
+TAGS_PATTERN = "(<a>[ab]+</a>|<b 7(/>|</b>))"
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (const("ab"), "ab"),
+        (sequence(const("x"), regex("[0-9]{2}|z"), const("y/")), "x([0-9]{2}|z)y/"),
+        (either(const("no"), {"type": "json_schema", "json_schema": {"enum": [7, "a"]}}, regex("ma?")), 'no|7|"a"|ma?'),
+        (TAGS[1], "<b 7(/>|</b>)"),
+        (sequence({"type": "grammar", "grammar": 'root ::= "u" | "v"'}, const("!")), "[uv]!"),
+        (sequence({"type": "grammar", "grammar": 'start: "u"'}, {"type": "grammar", "grammar": 'start: "w"'}), "uw"),
+        (tag("<", ANY, "."), "<[^.]*[.]"),
+        (tag("<", either(ANY, const("")), "."), "<[^.]*[.]"),
+        (sequence(tag("<", ANY, ""), const("."), const("z")), "<[^.]*[.]z"),
+        (sequence(tag("<", ANY, "."), tag("(", const("z"), ")")), "<[^.]*[.][(]z[)]"),
+        (sequence(ANY, tag(".", regex("[ab]"), ";")), "[^.]*[.][ab];"),
+        ({"type": "tags_with_separator", "tags": TAGS, "separator": ", "}, f"({TAGS_PATTERN}(, {TAGS_PATTERN})*)?"),
+        ({"type": "tags_with_separator", "tags": TAGS, "separator": "", "at_least_one": True}, f"{TAGS_PATTERN}+"),
+        (sequence({"type": "tags_with_separator", "tags": TAGS, "separator": ",", "stop_after_first": True}, const("!")),
+         f"{TAGS_PATTERN}?!"),
+        (triggered(at_least_one=True, stop_after_first=True), TAGS_PATTERN),
+        (sequence(triggered(stop_after_first=True), const(".")), f"([^<.]*{TAGS_PATTERN}|[^<.]*)[.]"),
+        (tag("(", triggered(at_least_one=True), ")"), f"[(]{TAGS_PATTERN}([^<)]*{TAGS_PATTERN})*[^<)]*[)]"),
+        (tag("(", triggered(), ")"), f"[(]([^<)]*{TAGS_PATTERN})*[^<)]*[)]"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_structural_formats(llm, form, pattern):
+    """Free text and repetitions last until their end is drawn, which a bias makes likely."""
+    bias = dict.fromkeys([*llm.tokenizer.encode(".<)"), *llm.tokenizer.eos_token_ids], 5)
+    given = {"structural_tag": {"type": "structural_tag", "format": form}}
+    params = SamplingParams(structured_outputs=given, max_tokens=900, logit_bias=bias, n=8, seed=3)
+    for sample in llm.generate("x", params)[0].outputs:
+        assert sample.finish_reason == "stop" and re.fullmatch(pattern, sample.text, re.DOTALL), sample.text
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "message"),
+    [
+        ({"type": "token", "token": 5}, UnsupportedError, "have 'token'"),
+        (None, UnsupportedError, "have 'None'"),
+        ({"type": "any_text", "max_chars": 5}, UnsupportedError, "'max_chars' of any_text is not supported"),
+        ({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}, UnsupportedError, "'style' of json_schema"),
+        ({**TAGS[0], "end": [{"type": "token"}]}, UnsupportedError, "tokens are not supported"),
+        (sequence(ANY, regex("a")), UnsupportedError, "must follow what has no end"),
+        ({"type": "const_string"}, InvalidRequestError, "const_string misses its 'value'"),
+        ({"type": "regex", "pattern": 5}, InvalidRequestError, "'pattern' of regex must be a str"),
+        (sequence(), InvalidRequestError, "'elements' of sequence must be a list"),
+        (triggered(triggers=["<a"]), InvalidRequestError, "no trigger begins the tag '<b '"),
+        (triggered(triggers=["<", "x"]), InvalidRequestError, "no structure begins with the trigger 'x'"),
+        (triggered(tags=[ANY]), InvalidRequestError, "must be tags"),
+        pytest.param(
+            functools.reduce(lambda form, _: sequence(form), range(2000), ANY), InvalidRequestError, "too deeply", id="deep"
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_structural_formats_that_are_none(form, kind, message):
+    with pytest.raises(kind, match=f"structural_tag: .*{re.escape(message)}"):
+        Structured(structural_tag={"format": form})
 
 
 def test_async_engine(tmp_path, write_model):
@@ -110,7 +210,7 @@ def test_without_a_tokenizer(tmp_path, write_model):
 
 
 def test_without_llguidance(llm, monkeypatch):
-    monkeypatch.setattr(structured_outputs, "library_path", structured_outputs.library_path.__wrapped__)
+    monkeypatch.setattr(lark, "library_path", lark.library_path.__wrapped__)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'llmpy\[structured\]'"):
         llm.generate("x", structured_outputs={"choice": ["a"]})
@@ -128,7 +228,7 @@ def test_without_llguidance(llm, monkeypatch):
 def test_another_llguidance(tmp_path, write_model, monkeypatch, source, message):
     (tmp_path / "fake.c").write_text(source)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "fake.so", tmp_path / "fake.c"], check=True)
-    monkeypatch.setattr(structured_outputs, "library_path", lambda: str(tmp_path / "fake.so"))
+    monkeypatch.setattr(lark, "library_path", lambda: str(tmp_path / "fake.so"))
     with LLM(write_model(tmp_path), device="cpu", kv_cache_memory_bytes="16MiB") as llm:
         with pytest.raises(UnsupportedError, match=re.escape(message)):
             llm.generate("x", structured_outputs={"choice": ["a"]})

@@ -1,13 +1,20 @@
 """/v1/responses with the released client: whole, streamed, in turns."""
 
 import json
+import re
 from types import SimpleNamespace
 
+import httpx
+import numpy as np
 import openai
 import pytest
 
+from llmpy.detokenizer import Detokenizer
+from llmpy.logprobs import Logprobs
 from llmpy.server.chat import Message
 from llmpy.server.formats import FORMATS, REASONING
+from llmpy.server.harmony import HarmonyParser
+from llmpy.server.logprobs import LogprobWriter, TextLogprobs
 from llmpy.server.parsing import ReasoningParser, ToolParser
 from llmpy.server.responses_input import items_of, messages_of
 from llmpy.server.responses_output import Output
@@ -53,6 +60,61 @@ def test_logprobs(client):
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == logprobs
 
 
+CALL = '{"name": "f", "arguments": {"x": "é"}}'
+HARMONY_CALL = '<|start|>assistant<|channel|>commentary to=functions.f<|message|>{"x": 1}<|call|>'
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("kind", "said", "texts"),
+    [
+        ("hermes", f"<think>hé I look</think>\n\nI look é.\n<tool_call>\n{CALL}\n</tool_call>\n so é", ["I look é.", "so é"]),
+        ("hermes", f"I look<tool_call>\n{CALL[:-9]}", [f"I look<tool_call>\n{CALL[:-9]}"]),
+        ("hermes", "<think>hm</think>  a <b", ["  a <b"]),
+        ("llama3", f" {CALL}", []),
+        ("harmony", f"<|channel|>analysis<|message|>é so<|end|>{HARMONY_CALL}<|start|>assistant<|message|>é so", ["é so"]),
+    ],
+)
+def test_logprobs_are_those_of_the_text(engine, kind, said, texts, step):
+    rest = ToolParser(FORMATS[kind], {}, True)
+    parser = HarmonyParser(True) if kind == "harmony" else ReasoningParser(REASONING["think"], False, rest)
+    tokenizer, message, output = engine.tokenizer, Message(parser), Output("1")
+    output.logprobs = TextLogprobs(LogprobWriter(tokenizer, 0, False), Detokenizer(tokenizer))
+    ids, shown = tokenizer.encode(said), Detokenizer(tokenizer)
+    for start in range(0, len(ids), step):
+        part, is_last = ids[start : start + step], start + step >= len(ids)
+        column = np.array(part, np.int32)[:, None]
+        logprobs = Logprobs(column, -column.astype(np.float32), column, 2**20, lambda token: "")
+        text = shown.push(part, is_last)
+        sample = SimpleNamespace(text=text, finish_reason="stop" if is_last else None, token_ids=part, logprobs=logprobs)
+        output.logprobs.add(sample)
+        output.take(message.take(sample), message)
+    output.finish("completed")
+    parts = [item["content"][0] for item in output.items if item["type"] == "message"]
+    assert [part["text"] for part in parts] == texts
+    for part in parts:
+        assert b"".join(bytes(token["bytes"]) for token in part["logprobs"]).decode() == part["text"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_beside_a_call(serve, stream):
+    pytest.importorskip("llguidance")
+    said = r'h[ij] <tool_call>\{"name": "f", "arguments": \{\}\}</tool_call>'
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    ask = {"model": "tiny", "input": "x", "tools": tools, "include": ["message.output_text.logprobs"], "stream": stream}
+    url = serve(tool_call_parser="hermes", reasoning_parser="none").url
+    answer = httpx.post(url + PATH, json={**ask, "structured_outputs": {"regex": said}, "logit_bias": {"71": 50}}, timeout=60)
+    if stream:
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+        output = events[-1]["response"]["output"]
+    else:
+        output = answer.json()["output"]
+    assert [item["type"] for item in output] == ["message", "function_call"]
+    [part] = output[0]["content"]
+    assert re.fullmatch("h[ij]", part["text"]) and "".join(token["token"] for token in part["logprobs"]) == part["text"]
+    assert all(token["logprob"] <= 0 for token in part["logprobs"])
+
+
 def test_items_become_messages():
     items = [
         {"role": "developer", "content": "rules"},
@@ -76,7 +138,7 @@ def test_reasoning_text_and_calls_are_items_in_their_order():
     output, frames = Output("1"), b""
     for i in range(0, len(said), 7):
         sample = SimpleNamespace(text=said[i : i + 7], finish_reason="stop" if i + 7 >= len(said) else None)
-        frames += output.take(message.take(sample), message, [])
+        frames += output.take(message.take(sample), message)
     frames += output.finish("completed")
     assert [item["type"] for item in output.items] == ["reasoning", "message", "function_call"]
     assert output.items[0]["content"][0]["text"] == "hm" and output.items[1]["content"][0]["text"] == "I look."

@@ -11,9 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 from llmpy.server import build_app
+from llmpy.server.errors import HttpError
 from llmpy.server.formats import FORMATS, REASONING
-from llmpy.server.grammars import CALLS, Constraint
+from llmpy.server.grammars import Constraint
 from llmpy.server.protocol import ChatRequest
+from llmpy.structured_outputs import StructuredOutputsParams
 
 pytest.importorskip("llguidance")
 
@@ -45,7 +47,7 @@ def ask(url, **fields):
     return client.chat.completions.create(model="tiny", messages=TALK, **fields)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_forced_calls_parse_and_fit(name, engine, running):
     url = running(build_app(engine, served_model_name=("tiny",), tool_call_parser=name, reasoning_parser="none")).url
     for seed, extra in (
@@ -138,8 +140,9 @@ def test_refusals(client, fields, param):
 )
 def test_grammars_begin_behind_reasoning(engine, marks, prompt, begins):
     names = {"open": REASONING[marks].open, "close": REASONING[marks].close}
-    body = ChatRequest(messages=TALK, structured_outputs={"regex": "[a-c]/[0-9]{3}"})
-    params = Constraint(body, engine.tokenizer, None, REASONING[marks]).params(prompt.format(**names))
+    body = ChatRequest(messages=TALK)
+    content = StructuredOutputsParams(regex="[a-c]/[0-9]{3}")
+    params = Constraint(body, content, engine.tokenizer, None, REASONING[marks]).params(prompt.format(**names))
     given = {"prompt": "x", "output_token_ids": engine.tokenizer.encode(begins.format(**names))}
     handle = engine.add_request(given, structured_outputs=params, max_tokens=60, temperature=0)
     output = handle.wait(60)
@@ -147,5 +150,41 @@ def test_grammars_begin_behind_reasoning(engine, marks, prompt, begins):
     assert output.error is None and re.fullmatch("[a-c]/[0-9]{3}", said.split("\n")[-1])
 
 
-def test_every_forced_format_is_known():
-    assert CALLS.keys() < FORMATS.keys()
+def test_structural_tags(url):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "regex", "pattern": "[ab]{2}"}, "end": "</a>"}
+    form = {"type": "tags_with_separator", "tags": [tag], "separator": " ", "at_least_one": True}
+    body = {"response_format": {"type": "structural_tag", "format": form}}
+    plain = {"structured_outputs": {"structural_tag": body["response_format"]}}
+    made = [ask(url, extra_body=extra, max_tokens=300).choices[0].message.content for extra in (body, plain)]
+    made.append(client.completions.create(model="tiny", prompt="x", max_tokens=300, extra_body=body).choices[0].text)
+    assert all(re.fullmatch("<a>[ab]{2}</a>( <a>[ab]{2}</a>)*", text) for text in made), made
+    structures = [{"begin": "<a>", "schema": {"const": 7}, "end": "</a>"}]
+    older = {"type": "structural_tag", "triggers": ["<"], "structures": structures}
+    text = ask(url, response_format=older, max_tokens=40, logit_bias={"27": 50}).choices[0].message.content
+    assert "<a>7</a>" in text
+
+
+def test_a_list_of_grammars_stands_behind_reasoning(engine):
+    elements = [{"type": "grammar", "grammar": 'start: "u"'}, {"type": "const_string", "value": "/"}]
+    form = {"type": "sequence", "elements": elements}
+    content = StructuredOutputsParams(structural_tag={"format": form})
+    body, marks = ChatRequest(messages=TALK), REASONING["think"]
+    params = Constraint(body, content, engine.tokenizer, None, marks).params("<think>")
+    given = {"prompt": "x", "output_token_ids": engine.tokenizer.encode("so</think>")}
+    handle = engine.add_request(given, structured_outputs=params)
+    output = handle.wait(60)
+    assert output.text.strip() == "u/" and output.finish_reason == "stop"
+    named = StructuredOutputsParams(grammar=json.dumps({"grammars": [{"name": "a", "lark_grammar": 'start: "u"'}]}))
+    with pytest.raises(HttpError, match="the first one must have no name here"):
+        Constraint(body, named, engine.tokenizer, None, marks).params("<think>")
+
+
+def test_response_format_of_completions(url, client):
+    api = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    form = {"type": "json_schema", "json_schema": {"name": "c", "schema": Color.model_json_schema()}}
+    made = api.completions.create(model="tiny", prompt=["a", "x"], max_tokens=400, extra_body={"response_format": form})
+    assert all(Color.model_validate_json(choice.text) for choice in made.choices)
+    for wrong in ({"type": "nonsense"}, {"type": "json_schema"}):
+        answer = client.post("/v1/completions", json={"prompt": "x", "response_format": wrong})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "response_format"
