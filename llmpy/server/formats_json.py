@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from .scanning import Malformed, Scan, Schemas, Source
@@ -12,11 +13,18 @@ _OTHER_KEYS = ("id", "type", "index", "tool_call_id")
 
 
 def decode(text: str) -> Any:
-    """A JSON value, None if it is none."""
+    """A JSON value, None if it is none; numbers that are not finite are none."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
         return None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _whole(source: Source, name: str, text: str) -> Scan[None]:

@@ -36,7 +36,15 @@ class _Writer:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """JSON.
+
+    Raises:
+        Malformed: It has no such thing: infinity, sets, what is nested too deep.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        raise Malformed from None
 
 
 def glm(source: Source, schemas: Schemas) -> Scan[None]:
@@ -89,9 +97,9 @@ def _call(source: Source) -> Scan[None]:
         call = ast.parse(f"f{inside}", mode="eval").body
         assert isinstance(call, ast.Call) and not call.args
         arguments = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords if item.arg is not None}
-        text = _dump(arguments)
     except (SyntaxError, ValueError, AssertionError, TypeError, RecursionError, MemoryError):
         raise Malformed from None
+    text = _dump(arguments)
     yield source.tell("call", name)
     yield source.tell("arguments", text)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from .formats_json import decode
-from .parsing import held_back
-from .scanning import Piece
+from .scanning import Piece, held_back, slices
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _TEXT = "<|message|>"
@@ -24,6 +23,8 @@ class HarmonyParser:
     def __init__(self, holds: bool) -> None:
         self._holds = holds
         self._held = ""
+        self._left = 0
+        self._begun: list[str] = []
         self._header = ""
         self._kind: str | None = None
         self._call: list[str] = []
@@ -31,22 +32,28 @@ class HarmonyParser:
 
     def push(self, text: str) -> list[Piece]:
         """What new text gives."""
-        self._held += text
         pieces: list[Piece] = []
-        while self._step(pieces):
-            pass
+        self._left = len(text)
+        for part in slices(text):
+            self._held += part
+            self._left -= len(part)
+            while self._step(pieces):
+                pass
         return pieces
 
     def _step(self, pieces: list[Piece]) -> bool:
-        if self._kind is None and not self._header and self._held and not "<|".startswith(self._held[:2]):
+        is_first = not self._header and not self._begun
+        if self._kind is None and is_first and self._held and not "<|".startswith(self._held[:2]):
             self._kind = "content"  # no header at all
         if self._kind is None:
             header, found, rest = self._held.partition(_TEXT)
-            if not found:
-                return False
-            self._header, self._held = header, rest
-            self._begin(pieces)
-            return True
+            keep = 0 if found else held_back(self._held, [_TEXT])
+            self._begun += [header[: len(header) - keep]] if len(header) > keep else []
+            self._held = rest if found else header[len(header) - keep :]
+            if found:
+                self._header, self._begun = "".join(self._begun), []
+                self._begin(pieces)
+            return bool(found)
         places = [(place, mark) for mark in _ENDS if (place := self._held.find(mark)) >= 0]
         if not places:
             keep = held_back(self._held, _ENDS)
@@ -79,7 +86,7 @@ class HarmonyParser:
         elif self._kind == "call":
             pieces.append(Piece("arguments", text))
         else:
-            pieces.append(Piece("reasoning" if self._kind == "reasoning" else "content", text, len(self._held)))
+            pieces.append(Piece("reasoning" if self._kind == "reasoning" else "content", text, len(self._held) + self._left))
 
     def _end(self, pieces: list[Piece]) -> None:
         """A message is over; what is held comes behind it."""
@@ -89,7 +96,7 @@ class HarmonyParser:
                 pieces += [Piece("call", self._name), Piece("arguments", arguments)]
             else:
                 whole = self._header + _TEXT + arguments
-                pieces.append(Piece("content", whole, len(whole) + len(self._held)))
+                pieces.append(Piece("content", whole, len(whole) + len(self._held) + self._left))
         self._kind = None
 
     def finish(self) -> list[Piece]:
@@ -100,7 +107,7 @@ class HarmonyParser:
             self._tell(held, pieces)
             self._held = ""
             self._end(pieces)
-        elif held and not self._header:
+        elif not self._header and (held := "".join(self._begun) + held):
             pieces.append(Piece("content", held, len(held)))
         self._held = ""
         return pieces

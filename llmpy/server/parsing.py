@@ -6,14 +6,18 @@ beginning of a marker is held back until more has come.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from .formats import Format, Markers
 from .formats_json import decode
-from .scanning import Malformed, Piece, Scan, Schemas, Source
+from .scanning import Malformed, Piece, Scan, Schemas, Source, held_back, slices
 
-__all__ = ["Parser", "Piece", "PlainParser", "ReasoningParser", "ToolParser", "held_back"]
+__all__ = ["Parser", "Piece", "PlainParser", "ReasoningParser", "ToolParser"]
+
+MAX_AGAIN = 64 << 10
+"""Characters of one answer that are read again, since calls may begin within what looked like some and was none."""
 
 
 class Parser(Protocol):
@@ -38,17 +42,6 @@ class PlainParser:
         return []
 
 
-def held_back(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest tail of a text that is the beginning of a marker."""
-    longest = 0
-    for marker in markers:
-        place = text.find(marker[0], max(len(text) - len(marker) + 1, 0))
-        while place >= 0 and not marker.startswith(text[place:]):
-            place = text.find(marker[0], place + 1)
-        longest = max(longest, len(text) - place if place >= 0 else 0)
-    return longest
-
-
 class ReasoningParser:
     """Text between two markers at the beginning is reasoning; what follows goes to another parser.
 
@@ -62,6 +55,7 @@ class ReasoningParser:
         self._open, self._close = markers.open, markers.close
         self._state: Literal["before", "inside", "after"] = "inside" if is_open else "before"
         self._rest, self._held = rest, ""
+        self._space: list[str] = []
         self._drops_lines = False
 
     def push(self, text: str) -> list[Piece]:
@@ -69,11 +63,12 @@ class ReasoningParser:
         text, self._held = self._held + text, ""
         if self._state == "before":
             start = text.lstrip()
+            self._space.append(text[: len(text) - len(start)])
             if self._open.startswith(start):  # nothing but the beginning of the marker so far
-                self._held = text
+                self._held = start
                 return []
             self._state = "inside" if start.startswith(self._open) else "after"
-            text = start[len(self._open) :] if self._state == "inside" else text
+            text = start[len(self._open) :] if self._state == "inside" else "".join(self._space) + start
         if self._state == "after":
             return self._pass_on(text)
         inside, found, after = text.partition(self._close)
@@ -97,7 +92,8 @@ class ReasoningParser:
         held, self._held = self._held, ""
         if self._state == "inside":
             return _reasoning(held) + self._rest.finish()
-        return self._rest.push(held) + self._rest.finish()
+        space = "".join(self._space) if self._state == "before" else ""
+        return self._rest.push(space + held) + self._rest.finish()
 
 
 def _reasoning(text: str) -> list[Piece]:
@@ -118,58 +114,70 @@ class ToolParser:
         self._form, self._schemas, self._holds = form, schemas, holds
         self._source = Source()
         self._scan: Scan[None] | None = None
+        self._coming: deque[str] = deque()
+        self._has_ended = False
         self._calls: list[Piece] = []
-        self._whole = self._gap = ""
+        self._whole: list[str] = []
+        self._space: list[str] = []
+        self._gap = ""
+        self._num_again = 0
         self._has_begun = self._drops_space = False
 
     def push(self, text: str) -> list[Piece]:
         """Content at once; of calls what is sure."""
-        self._source.text += text
-        if self._scan is not None and self._holds:
-            self._whole += text
+        source = self._source
         pieces: list[Piece] = []
-        while self._find(pieces) if self._scan is None else self._advance(pieces):
-            pass
+        self._coming.extend(slices(text))
+        while self._coming:
+            part = self._coming.popleft()
+            source.text += part
+            source.ended = self._has_ended and not self._coming
+            if self._scan is not None and self._holds:
+                self._whole.append(part)
+            while self._find(pieces) if self._scan is None else self._advance(pieces):
+                pass
         return pieces
 
     def finish(self) -> list[Piece]:
         """A call that the end completes, and the tail."""
-        self._source.ended = True
+        self._has_ended = True
         pieces = self.push("")
         self._content(self._source.text, 0, pieces)
         self._source.text = ""
         return pieces
 
     def _find(self, pieces: list[Piece]) -> bool:
-        """Content up to where calls begin; whether they do."""
+        """Content up to where calls begin; whether they do. White space waits for what follows it."""
         form, source = self._form, self._source
         if self._drops_space:
             source.text = source.text.lstrip()
         before, found, after = source.text.partition(form.open)
-        if form.at_start and (self._has_begun or (found and before.strip())):
+        is_alone = form.at_start and (self._has_begun or bool(found and before.strip()))
+        if is_alone:
             self._content(source.text, 0, pieces)
             source.text = ""
             return False
-        if found:
-            said = before.rstrip()
-            self._content(said, len(source.text) - len(said), pieces)
-            self._gap = before[len(said) :]
-            source.text = form.open + after if form.at_start else after
-            source.read, source.has_told, self._whole = "", False, source.text
-            self._scan = form.scan(source, self._schemas)
-            return True
-        keep = 0 if source.ended or (form.at_start and source.text.strip()) else held_back(source.text, [form.open])
-        body = source.text[: len(source.text) - keep].rstrip()
+        num_chars = len(source.text)
+        if not found:
+            keep = 0 if source.ended or (form.at_start and before.strip()) else held_back(before, [form.open])
+            before, source.text = before[: len(before) - keep], before[len(before) - keep :]
+        body = before.rstrip()
         if body:
-            source.text = source.text[len(body) :]
-            self._content(body, len(source.text), pieces)
-        return False
+            self._content(body, num_chars - len(body), pieces)
+        self._space.append(before[len(body) :])
+        if found:
+            self._gap, self._space = "".join(self._space), []
+            source.begin(form.open + after if form.at_start else after)
+            self._whole = [source.text]
+            self._scan = form.scan(source, self._schemas)
+        return bool(found)
 
     def _content(self, text: str, after: int, pieces: list[Piece]) -> None:
-        """Adds content, behind which so many characters have come."""
+        """Adds content, with the white space that waited for it; so many characters that came already follow."""
+        text, self._space = "".join(self._space) + text, []
         if text:
             self._has_begun, self._drops_space = True, False
-            pieces.append(Piece("content", text, len(text) + after))
+            pieces.append(Piece("content", text, len(text) + after + sum(map(len, self._coming))))
 
     def _advance(self, pieces: list[Piece]) -> bool:
         """Goes on with calls; whether they are over."""
@@ -189,10 +197,8 @@ class ToolParser:
 
     def _settle(self, pieces: list[Piece]) -> None:
         """The calls are complete."""
-        source = self._source
         if self._holds and not _are_calls(self._calls):
-            after = len(source.text)
-            self._content(self._opened() + self._whole[: len(self._whole) - after], after, pieces)
+            self._content(self._written(), len(self._source.text), pieces)
             return
         pieces += self._calls
         self._drops_space = True
@@ -201,25 +207,34 @@ class ToolParser:
         """They are none: content, as far as nothing else was given for it."""
         source = self._source
         if self._holds and self._calls:
-            after = len(source.text)
-            self._content(self._opened() + self._whole[: len(self._whole) - after], after, pieces)
+            self._content(self._written(), len(self._source.text), pieces)
         elif source.has_told:
             self._content(source.read, len(source.text), pieces)
         else:
-            source.text = source.read + source.text
-            self._content(self._opened(), len(source.text), pieces)
+            self._num_again += len(source.read)
+            self._content(self._opened(), len(source.read) + len(source.text), pieces)
+            if self._num_again > MAX_AGAIN:
+                self._content(source.read, len(source.text), pieces)
+                return
+            self._coming.extendleft(reversed([*slices(source.read + source.text)]))
+            source.text = ""
 
     def _opened(self) -> str:
         """What was read before the calls."""
         return self._gap + ("" if self._form.at_start else self._form.open)
 
+    def _written(self) -> str:
+        """That, and what the scan has read."""
+        whole = "".join(self._whole)
+        return self._opened() + whole[: len(whole) - len(self._source.text)]
+
 
 def _are_calls(pieces: Sequence[Piece]) -> bool:
     """Whether all arguments are JSON objects."""
-    texts: list[str] = []
+    texts: list[list[str]] = []
     for piece in pieces:
         if piece.kind == "call":
-            texts.append("")
+            texts.append([])
         else:
-            texts[-1] += piece.text
-    return bool(texts) and all(isinstance(decode(text), dict) for text in texts)
+            texts[-1].append(piece.text)
+    return bool(texts) and all(isinstance(decode("".join(parts)), dict) for parts in texts)

@@ -7,7 +7,7 @@ never on where it was cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -38,10 +38,28 @@ _PLAIN = re.compile(r"[^\"'(){}\[\]]+")
 _IN_STRING = re.compile(r"[^\"'\\]+")
 _SCALAR = re.compile(r"[^\s,}\]]*")
 NAME = re.compile(r"[\w.-]+")
+SLICE_CHARS = 4096
 
 
 class Malformed(Exception):
     """The text is no call."""
+
+
+def slices(text: str) -> Iterator[str]:
+    """A text in parts, at least one: what stays of a part is copied whenever some of it is read."""
+    for start in range(0, max(len(text), 1), SLICE_CHARS):
+        yield text[start : start + SLICE_CHARS]
+
+
+def held_back(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest tail of a text that is the beginning of a marker."""
+    longest = 0
+    for marker in markers:
+        place = text.find(marker[0], max(len(text) - len(marker) + 1, 0))
+        while place >= 0 and not marker.startswith(text[place:]):
+            place = text.find(marker[0], place + 1)
+        longest = max(longest, len(text) - place if place >= 0 else 0)
+    return longest
 
 
 class Source:
@@ -49,23 +67,31 @@ class Source:
 
     def __init__(self) -> None:
         self.text = ""
-        """What was not read yet."""
+        """What was not read yet; short, since a scan reads what it is given."""
         self.ended = False
         """No more comes."""
-        self.read = ""
-        """What was read since the last piece."""
         self.has_told = False
-        """A piece was given."""
+        """A piece was given since the beginning."""
+        self._read: list[str] = []
+
+    @property
+    def read(self) -> str:
+        """What was read since the last piece."""
+        return "".join(self._read)
+
+    def begin(self, text: str) -> None:
+        """Goes on with this text, as if nothing had been read."""
+        self.text, self.has_told, self._read = text, False, []
 
     def take(self, count: int) -> str:
         """Reads some characters."""
         part, self.text = self.text[:count], self.text[count:]
-        self.read += part
+        self._read.append(part)
         return part
 
     def tell(self, kind: Literal["call", "arguments"], text: str) -> Piece:
         """A piece that stands for what was read."""
-        self.read, self.has_told = "", True
+        self.has_told, self._read = True, []
         return Piece(kind, text)
 
     def more(self) -> Scan[None]:
@@ -108,22 +134,26 @@ class Source:
 
     def until(self, *marks: str) -> Scan[tuple[str, str]]:
         """Reads to behind the first of some marks; the text before it, and the mark."""
+        parts: list[str] = []
         while True:
             places = [(place, mark) for mark in marks if (place := self.text.find(mark)) >= 0]
             if places:
                 place, mark = min(places)
-                before = self.take(place)
-                return before, self.take(len(mark))
+                parts.append(self.take(place))
+                return "".join(parts), self.take(len(mark))
+            parts.append(self.take(len(self.text) - held_back(self.text, marks)))
             yield from self.more()
 
     def name(self) -> Scan[str]:
         """Reads the name of a function."""
+        name = ""
         while True:
             found = NAME.match(self.text)
-            if found is None and self.text:
+            name += "" if found is None else self.take(found.end())
+            if self.text and not name:
                 raise Malformed
-            if found is not None and found.end() < len(self.text):
-                return self.take(found.end())
+            if self.text:
+                return name
             yield from self.more()
 
     def value(self, tells: bool = False, quotes: str = '"') -> Scan[str]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmpy.server import formats
+from llmpy.server import formats, parsing, scanning
 from llmpy.server.formats import FORMATS, HARMONY, REASONING, Format, reasoning_format, tool_format
 from llmpy.server.harmony import HarmonyParser
 from llmpy.server.parsing import PlainParser, ReasoningParser, ToolParser
@@ -195,16 +195,84 @@ def test_answers_that_only_look_like_calls(text):
     at=st.integers(0, 400),
 )
 def test_cuts_change_nothing_and_no_text_is_lost(name, holds, text, cuts, at):
-    """Noise in the middle of a call, and noise alone."""
+    """Noise in the middle of a call, and noise alone; within the limits of long answers and beyond them."""
     if name == "harmony":
         return
     written = call(name)
     at = min(at, len(written))
     for noise in (text, written[:at] + text + written[at:]):
-        whole = pieces(parser_of(name, holds), noise)
-        assert pieces(parser_of(name, holds), noise, cuts) == whole
-        if all(kind == "content" for kind, _ in whole):
-            assert "".join(body for _, body in whole).split() == noise.split()
+        for limits in ((4096, 65536), (5, 30)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(scanning, "SLICE_CHARS", limits[0])
+                patch.setattr(parsing, "MAX_AGAIN", limits[1])
+                whole = pieces(parser_of(name, holds), noise)
+                assert pieces(parser_of(name, holds), noise, cuts) == whole
+            if all(kind == "content" for kind, _ in whole):
+                assert "".join(body for _, body in whole).split() == noise.split()
+
+
+LONG = {name: text.replace("%s", '{"x": "' + "y" * 8_000 + '"}') for name, text in TEXTS.items()}
+LONG |= {name: text.replace("Łódź", "y" * 8_000) for name, text in WRITTEN.items()}
+
+
+def texts_of(parser):
+    """All text that a parser holds in one piece, and that is copied whenever some is added."""
+    parts = [parser, getattr(parser, "_source", None), getattr(parser, "_rest", None)]
+    return [value for part in parts if part is not None for value in vars(part).values() if isinstance(value, str)]
+
+
+def push_slowly(parser, text):
+    """One character at a time: the time grows with the length alone, as nothing long is held in one piece."""
+    found = []
+    for place, char in enumerate(text):
+        found += parser.push(char)
+        assert place % 500 or max(map(len, texts_of(parser)), default=0) < 5000
+    return found + parser.finish()
+
+
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_long_answers_by_the_character(name, holds):
+    slow, whole = push_slowly(parser_of(name, holds), LONG[name]), pieces(parser_of(name, holds), LONG[name])
+    assert [body for kind, body in whole if kind == "call"] == ["weather"]
+    assert "".join(piece.text for piece in slow) == "".join(body for _, body in whole)
+
+
+@pytest.mark.parametrize("begin", ["", "<tool_call>\n<function=", '<tool_call>{"', "<|channel|>", '<tool_call>{"name": "f'])
+@pytest.mark.parametrize("char", [" ", "x"])
+def test_long_answers_that_are_nothing(begin, char):
+    """Such as the white space that a model writes for ever when it must write JSON."""
+    text = begin + char * 8_000
+    inner = [parser_of(name, holds) for name in ("hermes", "qwen_coder", "pythonic", "harmony") for holds in (False, True)]
+    for parser in [*inner, ReasoningParser(THINK, False, parser_of("hermes"))]:
+        assert "".join(piece.text for piece in push_slowly(parser, text)) in (text, char * 8_000)
+
+
+def test_beginnings_of_calls_within_each_other():
+    """What begins again and again is read again only so often."""
+    for name, begin in (("hermes", '<tool_call>{"arguments": ['), ("lfm2", "<|tool_call_start|>[f(")):
+        parser = parser_of(name, True)
+        assert pieces(parser, begin * 20_000) == [["content", begin * 20_000]]
+        assert parser._num_again < parsing.MAX_AGAIN + 20_000 * len(begin)
+
+
+def test_numbers_that_json_has_not():
+    for number in ("NaN", "-Infinity", "1e999"):
+        pairs = f"<arg_key>x</arg_key><arg_value>{number}</arg_value>"
+        assert pieces(parser_of("glm"), f"<tool_call>f\n{pairs}</tool_call>")[1][1] == json.dumps({"x": number})
+        text = f'<tool_call>{{"name": "f", "arguments": {{"x": {number}}}}}</tool_call>'
+        assert pieces(parser_of("hermes", True), text) == [["content", text]]
+    assert pieces(parser_of("pythonic"), "[f(x=1e999)]") == [["content", "[f(x=1e999)]"]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_that_are_too_deep(name):
+    if name in TEXTS:
+        deep = TEXTS[name].replace("%s", '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}")
+        assert [kind for kind, _ in pieces(parser_of(name, True), deep)] == ["content"]
+    else:
+        deep = WRITTEN[name].replace("3", "[" * 100_000 + "]" * 100_000)
+        assert pieces(parser_of(name, True), deep)[0][0] in ("content", "call")
 
 
 HARMONY_TEXT = (
