@@ -12,11 +12,12 @@ from starlette.types import ASGIApp
 from ..outputs import CompletionOutput, RequestOutput
 from .chat import Chat, Message, for_template
 from .errors import HttpError, answer, to_http
+from .formats_json import decode
 from .frames import EventStream, attended
 from .parsing import Piece
 from .protocol import ChatRequest, MessagesRequest
 from .requests import read, template_arguments
-from .service import Service, chars_of
+from .service import Service, size_of
 
 encode = msgspec.json.encode
 
@@ -131,11 +132,8 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
         blocks.append({"type": "text", "text": message.content})
     for call in message.calls:
         function = call["function"]
-        try:
-            given = msgspec.json.decode(function["arguments"] or "{}")
-        except msgspec.DecodeError:
-            given = {}
-        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": given})
+        given = decode(function["arguments"])
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": given or {}})
     return blocks
 
 
@@ -247,5 +245,5 @@ async def count_tokens(service: Service, request: Request) -> ASGIApp:
     service.model_name(body.model)
     arguments = template_arguments(body, False)
     turns = [for_template(message) for message in body.messages]
-    ids = await service.beside(chars_of(turns), lambda: service.prompt_ids(turns, arguments))
+    ids = await service.beside(size_of(turns, body.tools), lambda: service.prompt_ids(turns, arguments))
     return answer({"input_tokens": len(ids)}, headers=service.answer_headers(request))

@@ -22,7 +22,7 @@ from .logprobs import LogprobWriter, TextLogprobs, prompt_logprobs
 from .parsing import Parser, Piece
 from .protocol import ChatRequest
 from .requests import read, sampling, template_arguments
-from .service import Answering, Service, chars_of, raise_failure, usage_of, with_ids
+from .service import Answering, Service, raise_failure, size_of, usage_of, with_ids
 
 encode = msgspec.json.encode
 
@@ -40,15 +40,26 @@ class Message:
     parser: Parser
     ends: tuple[str, ...] = ()
     close_id: int | None = None
-    content: str = ""
-    reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
+    """The arguments of the last one are there when it is over."""
     has_begun: bool = False
     num_chars: int = 0
     """Of the text so far."""
+    is_over: bool = False
     num_thought: int = 0
     """Tokens up to the one that ends reasoning."""
     is_thought_out: bool = False
+    _texts: dict[str, list[str]] = field(init=False, default_factory=lambda: {"content": [], "reasoning": [], "arguments": []})
+
+    @property
+    def content(self) -> str:
+        """What is said."""
+        return "".join(self._texts["content"])
+
+    @property
+    def reasoning(self) -> str:
+        """What is thought."""
+        return "".join(self._texts["reasoning"])
 
     def take(self, sample: CompletionOutput) -> list[Piece]:
         """The pieces of a sample's new text, which are added."""
@@ -60,24 +71,32 @@ class Message:
             self.is_thought_out = self.close_id in ids
             self.num_thought += ids.index(self.close_id) + 1 if self.is_thought_out else len(ids)
         self.num_chars += len(text)
-        pieces = self.parser.push(text) + (self.parser.finish() if sample.finish_reason is not None else [])
+        self.is_over = sample.finish_reason is not None
+        pieces = self.parser.push(text) + (self.parser.finish() if self.is_over else [])
         for piece in pieces:
-            if piece.kind == "content":
-                self.content += piece.text
-            elif piece.kind == "reasoning":
-                self.reasoning += piece.text
-            elif piece.kind == "call":
+            if piece.kind == "call":
+                self._end_call()
                 function = {"name": piece.text, "arguments": ""}
                 self.calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
             else:
-                self.calls[-1]["function"]["arguments"] += piece.text
+                self._texts[piece.kind].append(piece.text)
+        if self.is_over:
+            self._end_call()
         return pieces
 
+    def _end_call(self) -> None:
+        """Puts the arguments in their place, where there is a call."""
+        if self.calls:
+            self.calls[-1]["function"]["arguments"] += "".join(self._texts["arguments"])
+            self._texts["arguments"].clear()
+
     def num_reasoning(self, tokenizer: Tokenizer) -> int:
-        """Tokens of the reasoning."""
-        if not self.reasoning:
+        """Tokens of the reasoning; where no token of its own ends it they are counted once, when all is said."""
+        if not self._texts["reasoning"]:
             return 0
-        return len(tokenizer.encode(self.reasoning, False)) if self.close_id is None else self.num_thought
+        if self.close_id is None and self.is_over and not self.num_thought:
+            self.num_thought = len(tokenizer.encode(self.reasoning, False))
+        return self.num_thought
 
     def whole(self) -> dict[str, Any]:
         """The message of an answer in one piece."""
@@ -147,7 +166,7 @@ class Chat(Answering):
         messages = [for_template(message) for message in self.body.messages]
         engine = self.service.engine
         return await self.service.beside(
-            chars_of(messages), lambda: engine.chat(messages, **self.how, **self.template, **self.sampling(messages))
+            size_of(messages, self.tools), lambda: engine.chat(messages, **self.how, **self.template, **self.sampling(messages))
         )
 
     def sampling(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -301,7 +320,7 @@ def _with_object(call: Any) -> Any:
     arguments = function["arguments"]
     try:
         parsed = msgspec.json.decode(arguments) if arguments else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         raise HttpError(400, "messages: arguments of a tool call are not JSON", "messages") from None
     return {**call, "function": {**function, "arguments": parsed}}
 

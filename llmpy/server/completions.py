@@ -54,10 +54,12 @@ class Completion(Answering):
     async def submit(self) -> list[RequestStream]:
         """Queues all prompts, or none."""
         streams: list[RequestStream] = []
+        if self.body.add_special_tokens is False:
+            self.prompts = await self.service.encoded(self.prompts)
         try:
             for index, prompt in enumerate(self.prompts):
                 how = {**self.how, "request_id": self.how["request_id"] + (f"-{index}" if len(self.prompts) > 1 else "")}
-                streams.append(self.service.engine.generate(self.item(prompt), **how, **self.fields))
+                streams.append(self.service.engine.generate(prompt, **how, **self.fields))
         except BaseException:
             for stream in streams:
                 stream.close()
@@ -80,13 +82,8 @@ class Completion(Answering):
         asks: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": self.body.logprobs}
         asks["output_kind"] = RequestOutputKind.FINAL_ONLY
         generate = self.service.engine.generate
-        streams = [generate(self.item(prompt), cache_salt=self.how["cache_salt"], **asks) for prompt in self.prompts]
+        streams = [generate(prompt, cache_salt=self.how["cache_salt"], **asks) for prompt in self.prompts]
         return [await stream for stream in streams]
-
-    def item(self, prompt: str | list[int]) -> Any:
-        """A prompt as the engine takes it."""
-        is_plain = self.body.add_special_tokens is False and isinstance(prompt, str)
-        return self.service.tokenizer.encode(prompt, False) if is_plain and isinstance(prompt, str) else prompt
 
     # ---- at once ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from .. import __version__
 from .errors import HttpError, answer
 from .protocol import DetokenizeRequest, TokenizeRequest
 from .requests import read
-from .service import Service, chars_of
+from .service import Service, size_of
 
 
 async def models(service: Service, request: Request) -> ASGIApp:
@@ -56,10 +56,10 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
             "chat_template_kwargs": body.chat_template_kwargs or {},
         }
         turns = body.messages
-        ids = await service.beside(chars_of(turns), lambda: service.prompt_ids(turns, arguments))
+        ids = await service.beside(size_of(turns, body.tools), lambda: service.prompt_ids(turns, arguments))
     made: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len}
     if body.return_token_strs:
-        made["token_strs"] = tokenizer.convert_ids_to_tokens(ids)
+        made["token_strs"] = await service.beside(len(ids), lambda: tokenizer.convert_ids_to_tokens(ids))
     return answer(made)
 
 
@@ -67,7 +67,8 @@ async def detokenize(service: Service, request: Request) -> ASGIApp:
     """Text of ids."""
     body = await read(request, DetokenizeRequest)
     service.model_name(body.model)
-    return answer({"prompt": service.tokenizer.decode(body.tokens)})
+    text = await service.beside(len(body.tokens), lambda: service.tokenizer.decode(body.tokens))
+    return answer({"prompt": text})
 
 
 async def tokenizer_info(service: Service, request: Request) -> ASGIApp:

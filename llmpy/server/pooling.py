@@ -16,7 +16,7 @@ from .errors import HttpError, answer
 from .frames import attended
 from .protocol import ClassifyRequest, EmbeddingRequest, Pooling, PoolingRequest
 from .requests import prompts_of, read
-from .service import Service
+from .service import Service, text_size
 
 
 def check_task(service: Service, request: Request, tasks: Sequence[str]) -> str:
@@ -53,10 +53,12 @@ async def pooled(
     if body.truncate_prompt_tokens is not None:
         raise HttpError(400, "truncate_prompt_tokens is not supported", "truncate_prompt_tokens")
     if body.add_special_tokens is False:
-        prompts = [service.tokenizer.encode(item, False) if isinstance(item, str) else item for item in prompts]
+        prompts = await service.encoded(prompts)
     given = {name: value for name, value in fields.items() if value is not None}
-    salt = service.salt(request, body.cache_salt)
-    pending = [service.engine.encode(item, pooling_task=task, cache_salt=salt, **given) for item in prompts]
+    salt, encode = service.salt(request, body.cache_salt), service.engine.encode
+    pending = await service.beside(
+        text_size(prompts), lambda: [encode(item, pooling_task=task, cache_salt=salt, **given) for item in prompts]
+    )
 
     async def results() -> list[Any]:
         return [await one for one in pending]

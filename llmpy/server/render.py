@@ -17,7 +17,7 @@ from .completions import Completion
 from .errors import answer
 from .protocol import ChatRequest, CompletionRequest
 from .requests import read
-from .service import Answering, Service, chars_of
+from .service import Answering, Service, size_of, text_size
 
 
 class Renderer:
@@ -59,19 +59,19 @@ async def render_chat(service: Service, request: Request) -> ASGIApp:
     """What a chat completion would run."""
     chat = Chat(service, request, await read(request, ChatRequest))
     messages = [for_template(message) for message in chat.body.messages]
-    ids = await service.beside(chars_of(messages), lambda: service.prompt_ids(messages, chat.template))
+    ids = await service.beside(size_of(messages, chat.tools), lambda: service.prompt_ids(messages, chat.template))
     return answer(_rendered(chat, ids, chat.sampling(messages)), headers=service.answer_headers(request))
 
 
 async def render_completions(service: Service, request: Request) -> ASGIApp:
     """What a completion would run: one object a prompt."""
     completion = Completion(service, request, await read(request, CompletionRequest))
-    special = completion.body.add_special_tokens is not False
-    tokenizer = service.tokenizer
-    made = []
-    for prompt in completion.prompts:
-        ids = tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt
-        made.append(_rendered(completion, ids, completion.fields))
+    special, prompts = completion.body.add_special_tokens is not False, completion.prompts
+
+    def encoded() -> list[list[int]]:
+        return [service.tokenizer.encode(item, special) if isinstance(item, str) else item for item in prompts]
+
+    made = [_rendered(completion, ids, completion.fields) for ids in await service.beside(text_size(prompts), encoded)]
     return answer(made, headers=service.answer_headers(request))
 
 

@@ -51,6 +51,7 @@ class Responding:
     def whole(self) -> dict[str, Any]:
         """The response as it is now."""
         body, defaults = self.body, self.chat.service.engine.get_default_sampling_params()
+        self.output.settle()
         return {
             "id": self.id,
             "object": "response",
@@ -143,6 +144,8 @@ class Responding:
             yield self._told("response.failed")
         finally:
             stream.close()
+            if self._status == "in_progress":  # the client has gone
+                self._status = "cancelled"
 
     async def run_alone(self) -> None:
         """The answer where nobody waits for it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text",
 
 Messages = list[dict[str, Any]]
 Items = list[dict[str, Any]]
+Part = TypeVar("Part")
 
 
 def to_chat(body: ResponsesRequest, items: Items) -> ChatRequest:
@@ -46,9 +47,17 @@ def to_chat(body: ResponsesRequest, items: Items) -> ChatRequest:
         logprobs=wants_logprobs or None,
         top_logprobs=body.top_logprobs if wants_logprobs else None,
         tools=[_tool(tool) for tool in body.tools] if body.tools else None,
-        response_format=_format((body.text or {}).get("format")),
-        reasoning_effort=(body.reasoning or {}).get("effort"),
+        response_format=_format(_part(body, "text", "format", dict)),
+        reasoning_effort=_part(body, "reasoning", "effort", str),
     )
+
+
+def _part(body: ResponsesRequest, name: str, key: str, kind: type[Part]) -> Part | None:
+    """A value of a field that is an object."""
+    found = (getattr(body, name) or {}).get(key)
+    if not isinstance(found, kind | None):
+        raise HttpError(400, f"{name}.{key}: wanted {kind.__name__}, have {type(found).__name__}", name)
+    return found
 
 
 def _check(body: ResponsesRequest) -> None:

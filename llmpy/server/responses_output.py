@@ -28,6 +28,7 @@ class Output:
         self._number = 0
         self.logprobs: TextLogprobs | None = None
         """Of the answer, where they are asked for."""
+        self._texts: list[str] = []
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """An event as it is sent."""
@@ -53,7 +54,7 @@ class Output:
                 number += 1
                 frame += self._begin(_call(f"fc_{self._id}_{len(self.items)}", call["id"], piece.text))
             elif piece.kind == "arguments":
-                self.items[-1]["arguments"] += piece.text
+                self._texts.append(piece.text)
                 frame += self._delta("response.function_call_arguments.delta", piece.text, {})
             else:
                 frame += self._text(piece, message.num_chars - piece.behind)
@@ -66,12 +67,11 @@ class Output:
         frame = b""
         if not self._is_open or self.items[-1]["type"] != kind:
             frame = self._begin(_textual(kind, f"{prefix}_{self._id}_{len(self.items)}"))
-        part = self.items[-1]["content"][0]
-        part["text"] += piece.text
+        self._texts.append(piece.text)
         if is_thought:
             return frame + self._delta("response.reasoning_text.delta", piece.text, {"content_index": 0})
         logprobs = [] if self.logprobs is None else self.logprobs.take(start, start + len(piece.text))
-        part["logprobs"] += logprobs
+        self.items[-1]["content"][0]["logprobs"] += logprobs
         return frame + self._delta("response.output_text.delta", piece.text, {"content_index": 0, "logprobs": logprobs})
 
     def _delta(self, kind: str, text: str, rest: Mapping[str, Any]) -> bytes:
@@ -91,6 +91,14 @@ class Output:
             frame += self.event("response.content_part.added", **self._place(), content_index=0, part=part)
         return frame
 
+    def settle(self) -> None:
+        """Puts the text of the open item in its place."""
+        if self._texts:
+            item = self.items[-1]
+            holder, key = (item, "arguments") if item["type"] == "function_call" else (item["content"][0], "text")
+            holder[key] += "".join(self._texts)
+            self._texts.clear()
+
     def finish(self, status: str) -> bytes:
         """Ends the answer, which has at least a message."""
         frame = b"" if self.items else self._text(Piece("content", ""), 0)
@@ -103,6 +111,7 @@ class Output:
         if not self._is_open:
             return b""
         self._is_open = False
+        self.settle()
         item = self.items[-1]
         item["status"] = status
         frame = b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from .errors import HttpError
@@ -41,12 +42,12 @@ class ResponseStore:
         self._kept: dict[tuple[str | None, str], Kept] = {}
 
     def add(self, key: str | None, id: str, kept: Kept) -> None:
-        """Keeps a response; the oldest one that is finished goes."""
+        """Keeps a response; the oldest ones that are finished go."""
         self._kept[key, id] = kept
-        if len(self._kept) > self.most:
-            done = next((name for name, one in self._kept.items() if one.task is None or one.task.done()), None)
-            if done is not None:
-                del self._kept[done]
+        surplus = max(len(self._kept) - self.most, 0)
+        done = (name for name, one in self._kept.items() if one.task is None or one.task.done())
+        for name in [*islice(done, surplus)]:
+            del self._kept[name]
 
     def get(self, key: str | None, id: str) -> Kept:
         """A response.
@@ -60,10 +61,12 @@ class ResponseStore:
         return self._kept[key, id]
 
     def remove(self, key: str | None, id: str) -> None:
-        """Forgets a response.
+        """Forgets a response; where it is being made in the background that ends.
 
         Raises:
             HttpError: 404, it is not kept.
         """
-        self.get(key, id)
+        kept = self.get(key, id)
+        if kept.task is not None:
+            kept.task.cancel()
         del self._kept[key, id]

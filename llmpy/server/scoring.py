@@ -27,7 +27,8 @@ async def scores(service: Service, request: Request, body: Pooling, pairs: Pairs
         if len(pooler.labels) != 1:
             message = f"{request.url.path} wants a classifier with one label, or embeddings; this one has {len(pooler.labels)}"
             raise HttpError(400, message, "model")
-        prompts = [_joined(service, first, second) for first, second in pairs]
+        size = sum(len(first) + len(second) for first, second in pairs)
+        prompts = await service.beside(size, lambda: [_joined(service, first, second) for first, second in pairs])
         rows, usage = await pooled(service, request, body, prompts, "classify", use_activation=body.use_activation)
         return [float(row[0]) for row in rows], usage
     task = check_task(service, request, ("embed",))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 
 from ..async_engine import AsyncEngine
@@ -31,7 +32,7 @@ Known = TypeVar("Known")
 
 METRICS = {"vllm": ("llmpy:", "vllm:"), "none": ("llmpy:",)}
 """Prefixes of every series of /metrics, by `metrics_compat`."""
-THREAD_CHARS = 8192  # longer conversations are rendered and tokenised beside the event loop
+THREAD_SIZE = 8192  # longer conversations and texts are rendered and tokenised beside the event loop
 
 
 @dataclass(kw_only=True)
@@ -252,7 +253,14 @@ class Service:
 
     async def beside(self, size: int, call: Callable[[], Result]) -> Result:
         """Runs a call that renders or tokenises, on a thread if there is much to do."""
-        return call() if size <= THREAD_CHARS else await asyncio.to_thread(call)
+        return call() if size <= THREAD_SIZE else await asyncio.to_thread(call)
+
+    async def encoded(self, prompts: Sequence[Any]) -> list[Any]:
+        """Prompts as ids, without the special tokens that stand around texts."""
+        return await self.beside(
+            text_size(prompts),
+            lambda: [self.tokenizer.encode(item, False) if isinstance(item, str) else item for item in prompts],
+        )
 
     def answer_headers(self, request: Request) -> dict[str, str]:
         """Headers of every answer to this request."""
@@ -282,9 +290,14 @@ def _header(value: str) -> str:
     return "".join(c for c in value if " " <= c <= "~")[:2048]
 
 
-def chars_of(messages: Any) -> int:
-    """About how long a conversation is."""
-    return sum(len(str(message.get("content") or "")) for message in messages if isinstance(message, Mapping))
+def size_of(*parts: Any) -> int:
+    """Bytes of parts of a request, as JSON."""
+    return sum(len(msgspec.json.encode(part)) for part in parts)
+
+
+def text_size(prompts: Iterable[Any]) -> int:
+    """Characters of the texts among prompts."""
+    return sum(len(item) for item in prompts if isinstance(item, str))
 
 
 def usage_of(outputs: list[RequestOutput], tokens: int, reasoning: int = 0) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import uvicorn
 
 from llmpy import AsyncEngine
 from llmpy.server import build_app
+from llmpy.tokenizer import Tokenizer
 
 LENGTH = 16384
 """Of the longest sequence: answers of so many tokens take seconds, so that they can be interrupted."""
@@ -140,3 +141,22 @@ def frames(client):
         return [json.loads(part.removeprefix("data: ")) for part in parts[:-2] if not part.startswith(":")]
 
     return read
+
+
+@pytest.fixture
+def tokenizing(monkeypatch):
+    """The threads that a tokenizer has worked on, by method."""
+    seen = []
+
+    def watched(name):
+        method = getattr(Tokenizer, name)
+
+        def call(self, given, *rest, **options):
+            seen.append((name, threading.current_thread()))
+            return method(self, given, *rest, **options)
+
+        return call
+
+    for name in ("encode", "encode_batch", "encode_pair", "decode", "apply_chat_template", "convert_ids_to_tokens"):
+        monkeypatch.setattr(Tokenizer, name, watched(name))
+    return seen

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 
 import httpx
 import numpy as np
@@ -122,6 +123,12 @@ def test_a_cross_encoder_whose_texts_have_types(bert):
     results = post(engine, "/v1/rerank", query=TEXTS[1], documents=TEXTS)[1]["results"]
     ranked = {result["index"]: result["relevance_score"] for result in results}
     assert np.allclose([ranked[i] for i in range(3)], [reference(TEXTS[1], text) for text in TEXTS], rtol=0, atol=1e-6)
+
+
+def test_long_pairs_are_tokenised_beside_the_event_loop(judge, tokenizing):
+    if len(judge._frontend.pooler.labels) == 1:
+        assert post(judge, "/score", text_1="hello", text_2="hello " * 2000)[0] in (200, 400)
+        assert tokenizing and all(thread is not threading.main_thread() for _, thread in tokenizing)
 
 
 def test_embeddings_score_by_their_cosine(engine):

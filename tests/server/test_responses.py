@@ -12,12 +12,14 @@ import pytest
 from llmpy.detokenizer import Detokenizer
 from llmpy.logprobs import Logprobs
 from llmpy.server.chat import Message
+from llmpy.server.errors import HttpError
 from llmpy.server.formats import FORMATS, REASONING
 from llmpy.server.harmony import HarmonyParser
 from llmpy.server.logprobs import LogprobWriter, TextLogprobs
 from llmpy.server.parsing import ReasoningParser, ToolParser
 from llmpy.server.responses_input import items_of, messages_of
 from llmpy.server.responses_output import Output
+from llmpy.server.responses_store import Kept, ResponseStore
 
 ASK = {"model": "tiny", "input": "hello", "max_output_tokens": 8, "temperature": 0}
 PATH = "/v1/responses"
@@ -156,6 +158,8 @@ def test_refusals(client):
         ({**ASK, "tools": [{"type": "web_search"}]}, "web_search"),
         ({**ASK, "background": True}, "background"),
         ({**ASK, "truncation": "auto"}, "truncation"),
+        ({**ASK, "text": {"format": "json_schema"}}, "text.format: wanted dict, have str"),
+        ({**ASK, "reasoning": {"effort": 3}}, "reasoning.effort: wanted str, have int"),
         ({"model": "tiny"}, "input"),
     ):
         response = client.post(PATH, json=body)
@@ -206,3 +210,41 @@ def test_keys_see_their_own(serve):
     assert mine.responses.retrieve(made.id).id == made.id
     with pytest.raises(openai.NotFoundError):
         other.responses.retrieve(made.id)
+
+
+def test_what_is_forgotten_in_the_background_ends(serve, until_idle):
+    openai_client = openai.OpenAI(base_url=f"{serve(keep_responses=4).url}/v1", api_key="none", max_retries=0)
+    long = {**ASK, "max_output_tokens": 16000, "extra_body": {"ignore_eos": True}}
+    running = openai_client.responses.create(**long, background=True)
+    openai_client.responses.delete(running.id)
+    until_idle()
+    with pytest.raises(openai.NotFoundError):
+        openai_client.responses.retrieve(running.id)
+
+
+def test_a_stream_that_nobody_reads_to_its_end_is_cancelled(serve, until_idle, wait_until):
+    openai_client = openai.OpenAI(base_url=f"{serve(keep_responses=4).url}/v1", api_key="none", max_retries=0)
+    stream = openai_client.responses.create(**{**ASK, "max_output_tokens": 16000}, stream=True, extra_body={"ignore_eos": True})
+    id = next(stream).response.id
+    seen = next(event for event in stream if event.type == "response.output_text.delta").delta
+    assert openai_client.responses.retrieve(id).output_text.startswith(seen)
+    stream.close()
+    until_idle()
+    wait_until(lambda: openai_client.responses.retrieve(id).status != "in_progress")
+    response = openai_client.responses.retrieve(id)
+    assert response.status == "cancelled" and response.output_text.startswith(seen)
+
+
+def test_the_store_keeps_no_more_than_it_may():
+    """More may run at once than are kept; when they are done the surplus goes."""
+    store, tasks = ResponseStore(2), [SimpleNamespace(done=lambda: is_done) for _ in range(5)]
+    is_done = False
+    for i, task in enumerate(tasks):
+        store.add(None, str(i), Kept(dict, list, str(i), task))
+    assert [store.get(None, str(i)).request_id for i in range(5)] == list("01234")
+    is_done = True
+    store.add(None, "5", Kept(dict, list, "5"))
+    assert store.get(None, "4") and store.get(None, "5")
+    for gone in "0123":
+        with pytest.raises(HttpError, match="not found"):
+            store.get(None, gone)
