@@ -7,6 +7,8 @@ from argparse import Namespace
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from .terminal import harmless
+
 if TYPE_CHECKING:
     from .. import LLM
 
@@ -53,4 +55,4 @@ def _lines(file: Iterable[str]) -> list[str]:
 
 def show(text: str) -> None:
     """A piece of text at once."""
-    print(text, end="", flush=True)
+    print(harmless(text), end="", flush=True)

@@ -38,7 +38,7 @@ class Server:
         self._place = parts.netloc
         self._prefix = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
-        self.model = model or str(self._json("/models")["data"][0]["id"])
+        self.model = model or self._first_model()
         """The name that requests carry."""
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[http.client.HTTPConnection, Any]:
@@ -54,10 +54,12 @@ class Server:
             raise OSError(told) from None
         return connection, answer
 
-    def _json(self, path: str) -> Any:
-        connection, answer = self._ask("GET", path)
+    def _first_model(self) -> str:
+        connection, answer = self._ask("GET", "/models")
         try:
-            return json.loads(answer.read())
+            return str(json.loads(answer.read())["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise OSError(f"{self.url}: the answer to /v1/models is no list of models") from None
         finally:
             connection.close()
 
@@ -83,7 +85,7 @@ class Server:
                         raise OSError(f"{self.url}: {made['error'].get('message')}")
                     yield made
             raise OSError(f"{self.url}: the answer was cut off")
-        except http.client.HTTPException as error:
+        except (ValueError, http.client.HTTPException) as error:
             raise OSError(f"{self.url}: the answer was cut off ({type(error).__name__})") from None
         finally:
             connection.close()

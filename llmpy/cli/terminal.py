@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
 QUOTES = '"""'
 HISTORY_LINES = 1000
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that terminals obey, but for tab and the end of a line."""
+
+
+def harmless(text: str) -> str:
+    """A model's text as standard output gets it: a terminal without the characters that would steer it."""
+    return _CONTROL.sub("", text) if sys.stdout.isatty() else text
 
 
 class Terminal:
@@ -60,6 +68,7 @@ class Terminal:
 
     def show(self, text: str, dim: bool = False) -> None:
         """A piece of text at once."""
+        text = harmless(text)
         print(self._painted("2", text) if dim else text, end="", flush=True)
 
     def note(self, text: str) -> None:

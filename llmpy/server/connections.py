@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from weakref import WeakSet
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -53,6 +54,9 @@ def bounded(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]
         read_timeout: Seconds that written data may stay unread.
     """
 
+    swept: WeakSet[Any] = WeakSet()
+    """States of servers whose connections a sweep looks at: one, however often the first connection comes."""
+
     class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """One connection."""
 
@@ -60,8 +64,9 @@ def bounded(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]
             super().connection_made(transport)
             self._head, self._unread, self._closing = Clock(), Clock(), Clock()
             self._surplus_bytes = 0
-            if len(self.connections) == 1:
-                self.loop.call_later(SWEEP_S, _sweep, self.loop, self.connections)
+            if self.server_state not in swept:
+                swept.add(self.server_state)
+                self.loop.call_later(SWEEP_S, _sweep, self.loop, self.server_state)
             if len(self.connections) > max_connections:
                 transport.write(FULL)
                 transport.close()
@@ -100,11 +105,13 @@ def bounded(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]
             if self._unread.passed(now, read_timeout) or self._closing.passed(now, LINGER_S):
                 self.transport.abort()
 
-    def _sweep(loop: asyncio.AbstractEventLoop, connections: set[Bounded]) -> None:
+    def _sweep(loop: asyncio.AbstractEventLoop, state: Any) -> None:
         now = loop.time()
-        for connection in list(connections):
+        for connection in list(state.connections):
             connection.sweep(now)
-        if connections:
-            loop.call_later(SWEEP_S, _sweep, loop, connections)
+        if state.connections:
+            loop.call_later(SWEEP_S, _sweep, loop, state)
+        else:
+            swept.discard(state)
 
     return Bounded

@@ -109,6 +109,7 @@ class KvEventPublisher:
         self._ends = threading.Event()
         try:
             attach(self._publish, address)
+            self._replay.set_hwm(KEPT + 1)  # a ROUTER drops what is beyond, and the end marker comes last
             if replay_address is not None:
                 attach(self._replay, replay_address)
         except ConfigError:

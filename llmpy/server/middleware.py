@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import time
 from collections.abc import Iterable
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -63,11 +64,11 @@ class Guard:
             if limited is not None:
                 limited.end()
             took = 1e3 * (time.perf_counter() - started)
-            log.info("%s %s %d %.1f ms", scope["method"], scope["path"], status, took)
+            log.info("%s %s %d %.1f ms", scope["method"], quote(scope["path"][:200]), status, took)
 
     def _admit(self, scope: Scope) -> None:
         """Checks the key, and that the server takes requests."""
-        options, path = self._service.options, scope["path"].removeprefix(scope.get("root_path", ""))
+        options, path = self._service.options, _path(scope)
         is_control = path in self._control
         keys = (options.control_keys or options.api_keys) if is_control else options.api_keys
         if is_control and not options.control_keys:
@@ -89,6 +90,12 @@ class Guard:
             raise HttpError(503, "the server is shutting down", retry_after=5)
         if self._service.options.reject_when_asleep and self._service.engine.is_sleeping():
             raise HttpError(503, "the engine sleeps; /wake_up", retry_after=5)
+
+
+def _path(scope: Scope) -> str:
+    """The path as the router will see it, behind what the application is mounted at."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if path.startswith(root + "/") else path
 
 
 def _check_is_local(scope: Scope) -> None:

@@ -59,11 +59,7 @@ async def read(request: Request, kind: type[Body]) -> Body:
     Raises:
         HttpError: 400, the body is no JSON, or a field has a wrong type; 408, it does not come; 413, it has too many parts.
     """
-    try:
-        async with asyncio.timeout(BODY_S):
-            text = await request.body()
-    except TimeoutError:
-        raise HttpError(408, f"the body did not come within {BODY_S:.0f} s") from None
+    text = await _body(request)
     if len(text) > LONG_BODY_BYTES:
         _check_parts(text)
     try:
@@ -80,6 +76,14 @@ async def read(request: Request, kind: type[Body]) -> Body:
     return body
 
 
+async def _body(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.body()
+    except TimeoutError:
+        raise HttpError(408, f"the body did not come within {BODY_S:.0f} s") from None
+
+
 def _check_parts(text: bytes) -> None:
     """Refuses a body that takes long to read, whatever it says."""
     for mark, most in MAX_PARTS.items():
@@ -89,7 +93,7 @@ def _check_parts(text: bytes) -> None:
 
 async def read_if_any(request: Request, kind: type[Body]) -> Body:
     """The body as a struct all of whose fields may be missing, as the body may."""
-    return await read(request, kind) if await request.body() else kind()
+    return await read(request, kind) if await _body(request) else kind()
 
 
 def sampling(body: Sampling, max_tokens: int | None) -> dict[str, Any]:

@@ -219,6 +219,19 @@ def test_control_beyond_this_machine_wants_keys(capsys, tmp_path):
     assert "--control-key-file" not in capsys.readouterr().err
 
 
+def test_where_the_application_is_mounted_opens_nothing(engine):
+    """A path that begins like the place where it is mounted is that of the router."""
+
+    async def status(path, root):
+        app = build_app(engine, control=True, control_keys=("sesame",))
+        transport = httpx.ASGITransport(app=app, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return (await client.get(path)).status_code
+
+    for path, root in (("/is_paused", ""), ("/api/is_paused", "/api"), ("/is_paused", "/is"), ("/is_paused", "/")):
+        assert asyncio.run(status(path, root)) == 401, (path, root)
+
+
 def test_trls_asynchronous_client(trainer):
     pytest.importorskip("accelerate").PartialState()
     client = pytest.importorskip("trl.experimental.async_grpo.vllm_client").VLLMClient(str(trainer.base_url))

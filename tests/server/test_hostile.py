@@ -8,9 +8,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from llmpy.server import connections, requests
 from llmpy.server.connections import bounded
@@ -65,6 +68,24 @@ def pour(raw, data):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         raw.sendall(data)
+
+
+def test_one_sweep_a_server():
+    """However often connections come and go."""
+    loop, state = Mock(), ServerState()
+    loop.time.return_value = 0.0
+    config = uvicorn.Config(Mock(), log_config=None)
+    config.load()
+    kind = bounded(8, 1.0)
+    for _ in range(20):
+        connection, transport = kind(config, state, {}, _loop=loop), Mock()
+        transport.get_extra_info.return_value = None
+        connection.connection_made(transport)
+        connection.connection_lost(None)
+    ((_, sweep, *rest),) = (call.args for call in loop.call_later.call_args_list)
+    sweep(*rest)  # finds nobody, and ends
+    kind(config, state, {}, _loop=loop).connection_made(transport)
+    assert loop.call_later.call_count == 2
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he"])

@@ -165,3 +165,15 @@ def test_without_a_capacity_nothing_is_noted(open_engine):
     engine = open_engine(kv_event_capacity=0)
     asyncio.run(run(engine, prompts(1, 40)))
     assert engine.kv_events() == (0, [])
+
+
+def test_a_slow_reader_gets_all_that_it_asks_for(open_engine, tmp_path):
+    publisher = KvEventPublisher(open_engine(), "kv@h@tiny", f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+    publisher._kept.extend((number, b"x" * 4000) for number in range(6000))
+    late = Reader(f"ipc://{tmp_path}/replay", subscribes=False)
+    late.socket.rcvhwm = 1
+    late.socket.send_multipart([b"", (0).to_bytes(8, "big")])
+    time.sleep(0.5)
+    assert [int.from_bytes(late.socket.recv_multipart()[1], "big") for _ in range(6000)] == list(range(6000))
+    assert late.socket.recv_multipart()[1] == b"\xff" * 8
+    publisher.close()

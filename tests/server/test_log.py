@@ -50,3 +50,10 @@ def test_one_line_a_request_without_its_text(client, logged, wait_until):
 def test_prompts_where_they_are_wanted(serve, logged, http):
     http.post(f"{serve(log_prompts=True).url}/v1/completions", json={"prompt": SECRET, "max_tokens": 2})
     assert SECRET in logged.text
+
+
+def test_paths_write_one_line(client, logged):
+    """Whatever they hold, and of long ones the beginning."""
+    assert client.post("/v1/nothing%0aPOST%20/forged%20200%1b[2J" + "x" * 5000).status_code == 404
+    (line,) = lines_of(logged)
+    assert line.startswith("POST /v1/nothing%0APOST%20/forged%20200%1B%5B2Jxxx") and len(line) < 400 and "\n" not in line

@@ -8,9 +8,15 @@ import select
 import subprocess
 import sys
 import termios
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+
+from llmpy.cli.common import show
+from llmpy.cli.remote import Server
+from llmpy.cli.terminal import Terminal as Shown
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -127,6 +133,35 @@ def test_colour_is_for_terminals_that_want_it(terminal):
         assert bool(COLOUR.search(text)) == wanted, variables
         talk.send("\x04")
         assert talk.wait() == 0
+
+
+def test_models_do_not_steer_the_terminal(monkeypatch, capsys):
+    """What a remote model writes may be anything: titles, the clipboard, colours that stay."""
+    said = "a\x1b]52;c;aGk=\x07b\x1b[31m\x9b2Jc\r\td\n"
+    Shown().show(said)
+    show(said)
+    assert capsys.readouterr().out == said * 2  # of a pipe
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    Shown().show(said)
+    show(said)
+    assert capsys.readouterr().out == "a]52;c;aGk=b[31m2Jc\td\n" * 2
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b'{"data": []}'])
+def test_a_server_of_something_else(answer):
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.handle_request, daemon=True).start()
+        with pytest.raises(OSError, match="no list of models"):
+            Server(f"http://127.0.0.1:{other.server_port}")
 
 
 def test_complete_brings_the_key(serve, http, tmp_path):
