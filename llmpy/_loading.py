@@ -108,7 +108,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
     result.engine = _core.Engine(result.model, _engine_options(result))
     chosen = result.model.describe()
-    logger.info("%s: %s", result.name, {**result.model.memory(), **chosen})
+    logger.debug("%s: %s", result.name, {**result.model.memory(), **chosen})
     if chosen["cache_padding"] > 0.1:
         logger.warning("%s: %.0f %% of the cache's pages is padding", result.name, 100 * chosen["cache_padding"])
     return result

@@ -31,7 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(VERSION)
         return 0
     try:
-        chosen = _parser(words[0] if words else "").parse_args(words)
+        parser = _parser(words[0] if words else "")
+        if not words:
+            parser.print_help(sys.stderr)
+            return 2
+        chosen = parser.parse_args(words)
         from importlib import import_module
 
         return _run(import_module(f"{__name__}.{chosen.module}"), chosen)
@@ -63,7 +67,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     Args:
         word: The first word of the command line: only the command that it names gets options that take time to make.
     """
-    from .parser import Parser
+    from .parser import Parser, count
 
     parser = Parser(prog="llmpy", description="Large-language-model inference, exact and small.")
     parser.add_argument("--version", action="version", version=VERSION)
@@ -77,7 +81,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     demo = command("demo", "demo", "Fetch a small model once and answer a few prompts with it.")
     demo.add_argument("--model", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
     _add_device(demo)
-    demo.add_argument("--max-tokens", type=int, default=64, metavar="N", help="longest answer (default 64)")
+    demo.add_argument("--max-tokens", type=count, default=64, metavar="N", help="longest answer (default 64)")
     demo.add_argument("prompts", nargs="*", metavar="PROMPT", help="your own questions instead")
 
     generate = command("generate", "text", "Continue prompts: those given, else one per line of standard input.")
@@ -95,6 +99,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="system message")
 
     complete = command("complete", "complete", "Continue prompts at a running server.")
+    complete.add_argument("words", nargs="*", metavar="PROMPT", help="texts to go on with")
     complete.add_argument("--model", metavar="NAME", help="the server's name of the model (default: its first)")
     _add_server(complete, "http://127.0.0.1:8000")
     _add_sampling(complete, 128)
@@ -104,6 +109,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     _add_name(score)
     _add_device(score)
     _add_texts(score)
+    score.add_argument("--jsonl", action="store_true", help="one JSON object per text: ids, logprobs, ranks")
 
     serve = command("serve", "serve", "Serve a model over HTTP, in the protocols of OpenAI and Anthropic.")
     bench = command("bench", "bench", "Measure an engine here, or a running server.")
@@ -116,7 +122,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
 
     inspect = command("inspect", "inspect", "What a model is: program, weights, cache, memory; nothing is loaded.")
     _add_name(inspect)
-    inspect.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
+    inspect.add_argument("--max-model-len", type=count, metavar="N", help="longest sequence")
     inspect.add_argument("--weights", action="store_true", help="list every weight")
     inspect.add_argument("--all", action="store_true", help="show every layer, those that look alike too")
     inspect.add_argument("--config-only", action="store_true", help="read config.json alone: no weights need be there")
@@ -125,7 +131,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     _add_name(compare)
     compare.add_argument("--device", help="cpu, cuda:0, ... (default: LLMPY_DEVICE, else the best there is)")
     compare.add_argument("--dtype", default="float32", help="auto, float32 (default), float16, bfloat16")
-    compare.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
+    compare.add_argument("--max-model-len", type=count, metavar="N", help="longest sequence")
     compare.add_argument("--prompt", default="The quick brown fox jumps over the lazy dog. 1, 2, 3", metavar="TEXT")
     compare.add_argument("--ids", metavar="LIST", help="token ids instead of a prompt")
     compare.add_argument("--tolerance", type=float, metavar="X", help="of the largest value (float32: 1e-4)")
@@ -144,9 +150,11 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
     """Where and how a model runs."""
+    from .parser import count
+
     parser.add_argument("--device", help="cpu, cuda:0, ... (default: LLMPY_DEVICE, else the best there is)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
-    parser.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
+    parser.add_argument("--max-model-len", type=count, metavar="N", help="longest sequence")
 
 
 def _add_server(parser: argparse.ArgumentParser, default: str | None) -> None:
@@ -163,7 +171,9 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
 
 def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     """The options of sampling; those left out come from the model's generation config."""
-    parser.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"default {max_tokens}")
+    from .parser import count
+
+    parser.add_argument("--max-tokens", type=count, default=max_tokens, metavar="N", help=f"default {max_tokens}")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = greedy")
     parser.add_argument("--top-p", type=float, metavar="P")
     parser.add_argument("--top-k", type=int, metavar="K")

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import ConfigError
 from .common import model_path
 from .engine_options import engine_options
 
@@ -39,8 +40,14 @@ def run(chosen: Namespace) -> int:
     else:
         width = max(map(len, figures))
         for name, value in figures.items():
-            print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
-    return 0
+            print(f"{name:<{width}}  {_shown(value)}")
+    return int(figures.get("completed") == 0)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def _serve(chosen: Namespace) -> dict[str, Any]:
@@ -121,11 +128,24 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     return {"mean_s": statistics.fmean(seconds), **{f"p{p}_s": cuts[p - 1] for p in PERCENTILES}}
 
 
+def _output(words: list[str]) -> str:
+    """What a process prints.
+
+    Raises:
+        ConfigError: It failed; the message is its last line.
+    """
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.splitlines() or [f"the process ended with {done.returncode}"]
+        raise ConfigError(lines[-1].partition(": ")[2] or lines[-1], option="model")
+    return done.stdout
+
+
 def _startup(chosen: Namespace) -> dict[str, Any]:
     """Fresh processes, one after another; medians."""
     names = ("import_s", "load_s", "first_token_s")
     words = [sys.executable, "-c", STARTUP, model_path(chosen), json.dumps(engine_options(chosen))]
-    runs = [json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout) for _ in range(chosen.runs)]
+    runs = [json.loads(_output(words)) for _ in range(chosen.runs)]
     phases = {name: [run[i + 1] - run[i] for run in runs] for i, name in enumerate(names)}
     medians = {name: statistics.median(times) for name, times in phases.items()}
     return {**medians, "total_s": statistics.median(run[-1] - run[0] for run in runs)}

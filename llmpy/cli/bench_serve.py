@@ -218,7 +218,7 @@ def _client(chosen: Namespace) -> HttpClient:
     try:
         return HttpClient(chosen.base_url, os.environ.get("OPENAI_API_KEY"))
     except ValueError as error:
-        raise ConfigError(str(error), option="base_url") from None
+        raise ConfigError(f"--base-url: {error}", option="base_url") from None
 
 
 async def _run(chosen: Namespace, concurrency: int | None, rate: float) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from argparse import Namespace
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .terminal import harmless
@@ -32,25 +32,29 @@ def open_model(chosen: Namespace) -> LLM:
 
 def sampling(chosen: Namespace) -> dict[str, Any]:
     """The sampling fields that were given."""
+    from ..sampling_params import SamplingParams
+
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-    return {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
+    given = {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
+    SamplingParams(**given)  # what is wrong is told before a model is loaded
+    return given
 
 
 def texts(chosen: Namespace) -> list[str]:
     """The texts of the command line and the lines, which are not empty, of its file; without both, of standard input."""
     path = chosen.file or (None if chosen.prompt else "-")
-    if path is None:
-        return list(chosen.prompt)
-    if path != "-":
-        with open(path, encoding="utf-8") as file:
-            return [*chosen.prompt, *_lines(file)]
-    if sys.stdin.isatty():
+    found = [*chosen.prompt, *([] if path is None else _lines(path))]
+    if not found:
+        print("llmpy: there is no text; -p TEXT, -f FILE, or lines of standard input", file=sys.stderr)
+    return found
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a file that are not blank."""
+    if path == "-" and sys.stdin.isatty():
         print("one text per line; Ctrl-D ends", file=sys.stderr)
-    return [*chosen.prompt, *_lines(sys.stdin)]
-
-
-def _lines(file: Iterable[str]) -> list[str]:
-    return [line.rstrip("\n") for line in file if line.strip()]
+    with contextlib.nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8") as file:
+        return [line.rstrip("\n") for line in file if line.strip()]
 
 
 def show(text: str) -> None:

@@ -10,8 +10,9 @@ from .remote import open_server
 
 def run(chosen: Namespace) -> int:
     """One prompt after another; several are told apart by themselves."""
-    server = open_server(chosen)
+    chosen.prompt += chosen.words
     prompts = texts(chosen)
+    server = open_server(chosen)
     for prompt in prompts:
         if len(prompts) > 1:
             print(f"> {prompt}")

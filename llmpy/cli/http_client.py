@@ -7,7 +7,7 @@ import json
 import ssl
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 Take = Callable[[bytes], None]
 
@@ -23,6 +23,29 @@ class HttpFailure(Exception):
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
+
+
+def reason(error: OSError) -> str:
+    """Why a server cannot be reached."""
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there; is the server running?"
+    return error.strerror or str(error) or type(error).__name__
+
+
+def address(url: str) -> SplitResult:
+    """A server's address, with or without http://.
+
+    Raises:
+        ValueError: It is none.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        is_known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_known = False
+    if not is_known:
+        raise ValueError(f"wanted http://HOST:PORT, have {url!r}")
+    return parts
 
 
 class _Connection(asyncio.Protocol):
@@ -135,11 +158,9 @@ class HttpClient:
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url: wanted http://HOST[:PORT], have {url!r}")
+        parts = address(url)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
+        self._host, self._port = parts.hostname or "", parts.port or (443 if self._tls else 80)
         self._prefix = parts.path.rstrip("/")
         self._fields = f"host: {parts.netloc}\r\n" + (f"authorization: Bearer {key}\r\n" if key else "")
         self._idle: list[_Connection] = []
@@ -153,7 +174,7 @@ class HttpClient:
             loop = asyncio.get_running_loop()
             return (await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls))[1]
         except OSError as error:
-            raise HttpFailure(f"{self._host}:{self._port}: {error}") from None
+            raise HttpFailure(reason(error)) from None
 
     async def _ask(self, request: bytes, take: Take) -> int:
         connection = await self._connection()

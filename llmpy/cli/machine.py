@@ -30,9 +30,13 @@ def _devices(chosen: Namespace) -> int:
 
 def _show(values: dict[str, Any]) -> None:
     """Names and values in two columns."""
-    width = max(map(len, values), default=0)
-    for name, value in values.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-        if name.endswith("_bytes"):
-            shown = f"{value} ({value / (1 << 30):.1f} GiB)"
-        print(f"  {name:{width}}  {shown}")
+    shown = dict(_shown(name, value) for name, value in values.items())
+    width = max(map(len, shown), default=0)
+    for name, text in shown.items():
+        print(f"  {name:{width}}  {text}")
+
+
+def _shown(name: str, value: Any) -> tuple[str, str]:
+    if name.endswith("_bytes"):
+        return name.removesuffix("_bytes"), f"{value / (1 << 30):.1f} GiB"
+    return name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -37,8 +37,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` says what there is\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, f"unknown: {value!r}{nearest(value, action.choices)}")
+        if action.choices is None or value in action.choices:
+            return
+        hint = nearest(value, action.choices)
+        if isinstance(action, argparse._SubParsersAction):
+            raise argparse.ArgumentError(None, f"unknown word {value!r}{hint}")
+        raise argparse.ArgumentError(action, f"unknown: {value!r}{hint or '; wanted ' + ' or '.join(action.choices)}")
 
     def _config_words(self, words: Sequence[str]) -> list[str]:
         """The options of the file that --config names, as words of the command line."""
@@ -77,11 +81,27 @@ class Parser(argparse.ArgumentParser):
         return [f"{flag}={','.join(map(str, value)) if isinstance(value, list) else value}"]
 
 
-def count(word: str) -> int:
-    """A number of 1 or more."""
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"wanted a number of 1 or more, have {word!r}")
+def count(word: str, least: int = 1) -> int:
+    """A number of things."""
+    if not word.isdecimal() or int(word) < least:
+        raise argparse.ArgumentTypeError(f"wanted a number of {least} or more, have {word!r}")
     return int(word)
+
+
+def count_or_zero(word: str) -> int:
+    """A number of things, 0 among them."""
+    return count(word, 0)
+
+
+def positive(word: str) -> float:
+    """A number above 0."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"wanted a number above 0, have {word!r}")
+    return number
 
 
 def meaning(name: str) -> str:

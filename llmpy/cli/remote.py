@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -9,9 +10,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..errors import ConfigError
+from .http_client import address, reason
 from .serve import read_keys
 
 KEY_NAME = "OPENAI_API_KEY"
@@ -30,9 +31,10 @@ class Server:
     """
 
     def __init__(self, url: str, key: str | None = None, model: str | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url: wanted http://HOST:PORT, have {url!r}", option="url", value=url)
+        try:
+            parts = address(url)
+        except ValueError as error:
+            raise ConfigError(f"--url: {error}", option="url", value=url) from None
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._place = parts.netloc
@@ -46,12 +48,13 @@ class Server:
         try:
             connection.request(method, self._prefix + path, body, self._headers)
             answer = connection.getresponse()
-            if answer.status != 200:
-                raise OSError(f"{self.url}: {answer.status}: {_message(answer.read())}")
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            told = str(error) if str(error).startswith(self.url) else f"{self.url}: {error or type(error).__name__}"
-            raise OSError(told) from None
+            told = reason(error) if isinstance(error, OSError) else type(error).__name__
+            raise OSError(f"{self.url}: {told}") from None
+        if answer.status != 200:
+            with contextlib.closing(connection):
+                raise OSError(f"{self.url}: {answer.status}: {_message(answer.read())}")
         return connection, answer
 
     def _first_model(self) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from ..errors import ConfigError
 from .common import model_path
 from .engine_options import engine_options
+from .listening import bind
 from .tls import tls_options
 
 MAX_QUEUED = 2048
@@ -26,72 +29,78 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def run(chosen: Namespace) -> int:
     """Loads the model and serves it until SIGTERM or Ctrl-C."""
-    keys = read_keys(chosen.api_key_file)
-    if chosen.host not in LOOPBACK and not keys:
-        print(f"llmpy: {chosen.host} is open to others and no key is needed; --api-key-file", file=sys.stderr)
-    control_keys = read_keys(chosen.control_key_file)
-    if chosen.control and chosen.host not in LOOPBACK and not control_keys:
-        message = f"--control on {chosen.host}: wanted keys of its own, have none; --control-key-file"
-        raise ConfigError(message, option="control")
+    keys, control_keys = _keys(chosen)
     tls = tls_options(chosen)
     try:
         import uvicorn
 
         from ..server import Renderer, build_app
         from ..server.connections import bounded
+        from ..server.service import Options
     except ImportError as error:
         raise ImportError(f"`llmpy serve` needs the package {error.name}; pip install 'llmpy[server]'") from None
     from .. import AsyncEngine
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    started = time.perf_counter()
-    options = {"max_queued_requests": MAX_QUEUED, **engine_options(chosen)}
-    publish = _publisher(chosen, options)
-    engine = (Renderer if chosen.render_only else AsyncEngine)(model_path(chosen), **options)
-    print(f"{engine!r}\nready after {time.perf_counter() - started:.2f} s", file=sys.stderr)
+    class Server(uvicorn.Server):
+        """uvicorn's, but that a signal to end it makes no bad status."""
+
+        def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+            return _signals(self, chosen.shutdown_timeout)
 
     def end() -> None:
         server.should_exit = True
 
-    app = build_app(
-        engine,
-        served_model_name=tuple(chosen.served_model_name),
-        api_keys=keys,
-        tool_call_parser=chosen.tool_call_parser,
-        reasoning_parser=chosen.reasoning_parser,
-        allow_request_template=chosen.allow_request_template,
-        max_body_bytes=chosen.max_body_bytes,
-        stream_timeout=chosen.stream_timeout,
-        shutdown_timeout=chosen.shutdown_timeout,
-        log_prompts=chosen.log_prompts,
-        cors_origins=tuple(chosen.cors_origin),
-        keep_responses=chosen.keep_responses,
-        salt_by_key=chosen.salt_by_key,
-        control=chosen.control,
-        control_keys=control_keys,
-        metrics_compat=chosen.metrics_compat,
-        reject_when_asleep=chosen.reject_when_asleep,
-        on_drain=end,
-    )
-    config = uvicorn.Config(
-        app,
-        host=chosen.host,
-        port=chosen.port,
-        http=bounded(_connections(chosen.max_connections), chosen.stream_timeout),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=int(chosen.shutdown_timeout) + 1,
-        **tls,
-    )
-    server = uvicorn.Server(config)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    served = _options(chosen, api_keys=keys, control_keys=control_keys, on_drain=end)
+    Options(**served)  # what is wrong is told before a model is loaded
+    options = {"max_queued_requests": MAX_QUEUED, **engine_options(chosen)}
+    publish = _publisher(chosen, options)
     with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(one) for one in bind(chosen.host, chosen.port)]
+        started = time.perf_counter()
+        engine = (Renderer if chosen.render_only else AsyncEngine)(model_path(chosen), **options)
+        print(f"{engine!r}\nready after {time.perf_counter() - started:.2f} s", file=sys.stderr)
+        config = uvicorn.Config(
+            build_app(engine, **served),
+            http=bounded(_connections(chosen.max_connections), chosen.stream_timeout),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(chosen.shutdown_timeout) + 1,
+            **tls,
+        )
+        server = Server(config)
         if isinstance(engine, AsyncEngine):
             stack.callback(engine.close)
             stack.enter_context(publish(engine))
         runner = stack.enter_context(asyncio.Runner(loop_factory=_loop_factory()))
-        runner.run(_serve(server, chosen))
+        runner.run(_serve(server, chosen, sockets))
     return 0
+
+
+def _keys(chosen: Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys of requests and of the control paths.
+
+    Raises:
+        ConfigError: Others could control the engine without one.
+    """
+    keys, control_keys = read_keys(chosen.api_key_file), read_keys(chosen.control_key_file)
+    if chosen.host not in LOOPBACK and not keys:
+        print(f"llmpy: {chosen.host} is open to others and no key is needed; --api-key-file", file=sys.stderr)
+    if chosen.control and chosen.host not in LOOPBACK and not control_keys:
+        message = f"--control on {chosen.host}: wanted keys of its own, have none; --control-key-file"
+        raise ConfigError(message, option="control")
+    return keys, control_keys
+
+
+def _options(chosen: Namespace, **others: Any) -> dict[str, Any]:
+    """Those of the application."""
+    names = "tool_call_parser reasoning_parser allow_request_template max_body_bytes stream_timeout shutdown_timeout"
+    names += " log_prompts keep_responses salt_by_key control metrics_compat reject_when_asleep"
+    made = {name: getattr(chosen, name) for name in names.split()}
+    lists = {"served_model_name": tuple(chosen.served_model_name), "cors_origins": tuple(chosen.cors_origin)}
+    return {**made, **lists, **others}
 
 
 def _publisher(chosen: Namespace, options: dict[str, Any]) -> Callable[[Any], AbstractContextManager[object]]:
@@ -135,15 +144,31 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(server: Any, chosen: Namespace) -> None:
+@contextlib.contextmanager
+def _signals(server: Any, seconds: float) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the server once its requests have had their time, a second one ends it at once."""
+
+    def handle(number: int, frame: object) -> None:
+        if not server.should_exit:
+            print(f"ending: what runs has {seconds:g} s; another signal ends it now", file=sys.stderr)
+        server.force_exit, server.should_exit = server.should_exit, True
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _serve(server: Any, chosen: Namespace, sockets: list[socket.socket]) -> None:
     """Serves, and says where as soon as it listens."""
-    task = asyncio.ensure_future(server.serve())
+    task = asyncio.ensure_future(server.serve(sockets))
     while not server.started and not task.done():
         await asyncio.sleep(0.01)
     if server.started:
-        port = server.servers[0].sockets[0].getsockname()[1]
         scheme = "https" if chosen.ssl_certfile else "http"
-        print(f"{scheme}://{chosen.host}:{port}/v1", file=sys.stderr, flush=True)
+        print(f"{scheme}://{chosen.host}:{sockets[0].getsockname()[1]}/v1", file=sys.stderr, flush=True)
     await task
 
 

@@ -77,6 +77,14 @@ class Options:
     reject_when_asleep: bool = False
     on_drain: Callable[[], None] | None = None
 
+    def __post_init__(self) -> None:
+        parsers = {"tool_call_parser": ("auto", "none", *FORMATS), "reasoning_parser": ("auto", "none", *REASONING)}
+        for option, known in {**parsers, "metrics_compat": METRICS}.items():
+            name = getattr(self, option)
+            if name not in known:
+                message = f"{option}: wanted one of {', '.join(known)}, have {name!r}"
+                raise ConfigError(message, option=option, value=name)
+
 
 @dataclass
 class _Speed:
@@ -129,14 +137,6 @@ class Service:
         """Seconds that what waits will take to start, as fast as requests have ended lately."""
         stats = self.engine.stats()
         return self._speed.seconds(stats.num_waiting, sum(stats.finished.values()), time.monotonic())
-
-    def __post_init__(self) -> None:
-        parsers = {"tool_call_parser": ("auto", "none", *FORMATS), "reasoning_parser": ("auto", "none", *REASONING)}
-        for option, known in {**parsers, "metrics_compat": METRICS}.items():
-            name = getattr(self.options, option)
-            if name not in known:
-                message = f"{option}: wanted one of {', '.join(known)}, have {name!r}"
-                raise ConfigError(message, option=option, value=name)
 
     @property
     def names(self) -> tuple[str, ...]:

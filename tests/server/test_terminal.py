@@ -178,6 +178,8 @@ def test_complete_brings_the_key(serve, http, tmp_path):
     wanted = http.post(f"{keyed}/v1/completions", json=body, headers=headers).json()["choices"][0]["text"]
     for one in (run("--api-key-file", str(tmp_path / "key")), run(OPENAI_API_KEY="sesame")):
         assert (one.returncode, one.stdout.decode()) == (0, wanted + "\n"), one.stderr
+    several = run("you there", OPENAI_API_KEY="sesame").stdout.decode()
+    assert several.startswith(f"> hello\n{wanted}\n") and "\n> you there\n" in several
     refused = run()
     assert refused.returncode == 1 and b"401: wanted a valid key" in refused.stderr and refused.stderr.count(b"\n") == 1
     absent = run(url="http://127.0.0.1:9")

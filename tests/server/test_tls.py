@@ -78,7 +78,8 @@ def address(engine, files):
             yield told.strip().removesuffix("/v1")
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and errors.endswith("ending: what runs has 30 s; another signal ends it now\n"), errors
 
 
 def test_serve_speaks_tls_alone(address, files):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("devices") == 0
     shown = capsys.readouterr().out
     assert shown.startswith("cpu: ")
-    assert "memory_bytes" in shown
+    assert re.search(r"^  memory +\d+\.\d GiB$", shown, re.MULTILINE)
     assert "cuda" in shown
 
 
@@ -94,6 +95,12 @@ def test_score(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     likely, unlikely = (float(line.split()[0]) for line in capsys.readouterr().out.splitlines())
     assert 0 > likely > unlikely
+
+
+def test_score_as_json(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("score", "--max-model-len", "256", "--jsonl", "-p", "The capital of France is Paris.") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["start"] == 1 and len(made["token_logprobs"]) == len(made["token_ids"]) - 1 and made["perplexity"] > 1
 
 
 def test_inspect(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import io
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,7 +79,6 @@ def test_every_option_has_help() -> None:
         (["devices", "--zzz"], "unknown option '--zzz'"),
         (["serve", "model", "other"], "unknown word 'other'"),
         (["serve", "--port", "x"], "invalid int value"),
-        ([], "required: COMMAND"),
     ],
 )
 def test_what_is_unknown_is_status_2_and_names_the_nearest(
@@ -88,6 +88,64 @@ def test_what_is_unknown_is_status_2_and_names_the_nearest(
         cli.main(words)
     shown = capsys.readouterr()
     assert ended.value.code == 2 and message in shown.err and shown.out == ""
+
+
+def test_no_word_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and not [name for name in COMMANDS if f"    {name}" not in shown.err]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--max-tokens", "0"],
+        ["inspect", "--max-model-len", "-1"],
+        ["run-batch", "--window", "0"],
+        ["bench", "latency", "--runs", "0"],
+        ["bench", "latency", "--warmups", "-1"],
+        ["bench", "serve", "--num-prompts", "some"],
+        ["bench", "serve", "--request-rate", "0"],
+        ["bench", "sweep", "--rates", "nan"],
+    ],
+)
+def test_numbers_that_mean_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2 and f"have {words[-1]!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["generate", "no/model", "-p", "a", "--temperature", "-1"], "temperature must be non-negative"),
+        (["generate", "no/model", "-f", "no/file"], "No such file or directory: 'no/file'"),
+        (["serve", "no/model", "--port", "99999"], "--port: wanted 0 to 65535, have 99999"),
+        (["serve", "no/model", "--host", "256.1.1.1"], "--host 256.1.1.1 --port 8000: "),
+        (["serve", "no/model", "--tool-call-parser", "none of them"], "tool_call_parser: wanted one of auto, none, hermes"),
+        (["complete", "--url", "nowhere:port", "-p", "a"], "--url: wanted http://HOST:PORT, have 'nowhere:port'"),
+        (["bench", "serve", "--base-url", "nowhere:port"], "--base-url: wanted http://HOST:PORT, have 'nowhere:port'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_model_is_loaded(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("llmpy: ") and message in told and "no/model" not in told
+
+
+def test_a_port_in_use_is_told_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "no/model", "--port", str(port)]) == 1
+    assert capsys.readouterr().err == f"llmpy: --host 127.0.0.1 --port {port}: Address already in use\n"
+
+
+def test_no_text_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+    assert cli.main(["generate", "no/model"]) == 0
+    assert capsys.readouterr().err == "llmpy: there is no text; -p TEXT, -f FILE, or lines of standard input\n"
 
 
 def options_of(command: str) -> set[str]:
