@@ -1,4 +1,4 @@
-"""What structured outputs cost a step: every request under a JSON schema, against requests without.
+"""What structured outputs cost a step: every request under a JSON schema, simple or heavy, against requests without.
 
     python benchmarks/grammars.py [--device cuda:0] [--rows 1,8,32] [--tokens 200] [--vocab 128000] [--repeats 3]
 
@@ -22,20 +22,29 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from llmpy import LLM, SamplingParams
 from llmpy.token_texts import byte_characters
 
-SCHEMA = {
-    "type": "array",
-    "minItems": 100000,
-    "items": {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 12},
-            "age": {"type": "integer", "minimum": 0, "maximum": 120},
-            "kind": {"enum": ["alpha", "beta", "gamma"]},
-            "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,8}$"}, "maxItems": 3},
-        },
-        "required": ["name", "age", "kind", "tags"],
-        "additionalProperties": False,
+TEXT = {"type": "string"}
+ITEM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "kind": {"enum": ["alpha", "beta", "gamma"]},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,8}$"}, "maxItems": 3},
     },
+    "required": ["name", "age", "kind", "tags"],
+    "additionalProperties": False,
+}
+
+
+def endless(item: object) -> dict[str, object]:
+    """A list of objects that goes on."""
+    return {"type": "array", "minItems": 100000, "items": item}
+
+
+SCHEMAS = {
+    "free": None,
+    "simple": endless({"type": "object", "properties": {"name": TEXT}, "required": ["name"], "additionalProperties": False}),
+    "heavy": endless(ITEM),
 }
 
 
@@ -89,9 +98,9 @@ def main() -> None:
         with LLM(name, device=given.device, load_format="dummy", kv_cache_memory_bytes=cache, max_model_len=2048) as llm:
             print(f"{llm!r}\n rows            ms/step   host us   us/mask")
             for rows in map(int, given.rows.split(",")):
-                runs: dict[str, list[tuple[float, float, float]]] = {"free": [], "schema": []}
+                runs: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in SCHEMAS}
                 for repeat in range(given.repeats + 1):  # the first warms up
-                    for kind, schema in (("free", None), ("schema", SCHEMA)):
+                    for kind, schema in SCHEMAS.items():
                         result = run(llm, rows, given.tokens, schema)
                         runs[kind] += [result] if repeat else []
                 for kind, found in runs.items():

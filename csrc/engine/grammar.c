@@ -18,6 +18,13 @@
 #define N_CACHED 32u
 #define ERROR_BYTES 400u
 
+#define JSON_TEXT "[^\"\\\\\\x00-\\x1F\\x7F]"
+/* Classes of tokens, each without those before it, that a mask takes as a whole where all of them are allowed. The last three
+ * are the library's own, too coarse for the ends of texts of limited length. */
+static const char *const SLICES[] = {
+    JSON_TEXT "{1,3}", JSON_TEXT "{1,6}", JSON_TEXT "{1,10}", JSON_TEXT "{1,30}", JSON_TEXT "+", NULL,
+};
+
 struct matcher {
     struct grammars *grammars;
     const struct id_list *stop_ids;
@@ -579,7 +586,7 @@ static bool copy_vocabulary(struct grammars *g, const struct engine_config *conf
     uint8_t *bytes = mem_alloc(n_bytes + config->n_tokens), *at = bytes;
     g->init = (struct llg_tokenizer_init){.struct_size = sizeof g->init, .vocab_size = config->vocab_size,
                                           .token_lengths = lengths, .token_bytes = bytes, .is_approximate = true,
-                                          .more_eos = more};
+                                          .slices = SLICES, .more_eos = more};
     if (!lengths || !bytes || !more)
         return false;
     for (uint32_t i = 0; i < config->n_tokens && i < config->vocab_size; i++) {
