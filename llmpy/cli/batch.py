@@ -30,7 +30,7 @@ def run(chosen: Namespace) -> int:
         source = sys.stdin.buffer if chosen.input == "-" else stack.enter_context(open(chosen.input, "rb"))
         done, lines = unanswered(requests(source), Path(chosen.output))
         if done.answers:
-            print(f"{_told(done)}: there already", file=sys.stderr)
+            print(f"already there: {_told(done)}", file=sys.stderr)
         first = next(lines, None)
         if first is not None:
             output = stack.enter_context(open(chosen.output, "ab"))

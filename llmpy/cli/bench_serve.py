@@ -216,7 +216,7 @@ def _goals(words: Sequence[str]) -> dict[str, float]:
 
 def _client(chosen: Namespace) -> HttpClient:
     try:
-        return HttpClient(chosen.base_url, os.environ.get("OPENAI_API_KEY"))
+        return HttpClient(chosen.base_url.rstrip("/").removesuffix("/v1"), os.environ.get("OPENAI_API_KEY"))
     except ValueError as error:
         raise ConfigError(f"--base-url: {error}", option="base_url") from None
 

@@ -226,7 +226,7 @@ class Service:
         if wanted is None:
             return self.names[0]
         if wanted not in self.names:
-            raise HttpError(404, f"The model `{wanted[:200]}` does not exist.", "model")
+            raise HttpError(404, f"The model `{wanted[:200]}` does not exist; there is {', '.join(self.names)}.", "model")
         return wanted
 
     def salt(self, request: Request, given: str | None) -> str | None:

@@ -43,6 +43,10 @@ def test_random(capsys, url, engine):
     assert 0 < found["median_ttft_ms"] <= found["median_e2el_ms"] and found["server"]["version"]
 
 
+def test_an_address_may_end_as_clients_have_it(capsys, url):
+    assert figures(capsys, f"{url}/v1/", *SMALL)["completed"] == 12
+
+
 def test_prefixes_are_found_in_the_cache(capsys, url):
     found = figures(capsys, url, *SMALL, "--dataset", "prefix-repetition", "--num-prefixes", "1", "--max-concurrency", "1")
     assert found["prefix_cache_hit_rate"] == pytest.approx(11 / 12 * 32 / 40)
