@@ -65,7 +65,8 @@ def cells() -> list[list[str]]:
     cpu = backend_operations("kernels/cpu/backend_cpu.c", r"\n    \.(\w+) = cpu_")
     cuda = backend_operations("kernels/cuda/backend_cuda.cu", r"\n    b\.(\w+) = cuda_")
     in_gguf = {family.architecture for family in gguf.FAMILIES}
-    in_gguf |= {"InternLM2ForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM"}  # under the names of Llama and Granite
+    # under the names of Llama, of Granite and of its hybrids
+    in_gguf |= {"InternLM2ForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM", "BambaForCausalLM"}
     rows = []
     for module, names in families().items():
         missing = {op for op in used_operations(module) & (cpu | cuda) if op not in cuda}

@@ -209,7 +209,7 @@ class Writer:
         key = tuple(p if isinstance(p, Piece) else whole(f"{p[0]}.weight", p[1], cols) for p in pieces)
         if key not in self._matrices:
             self._matrices[key] = len(self.spec["weights"])
-            self._add("matrix", [self._part(op, piece) for piece in key], cols)
+            self._add("matrix", self._parts(op, key), cols)
         return self._matrices[key]
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
@@ -238,7 +238,7 @@ class Writer:
             return self._remade(op, whole_ones, [each for each in values if each is not None])
         if offset and self.source.has_offsets:
             offset, self.spec["reordered"] = 0.0, True
-        self._add("vector", [self._part(op, piece) for piece in whole_ones], 1, offset)
+        self._add("vector", self._parts(op, whole_ones), 1, offset)
         return len(self.spec["weights"]) - 1
 
     def flat(self, op: str, name: str, shape: tuple[int, ...]) -> int:
@@ -261,6 +261,12 @@ class Writer:
             self._used.update((place, {0}) for place in self.source.places(piece.name))
         self.spec["reordered"] = True
         return self.constant(made)
+
+    def _parts(self, op: str, pieces: Sequence[Piece]) -> list[Part]:
+        """The parts of a weight of pieces."""
+        found = [each for piece in pieces for each in self.source.split(piece)]
+        self.spec["reordered"] |= len(found) > len(pieces)
+        return [self._part(op, each) for each in found]
 
     def _part(self, op: str, piece: Piece) -> Part:
         """A part of a weight, its tensor's shape compared with the checkpoint's."""

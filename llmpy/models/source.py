@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from .pieces import Piece
 from .rope import Floats
 
 
@@ -23,6 +24,10 @@ class Source:
     def values(self, name: str) -> Floats | None:
         """The values of a tensor that the file keeps as something else; None: they are in its places."""
         return None
+
+    def split(self, piece: Piece) -> Sequence[Piece]:
+        """A piece, as pieces below each other where the file has its rows in another order."""
+        return (piece,)
 
     def keeps_groups(self, name: str) -> bool:
         """Whether rows of this module that go head by head do so in the file, too."""

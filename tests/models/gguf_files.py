@@ -21,7 +21,8 @@ class Kind(NamedTuple):
         fields: Changes to the tiny configuration: what the format, or llama.cpp, has no room for.
         more: Metadata besides the usual, by the configuration; None takes a usual key away.
         rules: Patterns of names, and what the converter does with them; the first that fits.
-        bound: Greatest relative difference from llama.cpp; None: it does not run the tiny file.
+        bound: Greatest relative difference from llama.cpp; None: it does not run the tiny file, or computes something else.
+        name: Of the file, where the case has several.
     """
 
     case: str
@@ -30,6 +31,7 @@ class Kind(NamedTuple):
     more: Callable[[Mapping[str, object]], Mapping[str, object]] = lambda cfg: {}
     rules: Sequence[tuple[str, Rule]] = ()
     bound: float | None = 2e-5
+    name: str = ""
 
 
 def plus(offset: float) -> Rule:
@@ -95,8 +97,39 @@ def experts_of_llama(name: str, values: np.ndarray, cfg: Mapping[str, object]) -
 
 
 def apart(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
-    """Baichuan's q, k and v."""
-    return [(name.replace("W_pack", f"{part}_proj"), rows) for part, rows in zip("qkv", np.split(values, 3), strict=True)]
+    """Baichuan's q, k and v, the rows of q and k turned."""
+    cfg = {**cfg, "num_key_value_heads": cfg["num_attention_heads"]}
+    q, k, v = ((name.replace("W_pack", f"{part}_proj"), rows) for part, rows in zip("qkv", np.split(values, 3), strict=True))
+    return [*turned(*q, cfg), *turned(*k, cfg), v]
+
+
+def grouped(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
+    """InternLM 2's q, k and v, which stand group by group, the rows of q and k turned."""
+    n, size = int(cfg["num_key_value_heads"]), int(cfg["hidden_size"]) // int(cfg["num_attention_heads"])
+    groups = values.reshape(n, -1, size, values.shape[1])
+    parts = {"q": groups[:, :-2], "k": groups[:, -2], "v": groups[:, -1]}
+    found = []
+    for part, rows in parts.items():
+        whole = f"{name.removesuffix('attention.wqkv.weight')}self_attn.{part}_proj.weight", rows.reshape(-1, values.shape[1])
+        found += [whole] if part == "v" else turned(*whole, cfg)
+    return found
+
+
+def heads_apart(field: str) -> Rule:
+    """All heads of q, then those of k, then those of v, which stand in so many groups."""
+
+    def rule(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
+        size = int(cfg["hidden_size"]) // int(cfg["num_attention_heads"])
+        groups = values.reshape(int(cfg[field]) if field else 1, -1, size, *values.shape[1:])
+        parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+        return [(name, np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts]))]
+
+    return rule
+
+
+def transposed(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
+    """Rows for columns."""
+    return [(name, values.T)]
 
 
 def heads_of_latents(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
@@ -146,6 +179,14 @@ def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found | {name: np.stack([parts[i] for i in sorted(parts)]) for name, parts in many.items()}
 
 
+OLD_NAMES = {
+    **dict.fromkeys(("n_embd", "d_model"), "hidden_size"), **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers"), "num_hidden_layers"), "padded_vocab_size": "vocab_size",
+    **dict.fromkeys(("n_inner", "ffn_hidden_size"), "intermediate_size"), "layernorm_epsilon": "rms_norm_eps",
+    "multi_query_group_num": "num_key_value_heads", "norm_epsilon": "layer_norm_eps",
+}  # fmt: skip
+
+
 def usual(cfg: Mapping[str, object]) -> dict[str, object]:
     """The metadata that most families have."""
     heads = int(cfg.get("num_attention_heads", 0))
@@ -176,7 +217,8 @@ def usual(cfg: Mapping[str, object]) -> dict[str, object]:
 
 def write(kind: Kind, cfg: Mapping[str, object], tensors: Mapping[str, np.ndarray], path: Path, dtype: str = "F32") -> Path:
     """The file, its matrices in a type; MXFP4 is for experts alone."""
-    cfg = {"num_hidden_layers": len(cfg.get("layers_block_type", ())), "tensors": tensors, **cfg}
+    fields = {OLD_NAMES.get(field, field): value for field, value in cfg.items()}
+    cfg = {"num_hidden_layers": len(cfg.get("layers_block_type", ())), "tensors": tensors, **fields}
     n_layers = int(cfg["num_hidden_layers"])
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind.arch)
     names = gguf.get_tensor_name_map(arch, n_layers)
@@ -188,7 +230,8 @@ def write(kind: Kind, cfg: Mapping[str, object], tensors: Mapping[str, np.ndarra
     for name, values in stacked(tensors).items():
         rule = next((rule for pattern, rule in kind.rules if re.search(pattern, name)), None)
         for new, x in rule(name, values, cfg) if rule else [(name, values)]:
-            found = names.get_name(new, try_suffixes=(".weight", ".bias"))
+            places = [names.get_name(each, (".weight", ".bias")) for each in (new, new.removeprefix("transformer."))]
+            found = places[0] or places[1]
             assert found, new
             is_matrix = x.ndim > 1 and min(x.shape) > 1 and not re.search("norm|conv|ssm_a|ssm_d$|bias", found)
             is_meant = is_matrix and (dtype != "MXFP4" or found.endswith("_exps.weight"))
@@ -224,226 +267,3 @@ def add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
     else:
         put = {float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool, str: writer.add_string}
         put[type(value)](key, value)
-
-
-TURNED = (r"\.[qk]_proj\.", turned)
-TABLE_GELU = 5e-4  # llama.cpp looks gelu up in a table of float16
-TIED = (r"lm_head", dropped)
-BIAS_OF_CHOICE = (r"e_score_correction_bias", renamed("e_score_correction_bias", "e_score_correction.bias"))
-PLAMO = [(r"(pre_mixer|pre_mlp)_norm\.", plus(1.0)), (r"post_mixer_norm\.", plus(1 / 5)), (r"post_mlp_norm\.", plus(5**-1.5))]
-MIXER = [(r"\.A_log", decay_column), (r"\.D$", column), (r"dt_bias", renamed("dt_bias", "dt_proj.bias")),
-         (r"conv1d\.weight", squeezed)]  # fmt: skip
-SINGLE = [(r"\.A_log", decay), (r"conv1d\.weight", squeezed)]
-
-
-def scales(cfg):
-    return {"attention.scale": cfg["attention_multiplier"], "embedding_scale": cfg["embedding_multiplier"],
-            "residual_scale": cfg["residual_multiplier"], "logit_scale": cfg["logits_scaling"]}  # fmt: skip
-
-
-def slides(cfg):
-    return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in cfg["layer_types"]]}
-
-
-def attends(cfg, *names):
-    return {"attention.head_count_kv": [cfg["num_key_value_heads"] if kind in names else 0 for kind in cfg["layer_types"]]}
-
-
-def mamba2(cfg):
-    return {"ssm.conv_kernel": cfg["mamba_d_conv"], "ssm.state_size": cfg["mamba_d_state"],
-            "ssm.group_count": cfg["mamba_n_groups"], "ssm.time_step_rank": cfg["mamba_n_heads"],
-            "ssm.inner_size": cfg["mamba_n_heads"] * cfg["mamba_d_head"]}  # fmt: skip
-
-
-def mamba(cfg):
-    return {"attention.head_count": 0, "feed_forward_length": 0, "attention.key_length": None, "attention.value_length": None,
-            "rope.dimension_count": None, "ssm.conv_kernel": cfg["conv_kernel"], "ssm.state_size": cfg["state_size"],
-            "attention.layer_norm_rms_epsilon": cfg["layer_norm_epsilon"], "attention.layer_norm_epsilon": None}  # fmt: skip
-
-
-def routing(cfg):
-    return {"expert_group_count": cfg["n_group"], "expert_group_used_count": cfg["topk_group"],
-            "expert_weights_scale": cfg["routed_scaling_factor"], "expert_weights_norm": cfg["norm_topk_prob"],
-            "expert_gating_func": 2, "expert_shared_count": cfg["n_shared_experts"],
-            "leading_dense_block_count": cfg["first_k_dense_replace"]}  # fmt: skip
-
-
-def latent(cfg):
-    n, r, d, v = (cfg[name] for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
-    rope = cfg["rope_parameters"]
-    group = {"expert_group_count": cfg.get("n_group"), "expert_group_used_count": cfg.get("topk_group")}
-    far = {} if rope["rope_type"] == "default" else {
-        "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16,
-        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"]}  # fmt: skip
-    return {**group, "attention.head_count_kv": 1, "attention.key_length": n + r, "attention.value_length": n,
-            "rope.dimension_count": r,
-            "attention.key_length_mla": d + r, "attention.value_length_mla": v, "attention.kv_lora_rank": n,
-            "attention.q_lora_rank": cfg["q_lora_rank"], "expert_shared_count": cfg["n_shared_experts"],
-            "leading_dense_block_count": cfg["first_k_dense_replace"], "expert_weights_norm": cfg["norm_topk_prob"],
-            "expert_weights_scale": cfg["routed_scaling_factor"], **far}  # fmt: skip
-
-
-def jamba(cfg):
-    kinds = [i % cfg["attn_layer_period"] == cfg["attn_layer_offset"] for i in range(cfg["num_hidden_layers"])]
-    return {"attention.head_count_kv": [2 if kind else 0 for kind in kinds], "ssm.conv_kernel": cfg["mamba_d_conv"],
-            "ssm.state_size": cfg["mamba_d_state"], "ssm.inner_size": cfg["mamba_expand"] * cfg["hidden_size"],
-            "ssm.time_step_rank": cfg["mamba_dt_rank"]}  # fmt: skip
-
-
-def nemotron(cfg):
-    kinds = cfg["layers_block_type"]
-    return {"attention.head_count_kv": [2 if kind in ("attention", "full_attention") else 0 for kind in kinds],
-            "feed_forward_length": [24 if kind == "moe" else 96 if kind == "mlp" else 0 for kind in kinds],
-            "ssm.conv_kernel": cfg["conv_kernel"], "ssm.state_size": cfg["ssm_state_size"], "ssm.group_count": cfg["n_groups"],
-            "ssm.time_step_rank": cfg["mamba_num_heads"], "ssm.inner_size": cfg["mamba_num_heads"] * cfg["mamba_head_dim"],
-            "attention.layer_norm_rms_epsilon": cfg["layer_norm_epsilon"]}  # fmt: skip
-
-
-def experts_of_nemotron(cfg):
-    return {**nemotron(cfg), "expert_group_count": cfg["n_group"], "expert_group_used_count": cfg["topk_group"],
-            "expert_shared_feed_forward_length": cfg["moe_shared_expert_intermediate_size"], "expert_shared_count": 1,
-            "expert_weights_norm": True, "expert_weights_scale": cfg["routed_scaling_factor"], "expert_gating_func": 2,
-            "moe_latent_size": cfg.get("moe_latent_size")}  # fmt: skip
-
-
-def falcon_h1(name, values, cfg):
-    """Its factors are in the weights."""
-    enter, leave, inner, states = 1.3, 0.8, 64, 16
-    if "in_proj" in name:
-        sizes, on = [inner, inner, states, states, 4], cfg["ssm_multipliers"]
-        factors = np.repeat(np.float32(on), sizes)[:, None] * np.float32(cfg["ssm_in_multiplier"])
-    else:
-        factors = np.float32({"up_proj": 1,
-            "down_proj": cfg["mlp_multipliers"][1], "gate_proj": cfg["mlp_multipliers"][0], "q_proj": enter, "v_proj": enter,
-            "k_proj": enter * cfg["key_multiplier"], "o_proj": leave, "out_proj": cfg["ssm_out_multiplier"],
-            "lm_head": cfg["lm_head_multiplier"], "embed_tokens": cfg["embedding_multiplier"],
-        }[name.split(".")[-2]])  # fmt: skip
-    return [(name, values * factors)]
-
-
-def plamo2(cfg):
-    kinds = [i % 2 == 1 for i in range(cfg["num_hidden_layers"])]
-    return {"attention.head_count": [4 if kind else 0 for kind in kinds],
-            "attention.head_count_kv": [2 if kind else 0 for kind in kinds],
-            "attention.key_length": 24, "attention.value_length": 24, "rope.freq_base": 20000.0, "rope.dimension_count": None,
-            "ssm.state_size": 8, "ssm.conv_kernel": 4, "ssm.time_step_rank": 6, "ssm.inner_size": 144,
-            "ssm.group_count": 0}  # fmt: skip
-
-
-HYBRID_RULES = [*MIXER, (r"mamba\.norm\.", in_groups("mamba_n_groups")), TURNED]
-KINDS = {kind.case: kind for kind in [
-    Kind("smollm3", "smollm3", rules=[TURNED, TIED]),
-    Kind("arcee", "arcee", {"attention_bias": False, "mlp_bias": False}, rules=[TURNED]),
-    Kind("seed_oss", "seed_oss", {"attention_out_bias": False, "mlp_bias": False}),
-    Kind("olmo", "olmo", {"attention_bias": False},
-         lambda cfg: {"attention.clamp_kqv": 0.5, "attention.layer_norm_epsilon": 1e-5}, [TURNED]),
-    Kind("olmo2", "olmo2"),
-    Kind("olmo3", "olmo2", {"attention_bias": False},
-         lambda cfg: {**slides(cfg), "rope.freq_base_swa": 5e5, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
-                      "rope.scaling.original_context_length": 32}),
-    Kind("exaone4", "exaone4", more=slides, bound=None),
-    Kind("exaone4-full", "exaone4"),
-    Kind("granite", "granite", more=scales, rules=[TURNED]),
-    Kind("granite_moe", "granitemoe", {"shared_intermediate_size": None}, scales,
-         [TURNED, (r"input_linear", halves("mlp.experts.gate_proj", "mlp.experts.up_proj"))]),
-    Kind("gemma", "gemma", {"attention_bias": False}, rules=[(r"norm\.weight", plus(1.0)), TIED], bound=TABLE_GELU),
-    Kind("gemma2", "gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16},
-         lambda cfg: {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
-         [(r"norm\.weight", plus(1.0)), TIED], 10 * TABLE_GELU),  # its capped logits are small
-    Kind("gemma3", "gemma3", {"query_pre_attn_scalar": 24, "sliding_window_pattern": 6, "num_hidden_layers": 6},
-         lambda cfg: {"rope.freq_base_swa": 10000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
-         [(r"norm\.weight", plus(1.0)), TIED], TABLE_GELU),
-    Kind("phi", "phi2", {"num_key_value_heads": 4}, bound=TABLE_GELU),
-    Kind("phi3", "phi3", {"sliding_window": None}),
-    Kind("phi3-longrope", "phi3",
-         more=lambda cfg: {"rope.scaling.original_context_length": 16,
-                           "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(8) / np.log(16)))}),
-    Kind("cohere", "command-r", {"attention_bias": False}, lambda cfg: {"logit_scale": 0.3}, [TIED], None),
-    Kind("cohere-plain", "command-r", more=lambda cfg: {"logit_scale": 0.0625}, rules=[TIED]),
-    Kind("cohere2", "cohere2", more=lambda cfg: {"logit_scale": 0.3}, rules=[TIED]),
-    Kind("glm", "chatglm"),
-    Kind("glm4", "glm4"),
-    Kind("nemotron", "nemotron", {"head_dim": 16, "attention_bias": False, "mlp_bias": False},
-         rules=[(r"norm\.weight", plus(1.0))]),
-    Kind("stablelm", "stablelm"),
-    Kind("stablelm-norms", "stablelm"),
-    Kind("stablelm-parallel", "stablelm", more=lambda cfg: {"use_parallel_residual": True}),
-    Kind("apertus", "apertus", {"attention_bias": False},
-         lambda cfg: {f"xielu.{name}": [float(cfg["tensors"][f"model.layers.{i}.mlp.act_fn.{name}"].item()) for i in range(2)]
-                      for name in ("alpha_p", "alpha_n", "beta", "eps")}, [(r"act_fn", dropped)]),
-    Kind("ernie4_5", "ernie4_5", {"use_bias": False}, rules=[TIED]),
-    Kind("ernie4_5_moe", "ernie4_5-moe",
-         more=lambda cfg: {"expert_count": 6, "expert_used_count": 2, "interleave_moe_layer_step": 1, "expert_shared_count": 2,
-                           "leading_dense_block_count": 1, "expert_shared_feed_forward_length": 64},
-         rules=[TIED, BIAS_OF_CHOICE]),
-    Kind("plamo2", "plamo2", {"full_attention_idx": [1, 3], "rope_local_theta": 20000.0}, plamo2,
-         [*PLAMO, (r"model\.norm\.", plus(1.0)), *SINGLE, (r"dt_bias", renamed("dt_bias", "dt_proj.bias")),
-          (r"_norm_weight", renamed("_norm_weight", "_norm.weight")), (r"\.[qk]_weight", renamed("_weight", ".weight")), TIED],
-         None),
-    Kind("plamo3", "plamo3",
-         more=lambda cfg: {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2, "rope.freq_base": 1e6,
-                           "rope.freq_base_swa": 10000.0},
-         rules=[*PLAMO, (r"(q|k|model\.)_?norm\.", plus(1.0))]),
-    Kind("baichuan-13b", "baichuan",
-         more=lambda cfg: {"attention.layer_norm_rms_epsilon": 1e-6, "attention.head_count_kv": 40,
-                           "rope.dimension_count": None},
-         rules=[(r"W_pack", apart)], bound=None),
-    Kind("mamba", "mamba", {"intermediate_size": 64},
-         lambda cfg: {**mamba(cfg), "ssm.inner_size": 64, "ssm.time_step_rank": 4}, [*SINGLE, TIED]),
-    Kind("falcon_mamba", "mamba", {"intermediate_size": 64, "mixer_rms_eps": 1e-6, "layer_norm_epsilon": 1e-6},
-         lambda cfg: {**mamba(cfg), "ssm.inner_size": 64, "ssm.time_step_rank": 4, "ssm.dt_b_c_rms": True}, [*SINGLE, TIED]),
-    Kind("mamba2", "mamba2",
-         more=lambda cfg: {**mamba(cfg), "ssm.inner_size": 64, "ssm.time_step_rank": 4, "ssm.group_count": 2},
-         rules=[*MIXER, (r"mixer\.norm\.", in_groups("n_groups"))]),
-    Kind("jamba", "jamba", more=jamba, rules=SINGLE),
-    Kind("granite_hybrid", "granitehybrid", {"position_embedding_type": "nope"},
-         lambda cfg: {**mamba2(cfg), **scales(cfg), **attends(cfg, "attention", "full_attention"),
-                      "rope.scaling.finetuned": False, "expert_shared_feed_forward_length": 40},
-         [*HYBRID_RULES, (r"shared_mlp\.input_linear", halves("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")),
-          (r"input_linear", halves("mlp.experts.gate_proj", "mlp.experts.up_proj"))]),
-    Kind("granite_hybrid-nope", "granitehybrid",
-         more=lambda cfg: {**mamba2(cfg), **scales(cfg), **attends(cfg, "attention", "full_attention"),
-                           "feed_forward_length": 40, "rope.scaling.finetuned": False, "expert_used_count": None},
-         rules=[*HYBRID_RULES, TIED, (r"input_linear", halves("mlp.gate_proj", "mlp.up_proj")),
-                (r"output_linear", renamed("shared_mlp.output_linear", "mlp.down_proj"))]),
-    Kind("nemotron_h", "nemotron_h", {"hybrid_override_pattern": "M-*M", "num_hidden_layers": 4},
-         lambda cfg: {**nemotron(cfg), "expert_count": None, "expert_used_count": None},
-         [*MIXER, (r"mixer\.norm\.", in_groups("n_groups"))]),
-    Kind("nemotron_h-latent", "nemotron_h_moe", {"mlp_bias": False}, experts_of_nemotron,
-         [*MIXER, (r"mixer\.norm\.", in_groups("n_groups")), (r"mixer\.experts", experts_of_llama),
-          BIAS_OF_CHOICE]),
-    Kind("lfm2", "lfm2", {"block_auto_adjust_ff_dim": False},
-         lambda cfg: {**attends(cfg, "full_attention"), "shortconv.l_cache": 3, "attention.layer_norm_rms_epsilon": 1e-5,
-                      "attention.layer_norm_epsilon": None}, [TIED, (r"conv\.conv", squeezed)]),
-    Kind("falcon_h1", "falcon-h1", {"head_dim": 16},
-         lambda cfg: {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 2, "ssm.time_step_rank": 4,
-                      "ssm.inner_size": 64},
-         [*MIXER, (r"mamba\.norm\.", in_groups("mamba_n_groups")), (r"_proj\.weight|lm_head|embed_tokens", falcon_h1)]),
-    Kind("qwen3_next", "qwen3next", {"linear_value_head_dim": 16},
-         lambda cfg: {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 4,
-                      "ssm.inner_size": 64, "expert_shared_feed_forward_length": 32, "rope.dimension_count": 4},
-         [(r"\.A_log", decay), (r"dt_bias", renamed("dt_bias", "dt_proj.bias")), (r"conv1d\.weight", squeezed),
-          (r"in_proj_qkvz", key_heads), (r"shared_expert_gate", squeezed), (r"linear_attn\.norm", plus(0.0)),
-          (r"norm\.weight", plus(1.0))]),
-    Kind("glm4_moe", "glm4moe", more=routing,
-         rules=[BIAS_OF_CHOICE]),
-    Kind("llama4", "llama4", {"attention_chunk_size": 8192},
-         lambda cfg: {"feed_forward_length": 96, "expert_feed_forward_length": 48, "interleave_moe_layer_step": 2},
-         [(r"experts\.gate_up_proj", columns("gate_proj", "up_proj")), (r"experts\.down_proj", columns("down_proj"))]),
-    Kind("deepseek2", "deepseek2", {"attention_bias": False}, latent, [(r"kv_b_proj", heads_of_latents)], None),
-    Kind("deepseek2-groups", "deepseek2", more=latent, rules=[(r"kv_b_proj", heads_of_latents)], bound=None),
-    Kind("deepseek3", "deepseek2",
-         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-                              "original_max_position_embeddings": 16}},
-         lambda cfg: {**latent(cfg), "expert_gating_func": 2},
-         [(r"kv_b_proj", heads_of_latents), BIAS_OF_CHOICE]),
-    Kind("gpt_oss", "gpt-oss", {"swiglu_limit": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-         lambda cfg: {"expert_feed_forward_length": 48},
-         [(r"sinks", renamed("sinks", "sinks.weight")), (r"gate_up_proj", columns("alternating", "gate_proj", "up_proj")),
-          (r"experts\.down_proj", columns("down_proj"))]),
-    Kind("qwen2_moe", "qwen2moe", {"decoder_sparse_step": 1, "norm_topk_prob": False},
-         lambda cfg: {"expert_shared_feed_forward_length": 40}, [(r"shared_expert_gate", squeezed)]),
-    Kind("qwen3_moe", "qwen3moe", {"mlp_only_layers": []}),
-    Kind("olmoe", "olmoe", {"clip_qkv": None, "num_key_value_heads": 4}),
-    Kind("mixtral", "llama", rules=[TURNED]),
-]}  # fmt: skip

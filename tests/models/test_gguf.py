@@ -41,6 +41,7 @@ def test_the_old_spelling_of_linear_scaling(tiny, gguf_of, oracle, tmp_path):
         ("llama.expert_count", 8, CheckpointError, "expert_used_count: wanted int, have nothing"),
         ("llama.expert_group_count", 8, UnsupportedError, "expert_group_count"),
         ("llama.final_logit_softcapping", 30.0, UnsupportedError, "final_logit_softcapping"),
+        ("llama.rope.dimension_sections", [4, 2, 2, 0], UnsupportedError, "dimension_sections"),
         ("llama.rope.scaling.type", "longrope", CheckpointError, "short_factor"),
         ("llama.vocab_size", 98, CheckpointError, r"token_embd.weight.*wanted \[98, 64\], have \[99, 64\]"),
         ("llama.block_count", "two", CheckpointError, "block_count: wanted int, have 'two'"),

@@ -36,6 +36,7 @@ _ARITHMETIC = (
     "residual_scale",
     "use_parallel_residual",
     "rope.scaling.yarn_log_multiplier",
+    "rope.dimension_sections",
 )
 
 
@@ -60,11 +61,13 @@ def read(
     for name, wanted in family.fields.items():
         raw[name] = wanted(meta) if callable(wanted) else meta.raw(wanted) if isinstance(wanted, str) else wanted
     raw["rope_parameters"] = _rope_parameters(meta, raw, read_float32) | dict(family.rope)
+    paired = _paired(meta, family, raw)
+    raw["rope_interleaved"] = family.interleaved and not paired
     for key in _ARITHMETIC:
         if key not in meta.seen and meta.raw(key):
             raise UnsupportedError(f"{file}: metadata {meta.architecture}.{key} is not supported")
     further = range(meta.n_layers, meta.need("block_count", int))  # what only predicts further tokens
-    return raw, GgufSource(family, meta, read_float32), (*NO_WEIGHTS, *(f"blk.{layer}.*" for layer in further))
+    return raw, GgufSource(family, meta, read_float32, paired), (*NO_WEIGHTS, *(f"blk.{layer}.*" for layer in further))
 
 
 def _family(meta: Metadata) -> Family:
@@ -92,7 +95,6 @@ def _usual(meta: Metadata, family: Family, read_float32: Callable[[str], bytes])
         "mlp_bias": meta.has("blk.#.ffn_down.bias"),
         "eos_token_id": meta.values.get("tokenizer.ggml.eos_token_id"),
         "bos_token_id": meta.values.get("tokenizer.ggml.bos_token_id"),
-        "rope_interleaved": family.interleaved,
         "sliding_window": window or None,
         "use_sliding_window": window > 0,
         "max_window_layers": 0,
@@ -147,13 +149,17 @@ def _vocab_size(meta: Metadata) -> int:
     return len(tokens) if isinstance(tokens, list) else meta.need("vocab_size", int)
 
 
+def _paired(meta: Metadata, family: Family, raw: Raw) -> int:
+    """Size of the heads whose rows interleaved rope may not turn, because it turns a part of them, and their pairs are of the
+    halves of whole ones; 0: there are none."""
+    head_dim, turned = raw.get("head_dim"), meta.get("rope.dimension_count", int)
+    return head_dim if family.interleaved and isinstance(head_dim, int) and turned not in (None, 0, head_dim) else 0
+
+
 def _rope_parameters(meta: Metadata, raw: Raw, read_float32: Callable[[str], bytes]) -> Raw:
     """The rope keys as `rope_parameters` of transformers."""
     head_dim = raw.get("head_dim")
     turned = meta.get("rope.dimension_count", int)
-    if raw["rope_interleaved"] and turned and turned != head_dim:  # the whole head's rows are ordered for it
-        key = f"{meta.architecture}.rope.dimension_count"
-        raise UnsupportedError(f"{meta.file}: metadata {key}: {turned} of a head's {head_dim} is not supported")
     factor = meta.get("rope.scaling.factor", float) or meta.get("rope.scale_linear", float, 0.0)
     kind = meta.get("rope.scaling.type", str, "linear" if factor else "none")
     parameters: Raw = {
@@ -173,7 +179,9 @@ def _longrope(meta: Metadata, read_float32: Callable[[str], bytes]) -> Raw:
     return {
         "rope_type": "longrope",
         "factor": 1.0,
-        "original_max_position_embeddings": meta.need("rope.scaling.original_context_length", int),
+        "original_max_position_embeddings": meta.get(
+            "rope.scaling.original_context_length", int, meta.need("context_length", int)
+        ),
         "attention_factor": meta.get("rope.scaling.attn_factor", float, 1.0),
         **{name: np.frombuffer(read_float32(tensor), np.float32).tolist() for name, tensor in lists.items()},
     }
@@ -184,12 +192,13 @@ def _yarn(meta: Metadata, factor: float) -> Raw:
     if meta.get("rope.scaling.yarn_ext_factor", float, 1.0) not in (1.0, -1.0):  # -1: not set
         raise UnsupportedError(f"{meta.file}: metadata {meta.architecture}.rope.scaling.yarn_ext_factor other than 1")
     on_scores = 10 * meta.get("rope.scaling.yarn_log_multiplier", float, 0.0)
-    given = meta.get("rope.scaling.attn_factor", float, 1.0) * meta.get("rope.scaling.yarn_attn_factor", float, 1.0)
+    whole = meta.get("rope.scaling.yarn_attn_factor", float, 1.0)  # 1: not set
+    magnitude = whole if whole != 1 else 1.0 if on_scores else rope.yarn_magnitude(factor)
     return {
         "factor": factor or 1.0,
         "original_max_position_embeddings": meta.get("rope.scaling.original_context_length", int),
         "mscale_all_dim": on_scores or None,
-        "attention_factor": given * (1.0 if on_scores else rope.yarn_magnitude(factor)),
+        "attention_factor": meta.get("rope.scaling.attn_factor", float, 1.0) * magnitude,
         "beta_fast": meta.get("rope.scaling.yarn_beta_fast", float),
         "beta_slow": meta.get("rope.scaling.yarn_beta_slow", float),
     }

@@ -22,9 +22,8 @@ def attn_config(meta: Metadata) -> dict[str, object]:
 
 
 TABLES = (
-    Family(name="baichuan", architecture="BaichuanForCausalLM", when=lambda meta: meta.raw("attention.head_count") == 40,
+    Family(name="baichuan", architecture="BaichuanForCausalLM", interleaved=True,
            names={"self_attn.W_pack": ("attn_q", "attn_k", "attn_v")}),
-    Family(name="baichuan", architecture="LlamaForCausalLM", interleaved=True),
     Family(name="gpt2", architecture="GPT2LMHeadModel", layers="transformer.h.#.", names=GPT2, outer=TRANSFORMER),
     Family(name="starcoder", architecture="GPTBigCodeForCausalLM", layers="transformer.h.#.", names=GPT2, outer=TRANSFORMER),
     Family(name="starcoder2", architecture="Starcoder2ForCausalLM", names={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .family import Family, Fields, Names, given, has, layer_types, needed, or_else, score_scale
+from .family import Family, Fields, Names, given, has, layer_types, or_else, score_scale
 from .metadata import Metadata
 
 WINDOWS: Fields = {"layer_types": layer_types}
@@ -28,6 +28,16 @@ GRANITE: Fields = {
     "attention_multiplier": score_scale,
     "logits_scaling": or_else("logit_scale", 1.0),
 }
+MINICPM: Fields = {  # the first files have none of them, and are of MiniCPM 1B and 2B
+    "embedding_multiplier": or_else("embedding_scale", 12.0),
+    "residual_multiplier": lambda meta: meta.raw("residual_scale") or 1.4 / max(meta.n_layers, 1) ** 0.5,
+    "logits_scaling": lambda meta: meta.raw("logit_scale") or meta.need("embedding_length", int) / 256,
+}
+
+
+def is_parallel(meta: Metadata) -> bool:
+    """Whether StableLM's branches lie side by side; files say so also where the configuration said nothing."""
+    return bool(meta.raw("use_parallel_residual")) and not meta.has("blk.#.ffn_norm.weight")
 
 
 def gemma_scalar(layers: int) -> Callable[[Metadata], float]:
@@ -55,13 +65,12 @@ TABLES = (
            fields={"attention_out_bias": has("blk.#.attn_output.bias")}),
     Family(name="olmo", architecture="OlmoForCausalLM", interleaved=True, fields={"clip_qkv": "attention.clamp_kqv"}),
     Family(name="olmo2", architecture="Olmo3ForCausalLM", when=given("attention.sliding_window"), names=SANDWICH,
-           fields={**WINDOWS, "rope_theta": lambda meta: meta.raw("rope.freq_base_swa") or meta.raw("rope.freq_base")}),
+           fields={**WINDOWS, "rope_theta": lambda meta: meta.raw("rope.freq_base_swa") or meta.raw("rope.freq_base")},
+           rope={"attention_factor": None}),  # yarn's own; some files have it as a factor on that
     Family(name="olmo2", architecture="Olmo2ForCausalLM", names=SANDWICH),
     Family(name="exaone4", architecture="Exaone4ForCausalLM", names=SANDWICH, fields=WINDOWS),
     Family(name="granite", architecture="GraniteForCausalLM", interleaved=True, fields=GRANITE),
-    Family(name="minicpm", architecture="GraniteForCausalLM", interleaved=True,
-           fields={**GRANITE, "embedding_multiplier": needed("embedding_scale"),
-                   "residual_multiplier": needed("residual_scale"), "logits_scaling": needed("logit_scale")}),
+    Family(name="minicpm", architecture="GraniteForCausalLM", interleaved=True, fields={**GRANITE, **MINICPM}),
     Family(name="gemma", architecture="GemmaForCausalLM", has_offsets=True),
     Family(name="gemma2", architecture="Gemma2ForCausalLM", names=SANDWICH, has_offsets=True,
            fields={**WINDOWS, "query_pre_attn_scalar": gemma_scalar(46),
@@ -86,7 +95,7 @@ TABLES = (
     Family(name="nemotron", architecture="NemotronForCausalLM", has_offsets=True),
     Family(name="stablelm", architecture="StableLmForCausalLM",
            names={"self_attn.q_layernorm.norms": "attn_q_norm", "self_attn.k_layernorm.norms": "attn_k_norm"},
-           fields={"use_parallel_residual": or_else("use_parallel_residual", False),
+           fields={"use_parallel_residual": is_parallel,
                    "use_qkv_bias": has("blk.#.attn_q.bias"), "qk_layernorm": has("blk.#.attn_q_norm.weight")}),
     Family(name="apertus", architecture="ApertusForCausalLM",
            names={"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},

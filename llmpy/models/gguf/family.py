@@ -95,11 +95,6 @@ def layer_types(meta: Metadata) -> list[str] | None:
     return ["sliding_attention" if each else "full_attention" for each in slides]
 
 
-def needed(key: str) -> Callable[[Metadata], float]:
-    """The number of a key that must be there."""
-    return lambda meta: meta.need(key, float)
-
-
 def or_else(key: str, default: object) -> Callable[[Metadata], object]:
     """The value of a key, or of the field where the file has none."""
     return lambda meta: default if meta.raw(key) is None else meta.raw(key)

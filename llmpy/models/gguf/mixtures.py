@@ -1,5 +1,7 @@
 """GGUF files of families with mixtures of experts."""
 
+from collections.abc import Callable
+
 from .dense import GRANITE, WINDOWS
 from .family import Family, Fields, Names, has, or_else
 from .metadata import Metadata
@@ -31,9 +33,18 @@ LATENT: Names = {
 }
 
 
+def latent_size(part: str) -> Callable[[Metadata], int]:
+    """Elements of a head's key or value; files with keys and values in one tensor have no keys of their own for it."""
+
+    def size(meta: Metadata) -> int:
+        return meta.get(f"attention.{part}_length_mla", int, 0) or meta.need(f"attention.{part}_length", int)
+
+    return size
+
+
 def nope_dim(meta: Metadata) -> int:
     """What of a head's key is not turned."""
-    return meta.need("attention.key_length_mla", int) - meta.need("rope.dimension_count", int)
+    return latent_size("key")(meta) - meta.need("rope.dimension_count", int)
 
 
 DEEPSEEK: Fields = {
@@ -43,7 +54,7 @@ DEEPSEEK: Fields = {
     "kv_lora_rank": "attention.kv_lora_rank",
     "qk_rope_head_dim": "rope.dimension_count",
     "qk_nope_head_dim": nope_dim,
-    "v_head_dim": "attention.value_length_mla",
+    "v_head_dim": latent_size("value"),
     "attention_bias": has("blk.#.attn_kv_a_mqa.bias"),
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..pieces import Piece
 from ..rope import Floats
 from ..source import Source
 from .family import USUAL, USUAL_OUTER, Family, Names
@@ -16,6 +17,7 @@ NO_WEIGHTS = (
     "blk.*.rope_freqs.weight",
 )  # fmt: skip
 DECAY = "A_log"  # of which such files have -exp
+PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
 
 
 class GgufSource(Source):
@@ -25,12 +27,13 @@ class GgufSource(Source):
         family: Its table.
         meta: What the file says.
         read: Gives a tensor's values as float32 bytes.
+        paired: Size of the heads of q and k whose rows go in pairs, one of either half, and are wanted half by half; 0: none.
     """
 
     is_gguf = True
 
-    def __init__(self, family: Family, meta: Metadata, read: Callable[[str], bytes]) -> None:
-        self.family, self.has_offsets = family, family.has_offsets
+    def __init__(self, family: Family, meta: Metadata, read: Callable[[str], bytes], paired: int) -> None:
+        self.family, self.has_offsets, self._paired = family, family.has_offsets, paired
         self._meta, self._read = meta, read
         self._inner, self._outer = {**USUAL, **family.names}, {**USUAL_OUTER, **family.outer}
         self._layer = re.compile(re.escape(family.layers).replace(r"\#", r"(\d+)") + "(.+)")
@@ -53,6 +56,13 @@ class GgufSource(Source):
             return None
         with np.errstate(all="ignore"):
             return np.log(-np.frombuffer(self._read(self.places(name)[0]), np.float32))
+
+    def split(self, piece: Piece) -> Sequence[Piece]:
+        size = self._paired
+        if not size or not any(PAIRED.fullmatch(place) for place in self.places(piece.name)):
+            return (piece,)
+        firsts = [head + half for head in range(0, piece.rows, size) for half in (0, 1)]
+        return [Piece(piece.name, piece.shape, size // 2, first, 1, 2) for first in firsts]
 
     def keeps_groups(self, name: str) -> bool:
         inside = self._layer.fullmatch(name)
