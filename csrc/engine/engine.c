@@ -287,8 +287,9 @@ static void finish_aborted(struct engine *e, uint64_t upto, enum finish how)
     }
 }
 
-/* The matcher of a sequence that enters; or it is ended, by what it has already or for want of one. */
-static void take_matcher(struct request *r, struct sequence *q)
+/* The matcher of a sequence that enters; or it is ended, by what it has already or for want of one: then it has been aborted, or
+ * the engine is dead. */
+static void take_matcher(const struct engine *e, struct request *r, struct sequence *q)
 {
     enum grammar_state state = grammar_look(r->grammar);
     if (q->finish != FINISH_NONE)
@@ -296,7 +297,7 @@ static void take_matcher(struct request *r, struct sequence *q)
     if (state == GRAMMAR_FAILED) {
         sequence_fail_grammar(q, grammar_error(r->grammar));
     } else if (state == GRAMMAR_WAITS) {
-        q->finish = FINISH_ABORT;
+        q->finish = atomic_load(&e->is_dead) ? FINISH_ERROR : FINISH_ABORT;
     } else {
         q->matcher = grammar_matcher(r->grammar, q->sample);
         q->finish = sequence_grammar_rule(q);
@@ -308,7 +309,7 @@ static void enter(struct engine *e, struct request *r)
     for (uint32_t i = 0; i < r->spec.n; i++) {
         struct sequence *q = r->sequences[i];
         if (r->grammar)
-            take_matcher(r, q);
+            take_matcher(e, r, q);
         enum finish already = q->finish;
         scheduler_add(&e->scheduler, q);
         if (already != FINISH_NONE) /* its prior output satisfies a stop rule, say */
@@ -519,7 +520,7 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
     scheduler_end_step(&e->scheduler);
     flight->host_seconds = (e->config.runner.is_async ? seconds_now() - e->awaited_seconds : flight->started) - begun;
     if (!rc && atomic_load(&e->is_dead)) /* since masks were awaited */
-        return dead(e, err);
+        return engine_fault(e, err);
     return rc ? engine_poison(e, rc, &fault, err) : RC_OK;
 }
 

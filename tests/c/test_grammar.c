@@ -1,6 +1,7 @@
 /* Grammars in the engine, over a stand-in for llguidance: a text is the ids that must come, one letter each from 'a' on; at '!'
  * compiling fails, 'w' makes it slow, at '?' there is no mask, and '+' lets anything follow. */
 #define _GNU_SOURCE
+#include "../../csrc/base/mem.h"
 #include "../../csrc/engine/llguidance.h"
 #include "fake_model.h"
 
@@ -121,17 +122,22 @@ static struct setup setup_of(bool is_async, uint32_t n_pages)
                           .is_async = is_async};
 }
 
-static uint64_t submit(struct engine *engine, const char *text, uint32_t n, const char *prior)
+static enum rc try_submit(struct engine *engine, const char *text, uint32_t n, const char *prior, uint64_t *number)
 {
     static const int32_t prompt[5] = {1, 2, 3, 4, 5};
     int32_t ids[8];
-    uint64_t number = 0;
     struct request_spec spec = {.prompt = {prompt, 5}, .n = n, .temperature = 1, .top_p = 1, .repetition_penalty = 1, .max_tokens = 12,
                                 .seed = 7, .ignore_eos = true, .grammar = {"regex", text, "there"}};
     for (; prior[spec.prior.n]; spec.prior.n++)
         ids[spec.prior.n] = prior[spec.prior.n] - 'a';
     spec.prior.ids = ids;
-    CHECK_OK(engine_submit(engine, &spec, &number, &err));
+    return engine_submit(engine, &spec, number, &err);
+}
+
+static uint64_t submit(struct engine *engine, const char *text, uint32_t n, const char *prior)
+{
+    uint64_t number = 0;
+    CHECK_OK(try_submit(engine, text, n, prior, &number));
     return number;
 }
 
@@ -200,6 +206,58 @@ TEST(what_fails_fails_alone)
         CHECK_EQ(ends[i].status, ends[i].request == 1 ? 0 : STATUS_GRAMMAR);
     }
     fake_close(engine, &fake);
+}
+
+TEST(memory_that_is_short_refuses_one_request)
+{
+    struct setup setup = setup_of(true, 60);
+    struct news ends[1];
+    char texts[1][16];
+    for (uint32_t allowed = 0, has_failed = true; has_failed; allowed++) {
+        struct fake fake;
+        uint64_t number;
+        struct engine *engine = fake_engine(&setup, &fake, &err);
+        REQUIRE(engine && allowed < 100);
+        mem_fail_after(allowed);
+        enum rc rc = try_submit(engine, "abc", 1, "ab", &number);
+        mem_fail_after(-1);
+        has_failed = rc != RC_OK;
+        CHECK(!has_failed || rc == RC_MEMORY);
+        if (has_failed)
+            submit(engine, "abc", 1, "ab");
+        collect(engine, 1, ends, texts);
+        CHECK_STR(texts[0], "c");
+        fake_close(engine, &fake);
+    }
+}
+
+TEST(a_fault_ends_what_runs_and_what_is_compiled)
+{
+    for (uint32_t fails_at = 1; fails_at < 14; fails_at++) { /* steps that overlap find it while they await their masks */
+        struct setup setup = setup_of(fails_at > 6, 60);
+        struct fake fake;
+        struct news news[4];
+        bool progressed;
+        uint32_t n;
+        enum rc rc = RC_OK;
+        struct engine *engine = fake_engine(&setup, &fake, &err);
+        REQUIRE(engine);
+        fake.fails_at = fails_at > 6 ? fails_at - 6 : fails_at;
+        submit(engine, "abcabcabc", 2, "");
+        submit(engine, "wwwwwwwww", 1, "");
+        while (!rc)
+            rc = engine_step(engine, &progressed, &err);
+        CHECK_EQ(rc, RC_DEVICE);
+        CHECK_STR(err.message, "the device is on fire");
+        CHECK_EQ(engine_step(engine, &progressed, &err), RC_DEAD);
+        CHECK(!engine_has_unfinished(engine));
+        CHECK_OK(engine_check(engine, &err));
+        CHECK_OK(engine_take(engine, true, news, 4, &n, &err));
+        CHECK_EQ(n, 3);
+        for (uint32_t i = 0; i < n; i++)
+            CHECK_EQ(news[i].finish, FINISH_ERROR);
+        fake_close(engine, &fake);
+    }
 }
 
 static void *submit_many(void *ctx)
