@@ -147,6 +147,7 @@ class Chat(Answering):
     def __init__(self, service: Service, request: Request, body: ChatRequest, prefix: str = "chatcmpl") -> None:
         super().__init__(service, request, body, prefix, body.top_logprobs)
         self.body = body
+        _check_shapes(body)
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         fields = sampling(body, limit)
         if body.top_logprobs is not None and not body.logprobs:
@@ -293,6 +294,17 @@ class Chat(Answering):
         if self.body.return_token_ids:
             with_ids(choice, sample)
         return choice
+
+
+def _check_shapes(body: ChatRequest) -> None:
+    """Refuses what templates would render as something else."""
+    if not body.messages:
+        raise HttpError(400, "messages is empty", "messages")
+    if not all(isinstance(message.get("role"), str) for message in body.messages):
+        raise HttpError(400, "messages: wanted a role in each", "messages")
+    functions = [tool.get("function") for tool in body.tools or ()]
+    if not all(isinstance(function, dict) and isinstance(function.get("name"), str) for function in functions):
+        raise HttpError(400, "tools: wanted functions with names", "tools")
 
 
 def reason_of(sample: CompletionOutput, message: Message) -> str | None:

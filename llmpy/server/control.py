@@ -73,6 +73,14 @@ def truth(text: str) -> bool:
     return known[text.lower()]
 
 
+def seconds(text: str) -> float:
+    """A time in a query."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
 def _tags(request: Request) -> list[str] | None:
     return request.query_params.getlist("tags") or None
 
@@ -84,7 +92,7 @@ async def pause(service: Service, request: Request) -> ASGIApp:
         mode = "wait"
     clears = query(request, "clear_cache", truth, False)
     try:
-        await service.engine.pause(mode, clears, query(request, "timeout", float))
+        await service.engine.pause(mode, clears, query(request, "timeout", seconds))
     except TimeoutError:
         raise HttpError(504, "requests still run; new ones wait for /resume") from None
     return answer({"status": "paused"})

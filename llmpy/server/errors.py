@@ -18,6 +18,7 @@ from ..errors import (
     InvalidRequestError,
     LlmpyError,
     ModelNotFoundError,
+    NoAllowedTokenError,
     QueueFullError,
     RequestFailedError,
     UnsupportedError,
@@ -86,10 +87,10 @@ def to_http(error: BaseException) -> HttpError:
         return HttpError(409, str(error))
     if isinstance(error, InvalidRequestError):
         return HttpError(400, str(error), error.parameter)
-    if isinstance(error, UnsupportedError | WeightUpdateError | ModelNotFoundError):
+    if isinstance(error, UnsupportedError | WeightUpdateError | ModelNotFoundError | NoAllowedTokenError):
         return HttpError(400, str(error))
-    if isinstance(error, RequestFailedError) and isinstance(error.__cause__, InvalidRequestError):
-        return to_http(error.__cause__)  # a grammar that does not compile
+    if isinstance(error, RequestFailedError) and isinstance(error.__cause__, InvalidRequestError | NoAllowedTokenError):
+        return to_http(error.__cause__)  # a grammar that does not compile, or that other fields leave nothing of
     if isinstance(error, ImportError):  # an extra that the server lacks
         return HttpError(501, str(error))
     if isinstance(error, TypeError):  # values of a wrong type, as the Python interface names them

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from .. import __version__
 from .errors import HttpError, answer
 from .protocol import DetokenizeRequest, TokenizeRequest
-from .requests import read
+from .requests import read, template_kwargs
 from .service import Service, size_of
 
 
@@ -53,7 +53,7 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
             "add_generation_prompt": body.add_generation_prompt is not False and not body.continue_final_message,
             "continue_final_message": bool(body.continue_final_message),
             "tools": body.tools,
-            "chat_template_kwargs": body.chat_template_kwargs or {},
+            "chat_template_kwargs": template_kwargs(body.chat_template_kwargs),
         }
         turns = body.messages
         ids = await service.beside(size_of(turns, body.tools), lambda: service.prompt_ids(turns, arguments))
@@ -67,6 +67,9 @@ async def detokenize(service: Service, request: Request) -> ASGIApp:
     """Text of ids."""
     body = await read(request, DetokenizeRequest)
     service.model_name(body.model)
+    most = service.tokenizer.max_token_id
+    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) <= most:
+        raise HttpError(400, f"tokens: wanted ids from 0 to {most}", "tokens")
     text = await service.beside(len(body.tokens), lambda: service.tokenizer.decode(body.tokens))
     return answer({"prompt": text})
 

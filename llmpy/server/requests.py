@@ -49,6 +49,17 @@ SAMPLING = (
     "prompt_logprobs",
 )
 # Fields that would change the result and that nothing here can honour yet.
+RENDERING = (
+    "self",
+    "messages",
+    "tools",
+    "tokenize",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "return_assistant_tokens_mask",
+)
+"""Arguments of `Tokenizer.apply_chat_template` beside the template's variables."""
 REFUSED = ("suffix", "logprob_token_ids", "truncate_prompt_tokens", "truncation_side", "kv_transfer_params")
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
@@ -153,7 +164,7 @@ def prompts_of(given: Inputs, name: str) -> list[str | list[int]]:
     """
     if isinstance(given, str):
         return [given]
-    if not given:
+    if not given or [] in given:
         raise HttpError(400, f"{name} is empty", name)
     ids = [item for item in given if isinstance(item, int)]
     if len(ids) == len(given):
@@ -166,11 +177,23 @@ def prompts_of(given: Inputs, name: str) -> list[str | list[int]]:
     return prompts
 
 
+def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
+    """The template's variables that a request sets; what else rendering depends on has fields of its own, or is the server's.
+
+    Raises:
+        HttpError: 400, one of those.
+    """
+    for name in RENDERING:
+        if given and name in given:
+            raise HttpError(400, f"chat_template_kwargs: {name} is not a variable of the template", "chat_template_kwargs")
+    return dict(given or {})
+
+
 def template_arguments(body: ChatRequest, allows_template: bool) -> dict[str, Any]:
     """What the chat template gets, as `AsyncEngine.chat` takes it."""
     if body.chat_template is not None and not allows_template:
         raise HttpError(400, "chat_template in a request is not allowed; --allow-request-template", "chat_template")
-    kwargs = dict(body.chat_template_kwargs or {})
+    kwargs = template_kwargs(body.chat_template_kwargs)
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     if body.documents is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 from typing import Any
 
@@ -150,7 +149,7 @@ def _bucket(given: Bucket) -> IpcBucket:
     if given.device_uuid != "":
         try:
             handle = base64.b64decode(given.handle, validate=True)
-        except binascii.Error:
+        except ValueError:
             raise HttpError(400, "buckets: wanted a CUDA handle in base64", "update_info") from None
     try:
         return IpcBucket(handle, given.nbytes, given.items, given.device_uuid)

@@ -219,6 +219,16 @@ def test_control_beyond_this_machine_wants_keys(capsys, tmp_path):
     assert "--control-key-file" not in capsys.readouterr().err
 
 
+def test_times_and_handles_that_are_none(trainer):
+    for time in ("nan", "inf", "-1"):
+        response = trainer.post(f"/pause?timeout={time}")
+        assert response.status_code == 400 and response.json()["error"]["param"] == "timeout"
+    assert not trainer.get("/is_paused").json()["is_paused"]
+    info = {"buckets": [{"handle": "\u00e9", "nbytes": 1, "items": []}]}
+    response = trainer.post("/update_weights", json={"update_info": info})
+    assert response.status_code == 400 and "base64" in response.json()["error"]["message"]
+
+
 def test_where_the_application_is_mounted_opens_nothing(engine):
     """A path that begins like the place where it is mounted is that of the router."""
 

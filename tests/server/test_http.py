@@ -117,3 +117,36 @@ def test_the_end_lets_running_requests_finish(engine, serve, http, paused, wait_
     running.stop()
     thread.join(60)
     assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize", "/v1/responses"])
+def test_variables_of_the_template_are_no_way_to_bring_one(client, path):
+    """Nor what else rendering depends on: only the server's own template runs."""
+    body = {"input": "hello"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "hello"}]}
+    for name, value in {"chat_template": "{{ 7 * 7 }}", "tokenize": False, "return_assistant_tokens_mask": True}.items():
+        response = client.post(path, json={**body, "chat_template_kwargs": {name: value}})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == "chat_template_kwargs" and name in error["message"]
+
+
+HELLO = {"role": "user", "content": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        ("/v1/chat/completions", {"messages": []}, "messages is empty"),
+        ("/v1/chat/completions", {"messages": [{"content": "hello"}]}, "wanted a role"),
+        ("/v1/chat/completions", {"messages": [HELLO], "tools": [{}]}, "wanted functions with names"),
+        ("/v1/chat/completions", {"messages": [HELLO], "tools": [{"function": {"name": 3}}]}, "wanted functions with names"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt is empty"),
+        ("/v1/embeddings", {"input": [[1], []]}, "input is empty"),
+        ("/v1/responses", {"input": []}, "messages is empty"),
+        ("/detokenize", {"tokens": [5, -1]}, "wanted ids from 0 to"),
+        ("/detokenize", {"tokens": [1 << 70]}, "wanted ids from 0 to"),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"choice": ["ab"]}, "min_tokens": 9}, "leave none"),
+    ],
+)
+def test_bodies_that_mean_nothing(client, path, body, why):
+    response = client.post(path, json=body)
+    assert response.status_code == 400 and why in response.json()["error"]["message"], response.text
