@@ -86,19 +86,31 @@ def qwen_coder(source: Source, schemas: Schemas) -> Scan[None]:
     yield from source.expect("</tool_call>")
 
 
+def _literal(text: str) -> Any:
+    """A value as Python writes it."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise Malformed from None
+
+
 def _call(source: Source) -> Scan[None]:
-    """NAME(key=value, ...), the values as Python writes them; told when it is complete."""
+    """NAME(key=value, ...), the values as Python writes them, a key of any name; told when it is complete."""
     name = yield from source.name()
     yield from source.space()
-    if not source.text.startswith("("):
-        raise Malformed
-    inside = yield from source.value(quotes="'\"")
-    try:
-        call = ast.parse(f"f{inside}", mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        arguments = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords if item.arg is not None}
-    except (SyntaxError, ValueError, AssertionError, TypeError, RecursionError, MemoryError):
-        raise Malformed from None
+    yield from source.expect("(")
+    arguments: dict[str, Any] = {}
+    while True:
+        yield from source.space()
+        if (yield from source.accept(")")):
+            break
+        key = yield from source.name()
+        yield from source.space()
+        yield from source.expect("=")
+        arguments[key] = _literal((yield from source.value(quotes="'\"")))
+        yield from source.space()
+        if (yield from source.expect(",", ")")) == ")":
+            break
     text = _dump(arguments)
     yield source.tell("call", name)
     yield source.tell("arguments", text)

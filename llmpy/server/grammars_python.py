@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import keyword
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..lark import Rules, quoted
 from .errors import HttpError
 from .grammars_json import repeated
-from .scanning import Schemas
+from .scanning import NAME, Schemas
 
 Field = TypeVar("Field")
 
@@ -109,7 +107,7 @@ class _Literals:
             raise self._refused("nesting of this depth") from None
 
     def _keyword(self, key: str) -> str:
-        if not key.isidentifier() or keyword.iskeyword(key) or unicodedata.normalize("NFKC", key) != key:
+        if not NAME.fullmatch(key):
             raise self._refused(f"the name {key[:60]!r}")
         return f"{key}="
 
@@ -204,6 +202,8 @@ class _Literals:
 
     def _array(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> str:
         least, most = self._field(schema, "minItems", int) or 0, self._field(schema, "maxItems", int)
+        if most is not None and most < least:
+            raise self._refused("'maxItems' below 'minItems'")
         if most == 0:
             return '"[" "]"'
         item = self._value(schema.get("items", True), within)
@@ -234,6 +234,8 @@ class _Literals:
     ) -> list[tuple[str, bool]]:
         """Rules for the properties that a schema knows, and whether each must be there."""
         given, required = self._field(schema, "properties", dict) or {}, self._field(schema, "required", list) or []
+        if not all(isinstance(key, str) for key in required):
+            raise self._refused("'required' that are no names")
         rest = schema.get("additionalProperties", True)
         known = {**given, **{key: rest for key in required if key not in given}}
         found = []

@@ -55,22 +55,22 @@ def qwen_coder(rules: Rules, functions: Schemas, many: bool, template: str) -> s
 
 def _pairs(rules: Rules, schema: Mapping[str, Any], begin: str, before: str, mark: str, behind: str) -> str:
     """Arguments one by one, in the order of the schema; each ends with a mark, which no text may hold."""
-    properties = schema.get("properties")
-    required, known = schema.get("required") or (), properties if isinstance(properties, dict) else {}
+    properties, required = schema.get("properties"), schema.get("required")
+    known, needed = properties if isinstance(properties, dict) else {}, required if isinstance(required, list) else []
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     end = f"{before}{mark}{behind}"
     found = []
     for key, wanted in known.items():
         wanted = wanted if isinstance(wanted, dict) else {}
-        choices = wanted.get("enum") or ([wanted["const"]] if "const" in wanted else None)
-        if wanted.get("type") != "string":
+        choices = wanted.get("enum") or ([wanted["const"]] if "const" in wanted else [])
+        if wanted.get("type") != "string" or not isinstance(choices, list):
             value = f"%json {schema_text({**wanted, **shared})} {rules.text(end)}"
         elif choices:
             value = f"{rules.any(rules.text(str(choice)) for choice in choices)} {rules.text(end)}"
         else:
             value = rules.until(end, _bare(key, wanted), never=mark)
         pair = rules.rule(f"{rules.text(begin.format(key))} {value}")
-        found.append(pair if key in required else f"{pair}?")
+        found.append(pair if key in needed else f"{pair}?")
     return " ".join(found) or '""'
 
 

@@ -36,7 +36,7 @@ Scanner: TypeAlias = "Callable[[Source, Schemas], Scan[None]]"
 
 _PLAIN = re.compile(r"[^\"'(){}\[\]]+")
 _IN_STRING = re.compile(r"[^\"'\\]+")
-_SCALAR = re.compile(r"[^\s,}\]]*")
+_SCALAR = re.compile(r"[^\s,}\])]*")
 NAME = re.compile(r"[\w.-]+")
 SLICE_CHARS = 4096
 

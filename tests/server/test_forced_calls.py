@@ -71,6 +71,8 @@ RICH = {
         "either": {"anyOf": [{"type": "string", "maxLength": 2}, {"allOf": [{"$ref": "#/$defs/pair"}]}], "default": None},
         "map": {"type": "object", "additionalProperties": {"type": "integer"}},
         "anything": True,
+        "from": {"type": "integer", "maximum": 5},
+        "x-é.1": {"type": "null"},
         "never": False,
     },
     "required": ["name", "count", "either", "more"],
@@ -103,7 +105,9 @@ def test_python_without_arguments(engine, schema):
         ({"type": "string", "not": {}}, "'not'"),
         ({"type": "array", "uniqueItems": True}, "'uniqueItems'"),
         ({"type": "array", "minItems": "x"}, "'minItems' of type str"),
+        ({"type": "array", "minItems": 2, "maxItems": 1}, "'maxItems' below 'minItems'"),
         ({"type": "object", "minProperties": 1}, "'minProperties'"),
+        ({"type": "object", "required": [5]}, "'required' that are no names"),
         ({"type": "object", "properties": []}, "'properties' of type list"),
         ({"type": "object", "required": ["a"], "additionalProperties": False}, "a schema that nothing fits"),
         ({"enum": ["a"], "maxLength": 3}, "'maxLength' beside 'enum' or 'const'"),
@@ -127,10 +131,10 @@ def test_python_names_what_it_cannot_force(schema, named):
     assert caught.value.status == 400 and caught.value.param == "tools"
 
 
-@pytest.mark.parametrize("key", ["from", "a-b", "ﬁ", "1a"])
-def test_python_names_keywords_that_are_none(key):
+@pytest.mark.parametrize("key", ["", "a b", "a=1, b", "f("])
+def test_python_names_what_cannot_be_a_key(key):
     functions = {"f": {"properties": {key: {"type": "null"}}}}
-    with pytest.raises(HttpError, match=f"the name {key!r} in the parameters of 'f'"):
+    with pytest.raises(HttpError, match=re.escape(f"the name {key!r} in the parameters of 'f'")):
         FORMATS["olmo3"].grammar(Rules(), functions, False, "")
 
 

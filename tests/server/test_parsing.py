@@ -112,6 +112,15 @@ def test_two_calls_and_words_behind_them(cuts):
         assert found[-1][1] == "Done."
 
 
+def test_keys_that_are_words_of_python():
+    text = r"""[f(from='a, b)"', class = -1, x-é=(1, {"k": [None, True]},), y="\"",)]"""
+    made = {"from": 'a, b)"', "class": -1, "x-é": [1, {"k": [None, True]}], "y": '"'}
+    told = [["call", "f"], ["arguments", json.dumps(made, ensure_ascii=False)]]
+    assert pieces(parser_of("pythonic", False), text) == pieces(parser_of("pythonic", True), text) == told
+    for wrong in ("[f(5)]", "[f(x=)]", "[f(x=1 y=2)]", "[f(**x)]", "[f(x=g())]", "[f(,)]"):
+        assert pieces(parser_of("pythonic"), wrong) == [["content", wrong]]
+
+
 @pytest.mark.parametrize("name", ["llama3", "mistral", "pythonic", "deepseek_v31", "plamo", "olmo3"])
 def test_several_calls_between_the_same_marks(name):
     text = {
