@@ -287,8 +287,8 @@ static void finish_aborted(struct engine *e, uint64_t upto, enum finish how)
     }
 }
 
-/* The matcher of a sequence that enters; or it is ended, by what it has already or for want of one: then it has been aborted, or
- * the engine is dead. */
+/* The matcher of a sequence that enters; or it is ended, by what it has already or for want of one: it has been aborted, then,
+ * or the engine is dead. */
 static void take_matcher(const struct engine *e, struct request *r, struct sequence *q)
 {
     enum grammar_state state = grammar_look(r->grammar);
