@@ -16,7 +16,8 @@ BEGIN, END = "<!-- models_table.py: from here -->", "<!-- models_table.py: to he
 HEAD = "| family | architectures | released models | formats | CPU | CUDA | tested against | limits |"
 # Methods of the vocabulary whose operation has another name; the others are called as their operation is.
 NO_HELPERS = ("blocks", "block_norm", "block_mixture", "config", "pieces", "program", "registry", "rope", "source")
-OPERATIONS = {"mlp": "linear", "gated_mlp": "linear", "logits": "linear", "clip": "act", "xielu": "act"}
+OPERATIONS = {"mlp": "linear", "gated_mlp": "linear", "logits": "linear", "clip": "act", "xielu": "act",
+              "scale_by_position": "position_scale"}  # fmt: skip
 
 
 def families() -> dict[ModuleType, list[str]]:

@@ -156,6 +156,15 @@ struct act_args {
     const float *weights;       /* ACT_XIELU: alpha_p, alpha_n, beta, eps; ACT_SCALE: [width] */
 };
 
+/* out = x * (1 + slope * log1p((position of the row + first) / every)), the quotient rounded down; the factor is made in
+ * float32. In place is fine. */
+struct position_scale_args {
+    uint32_t n_rows, every, first;
+    float slope;
+    const int32_t *positions;   /* [n_rows] */
+    struct view x, out;
+};
+
 /* out = weight * (x - mean) / sqrt(variance + eps) + bias, over each of n_heads equal parts of the row (1: the whole row); the
  * variance is the mean of (x - mean)^2. In place is fine. */
 struct layer_norm_args {
@@ -722,6 +731,7 @@ struct backend {
     enum rc (*scale_logits)(void *ctx, const struct scale_logits_args *args, struct err *err);
     enum rc (*head_linear)(void *ctx, const struct head_linear_args *args, struct err *err);
     enum rc (*latent_attention)(void *ctx, const struct latent_attention_args *args, struct err *err);
+    enum rc (*position_scale)(void *ctx, const struct position_scale_args *args, struct err *err);
 };
 
 /* The one symbol that a backend's library exports. */

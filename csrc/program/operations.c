@@ -156,6 +156,13 @@ static enum rc run_latent_attention(struct running *run, const struct op *op, co
     return m->backend->latent_attention(m->ctx, &args, run->err);
 }
 
+static enum rc run_position_scale(struct running *run, const struct op *op, struct view x, struct view out)
+{
+    const struct model *m = run->m;
+    struct position_scale_args args = {run->view.n_rows, op->u[0], op->u[1], op->f[0], run->view.positions, x, out};
+    return m->backend->position_scale(m->ctx, &args, run->err);
+}
+
 enum rc operation_run(struct running *run, const struct step *step)
 {
     const struct model *m = run->m;
@@ -176,6 +183,7 @@ enum rc operation_run(struct running *run, const struct step *step)
     case OP_EXPERTS: return run_experts(run, step, n_rows);
     case OP_HEAD_LINEAR: return run_head_linear(run, op, n_rows, in[0], out);
     case OP_LATENT_ATTENTION: return run_latent_attention(run, op, in, out);
+    case OP_POSITION_SCALE: return run_position_scale(run, op, in[0], out);
     default: return err_set(run->err, RC_INTERNAL, "%s: wanted an operation that is run alone", op_name(op->code));
     }
 }
@@ -195,6 +203,7 @@ bool operation_is_known(const struct backend *b, const struct op *op)
     case OP_EXPERTS: return b->experts != NULL;
     case OP_HEAD_LINEAR: return b->head_linear != NULL;
     case OP_LATENT_ATTENTION: return b->latent_attention != NULL;
+    case OP_POSITION_SCALE: return b->position_scale != NULL;
     default: return true;
     }
 }

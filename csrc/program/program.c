@@ -28,6 +28,7 @@ static const struct {
     [OP_EXPERTS] = {"experts", 2, 2, .has_matrix = true},
     [OP_HEAD_LINEAR] = {"head_linear", 1, 1, .has_matrix = true},
     [OP_LATENT_ATTENTION] = {"latent_attention", 4, 1, .crosses_rows = true},
+    [OP_POSITION_SCALE] = {"position_scale", 1, 1, .crosses_rows = true},
 };
 
 const char *op_name(uint32_t code)
@@ -267,6 +268,13 @@ static const char *check_latent_attention(const struct program *p, const struct 
                : "queries and the output are heads * latent wide";
 }
 
+static const char *check_position_scale(const struct program *p, const struct op *op)
+{
+    if (!op->u[0] || op->u[0] > INT32_MAX || op->u[1] > INT32_MAX || !(op->f[0] >= 0))
+        return "a step is at least one position, and the slope not below 0";
+    return width_of(p, op->in[0]) == width_of(p, op->out[0]) ? NULL : "the width stays the same";
+}
+
 static const char *check_widths(const struct program *p, const struct op *op)
 {
     const struct weight *weight = op->weight[0] == NO_INDEX ? NULL : &p->weights[op->weight[0]];
@@ -319,6 +327,8 @@ static const char *check_widths(const struct program *p, const struct op *op)
         return check_head_linear(p, op);
     case OP_LATENT_ATTENTION:
         return check_latent_attention(p, op);
+    case OP_POSITION_SCALE:
+        return check_position_scale(p, op);
     default:
         return "the operation is known";
     }

@@ -36,6 +36,7 @@ enum op_code {
     OP_HEAD_LINEAR, /* out0 = a product a head of u0 heads: in0 with rows u2 .. + u3 of every u1 of weight0; u4: transposed */
     OP_LATENT_ATTENTION, /* out0 = attention of in0 (on the latents) and the tails of in1's heads (on the rope keys) over in2
                           * latents and in3 rope keys, layer u0 of the cache; scale f0 */
+    OP_POSITION_SCALE, /* out0 = in0 * (1 + f0 * log1p((position + u1) / u0)), the quotient rounded down */
     OP_COUNT
 };
 
@@ -118,7 +119,8 @@ struct program {
 };
 
 const char *op_name(uint32_t code);
-bool op_crosses_rows(uint32_t code); /* what a row gets depends on other rows of its sequence */
+/* What a row gets depends on more than the row: on others of its sequence, or on its position. */
+bool op_crosses_rows(uint32_t code);
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */
 bool program_has_logits(const struct program *program);
 uint32_t program_states_width(const struct program *program); /* 0: it has none */

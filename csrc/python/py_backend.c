@@ -743,6 +743,7 @@ static PyMethodDef methods[] = {
     {"act", (PyCFunction)(void (*)(void))py_backend_act, METH_VARARGS | METH_KEYWORDS, NULL},
     {"layer_norm", (PyCFunction)(void (*)(void))py_backend_layer_norm, METH_VARARGS | METH_KEYWORDS, NULL},
     {"scale_logits", (PyCFunction)(void (*)(void))py_backend_scale_logits, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"position_scale", (PyCFunction)(void (*)(void))py_backend_position_scale, METH_VARARGS | METH_KEYWORDS, NULL},
     {"row_attention", (PyCFunction)(void (*)(void))py_backend_row_attention, METH_VARARGS | METH_KEYWORDS, NULL},
     {"conv", (PyCFunction)(void (*)(void))py_backend_conv, METH_VARARGS | METH_KEYWORDS, NULL},
     {"ssm", (PyCFunction)(void (*)(void))py_backend_ssm, METH_VARARGS | METH_KEYWORDS, NULL},

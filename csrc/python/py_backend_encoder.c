@@ -1,4 +1,5 @@
-/* py_backend_encoder.c: what encoders need of _core.Backend: act, layer_norm, row_attention; and scale_logits. */
+/* py_backend_encoder.c: what encoders need of _core.Backend: act, layer_norm, row_attention; scale_logits and
+ * position_scale. */
 #include "py_stage.h"
 
 #include <string.h>
@@ -50,6 +51,24 @@ PyObject *py_backend_scale_logits(PyObject *object, PyObject *args, PyObject *kw
     stage_view(&s, "logits", logits, true, &a.logits);
     a.n_rows = s.n_rows;
     STAGE_RUN(&s, scale_logits, &a);
+}
+
+PyObject *py_backend_position_scale(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"x", "positions", "out", "every", "slope", "first", NULL};
+    PyObject *x, *positions, *out;
+    struct position_scale_args a = {0};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOIfI", names, &x, &positions, &out, &a.every, &a.slope, &a.first))
+        return NULL;
+    stage_view(&s, "x", x, false, &a.x);
+    size_t n = stage_array(&s, "positions", positions, 'i', false, &a.positions);
+    stage_view(&s, "out", out, true, &a.out);
+    if (!s.failed && (n != s.n_rows || !a.every))
+        stage_fail(&s, "positions", "one for each row, and steps of at least 1");
+    a.n_rows = s.n_rows;
+    STAGE_RUN(&s, position_scale, &a);
 }
 
 PyObject *py_backend_row_attention(PyObject *object, PyObject *args, PyObject *kwargs)

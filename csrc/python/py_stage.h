@@ -69,10 +69,11 @@ struct matrix *py_matrix_get(PyObject *capsule);
 /* py_backend_tensor.c: Backend.tensor_write and tensor_sum */
 PyObject *py_backend_tensor_write(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_tensor_sum(PyObject *object, PyObject *args, PyObject *kwargs);
-/* py_backend_encoder.c: Backend.act, .layer_norm, .scale_logits, .row_attention */
+/* py_backend_encoder.c: Backend.act, .layer_norm, .scale_logits, .position_scale, .row_attention */
 PyObject *py_backend_act(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_layer_norm(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_scale_logits(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_position_scale(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_row_attention(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_recurrent.c: Backend.conv, .ssm, .selective_scan, .delta */
 PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs);

@@ -1,7 +1,7 @@
-/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i], logits = cap * tanh(scale * logits / cap)
- * (without the cap where it is 0): element by element on float32, so any division of the work gives the same bits. Bound by
- * bytes (12 a value) but for the exponentials of act. Rows are cut into chunks of columns, so that one wide row is shared by
- * all threads. */
+/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i], out = x * (1 + slope * log1p((position + first) /
+ * every)), logits = cap * tanh(scale * logits / cap) (without the cap where it is 0): element by element on float32, so any
+ * division of the work gives the same bits. Bound by bytes (12 a value) but for the exponentials of act. Rows are cut into
+ * chunks of columns, so that one wide row is shared by all threads. */
 #include "ops.h"
 #include "rows.h"
 
@@ -106,6 +106,14 @@ static void select_chunk(const void *job_args, uint32_t row, uint32_t column, ui
     memcpy(element(&args->out, row, column), element(&args->x, (uint32_t)args->rows[row], column), n * sizeof(float));
 }
 
+static void position_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
+{
+    const struct position_scale_args *args = job_args;
+    float n_steps = (float)(((uint32_t)args->positions[row] + args->first) / args->every);
+    float factor = 1.0f + args->slope * log1pf(n_steps);
+    row_scaled(ACT_IDENTITY, factor, element(&args->x, row, column), n, element(&args->out, row, column));
+}
+
 static void scale_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
 {
     const struct scale_logits_args *args = job_args;
@@ -140,6 +148,12 @@ enum rc K(select)(struct cpu *cpu, const struct select_args *args, struct err *e
 {
     (void)err;
     return run_chunks(cpu, (struct rows_job){0, args, args->n_selected, args->out.width, select_chunk});
+}
+
+enum rc K(position_scale)(struct cpu *cpu, const struct position_scale_args *args, struct err *err)
+{
+    (void)err;
+    return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->out.width, position_chunk});
 }
 
 enum rc K(scale_logits)(struct cpu *cpu, const struct scale_logits_args *args, struct err *err)

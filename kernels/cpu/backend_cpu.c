@@ -308,6 +308,7 @@ FORWARD(route)
 FORWARD(experts)
 FORWARD(head_linear)
 FORWARD(latent_attention)
+FORWARD(position_scale)
 
 static const struct backend BACKEND = {
     .abi = BACKEND_ABI,
@@ -364,6 +365,7 @@ static const struct backend BACKEND = {
     .experts = cpu_experts,
     .head_linear = cpu_head_linear,
     .latent_attention = cpu_latent_attention,
+    .position_scale = cpu_position_scale,
 };
 
 const struct backend *backend_cpu(void)

@@ -98,6 +98,7 @@ struct cpu_kernels {
     enum rc (*experts)(struct cpu *cpu, const struct experts_args *args, struct err *err);
     enum rc (*head_linear)(struct cpu *cpu, const struct head_linear_args *args, struct err *err);
     enum rc (*latent_attention)(struct cpu *cpu, const struct latent_attention_args *args, struct err *err);
+    enum rc (*position_scale)(struct cpu *cpu, const struct position_scale_args *args, struct err *err);
 };
 
 const struct cpu_kernels *cpu_kernels_avx2(void);

@@ -34,6 +34,7 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .experts = K(experts),
         .head_linear = K(head_linear),
         .latent_attention = K(latent_attention),
+        .position_scale = K(position_scale),
     };
     return &kernels;
 }

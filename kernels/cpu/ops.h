@@ -40,5 +40,6 @@ enum rc K(route)(struct cpu *cpu, const struct route_args *args, struct err *err
 enum rc K(experts)(struct cpu *cpu, const struct experts_args *args, struct err *err);
 enum rc K(head_linear)(struct cpu *cpu, const struct head_linear_args *args, struct err *err);
 enum rc K(latent_attention)(struct cpu *cpu, const struct latent_attention_args *args, struct err *err);
+enum rc K(position_scale)(struct cpu *cpu, const struct position_scale_args *args, struct err *err);
 
 #endif

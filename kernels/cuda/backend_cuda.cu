@@ -512,6 +512,7 @@ static struct backend make_table(void)
     b.delta = cuda_delta;
     b.head_linear = cuda_head_linear;
     b.latent_attention = cuda_latent_attention;
+    b.position_scale = cuda_position_scale;
     b.route = cuda_route;
     b.experts = cuda_experts;
     return b;

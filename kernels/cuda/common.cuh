@@ -267,6 +267,7 @@ enum rc cuda_selective_scan(void *ctx, const struct selective_scan_args *args, s
 enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err);
 enum rc cuda_head_linear(void *ctx, const struct head_linear_args *args, struct err *err);
 enum rc cuda_latent_attention(void *ctx, const struct latent_attention_args *args, struct err *err);
+enum rc cuda_position_scale(void *ctx, const struct position_scale_args *args, struct err *err);
 enum rc cuda_route(void *ctx, const struct route_args *args, struct err *err);
 enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err);
 enum rc cuda_experts_open(struct cuda *cuda, struct err *err);

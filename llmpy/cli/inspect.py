@@ -120,6 +120,8 @@ def _told(spec: Spec, kind: str, op: Any) -> str:
     if kind in ("rms_norm", "layer_norm"):
         heads = f"{op['u'][0]} heads, " if op["u"][0] > 1 else ""
         return f"{heads}eps {op['f'][0]:g}"
+    if kind == "position_scale":
+        return f"every {op['u'][0]} positions, from {op['u'][1]}, slope {op['f'][0]:g}"
     if kind == "logits":
         scale, cap = (f"{word} {number:g}" for word, number in zip(("factor", "cap"), op["f"], strict=True))
         return ", ".join([scale] * (op["f"][0] != 1) + [cap] * (op["f"][1] != 0))

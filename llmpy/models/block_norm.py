@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -111,6 +112,22 @@ class NormBlock:
     def clip(self, x: Value, limit: float) -> Value:
         """x, not below -limit and not above limit."""
         m = self._model
+    def scale_by_position(self, x: Value, every: int, slope: float, *, first: int = 0) -> Value:
+        """x * (1 + slope * log(1 + (position + first) // every)): queries of far positions grow.
+
+        Args:
+            x: [rows, n].
+            every: Positions from one step of the factor to the next; at least 1.
+            slope: Of the factor over the logarithm; at least 0.
+            first: Added to the position; at least 0.
+        """
+        m = self._model
+        m.expect("scale_by_position", self.prefix, x)
+        if every < 1 or first < 0 or not 0 <= slope < inf:
+            given = f"every={every}, slope={slope}, first={first}"
+            m.refuse("scale_by_position", self.prefix, f"wanted every at least 1, slope and first at least 0, have {given}")
+        return m.emit("position_scale", [x], x.width, u=[every, first], f=[slope])
+
         m.expect("clip", self.prefix, x)
         if not limit > 0:
             m.refuse("clip", self.prefix, f"wanted a limit above 0, have {limit}")

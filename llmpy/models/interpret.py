@@ -343,6 +343,9 @@ class Interpreter:
         if name == "delta":
             return [_delta(op, x, *weights)]
         if name == "act":
+        if name == "position_scale":
+            n_steps = (np.arange(len(x[0])) + op["u"][1]) // op["u"][0]
+            return [x[0] * (1 + op["f"][0] * np.log1p(n_steps))[:, None]]
             return [_act(x[0], weights, op["u"][0], op["f"])]
         if name == "gated":
             return [_ACTS[op["u"][0]](x[0]) * x[1]]

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError
 from . import heads, usual
 from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = "the language models of Llama 4 Scout and Maverick, saved alone"
-LIMITS = "text alone; max_model_len below floor_scale (8192), where the temperature of the layers without rope begins"
+LIMITS = "text alone; the growing queries of layers without rope have not run on CUDA yet"
 
 
 @architecture(
@@ -29,15 +29,17 @@ LIMITS = "text alone; max_model_len below floor_scale (8192), where the temperat
 def llama4(cfg: ModelConfig, m: Model) -> None:
     """Llama 4 decoder: three of four layers turn neighbouring pairs and attend within chunks, the others see all, unturned.
 
-    A mixture's weights multiply its experts' inputs; beside them is an expert for all rows.
+    The queries of these grow with the position. A mixture's weights multiply its experts' inputs; beside them is an expert for
+    all rows.
     """
     bias, chunk = cfg.get("attention_bias", False), cfg.get("attention_chunk_size", 8192)
+    every, slope = cfg.size("floor_scale", 8192), cfg.positive("attn_scale", 0.1)
+    grows = cfg.get("attn_temperature_tuning", True) and cfg.served_length >= every
     rope, has_norm = replace(cfg.rope, interleaved=True), cfg.get("use_qk_norm", True)
     step, stem = cfg.size("interleave_moe_layer_step", 1), m.stem("model.", "embed_tokens")
     sparse = cfg.raw.get("moe_layers")
     if sparse is not None and not isinstance(sparse, list):
         raise CheckpointError(f"{cfg.file}: moe_layers: wanted a list of layers, have {sparse!r}", file=cfg.file)
-    refuse_temperature(cfg)
     interval = cfg.size("no_rope_layer_interval", 4)
     turned = cfg.layer_flags("no_rope_layers", lambda i: (i + 1) % interval > 0)
     x = m.embed(f"{stem}embed_tokens")
@@ -47,21 +49,13 @@ def llama4(cfg: ModelConfig, m: Model) -> None:
             q, k = layer.rope(q, k, rope)
             if has_norm:
                 q, k = (layer.rms_norm(part, None, cfg.rms_norm_eps, per_head=True) for part in (q, k))
+        elif grows:
+            q = layer.scale_by_position(q, every, slope, first=1)
         x = x + usual.out(cfg, layer, layer.attention(q, k, v, chunk=chunk if is_turned else 0), bias=bias)
         h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
         is_mixture = i in sparse if sparse is not None else (i + 1) % step == 0
         x = x + (mix(cfg, layer, h) if is_mixture else mlp(cfg, layer, h, "feed_forward", "intermediate_size_mlp"))
     heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)
-
-
-def refuse_temperature(cfg: ModelConfig) -> None:
-    """Queries of layers without rope grow with log(1 + position / floor_scale), for which there is no operation."""
-    scale, length = cfg.size("floor_scale", 8192), cfg.served_length
-    if cfg.get("attn_temperature_tuning", True) and length >= scale:
-        raise UnsupportedError(
-            f"{cfg.file}: attn_temperature_tuning is not supported from position {scale - 1} on; max_model_len={scale - 1} "
-            "or less serves"
-        )
 
 
 def mlp(cfg: ModelConfig, layer: Block, x: Value, stem: str, width: str) -> Value:

@@ -190,3 +190,28 @@ def test_products_and_factors(open_backend: Open) -> None:
         out = np.full_like(a, np.nan)
         backend.act(a, out, 10, weights=factors)
         assert backend.allocations == 0 and out.tobytes() == (a * factors).tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 40, 1030, 3000])
+def test_rows_scaled_by_their_positions(width: int, open_backend: Open) -> None:
+    """Steps begin where the quotient does, a row is the same in any company, and in place."""
+    backend, random = open_backend(2), np.random.default_rng(width)
+    x = random.standard_normal((9, width + 3)).astype(np.float32)
+    for every, slope, first, positions in (
+        (4, 0.5, 1, [0, 2, 3, 6, 7, 11, 12, 40, 1000]),
+        (8192, 0.1, 1, [0, 8190, 8191, 8192, 16382, 16383, 65535, 1 << 20, (1 << 31) - 1]),
+        (16, 0.3, 0, [0, 15, 16, 31, 32, 33, 47, 48, 10**6]),
+    ):
+        at = np.array(positions, np.int32)
+        steps = (at.astype(np.int64) + first) // every
+        out = np.full_like(x, -7)
+        backend.position_scale(x[:, :width], at, out[:, :width], every, slope, first)
+        assert backend.allocations == 0 and (out[:, width:] == -7).all()
+        want = x[:, :width].astype(np.float64) * (1 + slope * np.log1p(steps))[:, None]
+        assert (np.abs(out[:, :width] - want) <= 3e-7 * np.abs(want)).all()
+        assert out[steps == 0, :width].tobytes() == x[steps == 0, :width].tobytes()
+        again = x.copy()
+        for row in range(9):
+            part = again[row : row + 1]
+            backend.position_scale(part[:, :width], at[row : row + 1], part[:, :width], every, slope, first)
+        assert again[:, :width].tobytes() == out[:, :width].tobytes()

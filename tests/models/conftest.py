@@ -117,6 +117,11 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "mistral": ("Mistral", {"head_dim": 24, "sliding_window": 8}),
     "mistral-full": ("Mistral", {"sliding_window": None}),
+    "ministral3": (
+        "Ministral3",
+        {"head_dim": 24, **rope("yarn", factor=8.0, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=16,
+                                llama_4_scaling_beta=0.5)},
+    ),
     "qwen2": ("Qwen2", {}),
     "qwen2-window": ("Qwen2", WINDOWS),
     "qwen3": ("Qwen3", {"head_dim": 24, "attention_bias": True}),
@@ -218,7 +223,8 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
          "moe_num_shared_experts": 0, "use_bias": True, "moe_layer_start_index": 0, "tie_word_embeddings": False},
     ),
     "granite_moe": ("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48, **GRANITE}),
-    "llama4": ("Llama4", {"num_hidden_layers": 4, "head_dim": 16, "interleave_moe_layer_step": 2, **LLAMA4}),
+    "llama4": ("Llama4", {"num_hidden_layers": 4, "head_dim": 16, "interleave_moe_layer_step": 2, **LLAMA4,
+                          "attn_temperature_tuning": True, "floor_scale": 4, "attn_scale": 0.5}),
     "llama4-plain": (
         "Llama4",
         {**LLAMA4, "use_qk_norm": False, "num_experts_per_tok": 2, "no_rope_layers": [0, 1], "attention_bias": True},
@@ -311,7 +317,7 @@ SLOW = {
     "gptj", "opt", "mpt", "falcon-rw",
     "deepseek2-groups", "deepseek3-halves",
     "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe",
-    "ernie4_5_moe-bias", "granite_moe", "llama4-plain", "plamo3",
+    "ernie4_5_moe-bias", "granite_moe", "llama4-plain", "ministral3", "plamo3",
 }  # fmt: skip
 # Families that transformers lacks: a file with our own reference, and its class.
 REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2"), "Plamo3": own_class("plamo3_reference", "Plamo3")}

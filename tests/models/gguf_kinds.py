@@ -298,7 +298,7 @@ KINDS = {kind.name or kind.case: kind for kind in [
           (r"norm\.weight", plus(1.0))]),
     Kind("glm4_moe", "glm4moe", more=routing,
          rules=[BIAS_OF_CHOICE]),
-    Kind("llama4", "llama4", {"attention_chunk_size": 8192},
+    Kind("llama4", "llama4", {"attention_chunk_size": 8192, "floor_scale": 8192},
          lambda cfg: {"feed_forward_length": 96, "expert_feed_forward_length": 48, "interleave_moe_layer_step": 2},
          [(r"experts\.gate_up_proj", columns("gate_proj", "up_proj")), (r"experts\.down_proj", columns("down_proj"))]),
     Kind("deepseek2", "deepseek2", {"attention_bias": False, **DEEPSEEK_LITE}, latent, [(r"kv_b_proj", heads_of_latents)]),

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from llmpy import LLM, SamplingParams, UnsupportedError
+from llmpy import LLM, SamplingParams
+from llmpy.models import heads, registry, usual
 
 OPTIONS = {"skip_tokenizer_init": True, "generation_config": "none", "block_size": 16, "max_model_len": 112}
 CASES = ["qwen2_moe"] + [pytest.param(case, marks=pytest.mark.slow) for case in ("mixtral", "glm4_moe", "granite_moe")]
@@ -50,10 +51,37 @@ def test_parameters_are_counted(case, tiny, oracle):
     assert mine == model.model.num_parameters() + buffers
 
 
-def test_temperature_of_llama_4_begins_where_positions_do(tiny, oracle):
-    """Queries without rope are scaled from position floor_scale - 1 on, which is refused; before it nothing is."""
-    directory = tiny("llama4").directory
-    fields = {"attn_temperature_tuning": True, "floor_scale": 64}
-    with pytest.raises(UnsupportedError, match="attn_temperature_tuning is not supported from position 63 on"):
-        oracle(directory, fields, max_model_len=64)
-    assert oracle(directory, fields, max_model_len=63).compiled.spec == oracle(directory, max_model_len=63).compiled.spec
+def far(cfg, m):
+    """A Llama of one layer, whose logits grow with the position: behind all attention, where only wanted rows are computed."""
+    x = m.embed("model.embed_tokens")
+    layer = next(m.layers("model.layers", 1))
+    q, k, v = usual.qkv(cfg, layer, layer.rms_norm(x, "input_layernorm", 1e-6))
+    x = x + usual.out(cfg, layer, layer.attention(*layer.rope(q, k, cfg.rope), v))
+    m.ignore("model.layers.1.*", "*.mlp.*", "*.post_attention_layernorm.weight")
+    heads.head(cfg, m, m.scale_by_position(m.rms_norm(x, "model.norm", 1e-6), 4, 0.5), "model.")
+
+
+def test_wanted_rows_keep_their_positions(tiny, oracle, prompts, device, monkeypatch):
+    path = tiny("llama").directory
+    monkeypatch.setitem(registry._REGISTRY, "LlamaForCausalLM", registry.Architecture(far, {}, registry.COMPUTED_BUFFERS))
+    reference = oracle(path)
+    with LLM(path, device=device, kv_cache_memory_bytes="4MiB", max_num_batched_tokens=24, **OPTIONS) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
+        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+    for ids, output in zip(prompts, outputs, strict=True):
+        found = output.outputs[0]
+        logits = reference.logits([*ids, *found.token_ids])[len(ids) - 1 : -1]
+        shifted = logits - logits.max(-1, keepdims=True)
+        wanted = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        assert np.abs(found.sampled.raw - wanted[np.arange(6), found.token_ids]).max() <= 1e-4 * np.abs(logits).max()
+
+
+def test_queries_of_llama_4_grow_where_positions_reach(tiny, oracle, prompts, error_of):
+    """From position floor_scale - 1 on; where no position is that far, nothing is computed."""
+    model = tiny("llama4")
+    grown, plain = (oracle(model.directory, {"attn_temperature_tuning": on}) for on in (True, False))
+    assert error_of(plain.logits(prompts[3][:3]), grown.logits(prompts[3][:3])) == 0
+    assert error_of(plain.logits(prompts[3][:4]), grown.logits(prompts[3][:4])) > 1e-3
+    short, long = (oracle(model.directory, {"floor_scale": 64}, max_model_len=length).compiled.spec for length in (63, 64))
+    kinds = [[kind for kind, _ in spec["ops"]] for spec in (short, long)]
+    assert [kind.count("position_scale") for kind in kinds] == [0, 1]
