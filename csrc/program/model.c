@@ -2,6 +2,7 @@
 
 #include "../base/mem.h"
 #include "backend_library.h"
+#include "settle.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -287,6 +288,8 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
                        &m->plan, err);
     if (!rc)
         rc = weights_load(m->program, checkpoint, &m->options.weights, m->backend, m->ctx, &m->weights, err);
+    if (!rc)
+        rc = settle_all(m, err);
     if (!rc && m->backend->prepare)
         rc = m->backend->prepare(m->ctx, err);
     if (rc)

@@ -368,7 +368,11 @@ static const char *check_weights(const struct program *p)
             rows += p->weights[w].kind == WEIGHT_VECTOR && !p->weights[w].n_parts ? p->weights[w].rows : 0;
         if (!rows || rows != p->weights[w].rows || !p->weights[w].cols)
             return "a weight's parts add up to its rows";
+        if (p->weights[w].has_unit_rows && p->weights[w].kind != WEIGHT_MATRIX)
+            return "rows with a length are those of a matrix";
         for (uint32_t i = 0; i < p->weights[w].n_parts; i++) {
+            if (p->weights[w].parts[i].is_constant && p->weights[w].kind != WEIGHT_VECTOR)
+                return "constants are parts of vectors";
             const char *fault = layout_fault(&p->weights[w], &p->weights[w].parts[i]);
             if (fault)
                 return fault;

@@ -75,6 +75,8 @@ struct weight_part {
     uint32_t n_dims, dims[PART_MAX_DIMS]; /* of the whole tensor */
     uint32_t base, inner, stride;
     bool is_transposed;                   /* its last two dimensions are [columns, rows] */
+    bool is_constant;                     /* a buffer of a vector: updates may leave it out, and it keeps its values then */
+    float constant;                       /* its values where no checkpoint is read */
 };
 struct weight {
     enum weight_kind kind;
@@ -83,6 +85,7 @@ struct weight {
     struct weight_part *parts;
     float offset;         /* added to every element of a vector at load */
     float *values;        /* [rows] of a vector that is no tensor of the checkpoint, and has no parts; else NULL */
+    bool has_unit_rows;   /* a matrix whose rows are divided by their lengths once they are written */
 };
 
 struct rope {

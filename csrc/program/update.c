@@ -5,6 +5,7 @@
 #include "../base/name_table.h"
 #include "layout.h"
 #include "model_state.h"
+#include "settle.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
@@ -22,7 +23,7 @@ struct update {
     struct name_table names;      /* numbered as the entries */
     struct update_entry *entries; /* [n_entries] */
     struct piece *pieces;         /* of all parts */
-    uint32_t n_entries, n_missing;
+    uint32_t n_entries, n_written;
     uint64_t n_bytes;
     bool has_written;
 };
@@ -78,7 +79,8 @@ static enum rc list_entries(struct update *u, struct err *err)
             if (!name_table_add(&u->names, name, strlen(name), &number, &was_new))
                 return out_of_memory(err);
             if (was_new)
-                u->entries[u->n_entries++] = (struct update_entry){u->names.names[number], n, 0};
+                u->entries[u->n_entries++] =
+                    (struct update_entry){u->names.names[number], n, 0, p->weights[w].parts[i].is_constant};
             struct piece *first = &u->pieces[u->entries[number].piece];
             u->pieces[n] = (struct piece){w, i, was_new ? NO_INDEX : first->next};
             if (was_new)
@@ -87,7 +89,6 @@ static enum rc list_entries(struct update *u, struct err *err)
             if (!are_of_one_tensor(part_of(u, first), part_of(u, &u->pieces[n])))
                 return err_set(err, RC_INTERNAL, "weight update: two tensors are called %s", name);
         }
-    u->n_missing = u->n_entries;
     return RC_OK;
 }
 
@@ -396,7 +397,7 @@ enum rc update_write(struct update *u, const char *name, const struct update_ten
         rc = visit_places(u, entry, tensor, write_place, NULL, err);
     if (rc || !entry)
         return rc;
-    u->n_missing -= entry->n_writes == 0;
+    u->n_written += entry->n_writes == 0;
     entry->n_writes++;
     uint64_t n_bytes = dtype_info(tensor->dtype)->block_bytes;
     for (uint32_t i = 0; i < tensor->n_dims; i++)
@@ -410,6 +411,15 @@ enum rc update_finish(struct update *u, struct err *err)
     return u->model->backend->tensor_finish(u->model->ctx, err);
 }
 
+enum rc update_settle(struct update *u, struct err *err)
+{
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < u->n_entries; i++)
+        for (const struct piece *piece = first_piece(u, &u->entries[i]); piece && !rc; piece = next_piece(u, piece))
+            rc = settle_part(u->model, piece->weight, piece->part, u->entries[i].n_writes > 0, err);
+    return rc ? rc : settle_values(u->model, err);
+}
+
 enum rc update_sum(struct update *u, const char *name, const struct update_tensor *tensor, struct tensor_sum *sum,
                    enum update_fate *fate, struct err *err)
 {
@@ -417,6 +427,10 @@ enum rc update_sum(struct update *u, const char *name, const struct update_tenso
     const struct update_entry *entry = find(u, name, &rc, err);
     *fate = entry ? UPDATE_FRESH : UPDATE_SKIPPED;
     *sum = (struct tensor_sum){0, 0};
+    if (entry && tensor && weight_of(u, first_piece(u, entry))->has_unit_rows)
+        return err_set(err, RC_UNSUPPORTED,
+                       "weight '%.160s': its rows are divided by their lengths, so what an update would leave cannot be "
+                       "compared; leave it out by rename, or compare weight_checksum() of two engines", name);
     if (entry && tensor)
         rc = check_tensor(u, entry, tensor, err);
     return !entry || rc ? rc : visit_places(u, entry, tensor, add_sum, sum, err);
@@ -442,9 +456,14 @@ const struct update_entry *update_entry(const struct update *u, uint32_t index)
     return &u->entries[index];
 }
 
-uint32_t update_n_missing(const struct update *u)
+uint32_t update_n_written(const struct update *u)
 {
-    return u->n_missing;
+    return u->n_written;
+}
+
+bool update_is_missing(const struct update_entry *entry)
+{
+    return entry->n_writes == 0 && !entry->is_constant;
 }
 
 bool update_has_written(const struct update *u)

@@ -30,6 +30,7 @@ struct update_entry {
     const char *name;
     uint32_t piece; /* the first one */
     uint32_t n_writes;
+    bool is_constant; /* it keeps its values where no tensor is written to it */
 };
 
 /* RC_UNSUPPORTED: the backend takes no tensors. */
@@ -44,11 +45,14 @@ enum rc update_write(struct update *update, const char *name, const struct updat
                      enum update_fate *fate, struct err *err);
 /* Waits until all that was written has arrived. */
 enum rc update_finish(struct update *update, struct err *err);
+/* Behind update_finish, before the model runs: what follows from the tensors that were written and from those that were not. */
+enum rc update_settle(struct update *update, struct err *err);
 bool update_knows(const struct update *update, const char *name); /* a weight's, or one that is passed over */
 bool update_skips(const struct update *update, const char *name); /* it is passed over, whatever the tensor */
 uint32_t update_n_entries(const struct update *update);
 const struct update_entry *update_entry(const struct update *update, uint32_t index);
-uint32_t update_n_missing(const struct update *update); /* names that nothing was written to */
+uint32_t update_n_written(const struct update *update); /* names that something was written to */
+bool update_is_missing(const struct update_entry *entry); /* nothing was written, and it is no constant */
 bool update_has_written(const struct update *update);   /* whether a weight may have changed */
 uint64_t update_bytes(const struct update *update);     /* read from the tensors written so far */
 /* Checksums: of what the model holds under a name, or (tensor not NULL) of what it would hold had the tensor been written.

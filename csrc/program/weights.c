@@ -13,6 +13,7 @@
 struct stored {
     struct matrix *matrix;
     float *vector;
+    float *kept;      /* [rows] what a vector with constants held last, in host memory */
     uint32_t *dtypes; /* [n_parts] */
 };
 
@@ -289,6 +290,14 @@ static enum rc load_matrix(struct loader *l, uint32_t w, struct err *err)
     return rc;
 }
 
+static bool has_constants(const struct weight *weight)
+{
+    for (uint32_t i = 0; i < weight->n_parts; i++)
+        if (weight->parts[i].is_constant)
+            return true;
+    return false;
+}
+
 static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
@@ -312,7 +321,7 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
                 if (tensor)
                     dtype_to_float(tensor->dtype, (const char *)tensor->data + from * item, to, 1);
                 else
-                    *to = 1 + dummy_value(row_key, (uint32_t)from) - weight->offset;
+                    *to = (part->is_constant ? part->constant : 1 + dummy_value(row_key, (uint32_t)from)) - weight->offset;
             }
         }
     }
@@ -326,7 +335,10 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     if (!rc)
         rc = backend->upload(l->weights->ctx, stored->vector, host, size_bytes, err);
     l->weights->total_bytes += size_bytes;
-    mem_free(host);
+    if (has_constants(weight))
+        stored->kept = host;
+    else
+        mem_free(host);
     return rc;
 }
 
@@ -407,6 +419,7 @@ void weights_destroy(struct weights *w)
             w->backend->matrix_destroy(w->ctx, w->stored[i].matrix);
         if (w->stored[i].vector)
             w->backend->buffer_destroy(w->ctx, w->stored[i].vector, w->program->weights[i].rows * sizeof(float));
+        mem_free(w->stored[i].kept);
         mem_free(w->stored[i].dtypes);
     }
     mem_free(w->stored);
@@ -421,6 +434,11 @@ struct matrix *weights_matrix(const struct weights *w, uint32_t weight)
 const float *weights_vector(const struct weights *w, uint32_t weight)
 {
     return weight == NO_INDEX ? NULL : w->stored[weight].vector;
+}
+
+float *weights_kept(const struct weights *w, uint32_t weight)
+{
+    return w->stored[weight].kept;
 }
 
 struct tensor_place weights_place(const struct weights *w, uint32_t weight, uint32_t part, const struct row_run *rows)

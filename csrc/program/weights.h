@@ -1,6 +1,7 @@
 /* weights.h: a program's weights on a backend: matrices in the backend's own layout, vectors as float32. Loaded part by part
  * from a checkpoint (or made up from a seed), converted on the way where `dtype` asks for it; the file's pages are dropped
- * behind. Owned by the executor's model; read by every step, written only by a load and by update.c. */
+ * behind. Owned by the executor's model; read by every step, written only by a load, by update.c and by
+ * settle.c. */
 #ifndef LLMPY_WEIGHTS_H
 #define LLMPY_WEIGHTS_H
 
@@ -25,6 +26,8 @@ enum rc weights_load(const struct program *program, const struct checkpoint *che
 void weights_destroy(struct weights *weights);
 struct matrix *weights_matrix(const struct weights *weights, uint32_t weight);      /* of a WEIGHT_MATRIX */
 const float *weights_vector(const struct weights *weights, uint32_t weight);        /* of a WEIGHT_VECTOR, device memory */
+/* What a vector with constants held last, in host memory, for settle.c; of others NULL. */
+float *weights_kept(const struct weights *weights, uint32_t weight);
 /* Where rows of a named part lie, for the backend's tensor_write and tensor_sum. */
 struct tensor_place weights_place(const struct weights *weights, uint32_t weight, uint32_t part, const struct row_run *rows);
 uint32_t weights_stored(const struct weights *weights, uint32_t weight, uint32_t part); /* enum dtype */

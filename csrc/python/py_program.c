@@ -104,16 +104,18 @@ static char *copy_text(const char *text)
     return memcpy(copy, text, size);
 }
 
-/* (name, source, rows, shape of the tensor, base, inner, stride, is transposed) */
+/* (name, source, rows, shape of the tensor, base, inner, stride, is transposed, value of a constant or None) */
 static int parse_part(PyObject *item, struct weight_part *part)
 {
     const char *name, *source;
-    PyObject *shape;
+    PyObject *shape, *constant;
     int is_transposed;
-    if (!PyArg_ParseTuple(item, "ssIO!IIIp", &name, &source, &part->rows, &PyTuple_Type, &shape, &part->base, &part->inner,
-                          &part->stride, &is_transposed))
+    if (!PyArg_ParseTuple(item, "ssIO!IIIpO", &name, &source, &part->rows, &PyTuple_Type, &shape, &part->base, &part->inner,
+                          &part->stride, &is_transposed, &constant))
         return -1;
     part->is_transposed = is_transposed;
+    part->is_constant = constant != Py_None;
+    part->constant = part->is_constant ? (float)PyFloat_AsDouble(constant) : 0;
     part->n_dims = (uint32_t)PyTuple_Size(shape);
     for (uint32_t i = 0; i < part->n_dims && i < PART_MAX_DIMS; i++)
         part->dims[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(shape, i));
@@ -168,6 +170,11 @@ static int parse_weight(PyObject *item, struct weight *weight)
     Py_XDECREF(offset);
     if (PyErr_Occurred() || parse_values(item, weight) < 0)
         return -1;
+    if (PyMapping_HasKeyString(item, "unit_rows")) {
+        PyObject *unit_rows = PyMapping_GetItemString(item, "unit_rows");
+        weight->has_unit_rows = unit_rows && PyObject_IsTrue(unit_rows) == 1;
+        Py_XDECREF(unit_rows);
+    }
     PyObject *parts = take_list(item, "parts", sizeof *weight->parts, &weight->parts, &weight->n_parts);
     for (uint32_t i = 0; parts && i < weight->n_parts; i++)
         if (parse_part(PyList_GetItem(parts, i), &weight->parts[i]) < 0)

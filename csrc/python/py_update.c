@@ -437,11 +437,21 @@ static PyObject *commit_all(PyObject *object, PyObject *recomputes)
 {
     Update *self = (Update *)object;
     struct commit c = {PyObject_IsTrue(recomputes) == 1, 0};
-    PyObject *done = finish(object, NULL);
-    if (!done)
+    struct err err;
+    enum rc rc = RC_OK;
+    if (!begin(self))
         return NULL;
-    Py_DECREF(done);
-    if (hold_steps(self) < 0 || py_engine_call(self->engine, commit, &c) < 0)
+    bool is_held = hold_steps(self) == 0;
+    Py_BEGIN_ALLOW_THREADS
+    if (is_held)
+        rc = update_finish(self->update, &err);
+    if (is_held && !rc)
+        rc = update_settle(self->update, &err);
+    Py_END_ALLOW_THREADS
+    py_model_return(self->model);
+    if (rc)
+        return py_raise(&err);
+    if (!is_held || py_engine_call(self->engine, commit, &c) < 0)
         return NULL;
     self->is_over = true;
     return PyLong_FromUnsignedLong(c.epoch);
@@ -501,13 +511,13 @@ static PyObject *epoch_now(PyObject *object, PyObject *args)
     return py_engine_call(((Update *)object)->engine, read_epoch, &epoch) < 0 ? NULL : PyLong_FromUnsignedLong(epoch);
 }
 
-/* Names of entries that nothing, or (repeated) more than one tensor, was written to. */
+/* Names of entries that lack a tensor, or (repeated) that more than one was written to. */
 static PyObject *names_of(Update *self, bool repeated)
 {
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && self->update && i < update_n_entries(self->update); i++) {
         const struct update_entry *entry = update_entry(self->update, i);
-        if (repeated ? entry->n_writes < 2 : entry->n_writes > 0)
+        if (repeated ? entry->n_writes < 2 : !update_is_missing(entry))
             continue;
         PyObject *name = PyUnicode_FromString(entry->name);
         if (!name || PyList_Append(list, name) < 0)
@@ -540,8 +550,8 @@ static PyObject *progress(PyObject *object, PyObject *args)
 {
     (void)args;
     const struct update *update = ((Update *)object)->update;
-    uint32_t n = update ? update_n_entries(update) : 0, n_missing = update ? update_n_missing(update) : 0;
-    return Py_BuildValue("(IIKN)", n, n - n_missing, (unsigned long long)(update ? update_bytes(update) : 0),
+    return Py_BuildValue("(IIKN)", update ? update_n_entries(update) : 0, update ? update_n_written(update) : 0,
+                         (unsigned long long)(update ? update_bytes(update) : 0),
                          PyBool_FromLong(update && update_has_written(update)));
 }
 
@@ -590,7 +600,7 @@ static PyMethodDef methods[] = {
     {"finish", finish, METH_NOARGS, "Waits until all that was written has arrived."},
     {"commit", commit_all, METH_O, "Makes the weights those of a new epoch, its result; with True caches are recomputed."},
     {"abort", abort_all, METH_NOARGS, "Gives the update up."},
-    {"missing", missing, METH_NOARGS, "Names that nothing was written to."},
+    {"missing", missing, METH_NOARGS, "Names that nothing was written to, but for constants."},
     {"repeated", repeated, METH_NOARGS, "Names that were written to more than once."},
     {"check_awake", check_awake, METH_NOARGS, "Raises EngineAsleepError where the weights sleep."},
     {"wants_all", wants_all, METH_NOARGS, "Whether the engine's weights are torn."},

@@ -6,7 +6,6 @@ from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = "Apertus 8B and 70B"
-LIMITS = "a weight update brings the buffers `beta` and `eps`, too: a `state_dict`, not `named_parameters`"
 
 
 @architecture(

@@ -1,4 +1,4 @@
-"""Baichuan 7B and 13B."""
+"""Baichuan 1 and 2, 7B and 13B."""
 
 from ..errors import UnsupportedError
 from . import alibi, heads, usual
@@ -6,9 +6,11 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "Baichuan 7B and 13B (the first generation)"
-REFERENCE = "Llama of transformers, under Baichuan's names; 13B: plain NumPy"
-LIMITS = "Baichuan 2 is refused: it divides the rows of its head by their norms"
+CHECKPOINTS = "Baichuan 7B and 13B, Baichuan 2 7B and 13B"
+REFERENCE = "Llama of transformers, under Baichuan's names; 13B: plain NumPy; Baichuan 2: a head divided by torch besides"
+LIMITS = "GGUF files of Baichuan 2 are refused: they do not say whether the rows of the head have length 1"
+
+VOCAB_OF_2 = 125696
 
 
 @architecture(
@@ -17,10 +19,15 @@ LIMITS = "Baichuan 2 is refused: it divides the rows of its head by their norms"
     renames={"model_max_length": "max_position_embeddings"},
 )
 def baichuan(cfg: ModelConfig, m: Model) -> None:
-    """Baichuan decoder: Llama with q, k and v in one tensor; with 40 heads (13B) slopes instead of rope."""
-    if cfg.vocab_size == 125696:
-        raise UnsupportedError(f"{cfg.file}: Baichuan 2, which divides the rows of its head by their norms, is not supported")
-    width = cfg.hidden_size
+    """Baichuan decoder: Llama with q, k and v in one tensor; with 40 heads (13B) slopes instead of rope.
+
+    Baichuan 2, which its vocabulary or the weight of a loss on logits tells, divides the rows of its head by their lengths.
+    """
+    is_second, width = cfg.vocab_size == VOCAB_OF_2 or "z_loss_weight" in cfg.raw, cfg.hidden_size
+    if is_second and m.source.is_gguf:
+        raise UnsupportedError(
+            f"{cfg.file}: a GGUF file of Baichuan 2 does not say whether its head's rows have length 1; load the safetensors"
+        )
     slopes = m.constant(alibi.slopes(40)) if cfg.num_attention_heads == 40 else None
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")
@@ -30,4 +37,4 @@ def baichuan(cfg: ModelConfig, m: Model) -> None:
         q, k = layer.rope(q, k, cfg.rope) if slopes is None else (q, k)
         x = x + usual.out(cfg, layer, layer.attention(q, k, v, slopes=slopes))
         x = x + usual.mlp(cfg, layer, layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps))
-    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)
+    heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem, unit_rows=is_second)

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
+from .pieces import Piece
+
 if TYPE_CHECKING:
     from .blocks import Model, Value
 
 CLIP, XIELU, SCALE = 7, 8, 10  # activations with a limit and with weights
+XIELU_BETA, XIELU_EPS = 0.5, -1.046875 * 2**-20  # in models that train it: 0.5 and -1e-6, of bfloat16
 
 
 class NormBlock:
@@ -109,9 +112,6 @@ class NormBlock:
         given = [float(factor) for factor in factors] * (x.width // len(factors))
         return m.emit("act", [x], x.width, weights=[m.constant(given)], u=[SCALE])
 
-    def clip(self, x: Value, limit: float) -> Value:
-        """x, not below -limit and not above limit."""
-        m = self._model
     def scale_by_position(self, x: Value, every: int, slope: float, *, first: int = 0) -> Value:
         """x * (1 + slope * log(1 + (position + first) // every)): queries of far positions grow.
 
@@ -128,6 +128,9 @@ class NormBlock:
             m.refuse("scale_by_position", self.prefix, f"wanted every at least 1, slope and first at least 0, have {given}")
         return m.emit("position_scale", [x], x.width, u=[every, first], f=[slope])
 
+    def clip(self, x: Value, limit: float) -> Value:
+        """x, not below -limit and not above limit."""
+        m = self._model
         m.expect("clip", self.prefix, x)
         if not limit > 0:
             m.refuse("clip", self.prefix, f"wanted a limit above 0, have {limit}")
@@ -139,10 +142,14 @@ class NormBlock:
 
         Args:
             x: [rows, n].
-            name: Module name; the tensors are NAME.alpha_p, NAME.alpha_n, NAME.beta and NAME.eps, of one element.
+            name: Module name; the tensors are NAME.alpha_p, NAME.alpha_n, NAME.beta and NAME.eps, of one element. The last two
+                are constants, which updates may leave out.
         """
         m, where = self._model, self.prefix + name
         m.expect("xielu", where, x)
-        dims = {f"{where}.{each}": n for each, n in (("alpha_p", 1), ("alpha_n", 1), ("beta", 0), ("eps", 0))}
-        parts = [(each, m.scalar_shape(each, n)) for each, n in dims.items()]
+        tensors = (("alpha_p", 1, None), ("alpha_n", 1, None), ("beta", 0, XIELU_BETA), ("eps", 0, XIELU_EPS))
+        parts = [
+            Piece(f"{where}.{each}", m.scalar_shape(f"{where}.{each}", n_dims), 1, constant=constant)
+            for each, n_dims, constant in tensors
+        ]
         return m.emit("act", [x], x.width, weights=[m.vector("xielu", parts)], u=[XIELU])

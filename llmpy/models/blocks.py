@@ -401,6 +401,7 @@ class Model(Writer, Block):
         softcap: float = 0.0,
         bias: bool = False,
         padded: int = 1,
+        unit_rows: bool = False,
     ) -> None:
         """The end: scale * (x W^T + b) over the vocabulary, in float32, for the rows that are asked for.
 
@@ -413,8 +414,11 @@ class Model(Writer, Block):
             softcap: c * tanh(logits / c) after that; 0: none.
             bias: Whether the head has one, NAME.bias.
             padded: A head that is not tied has vocab_size rows padded to a multiple of this; the padding is of no use.
+            unit_rows: The rows of W are divided by their lengths, at load and by updates; W is not tied then.
         """
         self.expect("logits", name, x)
+        if self.config.tie_word_embeddings and unit_rows:
+            self.refuse("logits", name, "wanted a head of its own, whose rows have length 1, have one that is tied")
         if self.config.tie_word_embeddings:
             if tied_to not in self._embeddings:
                 self.refuse("logits", name, f"there is no embedding {tied_to} to tie it to")
@@ -425,6 +429,7 @@ class Model(Writer, Block):
             rows = -(-self.config.vocab_size // padded) * padded
             piece = Piece(f"{name}.weight", (rows, x.width), self.config.vocab_size)
             weight = self.matrix("logits", [piece], x.width)
+            self.spec["weights"][weight]["unit_rows"] = unit_rows
         if self.spec["weights"][weight]["cols"] != x.width:
             self.refuse("logits", name, f"wanted a row of {self.spec['weights'][weight]['cols']}, have {x.width}")
         weights = [weight, self.vector("logits", [(f"{name}.bias", self.config.vocab_size)])] if bias else [weight]

@@ -21,6 +21,7 @@ def head(
     softcap: float | None = None,
     bias: bool = False,
     padded: int = 1,
+    unit_rows: bool = False,
     embedding: str = "embed_tokens",
     name: str = "lm_head",
 ) -> None:
@@ -31,7 +32,8 @@ def head(
         m: The program.
         x: The last norm's output.
         stem: What the names of the body's tensors begin with.
-        scale, softcap, bias, padded: Of a vocabulary's logits, as in `Model.logits`; None: the family has no such thing.
+        scale, softcap, bias, padded, unit_rows: Of a vocabulary's logits, as in `Model.logits`; None: the family has no such
+            thing.
         embedding: Module name of the embedding, behind the stem.
         name: Module name of the head.
 
@@ -53,4 +55,6 @@ def head(
         for field in ("logits_scaling", "logit_scale") if scale is None else ():
             cfg.only(field, 1.0)
         scale, softcap, tied = scale or 1.0, softcap or 0.0, f"{stem}{embedding}"
-        m.logits(x, name, tied_to=tied, scale=scale, softcap=softcap, bias=bias, padded=padded)
+        m.logits(
+            x, name, tied_to=tied, scale=scale, softcap=softcap, bias=bias, padded=padded, unit_rows=unit_rows
+        )

@@ -244,7 +244,8 @@ def _weight(weight: Weight, read: Read) -> Array:
         rows = tensor.reshape((-1, weight["cols"]) if weight["kind"] == "matrix" else (-1,))
         r = np.arange(part.rows)
         parts.append(rows[part.base + r // part.inner * part.stride + r % part.inner])
-    return np.asarray(np.concatenate(parts).astype(np.float64) + weight["offset"])
+    made = np.asarray(np.concatenate(parts).astype(np.float64) + weight["offset"])
+    return made / np.maximum(np.sqrt((made**2).sum(-1, keepdims=True)), 1e-12) if weight["unit_rows"] else made
 
 
 class Interpreter:
@@ -342,10 +343,10 @@ class Interpreter:
             return [_selective_scan(x, weights[0], weights[1], weights[2] if len(weights) > 2 else 0.0)]
         if name == "delta":
             return [_delta(op, x, *weights)]
-        if name == "act":
         if name == "position_scale":
             n_steps = (np.arange(len(x[0])) + op["u"][1]) // op["u"][0]
             return [x[0] * (1 + op["f"][0] * np.log1p(n_steps))[:, None]]
+        if name == "act":
             return [_act(x[0], weights, op["u"][0], op["f"])]
         if name == "gated":
             return [_ACTS[op["u"][0]](x[0]) * x[1]]

@@ -18,6 +18,7 @@ class Part(NamedTuple):
         shape: Of the whole tensor.
         base, inner, stride: Where they lie in it.
         transposed: Whether its last two dimensions are [columns, rows].
+        constant: Of a buffer that updates need not bring: its values where no checkpoint is read; None: it is none.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Part(NamedTuple):
     inner: int
     stride: int
     transposed: bool
+    constant: float | None = None
 
 
 class Piece(NamedTuple):
@@ -41,6 +43,7 @@ class Piece(NamedTuple):
         inner: How many lie together; None: all.
         stride: From the first of those to the first of the next ones.
         transposed: Whether the tensor's last two dimensions are [columns, rows].
+        constant: As of a part.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Piece(NamedTuple):
     inner: int | None = None
     stride: int = 0
     transposed: bool = False
+    constant: float | None = None
 
 
 def pieces_of(name: str, shape: tuple[int, ...], widths: Sequence[int], groups: int, transposed: bool) -> list[Piece]:

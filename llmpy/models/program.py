@@ -16,7 +16,10 @@ Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": 
 
 
 class Weight(TypedDict):
-    """A matrix [rows, cols] of parts below each other, or a vector of parts, or (no parts) of float32 values as bytes."""
+    """A matrix [rows, cols] of parts below each other, or a vector of parts, or (no parts) of float32 values as bytes.
+
+    unit_rows: the rows of the matrix are divided by their lengths once they are written.
+    """
 
     kind: str
     rows: int
@@ -24,6 +27,7 @@ class Weight(TypedDict):
     parts: list[Part]
     offset: float
     values: bytes | None
+    unit_rows: bool
 
 
 class RopeSpec(TypedDict):
@@ -122,7 +126,7 @@ class Writer:
         """A vector of values that are no tensor of the checkpoint, as a weight of `emit`: slopes of ALiBi, for example."""
         weight: Weight = {
             "kind": "vector", "rows": len(values), "cols": 1, "parts": [], "offset": 0.0,
-            "values": np.asarray(values, np.float32).tobytes(),
+            "values": np.asarray(values, np.float32).tobytes(), "unit_rows": False,
         }  # fmt: skip
         self.spec["weights"].append(weight)
         return len(self.spec["weights"]) - 1
@@ -248,7 +252,7 @@ class Writer:
     def _add(self, kind: str, parts: list[Part], cols: int, offset: float = 0.0) -> None:
         rows = sum(part.rows for part in parts)
         weight: Weight = {
-            "kind": kind, "rows": rows, "cols": cols, "parts": parts, "offset": offset, "values": None
+            "kind": kind, "rows": rows, "cols": cols, "parts": parts, "offset": offset, "values": None, "unit_rows": False,
         }  # fmt: skip
         self.spec["weights"].append(weight)
 
@@ -278,7 +282,7 @@ class Writer:
         if base in self._used.setdefault(source, set()):
             self.refuse(op, piece.name, "the tensor is used already")
         self._used[source].add(base)
-        return Part(piece.name, source, piece.rows, shape, base, inner, stride, piece.transposed)
+        return Part(piece.name, source, piece.rows, shape, base, inner, stride, piece.transposed, piece.constant)
 
     def _place(self, op: str, piece: Piece) -> tuple[str, tuple[int, ...], int]:
         """Where a piece lies: a tensor of the file, its shape, and the first row in it."""

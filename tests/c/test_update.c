@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include "../../csrc/program/model_state.h"
+#include "../../csrc/program/settle.h"
 #include "../../csrc/program/update.h"
 
 #define N_WRITES 8
@@ -73,6 +74,13 @@ static enum rc upload(void *ctx, void *target, const void *host, size_t size_byt
     return RC_OK;
 }
 
+static enum rc download(void *ctx, void *host, const void *source, size_t size_bytes, struct err *err)
+{
+    (void)ctx, (void)err;
+    memcpy(host, source, size_bytes);
+    return RC_OK;
+}
+
 static enum rc write_tensor(void *ctx, const struct tensor_write_args *args, struct err *err)
 {
     (void)ctx;
@@ -99,24 +107,29 @@ static enum rc sum_tensor(void *ctx, const struct tensor_sum_args *args, struct 
 static const struct backend BACKEND = {
     .name = "noting", .supports = supports, .matrix_create = create_matrix, .matrix_destroy = destroy_matrix,
     .matrix_bytes = matrix_bytes, .matrix_write = write_matrix, .buffer_create = create_buffer,
-    .buffer_destroy = destroy_buffer, .upload = upload, .tensor_write = write_tensor, .tensor_finish = finish_tensors,
+    .buffer_destroy = destroy_buffer, .upload = upload, .download = download, .tensor_write = write_tensor,
+    .tensor_finish = finish_tensors,
     .tensor_sum = sum_tensor,
 };
 
-#define PART(name, rows, cols) {name, name, rows, (cols) ? 2 : 1, {rows, cols}, 0, rows, rows, false}
+#define PART(name, rows, cols) {name, name, rows, (cols) ? 2 : 1, {rows, cols}, 0, rows, rows, false, false, 0}
+#define CONSTANT(name, value) {name, name, 1, 0, {0}, 0, 1, 1, false, true, value}
 
-/* q and k in one matrix, a norm and a bias in two pieces, a constant; lm_head is an alias. */
+/* q and k in one matrix, a norm and a bias in two pieces, a constant, a curve with a buffer; lm_head is an
+ * alias. */
 static struct weight_part QK[] = {PART("a.q.weight", 4, 8), PART("a.k.weight", 2, 8)};
 static struct weight_part NORM[] = {PART("norm.weight", 8, 0)};
 static struct weight_part BIAS[] = {PART("a.q.bias", 4, 0), PART("a.k.bias", 2, 0)};
 static float SLOPES[] = {1, 2};
+static struct weight_part CURVE[] = {PART("alpha", 1, 0), CONSTANT("beta", 0.5f)};
 static struct weight WEIGHTS[] = {
-    {WEIGHT_MATRIX, 6, 8, 2, QK, 0, NULL}, {WEIGHT_VECTOR, 8, 1, 1, NORM, 1, NULL}, {WEIGHT_VECTOR, 6, 1, 2, BIAS, 0, NULL},
-    {WEIGHT_VECTOR, 2, 1, 0, NULL, 0, SLOPES}};
+    {WEIGHT_MATRIX, 6, 8, 2, QK, 0, NULL, false},   {WEIGHT_VECTOR, 8, 1, 1, NORM, 1, NULL, false},
+    {WEIGHT_VECTOR, 6, 1, 2, BIAS, 0, NULL, false}, {WEIGHT_VECTOR, 2, 1, 0, NULL, 0, SLOPES, false},
+    {WEIGHT_VECTOR, 2, 1, 2, CURVE, 0, NULL, false}};
 static char *IGNORED[] = {"lm_head.weight", "*.rotary_emb.inv_freq"};
 static struct rope ROPE;
 static struct program PROGRAM = {
-    .n_weights = 4, .weights = WEIGHTS, .architecture = "TinyForCausalLM", .n_ignored = 2, .ignored = IGNORED,
+    .n_weights = 5, .weights = WEIGHTS, .architecture = "TinyForCausalLM", .n_ignored = 2, .ignored = IGNORED,
     .n_ropes = 1, .ropes = &ROPE};
 
 static struct model make_model(uint32_t dtype)
@@ -145,7 +158,7 @@ TEST(parts_have_places)
     struct err err;
     enum update_fate fate;
     REQUIRE(update_begin(&model, &u, &err) == RC_OK);
-    CHECK(update_n_entries(u) == 5 && update_n_missing(u) == 5 && !update_has_written(u));
+    CHECK(update_n_entries(u) == 7 && update_n_written(u) == 0 && !update_has_written(u));
     struct update_tensor k = tensor_of(DTYPE_F32, 2, 2, 8), bias = tensor_of(DTYPE_F16, 1, 2, 0);
     CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
     CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && fate == UPDATE_REPEATED);
@@ -156,7 +169,7 @@ TEST(parts_have_places)
     CHECK(noted.writes[0].to.matrix == weights_matrix(model.weights, 0) && noted.writes[0].to.part == 1);
     CHECK(noted.writes[0].from.n_rows == 2 && noted.writes[0].from.n_cols == 8 && noted.writes[0].from.row_stride == 8);
     CHECK(noted.writes[2].to.vector == weights_vector(model.weights, 2) + 4 && noted.writes[2].to.n_values == 2);
-    CHECK(update_n_missing(u) == 3 && update_has_written(u) && update_bytes(u) == 2 * 64 + 4);
+    CHECK(update_n_written(u) == 2 && update_has_written(u) && update_bytes(u) == 2 * 64 + 4);
     CHECK(update_entry(u, 1)->n_writes == 2 && strcmp(update_entry(u, 1)->name, "a.k.weight") == 0);
     CHECK(update_finish(u, &err) == RC_OK && noted.n_finished == 1);
     struct update_tensor norm = tensor_of(DTYPE_F32, 1, 8, 0);
@@ -206,10 +219,38 @@ TEST(what_does_not_fit_is_refused_before_it_is_written)
     noted.n_non_finite = 3;
     CHECK(update_write(u, "norm.weight", &norm, true, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_MISMATCHED);
     CHECK(strcmp(err.message, "weight 'norm.weight': 3 of its values are not finite") == 0);
-    CHECK(noted.n_writes == 0 && !update_has_written(u) && update_n_missing(u) == 5);
+    CHECK(noted.n_writes == 0 && !update_has_written(u) && update_n_written(u) == 0);
     noted.fails = true; /* from here on a byte may have been written */
     CHECK(update_write(u, "norm.weight", &norm, false, &fate, &err) == RC_DEVICE);
-    CHECK(update_has_written(u) && update_n_missing(u) == 5);
+    CHECK(update_has_written(u) && update_n_written(u) == 0);
+    update_end(u);
+    weights_destroy(model.weights);
+}
+
+static float *held(const struct model *model, uint32_t weight)
+{
+    return (float *)weights_vector(model->weights, weight);
+}
+
+TEST(constants_keep_their_values)
+{
+    struct model model = make_model(DTYPE_BF16);
+    struct update *u = NULL;
+    struct err err;
+    enum update_fate fate;
+    struct update_tensor one = {.data = &SLOPES[1], .dtype = DTYPE_F32, .is_host = true};
+    REQUIRE(settle_all(&model, &err) == RC_OK && update_begin(&model, &u, &err) == RC_OK);
+    CHECK(held(&model, 4)[1] == 0.5f && held(&model, 4)[0] > 0.5f); /* made up but for the constant */
+    CHECK(update_is_missing(update_entry(u, 5)) && !update_is_missing(update_entry(u, 6)));
+    held(&model, 4)[1] = 0; /* as memory that was given back and taken again */
+    CHECK(update_settle(u, &err) == RC_OK && held(&model, 4)[1] == 0.5f);
+    CHECK(update_write(u, "beta", &one, false, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
+    held(&model, 4)[1] = 2; /* what a backend that writes would have done */
+    CHECK(update_settle(u, &err) == RC_OK && held(&model, 4)[1] == 2);
+    update_end(u);
+    REQUIRE(update_begin(&model, &u, &err) == RC_OK); /* from here on it is this value that is kept */
+    held(&model, 4)[1] = 0;
+    CHECK(update_settle(u, &err) == RC_OK && held(&model, 4)[1] == 2);
     update_end(u);
     weights_destroy(model.weights);
 }

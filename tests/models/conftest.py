@@ -278,6 +278,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         "Falcon", {"ffn_hidden_size": 96, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
     ),
     "baichuan": ("Baichuan7B", {}),
+    "baichuan2": ("Baichuan2", {}),
     "baichuan-13b": ("Baichuan13B", {"hidden_size": 320, "num_attention_heads": 40}),
     "internlm2": ("InternLM2", {"attention_bias": True}),
     "internlm2-plain": ("InternLM2", {}),
@@ -313,15 +314,15 @@ SLOW = {
     "mamba-bias", "falcon_mamba", "mamba2-bias", "jamba-plain", "granite_hybrid", "granite_hybrid-nope", "plamo2-untied",
     "nemotron_h-latent", "qwen3_next-mlp", "lfm2-bias", "falcon_h1-plain", "falcon_h1-norm",
     "gpt2-scaled", "gpt_bigcode-heads", "starcoder2-plain", "codegen", "gpt_neox-sequential", "opt-plain", "internlm2-plain",
-    "starcoder2", "qwen", "chatglm", "bloom-norm", "falcon-11b", "falcon-40b", "baichuan", "baichuan-13b", "gpt_bigcode",
-    "gptj", "opt", "mpt", "falcon-rw",
+    "starcoder2", "qwen", "chatglm", "bloom-norm", "falcon-11b", "falcon-40b", "baichuan", "baichuan2", "baichuan-13b",
+    "gpt_bigcode", "gptj", "opt", "mpt", "falcon-rw",
     "deepseek2-groups", "deepseek3-halves",
     "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe",
     "ernie4_5_moe-bias", "granite_moe", "llama4-plain", "ministral3", "plamo3",
 }  # fmt: skip
 # Families that transformers lacks: a file with our own reference, and its class.
 REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2"), "Plamo3": own_class("plamo3_reference", "Plamo3")}
-RENAMED = ("InternLM2", "Qwen1", "ChatGlm3", "Baichuan7B", "Baichuan13B")
+RENAMED = ("InternLM2", "Qwen1", "ChatGlm3", "Baichuan7B", "Baichuan2", "Baichuan13B")
 REFERENCES |= {name: own_class("renamed_reference", name) for name in RENAMED}
 CLASSES = {"GPT2": "GPT2LMHeadModel"}  # whose name is not the family's with "ForCausalLM"
 CONFIGS = {"Llama4": "Llama4Text", "Gemma3": "Gemma3Text"}  # the family whose name the configuration has

@@ -113,6 +113,18 @@ class Baichuan7B(Renamed):
         return {"architectures": ["BaiChuanForCausalLM"], **{name: getattr(self.cfg, name) for name in names}}
 
 
+class Baichuan2(Baichuan7B):
+    """The rows of the head have length 1, whatever the checkpoint has."""
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        with torch.no_grad():
+            states = self.model.model(torch.tensor([list(ids)]), use_cache=False).last_hidden_state[0]
+            return (states @ torch.nn.functional.normalize(self.model.lm_head.weight).T).double().numpy()
+
+    def config(self) -> dict[str, object]:
+        return {**super().config(), "architectures": ["BaichuanForCausalLM"], "z_loss_weight": 0}
+
+
 class Qwen1(Renamed):
     family = "Qwen2"
     names = (

@@ -55,9 +55,10 @@ def test_a_program_as_plain_data():
         "kind": "matrix",
         "rows": 32,
         "cols": 16,
-        "parts": [(f"{name}.weight", f"{name}.weight", n, (n, 16), 0, n, n, False) for name, n in parts],
+        "parts": [(f"{name}.weight", f"{name}.weight", n, (n, 16), 0, n, n, False, None) for name, n in parts],
         "offset": 0.0,
         "values": None,
+        "unit_rows": False,
     }
     assert bias["kind"] == "vector" and [part.rows for part in bias["parts"]] == [16, 8, 8]
     assert (norm["rows"], norm["cols"], norm["offset"]) == (4, 1, 1.0)

@@ -1,8 +1,12 @@
 """Live updates of every family from a model of transformers as it is, and of GGUF files as far as they allow it."""
 
+import shutil
+
+import numpy as np
 import pytest
 
 from llmpy import LLM, SamplingParams, UnsupportedError, WeightUpdateError
+from llmpy._updates import stored_tensors
 
 CASES = ["llama", "llama-bias", "llama-tied", "mistral", "qwen2", "qwen3", "qwen3-window", "phi3", "nemotron", "gpt2", "cohere"]
 MORE = ["arcee", "exaone4", "gemma", "gemma3", "glm4", "granite", "olmo2", "olmo3", "phi3-longrope", "smollm3", "stablelm",
@@ -39,14 +43,68 @@ def test_a_trainers_model(case, tiny, prompts, device):
     llm.close()
 
 
-def test_buffers_that_are_weights_are_asked_for(tiny, prompts, device):
-    """Apertus: two numbers of its activation are no parameters."""
-    model = tiny("apertus")
-    fresh, llm = (LLM(model.directory, device=device, load_format=form, **OPTIONS) for form in ("auto", "dummy"))
-    with pytest.raises(WeightUpdateError, match=r"mlp.act_fn.beta.*mlp.act_fn.eps.* partial=True"):
-        llm.update_weights(model.model.named_parameters())
-    assert llm.update_weights(model.model.state_dict()).missing == []
+def test_buffers_that_are_constants_keep_their_values(tiny, prompts, device, tmp_path):
+    """Apertus: two numbers of its activation are no parameters, so an update need not bring them, and may."""
+    from safetensors.torch import save_file
+
+    model = tiny("apertus").model
+    buffers = [name for name, _ in model.named_buffers() if name.endswith(("beta", "eps"))]
+    assert len(buffers) == 4
+    shutil.copy(tiny("apertus").directory / "config.json", tmp_path)
+    others = {name: 0.25 * tensor if name in buffers else 1.1 * tensor for name, tensor in model.state_dict().items()}
+    save_file(others, tmp_path / "model.safetensors")
+    fresh = LLM(tiny("apertus").directory, device=device, **OPTIONS)
+    wanted = outcome(fresh, prompts)
+    for form in ("dummy", "auto"):
+        llm = LLM(tiny("apertus").directory, device=device, load_format=form, **OPTIONS)
+        report = llm.update_weights(model.named_parameters())
+        assert report.missing == [] and report.num_tensors == len(llm.weight_info()) - len(buffers)
+        assert outcome(llm, prompts) == wanted
+        llm.close()
+    # Those of the file stay, until an update brings others.
+    llm, other = (LLM(tmp_path, device=device, **OPTIONS) for _ in range(2))
+    llm.update_weights(model.named_parameters())
+    assert outcome(llm, prompts) != wanted and llm.weight_checksum(buffers) == other.weight_checksum(buffers)
+    llm.update_weights(model.state_dict())
+    llm.update_weights(model.named_parameters())
+    assert outcome(llm, prompts) == wanted and llm.weight_checksum() == fresh.weight_checksum()
+    for each in (fresh, llm, other):
+        each.close()
+
+
+@pytest.mark.parametrize("case", ["apertus", "bloom", pytest.param("falcon_h1", marks=pytest.mark.slow)])
+def test_constants_survive_deep_sleep(case, tiny, prompts, device):
+    """Level 2 gives the memory of all weights back; parameters are all that a trainer sends afterwards. Slopes and factors of
+    columns are no tensors at all."""
+    model = tiny(case)
+    llm = LLM(model.directory, device=device, load_format="dummy", **OPTIONS)
+    llm.sleep(level=2)
+    llm.wake_up()
+    llm.update_weights(model.model.named_parameters())
+    fresh = LLM(model.directory, device=device, **OPTIONS)
     assert outcome(llm, prompts) == outcome(fresh, prompts)
+    llm.close()
+    fresh.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_whose_rows_have_length_1(dtype, tiny, prompts, device):
+    """Baichuan 2: whatever an update brings is divided as the checkpoint is at load."""
+    model = tiny("baichuan2")
+    fresh, llm = (LLM(model.directory, device=device, load_format=form, dtype=dtype, **OPTIONS) for form in ("auto", "dummy"))
+    tensors = dict(stored_tensors(model.directory))
+    assert llm.update_weights(tensors).missing == []
+    wanted = outcome(fresh, prompts)
+    assert outcome(llm, prompts) == wanted and llm.weight_checksum() == fresh.weight_checksum()
+    # A head that is only longer is the same; one that is not written again is not divided again.
+    head = np.frombuffer(tensors["lm_head.weight"][0].read_float32("lm_head.weight"), np.float32).reshape(99, 64)
+    llm.update_weights({"lm_head.weight": 4 * head}, partial=True)
+    assert outcome(llm, prompts) == wanted
+    llm.update_weights({"model.norm.weight": tensors["model.norm.weight"]}, partial=True)
+    assert llm.weight_checksum() == fresh.weight_checksum()
+    with pytest.raises(UnsupportedError, match=r"'lm_head\.weight': its rows are divided by their lengths"):
+        llm.compare_weights(tensors)
+    assert llm.compare_weights(tensors, rename=lambda name: None if name == "lm_head.weight" else name).different == []
     fresh.close()
     llm.close()
 
