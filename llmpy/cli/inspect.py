@@ -135,7 +135,7 @@ def _told(spec: Spec, kind: str, op: Any) -> str:
 def _print_weights(spec: Spec, tensors: Any, files: Sequence[Path], dtype: str, shows_all: bool) -> None:
     """How many, how large, of which types."""
     parts = [(weight, part) for weight in spec["weights"] for part in weight["parts"]]
-    n_values = sum(weight["rows"] * weight["cols"] for weight in spec["weights"])
+    n_values = sum(part[2] * weight["cols"] for weight, part in parts)
     kinds: Counter[str] = Counter()
     for weight, part in parts:
         kinds[tensors[part[1]][0] if part[1] in tensors else dtype] += part[2] * weight["cols"]
