@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,17 @@ class Tap:
 
         return names.width(self.spec, one.value)
 
+    def ids(self, prompts: PromptType | Sequence[PromptType]) -> Iterator[Any]:
+        """The token ids of each prompt, int32, checked as those of a request."""
+        import numpy as np
+
+        for prompt in self.frontend.prompts(batch(prompts)):
+            if isinstance(prompt, LlmpyError):
+                raise prompt
+            self.frontend.check_length(prompt, room=0)
+            parts = [part for part in (prompt.ids, prompt.prior) if part is not None]
+            yield np.ascontiguousarray(np.concatenate(parts), dtype=np.int32)
+
     def run(
         self, prompts: PromptType | Sequence[PromptType], wanted: str | int | Sequence[str | int]
     ) -> list[dict[str | int, NDArray[np.float32]]]:
@@ -55,20 +66,14 @@ class Tap:
 
         from .models import names
 
-        chosen = [wanted] if isinstance(wanted, str | int) else list(wanted)
+        chosen = _listed(wanted)
         known = {one.name: one for one in self.named()}
         try:
             values = [names.find(self.spec, one, known) for one in chosen]
         except KeyError as error:
             raise InvalidRequestError(str(error.args[0]), parameter="names", value=wanted) from None
         found: list[dict[str | int, NDArray[np.float32]]] = []
-        parsed = self.frontend.prompts(batch(prompts))
-        for prompt in parsed:
-            if isinstance(prompt, LlmpyError):
-                raise prompt
-            self.frontend.check_length(prompt, room=0)
-            parts = [part for part in (prompt.ids, prompt.prior) if part is not None]
-            ids: Any = np.ascontiguousarray(np.concatenate(parts), dtype=np.int32)
+        for ids in self.ids(prompts):
             with self.claim():
                 rows = self.model.tap(ids, values)
             arrays = (
@@ -77,3 +82,13 @@ class Tap:
             )
             found.append(dict(zip(chosen, arrays, strict=True)))
         return found
+
+
+def _listed(wanted: object) -> list[str | int]:
+    """Names and numbers of operations, of which one may stand alone."""
+    chosen: list[Any] = list(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
+    for one in chosen:
+        if isinstance(one, bool) or not isinstance(one, str | int):
+            message = f"names must be a name, the number of an operation, or a list of these, got {one!r}."
+            raise InvalidRequestError(message, parameter="names", value=wanted)
+    return chosen

@@ -387,7 +387,7 @@ def _open_backend(directory: Path) -> tokenizers.Tokenizer:
         have = ", ".join(others) or "nothing of the kind"
         raise UnsupportedError(
             f"{directory}: wanted tokenizer.json, have {have}; save the tokenizer as tokenizer.json with transformers, "
-            "name another one with tokenizer=, or pass ids with skip_tokenizer_init=True"
+            "name another one with tokenizer=, or pass ids with skip_tokenizer_init=True (llmpy compare: --ids)"
         )
     import tokenizers
 

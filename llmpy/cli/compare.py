@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import UnsupportedError
+from ..errors import InvalidRequestError, UnsupportedError
 from .common import model_path
 
 if TYPE_CHECKING:
@@ -39,20 +39,27 @@ def run(chosen: Namespace) -> int:
     torch, transformers = _libraries()
     from .. import LLM
 
-    model = model_path(chosen)
+    model, given = model_path(chosen), None if chosen.ids is None else _parsed(chosen.ids)
     length = chosen.max_model_len
     options = {"device": chosen.device, "dtype": chosen.dtype, "max_model_len": length, "enforce_eager": True}
-    with LLM(model, **options, skip_tokenizer_init=chosen.ids is not None) as llm:
-        if chosen.ids is None:
-            ids = llm.tokenizer.encode(chosen.prompt)
-        else:
-            ids = [int(word) for word in chosen.ids.replace(",", " ").split()]
+    with LLM(model, **options, skip_tokenizer_init=given is not None) as llm:
+        (ids,) = (one.tolist() for one in llm._tap.ids(chosen.prompt if given is None else [given]))
         kind = str(llm.config.dtype)
         bound = TOLERANCES.get(kind, 1e-1) if chosen.tolerance is None else chosen.tolerance
         theirs = _reference(torch, transformers, str(model), ids)
         print(f"{llm!r}\n{len(ids)} tokens; transformers {transformers.__version__} in float32; tolerance {bound:g}")
         found, skipped = list(differences(llm, theirs, ids)), uncompared(llm, theirs)
     return _report(found, skipped, bound, chosen.all)
+
+
+def _parsed(text: str) -> list[int]:
+    """The numbers of --ids."""
+    words = text.replace(",", " ").split()
+    wrong = next((word for word in words if not word.isdecimal()), None)
+    if wrong is not None or not words:
+        have = "nothing" if wrong is None else repr(wrong)
+        raise InvalidRequestError(f"--ids: wanted token ids with commas between them, have {have}", parameter="ids", value=text)
+    return [int(word) for word in words]
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -62,6 +69,9 @@ def _libraries() -> tuple[Any, Any]:
         import transformers
     except ImportError as error:
         raise UnsupportedError(f"compare needs torch and transformers ({error}): pip install torch transformers") from None
+    told: Any = transformers.utils.logging
+    told.disable_progress_bar()
+    told.set_verbosity_error()
     return torch, transformers
 
 
@@ -89,9 +99,11 @@ def _reference(torch: Any, transformers: Any, model: str, ids: list[int]) -> dic
     def keep(name: str) -> Any:
         def hook(module: Any, given: Any, result: Any) -> None:
             value = result[0] if isinstance(result, tuple) else result
-            if isinstance(value, torch.Tensor) and value.ndim >= 2 and value.shape[0] == 1 and value.shape[1] == len(ids):
+            if not isinstance(value, torch.Tensor) or value.is_complex():  # as tables of turns may be
+                return
+            if value.ndim >= 2 and value.shape[0] == 1 and value.shape[1] == len(ids):
                 found.setdefault(name, value[0].detach().float().reshape(len(ids), -1).numpy().copy())
-            elif isinstance(value, torch.Tensor) and value.ndim == 4 and value.shape[2] == len(ids):  # heads before tokens
+            elif value.ndim == 4 and value.shape[2] == len(ids):  # heads before tokens
                 rows = value[0].transpose(0, 1).detach().float()
                 found.setdefault(name, rows.reshape(len(ids), -1).numpy().copy())
 

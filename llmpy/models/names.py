@@ -113,12 +113,14 @@ def find(spec: Spec, wanted: str | int, named: Mapping[str, Named]) -> int:
     """
     if isinstance(wanted, int):
         if not 0 <= wanted < len(spec["ops"]) or not (spec["ops"][wanted][1]["out"] or spec["ops"][wanted][0] == "logits"):
-            raise KeyError(f"operation {wanted} makes no value; there are {len(spec['ops'])} operations")
+            raise KeyError(f"operation {wanted} makes no value; they are numbered from 0 to {len(spec['ops']) - 1}")
         outs = spec["ops"][wanted][1]["out"]
         return outs[0] if outs else LOGITS
     if wanted not in named:
         from difflib import get_close_matches
 
+        if any(letter in wanted for letter in "*?["):
+            raise KeyError(f"{wanted!r} is a pattern, wanted names: LLM.tap_names({wanted!r}) gives those that it fits")
         near = ", ".join(get_close_matches(wanted, named, n=3, cutoff=0.0))
         raise KeyError(f"no value is called {wanted!r}; nearest: {near}. LLM.tap_names() has them all")
     return named[wanted].value

@@ -60,6 +60,27 @@ def test_transformers_must_be_there(tiny, capsys, monkeypatch) -> None:
     assert "compare needs torch and transformers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ("3,four", "--ids: wanted token ids with commas between them, have 'four'"),
+        ("", "--ids: wanted token ids with commas between them, have nothing"),
+        ("3,99", "Token id 99 is out of vocabulary (size 99)"),
+        ("3,4,5,6,7,8,9", "longer than the maximum model length of 6"),
+    ],
+)
+def test_ids_are_looked_at_before_anything_runs(ids, text, tiny, capsys) -> None:
+    path = str(tiny("llama").directory)
+    assert cli.main(["compare", path, "--ids", ids, "--device", "cpu", "--max-model-len", "6"]) == 1
+    shown = capsys.readouterr()
+    assert text in shown.err and "Traceback" not in shown.err and not shown.out
+
+
+def test_a_model_without_a_tokenizer_is_compared_by_ids(tiny, capsys) -> None:
+    assert cli.main(["compare", str(tiny("llama").directory), "--device", "cpu"]) == 1
+    assert "wanted tokenizer.json, have nothing of the kind" in (shown := capsys.readouterr().err) and "--ids" in shown
+
+
 def test_inspect(tiny, capsys, tmp_path: Path) -> None:
     path = tiny("gemma2").directory
     assert cli.main(["inspect", str(path), "--weights"]) == 0

@@ -99,7 +99,16 @@ def test_names(opened, prompts) -> None:
     one, two = llm.tap(prompts[:2], ["model.layers.0", "logits", 0])
     assert one["logits"].shape == (1, 99) and two["model.layers.0"].shape == (7, 64)
     assert two[0].tobytes() == llm.tap([prompts[1]], "model.embed_tokens")[0]["model.embed_tokens"].tobytes()
-    for wrong, text in {"model.layers.0.attn": "nearest: model.layers.0.attention", 99: "operation 99 makes no value"}.items():
+    wanted = "names must be a name, the number of an operation, or a list of these, got"
+    for wrong, text in {
+        "model.layers.0.attn": "nearest: model.layers.0.attention",
+        "model.layers.0.*": r"is a pattern, wanted names: LLM\.tap_names\('model\.layers\.0\.\*'\)",
+        99: "operation 99 makes no value; they are numbered from 0 to ",
+        1.5: f"{wanted} 1.5",
+        None: f"{wanted} None",
+        True: f"{wanted} True",
+        ("logits", None): f"{wanted} None",
+    }.items():
         with pytest.raises(InvalidRequestError, match=text):
             llm.tap(prompts[:1], wrong)
     with pytest.raises(InvalidRequestError, match="cannot be empty"):
