@@ -138,8 +138,8 @@ class MixtureBlock:
             m.refuse("experts", where, f"wanted a form of {', '.join(EXPERT_FORMS)} and its names of up, have {form}, {up}")
         n = routes.n_experts
         if m.source.is_gguf:
-            up = [f"mlp.experts.{name}.weight" for name in ("gate_proj", "up_proj")[-1 if form == "plain" else 0 :]]
-            rows, down, stacked, interleaved = width, "mlp.experts.down_proj.weight", "rows", False
+            up, rows = self._up_in_gguf(form, width)
+            down, stacked, interleaved = "mlp.experts.down_proj.weight", "rows", False
         if stacked:
             ups = self._stacked(up, (n, rows, x.width), stacked == "columns", interleaved)
             downs = self._stacked([down], (n, x.width, width), stacked == "columns", False)
@@ -157,6 +157,15 @@ class MixtureBlock:
         u = [routes.n_experts, routes.n_chosen, EXPERT_FORMS[form], m.activation("experts", where, act), int(input_scaled)]
         scratch = routes.n_chosen * 4 * max(width, x.width) + 2 * routes.n_experts + 16
         return m.emit("experts", [x, routes.value], x.width, weights=weights, u=u, f=[limit], scratch=scratch)
+
+    def _up_in_gguf(self, form: str, width: int) -> tuple[list[str], int]:
+        """The names of gate and up, or of both above each other where the file has them so, and their rows."""
+        both, stem = f"{self.prefix}mlp.experts.gate_up_proj.weight", "mlp.experts"
+        if form == "plain":
+            return [f"{stem}.up_proj.weight"], width
+        if self._model.shape_of(both) is not None:
+            return [f"{stem}.gate_up_proj.weight"], 2 * width
+        return [f"{stem}.gate_proj.weight", f"{stem}.up_proj.weight"], width
 
     def _expert(self, name: str, expert: int) -> str:
         return self.prefix + name.replace("#", str(expert))

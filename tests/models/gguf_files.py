@@ -23,6 +23,7 @@ class Kind(NamedTuple):
         rules: Patterns of names, and what the converter does with them; the first that fits.
         bound: Greatest relative difference from llama.cpp; None: it does not run the tiny file, or computes something else.
         name: Of the file, where the case has several.
+        joined: Whether gate and up of experts are one tensor.
     """
 
     case: str
@@ -32,6 +33,7 @@ class Kind(NamedTuple):
     rules: Sequence[tuple[str, Rule]] = ()
     bound: float | None = 2e-5
     name: str = ""
+    joined: bool = False
 
 
 def plus(offset: float) -> Rule:
@@ -179,6 +181,15 @@ def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found | {name: np.stack([parts[i] for i in sorted(parts)]) for name, parts in many.items()}
 
 
+def joined(tensors: Mapping[str, np.ndarray], is_meant: bool) -> dict[str, np.ndarray]:
+    """The tensors, if it is meant with gate above up of every expert in one."""
+    found = dict(tensors)
+    for name in [name for name in tensors if is_meant and ".experts.gate_proj." in name]:
+        parts = [found.pop(each) for each in (name, name.replace("gate_proj", "up_proj"))]
+        found[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(parts, 1)
+    return found
+
+
 OLD_NAMES = {
     **dict.fromkeys(("n_embd", "d_model"), "hidden_size"), **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
     **dict.fromkeys(("n_layer", "n_layers", "num_layers"), "num_hidden_layers"), "padded_vocab_size": "vocab_size",
@@ -227,7 +238,7 @@ def write(kind: Kind, cfg: Mapping[str, object], tensors: Mapping[str, np.ndarra
     for key, value in (usual(cfg) | kind.more(cfg)).items():
         if value is not None:
             add(writer, key if key.startswith("xielu") else f"{kind.arch}.{key}", value)
-    for name, values in stacked(tensors).items():
+    for name, values in joined(stacked(tensors), kind.joined).items():
         rule = next((rule for pattern, rule in kind.rules if re.search(pattern, name)), None)
         for new, x in rule(name, values, cfg) if rule else [(name, values)]:
             places = [names.get_name(each, (".weight", ".bias")) for each in (new, new.removeprefix("transformer."))]

@@ -151,6 +151,16 @@ def plamo2(cfg):
             "ssm.group_count": 0}  # fmt: skip
 
 
+def qwen3_next(cfg):
+    return {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 64,
+            "expert_shared_feed_forward_length": 32, "rope.dimension_count": 4}  # fmt: skip
+
+
+QWEN3_NEXT_RULES = [
+    (r"\.A_log", decay), (r"dt_bias", renamed("dt_bias", "dt_proj.bias")), (r"conv1d\.weight", squeezed),
+    (r"in_proj_qkvz", key_heads), (r"shared_expert_gate", squeezed), (r"linear_attn\.norm", plus(0.0)),
+    (r"norm\.weight", plus(1.0)),
+]  # fmt: skip
 HYBRID_RULES = [*MIXER, (r"mamba\.norm\.", in_groups("mamba_n_groups")), TURNED]
 # Layers of which llama.cpp has another program by their number alone.
 DEEPSEEK_LITE, BAICHUAN_7B, COMMAND_R_PLUS, EXAONE_32B = ({"num_hidden_layers": n} for n in (27, 32, 64, 64))
@@ -290,12 +300,9 @@ KINDS = {kind.name or kind.case: kind for kind in [
          lambda cfg: {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 2, "ssm.time_step_rank": 4,
                       "ssm.inner_size": 64},
          [*MIXER, (r"mamba\.norm\.", in_groups("mamba_n_groups")), (r"_proj\.weight|lm_head|embed_tokens", falcon_h1)]),
-    Kind("qwen3_next", "qwen3next", {"linear_value_head_dim": 16},
-         lambda cfg: {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 4,
-                      "ssm.inner_size": 64, "expert_shared_feed_forward_length": 32, "rope.dimension_count": 4},
-         [(r"\.A_log", decay), (r"dt_bias", renamed("dt_bias", "dt_proj.bias")), (r"conv1d\.weight", squeezed),
-          (r"in_proj_qkvz", key_heads), (r"shared_expert_gate", squeezed), (r"linear_attn\.norm", plus(0.0)),
-          (r"norm\.weight", plus(1.0))]),
+    Kind("qwen3_next", "qwen3next", {"linear_value_head_dim": 16}, qwen3_next, QWEN3_NEXT_RULES),
+    Kind("qwen3_next", "qwen3next", {"linear_value_head_dim": 16}, qwen3_next, QWEN3_NEXT_RULES, name="qwen3_next-joined",
+         joined=True),
     Kind("glm4_moe", "glm4moe", more=routing,
          rules=[BIAS_OF_CHOICE]),
     Kind("llama4", "llama4", {"attention_chunk_size": 8192, "floor_scale": 8192},

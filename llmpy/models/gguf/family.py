@@ -27,6 +27,7 @@ USUAL: Names = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
