@@ -46,9 +46,13 @@ class LLMPredictor:
         """
         tasks = {asyncio.ensure_future(self._answer(prompt)): row for row, prompt in enumerate(batch[self._column])}
         waiting = set(tasks)
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            yield _rows(batch, [tasks[task] for task in done], [task.result() for task in done])
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                yield _rows(batch, [tasks[task] for task in done], [task.result() for task in done])
+        finally:
+            for task in waiting:  # who stops reading ends the requests
+                task.cancel()
 
     async def _answer(self, prompt: Any) -> RequestOutput | LlmpyError:
         try:

@@ -21,8 +21,8 @@ from ..server import build_app
 from ..server.service import Options
 from ._beginnings import Owners, beginnings
 
-SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
-"""What of a request's scope goes to the replica."""
+SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers", "client")
+"""What of a request's scope goes to the replica; whether it may use control paths depends on the client."""
 
 
 def application(
@@ -104,8 +104,10 @@ class Replica:
         async def run() -> None:
             try:
                 await self._app(scope, receive, messages.put)
-            finally:
+            except Exception:  # not when it is cancelled: nobody makes room in the queue any more
                 await messages.put(None)
+                raise
+            await messages.put(None)
 
         task = asyncio.ensure_future(run())
         try:

@@ -1,9 +1,13 @@
 """llmpy in a local Ray: replicas behind Ray Serve, and the actor for rollouts."""
 
+from __future__ import annotations
+
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, cast
 
 import httpx
 import numpy as np
@@ -14,11 +18,19 @@ pytest.importorskip("ray.serve")
 import ray
 from ray import serve
 from safetensors.numpy import load_file
+from starlette.requests import Request
 
 from llmpy import LLM, InvalidRequestError
 from llmpy.distributed import LLMPredictor
 from llmpy.distributed._beginnings import Owners, beginnings
+from llmpy.distributed._serve import Front, Replica
 from llmpy.distributed.ray import RolloutActor, application
+from llmpy.server.errors import HttpError
+from llmpy.server.middleware import _check_is_local
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+    from starlette.types import Message, Receive, Scope, Send
 
 SMALL = {"device": "cpu", "kv_cache_memory_bytes": "32MiB"}
 
@@ -43,6 +55,60 @@ def test_owners() -> None:
     assert owners.find([b"1", b"2"], {"second"}) == "second"  # the first has gone
     owners.note([b"4"], "second")
     assert owners.find([b"2"], {"first"}) is None  # forgotten
+
+
+def test_a_reader_that_goes_leaves_nothing_behind() -> None:
+    """Neither when it stops in the middle nor before the first message; and what fails is told."""
+    ended: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            for number in range(100):
+                await send({"type": "http.response.body", "body": b"%d" % number})
+            raise ValueError("told")
+        finally:
+            ended.append("app")
+
+    async def run(count: int) -> None:
+        replica = object.__new__(Replica)
+        replica._app = app
+        answer = cast("AsyncGenerator[Message]", replica.answer({}, b"", ()))
+        async with contextlib.aclosing(answer):
+            for _ in range(count):
+                await anext(answer)
+            if count == 100:
+                with pytest.raises(ValueError, match="told"):
+                    await anext(answer)
+            for _ in range(10):  # meanwhile the application waits for room
+                await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    for count in (1, 5, 100):
+        asyncio.run(run(count))
+    assert ended == ["app"] * 3
+
+
+def test_the_replica_hears_who_asks() -> None:
+    """Control paths without keys are for clients of the machine, and without a client there is nobody to refuse."""
+    seen: dict[str, object] = {}
+
+    class Replicas:
+        def options(self, **_: object) -> Replicas:
+            return self
+
+        async def remote(self, scope: dict[str, object], body: bytes, **_: object) -> AsyncIterator[dict[str, object]]:
+            seen.update(scope)
+            yield {"status": 200, "headers": []}
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": "/is_paused", "headers": [], "client": ("10.0.0.7", 5)}
+    asyncio.run(Front(cast("DeploymentHandle", Replicas()), 100)(Request(scope, receive)))
+    with pytest.raises(HttpError, match="clients of this machine"):
+        _check_is_local(seen)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +220,21 @@ def test_a_batch_goes_on_row_by_row(served_model: str) -> None:
     place, i = rows["runs"]
     assert len(parts[place]["token_ids"][i]) == len(parts[place]["logprobs"][i]) == 100
     assert len(rows) == 3 and rows["long"][0] > 0
+
+
+def test_a_batch_that_nobody_reads_ends(served_model: str) -> None:
+    async def run() -> None:
+        predictor = LLMPredictor(served_model, sampling={"ignore_eos": True, "max_tokens": 8000}, **SMALL)
+        answer = cast("AsyncGenerator[object]", predictor({"prompt": np.array([[5], [10**6]], object)}))
+        async with contextlib.aclosing(answer):
+            await anext(answer)  # the prompt that cannot run
+        deadline = time.monotonic() + 20
+        while predictor._engine.stats().num_unfinished:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        assert predictor._engine.stats().generation_tokens < 8000
+
+    asyncio.run(run())
 
 
 @pytest.mark.slow
