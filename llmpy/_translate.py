@@ -70,7 +70,8 @@ class Translator:
         if params.structured_outputs is not None:
             from .lark import library_path
 
-            parts = (*params.structured_outputs.language, library_path())
+            assert self._context.tokenizer is not None  # else it was refused
+            parts = (*params.structured_outputs.language_of(self._context.tokenizer), library_path())
             found["grammar"] = tuple(part.encode("utf-8", "surrogatepass") for part in parts)
         if params.stop_strings and self.core_matches_stops(params):
             found["stop"] = [stop.encode("utf-8", "surrogatepass") for stop in params.stop_strings]

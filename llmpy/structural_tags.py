@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import InvalidRequestError, UnsupportedError
-from .lark import ANY_TEXT, Rules, lark_of, quoted, schema_text, slashed
+from .lark import ANY_TEXT, Rules, lark_of, schema_text, slashed
 
 Ends = tuple[str, ...]
 """What follows a part: one of these texts, and they belong to it; (): the text's own end."""
@@ -29,11 +29,12 @@ _DEFAULTS: tuple[Any, ...] = (None, False, [], "json")
 """Of fields that change nothing where they have one of these values."""
 
 
-def language_of(tag: Mapping[str, Any]) -> tuple[str, str]:
+def language_of(tag: Mapping[str, Any], special: Mapping[str, int]) -> tuple[str, str]:
     """The name of one of llguidance's languages, and a grammar in it.
 
     Args:
         tag: `format`, which may hold others, or `triggers` and `structures`.
+        special: Ids of special tokens by name; in marks their names stand for these tokens.
 
     Raises:
         InvalidRequestError: A field is missing or has a wrong type.
@@ -42,7 +43,7 @@ def language_of(tag: Mapping[str, Any]) -> tuple[str, str]:
     form = tag.get("format")
     if form is None and "structures" in tag:
         form = _older(tag)
-    writer = _Writer()
+    writer = _Writer(Rules(special))
     try:
         grammar = writer.rules.grammar(writer.part(form, ()))
     except RecursionError:
@@ -118,10 +119,14 @@ def _is_open(form: Any) -> bool:
 
 
 class _Writer:
-    """The grammar of a format, and the further ones that it names."""
+    """The grammar of a format, and the further ones that it names.
 
-    def __init__(self) -> None:
-        self.rules = Rules()
+    Args:
+        rules: What it adds to.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
         self.named: list[dict[str, str]] = []
 
     def part(self, form: Any, ends: Ends) -> str:
@@ -130,11 +135,11 @@ class _Writer:
         return made
 
     def _closed(self, expression: str, ends: Ends) -> str:
-        return f"{expression} ({' | '.join(map(quoted, ends))})" if ends else expression
+        return f"{expression} ({' | '.join(map(self.rules.text, ends))})" if ends else expression
 
     def _lazy(self, body: str, ends: Ends) -> str:
         """A text up to the first of the ends."""
-        return self.rules.rule(self.rules.terminal(self._closed(body, ends)), "[lazy]") if ends else body
+        return self.rules.any(self.rules.until(end, body) for end in ends) if ends else body
 
     def _any_text(self, form: Mapping[str, Any], ends: Ends) -> str:
         return self._lazy(ANY_TEXT, ends)
@@ -143,7 +148,7 @@ class _Writer:
         return self._lazy(slashed(_text(form, "pattern")), ends)
 
     def _const_string(self, form: Mapping[str, Any], ends: Ends) -> str:
-        return self._closed(quoted(_text(form, "value")), ends)
+        return self._closed(self.rules.text(_text(form, "value")), ends)
 
     def _json_schema(self, form: Mapping[str, Any], ends: Ends) -> str:
         schema = form["json_schema"]
@@ -159,7 +164,7 @@ class _Writer:
     def _tag(self, form: Mapping[str, Any], ends: Ends, begun: str = "") -> str:
         """A tag whose beginning may have been written already."""
         begin, own = _text(form, "begin").removeprefix(begun), _ends(form)
-        opened = f"{quoted(begin)} " if begin else ""
+        opened = f"{self.rules.text(begin)} " if begin else ""
         if not own:
             return opened + self.part(form["content"], ends)
         return opened + self._closed(self.part(form["content"], own), ends)
@@ -211,5 +216,5 @@ class _Writer:
 
     def _tags_with_separator(self, form: Mapping[str, Any], ends: Ends) -> str:
         one = self.rules.any(self._tag(tag, ()) for tag in self._tags(form))
-        many = one if form.get("stop_after_first") else f"{one} ({quoted(_text(form, 'separator'))} {one})*"
+        many = one if form.get("stop_after_first") else f"{one} ({self.rules.text(_text(form, 'separator'))} {one})*"
         return self._closed(many if form.get("at_least_one") else f"({many})?", ends)

@@ -6,11 +6,14 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidRequestError
 from .lark import lark_of, quoted, schema_text
 from .structural_tags import language_of
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +71,17 @@ class StructuredOutputsParams:
 
     @functools.cached_property
     def language(self) -> tuple[str, str]:
-        """The name of one of llguidance's languages, and a grammar in it."""
-        kind, text = self._language()
+        """The name of one of llguidance's languages, and a grammar in it, as far as no tokenizer is known."""
+        kind, text = self._language({})
         if "\0" in text:
             raise _bad("structured_outputs cannot contain a NUL character.", text)
         return kind, text
 
-    def _language(self) -> tuple[str, str]:
+    def language_of(self, tokenizer: Tokenizer) -> tuple[str, str]:
+        """The same for a tokenizer: marks of structural tags may be its special tokens."""
+        return self.language if self.structural_tag is None else self._language(tokenizer.special_by_name)
+
+    def _language(self, special: Mapping[str, int]) -> tuple[str, str]:
         if self.json is not None:
             return "json_schema", schema_text(_object("json", self.to_dict()["json"]))
         if self.regex is not None:
@@ -82,7 +89,7 @@ class StructuredOutputsParams:
         if self.choice is not None:
             return "lark", _choice(self.choice)
         if self.structural_tag is not None:
-            return language_of(_object("structural_tag", self.structural_tag))
+            return language_of(_object("structural_tag", self.structural_tag), special)
         if self.grammar is not None and self.grammar.lstrip().startswith("{"):
             return "llguidance", self.grammar
         if self.grammar is not None:

@@ -95,8 +95,13 @@ class Tokenizer:
     @cached_property
     def special_tokens(self) -> list[str]:
         """Texts of the tokens that `skip_special_tokens` hides."""
-        names = (self._backend.id_to_token(token) for token in self.special_ids)
-        return [name for name in names if name is not None]
+        return list(self.special_by_name)
+
+    @cached_property
+    def special_by_name(self) -> dict[str, int]:
+        """Ids of the same tokens by their texts."""
+        named = ((self._backend.id_to_token(token), token) for token in self.special_ids)
+        return {name: token for name, token in named if name}
 
     @property
     def special_tokens_map(self) -> dict[str, str]:

@@ -122,7 +122,7 @@ class Constraint:
         """
         if self.functions is None and self.content is None:
             return None
-        rules = Rules(_special(self._tokenizer))
+        rules = Rules(self._tokenizer.special_by_name)
         head = self._head(rules, prompt)
         if self.functions is not None and self._grammar is not None:
             body = self._grammar(rules, self.functions, self._many, self._template)
@@ -134,7 +134,8 @@ class Constraint:
             return self.content
         else:
             body = "@answer"
-        nested = [] if self.functions is not None or self.content is None else _nested(*self.content.language)
+        content = None if self.functions is not None else self.content
+        nested = [] if content is None else _nested(*content.language_of(self._tokenizer))
         grammars = [{"lark_grammar": rules.grammar(f"{head} {body}")}, *nested]
         return checked(StructuredOutputsParams(grammar=json.dumps({"grammars": grammars})))
 
@@ -148,12 +149,6 @@ class Constraint:
             return ""
         thought = rf"{rules.until(markers.close)} /\n{{0,2}}/"
         return thought if end.endswith(markers.open) else f"({rules.text(markers.open)} {thought})?"
-
-
-def _special(tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of the special tokens by name."""
-    names = tokenizer.convert_ids_to_tokens(tokenizer.special_ids)
-    return {name: token for name, token in zip(names, tokenizer.special_ids, strict=True) if name}
 
 
 def _nested(kind: str, text: str) -> list[dict[str, Any]]:

@@ -161,6 +161,24 @@ def test_structural_formats(llm, form, pattern):
         assert sample.finish_reason == "stop" and re.fullmatch(pattern, sample.text, re.DOTALL), sample.text
 
 
+def test_marks_that_are_special_tokens(llm):
+    named = llm.tokenizer.special_by_name.items()
+    [(begin, first), (end, last)] = [(name, token) for name, token in named if token not in llm.tokenizer.eos_token_ids]
+    opened, closed = re.escape(begin), re.escape(end)
+    one = tag(f"{begin}a", regex("[bc]"), end)
+    cases = [
+        (sequence(tag(begin, ANY, [f"/{end}", "."]), const("z")), f"{opened}[^.]*?(/{closed}|[.])z"),
+        (sequence(triggered(triggers=[begin], tags=[one], stop_after_first=True), const("z")), f".*?{opened}a[bc]{closed}z"),
+    ]
+    bias = {first: 50, last: 50, **dict.fromkeys(llm.tokenizer.encode("/."), 5)}
+    shared = {"max_tokens": 900, "logit_bias": bias, "n": 4, "seed": 3, "skip_special_tokens": False}
+    for form, pattern in cases:
+        params = SamplingParams(structured_outputs={"structural_tag": {"format": form}}, **shared)
+        for sample in llm.generate("x", params)[0].outputs:
+            assert re.fullmatch(pattern, sample.text, re.DOTALL) and first in sample.token_ids, sample.text
+            assert (last in sample.token_ids) == (end in sample.text)
+
+
 @pytest.mark.parametrize(
     ("form", "kind", "message"),
     [
