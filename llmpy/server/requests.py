@@ -7,9 +7,10 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from .errors import HttpError
+from .frames import ClientGone
 from .grammars import wanted_content
 from .protocol import ChatRequest, Inputs, Sampling
 
@@ -93,6 +94,8 @@ async def _body(request: Request) -> bytes:
             return await request.body()
     except TimeoutError:
         raise HttpError(408, f"the body did not come within {BODY_S:.0f} s") from None
+    except ClientDisconnect:
+        raise ClientGone from None
 
 
 def _check_parts(text: bytes) -> None:

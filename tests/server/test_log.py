@@ -1,6 +1,7 @@
 """The log: one line a request, and nothing of what was asked unless that is wanted."""
 
 import logging
+import socket
 
 import pytest
 
@@ -52,8 +53,19 @@ def test_prompts_where_they_are_wanted(serve, logged, http):
     assert SECRET in logged.text
 
 
-def test_paths_write_one_line(client, logged):
+def test_paths_write_one_line(client, logged, wait_until):
     """Whatever they hold, and of long ones the beginning."""
     assert client.post("/v1/nothing%0aPOST%20/forged%20200%1b[2J" + "x" * 5000).status_code == 404
+    wait_until(lambda: lines_of(logged))
     (line,) = lines_of(logged)
     assert line.startswith("POST /v1/nothing%0APOST%20/forged%20200%1B%5B2Jxxx") and len(line) < 400 and "\n" not in line
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/embeddings"])
+def test_a_client_that_goes_before_its_body_is_there_is_no_failure(url, logged, wait_until, path):
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
+    wait_until(lambda: lines_of(logged))
+    (line,) = lines_of(logged)
+    assert line.startswith(f"POST {path} 499 ") and "a request failed" not in logged.text
