@@ -30,7 +30,7 @@ RPC = (
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
-    """Body of /abort_requests; no ids: all requests."""
+    """Body of /abort_requests; without ids: all requests."""
 
     request_ids: list[str] | None = None
 
@@ -112,7 +112,7 @@ async def is_paused(service: Service, request: Request) -> ASGIApp:
 async def abort_requests(service: Service, request: Request) -> ASGIApp:
     """Ends requests; their answers hold what they had made."""
     body = await read_if_any(request, AbortRequest)
-    aborted = await service.engine.abort(body.request_ids or None)
+    aborted = await service.engine.abort(body.request_ids)
     return answer({"status": "aborted", "aborted": len(aborted)})
 
 

@@ -137,6 +137,9 @@ def test_pauses(trainer, engine, wait_until):
         next(lines)
         call(trainer, "/pause?mode=keep")
         assert trainer.get("/is_paused").json() == {"is_paused": True} and engine.stats().num_unfinished == 1
+        for ids in ([], ["another"]):
+            assert call(trainer, "/abort_requests", request_ids=ids) == {"status": "aborted", "aborted": 0}
+        assert engine.stats().num_unfinished == 1
         assert call(trainer, "/abort_requests") == {"status": "aborted", "aborted": 1}
         assert '"finish_reason":"abort"' in "".join(lines)
     answers = []
