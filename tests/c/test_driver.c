@@ -575,6 +575,7 @@ static void let_them_see(enum rc wanted, void (*end)(struct crowd *crowd))
     static struct crowd crowd;
     static struct witness witnesses[N_THREADS];
     pthread_t threads[N_THREADS], pauser;
+    uint32_t n_read = 0;
     atomic_store(&crowd.is_over, false);
     REQUIRE(bench_open(&crowd.b, 0));
     if (wanted == RC_DEAD)
@@ -588,8 +589,9 @@ static void let_them_see(enum rc wanted, void (*end)(struct crowd *crowd))
     for (uint32_t t = 0; t < N_THREADS; t++) {
         pthread_join(threads[t], NULL);
         CHECK_EQ(witnesses[t].rc, wanted);
-        CHECK(witnesses[t].n_read > 0);
+        n_read += witnesses[t].n_read;
     }
+    CHECK(n_read > 0); /* by some of them: a busy machine may give a thread no turn before the end */
     atomic_store(&crowd.is_over, true);
     pthread_join(pauser, NULL);
     bench_close(&crowd.b);
