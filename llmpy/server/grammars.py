@@ -124,16 +124,15 @@ class Constraint:
             return None
         rules = Rules(self._tokenizer.special_by_name)
         head = self._head(rules, prompt)
+        final = f"{rules.text('<|channel|>final<|message|>')} @answer" if self._is_harmony else "@answer"
         if self.functions is not None and self._grammar is not None:
             body = self._grammar(rules, self.functions, self._many, self._template)
-        elif self._is_harmony:
-            body = f"{rules.text('<|channel|>final<|message|>')} @answer"
         elif self._offered and self._grammar is not None:
-            body = f"(@answer | {self._grammar(rules, self._offered, self._many, self._template)})"
+            body = f"({final} | {self._grammar(rules, self._offered, self._many, self._template)})"
         elif not head and self.content is not None:
             return self.content
         else:
-            body = "@answer"
+            body = final
         content = None if self.functions is not None else self.content
         nested = [] if content is None else _nested(*content.language_of(self._tokenizer))
         grammars = [{"lark_grammar": rules.grammar(f"{head} {body}")}, *nested]

@@ -97,6 +97,24 @@ def test_response_format(url):
     assert ask(url, response_format={"type": "text"}, max_tokens=3).choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3", "pythonic", "harmony"])
+def test_an_answer_that_may_be_a_call_is_one_or_fits(name, engine, running):
+    url = running(build_app(engine, served_model_name=("tiny",), tool_call_parser=name, reasoning_parser="none")).url
+    form = {"type": "json_schema", "json_schema": {"name": "color", "schema": Color.model_json_schema()}}
+    fields = {"tools": TOOLS, "response_format": form, "parallel_tool_calls": False, "max_tokens": 900, "temperature": 2}
+    if name == "harmony":  # its reasoning, which would go on and on
+        fields["logit_bias"] = {str(engine.tokenizer.encode(mark)[0]): 30 for mark in "fc"}
+    ends = set()
+    for choice in ask(url, n=24, seed=1, **fields).choices:
+        ends.add(choice.finish_reason)
+        if choice.finish_reason == "tool_calls":
+            [call] = choice.message.tool_calls
+            jsonschema.validate(json.loads(call.function.arguments), FUNCTIONS[call.function.name])
+        elif choice.finish_reason == "stop":
+            Color.model_validate_json(choice.message.content)
+    assert {"tool_calls", "stop"} <= ends
+
+
 def test_structured_outputs(url):
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     body = {"structured_outputs": {"regex": "[ab]{3}-[0-9]"}}
