@@ -216,6 +216,10 @@ def test_cuts_change_nothing_and_no_text_is_lost(name, holds, text, cuts, at):
                 patch.setattr(parsing, "MAX_AGAIN", limits[1])
                 whole = pieces(parser_of(name, holds), noise)
                 assert pieces(parser_of(name, holds), noise, cuts) == whole
+                parser = parser_of(name, holds)
+                for piece in parser.push(noise) + parser.finish():
+                    start = len(noise) - piece.behind
+                    assert piece.kind != "content" or noise[start:].startswith(piece.text)
             if all(kind == "content" for kind, _ in whole):
                 assert "".join(body for _, body in whole).split() == noise.split()
 
@@ -304,6 +308,15 @@ def test_harmonys_channels(cuts):
         ]
         assert pieces(HarmonyParser(holds), '{"a": 1}', cuts) == [["content", '{"a": 1}']]
         assert pieces(HarmonyParser(holds), "<|channel|>final<|message|>cut o<|e", cuts) == [["content", "cut o<|e"]]
+
+
+@pytest.mark.parametrize("size", [3, 7, 4096])
+def test_harmonys_texts_stand_where_they_say(monkeypatch, size):
+    monkeypatch.setattr(scanning, "SLICE_CHARS", size)
+    text, parser = f"{HARMONY_TEXT}<|start|>assistant<|channel|>final<|message|>Rain.", HarmonyParser(True)
+    found = [piece for piece in parser.push(text) + parser.finish() if piece.kind in ("content", "reasoning")]
+    assert "".join(piece.text for piece in found) == "The user asks.I look it up.Rain."
+    assert all(text[len(text) - piece.behind :].startswith(piece.text) for piece in found)
 
 
 @FEW
