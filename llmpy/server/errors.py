@@ -93,6 +93,8 @@ def to_http(error: BaseException) -> HttpError:
         return to_http(error.__cause__)  # a grammar that does not compile, or that other fields leave nothing of
     if isinstance(error, ImportError):  # an extra that the server lacks
         return HttpError(501, str(error))
+    if isinstance(error, RecursionError):
+        return HttpError(400, "the body is nested too deep")
     if isinstance(error, TypeError):  # values of a wrong type, as the Python interface names them
         return HttpError(400, str(error))
     log.error("a request failed", exc_info=error)

@@ -119,6 +119,17 @@ def test_the_end_lets_running_requests_finish(engine, serve, http, paused, wait_
     assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 200
 
 
+@pytest.mark.parametrize("depth", [100, 400, 800, 1600])
+def test_bodies_that_are_nested(client, depth):
+    """They are answered or refused, wherever the depth shows."""
+    deep = b'{"a":' * depth + b"1" + b"}" * depth
+    fields = (b'"messages":[{"role":"user","content":"a","x":%s}]', b'"messages":[],"tools":[%s]', b'"chat_template_kwargs":%s')
+    for field in fields:
+        body = b'{"messages":[{"role":"user","content":"a"}],"max_tokens":1,' + field % deep + b"}"
+        for path in ("/v1/chat/completions", "/tokenize"):
+            assert client.post(path, content=body).status_code in (200, 400)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize", "/v1/responses"])
 def test_variables_of_the_template_are_no_way_to_bring_one(client, path):
     """Nor what else rendering depends on: only the server's own template runs."""
