@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from async_help import ENDLESS, LONG, PARAMS, SECONDS, bits, read, run, wait_until_free
+from async_help import LONG, PARAMS, SECONDS, bits, read, run, wait_until_free
 
 from llmpy import (
     LLM,
@@ -366,13 +366,13 @@ def test_a_stream_moves_to_the_loop_that_reads_it(open_async):
     engine = open_async()
 
     async def begin():
-        stream = engine.generate("hello", ENDLESS)
+        stream = engine.generate("hello", LONG.replace(max_tokens=2000))
         return stream, await anext(stream)
 
     for _ in range(10):
         stream, first = run(begin())
         if not first.finished:
-            assert len(run(read(stream))[-1].token_ids) == ENDLESS.max_tokens
+            assert len(run(read(stream))[-1].token_ids) == 2000
             return
     pytest.fail("every request had finished before its first output was read")
 

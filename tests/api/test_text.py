@@ -77,11 +77,11 @@ def test_a_push_costs_what_it_adds():
     ids = ids_of("many words \r\n" * 100)
     seconds = []
     for _ in range(300):
-        start = time.perf_counter()
+        start = time.thread_time()
         for token in ids:
             maker.push([token], None, None)
             maker.news()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
     assert min(seconds[-20:]) < 3 * min(seconds[:20])
     assert maker.shown == "many words \r\n" * 30_000
 

@@ -1,6 +1,8 @@
 """Vocabularies of GGUF files give the ids of llama.cpp: small trained ones of every kind, and the demo model's."""
 
+import hashlib
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -310,14 +312,15 @@ def test_demo_model_equals_llama_cpp(demo_model: Path) -> None:
 
 
 def test_demo_model_loads_quickly(demo_model: Path) -> None:
-    import time
-
-    def spent() -> float:
+    """Beside what it takes to hash the file."""
+    times = []
+    for _ in range(5):
         start = time.process_time()
         ours(demo_model)
-        return time.process_time() - start
-
-    assert min(spent() for _ in range(3)) < 0.3
+        loaded = time.process_time()
+        hashlib.sha256(demo_model.read_bytes())
+        times.append((loaded - start, time.process_time() - loaded))
+    assert min(loaded / hashed for loaded, hashed in times) < 3, times
 
 
 def test_demo_model_later_unicode(demo_model: Path) -> None:
