@@ -32,4 +32,4 @@ def test_short_soak(device: str) -> None:
 
 @pytest.mark.slow
 def test_long_soak(device: str) -> None:
-    soak(device, 30, 20)
+    soak(device, 10, 20)

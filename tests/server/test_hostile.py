@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -172,6 +173,7 @@ def test_a_full_queue(url, paused, wait_until):
 
 @pytest.mark.slow
 def test_all_of_them_at_once():
-    """Of ten minutes these are the first 20 seconds."""
-    words = [sys.executable, "benchmarks/hostile.py", "--seconds", "20", "--quiet", "5", "--queued", "1000"]
-    subprocess.run(words, cwd=ROOT, check=True, timeout=300)
+    """Of ten minutes these are the first 20 seconds. How much honest clients keep is measured where nothing else runs."""
+    words = ["benchmarks/hostile.py", "--seconds", "20", "--quiet", "5", "--queued", "1000", "--share", "0.1"]
+    path = os.pathsep.join([str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    subprocess.run([sys.executable, *words], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=True, timeout=1200)
