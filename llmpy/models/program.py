@@ -269,7 +269,7 @@ class Writer:
     def _parts(self, op: str, pieces: Sequence[Piece]) -> list[Part]:
         """The parts of a weight of pieces."""
         found = [each for piece in pieces for each in self.source.split(piece)]
-        self.spec["reordered"] |= len(found) > len(pieces)
+        self.spec["reordered"] |= found != list(pieces)
         return [self._part(op, each) for each in found]
 
     def _part(self, op: str, piece: Piece) -> Part:

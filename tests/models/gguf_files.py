@@ -23,7 +23,7 @@ class Kind(NamedTuple):
         rules: Patterns of names, and what the converter does with them; the first that fits.
         bound: Greatest relative difference from llama.cpp; None: it does not run the tiny file, or computes something else.
         name: Of the file, where the case has several.
-        joined: Whether gate and up of experts are one tensor.
+        joined: Whether gate and up of experts are one tensor, and q, k and v.
     """
 
     case: str
@@ -182,11 +182,15 @@ def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def joined(tensors: Mapping[str, np.ndarray], is_meant: bool) -> dict[str, np.ndarray]:
-    """The tensors, if it is meant with gate above up of every expert in one."""
+    """The tensors, if it is meant with gate above up of every expert in one, and q above k and v."""
     found = dict(tensors)
-    for name in [name for name in tensors if is_meant and ".experts.gate_proj." in name]:
-        parts = [found.pop(each) for each in (name, name.replace("gate_proj", "up_proj"))]
-        found[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(parts, 1)
+    for name in tensors if is_meant else ():
+        if ".experts.gate_proj." in name:
+            parts = [found.pop(each) for each in (name, name.replace("gate_proj", "up_proj"))]
+            found[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(parts, 1)
+        elif ".self_attn.q_proj." in name:
+            parts = [found.pop(name.replace("q_proj", f"{each}_proj")) for each in "qkv"]
+            found[name.replace("q_proj", "qkv_proj")] = np.concatenate(parts)
     return found
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from llmpy import LLM, SamplingParams, UnsupportedError, models
+from llmpy import LLM, CheckpointError, SamplingParams, UnsupportedError, models
 
 pytest.importorskip("gguf")
 
@@ -57,6 +57,14 @@ def test_heads_by_their_norms_are_refused(file_of, host_checkpoint, files_of):
     checkpoint = host_checkpoint([path])
     checkpoint.metadata["baichuan.vocab_size"] = 125696
     with pytest.raises(UnsupportedError, match="Baichuan 2"):
+        models.load(files_of(path), checkpoint)
+
+
+def test_rows_that_none_of_q_k_and_v_has(file_of, host_checkpoint, files_of):
+    _, path = file_of("phi-joined")
+    checkpoint = host_checkpoint([path])
+    checkpoint.metadata["phi2.attention.head_count_kv"] = 2
+    with pytest.raises(CheckpointError, match=r"blk.0.attn_qkv.weight: wanted \[128, 64\], have \[192, 64\]"):
         models.load(files_of(path), checkpoint)
 
 

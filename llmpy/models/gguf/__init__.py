@@ -12,7 +12,7 @@ from ..config import Raw
 from ..program import Tensors
 from ..source import Source
 from . import classics, dense, hybrids, mixtures
-from .family import Family
+from .family import Family, has_head_bias
 from .metadata import Metadata
 from .names import NO_WEIGHTS, GgufSource
 
@@ -90,8 +90,8 @@ def _usual(meta: Metadata, family: Family, read_float32: Callable[[str], bytes])
         "num_hidden_layers": meta.n_layers,
         "max_position_embeddings": meta.need("context_length", int),
         "tie_word_embeddings": not meta.has("output.weight"),
-        "attention_bias": meta.has("blk.#.attn_q.bias"),
-        "qkv_bias": meta.has("blk.#.attn_q.bias"),
+        "attention_bias": has_head_bias(meta),
+        "qkv_bias": has_head_bias(meta),
         "mlp_bias": meta.has("blk.#.ffn_down.bias"),
         "eos_token_id": meta.values.get("tokenizer.ggml.eos_token_id"),
         "bos_token_id": meta.values.get("tokenizer.ggml.bos_token_id"),

@@ -1,6 +1,6 @@
 """GGUF files of older families."""
 
-from .family import Family, has, or_else
+from .family import Family, has, has_head_bias, or_else
 from .metadata import Metadata
 
 GPT2 = {
@@ -27,7 +27,7 @@ TABLES = (
     Family(name="gpt2", architecture="GPT2LMHeadModel", layers="transformer.h.#.", names=GPT2, outer=TRANSFORMER),
     Family(name="starcoder", architecture="GPTBigCodeForCausalLM", layers="transformer.h.#.", names=GPT2, outer=TRANSFORMER),
     Family(name="starcoder2", architecture="Starcoder2ForCausalLM", names={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
-           fields={"use_bias": has("blk.#.attn_q.bias")}),
+           fields={"use_bias": has_head_bias}),
     Family(name="gptneox", architecture="GPTNeoXForCausalLM", layers="gpt_neox.layers.#.",
            names={**PACKED, "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output"},
            outer={"gpt_neox.embed_in": "token_embd", "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output"},

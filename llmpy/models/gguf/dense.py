@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .family import Family, Fields, Names, given, has, layer_types, or_else, score_scale
+from .family import Family, Fields, Names, given, has, has_head_bias, layer_types, or_else, score_scale
 from .metadata import Metadata
 
 WINDOWS: Fields = {"layer_types": layer_types}
@@ -96,11 +96,11 @@ TABLES = (
     Family(name="stablelm", architecture="StableLmForCausalLM",
            names={"self_attn.q_layernorm.norms": "attn_q_norm", "self_attn.k_layernorm.norms": "attn_k_norm"},
            fields={"use_parallel_residual": is_parallel,
-                   "use_qkv_bias": has("blk.#.attn_q.bias"), "qk_layernorm": has("blk.#.attn_q_norm.weight")}),
+                   "use_qkv_bias": has_head_bias, "qk_layernorm": has("blk.#.attn_q_norm.weight")}),
     Family(name="apertus", architecture="ApertusForCausalLM",
            names={"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"},
            metadata={f"mlp.act_fn.{name}": f"xielu.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}),
-    Family(name="ernie4_5", architecture="Ernie4_5ForCausalLM", fields={"use_bias": has("blk.#.attn_q.bias")}),
+    Family(name="ernie4_5", architecture="Ernie4_5ForCausalLM", fields={"use_bias": has_head_bias}),
     Family(name="plamo3", architecture="Plamo3ForCausalLM", has_offsets=True, layers="model.layers.layers.#.", names=PLAMO3,
            fields={**WINDOWS, "rope_local_theta": or_else("rope.freq_base_swa", 10000.0)}, rope={"truncate": False}),
 )  # fmt: skip

@@ -74,6 +74,11 @@ def has(tensor: str) -> Callable[[Metadata], bool]:
     return lambda meta: meta.has(tensor)
 
 
+def has_head_bias(meta: Metadata) -> bool:
+    """Whether q, k and v have biases."""
+    return meta.has("blk.#.attn_q.bias") or meta.has("blk.#.attn_qkv.bias")
+
+
 def given(key: str) -> Callable[[Metadata], bool]:
     """Whether a key is there and not zero."""
     return lambda meta: bool(meta.raw(key))

@@ -148,7 +148,7 @@ TABLES = (
                    "linear_value_head_dim": ratio("ssm.inner_size", "ssm.time_step_rank"),
                    "linear_conv_kernel_dim": "ssm.conv_kernel", "norm_topk_prob": True,
                    "layer_types": lambda meta: [
-                       "full_attention" if meta.has(f"blk.{layer}.attn_q.weight") else "linear_attention"
+                       "full_attention" if meta.has(f"blk.{layer}.attn_output.weight") else "linear_attention"
                        for layer in range(meta.n_layers)]}),
     Family(name="plamo2", architecture="Plamo2ForCausalLM", has_offsets=True, layers="model.layers.layers.#.",
            grouped=("mixer.in_proj",),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from .dense import GRANITE, WINDOWS
-from .family import Family, Fields, Names, has, or_else
+from .family import Family, Fields, Names, has, has_head_bias, or_else
 from .metadata import Metadata
 
 SHARED: Names = {
@@ -69,9 +69,15 @@ def is_sigmoid(meta: Metadata) -> bool:
     return meta.raw("expert_gating_func") == 2
 
 
+def expert_width(meta: Metadata) -> int:
+    """Of Qwen2-MoE; the first files have its chosen experts' together."""
+    chosen = max(meta.need("expert_used_count", int), 1)
+    return meta.get("expert_feed_forward_length", int, 0) or meta.need("feed_forward_length", int) // chosen
+
+
 TABLES = (
     Family(name="qwen2moe", architecture="Qwen2MoeForCausalLM", names=SHARED,
-           fields={"norm_topk_prob": or_else("expert_weights_norm", False)}),
+           fields={"norm_topk_prob": or_else("expert_weights_norm", False), "moe_intermediate_size": expert_width}),
     Family(name="qwen3moe", architecture="Qwen3MoeForCausalLM", fields={"norm_topk_prob": True}),
     Family(name="olmoe", architecture="OlmoeForCausalLM",
            fields={"norm_topk_prob": or_else("expert_weights_norm", False), "clip_qkv": "attention.clamp_kqv"}),
@@ -81,7 +87,7 @@ TABLES = (
            fields={**ROUTING, "use_qk_norm": has("blk.#.attn_q_norm.weight")}),
     Family(name="ernie4_5-moe", architecture="Ernie4_5_MoeForCausalLM",
            names={"mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias"},
-           fields={"use_bias": has("blk.#.attn_q.bias"), "moe_layer_start_index": or_else("leading_dense_block_count", 0),
+           fields={"use_bias": has_head_bias, "moe_layer_start_index": or_else("leading_dense_block_count", 0),
                    "moe_layer_interval": or_else("interleave_moe_layer_step", 1),
                    "moe_num_shared_experts": or_else("expert_shared_count", 0)}),
     Family(name="deepseek2", architecture="DeepseekV3ForCausalLM", when=is_sigmoid, names=LATENT, fields=DEEPSEEK),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ...errors import CheckpointError
 from ..pieces import Piece
 from ..rope import Floats
 from ..source import Source
@@ -17,7 +18,7 @@ NO_WEIGHTS = (
     "blk.*.rope_freqs.weight",
 )  # fmt: skip
 DECAY = "A_log"  # of which such files have -exp
-PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.(weight|bias)")
+HEADS = re.compile(r"(blk\.\d+\.attn_)([qkv])(\.(?:weight|bias))")
 
 
 class GgufSource(Source):
@@ -35,14 +36,26 @@ class GgufSource(Source):
     def __init__(self, family: Family, meta: Metadata, read: Callable[[str], bytes], paired: int) -> None:
         self.family, self.has_offsets, self._paired = family, family.has_offsets, paired
         self._meta, self._read = meta, read
+        self._firsts: dict[str, int] = {}  # rows of q, k and v in tensors of all three
+        self._taken: dict[str, int] = {}  # how many rows of such a tensor are found
         self._inner, self._outer = {**USUAL, **family.names}, {**USUAL_OUTER, **family.outer}
         self._layer = re.compile(re.escape(family.layers).replace(r"\#", r"(\d+)") + "(.+)")
 
     def places(self, name: str) -> Sequence[str]:
+        return [self._joined(place) or place for place in self._own_places(name)]
+
+    def _own_places(self, name: str) -> list[str]:
+        """What the family's table says."""
         inside = self._layer.fullmatch(name)
         if inside is None:
             return _lookup(self._outer, name)
         return [f"blk.{inside[1]}.{place}" for place in _lookup(self._inner, inside[2])]
+
+    def _joined(self, place: str) -> str | None:
+        """The tensor of q, k and v below each other, where the file has it and not that of one of them."""
+        heads = HEADS.fullmatch(place)
+        joined = f"{heads[1]}qkv{heads[3]}" if heads else None
+        return joined if joined in self._meta.tensors and place not in self._meta.tensors else None
 
     def values(self, name: str) -> Floats | None:
         inside = self._layer.fullmatch(name)
@@ -58,11 +71,28 @@ class GgufSource(Source):
             return np.log(-np.frombuffer(self._read(self.places(name)[0]), np.float32))
 
     def split(self, piece: Piece) -> Sequence[Piece]:
-        size = self._paired
-        if not size or not any(PAIRED.fullmatch(place) for place in self.places(piece.name)):
+        heads = [found for found in map(HEADS.fullmatch, self._own_places(piece.name)) if found]
+        if len(heads) != 1:
             return (piece,)
-        firsts = [head + half for head in range(0, piece.rows, size) for half in (0, 1)]
-        return [Piece(piece.name, piece.shape, size // 2, first, 1, 2) for first in firsts]
+        joined, size = self._joined(heads[0][0]), self._paired
+        if joined is not None:
+            piece = self._below(piece, joined, is_last=heads[0][2] == "v")
+        if not size or heads[0][2] == "v":
+            return (piece,)
+        firsts = [piece.base + head + half for head in range(0, piece.rows, size) for half in (0, 1)]
+        return [piece._replace(rows=size // 2, base=first, inner=1, stride=2) for first in firsts]
+
+    def _below(self, piece: Piece, joined: str, is_last: bool) -> Piece:
+        """A piece of a tensor of several, below those that were asked for before."""
+        shape = self._meta.tensors[joined][1]
+        first = self._firsts.setdefault(piece.name, self._taken.get(joined, 0))
+        self._taken[joined] = first + piece.shape[0]
+        if is_last and shape[:1] != (self._taken[joined],):
+            wanted = [self._taken[joined], *piece.shape[1:]]
+            raise CheckpointError(
+                f"{self._meta.file}: tensor {joined}: wanted {wanted}, have {list(shape)}", file=self._meta.file, tensor=joined
+            )
+        return piece._replace(shape=(*shape[:1], *piece.shape[1:]), base=piece.base + first)
 
     def keeps_groups(self, name: str) -> bool:
         inside = self._layer.fullmatch(name)
