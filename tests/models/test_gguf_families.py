@@ -104,7 +104,7 @@ def test_llama_cpp_reads_the_same(case, file_of, oracle, prompts, error_of):
     assert (best - chosen <= 2 * KINDS[case].bound * np.abs(ours).max()).all()
 
 
-@pytest.mark.parametrize("case", ["deepseek3", "bamba", "gpt2", pytest.param("plamo2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["deepseek3", "bamba", "gpt2", "phi-joined", pytest.param("plamo2", marks=pytest.mark.slow)])
 def test_in_the_engine(case, file_of, prompts, device):
     """The tokens of the checkpoint; no updates, whose tensors are others."""
     options = {"device": device, "skip_tokenizer_init": True, "kv_cache_memory_bytes": "8MiB", "generation_config": "none"}
