@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._frontend import Frontend, at
@@ -152,20 +152,21 @@ def as_completed(
         keep: Lives as long as the iterator.
     """
     requests = [request for request, _ in submissions]
-    pending = requests
+    pending, news = dict.fromkeys(requests), _News(driver, requests)
     try:
         with Progress(use_tqdm, len(requests), lambda: _counts(driver)) as progress:
             with driver.driving():
                 _submit(driver, submissions, on_error)
+            touched: Iterable[Request] = requests
             while pending:
-                done = [request for request in pending if request.finished]  # somebody else may have driven meanwhile
-                pending = [request for request in pending if not request.finished] if done else pending
+                done = sorted((one for one in touched if one.finished and one in pending), key=lambda one: one.index)
+                for request in done:
+                    del pending[request]
                 progress.update(len(done))
                 for request in done:
                     if request.error is None or on_error == "return":
                         yield request.output()
-                if not done:
-                    _advance_some(driver, pending, requests)
+                touched = news.next(pending) if pending else ()
         if on_error == "raise":
             raise_failure(RequestOutputs([request.output() for request in requests]))
     finally:
@@ -174,16 +175,37 @@ def as_completed(
                 driver.forget(request)
 
 
-def _advance_some(driver: Driver, pending: Sequence[Request], requests: Sequence[Request]) -> None:
-    """Runs until one of the pending requests may have finished, or a short time is over."""
-    with driver.driving():
-        try:
-            driver.advance(until_finished=not any(request.match_stops for request in pending))
-            if not driver.engine.has_unfinished() and not any(request.finished for request in pending):
-                raise RuntimeError(f"engine lost {len(pending)} requests")
-        except KeyboardInterrupt:
-            driver.drop(pending)
-            raise GenerationInterrupted(partial=RequestOutputs([request.output() for request in requests])) from None
+class _News:
+    """Tells which of some requests may have finished.
+
+    Args:
+        driver: The engine.
+        requests: All of them.
+    """
+
+    def __init__(self, driver: Driver, requests: Sequence[Request]) -> None:
+        self._driver, self._requests = driver, requests
+        self._is_stepwise = any(request.match_stops for request in requests)
+        self._seen = driver.deliveries
+
+    def next(self, pending: Collection[Request]) -> Iterable[Request]:
+        """Runs until one of the pending requests may have finished, or a short time is over."""
+        driver = self._driver
+        with driver.driving():
+            try:
+                others = driver.deliveries != self._seen
+                touched = [] if others else driver.advance(until_finished=not self._is_stepwise)
+                self._seen = driver.deliveries
+                if others:  # somebody else has driven meanwhile
+                    return list(pending)
+                if not driver.engine.has_unfinished() and not any(request.finished for request in pending):
+                    raise RuntimeError(f"engine lost {len(pending)} requests")
+            except KeyboardInterrupt:
+                driver.drop(pending)
+                raise GenerationInterrupted(
+                    partial=RequestOutputs([request.output() for request in self._requests])
+                ) from None
+        return touched
 
 
 def score(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str) -> list[ScoreOutput]:

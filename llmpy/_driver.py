@@ -39,6 +39,8 @@ class Driver:
         self._pid = os.getpid()
         self.queued_news: dict[int, Request] = {}
         """Requests with news that `step` has yet to hand out."""
+        self.deliveries = 0
+        """How often news were handed out."""
         self._requests: dict[int, Request] = {}
         self._inbox: deque[News] = deque()
         self._table = threading.Lock()
@@ -149,6 +151,7 @@ class Driver:
 
     def _deliver(self) -> list[Request]:
         """Hands out the news. An interruption in between loses none: what is handed out twice is known."""
+        self.deliveries += 1
         touched: dict[int, Request] = {}
         while self._inbox:
             news = self._inbox[0]
