@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._frontend import Frontend, at
 from ._requests import Request, ScoreRequest
-from .errors import GenerationInterrupted, InvalidRequestError, LlmpyError, RequestFailedError
+from .errors import EngineBusyError, GenerationInterrupted, InvalidRequestError, LlmpyError, RequestFailedError
 from .inputs import Prompt
 from .outputs import Chunk, RequestOutput, RequestOutputs, ScoreOutput
 from .progress import Progress
@@ -169,6 +170,10 @@ def as_completed(
                 touched = news.next(pending) if pending else ()
         if on_error == "raise":
             raise_failure(RequestOutputs([request.output() for request in requests]))
+    except KeyboardInterrupt:
+        with contextlib.suppress(EngineBusyError), driver.driving(steps=False):
+            driver.drop(pending)
+        raise GenerationInterrupted(partial=RequestOutputs([request.output() for request in requests])) from None
     finally:
         for request in pending:
             if not request.finished and request.number >= 0:
@@ -184,7 +189,7 @@ class _News:
     """
 
     def __init__(self, driver: Driver, requests: Sequence[Request]) -> None:
-        self._driver, self._requests = driver, requests
+        self._driver = driver
         self._is_stepwise = any(request.match_stops for request in requests)
         self._seen = driver.deliveries
 
@@ -192,19 +197,13 @@ class _News:
         """Runs until one of the pending requests may have finished, or a short time is over."""
         driver = self._driver
         with driver.driving():
-            try:
-                others = driver.deliveries != self._seen
-                touched = [] if others else driver.advance(until_finished=not self._is_stepwise)
+            if driver.deliveries != self._seen:  # somebody else has driven meanwhile
                 self._seen = driver.deliveries
-                if others:  # somebody else has driven meanwhile
-                    return list(pending)
-                if not driver.engine.has_unfinished() and not any(request.finished for request in pending):
-                    raise RuntimeError(f"engine lost {len(pending)} requests")
-            except KeyboardInterrupt:
-                driver.drop(pending)
-                raise GenerationInterrupted(
-                    partial=RequestOutputs([request.output() for request in self._requests])
-                ) from None
+                return list(pending)
+            touched = driver.advance(until_finished=not self._is_stepwise)
+            self._seen = driver.deliveries
+            if not driver.engine.has_unfinished() and not any(request.finished for request in pending):
+                raise RuntimeError(f"engine lost {len(pending)} requests")
         return touched
 
 
