@@ -83,12 +83,14 @@ class LineChart:
         for value in (low, (low + high) / 2, high):
             begin, y = at(0, value).split(",")
             parts.append(f'<path d="M{begin} {y}H{width - right}" stroke="currentColor" stroke-opacity=".15"/>')
-            parts.append(f'<text x="{left - 6}" y="{float(y) + 4:.1f}" text-anchor="end" {FONT}>{value:.3g}</text>')
+            parts.append(f'<text x="{left - 6}" y="{float(y) + 4:.1f}" text-anchor="end" {FONT}>{_told(value)}</text>')
         for number, (name, values) in enumerate(self.lines.items()):
             colour = COLOURS[number % len(COLOURS)]
-            points = " ".join(at(i, value) for i, value in enumerate(values) if math.isfinite(value))
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-            last = f"{values[-1]:.3g} {self.unit}".strip() if values else ""
+            points = [at(i, value) for i, value in enumerate(values) if math.isfinite(value)]
+            path = " ".join(points if len(points) > 1 else 2 * points)  # a single one is a dot
+            style = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-linecap="round"'
+            parts.append(f'<polyline points="{path}" {style}/>')
+            last = f"{_told(values[-1])} {self.unit}".strip() if values else ""
             x = left + (width - left) * number // len(self.lines) if len(self.lines) > 1 else width - 180
             parts.append(f'<rect x="{x}" y="{top - 17}" width="12" height="3" fill="{colour}"/>')
             parts.append(f'<text x="{x + 18}" y="{top - 12}" {FONT}>{escape(name)} {escape(last)}</text>')
@@ -103,8 +105,16 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     """Ends of the vertical axis: with 0, unless all values are far from it."""
     high = max(values, default=1.0)
     low = min(values, default=0.0)
-    low = low if low > high / 2 else min(low, 0.0)
+    low = low if high > low > high / 2 else min(low, 0.0)
     return low, high if high > low else low + 1.0
+
+
+def _told(value: float) -> str:
+    """A value as an axis has room for."""
+    for least, unit, mark in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")):
+        if abs(value) >= least:
+            return f"{value / unit:.3g}{mark}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _svg(width: int, height: int, content: str, title: str) -> str:

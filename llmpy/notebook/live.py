@@ -76,5 +76,6 @@ class LiveBar:
         share = 100 * self._done / max(self._total, 1)
         bar = f'<div style="width:{share:.1f}%;height:6px;border-radius:3px;background:{COLOURS[0]}"></div>'
         track = f'<div style="max-width:520px;border-radius:3px;background:rgba(128,128,128,.2);margin:4px 0">{bar}</div>'
-        chart = LineChart({"written": self._speeds}, "Throughput", unit="tokens/s", height=60).svg() if self._speeds else ""
-        return f"<div><small>{escape(self._line())}</small>{track}{chart}</div>"
+        chart = LineChart({"written": self._speeds}, "Throughput", unit="tokens/s", height=60)
+        picture = chart.svg() if len(self._speeds) > 1 else ""
+        return f"<div><small>{escape(self._line())}</small>{track}{picture}</div>"

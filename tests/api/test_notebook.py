@@ -164,10 +164,11 @@ def test_line_chart():
     checked = Check(chart.svg(500))
     assert not checked.open and "<a> 4 s" in checked.text and "T & U" in checked.text and "step 1" in checked.text
     first, second = (attributes["points"] for tag, attributes in checked.tags if tag == "polyline")
-    assert first == "52.0,144.0 198.7,94.0 492.0,44.0" and second == "52.0,119.0"
+    assert first == "52.0,144.0 198.7,94.0 492.0,44.0" and second == "52.0,119.0 52.0,119.0"
     assert repr(chart) == "LineChart(T & U: <a> 0 -> 4, b 1 -> 1)"
     assert ">0.9<" in LineChart({"": [0.9, 1.0]}).svg() and ">0<" in LineChart({"": [0.4, 1.0]}).svg()
-    assert Check(LineChart({}).svg()).tags
+    assert ">1,500<" in LineChart({"": [0, 3000]}).svg() and ">123k<" in LineChart({"": [0, 123456]}).svg()
+    assert ">0<" in LineChart({"": [1020.0]}).svg() and Check(LineChart({}).svg()).tags
 
 
 @pytest.mark.parametrize(("count", "text"), [(98_362_432, "98.4 MB"), (1_200_000_000, "1.2 GB"), (5, "5 B"), (123e9, "123 GB")])
