@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 
 from llmpy import LLM, AsyncEngine
+from llmpy.server.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -304,9 +305,11 @@ def page(request: pytest.FixtureRequest, tools: Tools) -> Iterator[tuple[Page, l
     setting.words["path/to/model"] = str(tools.tiny)
     if any(DEMO in block.text for block in blocks):
         setting.words[DEMO] = str(tools.demo())
-    page = Page(setting)
+    page, formats = Page(setting), dict(FORMATS)
     yield page, blocks
     page.close()
+    FORMATS.clear()  # what a page registers goes with it
+    FORMATS.update(formats)
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in RUN}), indirect=True, ids=lambda path: path.stem)
