@@ -31,6 +31,11 @@ def gated(c: SimpleNamespace, inner: int) -> int:
     return 3 * c.H * inner
 
 
+def llama(c: SimpleNamespace, *, bias: str = "") -> int:
+    """A whole model of Llama's kind whose head is a matrix of its own; bias: as in `attention`."""
+    return 2 * c.V * c.H + c.L * (attention(c, bias=bias) + gated(c, c.I) + 2 * c.H) + c.H
+
+
 def mamba(c: SimpleNamespace, d: int, n: int, r: int, *, taps: int = 4) -> int:
     """In, convolution with its bias, steps and both sides of the state, steps' matrix and bias, A, D, out."""
     return 2 * d * c.H + d * taps + d + (r + 2 * n) * d + r * d + d + d * n + d + d * c.H
@@ -127,22 +132,22 @@ SHAPES: dict[str, tuple[Fields, Callable[[SimpleNamespace], int], int | None]] =
     ),
     "Llama-2-7B": (
         usual("LlamaForCausalLM", 32000, 4096, 11008, 32, 32, 32),
-        lambda c: 2 * c.V * c.H + c.L * (attention(c) + gated(c, c.I) + 2 * c.H) + c.H,
+        llama,
         6738415616,
     ),
     "Llama-3-8B": (
         usual("LlamaForCausalLM", 128256, 4096, 14336, 32, 32, 8, rope_theta=500000.0),
-        lambda c: 2 * c.V * c.H + c.L * (attention(c) + gated(c, c.I) + 2 * c.H) + c.H,
+        llama,
         8030261248,
     ),
     "Mistral-7B": (
         usual("MistralForCausalLM", 32000, 4096, 14336, 32, 32, 8),
-        lambda c: 2 * c.V * c.H + c.L * (attention(c) + gated(c, c.I) + 2 * c.H) + c.H,
+        llama,
         7241732096,
     ),
     "Qwen2-7B": (
         usual("Qwen2ForCausalLM", 152064, 3584, 18944, 28, 28, 4),
-        lambda c: 2 * c.V * c.H + c.L * (attention(c, bias="qkv") + gated(c, c.I) + 2 * c.H) + c.H,
+        lambda c: llama(c, bias="qkv"),
         7615616512,
     ),
     "Qwen3-8B": (
@@ -167,7 +172,7 @@ SHAPES: dict[str, tuple[Fields, Callable[[SimpleNamespace], int], int | None]] =
     ),
     "Phi-4": (
         usual("Phi3ForCausalLM", 100352, 5120, 17920, 40, 40, 10, sliding_window=None),
-        lambda c: 2 * c.V * c.H + c.L * (attention(c) + gated(c, c.I) + 2 * c.H) + c.H,
+        llama,
         14659507200,
     ),
     "Phi-2": (
@@ -192,7 +197,7 @@ SHAPES: dict[str, tuple[Fields, Callable[[SimpleNamespace], int], int | None]] =
     ),
     "GLM-4-9B": (
         usual("GlmForCausalLM", 151552, 4096, 13696, 40, 32, 2),
-        lambda c: 2 * c.V * c.H + c.L * (attention(c, bias="qkv") + gated(c, c.I) + 2 * c.H) + c.H,
+        lambda c: llama(c, bias="qkv"),
         9399951360,
     ),
     "GLM-4-9B-0414": (
