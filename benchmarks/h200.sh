@@ -83,7 +83,7 @@ build)
     record build "$(($(date +%s) - begun))" "s on $(nproc) cores"
     ;;
 test)
-    need numpy pytest ml_dtypes hypothesis tokenizers jinja2 tqdm safetensors torch transformers
+    need numpy pytest ml_dtypes hypothesis tokenizers jinja2 tqdm safetensors torch transformers gguf llguidance jsonschema starlette msgspec
     export OMP_NUM_THREADS=1
     suites="tests/kernels tests/engine tests/models tests/api tests/e2e tests/rl"
     workers=$("$python" -c "import xdist; print('-n 12')" 2>/dev/null || true)
