@@ -283,8 +283,9 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
         return rc;
-    struct skinny_shape shape = {matrix->n_cols / 64, skinny_stages(stage_blocks, form->tile_rows, eights), form->tile_rows,
-                                 form->n_tiles};
+    const uint32_t n_stages = skinny_stages(stage_blocks, form->tile_rows, eights);
+    struct skinny_shape shape = {matrix->n_cols / 64, n_stages, form->tile_rows, form->n_tiles,
+                                 skinny_ahead(n_stages, stage_blocks, form->tile_rows)};
     uint32_t n_rounds = ceil_div(form->n_tiles, cuda->linear->n_processors);
     size_t bytes = skinny_bytes(shape.n_stages, stage_blocks, form->tile_rows, eights);
     skinny_function kernel = cuda->dtype == DTYPE_F16 ? skinny_kernel<__half>(eights, is_product)

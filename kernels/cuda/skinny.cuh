@@ -4,7 +4,8 @@
  * A block owns tiles of tile_rows rows of W (a multiple of 8, at most 64). One warp streams W through a ring that fills shared
  * memory, one streams x, four multiply with wgmma, W being the operand of 64 rows; where a tile has fewer, the product reads
  * whatever bytes follow, and nobody looks at those sums. W does not wait for the kernel before, so the next kernel's ring fills
- * under the end of this one. Where W is gate | up, the block makes act(gate) * up of its sums, each rounded first.
+ * under the end of this one, SKINNY_AHEAD_BYTES at a time: memory is busy with them, and what others read and write meanwhile
+ * does not stand behind a whole ring. Where W is gate | up, the block makes act(gate) * up of its sums, each rounded first.
  * Bound by the bytes of W: 4096 x 14336 takes 26 us at the 4.5 TB/s that an H200 reads, 28 us in a chain of launches. */
 #ifndef LLMPY_CUDA_SKINNY_CUH
 #define LLMPY_CUDA_SKINNY_CUH
@@ -17,10 +18,12 @@
 #define SKINNY_THREADS 192u
 #define SKINNY_ROWS 64u
 #define SKINNY_MAX_STAGES 32u
+#define SKINNY_AHEAD_BYTES (64u << 10) /* a processor's share of the memory's rate for 1.9 us */
 
 struct skinny_shape {
     uint32_t n_blocks; /* of 64 columns */
     uint32_t n_stages, tile_rows, n_tiles;
+    uint32_t n_ahead; /* stages of W that are asked for and not there yet, at most */
 };
 
 /* A stage of a ring, and which of two rounds it is in. */
@@ -70,9 +73,14 @@ static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, con
 {
     uint64_t policy = policy_read_once();
     start_next();
-    struct skinny_place at = {0, 1};
+    struct skinny_place at = {0, 1}, there = {0, 0};
+    uint32_t n_asked = 0;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x)
         for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, skinny_next(&at, s.n_stages)) {
+            if (n_asked++ >= s.n_ahead) {
+                barrier_wait(full + 8 * there.stage, there.phase);
+                skinny_next(&there, s.n_stages);
+            }
             barrier_wait(empty + 8 * at.stage, at.phase);
             barrier_expect(full + 8 * at.stage, stage_bytes);
             uint32_t target = ring + at.stage * stage_bytes;
@@ -191,18 +199,19 @@ multiply_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
     const uint32_t w_bytes = stage_blocks * s.tile_rows * 128, x_bytes = stage_blocks * EIGHTS * 1024;
     const uint32_t w_ring = shared_address(rings), x_ring = w_ring + s.n_stages * w_bytes;
-    const uint32_t full = x_ring + s.n_stages * x_bytes, empty = full + 8 * s.n_stages;
+    const uint32_t w_full = x_ring + s.n_stages * x_bytes, x_full = w_full + 8 * s.n_stages, empty = x_full + 8 * s.n_stages;
     if (threadIdx.x < s.n_stages) {
-        barrier_init(full + 8 * threadIdx.x, 2);
+        barrier_init(w_full + 8 * threadIdx.x, 1);
+        barrier_init(x_full + 8 * threadIdx.x, 1);
         barrier_init(empty + 8 * threadIdx.x, 4);
     }
     barriers_made();
     __syncthreads();
     if (warp >= 4) {
         if (warp == 4 && lane == 0)
-            skinny_load_w<IS_PRODUCT>(&w_map, s, stage_blocks, w_ring, full, empty, w_bytes);
+            skinny_load_w<IS_PRODUCT>(&w_map, s, stage_blocks, w_ring, w_full, empty, w_bytes);
         if (warp == 5 && lane == 0)
-            skinny_load_x(&x_map, s, stage_blocks, x_ring, full, empty, x_bytes);
+            skinny_load_x(&x_map, s, stage_blocks, x_ring, x_full, empty, x_bytes);
         return;
     }
     wait_for_input();
@@ -213,7 +222,8 @@ multiply_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant
         T added[4 * EIGHTS] = {};
         skinny_read_added<T, EIGHTS>(out, s, tile, added);
         for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, skinny_next(&at, s.n_stages)) {
-            barrier_wait(full + 8 * at.stage, at.phase);
+            barrier_wait(w_full + 8 * at.stage, at.phase);
+            barrier_wait(x_full + 8 * at.stage, at.phase);
             skinny_multiply<T, EIGHTS>(sum, wgmma_rows(w_ring + at.stage * w_bytes), wgmma_rows(x_ring + at.stage * x_bytes),
                                        s.tile_rows, min(stage_blocks, s.n_blocks - block));
             if (block && lane == 0)
@@ -258,8 +268,14 @@ static inline uint32_t skinny_tile_rows(uint32_t n_out, uint32_t n_cols, bool is
 static inline uint32_t skinny_bytes(uint32_t n_stages, uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights)
 {
     /* The product of the last stage may read beyond it; mostly what follows is there anyway. */
-    uint32_t beyond = (64 - tile_rows) * 128, after = n_stages * (stage_blocks * eights * 1024 + 16);
+    uint32_t beyond = (64 - tile_rows) * 128, after = n_stages * (stage_blocks * eights * 1024 + 24);
     return n_stages * stage_blocks * tile_rows * 128 + (after > beyond ? after : beyond);
+}
+
+static inline uint32_t skinny_ahead(uint32_t n_stages, uint32_t stage_blocks, uint32_t tile_rows)
+{
+    uint32_t n = SKINNY_AHEAD_BYTES / (stage_blocks * tile_rows * 128);
+    return n < 1 ? 1 : n < n_stages ? n : n_stages - 1;
 }
 
 static inline uint32_t skinny_stages(uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights)
