@@ -300,17 +300,17 @@ static enum rc map_weights(const struct running_mixture *run, const struct way *
     return map_make(run->cuda->experts->encode, run->cuda->dtype, way->w->data, way->is_product ? &pairs : &plain, map, err);
 }
 
-/* The same for weights that are packed, n_panels beside each other in a tile. */
-static enum rc map_packed(const struct running_mixture *run, const struct way *way, uint32_t n_panels, uint32_t stage_blocks,
+/* The same for weights that are packed: eights of rows beside each other in a tile, or pairs of them in one of a product. */
+static enum rc map_packed(const struct running_mixture *run, const struct way *way, uint32_t n_each, uint32_t stage_blocks,
                           struct tensor_map *map, struct err *err)
 {
     const uint32_t n_blocks = way->w->n_cols / 64, half = way->rows_each / 16, n_eights = way->w->n_rows / 8;
     const uint64_t block_bytes = (uint64_t)n_eights * PACKED_BYTES;
-    struct map_dims plain = {2, {n_eights, n_blocks}, {PACKED_BYTES, block_bytes}, {2 * n_panels, stage_blocks}};
+    struct map_dims plain = {2, {n_eights, n_blocks}, {PACKED_BYTES, block_bytes}, {n_each, stage_blocks}};
     struct map_dims pairs = {4,
                              {1, 2, n_eights - half, n_blocks},
                              {PACKED_BYTES, half * PACKED_BYTES, PACKED_BYTES, block_bytes},
-                             {1, 2, n_panels, stage_blocks}};
+                             {1, 2, n_each, stage_blocks}};
     const struct map_form form = {CU_TENSOR_MAP_DATA_TYPE_UINT16, PACKED_BYTES / 2, CU_TENSOR_MAP_SWIZZLE_NONE};
     return map_make_as(run->cuda->experts->encode, form, way->w->data, way->is_product ? &pairs : &plain, map, err);
 }
@@ -338,56 +338,28 @@ static struct skinny_shape tiles_of(const struct running_mixture *run, const str
     return w;
 }
 
-/* The map of W in panels, n_panels beside each other, and its way through it. */
-static enum rc map_panels(const struct running_mixture *run, const struct way *way, struct whole_way *panels,
-                          struct tensor_map *map, struct err *err)
-{
-    const uint32_t rows_each = way->rows_each, n_units = min(run->m.n_experts, run->m.n_routes);
-    panels->n_blocks = way->w->n_cols / 64;
-    panels->step = rows_each / 8;
-    if (way->is_product) {
-        panels->n_panels = few_tile_rows(rows_each, wanted_experts(&run->m), PANEL_ROWS, WHOLE_WARPS * PANEL_ROWS,
-                                         run->cuda->n_processors) / PANEL_ROWS;
-        panels->tile_step = panels->n_panels;
-        panels->n_tiles = ceil_div(rows_each, panels->n_panels * PANEL_ROWS);
-    } else {
-        panels->n_panels = ceil_div(n_units, ceil_div(n_units, WHOLE_WARPS));
-        panels->tile_step = PANEL_ROWS / 8;
-        panels->n_tiles = ceil_div(rows_each, PANEL_ROWS);
-    }
-    return map_packed(run, way, way->is_product ? panels->n_panels : 1, WHOLE_BLOCKS, map, err);
-}
-
-/* Rows of x as they are, a batch's or a unit's. */
-static enum rc map_plain_rows(const struct running_mixture *run, const struct way *way, uint32_t n_rows, struct tensor_map *map,
-                              struct err *err)
-{
-    const uint32_t n_blocks = way->w->n_cols / 64;
-    struct map_dims rows = {2, {n_rows, n_blocks}, {(uint64_t)way->x.stride * 2, 128}, {run->m.n_rows, WHOLE_BLOCKS}};
-    return map_make_as(run->cuda->experts->encode, {map_type(DTYPE_BF16), 64, CU_TENSOR_MAP_SWIZZLE_NONE}, way->x.data, &rows,
-                       map, err);
-}
-
 /* All of it in one launch. */
 static enum rc run_whole(const struct running_mixture *run, const struct way *up, const struct way *down, struct err *err)
 {
     struct cuda *cuda = run->cuda;
     struct whole_shape s = {};
-    struct tensor_map maps[4];
-    enum rc rc = map_panels(run, up, &s.up, &maps[0], err);
-    rc = rc ? rc : map_panels(run, down, &s.down, &maps[1], err);
-    rc = rc ? rc : map_plain_rows(run, up, run->m.n_rows, &maps[2], err);
-    rc = rc ? rc : map_plain_rows(run, down, run->m.n_routes, &maps[3], err);
+    struct tensor_map maps[2];
+    s.n_panels = few_tile_rows(up->rows_each, wanted_experts(&run->m), PANEL_ROWS, WHOLE_WARPS * PANEL_ROWS,
+                               cuda->n_processors) / PANEL_ROWS;
+    s.up = {up->w->n_cols / 64, ceil_div(up->rows_each, s.n_panels * PANEL_ROWS), up->rows_each / 8, s.n_panels, 0, 0, 0, 0};
+    s.down = {down->w->n_cols / 64, ceil_div(down->rows_each, DOWN_COLUMNS), down->rows_each / 8, DOWN_EIGHTS, 0, 0, 0, 0};
+    const uint32_t bytes = whole_cut_memory(&s, run->m.n_rows);
+    enum rc rc = map_packed(run, up, s.n_panels, STAGE_BLOCKS, &maps[0], err);
+    rc = rc ? rc : map_packed(run, down, DOWN_EIGHTS, STAGE_BLOCKS, &maps[1], err);
     if (rc)
         return rc;
-    const uint32_t bytes = whole_cut_memory(&s, run->m.n_rows);
     const uint32_t n_items = min(run->m.n_experts, run->m.n_routes) * s.up.n_tiles + s.down.n_tiles;
-    const struct whole_maps all = {map_of(&maps[0]), map_of(&maps[1]), map_of(&maps[2]), map_of(&maps[3])};
     struct output y = output_of(down);
     y.y = (char *)run->args->y.data;
     y.y_stride = run->args->y.stride;
-    launch(cuda, mix_packed, min(n_items, cuda->n_processors), WHOLE_THREADS, bytes, all, s, run->m, output_of(up), y,
-           run->product, cuda->experts->counts);
+    launch(cuda, mix_packed, min(n_items, cuda->n_processors), WHOLE_THREADS, bytes,
+           whole_maps{map_of(&maps[0]), map_of(&maps[1])}, s, run->m,
+           whole_rows{(const char *)up->x.data, up->x.stride * 2}, output_of(up), y, run->product, cuda->experts->counts);
     return RC_OK;
 }
 
@@ -426,7 +398,7 @@ static enum rc run_few(const struct running_mixture *run, const struct way *way,
 static uint32_t unit_of(const struct mixture *m)
 {
     float mean = (float)m->n_routes / (float)m->n_experts, most = mean + 2 * sqrtf(mean);
-    return most >= MANY_UNIT ? MANY_UNIT : ((uint32_t)most / MANY_BOX + 1) * MANY_BOX;
+    return min(((uint32_t)most / MANY_BOX + 1) * MANY_BOX, many_weights<true>::unit);
 }
 
 static enum rc run_many(const struct running_mixture *run, const struct way *way, struct err *err)
@@ -437,13 +409,14 @@ static enum rc run_many(const struct running_mixture *run, const struct way *way
     struct tensor_map w, x;
     s.n_blocks = way->w->n_cols / 64;
     s.n_tiles = ceil_div(way->rows_each, MANY_ROWS);
+    s.n_tiles += is_packed && cuda->experts->n_pairs ? s.n_tiles % 2 : 0; /* rather a tile of nothing than rows of x twice */
     s.across = s.n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
     s.expert_step = way->is_product || is_packed ? way->rows_each / 8 : way->rows_each;
     s.is_product = way->is_product;
     s.is_wide = map_fits(way->y.data, (size_t)way->y.stride * 2) && way->y.width % 8 == 0;
     s.is_behind = way->is_behind;
-    is_packed ? many_cut_memory<true>(&s, unit_of(&run->m)) : many_cut_memory<false>(&s, MANY_UNIT);
-    enum rc rc = is_packed ? map_packed(run, way, MANY_ROWS / PANEL_ROWS, 1, &w, err)
+    is_packed ? many_cut_memory<true>(&s, unit_of(&run->m)) : many_cut_memory<false>(&s, many_weights<false>::unit);
+    enum rc rc = is_packed ? map_packed(run, way, MANY_ROWS / (way->is_product ? 16 : 8), 1, &w, err)
                            : map_weights(run, way, MANY_ROWS, 1, &w, err);
     rc = rc ? rc : map_rows(run, way, run->m.n_routes, MANY_BOX, 1, &x, err);
     if (rc)

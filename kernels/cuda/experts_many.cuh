@@ -17,7 +17,6 @@
 #include "wgmma_wide.cuh"
 
 #define MANY_ROWS 128u /* of W, a tile */
-#define MANY_UNIT 256u /* places of a unit, at most */
 #define MANY_BOX 32u   /* places that are fetched at once */
 #define MANY_THREADS 384u
 #define MANY_STAGES 32u /* at most */
@@ -32,7 +31,7 @@ struct many_shape {
     bool is_product;        /* of gate and up: rows of W come by turns, so out.n_out is half of them */
     bool is_wide;           /* y lies on multiples of 16 bytes, in eights of columns */
     bool is_behind;         /* the product before has started this kernel: the places are there already */
-    uint32_t unit;          /* places of a unit, at most: MANY_UNIT, or less, a multiple of MANY_BOX */
+    uint32_t unit;          /* places of a unit, at most, a multiple of MANY_BOX */
     uint32_t n_stages, stage_bytes;
 };
 
@@ -40,6 +39,7 @@ struct many_shape {
 template <bool IS_PACKED> struct many_weights {
     static const uint32_t bytes = IS_PACKED ? MANY_ROWS / 8 * PACKED_BYTES : MANY_ROWS * 128;
     static const uint32_t room = (bytes + 1023) / 1024 * 1024, least_columns = IS_PACKED ? 32 : 64;
+    static const uint32_t unit = IS_PACKED ? 160 : 256; /* places, at most: weights in registers leave fewer to the sums */
 };
 
 struct many_maps {
@@ -281,6 +281,18 @@ static __device__ __forceinline__ void many_tile(const struct many_shape &s, con
     many_store<T>(sum, s, out, product, p, w);
 }
 
+/* With so many columns. */
+template <class T, bool IS_PACKED, uint32_t N = many_weights<IS_PACKED>::least_columns>
+static __device__ __forceinline__ void many_tile_of(uint32_t columns, const struct many_shape &s, const struct output &out,
+                                                    const expert_product &product, const struct many_place &p,
+                                                    struct many_worker &w)
+{
+    if constexpr (N < many_weights<IS_PACKED>::unit)
+        if (columns > N)
+            return many_tile_of<T, IS_PACKED, N + 32>(columns, s, out, product, p, w);
+    many_tile<T, IS_PACKED, N>(s, out, product, p, w);
+}
+
 template <class T, bool IS_PACKED>
 static __global__ void __launch_bounds__(MANY_THREADS, 1)
 multiply_many(const __grid_constant__ struct many_maps maps, const __grid_constant__ struct mixture m,
@@ -322,19 +334,7 @@ multiply_many(const __grid_constant__ struct many_maps maps, const __grid_consta
     w.group = warp / 4;
     for (uint32_t turn = cluster_first(); turn < many_turns(m, s, t); turn += cluster_step()) {
         const struct many_place p = many_place_of(m, s, t, turn, cluster_rank());
-        switch (many_columns(p, many_weights<IS_PACKED>::least_columns)) {
-        case 32:
-            if constexpr (IS_PACKED)
-                many_tile<T, IS_PACKED, 32>(s, out, product, p, w);
-            break;
-        case 64: many_tile<T, IS_PACKED, 64>(s, out, product, p, w); break;
-        case 96: many_tile<T, IS_PACKED, 96>(s, out, product, p, w); break;
-        case 128: many_tile<T, IS_PACKED, 128>(s, out, product, p, w); break;
-        case 160: many_tile<T, IS_PACKED, 160>(s, out, product, p, w); break;
-        case 192: many_tile<T, IS_PACKED, 192>(s, out, product, p, w); break;
-        case 224: many_tile<T, IS_PACKED, 224>(s, out, product, p, w); break;
-        default: many_tile<T, IS_PACKED, 256>(s, out, product, p, w);
-        }
+        many_tile_of<T, IS_PACKED>(many_columns(p, many_weights<IS_PACKED>::least_columns), s, out, product, p, w);
     }
 }
 

@@ -5,10 +5,14 @@
  * are there. An item waits only for items that were taken before it, so a block that runs always gets on, whoever else is on
  * the device.
  *
- * Of a tile every warp has a panel: 16 rows of W by 64 columns at a time, one mma.sync m16n8k16 for 16 columns and all rows of
- * x, none of which is gathered: a unit's warps multiply all of them up, and keep the columns of its routes. One chain over the
- * k16 steps 0, 1, 2, ..., as in linear.cu. W is MXFP4 as packed.cuh has it, x bfloat16. Bound by the bytes of the wanted
- * weights: 4 experts of 3 x 2880 x 2880 take 12 us at the 4.5 TB/s that an H200 reads. */
+ * A warp has a panel of a tile of gate and up, eight rows of each, or eight rows of a unit's W for columns of y. A stage of the
+ * ring has some blocks of 64 columns of all warps' W, and of the rows of x that its units have, one copy a row. W is the
+ * operand of 16 rows of mma.sync m16n8k16, of which the way down leaves eight empty, x that of 8: one chain over the k16 steps
+ * 0, 1, 2, ..., as in linear.cu. W is MXFP4 as packed.cuh has it, x bfloat16.
+ *
+ * Bound by the bytes of the wanted weights, 4 experts of 3 x 2880 x 2880 take 12 us at the 4.5 TB/s that an H200 reads, and
+ * with one row by what a warp does in turn: a block of 64 columns takes 350 cycles up and 240 down, of unpacking and of steps
+ * that wait for each other. */
 #ifndef LLMPY_CUDA_EXPERTS_WHOLE_CUH
 #define LLMPY_CUDA_EXPERTS_WHOLE_CUH
 
@@ -18,12 +22,16 @@
 
 #define WHOLE_ROWS FEW_ROWS
 #define WHOLE_ROUTES FEW_ROUTES
-#define WHOLE_BLOCKS 4u /* of 64 columns, of a stage */
 #define WHOLE_WARPS 12u /* that multiply */
 #define WHOLE_THREADS (WHOLE_WARPS * 32 + 64)
-#define WHOLE_ITEMS 4u      /* taken and not yet worked off by a block */
-#define WHOLE_STAGES 16u    /* of a ring, at most */
-#define WHOLE_SPARED 8192u  /* bytes of shared memory that the next kernel's first block may have beside this one's */
+#define WHOLE_ITEMS 4u     /* taken and not yet worked off by a block */
+#define WHOLE_STAGES 16u   /* of the ring, at most */
+#define WHOLE_SPARED 8192u /* bytes of shared memory that the next kernel's first block may have beside this one's */
+#define STAGE_BLOCKS 5u    /* of 64 columns, of a stage: gpt-oss has 45 */
+#define X_STEP (STAGE_BLOCKS * 128 + 16) /* from a row of x to the next in a stage, which begins in another bank */
+#define DOWN_EIGHTS 3u     /* of rows of W, of an item's every unit */
+#define DOWN_UNITS (WHOLE_WARPS / DOWN_EIGHTS) /* of a stage */
+#define DOWN_COLUMNS (DOWN_EIGHTS * 8)
 #define PANEL_ROWS 16u
 
 /* In device memory, zero between launches. */
@@ -33,19 +41,27 @@ struct whole_counts {
 };
 
 struct whole_way {
-    uint32_t n_blocks; /* of 64 columns */
-    uint32_t n_panels; /* beside each other in a stage: of a tile up, of units down */
-    uint32_t n_tiles;  /* of one expert */
-    uint32_t step, tile_step; /* from one expert, and from one tile, to the next in the map */
+    uint32_t n_blocks;              /* of 64 columns */
+    uint32_t n_tiles;               /* of one expert */
+    uint32_t step, tile_step;       /* from one expert, and from one tile, to the next in the map */
+    uint32_t unit_bytes, unit_step; /* of a unit's W in a stage, and to the next one's */
+    uint32_t slot_step, x_bytes;    /* from a unit's x to the next one's, and of all of them, in front of W */
 };
 
 struct whole_shape {
     struct whole_way up, down;
-    uint32_t n_stages, w_bytes, x_bytes; /* of the rings; of a stage */
+    uint32_t n_panels; /* beside each other in a tile of up */
+    uint32_t n_stages, stage_bytes;
 };
 
 struct whole_maps {
-    CUtensorMap up, down, x, products;
+    CUtensorMap up, down;
+};
+
+/* Rows of two bytes a value, of the batch or of places. */
+struct whole_rows {
+    const char *data;
+    uint32_t stride_bytes;
 };
 
 struct whole_tables {
@@ -54,24 +70,33 @@ struct whole_tables {
     struct few_unit units[WHOLE_ROUTES];
     float weights[WHOLE_ROUTES]; /* of routes */
     uint16_t experts[WHOLE_ROUTES];
-    uint8_t is_first[WHOLE_ROUTES]; /* of its expert */
-    uint8_t route_places[WHOLE_ROUTES];
-    int8_t places[WHOLE_ROUTES][WHOLE_ROWS];          /* of unit u and row r; below 0: there is no such route */
-    uint16_t results[2][WHOLE_ROUTES][PANEL_ROWS];    /* of the columns of an item, by turns */
+    uint8_t is_first[WHOLE_ROUTES];                   /* of its expert */
+    uint8_t places[WHOLE_ROUTES];                     /* of routes */
+    uint8_t rows[WHOLE_ROUTES];                       /* of places */
+    uint16_t results[2][WHOLE_ROUTES][DOWN_COLUMNS];  /* of the columns of an item, by turns */
 };
 
-/* All threads, of which each has at most one route. */
+/* All threads, of which each has at most one route. A single row has no two of an expert. */
 static __device__ void whole_sort(const struct mixture &m, struct whole_tables *t)
 {
     const uint32_t n = m.n_routes, i = threadIdx.x;
     uint32_t own = EXPERTS_MAX, rank = 0, before = 0, n_own = 0, unit = 0;
-    for (uint32_t at = i; at < n * WHOLE_ROWS / 4; at += WHOLE_THREADS)
-        ((uint32_t *)t->places)[at] = ~0u;
     if (i < n) {
         const struct route *route = route_at(m, i);
         own = (uint32_t)__ldcg(&route->expert);
         t->weights[i] = __ldcg(&route->weight);
         t->experts[i] = (uint16_t)own;
+    }
+    if (m.n_rows == 1) {
+        if (i < n) {
+            t->units[i] = {(uint16_t)own, 1, i};
+            t->places[i] = (uint8_t)i;
+            t->rows[i] = 0;
+        }
+        if (i == 0)
+            t->n_units = n;
+        __syncthreads();
+        return;
     }
     __syncthreads();
     if (i < n) {
@@ -81,15 +106,14 @@ static __device__ void whole_sort(const struct mixture &m, struct whole_tables *
             n_own += t->experts[j] == own;
         }
         t->is_first[i] = rank == 0;
+        t->places[i] = (uint8_t)(before + rank);
+        t->rows[before + rank] = (uint8_t)(i / m.n_chosen);
     }
     const uint32_t n_units = (uint32_t)__syncthreads_count(i < n && rank == 0);
-    if (i < n) {
+    if (i < n && rank == 0) {
         for (uint32_t j = 0; j < n; j++)
             unit += t->is_first[j] && t->experts[j] < own;
-        t->places[unit][i / m.n_chosen] = (int8_t)(before + rank);
-        t->route_places[i] = (uint8_t)(before + rank);
-        if (rank == 0)
-            t->units[unit] = {(uint16_t)own, (uint16_t)n_own, before};
+        t->units[unit] = {(uint16_t)own, (uint16_t)n_own, before};
     }
     if (i == 0)
         t->n_units = n_units;
@@ -111,29 +135,50 @@ static __device__ __forceinline__ struct whole_item whole_item_of(const struct w
     return {false, index - n_up >= s.down.n_tiles, 0, index - n_up};
 }
 
+/* The units of an item that lie beside each other in a stage, one such group after the other. */
+struct whole_group {
+    uint32_t unit, n, end;
+    __device__ __forceinline__ whole_group(const struct whole_item &item, uint32_t n_units)
+        : unit(item.unit), end(item.is_up ? item.unit + 1 : n_units)
+    {
+        n = min(DOWN_UNITS, end - unit);
+    }
+    __device__ __forceinline__ bool is_there() const { return unit < end; }
+    __device__ __forceinline__ void next()
+    {
+        unit += n;
+        n = min(DOWN_UNITS, end - unit);
+    }
+};
+
 /* Items on their way to those that work on them. */
 struct whole_turns {
     uint32_t turn = 0;
+    /* One thread. */
     __device__ __forceinline__ void put(struct whole_tables *t, uint32_t index)
     {
         barrier_wait(shared_address(&t->taken[turn % WHOLE_ITEMS]), (turn / WHOLE_ITEMS & 1) ^ 1);
         t->items[turn % WHOLE_ITEMS] = index;
         barrier_arrive(shared_address(&t->there[turn++ % WHOLE_ITEMS]));
     }
+    /* A warp. */
     __device__ __forceinline__ uint32_t take(const struct whole_tables *t)
     {
         barrier_wait(shared_address(&t->there[turn % WHOLE_ITEMS]), turn / WHOLE_ITEMS & 1);
         uint32_t index = *(volatile const uint32_t *)&t->items[turn % WHOLE_ITEMS];
-        barrier_arrive(shared_address(&t->taken[turn++ % WHOLE_ITEMS]));
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(shared_address(&t->taken[turn % WHOLE_ITEMS]));
+        turn++;
         return index;
     }
 };
 
+/* One thread. */
 static __device__ __forceinline__ void whole_load_w(const struct whole_maps &maps, const struct whole_shape &s, uint32_t ring,
                                                     struct whole_tables *t, uint32_t *n_taken, uint32_t index)
 {
     const uint64_t policy = policy_read_once();
-    const uint32_t box = WHOLE_BLOCKS * packed_panel::bytes;
     struct whole_turns turns;
     struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
     for (;;) {
@@ -143,23 +188,27 @@ static __device__ __forceinline__ void whole_load_w(const struct whole_maps &map
             return;
         index = atomicAdd(n_taken, 1); /* on its way while this item's weights are asked for */
         const struct whole_way &way = item.is_up ? s.up : s.down;
-        const uint32_t end = item.is_up ? item.unit + 1 : t->n_units, step = item.is_up ? 1 : way.n_panels;
-        for (uint32_t unit = item.unit; unit < end; unit += step) {
-            const uint32_t n = item.is_up ? 1 : min(step, end - unit);
-            for (uint32_t block = 0; block < way.n_blocks; block += WHOLE_BLOCKS, skinny_next(&at, s.n_stages)) {
-                const uint32_t target = ring + at.stage * s.w_bytes, full = shared_address(&t->full[at.stage]);
+        for (struct whole_group group(item, t->n_units); group.is_there(); group.next())
+            for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS, skinny_next(&at, s.n_stages)) {
+                const uint32_t target = ring + at.stage * s.stage_bytes + way.x_bytes;
+                const uint32_t full = shared_address(&t->full[at.stage]);
                 barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
-                barrier_expect(full, (item.is_up ? way.n_panels : n) * box);
-                for (uint32_t i = 0; i < n; i++) {
-                    const uint32_t from = t->units[unit + i].expert * way.step + item.tile * way.tile_step;
+                barrier_expect(full, group.n * way.unit_bytes);
+                for (uint32_t i = 0; i < group.n; i++) {
+                    const uint32_t from = t->units[group.unit + i].expert * way.step + item.tile * way.tile_step;
                     if (item.is_up)
                         copy_pairs(target, &maps.up, from, block, full, policy);
                     else
-                        copy_box(target + i * box, &maps.down, from, block, full, policy);
+                        copy_box(target + i * way.unit_step, &maps.down, from, block, full, policy);
                 }
             }
-        }
     }
+}
+
+/* Counts one more, and what the block has written before. */
+static __device__ __forceinline__ void count_released(uint32_t *count)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0],1;" ::"l"(count) : "memory");
 }
 
 /* Until n have been counted; what was written before is seen, by the copy engine too. */
@@ -172,10 +221,13 @@ static __device__ __forceinline__ void whole_wait(const uint32_t *count, uint32_
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-static __device__ __forceinline__ void whole_load_x(const struct whole_maps &maps, const struct whole_shape &s, uint32_t ring,
-                                                    uint32_t n_rows, struct whole_tables *t, struct whole_counts *counts)
+/* A warp, of which every lane has a row of a unit. */
+static __device__ __forceinline__ void whole_load_x(const struct whole_shape &s, const struct whole_rows &x,
+                                                    const struct whole_rows &products, uint32_t ring, struct whole_tables *t,
+                                                    struct whole_counts *counts)
 {
-    const uint32_t box = WHOLE_BLOCKS * n_rows * 128;
+    static_assert(DOWN_UNITS * WHOLE_ROWS == 32, "a lane a row");
+    const uint32_t lane = threadIdx.x % 32, slot = lane / WHOLE_ROWS, row = lane % WHOLE_ROWS;
     struct whole_turns turns;
     struct skinny_place at = {0, 1};
     for (;;) {
@@ -183,23 +235,29 @@ static __device__ __forceinline__ void whole_load_x(const struct whole_maps &map
         if (item.is_end)
             break;
         const struct whole_way &way = item.is_up ? s.up : s.down;
-        const uint32_t end = item.is_up ? 1 : t->n_units, step = item.is_up ? 1 : way.n_panels;
-        for (uint32_t unit = 0; unit < end; unit += step) {
-            const uint32_t n = min(step, end - unit);
-            for (uint32_t i = 0; i < n && !item.is_up; i++)
-                whole_wait(&counts->products[unit + i], s.up.n_tiles);
-            for (uint32_t block = 0; block < way.n_blocks; block += WHOLE_BLOCKS, skinny_next(&at, s.n_stages)) {
-                const uint32_t full = shared_address(&t->full[at.stage]);
+        const uint32_t own = slot * way.slot_step + row * X_STEP;
+        for (struct whole_group group(item, t->n_units); group.is_there(); group.next()) {
+            const struct few_unit unit = t->units[group.unit + min(slot, group.n - 1)];
+            const bool is_row = slot < group.n && row < unit.n_rows;
+            const uint32_t place = unit.first + (is_row ? row : 0), n = __popc(__ballot_sync(~0u, is_row));
+            const char *from = item.is_up ? x.data + (size_t)t->rows[place] * x.stride_bytes
+                                          : products.data + (size_t)place * products.stride_bytes;
+            if (!item.is_up)
+                whole_wait(&counts->products[group.unit + min(slot, group.n - 1)], s.up.n_tiles);
+            for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS, skinny_next(&at, s.n_stages)) {
+                const uint32_t full = shared_address(&t->full[at.stage]), target = ring + at.stage * s.stage_bytes + own;
+                const uint32_t n_bytes = min(STAGE_BLOCKS, way.n_blocks - block) * 128;
                 barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
-                barrier_expect(full, n * box);
-                for (uint32_t i = 0; i < n; i++)
-                    copy_box(ring + at.stage * s.x_bytes + i * box, item.is_up ? &maps.x : &maps.products,
-                             item.is_up ? 0 : t->units[unit + i].first, block, full);
+                if (lane == 0)
+                    barrier_expect(full, n * n_bytes);
+                __syncwarp();
+                if (is_row)
+                    copy_bytes(target, from + block * 128, n_bytes, full);
             }
         }
     }
     /* All products have been waited for when the last block comes here. */
-    if (atomicAdd(&counts->n_ended, 1) + 1 < gridDim.x)
+    if (lane || atomicAdd(&counts->n_ended, 1) + 1 < gridDim.x)
         return;
     for (uint32_t unit = 0; unit < t->n_units; unit++)
         counts->products[unit] = 0;
@@ -208,37 +266,108 @@ static __device__ __forceinline__ void whole_load_x(const struct whole_maps &map
 
 /* ---- those that multiply ------------------------------------------------------------------------------------------------- */
 
-/* What a warp reads, and how far it has come. */
-struct whole_worker {
-    uint32_t w_ring, x_ring, n_rows;
+/* A warp's way through the ring, stage by stage. */
+struct whole_reader {
+    const struct whole_shape &s;
+    struct whole_tables *t;
+    uint32_t ring;
     struct skinny_place at;
+
+    /* The address of a stage that is there. */
+    __device__ __forceinline__ uint32_t open() const
+    {
+        barrier_wait(shared_address(&t->full[at.stage]), at.phase);
+        return ring + at.stage * s.stage_bytes;
+    }
+    __device__ __forceinline__ void close()
+    {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(shared_address(&t->empty[at.stage]));
+        skinny_next(&at, s.n_stages);
+    }
+    __device__ __forceinline__ void pass(const struct whole_way &way)
+    {
+        for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS) {
+            open();
+            close();
+        }
+    }
 };
 
-/* The sums of the panel that lies `panel` bytes into each stage's W and has the rows `x` bytes into its x; another of a block
- * of 64 columns lies the steps further on. */
-static __device__ __forceinline__ void whole_sum(struct whole_worker &w, const struct whole_shape &s, struct whole_tables *t,
-                                                 uint32_t n_blocks, bool is_mine, uint32_t panel, uint32_t panel_step,
-                                                 uint32_t x, float (&sum)[4])
-{
-    const uint32_t row = min(threadIdx.x % 32 / 4, w.n_rows - 1) * 128 + threadIdx.x % 4 * 4;
-    for (uint32_t block = 0; block < n_blocks; block += WHOLE_BLOCKS, skinny_next(&w.at, s.n_stages)) {
-        barrier_wait(shared_address(&t->full[w.at.stage]), w.at.phase);
-        const uint32_t w_at = w.w_ring + w.at.stage * s.w_bytes + panel, x_at = w.x_ring + w.at.stage * s.x_bytes + x + row;
-        const uint32_t n = is_mine ? min(WHOLE_BLOCKS, n_blocks - block) : 0;
+/* What of a block of 64 columns a lane reads, of 8 or 16 rows of W and of 8 of x. */
+template <uint32_t EIGHTS> struct whole_block {
+    uint32_t words[2 * EIGHTS], exponents[2 * EIGHTS], x[2][4];
+    __device__ __forceinline__ void read(uint32_t w_at, uint32_t exponents_at, uint32_t x_at)
+    {
 #pragma unroll
-        for (uint32_t i = 0; i < WHOLE_BLOCKS; i++) {
-            if (i >= n)
-                break;
-            uint32_t a[4][4], b[4][2];
-            packed_panel::load(w_at + i * panel_step, a);
+        for (uint32_t i = 0; i < EIGHTS; i++)
+            packed_read(w_at + i * PACKED_BYTES, exponents_at + i * PACKED_BYTES, words + 2 * i, exponents + 2 * i);
+        load_matrices(x[0], x_at);
+        load_matrices(x[1], x_at + 64);
+    }
+};
+
+/* The same as the tensor cores take it, in four k16 steps. Rows that are not there are whatever the registers hold. */
+template <uint32_t EIGHTS> struct whole_steps {
+    uint32_t w[4][4], x[4][2];
+    __device__ __forceinline__ void open(const struct whole_block<EIGHTS> &from)
+    {
 #pragma unroll
-            for (uint32_t k = 0; k < 8; k++)
-                b[k / 2][k % 2] = load_shared_word(x_at + i * w.n_rows * 128 + k * 16);
-#pragma unroll
-            for (uint32_t k = 0; k < 4; k++)
-                mma(sum, a[k], b[k], __nv_bfloat16());
+        for (uint32_t k = 0; k < 4; k++) {
+            x[k][0] = from.x[k / 2][k % 2 * 2];
+            x[k][1] = from.x[k / 2][k % 2 * 2 + 1];
+            if (EIGHTS == 1)
+                asm("" : "=r"(w[k][1]), "=r"(w[k][3]));
         }
-        barrier_arrive(shared_address(&t->empty[w.at.stage]));
+    }
+    /* Word i: a row of two steps. */
+    __device__ __forceinline__ void unpack(const struct whole_block<EIGHTS> &from, uint32_t i)
+    {
+        const uint32_t k = i / EIGHTS * 2, row = i % EIGHTS, word = row * 2 + i / EIGHTS;
+        unpack_word(from.words[word], from.exponents[word], w[k][row], w[k][row + 2], w[k + 1][row], w[k + 1][row + 2]);
+    }
+};
+
+/* Adds up N blocks of a stage: while one is multiplied, the next is unpacked and the one behind it read. */
+template <uint32_t EIGHTS, uint32_t N>
+static __device__ __forceinline__ void whole_add(float (&sum)[4], uint32_t w_at, uint32_t exponents_at, uint32_t x_at,
+                                                 uint32_t w_step)
+{
+    struct whole_block<EIGHTS> blocks[N];
+    struct whole_steps<EIGHTS> steps[N];
+#pragma unroll
+    for (uint32_t i = 0; i < N + 2; i++) {
+        if (i < N)
+            blocks[i].read(w_at + i * w_step, exponents_at + i * w_step, x_at + i * 128);
+        if (i >= 1 && i <= N)
+            steps[i - 1].open(blocks[i - 1]);
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) {
+            if (i >= 2)
+                mma(sum, steps[i - 2].w[k], steps[i - 2].x[k], __nv_bfloat16());
+            if (i >= 1 && i <= N && k < 2 * EIGHTS)
+                steps[i - 1].unpack(blocks[i - 1], k);
+        }
+    }
+}
+
+/* The sums of the rows of W that lie `panel` bytes into a stage's W, a block of 64 columns w_step further on than the last, and
+ * of the rows `x` bytes into its x. */
+template <uint32_t EIGHTS>
+static __device__ __forceinline__ void whole_sum(struct whole_reader &reader, const struct whole_way &way, uint32_t panel,
+                                                 uint32_t w_step, uint32_t x, float (&sum)[4])
+{
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS) {
+        const uint32_t stage = reader.open(), w_at = stage + way.x_bytes + panel;
+        uint32_t word = w_at + lane * 8, exponent = w_at + 256 + lane / 4 * 2, x_at = stage + x;
+        if (block + STAGE_BLOCKS <= way.n_blocks)
+            whole_add<EIGHTS, STAGE_BLOCKS>(sum, word, exponent, x_at, w_step);
+        else
+            for (uint32_t i = block; i < way.n_blocks; i++, word += w_step, exponent += w_step, x_at += 128)
+                whole_add<EIGHTS, 1>(sum, word, exponent, x_at, 0);
+        reader.close();
     }
 }
 
@@ -247,94 +376,105 @@ static __device__ __forceinline__ void whole_meet(void)
     asm volatile("bar.sync 1,%0;" ::"n"(WHOLE_WARPS * 32) : "memory");
 }
 
-/* Sum i of a thread is that of this row of x and this row of the panel. */
+/* Sum i of a thread is that of this row of a unit. */
 static __device__ __forceinline__ uint32_t whole_x_row(uint32_t i)
 {
     return threadIdx.x % 4 * 2 + i % 2;
 }
 
-static __device__ __forceinline__ void whole_store_products(const struct output &out, const expert_product &product,
-                                                            const struct whole_tables *t, const struct whole_item &item,
-                                                            uint32_t n_panels, const float (&sum)[4])
+/* Where a lane reads its row of x for load_matrices; rows that are not there are the last one again. */
+static __device__ __forceinline__ uint32_t whole_x_at(const struct few_unit &unit, const struct whole_way &way)
 {
-    const uint32_t n = (item.tile * n_panels + threadIdx.x / 32) * (PANEL_ROWS / 2) + threadIdx.x % 32 / 4;
-    if (n >= out.n_out || threadIdx.x / 32 >= n_panels)
-        return;
-    const float *bias = out.bias ? out.bias + (size_t)t->units[item.unit].expert * 2 * out.n_out + n : NULL;
-    float gate_bias = bias ? bias[0] : 0, up_bias = bias ? bias[out.n_out] : 0;
+    const uint32_t lane = threadIdx.x % 32;
+    return min(lane % 8, (uint32_t)unit.n_rows - 1) * X_STEP + lane / 8 * 16;
+}
+
+/* A tile of a unit's products. */
+static __device__ __forceinline__ void whole_go_up(struct whole_reader &reader, const struct output &out,
+                                                   const expert_product &product, const struct whole_item &item)
+{
+    const struct whole_shape &s = reader.s;
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const uint32_t n = (item.tile * s.n_panels + warp) * (PANEL_ROWS / 2) + threadIdx.x % 32 / 4;
+    if (warp >= s.n_panels)
+        return reader.pass(s.up);
+    const struct few_unit unit = reader.t->units[item.unit];
+    const float *bias = out.bias && n < out.n_out ? out.bias + (size_t)unit.expert * 2 * out.n_out + n : NULL;
+    const float gate_bias = bias ? bias[0] : 0, up_bias = bias ? bias[out.n_out] : 0;
+    float sum[4] = {};
+    whole_sum<2>(reader, s.up, warp * 2 * PACKED_BYTES, s.n_panels * 2 * PACKED_BYTES, whole_x_at(unit, s.up), sum);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
-        const int8_t place = t->places[item.unit][whole_x_row(i)];
-        if (place < 0)
+        if (whole_x_row(i) >= unit.n_rows || n >= out.n_out)
             continue;
         float gate = bias ? sum[i] + gate_bias : sum[i], up = bias ? sum[i + 2] + up_bias : sum[i + 2];
-        ((__nv_bfloat16 *)out.y)[(size_t)place * out.y_stride + n] =
+        ((__nv_bfloat16 *)out.y)[(size_t)(unit.first + whole_x_row(i)) * out.y_stride + n] =
             round_to<__nv_bfloat16>(product(to_float(round_to<__nv_bfloat16>(gate)), to_float(round_to<__nv_bfloat16>(up))));
     }
 }
 
-/* The results of a unit's rows, for those who add them up. */
-static __device__ __forceinline__ void whole_keep_results(const struct output &out, const struct few_unit &unit, uint32_t first,
-                                                          __nv_bfloat16 (*results)[PANEL_ROWS], const float (&sum)[4])
+/* The results of an item's columns, for those who add them up. */
+static __device__ __forceinline__ void whole_go_down(struct whole_reader &reader, const struct output &out,
+                                                     const struct whole_item &item, __nv_bfloat16 (*results)[DOWN_COLUMNS])
 {
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t r = whole_x_row(i), n = threadIdx.x % 32 / 4 + i / 2 * 8;
-        if (r >= unit.n_rows || first + n >= out.n_out)
+    const struct whole_shape &s = reader.s;
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), slot = warp / DOWN_EIGHTS, eight = warp % DOWN_EIGHTS;
+    const uint32_t column = eight * 8 + threadIdx.x % 32 / 4, n = item.tile * DOWN_COLUMNS + column;
+    for (struct whole_group group(item, reader.t->n_units); group.is_there(); group.next()) {
+        if (slot >= group.n) {
+            reader.pass(s.down);
             continue;
-        float value = out.bias ? sum[i] + out.bias[(size_t)unit.expert * out.n_out + first + n] : sum[i];
-        results[unit.first + r][n] = round_to<__nv_bfloat16>(value);
+        }
+        const struct few_unit unit = reader.t->units[group.unit + slot];
+        const float bias = out.bias && n < out.n_out ? out.bias[(size_t)unit.expert * out.n_out + n] : 0;
+        float sum[4] = {};
+        whole_sum<1>(reader, s.down, slot * s.down.unit_step + eight * PACKED_BYTES, DOWN_EIGHTS * PACKED_BYTES,
+                     slot * s.down.slot_step + whole_x_at(unit, s.down), sum);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            if (whole_x_row(i) < unit.n_rows)
+                results[unit.first + whole_x_row(i)][column] = round_to<__nv_bfloat16>(out.bias ? sum[i] + bias : sum[i]);
     }
 }
 
 /* The columns of an item: a thread has one of a row, and adds up the routes in their order. */
 static __device__ __forceinline__ void whole_combine(const struct mixture &m, const struct whole_tables *t,
                                                      const struct output &y, uint32_t first,
-                                                     const __nv_bfloat16 (*results)[PANEL_ROWS])
+                                                     const __nv_bfloat16 (*results)[DOWN_COLUMNS])
 {
-    const uint32_t row = threadIdx.x / PANEL_ROWS, n = threadIdx.x % PANEL_ROWS;
+    static_assert(WHOLE_ROWS * DOWN_COLUMNS <= WHOLE_WARPS * 32, "a thread a result");
+    const uint32_t row = threadIdx.x / DOWN_COLUMNS, n = threadIdx.x % DOWN_COLUMNS;
     if (row >= m.n_rows || first + n >= y.n_out)
         return;
     float sum = 0;
+#pragma unroll 4
     for (uint32_t i = row * m.n_chosen; i < (row + 1) * m.n_chosen; i++)
-        sum = fmaf(t->weights[i], to_float(results[t->route_places[i]][n]), sum);
+        sum = fmaf(t->weights[i], to_float(results[t->places[i]][n]), sum);
     ((__nv_bfloat16 *)y.y)[(size_t)row * y.y_stride + first + n] = round_to<__nv_bfloat16>(sum);
 }
 
-static __device__ __forceinline__ void whole_work(const struct whole_shape &s, const struct mixture &m,
+static __device__ __forceinline__ void whole_work(struct whole_reader reader, const struct mixture &m,
                                                   const struct output &products, const struct output &y,
-                                                  const expert_product &product, struct whole_counts *counts,
-                                                  struct whole_tables *t, struct whole_worker w)
+                                                  const expert_product &product, struct whole_counts *counts)
 {
-    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), box = WHOLE_BLOCKS * packed_panel::bytes;
+    struct whole_tables *t = reader.t;
     struct whole_turns turns;
     for (uint32_t parity = 0;;) {
-        const struct whole_item item = whole_item_of(s, t->n_units, turns.take(t));
+        const struct whole_item item = whole_item_of(reader.s, t->n_units, turns.take(t));
         if (item.is_end)
             return;
         if (item.is_up) {
-            float sum[4] = {};
-            whole_sum(w, s, t, s.up.n_blocks, warp < s.up.n_panels, warp * packed_panel::bytes,
-                      s.up.n_panels * packed_panel::bytes, 0, sum);
-            whole_store_products(products, product, t, item, s.up.n_panels, sum);
+            whole_go_up(reader, products, product, item);
             whole_meet();
             if (threadIdx.x == 0) {
-                __threadfence();
-                atomicAdd(&counts->products[item.unit], 1);
+                count_released(&counts->products[item.unit]);
             }
             continue;
         }
-        __nv_bfloat16(*results)[PANEL_ROWS] = (__nv_bfloat16(*)[PANEL_ROWS])t->results[parity];
-        for (uint32_t unit = warp; unit - warp < t->n_units; unit += s.down.n_panels) {
-            const bool is_mine = warp < s.down.n_panels && unit < t->n_units;
-            float sum[4] = {};
-            whole_sum(w, s, t, s.down.n_blocks, is_mine, warp * box, packed_panel::bytes,
-                                warp * WHOLE_BLOCKS * w.n_rows * 128, sum);
-            if (is_mine)
-                whole_keep_results(y, t->units[unit], item.tile * PANEL_ROWS, results, sum);
-        }
+        __nv_bfloat16(*results)[DOWN_COLUMNS] = (__nv_bfloat16(*)[DOWN_COLUMNS])t->results[parity];
+        whole_go_down(reader, y, item, results);
         whole_meet();
-        whole_combine(m, t, y, item.tile * PANEL_ROWS, results);
+        whole_combine(m, t, y, item.tile * DOWN_COLUMNS, results);
         parity ^= 1;
     }
 }
@@ -342,24 +482,25 @@ static __device__ __forceinline__ void whole_work(const struct whole_shape &s, c
 /* products, y: where they go, with the biases of up and of down. */
 static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
 mix_packed(const __grid_constant__ struct whole_maps maps, const __grid_constant__ struct whole_shape s,
-         const __grid_constant__ struct mixture m, const __grid_constant__ struct output products,
-         const __grid_constant__ struct output y, const __grid_constant__ expert_product product, struct whole_counts *counts)
+           const __grid_constant__ struct mixture m, const __grid_constant__ struct whole_rows x,
+           const __grid_constant__ struct output products, const __grid_constant__ struct output y,
+           const __grid_constant__ expert_product product, struct whole_counts *counts)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const uint32_t w_ring = shared_address(shared), x_ring = w_ring + s.n_stages * s.w_bytes;
-    struct whole_tables *t = (struct whole_tables *)(shared + s.n_stages * (s.w_bytes + s.x_bytes));
+    const uint32_t ring = shared_address(shared);
+    struct whole_tables *t = (struct whole_tables *)(shared + s.n_stages * s.stage_bytes);
     uint32_t index = 0;
     start_next();
-    if (threadIdx.x < 4)
+    if (threadIdx.x < 2)
         map_prefetch(&maps.up + threadIdx.x);
     if (threadIdx.x < s.n_stages) {
         barrier_init(shared_address(&t->full[threadIdx.x]), 2);
-        barrier_init(shared_address(&t->empty[threadIdx.x]), WHOLE_WARPS * 32);
+        barrier_init(shared_address(&t->empty[threadIdx.x]), WHOLE_WARPS);
     }
     if (threadIdx.x < WHOLE_ITEMS) {
         barrier_init(shared_address(&t->there[threadIdx.x]), 1);
-        barrier_init(shared_address(&t->taken[threadIdx.x]), WHOLE_WARPS * 32 + 1);
+        barrier_init(shared_address(&t->taken[threadIdx.x]), WHOLE_WARPS + 1);
     }
     barriers_made();
     wait_for_input();
@@ -367,23 +508,32 @@ mix_packed(const __grid_constant__ struct whole_maps maps, const __grid_constant
         index = atomicAdd(&counts->n_taken, 1);
     whole_sort(m, t);
     if (warp < WHOLE_WARPS)
-        whole_work(s, m, products, y, product, counts, t, {w_ring, x_ring, m.n_rows, {0, 0}});
-    else if (warp == WHOLE_WARPS && lane == 0)
-        whole_load_w(maps, s, w_ring, t, &counts->n_taken, index);
+        whole_work({s, t, ring, {0, 0}}, m, products, y, product, counts);
+    else if (warp > WHOLE_WARPS)
+        whole_load_x(s, x, {products.y, products.y_stride * 2}, ring, t, counts);
     else if (lane == 0)
-        whole_load_x(maps, s, x_ring, m.n_rows, t, counts);
+        whole_load_w(maps, s, ring, t, &counts->n_taken, index);
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
-/* Fills in the rings; the bytes of shared memory. */
+static inline void whole_cut_way(struct whole_way *way, uint32_t n_units, uint32_t n_eights, uint32_t n_rows)
+{
+    way->unit_bytes = STAGE_BLOCKS * n_eights * PACKED_BYTES;
+    way->unit_step = ceil_div(way->unit_bytes, 128) * 128;
+    way->slot_step = n_rows * X_STEP;
+    way->x_bytes = ceil_div(n_units * way->slot_step, 128) * 128;
+}
+
+/* Fills in the ring; the bytes of shared memory. */
 static inline uint32_t whole_cut_memory(struct whole_shape *s, uint32_t n_rows)
 {
     const uint32_t room = SHARED_BYTES - WHOLE_SPARED - (uint32_t)sizeof(struct whole_tables);
-    s->w_bytes = max(s->up.n_panels, s->down.n_panels) * WHOLE_BLOCKS * packed_panel::bytes;
-    s->x_bytes = s->down.n_panels * WHOLE_BLOCKS * n_rows * 128;
-    s->n_stages = min(room / (s->w_bytes + s->x_bytes), WHOLE_STAGES);
-    return s->n_stages * (s->w_bytes + s->x_bytes) + (uint32_t)sizeof(struct whole_tables);
+    whole_cut_way(&s->up, 1, 2 * s->n_panels, n_rows);
+    whole_cut_way(&s->down, DOWN_UNITS, DOWN_EIGHTS, n_rows);
+    s->stage_bytes = max(s->up.x_bytes + s->up.unit_step, s->down.x_bytes + DOWN_UNITS * s->down.unit_step);
+    s->n_stages = min(room / s->stage_bytes, WHOLE_STAGES);
+    return s->n_stages * s->stage_bytes + (uint32_t)sizeof(struct whole_tables);
 }
 
 #endif

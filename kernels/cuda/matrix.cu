@@ -45,6 +45,17 @@ struct packed_place {
     }
 };
 
+/* Of a 4-bit float: sign at bit 15, the rest from bit 6 on. */
+static __device__ __forceinline__ uint32_t value_bits(uint32_t q)
+{
+    return q >> 3 << 15 | (q & 7) << 6;
+}
+
+static __device__ __forceinline__ uint32_t value_of(uint32_t bits)
+{
+    return (bits >> 12 & 8) | (bits >> 6 & 7);
+}
+
 /* Block blockIdx.x: a row. too_large: whether an exponent is beyond what can be packed. */
 static __global__ void pack_rows(const uint8_t *rows, uint32_t n_blocks, char *data, uint32_t n_eights, uint32_t first_row,
                                  uint32_t *too_large)
@@ -57,9 +68,10 @@ static __global__ void pack_rows(const uint8_t *rows, uint32_t n_blocks, char *d
         *to.exponent = (uint8_t)(from[0] + PACKED_EXPONENT);
         for (uint32_t t = 0; t < 4; t++) {
             uint32_t word = 0;
-            for (uint32_t j = 0; j < 4; j++) { /* the bytes of columns 2 t + j % 2 + j / 2 * 8 and 16 further on */
-                uint32_t both = from[1 + 2 * t + j % 2 + j / 2 * 8];
-                word |= (pack_bits(both & 15, j / 2) | pack_bits(both >> 4, 2 + j / 2)) << j % 2 * 16;
+            for (uint32_t j = 0; j < 2; j++) { /* the bytes of two columns from 2 t + 8 j on, and from 16 further on */
+                const uint8_t *both = from + 1 + 2 * t + 8 * j;
+                word |= pack_pair(value_bits(both[0] & 15) | value_bits(both[1] & 15) << 16, j);
+                word |= pack_pair(value_bits(both[0] >> 4) | value_bits(both[1] >> 4) << 16, 2 + j);
             }
             to.words[2 * t] = word;
         }
@@ -73,8 +85,8 @@ static __global__ void unpack_row(char *data, uint32_t n_eights, uint32_t row, u
         uint8_t *to = out + i * BLOCK_BYTES;
         to[0] = (uint8_t)(*from.exponent - PACKED_EXPONENT);
         for (uint32_t j = 0; j < 16; j++) {
-            uint32_t half = from.words[j % 8 / 2 * 2] >> j % 2 * 16 & 0xffff;
-            to[1 + j] = (uint8_t)(unpack_bits(half, j / 8) | unpack_bits(half, 2 + j / 8) << 4);
+            uint32_t word = from.words[j % 8 / 2 * 2], low = packed_pair(word, j / 8), high = packed_pair(word, 2 + j / 8);
+            to[1 + j] = (uint8_t)(value_of(low >> j % 2 * 16) | value_of(high >> j % 2 * 16) << 4);
         }
     }
 }

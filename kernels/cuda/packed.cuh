@@ -12,22 +12,27 @@
 #define PACKED_BYTES 272u   /* of eight rows by 64 columns */
 #define PACKED_EXPONENT 126 /* of the file's byte to the one that is kept */
 
-/* Bits of a 4-bit float in a half word, of the columns of turn 0 to 3. */
-static __device__ __forceinline__ uint32_t pack_bits(uint32_t q, uint32_t turn)
+/* The two values of a turn, 0 to 3, each as the bits 15 and 8 to 6 of its half word. */
+static __device__ __forceinline__ uint32_t packed_pair(uint32_t word, uint32_t turn)
 {
-    uint32_t sign = q >> 3, rest = q & 7;
-    if (turn < 3)
-        return (sign << 15 | rest << 6) >> 3 * turn;
-    return sign << 14 | (rest & 4) << 11 | (rest & 3) << 10;
+    const uint32_t mask = 0x81C081C0u;
+    switch (turn) {
+    case 0: return word & mask;
+    case 1: return word << 4 & mask;
+    case 2: return __funnelshift_l(word, word, 10) & mask;
+    default: return (word << 6 & 0x80C080C0u) | (word >> 2 & 0x01000100u);
+    }
 }
 
-static __device__ __forceinline__ uint32_t unpack_bits(uint32_t half, uint32_t turn)
+/* Of a pair, the word's bits: the way back. */
+static __device__ __forceinline__ uint32_t pack_pair(uint32_t pair, uint32_t turn)
 {
-    if (turn == 3)
-        half = (half << 1 & 0x8000) | (half >> 4 & 0x00C0) | (half >> 5 & 0x0100);
-    else
-        half <<= 3 * turn;
-    return (half >> 12 & 8) | (half >> 6 & 7);
+    switch (turn) {
+    case 0: return pair;
+    case 1: return pair >> 4;
+    case 2: return __funnelshift_r(pair, pair, 10);
+    default: return (pair & 0x80C080C0u) >> 6 | (pair & 0x01000100u) << 2;
+    }
 }
 
 /* matrix.cu: rows of blocks as a file has them, from the host and back. */
@@ -45,21 +50,22 @@ static __device__ __forceinline__ uint32_t times_pairs(uint32_t bits, uint32_t s
 static __device__ __forceinline__ void unpack_word(uint32_t word, uint32_t exponent, uint32_t &a, uint32_t &b, uint32_t &c,
                                                    uint32_t &d)
 {
-    const uint32_t mask = 0x81C081C0u, scale = exponent * 0x00800080u;
-    a = times_pairs(word & mask, scale);
-    b = times_pairs(word << 3 & mask, scale);
-    c = times_pairs(word << 6 & mask, scale);
-    d = times_pairs((word << 1 & 0x80008000u) | (word >> 4 & 0x00C000C0u) | (word >> 5 & 0x01000100u), scale);
+    const uint32_t scale = exponent * 0x00800080u;
+    a = times_pairs(packed_pair(word, 0), scale);
+    b = times_pairs(packed_pair(word, 1), scale);
+    c = times_pairs(packed_pair(word, 2), scale);
+    d = times_pairs(packed_pair(word, 3), scale);
 }
 
-static __device__ __forceinline__ uint32_t load_shared_word(uint32_t address)
+/* A lane's words of eight rows, and their exponents. */
+static __device__ __forceinline__ void packed_read(uint32_t at, uint32_t exponents_at, uint32_t *words, uint32_t *exponents)
 {
-    uint32_t word;
-    asm volatile("ld.shared.u32 %0,[%1];" : "=r"(word) : "r"(address) : "memory");
-    return word;
+    asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(at) : "memory");
+    asm volatile("ld.shared.u8 %0,[%1];" : "=r"(exponents[0]) : "r"(exponents_at) : "memory");
+    asm volatile("ld.shared.u8 %0,[%1+1];" : "=r"(exponents[1]) : "r"(exponents_at) : "memory");
 }
 
-/* A panel: two eights of rows, one behind the other. a[i]: what mma.sync and wgmma take of the k16 step i. */
+/* A panel: two eights of rows, one behind the other. a[k]: what wgmma takes of the k16 step k. */
 struct packed_panel {
     static const uint32_t bytes = 2 * PACKED_BYTES;
     static __device__ __forceinline__ void load(uint32_t panel, uint32_t (&a)[4][4])
@@ -68,14 +74,10 @@ struct packed_panel {
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             const uint32_t eight = panel + i * PACKED_BYTES;
-            uint32_t words[2], exponents;
-            asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(eight + lane * 8) : "memory");
-            asm volatile("{.reg .u16 h; ld.shared.u16 h,[%1]; cvt.u32.u16 %0,h;}"
-                         : "=r"(exponents)
-                         : "r"(eight + 256 + lane / 4 * 2)
-                         : "memory");
-            unpack_word(words[0], exponents & 0xff, a[0][i], a[0][2 + i], a[1][i], a[1][2 + i]);
-            unpack_word(words[1], exponents >> 8, a[2][i], a[2][2 + i], a[3][i], a[3][2 + i]);
+            uint32_t words[2], exponents[2];
+            packed_read(eight + lane * 8, eight + 256 + lane / 4 * 2, words, exponents);
+            unpack_word(words[0], exponents[0], a[0][i], a[0][2 + i], a[1][i], a[1][2 + i]);
+            unpack_word(words[1], exponents[1], a[2][i], a[2][2 + i], a[3][i], a[3][2 + i]);
         }
     }
 };

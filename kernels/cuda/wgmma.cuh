@@ -102,6 +102,14 @@ static __device__ __forceinline__ void copy_pairs(uint32_t target, const CUtenso
 
 #undef COPY
 
+/* Bytes in sixteens, from and to multiples of 16. */
+static __device__ __forceinline__ void copy_bytes(uint32_t target, const void *from, uint32_t n_bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(target),
+                 "l"(from), "r"(n_bytes), "r"(barrier)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void wgmma_begin(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
