@@ -4,8 +4,8 @@
  *
  * A block an expert sorts the routes by experts, stable, and gathers the rows of x (sort_routes); up to 8 rows each block of
  * the products sorts for itself. Then up, down, and the sum, by the number of rows an expert has on the average:
- * - few: experts_few.cuh, bound by the bytes of the experts that are wanted; of packed MXFP4 (packed.cuh) up to 8 rows alone,
- *   all in one launch: experts_whole.cuh.
+ * - few: experts_few.cuh, bound by the bytes of the experts that are wanted. All in one launch: one row,
+ *   experts_one.cuh; up to 8 rows of packed MXFP4 (packed.cuh), whose few these are, experts_whole.cuh.
  * - many: experts_many.cuh, bound by the tensor cores.
  * - where the copy engine cannot read the weights (float32, quantised types, odd columns): plain tiles, latency bound.
  * Everything that depends on the routes is worked out on the device; so a graph can hold it. Sorting 65,536 routes of 128
@@ -13,6 +13,7 @@
 #include "eight.cuh"
 #include "experts_few.cuh"
 #include "experts_many.cuh"
+#include "experts_one.cuh"
 #include "experts_whole.cuh"
 #include "weight.cuh"
 
@@ -363,6 +364,30 @@ static enum rc run_whole(const struct running_mixture *run, const struct way *up
     return RC_OK;
 }
 
+/* The same for one row. */
+static enum rc run_one(const struct running_mixture *run, const struct way *up, const struct way *down, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    const uint32_t n = run->m.n_chosen;
+    const struct one_shape s = one_cut(n, run->inner, up->w->n_cols, down->rows_each, cuda->n_processors);
+    struct way eights = *up;
+    eights.is_product = false;
+    struct tensor_map maps[4];
+    enum rc rc = map_weights(run, &eights, 8, ONE_BLOCKS, &maps[0], err);
+    rc = rc ? rc : map_weights(run, down, 8, ONE_BLOCKS, &maps[1], err);
+    rc = rc ? rc : map_rows(run, up, 1, 8, s.up_blocks, &maps[2], err);
+    rc = rc ? rc : map_rows(run, down, n, 8, s.down_blocks, &maps[3], err);
+    if (rc)
+        return rc;
+    const struct one_maps all = {map_of(&maps[0]), map_of(&maps[1]), map_of(&maps[2]), map_of(&maps[3])};
+    struct output y = output_of(down);
+    y.y = (char *)run->args->y.data;
+    launch(cuda, cuda->dtype == DTYPE_F16 ? mix_one<__half> : mix_one<__nv_bfloat16>,
+           min(max(s.n_up, s.n_down), cuda->n_processors), ONE_THREADS, s.tables_at + sizeof(struct one_tables), all, s, run->m,
+           output_of(up), y, run->product, cuda->experts->one_counts + cuda->experts->n_ones++ % 2);
+    return RC_OK;
+}
+
 typedef void (*few_kernel)(CUtensorMap, CUtensorMap, struct few_shape, struct mixture, bool, struct output, expert_product);
 
 template <class T> static few_kernel few_kernel_of(uint32_t eights, bool is_product)
@@ -501,6 +526,13 @@ static enum rc multiply_ways(const struct running_mixture *run, const struct way
     return rc;
 }
 
+/* Is this what experts_one.cuh does? */
+static bool is_one(const struct running_mixture *run)
+{
+    return run->m.n_rows == 1 && run->m.n_chosen <= ONE_UNITS && run->is_product &&
+           max(run->args->x.width, run->inner) <= ONE_MAX_COLS;
+}
+
 static enum rc multiply_all(struct running_mixture *run, struct err *err)
 {
     const struct experts_args *args = run->args;
@@ -516,6 +548,8 @@ static enum rc multiply_all(struct running_mixture *run, struct err *err)
     struct way down = {args->down, run->middle, results, args->down_bias, false, true, streams, args->y.width};
     if (is_direct && is_packed)
         return run_whole(run, &up, &down, err);
+    if (is_direct && is_one(run))
+        return run_one(run, &up, &down, err);
     if (!is_direct)
         sort_all(run);
     return multiply_ways(run, &up, &down, err);
@@ -592,7 +626,8 @@ template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n
     for (uint32_t i = 0; i < 8 && !code; i++)
         code = cudaFuncSetAttribute(few_kernel_of<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES);
-    for (const void *kernel : {many, (const void *)multiply_many<__nv_bfloat16, true>, (const void *)mix_packed})
+    for (const void *kernel :
+         {many, (const void *)mix_one<T>, (const void *)multiply_many<__nv_bfloat16, true>, (const void *)mix_packed})
         code = code ? code : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -618,9 +653,12 @@ enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
     if (cuda->dtype == DTYPE_F32)
         return RC_OK;
     enum rc rc = cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->counts, &cuda->experts->counts, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, 2 * sizeof *cuda->experts->one_counts, &cuda->experts->one_counts, err);
     if (rc)
         return rc;
     cudaError_t code = cudaMemsetAsync(cuda->experts->counts, 0, sizeof *cuda->experts->counts, cuda->stream);
+    if (!code)
+        code = cudaMemsetAsync(cuda->experts->one_counts, 0, 2 * sizeof *cuda->experts->one_counts, cuda->stream);
     if (!code)
         code = cuda->dtype == DTYPE_BF16 ? allow_shared<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors)
                                          : allow_shared<__half>(&cuda->experts->n_pairs, cuda->n_processors);

@@ -92,14 +92,14 @@ static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, con
 }
 
 /* The columns of one stage. */
-template <class T, uint32_t EIGHTS>
+template <class T, uint32_t EIGHTS, uint32_t BLOCKS = skinny_stage_blocks(EIGHTS)>
 static __device__ __forceinline__ void skinny_multiply(float (&sum)[4 * EIGHTS], uint64_t a, uint64_t b, uint32_t tile_rows,
                                                        uint32_t n_blocks)
 {
-    if (n_blocks == skinny_stage_blocks(EIGHTS)) {
+    if (n_blocks == BLOCKS) {
         wgmma_begin();
 #pragma unroll
-        for (uint32_t i = 0; i < 4 * skinny_stage_blocks(EIGHTS); i++)
+        for (uint32_t i = 0; i < 4 * BLOCKS; i++)
             wgmma(sum, a + i / 4 * tile_rows * 8 + i % 4 * 2, b + i / 4 * EIGHTS * 64 + i % 4 * 2, T());
         wgmma_commit();
         wgmma_wait<1>();

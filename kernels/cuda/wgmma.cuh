@@ -126,10 +126,11 @@ template <uint32_t PENDING> static __device__ __forceinline__ void wgmma_wait(vo
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Describes rows of 128 bytes from a multiple of 1024 bytes on; the next 16 columns are 2 further on. */
-static __device__ __forceinline__ uint64_t wgmma_rows(uint32_t address)
+/* Describes rows of 128 bytes, of which each eight starts on a multiple of 1024 bytes, eight_bytes after the one before; the
+ * next 16 columns are 2 further on. */
+static __device__ __forceinline__ uint64_t wgmma_rows(uint32_t address, uint32_t eight_bytes = 1024)
 {
-    return (uint64_t)1 << 62 | (uint64_t)64 << 32 | (uint64_t)1 << 16 | address >> 4;
+    return (uint64_t)1 << 62 | (uint64_t)(eight_bytes / 16) << 32 | (uint64_t)1 << 16 | address >> 4;
 }
 
 /* d += A B^T for 64 rows of A and N = 2 * size of d of B, 16 columns. d[4 * i + j]: row 16 * warp + lane / 4 + j / 2 * 8,

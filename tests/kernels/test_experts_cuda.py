@@ -174,6 +174,33 @@ def test_all_rows_to_the_same(opened: Callable[[str], _core.Backend]) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize(
+    ("k", "cols", "inner", "form"),
+    [
+        (1, 192, 128, GATED),
+        (2, 6144, 64, CLAMPED),
+        (2, 6208, 64, GATED),
+        (3, 64, 3136, GATED),
+        (4, 2944, 192, CLAMPED),
+        (5, 2944, 64, GATED),
+        (6, 576, 832, CLAMPED),
+        (7, 320, 320, GATED),
+        (8, 2048, 768, CLAMPED),
+        (9, 128, 128, GATED),
+    ],
+)
+def test_one_row(k: int, cols: int, inner: int, form: int, dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+    """A row alone, of any number of experts, has the bits that it has among others, one launch after the other."""
+    rng = np.random.default_rng(k)
+    mixture = Mixture(opened(dtype), dtype, 12, cols, inner, form, has_bias=form == CLAMPED)
+    x, routes = rng.standard_normal((20, cols)).astype(mixture.kind), draw_routes(20, 12, k, rng)
+    whole = mixture.run(x, routes)
+    assert np.isfinite(whole.astype(np.float32)).all()
+    for row in range(20):
+        assert mixture.run(x[row : row + 1], routes[row : row + 1]).tobytes() == whole[row].tobytes(), row
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
 def test_clamped(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
     """The clamped product against float64, and its bits over the rows."""
     rng = np.random.default_rng(3)
