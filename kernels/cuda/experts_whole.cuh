@@ -10,9 +10,8 @@
  * operand of 16 rows of mma.sync m16n8k16, of which the way down leaves eight empty, x that of 8: one chain over the k16 steps
  * 0, 1, 2, ..., as in linear.cu. W is MXFP4 as packed.cuh has it, x bfloat16.
  *
- * Bound by the bytes of the wanted weights, 4 experts of 3 x 2880 x 2880 take 12 us at the 4.5 TB/s that an H200 reads, and
- * with one row by what a warp does in turn: a block of 64 columns takes 350 cycles up and 240 down, of unpacking and of steps
- * that wait for each other. */
+ * Bound by the bytes of the wanted weights: 4 experts of 3 x 2880 x 2880 take 12 us at the 4.5 TB/s that an H200 reads; for now
+ * by what the warps do, some 350 cycles a block of 64 columns on the way up, where memory takes 300, and 240 down. */
 #ifndef LLMPY_CUDA_EXPERTS_WHOLE_CUH
 #define LLMPY_CUDA_EXPERTS_WHOLE_CUH
 
@@ -45,7 +44,7 @@ struct whole_way {
     uint32_t n_tiles;               /* of one expert */
     uint32_t step, tile_step;       /* from one expert, and from one tile, to the next in the map */
     uint32_t unit_bytes, unit_step; /* of a unit's W in a stage, and to the next one's */
-    uint32_t slot_step, x_bytes;    /* from a unit's x to the next one's, and of all of them, in front of W */
+    uint32_t slot_step, x_bytes;    /* from a unit's x to the next one's; of all x of a stage, in front of W */
 };
 
 struct whole_shape {
@@ -383,7 +382,7 @@ static __device__ __forceinline__ uint32_t whole_x_row(uint32_t i)
 }
 
 /* Where a lane reads its row of x for load_matrices; rows that are not there are the last one again. */
-static __device__ __forceinline__ uint32_t whole_x_at(const struct few_unit &unit, const struct whole_way &way)
+static __device__ __forceinline__ uint32_t whole_x_at(const struct few_unit &unit)
 {
     const uint32_t lane = threadIdx.x % 32;
     return min(lane % 8, (uint32_t)unit.n_rows - 1) * X_STEP + lane / 8 * 16;
@@ -402,7 +401,7 @@ static __device__ __forceinline__ void whole_go_up(struct whole_reader &reader, 
     const float *bias = out.bias && n < out.n_out ? out.bias + (size_t)unit.expert * 2 * out.n_out + n : NULL;
     const float gate_bias = bias ? bias[0] : 0, up_bias = bias ? bias[out.n_out] : 0;
     float sum[4] = {};
-    whole_sum<2>(reader, s.up, warp * 2 * PACKED_BYTES, s.n_panels * 2 * PACKED_BYTES, whole_x_at(unit, s.up), sum);
+    whole_sum<2>(reader, s.up, warp * 2 * PACKED_BYTES, s.n_panels * 2 * PACKED_BYTES, whole_x_at(unit), sum);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         if (whole_x_row(i) >= unit.n_rows || n >= out.n_out)
@@ -429,7 +428,7 @@ static __device__ __forceinline__ void whole_go_down(struct whole_reader &reader
         const float bias = out.bias && n < out.n_out ? out.bias[(size_t)unit.expert * out.n_out + n] : 0;
         float sum[4] = {};
         whole_sum<1>(reader, s.down, slot * s.down.unit_step + eight * PACKED_BYTES, DOWN_EIGHTS * PACKED_BYTES,
-                     slot * s.down.slot_step + whole_x_at(unit, s.down), sum);
+                     slot * s.down.slot_step + whole_x_at(unit), sum);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
             if (whole_x_row(i) < unit.n_rows)

@@ -1,4 +1,4 @@
-/* wgmma_wide.cuh: wgmma of wgmma.cuh for 72 to 256 columns, and for 32 to 256 with the rows of A in registers. */
+/* wgmma_wide.cuh: wgmma of wgmma.cuh for 72 to 256 columns, and for 32 to 160 with the rows of A in registers. */
 #ifndef LLMPY_CUDA_WGMMA_WIDE_CUH
 #define LLMPY_CUDA_WGMMA_WIDE_CUH
 
@@ -56,9 +56,6 @@ WGMMA_ROWS(64, NAMES2, 32, 33, 34, 35, 36, SUMS2)
 WGMMA_ROWS(96, NAMES3, 48, 49, 50, 51, 52, SUMS3)
 WGMMA_ROWS(128, NAMES4, 64, 65, 66, 67, 68, SUMS4_)
 WGMMA_ROWS(160, NAMES5, 80, 81, 82, 83, 84, SUMS5)
-WGMMA_ROWS(192, NAMES6, 96, 97, 98, 99, 100, SUMS6)
-WGMMA_ROWS(224, NAMES7, 112, 113, 114, 115, 116, SUMS7)
-WGMMA_ROWS(256, NAMES8, 128, 129, 130, 131, 132, SUMS8)
 #undef WGMMA_ROWS
 #undef WGMMA_OF
 #undef WGMMA
