@@ -108,6 +108,9 @@ class Backend:
     def route(self, logits: Buffer, routes: Buffer, score: int = 0, bias: Buffer | None = None, n_groups: int = 1,
               chosen_groups: int = 1, sums_two: bool = False, normalised: bool = False, sum_eps: float = 0.0,
               scale: float = 1.0) -> None: ...  # routes: int32 pairs of an expert and the bits of its float32 weight
+    def norm_route(self, a: Buffer, b: Buffer, sum: Buffer, weight: Buffer, out: Buffer, eps: float, router: Matrix,
+                   router_bias: Buffer | None, logits: Buffer, routes: Buffer, score: int = 0, bias: Buffer | None = None,
+                   normalised: bool = False) -> None: ...  # add_rms_norm, linear and route; logits may stay as they are
     def experts(self, up: Matrix, down: Matrix, routes: Buffer, x: Buffer, y: Buffer, n_experts: int, inner: int,
                 form: int = 0, act: int = 0, limit: float = 0.0, up_bias: Buffer | None = None,
                 down_bias: Buffer | None = None, input_scaled: bool = False) -> None: ...

@@ -190,6 +190,23 @@ static enum rc run_embed(struct running *run, const struct step *step, struct vi
     return m->backend->embed(m->ctx, &args, run->err);
 }
 
+/* And the routes of what is normed, where the next step is joined. */
+static enum rc run_add_norm(struct running *run, const struct step *step, uint32_t n_rows)
+{
+    const struct model *m = run->m;
+    struct linear_args router;
+    struct route_args route;
+    struct add_rms_norm_args args = {n_rows, view_of(m, step->in[0]), view_of(m, step->in[1]), view_of(m, step->out),
+                                     view_of(m, step->normed), weights_vector(m->weights, step->weight), step->eps,
+                                     weights_vector(m->weights, step->norm[0]), step->norm_eps, NULL, NULL};
+    if (step->is_joined) {
+        routing_of(run, step + 1, n_rows, &router, &route);
+        args.router = &router;
+        args.route = &route;
+    }
+    return m->backend->add_rms_norm(m->ctx, &args, run->err);
+}
+
 enum rc step_run(struct running *run, const struct step *step)
 {
     struct model *m = run->m;
@@ -215,11 +232,7 @@ enum rc step_run(struct running *run, const struct step *step)
     case STEP_ADD:
         return m->backend->add(m->ctx, &(struct add_args){n_rows, in0, in1, out}, run->err);
     case STEP_ADD_NORM:
-        return m->backend->add_rms_norm(m->ctx,
-                                        &(struct add_rms_norm_args){n_rows, in0, in1, out, view_of(m, step->normed),
-                                                                    weights_vector(m->weights, step->weight), step->eps,
-                                                                    weights_vector(m->weights, step->norm[0]), step->norm_eps},
-                                        run->err);
+        return run_add_norm(run, step, n_rows);
     case STEP_SELECT:
         return m->backend->select(m->ctx, &(struct select_args){run->n_wanted_rows, run->wanted_rows, in0, out}, run->err);
     case STEP_LOGITS:

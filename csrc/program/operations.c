@@ -98,7 +98,8 @@ static enum rc run_delta(struct running *run, const struct op *op, const struct 
 }
 
 /* The router's logits stay in float32: they lie in the operation's second result. */
-static enum rc run_route(struct running *run, const struct step *step, uint32_t n_rows)
+void routing_of(const struct running *run, const struct step *step, uint32_t n_rows, struct linear_args *router,
+                struct route_args *route)
 {
     const struct model *m = run->m;
     const struct op *op = step->op;
@@ -106,7 +107,7 @@ static enum rc run_route(struct running *run, const struct step *step, uint32_t 
     struct view routes = view_of(m, step->out), logits = view_of(m, step->mid);
     logits.width = n_experts;
     logits.stride = (uint32_t)(logits.stride * m->item_bytes / sizeof(float));
-    struct linear_args router = {
+    *router = (struct linear_args){
         .matrix = weights_matrix(m->weights, op->weight[0]),
         .n_rows = n_rows,
         .x = view_of(m, step->in[0]),
@@ -114,14 +115,24 @@ static enum rc run_route(struct running *run, const struct step *step, uint32_t 
         .bias = weights_vector(m->weights, op->weight[1]),
         .is_float_out = true,
     };
-    struct route_args args = {
+    *route = (struct route_args){
         .n_rows = n_rows, .n_experts = n_experts, .n_chosen = op->u[0], .score = op->u[1], .n_groups = op->u[2],
         .chosen_groups = op->u[3], .sums_two = op->u[4], .is_normalised = op->u[5], .sum_eps = op->f[0], .scale = op->f[1],
         .logits = logits.data, .logits_stride = logits.stride, .selection_bias = weights_vector(m->weights, op->weight[2]),
         .routes = routes.data, .route_stride = (uint32_t)(routes.stride * m->item_bytes / sizeof(struct route)),
     };
+}
+
+static enum rc run_route(struct running *run, const struct step *step, uint32_t n_rows)
+{
+    const struct model *m = run->m;
+    struct linear_args router;
+    struct route_args route;
+    if (step->is_joined)
+        return RC_OK;
+    routing_of(run, step, n_rows, &router, &route);
     enum rc rc = m->backend->linear(m->ctx, &router, run->err);
-    return rc ? rc : m->backend->route(m->ctx, &args, run->err);
+    return rc ? rc : m->backend->route(m->ctx, &route, run->err);
 }
 
 static enum rc run_experts(struct running *run, const struct step *step, uint32_t n_rows)

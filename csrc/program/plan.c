@@ -382,6 +382,9 @@ static void emit_norm(struct planner *b, uint32_t index)
     node->step.eps = norm->f[0];
     absorb_term(b, node, &b->p->ops[add]);
     b->absorbed[add] = 1;
+    /* Pattern 9: the route right behind is made in the same call; as the walk goes backwards, its node is the one before. */
+    if (b->fusions & FUSION_NORM_ROUTE && index + 1 < b->p->n_ops && norm[1].code == OP_ROUTE && norm[1].in[0] == norm->out[0])
+        node->step.is_joined = node[-1].step.is_joined = true;
 }
 
 /* Emits one operation, and with it those that it absorbs. */

@@ -30,6 +30,9 @@ static inline uint32_t weight_stride(const struct model *m, uint32_t weight, uin
     return weight != NO_INDEX && n_heads > 1 && m->program->weights[weight].rows == width ? width / n_heads : 0;
 }
 
+/* What a route's step asks for. */
+void routing_of(const struct running *run, const struct step *step, uint32_t n_rows, struct linear_args *router,
+                struct route_args *route);
 enum rc step_run(struct running *run, const struct step *step);
 enum rc rope_tables_run(struct running *run); /* of a step, before all others */
 struct kv_view kv_of(const struct running *run, uint32_t layer); /* executor.c */

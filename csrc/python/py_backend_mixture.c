@@ -1,5 +1,5 @@
-/* py_backend_mixture.c: mixtures of experts in _core.Backend: route, experts. Routes are int32 [rows][2 * chosen]: pairs of an
- * expert and the bits of its weight (struct route). */
+/* py_backend_mixture.c: mixtures of experts in _core.Backend: route, norm_route, experts. Routes are int32 [rows][2 * chosen]:
+ * pairs of an expert and the bits of its weight (struct route). */
 #include "py_stage.h"
 
 #include "../base/mem.h"
@@ -45,6 +45,45 @@ PyObject *py_backend_route(PyObject *object, PyObject *args, PyObject *kwargs)
     if (stage_array(&s, "bias", bias, 'f', false, &a.selection_bias) != a.n_experts && bias != Py_None)
         stage_fail(&s, "bias", "one for each expert");
     STAGE_RUN(&s, route, &a);
+}
+
+/* add_rms_norm with a router and a route. */
+PyObject *py_backend_norm_route(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"a", "b", "sum", "weight", "out", "eps", "router", "router_bias", "logits", "routes", "score",
+                            "bias", "normalised", NULL};
+    PyObject *left, *right, *sum, *weight, *out, *matrix, *router_bias, *logits, *routes, *bias = Py_None;
+    struct route_args route = {.n_groups = 1, .chosen_groups = 1, .scale = 1.0f};
+    struct linear_args router = {.is_float_out = true};
+    struct add_rms_norm_args a = {.router = &router, .route = &route};
+    int is_normalised = 0;
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOfOOOO|IOp", names, &left, &right, &sum, &weight, &out, &a.eps, &matrix,
+                                     &router_bias, &logits, &routes, &route.score, &bias, &is_normalised))
+        return NULL;
+    if (!(s.self->table->fusions(s.self->ctx) & FUSION_NORM_ROUTE))
+        return PyErr_Format(PyExc_NotImplementedError, "this backend has no fused norm and route");
+    if (!(router.matrix = py_matrix_get(matrix)))
+        return NULL;
+    route.is_normalised = is_normalised;
+    stage_view(&s, "a", left, false, &a.a);
+    stage_view(&s, "b", right, false, &a.b);
+    stage_view(&s, "sum", sum, true, &a.sum);
+    stage_view(&s, "out", out, true, &a.out);
+    stage_array(&s, "weight", weight, 'f', false, &a.weight);
+    stage_array(&s, "router_bias", router_bias, 'f', false, &router.bias);
+    route.n_experts = (uint32_t)stage_array(&s, "logits", logits, 'f', true, &router.y.data) / (s.n_rows ? s.n_rows : 1);
+    route.route_stride = route.n_chosen = stage_routes(&s, routes, true, &route.routes, &route.n_rows);
+    stage_array(&s, "bias", bias, 'f', false, &route.selection_bias);
+    a.n_rows = router.n_rows = s.n_rows;
+    router.y.width = router.y.stride = route.logits_stride = route.n_experts;
+    if (stage_begin(&s)) { /* what lies on the device has its address now */
+        router.x = a.out;
+        route.logits = router.y.data;
+        stage_done(&s, s.self->table->add_rms_norm(s.self->ctx, &a, &s.err));
+    }
+    return stage_end(&s);
 }
 
 PyObject *py_backend_experts(PyObject *object, PyObject *args, PyObject *kwargs)

@@ -80,8 +80,9 @@ PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_selective_scan(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_delta(PyObject *object, PyObject *args, PyObject *kwargs);
-/* py_backend_mixture.c: Backend.route, .experts */
+/* py_backend_mixture.c: Backend.route, .norm_route, .experts */
 PyObject *py_backend_route(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_norm_route(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_experts(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_latent.c: Backend.head_linear, .latent_attention */
 PyObject *py_backend_head_linear(PyObject *object, PyObject *args, PyObject *kwargs);

@@ -192,6 +192,8 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
         rc = open_partials(cuda, err);
     if (!rc)
         rc = linear_open(cuda, err);
+    if (!rc)
+        rc = cuda_norm_open(cuda, err);
     return rc ? rc : cuda_experts_open(cuda, err);
 }
 
@@ -239,7 +241,8 @@ static uint32_t activations(void *ctx)
 static uint32_t fusions(void *ctx)
 {
     (void)ctx;
-    return FUSION_LINEAR_GATED | FUSION_ADD_NORM | FUSION_NORM_ADD_NORM | FUSION_SSM_GATED | FUSION_SSM_INPUTS;
+    return FUSION_LINEAR_GATED | FUSION_ADD_NORM | FUSION_NORM_ADD_NORM | FUSION_SSM_GATED | FUSION_SSM_INPUTS |
+           FUSION_NORM_ROUTE;
 }
 
 static bool supports(void *ctx, uint32_t dtype, uint32_t use)

@@ -60,6 +60,7 @@ struct cuda {
     size_t partials_bytes;
     uint32_t *arrivals;         /* [n_processors], zero between launches */
     uint32_t n_processors;
+    bool has_router_clusters;   /* the device holds those of norm_route.cuh */
     struct memory_block *blocks; /* memory.cu's */
     struct memory_chunk *chunks;
     uint64_t held_bytes[4];     /* by enum memory_use */
@@ -248,6 +249,7 @@ enum rc cuda_prepare(void *ctx, struct err *err);
 enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err);
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err);
 enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *err);
+enum rc cuda_norm_open(struct cuda *cuda, struct err *err);
 enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struct err *err);
 enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err);
 enum rc cuda_add(void *ctx, const struct add_args *args, struct err *err);

@@ -23,13 +23,18 @@ template <class T> static __device__ __forceinline__ void load_eight(const T *fr
         x[i] = to_float(e.values[i]);
 }
 
-template <class T> static __device__ __forceinline__ void store_eight(T *to, const float (&x)[8])
+template <class T> static __device__ __forceinline__ eight<T> to_eight(const float (&x)[8])
 {
     struct eight<T> e;
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
         e.values[i] = round_to<T>(x[i]);
-    *(struct eight<T> *)to = e;
+    return e;
+}
+
+template <class T> static __device__ __forceinline__ void store_eight(T *to, const float (&x)[8])
+{
+    *(struct eight<T> *)to = to_eight<T>(x);
 }
 
 /* The values from `column` of `n_columns` on; zeros beyond. */

@@ -5,72 +5,15 @@
  * order, and a group of lanes norms a head. The row stays in registers. Bound by bytes: 8192 rows of 4096 bfloat16 values,
  * read and written, take 32 us at 4.25 TB/s (with a sum 63 us); a single row by latency, about 1 us, the weight read ahead of
  * the wait. The sum's second term may be normed first, in the same pass. */
-#include "eight.cuh"
-#include "head_norm.cuh"
+#include "norm_route.cuh"
+#include "row_norm.cuh"
 
 #define WARP_THREADS 128u /* of a block that norms heads */
-#define MAX_THREADS 1024u
 #define MAX_PARTS 4u
-
-/* x as given, or the sum of a and b. */
-template <class T> struct norm_source {
-    rows<T> a, b, sum;
-};
-
-template <bool HAS_SUM, bool IS_ALIGNED, class T>
-static __device__ __forceinline__ void take_part(const norm_source<T> &x, uint32_t row, uint32_t first, uint32_t column,
-                                                 uint32_t size, float (&values)[8])
-{
-    load_part<IS_ALIGNED>(x.a.at(row, first), column, size, values);
-    if (!HAS_SUM)
-        return;
-    float other[8];
-    load_part<IS_ALIGNED>(x.b.at(row, first), column, size, other);
-#pragma unroll
-    for (uint32_t i = 0; i < 8; i++)
-        values[i] = to_float(round_to<T>(values[i] + other[i]));
-}
-
-/* The weights from `column` of a head on; ones where there are none. */
-template <bool IS_ALIGNED>
-static __device__ __forceinline__ void weight_part(const float *weight, size_t first, uint32_t column, uint32_t size,
-                                                   float (&w)[8])
-{
-    if (weight)
-        load_part<IS_ALIGNED>(weight + first, column, size, w);
-    else
-#pragma unroll
-        for (uint32_t i = 0; i < 8; i++)
-            w[i] = 1.0f;
-}
-
-static __device__ __forceinline__ void scale_part(float (&values)[8], const float (&weight)[8], float scale)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < 8; i++)
-        values[i] = weight[i] * (values[i] * scale);
-}
-
-/* Pairwise over the threads 1, 2, 4, ... apart; a power of two of warps. Calls without a barrier in between differ in USE. */
-template <uint32_t USE> static __device__ __forceinline__ float block_squares(float sum)
-{
-    __shared__ float warps[32];
-    for (uint32_t apart = 1; apart < 32; apart *= 2)
-        sum = sum + __shfl_xor_sync(~0u, sum, apart);
-    if (blockDim.x == 32)
-        return sum;
-    if (threadIdx.x % 32 == 0)
-        warps[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = warps[threadIdx.x % (blockDim.x / 32)];
-    for (uint32_t apart = 1; apart < blockDim.x / 32; apart *= 2)
-        sum = sum + __shfl_xor_sync(~0u, sum, apart);
-    return sum;
-}
 
 /* A block a head of a row, PARTS chains a thread. */
 template <class T, uint32_t PARTS, bool HAS_SUM, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(PARTS <= 2 ? 512 : MAX_THREADS)
+static __global__ void __launch_bounds__(PARTS <= 2 ? 512 : ROW_NORM_THREADS)
 norm_rows(norm_source<T> x, rows<T> out, const float *weight, uint32_t weight_stride, uint32_t size, float eps)
 {
     float w[PARTS][8], values[PARTS][8], sum = 0;
@@ -103,7 +46,7 @@ norm_rows(norm_source<T> x, rows<T> out, const float *weight, uint32_t weight_st
 
 /* A block a row: the norm of b, the sum of a and this, and the norm of the sum, rounded as three operations round. */
 template <class T, uint32_t PARTS>
-static __global__ void __launch_bounds__(MAX_THREADS / 2)
+static __global__ void __launch_bounds__(ROW_NORM_THREADS / 2)
 norm_sums(norm_source<T> x, rows<T> out, const float *inner_weight, float inner_eps, const float *weight, uint32_t size,
           float eps)
 {
@@ -193,20 +136,11 @@ template <uint32_t PARTS, bool HAS_SUM, class T> static void launch_rows(const n
     launch(job.cuda, kernel, grid, threads, 0, job.x, job.out, job.weight, job.weight_stride, job.size, job.eps);
 }
 
-/* Threads that a row of so many chains has. */
-static uint32_t row_threads(uint32_t chains)
-{
-    uint32_t threads = 32;
-    while (threads < chains && threads < (chains > 2048 ? MAX_THREADS : MAX_THREADS / 2))
-        threads *= 2;
-    return threads;
-}
-
 template <bool HAS_SUM, class T> static enum rc launch_norm(const norm_job<T> &job, struct err *err)
 {
     uint32_t chains = ceil_div(job.size, 8), threads;
-    if (job.size > 8 * MAX_THREADS * MAX_PARTS)
-        return err_set(err, RC_UNSUPPORTED, "rms_norm: wanted at most %u columns, have %u", 8 * MAX_THREADS * MAX_PARTS,
+    if (job.size > 8 * ROW_NORM_THREADS * MAX_PARTS)
+        return err_set(err, RC_UNSUPPORTED, "rms_norm: wanted at most %u columns, have %u", 8 * ROW_NORM_THREADS * MAX_PARTS,
                        job.size);
     if (job.size <= HEAD_NORM_MAX) {
         chains <= 4 ? launch_heads<4, HAS_SUM>(job) :
@@ -263,8 +197,24 @@ static enum rc norm_terms(struct cuda *cuda, const struct add_rms_norm_args *arg
     struct add_rms_norm_args rest = *args;
     rest.b = args->out;
     rest.inner_weight = NULL;
+    rest.route = NULL;
     enum rc rc = cuda_rms_norm(cuda, &inner, err);
     return rc ? rc : cuda_add_rms_norm(cuda, &rest, err);
+}
+
+enum rc cuda_norm_open(struct cuda *cuda, struct err *err)
+{
+    cudaError_t code = cuda->dtype == DTYPE_BF16  ? norm_route_open<__nv_bfloat16>(cuda)
+                       : cuda->dtype == DTYPE_F16 ? norm_route_open<__half>(cuda)
+                                                  : cudaSuccess;
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
+}
+
+/* The routes of what has been normed. */
+static enum rc route_normed(struct cuda *cuda, const struct add_rms_norm_args *args, struct err *err)
+{
+    enum rc rc = cuda_linear(cuda, args->router, err);
+    return rc ? rc : cuda_route(cuda, args->route, err);
 }
 
 enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struct err *err)
@@ -274,13 +224,21 @@ enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struc
     if (!args->n_rows)
         return RC_OK;
     enum rc rc = RC_OK;
+    bool is_routed = false;
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(args->a) && has_eights<T>(args->b) && has_eights<T>(args->sum) &&
                           has_eights<T>(args->out) && (uintptr_t)args->weight % 16 == 0;
+        if constexpr (sizeof(T) == 2)
+            if (args->route && norm_route_fits(cuda, args, is_aligned)) {
+                is_routed = true;
+                launch_norm_route<T>(cuda, args);
+                rc = launched(err, "add_rms_norm");
+                return;
+            }
         norm_job<T> job = {cuda, {rows<T>(args->a), rows<T>(args->b), rows<T>(args->sum)}, rows<T>(args->out), args->weight,
                            args->n_rows, 1, args->out.width, 0, args->eps, is_aligned};
         rc = args->inner_weight ? norm_terms<T>(cuda, args, is_aligned, err) : launch_norm<true>(job, err);
     });
-    return rc;
+    return rc || is_routed || !args->route ? rc : route_normed(cuda, args, err);
 }

@@ -4,50 +4,11 @@
 #define LLMPY_CUDA_TILE_STORE_CUH
 
 #include "activation.cuh"
+#include "cluster.cuh"
 #include "linear.cuh"
 #include "wgmma.cuh"
 
-/* ---- clusters ----------------------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ uint32_t cluster_rank(void)
-{
-    uint32_t rank;
-    asm volatile("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-static __device__ __forceinline__ uint32_t cluster_first(void)
-{
-    uint32_t index;
-    asm volatile("mov.u32 %0,%%clusterid.x;" : "=r"(index));
-    return index;
-}
-
-static __device__ __forceinline__ uint32_t cluster_step(void)
-{
-    uint32_t n;
-    asm volatile("mov.u32 %0,%%nclusterid.x;" : "=r"(n));
-    return n;
-}
-
-/* After barriers_made: every block's barriers are there. */
-static __device__ __forceinline__ void cluster_meet(void)
-{
-    asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/* The same place in another block's shared memory. */
-static __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank)
-{
-    uint32_t result;
-    asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(result) : "r"(address), "r"(rank));
-    return result;
-}
-
-static __device__ __forceinline__ void barrier_arrive_in(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _,[%0];" ::"r"(barrier) : "memory");
-}
+/* ---- clusters that fetch for each other ---------------------------------------------------------------------------------- */
 
 /* The box at (row, block), into the same place of every block of the mask. */
 static __device__ __forceinline__ void copy_box_to(uint32_t mask, uint32_t target, const CUtensorMap *map, uint32_t row,

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core
+from llmpy import _core, hardware
 
 Open = Callable[..., _core.Backend]
 Array = np.ndarray
@@ -118,6 +119,42 @@ def test_what_is_not_finite_stays_in_its_row(case: str, open_backend: Open) -> N
     for row in (0, 2, 5):
         assert (experts[row] == good[0][row]).all() and (weights[row] == good[1][row]).all()
     assert np.isfinite(weights[4]).all()
+
+
+# width, experts, chosen, score, are there biases of the router and of the choice
+NORMED = {"qwen": (2048, 128, 8, SOFTMAX, False, False), "gpt-oss": (2880, 32, 4, CHOSEN_SOFTMAX, True, False),
+          "ernie": (2560, 64, 6, SOFTMAX, False, True), "widest": (4096, 8, 2, SIGMOID, True, True),
+          "not-eights": (2048, 60, 4, SOFTMAX, False, False), "too-wide": (4160, 16, 2, SOFTMAX, False, False),
+          "many-experts": (2048, 256, 8, SIGMOID, False, True)}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("case", NORMED)
+def test_norm_and_route_are_the_three_operations(case: str, dtype: str, cuda: str) -> None:
+    width, n, k, score, is_biased, is_shifted = NORMED[case]
+    kind = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}[dtype]
+    form = np.float32 if dtype == "float32" else np.uint16
+    rng = np.random.default_rng(n)
+    backend = _core.Backend(cuda, max_rows=64, dtype=dtype, library=hardware.cuda_library())
+    weight = rng.standard_normal(width).astype(np.float32)
+    values = (rng.standard_normal((n, width)) / width**0.5).astype(kind).view(form)
+    matrix = backend.matrix([(dtype, n, values)], width)
+    router_bias = rng.standard_normal(n).astype(np.float32) if is_biased else None
+    bias = rng.uniform(0, 0.1, n).astype(np.float32) if is_shifted else None
+    a, b = rng.standard_normal((2, 40, width)).astype(kind).view(form)
+    total, out = np.zeros_like(a), np.zeros_like(a)
+    logits, routes = np.zeros((40, n), np.float32), np.zeros((40, 2 * k), np.int32)
+    backend.add_rms_norm(a, b, total, weight, out, 1e-6)
+    backend.linear(matrix, out, logits, router_bias, is_float_out=True)
+    backend.route(logits, routes, score, bias, normalised=True)
+    for first, rows in ((0, 1), (39, 1), (1, 2), (3, 8), (5, 9), (0, 40)):
+        part = slice(first, first + rows)
+        mine, normed, made = a[part].copy(), np.zeros((rows, width), form), np.zeros((rows, 2 * k), np.int32)
+        scratch = np.zeros((rows, n), np.float32)
+        backend.norm_route(mine, b[part], mine, weight, normed, 1e-6, matrix, router_bias, scratch, made, score, bias, True)
+        assert backend.allocations == 0
+        assert mine.tobytes() == total[part].tobytes() and normed.tobytes() == out[part].tobytes()
+        assert made.tobytes() == routes[part].tobytes()
 
 
 def test_refusals(isa: str) -> None:
