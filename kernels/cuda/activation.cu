@@ -152,11 +152,7 @@ template <class F> static void visit_act(uint32_t act, F f)
 
 enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    if (!args->n_rows)
-        return RC_OK;
-    visit_type(cuda->dtype, [&](auto value) {
+    return run_rows(ctx, args->n_rows, "gated", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(args->up) && has_eights<T>(args->out);
         is_aligned = is_aligned && (args->gate.width == 1 || has_eights<T>(args->gate));
@@ -167,16 +163,11 @@ enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err)
                    rows<T>(args->out));
         });
     });
-    return launched(err, "gated");
 }
 
 enum rc cuda_act(void *ctx, const struct act_args *args, struct err *err)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    if (!args->n_rows)
-        return RC_OK;
-    visit_type(cuda->dtype, [&](auto value) {
+    return run_rows(ctx, args->n_rows, "act", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
         auto start = [&](auto act) {
@@ -193,53 +184,37 @@ enum rc cuda_act(void *ctx, const struct act_args *args, struct err *err)
         else
             visit_act(args->act, start);
     });
-    return launched(err, "act");
 }
 
 enum rc cuda_add(void *ctx, const struct add_args *args, struct err *err)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    if (!args->n_rows)
-        return RC_OK;
-    visit_type(cuda->dtype, [&](auto value) {
+    return run_rows(ctx, args->n_rows, "add", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(args->a) && has_eights<T>(args->b) && has_eights<T>(args->out);
         launch(cuda, is_aligned ? add_rows<T, true> : add_rows<T, false>, grid_of(args->n_rows, args->out.width), THREADS, 0,
                rows<T>(args->a), rows<T>(args->b), rows<T>(args->out));
     });
-    return launched(err, "add");
 }
 
 enum rc cuda_select(void *ctx, const struct select_args *args, struct err *err)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    if (!args->n_selected)
-        return RC_OK;
-    visit_type(cuda->dtype, [&](auto value) {
+    return run_rows(ctx, args->n_selected, "select", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
         launch(cuda, is_aligned ? select_rows<T, true> : select_rows<T, false>, grid_of(args->n_selected, args->out.width),
                THREADS, 0, rows<T>(args->x), args->rows, rows<T>(args->out));
     });
-    return launched(err, "select");
 }
 
 enum rc cuda_position_scale(void *ctx, const struct position_scale_args *args, struct err *err)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    if (!args->n_rows)
-        return RC_OK;
-    visit_type(cuda->dtype, [&](auto value) {
+    return run_rows(ctx, args->n_rows, "position_scale", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
         launch(cuda, is_aligned ? scale_by_position<T, true> : scale_by_position<T, false>,
                grid_of(args->n_rows, args->out.width), THREADS, 0, rows<T>(args->x), rows<T>(args->out), args->positions,
                args->first, args->every, args->slope);
     });
-    return launched(err, "position_scale");
 }
 
 enum rc cuda_scale_logits(void *ctx, const struct scale_logits_args *args, struct err *err)

@@ -181,6 +181,17 @@ template <class F> static void visit_type(uint32_t dtype, F f)
         f(float());
 }
 
+/* An operation on n_rows rows: start(context, a value of the type of activations) launches it. */
+template <class F> static enum rc run_rows(void *ctx, uint32_t n_rows, const char *name, struct err *err, F start)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    if (!n_rows)
+        return RC_OK;
+    visit_type(cuda->dtype, [&](auto value) { start(cuda, value); });
+    return launched(err, name);
+}
+
 static __device__ __forceinline__ float to_float(float x) { return x; }
 static __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 static __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

@@ -277,13 +277,9 @@ static void launch_delta(const struct cuda *cuda, const delta_job<T> &job, const
 
 enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    if (!args->batch->n_rows)
-        return RC_OK;
     if (args->key_dim > MAX_KEY)
         return err_set(err, RC_UNSUPPORTED, "delta: wanted keys of at most %u values, have %u", MAX_KEY, args->key_dim);
-    visit_type(cuda->dtype, [&](auto value) {
+    return run_rows(ctx, args->batch->n_rows, "delta", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         delta_job<T> job = {sequences(args->batch), state_pool(args->state), rows<T>(args->q), rows<T>(args->k),
                             rows<T>(args->v), rows<T>(args->a), rows<T>(args->b), rows<T>(args->out), args->a_log,
@@ -295,5 +291,4 @@ enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err)
         args->key_dim <= 128 ? launch_delta<4>(cuda, job, args, is_aligned)
                              : launch_delta<MOST_QUADS>(cuda, job, args, is_aligned);
     });
-    return launched(err, "delta");
 }

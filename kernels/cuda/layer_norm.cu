@@ -32,14 +32,9 @@ layer_norm_heads(rows<T> x, rows<T> out, const float *weight, const float *bias,
 
 enum rc cuda_layer_norm(void *ctx, const struct layer_norm_args *args, struct err *err)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    if (!args->n_rows)
-        return RC_OK;
-    visit_type(cuda->dtype, [&](auto value) {
+    return run_rows(ctx, args->n_rows, "layer_norm", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         launch(cuda, layer_norm_heads<T>, dim3(args->n_rows, args->n_heads), THREADS, 0, rows<T>(args->x), rows<T>(args->out),
                args->weight, args->bias, args->eps, args->weight_stride);
     });
-    return launched(err, "layer_norm");
 }

@@ -282,16 +282,12 @@ static void launch_scan(const struct cuda *cuda, const scan_job<T> &job, uint32_
 
 enum rc cuda_selective_scan(void *ctx, const struct selective_scan_args *args, struct err *err)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    if (!args->batch->n_rows)
-        return RC_OK;
     if (args->gate.data && args->act != ACT_SILU)
-        return gate_apart(cuda, *args, cuda_selective_scan, err);
+        return gate_apart((struct cuda *)ctx, *args, cuda_selective_scan, err);
     if (args->n_state > MAX_STATE)
         return err_set(err, RC_UNSUPPORTED, "selective_scan: wanted a state of at most %u columns, have %u", MAX_STATE,
                        args->n_state);
-    visit_type(cuda->dtype, [&](auto value) {
+    return run_rows(ctx, args->batch->n_rows, "selective_scan", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         const struct view &gate = args->gate.data ? args->gate : args->x;
         scan_job<T> job = {sequences(args->batch), state_pool(args->state), rows<T>(args->x), rows<T>(args->dt),
@@ -304,5 +300,4 @@ enum rc cuda_selective_scan(void *ctx, const struct selective_scan_args *args, s
         args->n_state <= 4 * LANES ? launch_scan<1>(cuda, job, n_seqs, is_aligned)
                                    : launch_scan<MOST_QUADS>(cuda, job, n_seqs, is_aligned);
     });
-    return launched(err, "selective_scan");
 }
