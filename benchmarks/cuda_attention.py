@@ -3,10 +3,10 @@
     python benchmarks/cuda_attention.py [--heads 32] [--kv-heads 8] [--head-dim 128] [--block 16]
                                         [--layers N] [--only "256 x 256"] [decode | step | prefill | qkv ...]
 
-A CUDA graph of dependent launches of the operation (step: of qkv and decode by turns), on random keys and values of so many
-layers that none of them is still in the L2 cache when its turn comes again; the median of several rounds. A line: microseconds
-of a call, and the share of what bounds it: bytes of keys and values at the read bandwidth of an H200 (4.55 TB/s), operations of
-visible pairs at 790 TFLOP/s.
+A CUDA graph of dependent launches of the operation (step: decode that does the work of qkv, too), on random keys and values of
+so many layers that none of them is still in the L2 cache when its turn comes again; the median of several rounds. A line:
+microseconds of a call, and the share of what bounds it: bytes of keys and values at the read bandwidth of an H200 (4.55 TB/s),
+operations of visible pairs at 790 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import statistics
 import time
+from collections.abc import Sequence
 from ctypes import Structure, byref, c_bool, c_float, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass, field
 
@@ -44,13 +45,6 @@ class KvView(Structure):
     ]  # fmt: skip
 
 
-class AttentionArgs(Structure):
-    _fields_ = [
-        ("batch", ctypes.POINTER(BatchView)), ("kv", KvView), ("n_heads", c_uint32), ("window", c_uint32), ("scale", c_float),
-        ("softcap", c_float), ("q", View), ("out", View), ("slopes", c_void_p), ("sinks", c_void_p), ("chunk", c_uint32),
-    ]  # fmt: skip
-
-
 class RopeArgs(Structure):
     _fields_ = [
         ("n_rows", c_uint32), ("n_freqs", c_uint32), ("head_dim", c_uint32), ("interleaved", c_bool), ("table", c_void_p),
@@ -65,6 +59,15 @@ class KvWriteArgs(Structure):
 class QkvArgs(Structure):
     _fields_ = [
         ("q_norm", c_void_p), ("k_norm", c_void_p), ("eps", c_float), ("rope", RopeArgs), ("write", KvWriteArgs),
+        ("norm_stride", c_uint32),
+    ]  # fmt: skip
+
+
+class AttentionArgs(Structure):
+    _fields_ = [
+        ("batch", ctypes.POINTER(BatchView)), ("kv", KvView), ("n_heads", c_uint32), ("window", c_uint32), ("scale", c_float),
+        ("softcap", c_float), ("q", View), ("out", View), ("slopes", c_void_p), ("sinks", c_void_p), ("chunk", c_uint32),
+        ("heads", ctypes.POINTER(QkvArgs)),
     ]  # fmt: skip
 
 
@@ -133,10 +136,14 @@ class Case:
         address = (self.x.value or 0) + 2 * first_head * self.head_dim
         return View(address, n_heads * self.head_dim, self.width)
 
-    def attention(self) -> list[Structure]:
+    def attention(self, heads: Sequence[Structure] = ()) -> list[Structure]:
+        """heads: of every layer, what qkv would do first."""
         q, out = self.view(0, self.heads), View(self.out, self.heads * self.head_dim, self.heads * self.head_dim)
         scale = float(self.head_dim) ** -0.5
-        return [AttentionArgs(ctypes.pointer(self.batch), kv, self.heads, 0, scale, 0.0, q, out) for kv in self.kv]
+        calls = [AttentionArgs(ctypes.pointer(self.batch), kv, self.heads, 0, scale, 0.0, q, out) for kv in self.kv]
+        for call, its in zip(calls, heads, strict=bool(heads)):
+            call.heads = ctypes.pointer(its)
+        return calls
 
     def qkv(self) -> list[Structure]:
         table = self.give(np.random.default_rng(5).uniform(-1, 1, self.rows * self.head_dim).astype(np.float32))
@@ -192,7 +199,7 @@ def measure(backend: Backend, what: str, args: argparse.Namespace) -> list[tuple
             pairs = n_seqs * sum(range(length - n_rows + 1, length + 1))
             floor = max(n_seqs * length * token_bytes / READ, 4 * pairs * case.heads * case.head_dim / MATMUL)
             if what == "step":
-                taken = case.seconds(qkv=case.qkv(), attention=case.attention())
+                taken = case.seconds(attention=case.attention(case.qkv()))
             else:
                 taken = case.seconds(attention=case.attention())
         case.close()

@@ -244,6 +244,7 @@ struct attention_args {
     const float *slopes;        /* [n_heads] or NULL: slope * (j - i) is added after scale and softcap */
     const float *sinks;         /* [n_heads] or NULL: exp(sink) joins the denominator of the softmax */
     uint32_t chunk;             /* key j <= i is visible iff j / chunk == i / chunk; 0: by window */
+    const struct qkv_args *heads; /* NULL, or FUSION_QKV_ATTENTION: what qkv would do first; its q is q and may stay as it is */
 };
 
 /* One product a head: out[h] = W_h x[h], or W_h^T x[h] where is_transposed, W_h being rows h * head_rows + first_row .. +
@@ -598,7 +599,8 @@ struct peers {
 
 enum fusion {
     FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8, FUSION_ADD_NORM = 16,
-    FUSION_NORM_ADD_NORM = 32, FUSION_SSM_GATED = 64, FUSION_SSM_INPUTS = 128, FUSION_NORM_ROUTE = 256
+    FUSION_NORM_ADD_NORM = 32, FUSION_SSM_GATED = 64, FUSION_SSM_INPUTS = 128, FUSION_NORM_ROUTE = 256,
+    FUSION_QKV_ATTENTION = 512
 };
 
 struct backend_options {

@@ -102,7 +102,7 @@ static struct rope_args rope_of(const struct running *run, const struct step *st
     const struct model *m = run->m;
     struct rope_args rope = {.n_rows = run->view.n_rows, .head_dim = head_dim, .q = view_of(m, step->in[0]),
                              .k = view_of(m, step->in[1])};
-    if (step->op) {
+    if (step->code == STEP_ROPE) {
         rope.k_head_dim = step->op->u[2];
         rope.is_tail = step->op->u[3];
     }
@@ -118,21 +118,22 @@ static enum rc run_cache_step(struct running *run, const struct step *step)
 {
     struct model *m = run->m;
     const struct cache_layer *layer = &m->program->layers[step->layer];
+    struct kv_write_args write = {&run->view, kv_of(run, step->layer), view_of(m, step->in[1]), view_of(m, step->in[2])};
+    if (step->code == STEP_KV_WRITE)
+        return m->backend->kv_write(m->ctx, &write, run->err);
+    struct qkv_args heads = {weights_vector(m->weights, step->norm[0]), weights_vector(m->weights, step->norm[1]), step->eps,
+                             rope_of(run, step, layer->head_dim), write, step->has_own_norms ? layer->head_dim : 0};
     if (step->code == STEP_ATTENTION) {
         struct attention_args args = {
             .batch = &run->view, .kv = kv_of(run, step->layer), .n_heads = layer->n_heads, .window = layer->window,
             .scale = step->scale, .softcap = step->softcap, .q = view_of(m, step->in[0]), .out = view_of(m, step->out),
             .slopes = weights_vector(m->weights, step->op->weight[0]),
             .sinks = weights_vector(m->weights, step->op->weight[1]), .chunk = step->op->u[1],
+            .heads = step->in[1].width ? &heads : NULL,
         };
         return m->backend->attention(m->ctx, &args, run->err);
     }
-    struct kv_write_args write = {&run->view, kv_of(run, step->layer), view_of(m, step->in[1]), view_of(m, step->in[2])};
-    if (step->code == STEP_KV_WRITE)
-        return m->backend->kv_write(m->ctx, &write, run->err);
-    struct qkv_args args = {weights_vector(m->weights, step->norm[0]), weights_vector(m->weights, step->norm[1]), step->eps,
-                            rope_of(run, step, layer->head_dim), write, step->has_own_norms ? layer->head_dim : 0};
-    return m->backend->qkv(m->ctx, &args, run->err);
+    return m->backend->qkv(m->ctx, &heads, run->err);
 }
 
 /* Samples the wanted rows first .. first + n, whose logits lie in the buffer; *task: the next task to be done. */

@@ -335,8 +335,9 @@ static void emit_gated(struct planner *b, uint32_t index)
 
 static void emit_attention(struct planner *b, const struct op *op)
 {
+    bool is_joint = b->has_qkv && b->fusions & FUSION_QKV_ATTENTION;
     struct node *node = node_add(b, STEP_ATTENTION);
-    struct node *write = node_add(b, b->has_qkv ? STEP_QKV : STEP_KV_WRITE);
+    struct node *write = is_joint ? node : node_add(b, b->has_qkv ? STEP_QKV : STEP_KV_WRITE);
     write->in[0] = ref_of(b->p, op->in[0]);
     write->in[1] = ref_of(b->p, op->in[1]);
     write->in[2] = ref_of(b->p, op->in[2]);

@@ -22,7 +22,7 @@ struct place {
 
 struct step {
     uint32_t code;
-    struct place in[OP_INPUTS], add, out; /* in: x; q, k, v; gate, up; a, b */
+    struct place in[OP_INPUTS], add, out; /* in: x; q, k, v, or q alone behind STEP_QKV; gate, up; a, b */
     struct place mid; /* of a linear with a gated product: where gate | up would lie, free for the backend; else out1 */
     struct place normed;          /* of STEP_ADD_NORM, whose out is the sum */
     uint32_t weight, bias;        /* weight numbers or NO_INDEX */

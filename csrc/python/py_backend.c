@@ -444,50 +444,6 @@ static PyObject *backend_select(PyObject *object, PyObject *args, PyObject *kwar
     STAGE_RUN(&s, select, &a);
 }
 
-static PyObject *backend_rope_table(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"positions", "inv_freq", "out", "magnitude", NULL};
-    PyObject *positions, *inv_freq, *out;
-    struct rope_table_args a = {.magnitude = 1.0f};
-    struct stage s;
-    stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|f", names, &positions, &inv_freq, &out, &a.magnitude))
-        return NULL;
-    a.n_rows = (uint32_t)stage_array(&s, "positions", positions, 'i', false, &a.positions);
-    a.n_freqs = (uint32_t)stage_array(&s, "inv_freq", inv_freq, 'f', false, &a.inv_freq);
-    if (stage_array(&s, "out", out, 'f', true, &a.table) != 2ul * a.n_rows * a.n_freqs)
-        stage_fail(&s, "out", "positions x inv_freq x 2 items");
-    STAGE_RUN(&s, rope_table, &a);
-}
-
-/* The rope table [n_rows][n_freqs][2], or None. */
-static void stage_rope(struct stage *s, PyObject *table, PyObject *q, PyObject *k, struct rope_args *a)
-{
-    stage_view(s, "q", q, true, &a->q);
-    stage_view(s, "k", k, true, &a->k);
-    a->n_rows = s->n_rows;
-    size_t n = stage_array(s, "table", table, 'f', false, &a->table);
-    if (a->n_rows)
-        a->n_freqs = (uint32_t)(n / 2 / a->n_rows);
-    if (!s->failed && n != 2ul * a->n_rows * a->n_freqs)
-        stage_fail(s, "table", "rows x frequencies x 2 items");
-}
-
-static PyObject *backend_rope(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"table", "q", "k", "head_dim", "interleaved", NULL};
-    PyObject *table, *q, *k;
-    int interleaved = 0;
-    struct rope_args a = {0};
-    struct stage s;
-    stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOI|p", names, &table, &q, &k, &a.head_dim, &interleaved))
-        return NULL;
-    a.interleaved = interleaved;
-    stage_rope(&s, table, q, k, &a);
-    STAGE_RUN(&s, rope, &a);
-}
-
 /* ---- the cache: capsules of one pool ------------------------------------------------------------------------------------ */
 
 #define POOL_NAME "llmpy.kv_pool"
@@ -628,63 +584,6 @@ static PyObject *backend_kv_write(PyObject *object, PyObject *args, PyObject *kw
     STAGE_RUN(&s, kv_write, &a);
 }
 
-static PyObject *backend_attention(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"pool", "batch", "table", "q", "out",   "scale", "window",
-                            "softcap", "layer", "slopes", "sinks", "chunk", NULL};
-    PyObject *pool, *batch, *table, *q, *out, *slopes = Py_None, *sinks = Py_None;
-    uint32_t layer = 0;
-    struct batch_view view;
-    struct attention_args a = {.batch = &view};
-    struct stage s;
-    stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOf|IfIOOI", names, &pool, &batch, &table, &q, &out, &a.scale, &a.window,
-                                     &a.softcap, &layer, &slopes, &sinks, &a.chunk))
-        return NULL;
-    stage_batch(&s, batch, &view);
-    stage_kv(&s, pool, table, layer, &view, &a.kv);
-    stage_view(&s, "q", q, false, &a.q);
-    stage_view(&s, "out", out, true, &a.out);
-    if (!s.failed)
-        a.n_heads = a.q.width / a.kv.head_dim;
-    for (int i = 0; i < 2; i++) {
-        const char *name = i ? "sinks" : "slopes";
-        size_t n = stage_array(&s, name, i ? sinks : slopes, 'f', false, i ? &a.sinks : &a.slopes);
-        if (!s.failed && n && n != a.n_heads)
-            stage_fail(&s, name, "one number a head");
-    }
-    STAGE_RUN(&s, attention, &a);
-}
-
-static PyObject *backend_qkv(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"pool",   "batch", "table", "q",           "k",     "v", "q_norm",
-                            "k_norm", "eps",   "rope",  "interleaved", "layer", NULL};
-    PyObject *pool, *batch, *table, *q, *k, *v, *q_norm = Py_None, *k_norm = Py_None, *rope = Py_None;
-    uint32_t layer = 0;
-    int interleaved = 0;
-    struct batch_view view;
-    struct qkv_args a = {.write.batch = &view};
-    struct stage s;
-    stage_open(&s, object);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO|OOfOpI", names, &pool, &batch, &table, &q, &k, &v, &q_norm, &k_norm,
-                                     &a.eps, &rope, &interleaved, &layer))
-        return NULL;
-    if (!s.self->table->qkv)
-        return PyErr_Format(PyExc_NotImplementedError, "this backend has no fused qkv");
-    stage_batch(&s, batch, &view);
-    stage_kv(&s, pool, table, layer, &view, &a.write.kv);
-    stage_rope(&s, rope, q, k, &a.rope);
-    stage_view(&s, "k", k, true, &a.write.k);
-    stage_view(&s, "v", v, false, &a.write.v);
-    bool is_shared = stage_array(&s, "q_norm", q_norm, 'f', false, &a.q_norm) <= a.write.kv.head_dim;
-    stage_array(&s, "k_norm", k_norm, 'f', false, &a.k_norm);
-    a.norm_stride = is_shared ? 0 : a.write.kv.head_dim;
-    a.rope.head_dim = a.write.kv.head_dim;
-    a.rope.interleaved = interleaved;
-    STAGE_RUN(&s, qkv, &a);
-}
-
 static PyObject *backend_copy_pages(PyObject *object, PyObject *args)
 {
     PyObject *capsule, *copies;
@@ -730,13 +629,13 @@ static PyMethodDef methods[] = {
     METHOD(add),
     METHOD(add_rms_norm),
     METHOD(select),
-    METHOD(rope_table),
-    METHOD(rope),
+    {"rope_table", (PyCFunction)(void (*)(void))py_backend_rope_table, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"rope", (PyCFunction)(void (*)(void))py_backend_rope, METH_VARARGS | METH_KEYWORDS, NULL},
     METHOD(kv_pool),
     {"kv_read", backend_kv_read, METH_O, NULL},
     METHOD(kv_write),
-    METHOD(attention),
-    METHOD(qkv),
+    {"attention", (PyCFunction)(void (*)(void))py_backend_attention, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"qkv", (PyCFunction)(void (*)(void))py_backend_qkv, METH_VARARGS | METH_KEYWORDS, NULL},
     {"copy_pages", backend_copy_pages, METH_VARARGS, NULL},
     {"tensor_write", (PyCFunction)(void (*)(void))py_backend_tensor_write, METH_VARARGS | METH_KEYWORDS, NULL},
     {"tensor_sum", (PyCFunction)(void (*)(void))py_backend_tensor_sum, METH_VARARGS | METH_KEYWORDS, NULL},

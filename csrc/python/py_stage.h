@@ -84,6 +84,11 @@ PyObject *py_backend_delta(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_route(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_norm_route(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_experts(PyObject *object, PyObject *args, PyObject *kwargs);
+/* py_backend_attention.c: Backend.rope_table, .rope, .qkv, .attention */
+PyObject *py_backend_rope_table(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_rope(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_qkv(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_attention(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_latent.c: Backend.head_linear, .latent_attention */
 PyObject *py_backend_head_linear(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_latent_attention(PyObject *object, PyObject *args, PyObject *kwargs);

@@ -189,21 +189,43 @@ template <class T> static enum rc attend_type(const struct cuda *cuda, const str
     }
 }
 
+/* By the kernels that the cache's layout and the batch allow. */
+static enum rc attend(const struct cuda *cuda, const struct attention_args *args, struct err *err)
+{
+    if (!kv_is_tiled(cuda, args->kv.dtype, args->kv.head_dim)) {
+        attend_plain(cuda, args);
+        return RC_OK;
+    }
+    if (!(args->scale > 0))
+        return err_set(err, RC_UNSUPPORTED, "attention: wanted a scale above 0, have %g", (double)args->scale);
+    if ((uintptr_t)args->q.data % 16 || args->q.stride % 8 || (uintptr_t)args->out.data % 4 || args->out.stride % 2)
+        return err_set(err, RC_UNSUPPORTED, "attention: wanted q on multiples of 16 bytes and out on 4, have strides %u and %u",
+                       args->q.stride, args->out.stride);
+    return cuda->dtype == DTYPE_BF16 ? attend_type<__nv_bfloat16>(cuda, args, err) : attend_type<__half>(cuda, args, err);
+}
+
+/* Does attend_decode do what qkv would? Few sequences are bound by latency, and a launch less is most of it. */
+static bool takes_heads(const struct cuda *cuda, const struct attention_args *args)
+{
+    const struct batch_view *batch = args->batch;
+    const bool is_single = batch->n_seqs == batch->n_rows && count_single(batch) == batch->n_rows;
+    return is_single && batch->n_rows <= FEW_SEQS && !batch->shares_new_keys && args->n_heads / args->kv.n_kv_heads <= 8 &&
+           kv_is_tiled(cuda, args->kv.dtype, args->kv.head_dim) && heads_fit(cuda, args->heads);
+}
+
 enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
+    struct attention_args own = *args;
     enum rc rc = RC_OK;
     if (!args->batch->n_rows)
         return RC_OK;
-    if (!kv_is_tiled(cuda, args->kv.dtype, args->kv.head_dim))
-        attend_plain(cuda, args);
-    else if (!(args->scale > 0))
-        rc = err_set(err, RC_UNSUPPORTED, "attention: wanted a scale above 0, have %g", (double)args->scale);
-    else if ((uintptr_t)args->q.data % 16 || args->q.stride % 8 || (uintptr_t)args->out.data % 4 || args->out.stride % 2)
-        rc = err_set(err, RC_UNSUPPORTED, "attention: wanted q on multiples of 16 bytes and out on 4, have strides %u and %u",
-                     args->q.stride, args->out.stride);
-    else
-        rc = cuda->dtype == DTYPE_BF16 ? attend_type<__nv_bfloat16>(cuda, args, err) : attend_type<__half>(cuda, args, err);
+    if (args->heads && !takes_heads(cuda, args)) {
+        rc = cuda_qkv(ctx, args->heads, err);
+        own.heads = NULL;
+    }
+    if (!rc)
+        rc = attend(cuda, &own, err);
     return rc ? rc : launched(err, "attention");
 }

@@ -6,10 +6,12 @@
 
 #include "attention.cuh"
 
-#define DECODE_THREADS 384u /* 12 warps, so that setmaxnreg has whole warpgroups */
+#define FEW_SEQS 32u        /* a lane each */
+#define DECODE_WORKERS 128u /* of a group */
+#define DECODE_THREADS 384u /* whole warpgroups, for setmaxnreg */
 
 struct decode_span {
-    uint32_t before, len, row, table_row; /* splits of the sequences before it */
+    uint32_t before, len, seen, row, table_row; /* before: splits of the sequences before it; seen: the first key that is */
 };
 
 /* a / b, where that is less than 2^20. */
@@ -61,7 +63,8 @@ static __device__ __forceinline__ uint32_t span_of(const X &x, uint32_t b, struc
         return 0;
     span->len = (uint32_t)x.positions[span->row] + 1;
     span->table_row = (uint32_t)x.row_seq[span->row];
-    return (span->len + SPLIT - 1) / SPLIT - x.first_seen(span->len - 1) / SPLIT;
+    span->seen = x.first_seen(span->len - 1);
+    return (span->len + SPLIT - 1) / SPLIT - span->seen / SPLIT;
 }
 
 /* The sum of n over the lanes up to this one. */
@@ -95,34 +98,29 @@ static __device__ uint32_t list_spans(const X &x, struct decode_span *list, uint
         __syncthreads();
     }
     if (threadIdx.x == 0)
-        list[x.n_seqs] = {total, 0, 0, 0};
+        list[x.n_seqs] = {total, 0, 0, 0, 0};
     return total;
 }
 
-/* The same for up to 32 sequences: every warp sums alone, the first one writes, and nobody waits. span: the lane's. */
+/* The number of splits of few sequences, which every warp sums alone; span: the lane's. */
 template <class T>
-static __device__ __forceinline__ uint32_t list_few_spans(const attended<T> &x, struct decode_span *list,
-                                                          struct decode_span *span)
+static __device__ __forceinline__ uint32_t few_splits(const attended<T> &x, struct decode_span *span)
 {
-    uint32_t n = span_of(x, threadIdx.x % 32, span), upto = sum_up_to(n), total = __shfl_sync(~0u, upto, 31);
+    const uint32_t n = span_of(x, threadIdx.x % 32, span), upto = sum_up_to(n);
     span->before = upto - n;
-    if (threadIdx.x < x.n_seqs)
-        list[threadIdx.x] = *span;
-    if (threadIdx.x == 0)
-        list[x.n_seqs] = {total, 0, 0, 0};
-    return total;
+    return __shfl_sync(~0u, upto, 31);
 }
 
 /* Walks the items of a block. */
 struct decode_walk {
     const struct decode_span *list;
-    uint32_t n_seqs, n_units, window, chunk;
-    uint32_t seq, unit, split, n_splits, first_split, len, seen; /* seen: the first key that is */
+    uint32_t n_seqs, n_units;
+    uint32_t seq, unit, split, n_splits, first_split, len, seen;
     __device__ void enter(void)
     {
         len = list[seq].len;
         n_splits = list[seq + 1].before - list[seq].before;
-        seen = chunk ? (len - 1) / chunk * chunk : window && len > window ? len - window : 0;
+        seen = list[seq].seen;
         first_split = seen / SPLIT;
     }
     __device__ void start(uint32_t item, uint32_t in_seq)
@@ -197,6 +195,44 @@ struct decode_run {
         return item;
     }
 };
+
+/* The sequences that a block's items [begin, end) start and end in. */
+struct decode_ends {
+    uint32_t first, last;
+};
+
+/* Of few sequences every warp finds them by its lanes' spans, and the first one makes the list. By all threads of the block. */
+static __device__ __forceinline__ struct decode_ends few_ends(struct decode_span *list, const struct decode_span &span,
+                                                              uint32_t n_seqs, uint32_t n_splits, uint32_t n_units, uint32_t i0,
+                                                              uint32_t i1)
+{
+    if (threadIdx.x < n_seqs)
+        list[threadIdx.x] = span;
+    if (threadIdx.x == 0)
+        list[n_seqs] = {n_splits, 0, 0, 0, 0};
+    const uint32_t begin = span.before * n_units, next = __shfl_down_sync(~0u, begin, 1);
+    const uint32_t end = threadIdx.x % 32 == 31 ? n_splits * n_units : next;
+    const struct decode_ends ends = {__ffs(__ballot_sync(~0u, begin <= i0 && i0 < end)) - 1u,
+                                     __ffs(__ballot_sync(~0u, begin < i1 && i1 <= end)) - 1u};
+    __syncthreads();
+    return ends;
+}
+
+/* Of many they are in the list. found: [2]. By all threads of the block. */
+static __device__ __forceinline__ struct decode_ends many_ends(const struct decode_span *list, uint32_t n_seqs,
+                                                               uint32_t n_units, uint32_t i0, uint32_t i1, uint32_t *found)
+{
+    __syncthreads();
+    for (uint32_t b = threadIdx.x; b < n_seqs; b += DECODE_THREADS) {
+        uint32_t begin = list[b].before * n_units, end = list[b + 1].before * n_units;
+        if (begin <= i0 && i0 < end)
+            found[0] = b;
+        if (begin < i1 && i1 <= end)
+            found[1] = b;
+    }
+    __syncthreads();
+    return {found[0], found[1]};
+}
 
 /* Which of a block's two groups takes an item, and which one folds the unit it belongs to. Whole units go round where they are
  * short, so that nothing passes between the groups; of others every item, and the first group folds. */

@@ -242,7 +242,7 @@ static uint32_t fusions(void *ctx)
 {
     (void)ctx;
     return FUSION_LINEAR_GATED | FUSION_ADD_NORM | FUSION_NORM_ADD_NORM | FUSION_SSM_GATED | FUSION_SSM_INPUTS |
-           FUSION_NORM_ROUTE;
+           FUSION_NORM_ROUTE | FUSION_QKV_ATTENTION;
 }
 
 static bool supports(void *ctx, uint32_t dtype, uint32_t use)

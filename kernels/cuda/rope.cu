@@ -4,8 +4,7 @@
  * pages' type. qkv: per-head rms_norm of q and k, rope, kv_write in one launch that rounds where they would; q ends in place, k
  * and v in the pages. All of it bound by bytes: qkv of 8,192 rows of 48 heads of 128 values reads 101 MB and writes them again,
  * 47 us at 4.3 TB/s. */
-#include "eight.cuh"
-#include "head_norm.cuh"
+#include "heads.cuh"
 #include "kv.cuh"
 
 #define THREADS 128u
@@ -122,46 +121,10 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
 
 /* ---- all of it ---------------------------------------------------------------------------------------------------------- */
 
-template <class T> struct qkv_rows {
-    rows<T> q, k, v;
-    const float *q_norm, *k_norm; /* or NULL */
-    const float2 *table;          /* or NULL */
-    float eps;
-    uint32_t n_freqs, norm_stride;
-    bool interleaved, is_tiled;
-};
-
-/* Turns the lane's 8 values; the other half of the pairs lies n_freqs / 8 lanes away, or beside. */
-template <class T, uint32_t LANES>
-static __device__ __forceinline__ void turn_eight(eight<T> *x, const float2 (&turns)[8], uint32_t n_freqs, bool interleaved)
-{
-    uint32_t lane = threadIdx.x % LANES, first = lane * 8, apart = n_freqs / 8;
-    if (interleaved) {
-        for (uint32_t i = 0; i < 4; i++) {
-            float a = to_float(x->values[2 * i]), b = to_float(x->values[2 * i + 1]);
-            if (first / 2 + i < n_freqs) {
-                x->values[2 * i] = round_to<T>(a * turns[i].x - b * turns[i].y);
-                x->values[2 * i + 1] = round_to<T>(b * turns[i].x + a * turns[i].y);
-            }
-        }
-        return;
-    }
-    bool is_first = first < n_freqs;
-    uint32_t from = is_first ? lane + apart : lane - apart;
-    eight<T> other;
-    uint4 mine = *(const uint4 *)x;
-    *(uint4 *)&other = make_uint4(__shfl_sync(~0u, mine.x, from, LANES), __shfl_sync(~0u, mine.y, from, LANES),
-                                  __shfl_sync(~0u, mine.z, from, LANES), __shfl_sync(~0u, mine.w, from, LANES));
-    for (uint32_t i = 0; i < 8 && first < 2 * n_freqs; i++) {
-        float along = to_float(x->values[i]) * turns[i].x, across = to_float(other.values[i]) * turns[i].y;
-        x->values[i] = round_to<T>(is_first ? along - across : along + across);
-    }
-}
-
 /* A group of LANES lanes, 8 values each, takes HEADS heads of a row, all read before the first is turned. */
 template <class T, uint32_t LANES, uint32_t HEADS>
 static __global__ void __launch_bounds__(THREADS)
-prepare_heads(struct qkv_rows<T> x, cache<T> kv, const int32_t *positions, const int32_t *row_seq)
+prepare_heads(struct qkv_rows<T> x, cache<T> kv, bool is_tiled, const int32_t *positions, const int32_t *row_seq)
 {
     start_next();
     const uint32_t groups = THREADS / LANES, lane = threadIdx.x % LANES, first = lane * 8, dim = kv.head_dim, r = blockIdx.x;
@@ -185,13 +148,8 @@ prepare_heads(struct qkv_rows<T> x, cache<T> kv, const int32_t *positions, const
                                             : head < n_k ? x.k.at(r, (head - n_q) * dim + first)
                                                          : x.v.at(r, (head - n_k) * dim + first));
     }
-    float2 turns[8] = {};
-    if (x.table)
-        for (uint32_t i = 0; i < 8; i++) {
-            uint32_t freq = x.interleaved ? first / 2 + i : first < x.n_freqs ? first + i : first - x.n_freqs + i;
-            if (freq < x.n_freqs && (i < 4 || !x.interleaved))
-                turns[i] = x.table[(size_t)r * x.n_freqs + freq];
-        }
+    float2 turns[8];
+    load_turns(x, r, first, turns);
 #pragma unroll
     for (uint32_t h = 0; h < HEADS; h++) {
         uint32_t head = head0 + h * groups;
@@ -201,39 +159,26 @@ prepare_heads(struct qkv_rows<T> x, cache<T> kv, const int32_t *positions, const
             own += own ? (size_t)(is_q ? head : head - n_q) * x.norm_stride + first : 0;
             for (uint32_t i = 0; i < 8 && own && is_mine; i++)
                 weights[!is_q][i] = own[i];
-            float wide[8];
-            for (uint32_t i = 0; i < 8; i++)
-                wide[i] = to_float(values[h].values[i]);
-            float scale = norm_scale(head_squares<LANES>(wide), dim, x.eps);
-            for (uint32_t i = 0; i < 8; i++)
-                if (is_q ? x.q_norm != NULL : is_k && x.k_norm)
-                    values[h].values[i] = round_to<T>((is_q ? weights[0][i] : weights[1][i]) * (wide[i] * scale));
+            eight<T> normed = values[h];
+            norm_eight<LANES>(&normed, is_q ? weights[0] : weights[1], dim, x.eps);
+            if (is_q ? x.q_norm != NULL : is_k && x.k_norm)
+                values[h] = normed;
         }
         if (x.table) {
             eight<T> turned = values[h];
-            turn_eight<T, LANES>(&turned, turns, x.n_freqs, x.interleaved);
+            turn_eight<LANES>(&turned, turns, x.n_freqs, x.interleaved);
             if (is_q || is_k)
                 values[h] = turned;
         }
         if (!is_mine || head >= n_k + kv.n_kv_heads)
             continue;
         T *to = x.q.at(r, head * dim + first);
-        if (!is_q && x.is_tiled)
+        if (!is_q && is_tiled)
             to = kv.tiled_in(page, position, head - (is_k ? n_q : n_k), lane) + (is_k ? 0 : kv.tiled_values());
         else if (!is_q)
             to = kv.key_in(page, position, head - (is_k ? n_q : n_k)) + first + (is_k ? 0 : kv.values());
         *(eight<T> *)to = values[h];
     }
-}
-
-static bool is_fused(const struct cuda *cuda, const struct qkv_args *args)
-{
-    const struct rope_args *rope = &args->rope;
-    const struct kv_write_args *write = &args->write;
-    bool turns_eights = !rope->table || rope->interleaved || rope->n_freqs % 8 == 0;
-    return cuda->dtype != DTYPE_F32 && write->kv.dtype == cuda->dtype && write->kv.head_dim % 8 == 0 &&
-           write->kv.head_dim <= HEAD_NORM_MAX && turns_eights && has_eights<__half>(rope->q) && has_eights<__half>(write->k) &&
-           has_eights<__half>(write->v) && write->kv.page_bytes % 16 == 0 && write->kv.layer_offset % 16 == 0;
 }
 
 static enum rc prepare_composed(void *ctx, const struct qkv_args *args, struct err *err)
@@ -256,14 +201,10 @@ template <class T, uint32_t LANES> static void launch_prepare(const struct cuda 
     const struct kv_view *kv = &args->write.kv;
     const struct rope_args *rope = &args->rope;
     uint32_t n_all = rope->q.width / kv->head_dim + 2 * kv->n_kv_heads, slices = ceil_div(n_all, THREADS / LANES);
-    struct qkv_rows<T> x = {rows<T>(rope->q), rows<T>(args->write.k),     rows<T>(args->write.v),
-                            args->q_norm,     args->k_norm,               (const float2 *)rope->table,
-                            args->eps,        rope->table ? rope->n_freqs : 0, args->norm_stride, rope->interleaved,
-                            kv_is_tiled(cuda, kv->dtype, kv->head_dim)};
     bool is_many = batch->n_rows >= SHARED_ROWS;
     launch(cuda, is_many ? prepare_heads<T, LANES, MANY_HEADS> : prepare_heads<T, LANES, 1>,
-           dim3(batch->n_rows, is_many ? ceil_div(slices, MANY_HEADS) : slices), THREADS, 0, x,
-           cache<T>(*kv, batch->block_tokens), batch->positions, batch->row_seq);
+           dim3(batch->n_rows, is_many ? ceil_div(slices, MANY_HEADS) : slices), THREADS, 0, qkv_rows<T>(*args),
+           cache<T>(*kv, batch->block_tokens), kv_is_tiled(cuda, kv->dtype, kv->head_dim), batch->positions, batch->row_seq);
 }
 
 enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err)
@@ -272,7 +213,7 @@ enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err)
     device_scope scope(cuda->device);
     if (!args->write.batch->n_rows)
         return RC_OK;
-    if (!is_fused(cuda, args))
+    if (!heads_fit(cuda, args))
         return prepare_composed(ctx, args, err);
     uint32_t eights = args->write.kv.head_dim / 8;
     auto prepare = [&](auto value) {

@@ -197,3 +197,60 @@ def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
     batch = (np.arange(4, dtype=np.int32), np.zeros(4, np.int32), np.array([0, 4], np.int32))
     with pytest.raises(Exception, match="scale above 0"):
         cache.backend.attention(cache.pool, batch, cache.table, q, out, 0.0)
+
+
+@pytest.mark.parametrize("parts", ["norm rope", "norms rope", "rope", ""])
+@pytest.mark.parametrize(
+    ("heads", "kv", "dim", "dtype", "block", "window"),
+    [
+        (32, 4, 128, "bfloat16", 16, 0),
+        (64, 8, 64, "bfloat16", 16, 128),
+        (6, 2, 128, "float16", 32, 0),
+        (8, 1, 256, "bfloat16", 64, 300),
+        (32, 2, 64, "bfloat16", 16, 0),
+    ],
+)
+def test_heads_on_the_way(
+    heads: int, kv: int, dim: int, dtype: str, block: int, window: int, parts: str, opened: Callable[[str], _core.Backend]
+) -> None:
+    """Attention that does qkv's work gives the bits of both, in the rows and in the pages: few sequences, many, and prompts."""
+    backend, rng = opened(dtype), np.random.default_rng(dim)
+    shapes = [(heads, dim), (kv, dim)] if "norms" in parts else [(dim,), (dim,)]
+    norms = [rng.standard_normal(shape, np.float32) for shape in shapes] if "norm" in parts else [None, None]
+    few = [(i, length - 1, length) for i, length in enumerate(length for length in EDGES if length <= 1100)]
+    many = [(i, 8 * i, 8 * i + 1) for i in range(40)]
+    for spans in ([*few[7:8]], [*few[13:14]], few[-1:], few, many, [(0, 0, 5), (1, 63, 64)]):
+        pages = [-(-end // block) for _, _, end in spans]
+        rows = [(seq, position) for seq, first, end in spans for position in range(first, end)]
+        table = np.full((len(spans), max(pages)), 2**30, np.int32)
+        order = iter(rng.permutation(sum(pages)) + 1)
+        for row, n in enumerate(pages):
+            table[row, :n] = [next(order) for _ in range(n)]
+        starts = np.cumsum([0, *(end - first for _, first, end in spans)]).astype(np.int32)
+        positions = np.array([position for _, position in rows], np.int32)
+        numbers = {seq: i for i, (seq, _, _) in enumerate(spans)}
+        batch = (positions, np.array([numbers[seq] for seq, _ in rows], np.int32), starts)
+        old = rng.standard_normal((2, sum(pages) * block, kv, dim), np.float32).astype(KINDS[dtype])
+        data = rng.standard_normal((len(rows), (heads + 2 * kv) * dim), np.float32).astype(KINDS[dtype]).view(np.uint16)
+        rope = rng.uniform(-1, 1, (len(rows), dim // 2, 2)).astype(np.float32) if "rope" in parts else None
+        found = []
+        for is_joint in (False, True):
+            pool = backend.kv_pool(sum(pages) + 1, kv, dim, dtype, block)
+            for i, n in enumerate(pages):
+                before = np.arange(n * block, dtype=np.int32), np.full(n * block, i, np.int32)
+                ends = np.where(np.arange(len(spans) + 1) > i, n * block, 0).astype(np.int32)
+                at = sum(pages[:i]) * block
+                k, v = (x[at : at + n * block].reshape(n * block, -1).view(np.uint16) for x in old)
+                backend.kv_write(pool, (*before, ends), table, k, v)
+            row, out = data.copy(), np.zeros((len(rows), heads * dim), np.uint16)
+            q, k, v = np.split(row, [heads * dim, (heads + kv) * dim], axis=1)
+            if is_joint:
+                joint = (k, v, *norms, rope, 1e-6, False)
+                backend.attention(pool, batch, table, q, out, dim**-0.5, window, heads=joint)
+                assert backend.allocations == 0
+            else:
+                backend.qkv(pool, batch, table, q, k, v, *norms, 1e-6, rope, False)
+                backend.attention(pool, batch, table, q, out, dim**-0.5, window)
+            found.append((out.tobytes(), backend.kv_read(pool)))
+        assert found[0][1] == found[1][1], spans
+        assert found[0][0] == found[1][0], spans
