@@ -7,8 +7,8 @@
 
 #define ROUTE_MAX_CHOSEN 16u
 #define ALL_LANES 0xffffffffu
-#define BEST_UNUSED 32u /* of BEST_PLACES: what is written there is not read */
-#define BEST_PLACES 33u
+#define BEST_UNUSED 32u /* of BEST_PLACES, from here on one a lane: what is written there is not read */
+#define BEST_PLACES 64u
 
 static __device__ __forceinline__ float sum_lanes(float x)
 {
@@ -56,7 +56,7 @@ static __device__ __forceinline__ uint32_t take_turns(const uint32_t (&keys)[N],
         bool is_best = key == __reduce_max_sync(ALL_LANES, key);
         if (IS_CAREFUL)
             is_best = expert == __reduce_min_sync(ALL_LANES, is_best ? expert : ALL_LANES);
-        best[is_best ? turn : BEST_UNUSED] = {(int32_t)expert, score};
+        best[is_best ? turn : BEST_UNUSED + lane] = {(int32_t)expert, score};
         n_taken += is_best;
 #pragma unroll
         for (uint32_t i = 0; i < N; i++)
@@ -149,8 +149,8 @@ static __device__ __forceinline__ float weight_of(const struct route_args &a, fl
     return score * a.scale;
 }
 
-/* The routes of a row from its lane's logits, -INFINITY where there is no expert, and what is added for the choice. best: room
- * for 32; shared: for all experts' choices, where there are groups. */
+/* The routes of a row from its lane's logits, -INFINITY where there is no expert, and what is added for the choice. best:
+ * BEST_PLACES; shared: for all experts' choices, where there are groups. */
 template <uint32_t N, bool HAS_GROUPS>
 static __device__ __forceinline__ void route_row(const struct route_args &a, const float (&logits)[N], float (&choices)[N],
                                                  struct route *routes, struct route *best, float *shared, uint32_t lane)

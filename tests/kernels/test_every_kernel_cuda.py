@@ -226,6 +226,13 @@ def test_rope_cache_and_attention(shape: tuple[int, int, int, str, int, float], 
             backend.attention(
                 pool, paged.batch([(0, n - rows, n)], 1), table, np.ascontiguousarray(q[n - rows :]), target, 0.1, window, cap
             )
+        if backend is both.cuda:
+            last, ends = paged.batch([(0, n - 1, n)], 1), [np.zeros((1, heads * dim), row.dtype) for _ in range(2)]
+            raw = np.split(both.form(data[n - 1 :].copy()), [heads * dim, (heads + kv) * dim], axis=1)
+            joint = (raw[1], raw[2], *norms, angles[n - 1 :], 1e-6, False)
+            backend.attention(fused, last, table, copies[0][n - 1 :], both.form(ends[0]), 0.1, window, cap)
+            backend.attention(fused, last, table, raw[0], both.form(ends[1]), 0.1, window, cap, heads=joint)
+            assert ends[0].tobytes() == ends[1].tobytes()
         backend.copy_pages(pool, np.array([[table[0, 0], 30]], np.int32))
         assert outs[1].tobytes() == outs[0][n - 5 :].tobytes() and outs[2].tobytes() == outs[0][n - 1 :].tobytes()
         results.append(outs[0])
@@ -312,6 +319,20 @@ def test_routes(both: Both) -> None:
         for backend, routes in zip((both.cuda, both.cpu), found, strict=True):
             backend.route(logits, routes, normalised=True, **options)
         assert (found[0][:, 0::2] == found[1][:, 0::2]).all()
+
+
+def test_norm_and_routes(both: Both) -> None:
+    """Few rows in one launch, more in three."""
+    n, k, width, found = 32, 4, 1024, []
+    matrix = both.cuda.matrix([(both.dtype, n, stored(both.dtype, n, width))], width)
+    weight = np.full(width, 0.5, np.float32)
+    a, b = both.form(both.draw(2, 12, width))
+    for rows in (2, 12):
+        total, out = np.zeros_like(a[:rows]), np.zeros_like(a[:rows])
+        logits, routes = np.zeros((rows, n), np.float32), np.zeros((rows, 2 * k), np.int32)
+        both.cuda.norm_route(a[:rows], b[:rows], total, weight, out, 1e-6, matrix, None, logits, routes)
+        found.append([x[:2].tobytes() for x in (total, out, routes)])
+    assert found[0] == found[1]
 
 
 # columns, inner, form: what the copy engine reads, and what it cannot
