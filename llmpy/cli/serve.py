@@ -108,9 +108,10 @@ def _publisher(chosen: Namespace, options: dict[str, Any]) -> Callable[[Any], Ab
     if chosen.kv_events_address is None:
         return contextlib.nullcontext
     try:
-        from ..server.kv_events import CAPACITY, KvEventPublisher
+        from ..server.kv_events import CAPACITY, KvEventPublisher, check_addresses
     except ImportError as error:
         raise ImportError(f"--kv-events-address needs the package {error.name}; pip install 'llmpy[kvevents]'") from None
+    check_addresses(chosen.kv_events_address, chosen.kv_events_replay_address)
     options.setdefault("kv_event_capacity", CAPACITY)
 
     def publish(engine: Any) -> AbstractContextManager[object]:

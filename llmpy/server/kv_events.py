@@ -45,6 +45,18 @@ def attach(socket: zmq.Socket[bytes], address: str) -> None:
         raise ConfigError(f"{address}: {error}; --kv-events-address, e.g. tcp://lo:5557", option="kv_events_address") from None
 
 
+def check_addresses(*addresses: str | None) -> None:
+    """Takes and gives back what a publisher will take, so that nothing is loaded in vain.
+
+    Raises:
+        ConfigError: ZeroMQ does not take one.
+    """
+    with zmq.Context() as context:
+        for address in filter(None, addresses):
+            with context.socket(zmq.PUB) as socket:
+                attach(socket, address)
+
+
 def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
     """Events as routers read them; a chain of blocks stored one behind the other is one event."""
     made: list[dict[str, Any]] = []

@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from llmpy import AsyncEngine
+from llmpy.cli import main
 from llmpy.server.kv_events import KvEventPublisher, maps
 
 BLOCK = 16
@@ -177,3 +178,10 @@ def test_a_slow_reader_gets_all_that_it_asks_for(open_engine, tmp_path):
     assert [int.from_bytes(late.socket.recv_multipart()[1], "big") for _ in range(6000)] == list(range(6000))
     assert late.socket.recv_multipart()[1] == b"\xff" * 8
     publisher.close()
+
+
+@pytest.mark.parametrize(("events", "replay"), [("nowhere", None), ("tcp://lo:0", "tcp://lo:none")])
+def test_a_wrong_address_is_told_before_a_model_is_loaded(events, replay, capsys):
+    words = ["--kv-events-address", events, *(["--kv-events-replay-address", replay] if replay else [])]
+    assert main(["serve", "no/model", *words]) == 1
+    assert f"{replay or events}: " in capsys.readouterr().err
