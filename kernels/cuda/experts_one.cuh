@@ -107,8 +107,9 @@ static __device__ __forceinline__ void one_load_w(const struct one_maps &maps, c
 {
     const uint64_t policy = policy_read_once();
     const uint32_t lane = threadIdx.x % 32;
-    struct skinny_place at = {0, 1}, there = {0, 0}; /* 1: the first round finds every stage empty */
-    uint32_t n_asked = 0, next = lane ? 0 : atomicAdd(&counts->n_taken, 1);
+    struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
+    struct skinny_pace pace = {};
+    uint32_t next = lane ? 0 : atomicAdd(&counts->n_taken, 1);
     struct one_source from = one_find(maps, s, m.n_chosen, __shfl_sync(~0u, next, 0));
     wait_for_input();
     const uint32_t own = lane < m.n_chosen ? (uint32_t)__ldcg(&route_at(m, lane)->expert) : 0;
@@ -119,10 +120,7 @@ static __device__ __forceinline__ void one_load_w(const struct one_maps &maps, c
             barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
             if (from.index >= s.n_up && block)
                 barrier_wait(shared_address(&t->is_up_done), 0);
-            if (n_asked++ >= s.n_ahead) {
-                barrier_wait(shared_address(&t->full[there.stage]), there.phase);
-                skinny_next(&there, s.n_stages);
-            }
+            skinny_hold(&pace, shared_address(t->full), s.n_ahead, s.n_stages);
             if (lane == 0) {
                 t->items[at.stage] = from.index;
                 barrier_expect(full, from.n_eights * ONE_EIGHT_BYTES);

@@ -39,6 +39,22 @@ static __device__ __forceinline__ void skinny_next(struct skinny_place *at, uint
     }
 }
 
+/* How far behind its own asking a thread that loads has seen stages arrive. */
+struct skinny_pace {
+    struct skinny_place there;
+    uint32_t n_asked;
+};
+
+/* Waits until less than n_ahead stages are on their way, before another is asked for. full: barriers of what the thread loads
+ * alone. */
+static __device__ __forceinline__ void skinny_hold(struct skinny_pace *pace, uint32_t full, uint32_t n_ahead, uint32_t n_stages)
+{
+    if (pace->n_asked++ < n_ahead)
+        return;
+    barrier_wait(full + 8 * pace->there.stage, pace->there.phase);
+    skinny_next(&pace->there, n_stages);
+}
+
 /* Rows of x that a launch multiplies, in eights. */
 static inline uint32_t skinny_eights(uint32_t n_rows)
 {
@@ -73,14 +89,11 @@ static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, con
 {
     uint64_t policy = policy_read_once();
     start_next();
-    struct skinny_place at = {0, 1}, there = {0, 0};
-    uint32_t n_asked = 0;
+    struct skinny_place at = {0, 1};
+    struct skinny_pace pace = {};
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x)
         for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, skinny_next(&at, s.n_stages)) {
-            if (n_asked++ >= s.n_ahead) {
-                barrier_wait(full + 8 * there.stage, there.phase);
-                skinny_next(&there, s.n_stages);
-            }
+            skinny_hold(&pace, full, s.n_ahead, s.n_stages);
             barrier_wait(empty + 8 * at.stage, at.phase);
             barrier_expect(full + 8 * at.stage, stage_bytes);
             uint32_t target = ring + at.stage * stage_bytes;
