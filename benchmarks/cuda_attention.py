@@ -34,7 +34,7 @@ class BatchView(Structure):
     _fields_ = [
         ("n_rows", c_uint32), ("n_seqs", c_uint32), ("token_ids", c_void_p), ("positions", c_void_p), ("row_seq", c_void_p),
         ("seq_first_row", c_void_p), ("block_tokens", c_uint32), ("host_seq_first_row", c_void_p),
-        ("shares_new_keys", c_bool),
+        ("shares_new_keys", c_bool), ("max_tokens", c_uint32),
     ]  # fmt: skip
 
 

@@ -68,6 +68,7 @@ struct batch_view {
     uint32_t block_tokens;         /* 16, 32 or 64 */
     const int32_t *host_seq_first_row; /* [n_seqs + 1] seq_first_row in host memory, for the choice of kernels */
     bool shares_new_keys;          /* a sequence reads keys of a page that another one fills in this step */
+    uint32_t max_tokens;           /* every position is below it; 0: as far as the tables reach */
 };
 
 /* One layer's keys and values: page p lies at pool + p * page_bytes + layer_offset. Table entry (s, b) is the page that holds

@@ -292,6 +292,10 @@ static enum rc run_program(struct running *run)
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------------ */
 
+/* Up to so many sequences have graphs of their own while they are short: a backend may have faster attention for them. */
+#define SHORT_ROWS 8u
+#define SHORT_TOKENS 512u
+
 /* The next size behind n rows. */
 static uint32_t next_size(uint32_t n)
 {
@@ -302,10 +306,11 @@ static uint32_t next_size(uint32_t n)
     return n + 64;
 }
 
-/* Runs n rows of padding, then captures the same: what a kernel needs at its first launch is there before. */
-static enum rc capture(struct model *m, int32_t *first_rows, uint32_t n, void **graph, struct err *err)
+/* Runs rows of padding, then captures the same: what a kernel needs at its first launch is there before. */
+static enum rc capture(struct model *m, int32_t *first_rows, struct captured *captured, struct err *err)
 {
-    struct running run = {.m = m, .err = err, .view.host_seq_first_row = first_rows};
+    const uint32_t n = captured->n_rows;
+    struct running run = {.m = m, .err = err, .view = {.host_seq_first_row = first_rows, .max_tokens = captured->max_tokens}};
     struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = first_rows,
                               .to = m->arrays};
     use_arrays(&run, &m->arrays, n, n, n, 0);
@@ -317,7 +322,7 @@ static enum rc capture(struct model *m, int32_t *first_rows, uint32_t n, void **
     if (rc)
         return rc;
     rc = run_program(&run);
-    enum rc end = m->backend->graph_end(m->ctx, graph, rc ? NULL : err);
+    enum rc end = m->backend->graph_end(m->ctx, &captured->graph, rc ? NULL : err);
     return rc ? rc : end;
 }
 
@@ -328,28 +333,39 @@ enum rc model_capture(struct model *m, struct err *err)
         return RC_OK;
     for (uint32_t n = 0; n < most; n = next_size(n))
         n_sizes++;
-    m->graphs = mem_calloc(n_sizes, sizeof *m->graphs);
+    m->graphs = mem_calloc((size_t)2 * n_sizes, sizeof *m->graphs);
     int32_t *first_rows = mem_calloc((size_t)most + 1, sizeof *first_rows);
     enum rc rc = m->graphs && first_rows ? RC_OK : err_set(err, RC_MEMORY, "graphs: out of memory");
     for (uint32_t i = 0; first_rows && i <= most; i++)
         first_rows[i] = (int32_t)i;
     for (uint32_t n = 0; n < most && !rc;) {
         n = next_size(n) < most ? next_size(n) : most;
-        m->graphs[m->n_graphs].n_rows = n;
-        rc = capture(m, first_rows, n, &m->graphs[m->n_graphs].graph, err);
-        m->n_graphs += !rc;
+        for (uint32_t is_any = n > SHORT_ROWS; is_any < 2 && !rc; is_any++) {
+            struct captured *next = &m->graphs[m->n_graphs];
+            *next = (struct captured){.n_rows = n, .max_tokens = is_any ? 0 : SHORT_TOKENS};
+            rc = capture(m, first_rows, next, err);
+            m->n_graphs += !rc;
+        }
     }
     mem_free(first_rows);
     return rc ? rc : m->backend->synchronize(m->ctx, err);
 }
 
-/* The smallest graph that holds a batch of which every sequence has one row, wants its logits and reads older keys alone. */
+static bool is_within(const struct batch *b, uint32_t max_tokens)
+{
+    for (uint32_t i = 0; i < b->n_rows; i++)
+        if ((uint32_t)b->positions[i] >= max_tokens)
+            return false;
+    return true;
+}
+
+/* The first graph that holds a batch of which every sequence has one row, wants its logits and reads older keys alone. */
 static const struct captured *graph_for(const struct model *m, const struct batch *b)
 {
     if (b->n_seqs != b->n_rows || b->n_logits_rows != b->n_rows || b->shares_new_keys)
         return NULL;
     for (uint32_t i = 0; i < m->n_graphs; i++)
-        if (m->graphs[i].n_rows >= b->n_rows)
+        if (m->graphs[i].n_rows >= b->n_rows && (!m->graphs[i].max_tokens || is_within(b, m->graphs[i].max_tokens)))
             return &m->graphs[i];
     return NULL;
 }

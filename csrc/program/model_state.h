@@ -8,7 +8,7 @@
 
 /* A step of so many rows, one a sequence, up to the logits. */
 struct captured {
-    uint32_t n_rows;
+    uint32_t n_rows, max_tokens; /* as in struct batch_view */
     void *graph; /* the backend's */
 };
 
@@ -31,7 +31,7 @@ struct model {
     struct batch_arrays arrays;   /* in there */
     int32_t *token_types;         /* there, too */
     uint32_t table_stride;
-    struct captured *graphs;      /* [n_graphs] by size */
+    struct captured *graphs;      /* [n_graphs] by size, of one size the short ones first */
     uint32_t n_graphs;
     size_t logits_bytes, staged_bytes, ropes_bytes;
     uint32_t vocab_stride, max_logits_rows;
