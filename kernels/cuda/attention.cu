@@ -12,6 +12,7 @@
  * A block is one head of one row: 64 threads score a tile's keys, then all threads own columns of O. Plain: every head of a
  * group reads the same keys again, from the caches. */
 #include "attention_decode.cuh"
+#include "attention_few.cuh"
 #include "attention_prefill.cuh"
 
 #define THREADS 128u
@@ -167,6 +168,11 @@ static enum rc attend_tiled(const struct cuda *cuda, const struct attention_args
         launch_prefill<T, D, HAS_EXTRAS>(cuda, args);
     if (!n_single)
         return RC_OK;
+    if constexpr (D <= 128)
+        if (is_few(cuda, args, n_single)) {
+            launch_few<T, D, HAS_EXTRAS>(cuda, args);
+            return RC_OK;
+        }
     return args->n_heads / args->kv.n_kv_heads <= 8 ? launch_decode<T, D, 1, HAS_EXTRAS>(cuda, args, n_single, err)
                                                     : launch_decode<T, D, 2, HAS_EXTRAS>(cuda, args, n_single, err);
 }

@@ -201,25 +201,32 @@ def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
 
 @pytest.mark.parametrize("parts", ["norm rope", "norms rope", "rope", ""])
 @pytest.mark.parametrize(
-    ("heads", "kv", "dim", "dtype", "block", "window"),
+    ("heads", "kv", "dim", "dtype", "block", "window", "has_sinks"),
     [
-        (32, 4, 128, "bfloat16", 16, 0),
-        (64, 8, 64, "bfloat16", 16, 128),
-        (6, 2, 128, "float16", 32, 0),
-        (8, 1, 256, "bfloat16", 64, 300),
-        (32, 2, 64, "bfloat16", 16, 0),
+        (32, 4, 128, "bfloat16", 16, 0, False),
+        (64, 8, 64, "bfloat16", 16, 128, True),
+        (64, 8, 64, "bfloat16", 16, 0, True),
+        (6, 2, 128, "float16", 32, 100, True),
+        (8, 1, 256, "bfloat16", 64, 300, False),
+        (32, 2, 64, "bfloat16", 16, 0, False),
+        (14, 2, 64, "float16", 64, 257, False),
     ],
 )
 def test_heads_on_the_way(
-    heads: int, kv: int, dim: int, dtype: str, block: int, window: int, parts: str, opened: Callable[[str], _core.Backend]
-) -> None:
-    """Attention that does qkv's work gives the bits of both, in the rows and in the pages: few sequences, many, and prompts."""
+    heads: int, kv: int, dim: int, dtype: str, block: int, window: int, has_sinks: bool, parts: str,
+    opened: Callable[[str], _core.Backend],
+) -> None:  # fmt: skip
+    """Attention that does qkv's work gives the bits of both, in the rows and in the pages: few short sequences, longer ones,
+    many, and prompts."""
     backend, rng = opened(dtype), np.random.default_rng(dim)
     shapes = [(heads, dim), (kv, dim)] if "norms" in parts else [(dim,), (dim,)]
     norms = [rng.standard_normal(shape, np.float32) for shape in shapes] if "norm" in parts else [None, None]
     few = [(i, length - 1, length) for i, length in enumerate(length for length in EDGES if length <= 1100)]
     many = [(i, 8 * i, 8 * i + 1) for i in range(40)]
-    for spans in ([*few[7:8]], [*few[13:14]], few[-1:], few, many, [(0, 0, 5), (1, 63, 64)]):
+    short = [[(0, length - 1, length)] for length in [*EDGES[:19], *range(6, 700, 53)]]
+    short += [[(i, length - 1, length) for i, length in enumerate(lengths)] for lengths in ((70, 1), (3, 512, 257, 128, 300))]
+    extras = {"sinks": rng.standard_normal(heads).astype(np.float32)} if has_sinks else {}
+    for spans in (*short, few[-1:], few, many, [(0, 0, 5), (1, 63, 64)]):
         pages = [-(-end // block) for _, _, end in spans]
         rows = [(seq, position) for seq, first, end in spans for position in range(first, end)]
         table = np.full((len(spans), max(pages)), 2**30, np.int32)
@@ -246,11 +253,11 @@ def test_heads_on_the_way(
             q, k, v = np.split(row, [heads * dim, (heads + kv) * dim], axis=1)
             if is_joint:
                 joint = (k, v, *norms, rope, 1e-6, False)
-                backend.attention(pool, batch, table, q, out, dim**-0.5, window, heads=joint)
+                backend.attention(pool, batch, table, q, out, dim**-0.5, window, heads=joint, **extras)
                 assert backend.allocations == 0
             else:
                 backend.qkv(pool, batch, table, q, k, v, *norms, 1e-6, rope, False)
-                backend.attention(pool, batch, table, q, out, dim**-0.5, window)
+                backend.attention(pool, batch, table, q, out, dim**-0.5, window, **extras)
             found.append((out.tobytes(), backend.kv_read(pool)))
         assert found[0][1] == found[1][1], spans
         assert found[0][0] == found[1][0], spans
