@@ -5,13 +5,14 @@
  * A block an expert sorts the routes by experts, stable, and gathers the rows of x (sort_routes); up to 8 rows each block of
  * the products sorts for itself. Then up, down, and the sum, by the number of rows an expert has on the average:
  * - few: experts_few.cuh, bound by the bytes of the experts that are wanted. All in one launch: one row,
- *   experts_one.cuh; up to 8 rows of packed MXFP4 (packed.cuh), whose few these are, experts_whole.cuh.
+ *   experts_one.cuh; up to 8 rows of packed MXFP4 (packed.cuh), whose few these are, experts_whole.cuh, one experts_lone.cuh.
  * - many: experts_many.cuh, bound by the tensor cores.
  * - where the copy engine cannot read the weights (float32, quantised types, odd columns): plain tiles, latency bound.
  * Everything that depends on the routes is worked out on the device; so a graph can hold it. Sorting 65,536 routes of 128
  * experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200. */
 #include "eight.cuh"
 #include "experts_few.cuh"
+#include "experts_lone.cuh"
 #include "experts_many.cuh"
 #include "experts_one.cuh"
 #include "experts_whole.cuh"
@@ -364,6 +365,19 @@ static enum rc run_whole(const struct running_mixture *run, const struct way *up
     return RC_OK;
 }
 
+static enum rc run_lone(const struct running_mixture *run, const struct way *up, const struct way *down)
+{
+    struct cuda *cuda = run->cuda;
+    struct lone_shape s = lone_cut(run->m, run->inner, up->w->n_cols, down->rows_each, cuda->n_processors);
+    s.parity = cuda->experts->n_ones++ % 2;
+    struct output y = output_of(down);
+    y.y = (char *)run->args->y.data;
+    const struct lone_input in = {up->w->data, down->w->data, (const char *)up->x.data};
+    launch(cuda, mix_lone, min(max(s.n_up, s.n_down), cuda->n_processors), LONE_THREADS,
+           s.tables_at + sizeof(struct lone_tables), in, s, run->m, output_of(up), y, run->product, cuda->experts->lone);
+    return RC_OK;
+}
+
 /* The same for one row. */
 static enum rc run_one(const struct running_mixture *run, const struct way *up, const struct way *down, struct err *err)
 {
@@ -533,6 +547,12 @@ static bool is_one(const struct running_mixture *run)
            max(run->args->x.width, run->inner) <= ONE_MAX_COLS;
 }
 
+/* Is this what experts_lone.cuh does? */
+static bool is_lone(const struct running_mixture *run)
+{
+    return run->m.n_rows == 1 && run->m.n_chosen <= LONE_UNITS && max(run->args->x.width, run->inner) <= LONE_MAX_COLS;
+}
+
 static enum rc multiply_all(struct running_mixture *run, struct err *err)
 {
     const struct experts_args *args = run->args;
@@ -546,6 +566,8 @@ static enum rc multiply_all(struct running_mixture *run, struct err *err)
     struct way up = {args->up, is_direct ? args->x : run->outer, run->middle, args->up_bias, run->is_product, !is_direct, false,
                      args->up->n_rows / run->m.n_experts};
     struct way down = {args->down, run->middle, results, args->down_bias, false, true, streams, args->y.width};
+    if (is_direct && is_packed && is_lone(run))
+        return run_lone(run, &up, &down);
     if (is_direct && is_packed)
         return run_whole(run, &up, &down, err);
     if (is_direct && is_one(run))
@@ -627,7 +649,8 @@ template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n
         code = cudaFuncSetAttribute(few_kernel_of<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES);
     for (const void *kernel :
-         {many, (const void *)mix_one<T>, (const void *)multiply_many<__nv_bfloat16, true>, (const void *)mix_packed})
+         {many, (const void *)mix_one<T>, (const void *)multiply_many<__nv_bfloat16, true>, (const void *)mix_packed,
+          (const void *)mix_lone})
         code = code ? code : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -654,11 +677,14 @@ enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
         return RC_OK;
     enum rc rc = cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->counts, &cuda->experts->counts, err);
     rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, 2 * sizeof *cuda->experts->one_counts, &cuda->experts->one_counts, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->lone, &cuda->experts->lone, err);
     if (rc)
         return rc;
     cudaError_t code = cudaMemsetAsync(cuda->experts->counts, 0, sizeof *cuda->experts->counts, cuda->stream);
     if (!code)
         code = cudaMemsetAsync(cuda->experts->one_counts, 0, 2 * sizeof *cuda->experts->one_counts, cuda->stream);
+    if (!code)
+        code = cudaMemsetAsync(cuda->experts->lone, 0, sizeof *cuda->experts->lone, cuda->stream);
     if (!code)
         code = cuda->dtype == DTYPE_BF16 ? allow_shared<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors)
                                          : allow_shared<__half>(&cuda->experts->n_pairs, cuda->n_processors);

@@ -13,13 +13,15 @@
 
 struct whole_counts;
 struct one_counts;
+struct lone_state;
 
 struct experts_state {
     map_encoder encode;
     uint32_t n_pairs; /* clusters of two blocks that the device holds */
     struct whole_counts *counts;
     struct one_counts *one_counts; /* [2] */
-    uint32_t n_ones;               /* launches that took one of them in turn */
+    struct lone_state *lone;
+    uint32_t n_ones;               /* launches that took one of one_counts, or of lone's, in turn */
     char *packing; /* matrix.cu: rows on their way into packed weights, made at the first of them */
 };
 

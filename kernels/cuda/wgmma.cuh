@@ -110,6 +110,15 @@ static __device__ __forceinline__ void copy_bytes(uint32_t target, const void *f
                  : "memory");
 }
 
+static __device__ __forceinline__ void copy_bytes(uint32_t target, const void *from, uint32_t n_bytes, uint32_t barrier,
+                                                  uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;"
+                 :
+                 : "r"(target), "l"(from), "r"(n_bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void wgmma_begin(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

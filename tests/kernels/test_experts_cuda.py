@@ -289,6 +289,27 @@ def test_mxfp4(n: int, k: int, cols: int, inner: int, form: int, opened: Callabl
         assert packed.run(x[part], routes[part]).tobytes() == expected[part].tobytes(), rows
 
 
+@pytest.mark.parametrize(
+    ("k", "cols", "inner", "form"),
+    [
+        (1, 320, 640, GATED),
+        (2, 6144, 192, CLAMPED),
+        (3, 64, 6144, GATED),
+        (4, 2944, 704, CLAMPED),
+        (4, 64, 6208, GATED),
+        (5, 448, 320, CLAMPED),
+    ],
+)
+def test_one_row_of_mxfp4(k: int, cols: int, inner: int, form: int, opened: Callable[[str], _core.Backend]) -> None:
+    """A row alone has the bits that it has among others, one launch after the other."""
+    rng = np.random.default_rng(k)
+    mixture, _ = twins(opened("bfloat16"), "bfloat16", 6, cols, inner, form)
+    x, routes = rng.standard_normal((20, cols)).astype(ml_dtypes.bfloat16), draw_routes(20, 6, k, rng)
+    whole = mixture.run(x, routes)
+    for row in range(20):
+        assert mixture.run(x[row : row + 1], routes[row : row + 1]).tobytes() == whole[row].tobytes(), row
+
+
 @pytest.mark.parametrize(("cols", "inner"), [(96, 64), (64, 160), (32, 96)])
 @pytest.mark.parametrize("dtype", list(KINDS))
 def test_mxfp4_that_is_not_packed(dtype: str, cols: int, inner: int, opened: Callable[[str], _core.Backend]) -> None:

@@ -1,0 +1,507 @@
+/* experts_lone.cuh: the whole operation on one row and packed weights in one launch. The routes of a row name different
+ * experts, so route u is unit u. Blocks take items in turn: pairs of eight rows of gate and eight of up of a unit, then some
+ * columns of y, with all units' weights of them, so that the routes are added up where their results are made. An item waits
+ * only for items that were taken before it, so a block that runs always gets on, whoever else is on the device.
+ *
+ * Weights come in runs of eights through one ring, the way down's behind those of the way up. W is the operand of 16 rows of
+ * mma.sync m16n8k16: one chain over the k16 steps 0, 1, 2, ..., as in linear.cu. Of the way up a warp has a pair. Of the way
+ * down two warps have a panel of two eights, whose chunks of columns they take by turns and hand the sums on, so that one
+ * unpacks while the other multiplies; the eights may be those of two units, of which one has the even columns of x and one the
+ * odd.
+ *
+ * Products travel in pairs with the launch's mark beside them, eight bytes at a time, so whoever finds the mark has the
+ * products: nothing is counted or fenced. Blocks unpack their first chunks of the way down before they look for it.
+ *
+ * Bound by the bytes of the wanted weights: 4 experts of 3 x 2880 x 2880 take 12 us at the 4.5 TB/s that an H200 reads; for now
+ * by what the warps issue, unpacking and mma.sync. */
+#ifndef LLMPY_CUDA_EXPERTS_LONE_CUH
+#define LLMPY_CUDA_EXPERTS_LONE_CUH
+
+#include "experts_whole.cuh"
+
+#define LONE_UNITS 4u
+#define LONE_MAX_COLS 6144u /* of x and of products, which are in shared memory as a whole */
+#define LONE_CHUNK 5u       /* blocks of 64 columns: gpt-oss has 45 */
+#define LONE_WARPS 12u      /* that multiply */
+#define LONE_THREADS (LONE_WARPS * 32 + 32)
+#define LONE_RUN (LONE_WARPS * PACKED_BYTES)       /* of a block of a stage: gate, up, or what goes down */
+#define LONE_STAGE_BYTES (2 * LONE_CHUNK * LONE_RUN) /* of a chunk of the way up, or two of the way down */
+#define LANE_BLOCKS (32 / LONE_UNITS)              /* from one of a lane's runs of the way down to the next */
+#define LONE_STAGES 16u                            /* of the ring, at most */
+#define LONE_AHEAD 2u                              /* stages that are asked for and not there yet, at most */
+#define LONE_EIGHTS 3u                             /* of y's columns, of an item's every unit */
+#define LONE_COLUMNS (LONE_EIGHTS * 8)
+#define LONE_PANELS (LONE_WARPS / 2)               /* of an item of the way down */
+#define LONE_QUADS 8u                              /* of products that a thread asks for at once */
+
+/* Zero between launches but for n_launches. Launches have two of them in turns, for one_counts' reason. */
+struct lone_counts {
+    uint32_t n_taken, n_ended, n_launches; /* items; blocks that take none any more; launches that had these counts */
+};
+
+/* In device memory. */
+struct lone_state {
+    struct lone_counts counts[2];
+    __align__(16) uint64_t products[LONE_UNITS * LONE_MAX_COLS / 2]; /* pairs, each with its launch's mark */
+};
+
+struct lone_shape {
+    uint32_t n_pairs, n_eights;      /* of an expert: eights of gate and of up; eights of y's columns */
+    uint32_t up_blocks, down_blocks; /* of 64 columns */
+    uint32_t n_tiles, tile_pairs;    /* items of a unit of the way up; pairs of one */
+    uint32_t n_up, n_down;           /* items */
+    size_t up_bytes, down_bytes;     /* from a block of 64 columns of all experts to the next */
+    uint32_t n_stages, parity;       /* of the ring; which of the counts */
+    uint32_t x_at, products_at, products_step, tables_at; /* in shared memory */
+};
+
+/* Packed weights, and the row. */
+struct lone_input {
+    const char *up, *down, *x;
+};
+
+struct lone_tables {
+    uint64_t full[LONE_STAGES], empty[LONE_STAGES]; /* barriers */
+    uint64_t x_there, is_up_done;                   /* x; the block's items of the way up */
+    uint32_t items[LONE_STAGES];                    /* of stages */
+    float2 sums[LONE_PANELS][32];                   /* of panels, from one of their two warps to the other */
+    float results[2][LONE_UNITS][LONE_COLUMNS];     /* of the columns of an item, by turns */
+};
+
+/* ---- who loads ----------------------------------------------------------------------------------------------------------- */
+
+/* An item's weights; of the lane's first run of eights of every stage: where the first expert's is, and where it goes. */
+struct lone_source {
+    const char *from;
+    size_t expert_bytes, block_bytes; /* from one to the next */
+    uint32_t index, unit, n_blocks, stage_blocks, n_runs, run_bytes;
+    uint32_t block, at; /* of a stage: the lane's, and its bytes */
+};
+
+static __device__ __forceinline__ struct lone_source lone_find(const struct lone_input &in, const struct lone_shape &s,
+                                                               uint32_t n_units, uint32_t index)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    struct lone_source from;
+    from.index = index;
+    if (index < s.n_up) {
+        const uint32_t part = lane % 2, first = index % s.n_tiles * s.tile_pairs;
+        from.unit = index / s.n_tiles;
+        from.from = in.up + (size_t)(part * s.n_pairs + first) * PACKED_BYTES;
+        from.expert_bytes = (size_t)2 * s.n_pairs * PACKED_BYTES;
+        from.block_bytes = s.up_bytes;
+        from.n_blocks = s.up_blocks;
+        from.stage_blocks = LONE_CHUNK;
+        from.n_runs = 2;
+        from.run_bytes = min(s.tile_pairs, s.n_pairs - first) * PACKED_BYTES;
+        from.block = lane / 2;
+        from.at = lane * LONE_RUN;
+        return from;
+    }
+    const uint32_t first = min((index - s.n_up) * LONE_EIGHTS, s.n_eights);
+    from.unit = lane % LONE_UNITS;
+    from.from = in.down + (size_t)first * PACKED_BYTES;
+    from.expert_bytes = (size_t)s.n_eights * PACKED_BYTES;
+    from.block_bytes = s.down_bytes;
+    from.n_blocks = s.down_blocks;
+    from.stage_blocks = 2 * LONE_CHUNK;
+    from.n_runs = n_units;
+    from.run_bytes = min(LONE_EIGHTS, s.n_eights - first) * PACKED_BYTES;
+    from.block = from.unit < n_units ? lane / LONE_UNITS : from.stage_blocks;
+    from.at = from.block * LONE_RUN + from.unit * (LONE_EIGHTS * PACKED_BYTES);
+    return from;
+}
+
+/* A warp. */
+static __device__ __forceinline__ void lone_load(const struct lone_input &in, const struct lone_shape &s,
+                                                 const struct mixture &m, uint32_t ring, struct lone_tables *t,
+                                                 struct lone_counts *counts)
+{
+    static_assert(2 * LONE_CHUNK <= 2 * LANE_BLOCKS, "a lane a run or two");
+    const uint64_t policy = policy_read_once();
+    const uint32_t lane = threadIdx.x % 32;
+    const struct route *route = route_at(m, min(lane, m.n_chosen - 1));
+    struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
+    struct skinny_pace pace = {};
+    uint32_t next = lane ? 0 : atomicAdd(&counts->n_taken, 1);
+    struct lone_source from = lone_find(in, s, m.n_chosen, __shfl_sync(~0u, next, 0));
+    wait_for_input();
+    const uint32_t own = (uint32_t)__ldcg(&route->expert);
+    if (lane == 0) {
+        start_next();
+        barrier_expect(shared_address(&t->x_there), s.up_blocks * 128);
+        copy_bytes(ring + s.x_at, in.x, s.up_blocks * 128, shared_address(&t->x_there));
+    }
+    while (from.index < s.n_up + s.n_down) {
+        const char *run = from.from + __shfl_sync(~0u, own, from.unit) * from.expert_bytes + from.block * from.block_bytes;
+        for (uint32_t block = 0; block < from.n_blocks; block += from.stage_blocks, skinny_next(&at, s.n_stages)) {
+            const uint32_t full = shared_address(&t->full[at.stage]), target = ring + at.stage * LONE_STAGE_BYTES + from.at;
+            const uint32_t n_here = min(from.stage_blocks, from.n_blocks - block);
+            barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
+            skinny_hold(&pace, shared_address(t->full), LONE_AHEAD, s.n_stages);
+            if (lane == 0) {
+                t->items[at.stage] = from.index;
+                barrier_expect(full, n_here * from.n_runs * from.run_bytes);
+            }
+            if (from.block < n_here)
+                copy_bytes(target, run, from.run_bytes, full, policy);
+            if (from.block + LANE_BLOCKS < n_here)
+                copy_bytes(target + LANE_BLOCKS * LONE_RUN, run + LANE_BLOCKS * from.block_bytes, from.run_bytes, full, policy);
+            run += from.stage_blocks * from.block_bytes;
+            /* Half-way: early enough to be known in time, late enough for all blocks to have had their first. */
+            if (lane == 0 && block == from.n_blocks / 2 / from.stage_blocks * from.stage_blocks)
+                next = atomicAdd(&counts->n_taken, 1);
+        }
+        from = lone_find(in, s, m.n_chosen, __shfl_sync(~0u, next, 0));
+    }
+    if (lane)
+        return;
+    barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
+    t->items[at.stage] = from.index;
+    barrier_arrive(shared_address(&t->full[at.stage]));
+    barrier_wait(shared_address(&t->is_up_done), 0); /* so all of the block have read n_launches */
+    if (atomicAdd(&counts->n_ended, 1) + 1 < gridDim.x)
+        return;
+    counts->n_taken = counts->n_ended = 0;
+    counts->n_launches++;
+}
+
+/* ---- those that multiply ------------------------------------------------------------------------------------------------- */
+
+/* A warp's way through the ring, stage by stage. */
+struct lone_reader {
+    const struct lone_shape &s;
+    struct lone_tables *t;
+    uint32_t ring;
+    struct skinny_place at;
+
+    /* The address of a stage that is there. */
+    __device__ __forceinline__ uint32_t open() const
+    {
+        barrier_wait(shared_address(&t->full[at.stage]), at.phase);
+        return ring + at.stage * LONE_STAGE_BYTES;
+    }
+    __device__ __forceinline__ void close()
+    {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(shared_address(&t->empty[at.stage]));
+        skinny_next(&at, s.n_stages);
+    }
+    /* The item whose first stage is the next. */
+    __device__ __forceinline__ uint32_t item() const
+    {
+        open();
+        return *(volatile const uint32_t *)&t->items[at.stage];
+    }
+};
+
+/* Adds up N blocks of a pair, gate and up a run apart: while one is multiplied, the next is unpacked and the one behind it
+ * read. */
+template <uint32_t N>
+static __device__ __forceinline__ void lone_add(float (&sum)[4], uint32_t words_at, uint32_t exponents_at, uint32_t x_at)
+{
+    uint32_t words[N][4], exponents[N][4], x[N][2][4], w[N][4][4];
+#pragma unroll
+    for (uint32_t i = 0; i < N + 2; i++) {
+        if (i < N) {
+#pragma unroll
+            for (uint32_t part = 0; part < 2; part++) {
+                const uint32_t run = (2 * i + part) * LONE_RUN;
+                packed_read(words_at + run, exponents_at + run, words[i] + 2 * part, exponents[i] + 2 * part);
+                load_matrices(x[i][part], x_at + i * 128 + part * 64);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) {
+            if (i >= 2)
+                mma(sum, w[i - 2][k], {x[i - 2][k / 2][k % 2 * 2], x[i - 2][k / 2][k % 2 * 2 + 1]}, __nv_bfloat16());
+            if (i >= 1 && i <= N) {
+                const uint32_t step = k / 2 * 2, row = k % 2, word = row * 2 + k / 2;
+                unpack_word(words[i - 1][word], exponents[i - 1][word], w[i - 1][step][row], w[i - 1][step][row + 2],
+                            w[i - 1][step + 1][row], w[i - 1][step + 1][row + 2]);
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ void lone_sum_pair(struct lone_reader &reader, uint32_t pair, uint32_t x, float (&sum)[4])
+{
+    const uint32_t lane = threadIdx.x % 32, n_blocks = reader.s.up_blocks;
+    uint32_t x_at = x + lane / 8 * 16;
+    for (uint32_t block = 0; block < n_blocks; block += LONE_CHUNK) {
+        const uint32_t w_at = reader.open() + pair * PACKED_BYTES;
+        uint32_t word = w_at + lane * 8, exponent = w_at + 256 + lane / 4 * 2;
+        if (block + LONE_CHUNK <= n_blocks)
+            lone_add<LONE_CHUNK>(sum, word, exponent, x_at);
+        else
+            for (uint32_t i = block; i < n_blocks; i++, word += 2 * LONE_RUN, exponent += 2 * LONE_RUN, x_at += 128)
+                lone_add<1>(sum, word, exponent, x_at);
+        x_at += LONE_CHUNK * 128;
+        reader.close();
+    }
+}
+
+static __device__ __forceinline__ void lone_pass(struct lone_reader &reader)
+{
+    for (uint32_t block = 0; block < reader.s.up_blocks; block += LONE_CHUNK) {
+        reader.open();
+        reader.close();
+    }
+}
+
+/* A pair of a unit: its products go to `products`. */
+static __device__ __forceinline__ void lone_go_up(struct lone_reader &reader, const struct output &out,
+                                                  const expert_product &product, uint32_t own, uint32_t x, uint32_t index,
+                                                  uint64_t *products, uint32_t mark)
+{
+    const struct lone_shape &s = reader.s;
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, unit = index / s.n_tiles;
+    const uint32_t pair = index % s.n_tiles * s.tile_pairs + warp, n = pair * 8 + lane / 4;
+    const uint32_t expert = __shfl_sync(~0u, own, unit);
+    const bool is_mine = warp < s.tile_pairs && pair < s.n_pairs;
+    const float *bias = out.bias && is_mine ? out.bias + (size_t)expert * 2 * out.n_out + n : NULL;
+    const float gate_bias = bias ? bias[0] : 0, up_bias = bias ? bias[out.n_out] : 0;
+    float sum[4] = {};
+    if (!is_mine)
+        return lone_pass(reader);
+    lone_sum_pair(reader, warp, x, sum);
+    const float gate = bias ? sum[0] + gate_bias : sum[0], up = bias ? sum[2] + up_bias : sum[2];
+    const __nv_bfloat16 value =
+        round_to<__nv_bfloat16>(product(to_float(round_to<__nv_bfloat16>(gate)), to_float(round_to<__nv_bfloat16>(up))));
+    const uint32_t low = __bfloat16_as_ushort(value), high = __shfl_down_sync(~0u, low, 4);
+    if (lane % 8 == 0)
+        asm volatile("st.relaxed.gpu.global.u64 [%0],%1;" ::"l"(products + ((size_t)unit * out.n_out + n) / 2),
+                     "l"((uint64_t)mark << 32 | high << 16 | low)
+                     : "memory");
+}
+
+static __device__ __forceinline__ void lone_meet(void)
+{
+    asm volatile("bar.sync 1,%0;" ::"n"(LONE_WARPS * 32) : "memory");
+}
+
+/* Two pairs of products, each with its mark. */
+struct lone_quad {
+    uint64_t a, b;
+    __device__ __forceinline__ void read(const uint64_t *from)
+    {
+        asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1},[%2];" : "=l"(a), "=l"(b) : "l"(from) : "memory");
+    }
+    __device__ __forceinline__ bool is_there(uint32_t mark) const { return a >> 32 == mark && b >> 32 == mark; }
+};
+
+/* All products, into shared memory. A thread that waits asks for one quad; when that is there, the others mostly are. */
+static __device__ __forceinline__ void lone_fetch(const struct lone_shape &s, uint32_t n_units, uint32_t target,
+                                                  const uint64_t *products, uint32_t mark)
+{
+    const uint32_t n_each = s.n_pairs * 2, n = n_units * n_each, step = LONE_WARPS * 32; /* quads */
+    for (uint32_t first = threadIdx.x; first < n; first += LONE_QUADS * step) {
+        struct lone_quad quads[LONE_QUADS];
+        do
+            quads[0].read(products + 2 * (size_t)first);
+        while (!quads[0].is_there(mark));
+#pragma unroll
+        for (uint32_t i = 1; i < LONE_QUADS; i++)
+            quads[i].read(products + 2 * (size_t)min(first + i * step, n - 1));
+#pragma unroll
+        for (uint32_t i = 1; i < LONE_QUADS; i++)
+            while (!quads[i].is_there(mark))
+                quads[i].read(products + 2 * (size_t)min(first + i * step, n - 1));
+#pragma unroll
+        for (uint32_t i = 0; i < LONE_QUADS; i++) {
+            const uint32_t quad = first + i * step, at = target + quad / n_each * s.products_step + quad % n_each * 8;
+            if (quad < n)
+                asm volatile("st.shared.v2.u32 [%0],{%1,%2};" ::"r"(at), "r"((uint32_t)quads[i].a), "r"((uint32_t)quads[i].b)
+                             : "memory");
+        }
+    }
+    lone_meet();
+}
+
+/* Blocks of 64 columns of a panel of the way down, as the tensor cores take them. What lies beyond the last one is never
+ * multiplied. */
+struct lone_chunk {
+    uint32_t w[LONE_CHUNK][4][4];
+    __device__ __forceinline__ void unpack(uint32_t panel)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < LONE_CHUNK; i++)
+            packed_panel::load(panel + i * LONE_RUN, w[i]);
+    }
+    __device__ __forceinline__ void multiply_block(float (&sum)[4], uint32_t i, uint32_t x_at) const
+    {
+        uint32_t x[2][4];
+        load_matrices(x[0], x_at + i * 128);
+        load_matrices(x[1], x_at + i * 128 + 64);
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++)
+            mma(sum, w[i][k], {x[k / 2][k % 2 * 2], x[k / 2][k % 2 * 2 + 1]}, __nv_bfloat16());
+    }
+    __device__ __forceinline__ void multiply(float (&sum)[4], uint32_t n_blocks, uint32_t x_at) const
+    {
+        if (n_blocks >= LONE_CHUNK) {
+#pragma unroll
+            for (uint32_t i = 0; i < LONE_CHUNK; i++)
+                multiply_block(sum, i, x_at);
+            return;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < LONE_CHUNK; i++)
+            if (i < n_blocks)
+                multiply_block(sum, i, x_at);
+    }
+};
+
+/* The products of all units, and whether they are in shared memory. */
+struct lone_products {
+    const uint64_t *from;
+    uint32_t mark, at;
+    bool is_there;
+};
+
+/* The sums of a panel: sum[0] and sum[3] are the thread's. Whether this warp had the last chunk. */
+static __device__ __forceinline__ bool lone_sum(struct lone_reader &reader, uint32_t n_units, struct lone_products *products,
+                                                float (&sum)[4])
+{
+    const struct lone_shape &s = reader.s;
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, panel = warp / 2;
+    const uint32_t turn = (warp + warp / 4) % 2; /* so that a scheduler has some of both */
+    const uint32_t unit = min((2 * panel + lane % 2) / LONE_EIGHTS, n_units - 1);
+    const uint32_t x_at = products->at + unit * s.products_step + lane / 8 * 16;
+    const uint32_t own = turn * LONE_CHUNK * LONE_RUN + panel * 2 * PACKED_BYTES;
+    float2 *between = &reader.t->sums[panel][lane];
+    struct lone_chunk chunk;
+    chunk.unpack(reader.open() + own);
+    reader.close();
+    if (!products->is_there)
+        lone_fetch(s, n_units, products->at, products->from, products->mark);
+    products->is_there = true;
+    for (uint32_t block = turn * LONE_CHUNK; block < s.down_blocks;) {
+        if (block) {
+            asm volatile("bar.sync %0,64;" ::"r"(2 + 2 * panel + turn) : "memory");
+            sum[0] = between->x;
+            sum[3] = between->y;
+        }
+        chunk.multiply(sum, s.down_blocks - block, x_at + block * 128);
+        if (block + LONE_CHUNK >= s.down_blocks)
+            return true;
+        *between = make_float2(sum[0], sum[3]);
+        asm volatile("bar.arrive %0,64;" ::"r"(3 + 2 * panel - turn) : "memory");
+        block += 2 * LONE_CHUNK;
+        if (block < s.down_blocks + turn * LONE_CHUNK) {
+            chunk.unpack(reader.open() + own);
+            reader.close();
+        }
+    }
+    return false;
+}
+
+/* The columns of an item. */
+static __device__ __forceinline__ void lone_go_down(struct lone_reader &reader, const struct mixture &m, const struct output &y,
+                                                    uint32_t own, float weight, struct lone_products *products, uint32_t index,
+                                                    float (*results)[LONE_COLUMNS])
+{
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const uint32_t first = (index - reader.s.n_up) * LONE_COLUMNS;
+    uint32_t unit[2], column[2];
+    float bias[2] = {}, sum[4] = {}, total = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t eight = warp / 2 * 2 + i;
+        unit[i] = eight / LONE_EIGHTS;
+        column[i] = eight % LONE_EIGHTS * 8 + lane / 4;
+        const uint32_t expert = __shfl_sync(~0u, own, unit[i]);
+        if (y.bias && unit[i] < m.n_chosen && first + column[i] < y.n_out)
+            bias[i] = y.bias[(size_t)expert * y.n_out + first + column[i]];
+    }
+    if (lone_sum(reader, m.n_chosen, products, sum) && lane % 4 == 0)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            results[unit[i]][column[i]] = to_float(round_to<__nv_bfloat16>(y.bias ? sum[3 * i] + bias[i] : sum[3 * i]));
+    lone_meet();
+    if (warp)
+        return;
+    for (uint32_t i = 0; i < m.n_chosen; i++) {
+        const float w = __shfl_sync(~0u, weight, i);
+        if (lane < LONE_COLUMNS)
+            total = fmaf(w, results[i][lane], total);
+    }
+    if (lane < LONE_COLUMNS && first + lane < y.n_out)
+        ((__nv_bfloat16 *)y.y)[first + lane] = round_to<__nv_bfloat16>(total);
+}
+
+static __device__ __forceinline__ void lone_work(struct lone_reader reader, const struct mixture &m, const struct output &up,
+                                                 const struct output &y, const expert_product &product,
+                                                 struct lone_state *state)
+{
+    const struct lone_shape &s = reader.s;
+    struct lone_tables *t = reader.t;
+    const uint32_t lane = threadIdx.x % 32;
+    wait_for_input();
+    const uint32_t own = lane < m.n_chosen ? (uint32_t)__ldcg(&route_at(m, lane)->expert) : 0;
+    const float weight = lane < m.n_chosen ? __ldcg(&route_at(m, lane)->weight) : 0;
+    const uint32_t mark = 2 * __ldcg(&state->counts[s.parity].n_launches) + s.parity + 1;
+    struct lone_products products = {state->products, mark, reader.ring + s.products_at, false};
+    barrier_wait(shared_address(&t->x_there), 0);
+    uint32_t index = reader.item();
+    for (; index < s.n_up; index = reader.item())
+        lone_go_up(reader, up, product, own, reader.ring + s.x_at, index, state->products, mark);
+    if (lane == 0)
+        barrier_arrive(shared_address(&t->is_up_done));
+    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = reader.item())
+        lone_go_down(reader, m, y, own, weight, &products, index, t->results[parity]);
+}
+
+/* up, y: the biases and widths of both ways, and where the results go. */
+static __global__ void __launch_bounds__(LONE_THREADS, 1)
+mix_lone(const __grid_constant__ struct lone_input in, const __grid_constant__ struct lone_shape s,
+         const __grid_constant__ struct mixture m, const __grid_constant__ struct output up,
+         const __grid_constant__ struct output y, const __grid_constant__ expert_product product, struct lone_state *state)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), ring = shared_address(shared);
+    struct lone_tables *t = (struct lone_tables *)(shared + s.tables_at);
+    if (threadIdx.x < s.n_stages) {
+        barrier_init(shared_address(&t->full[threadIdx.x]), 1);
+        barrier_init(shared_address(&t->empty[threadIdx.x]), LONE_WARPS);
+    }
+    if (threadIdx.x == 32) {
+        barrier_init(shared_address(&t->x_there), 1);
+        barrier_init(shared_address(&t->is_up_done), LONE_WARPS);
+    }
+    barriers_made();
+    __syncthreads();
+    if (warp < LONE_WARPS)
+        lone_work({s, t, ring, {0, 0}}, m, up, y, product, state);
+    else
+        lone_load(in, s, m, ring, t, &state->counts[s.parity]);
+}
+
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
+
+/* Cuts the operation into items, and the shared memory of a block. */
+static inline struct lone_shape lone_cut(const struct mixture &m, uint32_t inner, uint32_t n_cols, uint32_t n_out,
+                                         uint32_t n_processors)
+{
+    struct lone_shape s = {};
+    s.n_pairs = inner / 8;
+    s.n_eights = n_out / 8;
+    s.up_blocks = n_cols / 64;
+    s.down_blocks = inner / 64;
+    s.tile_pairs = min(ceil_div(s.n_pairs, max(n_processors / m.n_chosen, 1u)), LONE_WARPS);
+    s.n_tiles = ceil_div(s.n_pairs, s.tile_pairs);
+    s.n_up = m.n_chosen * s.n_tiles;
+    s.n_down = ceil_div(s.n_eights, LONE_EIGHTS);
+    s.up_bytes = (size_t)m.n_experts * 2 * s.n_pairs * PACKED_BYTES;
+    s.down_bytes = (size_t)m.n_experts * s.n_eights * PACKED_BYTES;
+    s.products_step = inner * 2 + 16; /* so that rows begin in other banks */
+    const uint32_t rows_bytes = n_cols * 2 + m.n_chosen * s.products_step;
+    s.n_stages = min((SHARED_BYTES - (uint32_t)sizeof(struct lone_tables) - rows_bytes) / LONE_STAGE_BYTES, LONE_STAGES);
+    s.x_at = s.n_stages * LONE_STAGE_BYTES;
+    s.products_at = s.x_at + n_cols * 2;
+    s.tables_at = s.x_at + rows_bytes;
+    return s;
+}
+
+#endif
