@@ -321,10 +321,9 @@ template <uint32_t D, uint32_t BLOCKS> struct decode_memory {
     }
     __device__ void make_barriers(void) const
     {
-        for (uint32_t i = threadIdx.x; i < 3 * depth; i += DECODE_THREADS)
-            barrier_init(empty + i * 8, i < depth ? DECODE_WORKERS : 1);
-        if (threadIdx.x < 2)
-            barrier_init(letters + threadIdx.x * 8, DECODE_WORKERS);
+        barriers_init(empty, depth, DECODE_WORKERS);
+        barriers_init(empty + depth * 8, 2 * depth, 1);
+        barriers_init(letters, 2, DECODE_WORKERS);
         barriers_made();
     }
     /* A group's part of the ring, or all of it for a single item. */

@@ -316,10 +316,8 @@ mix_one(const __grid_constant__ struct one_maps maps, const __grid_constant__ st
     struct one_tables *t = (struct one_tables *)(shared + s.tables_at);
     if (threadIdx.x < 4)
         map_prefetch(&maps.up + threadIdx.x);
-    if (threadIdx.x < s.n_stages) {
-        barrier_init(shared_address(&t->full[threadIdx.x]), 1);
-        barrier_init(shared_address(&t->empty[threadIdx.x]), ONE_WARPS);
-    }
+    barriers_init(shared_address(t->full), s.n_stages, 1);
+    barriers_init(shared_address(t->empty), s.n_stages, ONE_WARPS);
     if (threadIdx.x == 32) {
         barrier_init(shared_address(&t->x_there), 1);
         barrier_init(shared_address(&t->is_up_done), ONE_WARPS);

@@ -213,11 +213,8 @@ multiply_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant
     const uint32_t w_bytes = stage_blocks * s.tile_rows * 128, x_bytes = stage_blocks * EIGHTS * 1024;
     const uint32_t w_ring = shared_address(rings), x_ring = w_ring + s.n_stages * w_bytes;
     const uint32_t w_full = x_ring + s.n_stages * x_bytes, x_full = w_full + 8 * s.n_stages, empty = x_full + 8 * s.n_stages;
-    if (threadIdx.x < s.n_stages) {
-        barrier_init(w_full + 8 * threadIdx.x, 1);
-        barrier_init(x_full + 8 * threadIdx.x, 1);
-        barrier_init(empty + 8 * threadIdx.x, 4);
-    }
+    barriers_init(w_full, 2 * s.n_stages, 1);
+    barriers_init(empty, s.n_stages, 4);
     barriers_made();
     __syncthreads();
     if (warp >= 4) {

@@ -30,6 +30,14 @@ static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t n
     asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(n_arrivals));
 }
 
+/* Makes n barriers: by the whole block. A lane of each warp, as several of one warp would do it one after the other. */
+static __device__ __forceinline__ void barriers_init(uint32_t first, uint32_t n, uint32_t n_arrivals)
+{
+    if (threadIdx.x % 32 == 0)
+        for (uint32_t i = threadIdx.x / 32; i < n; i += blockDim.x / 32)
+            barrier_init(first + 8 * i, n_arrivals);
+}
+
 /* The barriers made so far are seen by the copy engine; the block still has to meet. */
 static __device__ __forceinline__ void barriers_made(void)
 {
