@@ -362,8 +362,9 @@ template <class T, uint32_t D, bool HAS_SINKS> struct few_worker {
         for (uint32_t i = 0; i < 3; i++)
             for (uint32_t e = 0; e < 2; e++)
                 sum[e] = sum[e] + __shfl_xor_sync(~0u, sum[e], shape::per_tile == 1 ? 4 << i : i ? 2 << i : 16);
-        if (lane < 4) {
+        if (lane < 4)
             *(float2 *)&memory.sums[team][warp][t * 2] = make_float2(sum[0], sum[1]);
+        if (lane < 4 && warp % shape::per_tile == 0) {
             *(float2 *)&memory.factors[team][tile][t * 2] = make_float2(a[0], a[1]);
             *(float2 *)&memory.maxima[team][tile][t * 2] = make_float2(n[0], n[1]);
         }
@@ -516,8 +517,7 @@ attend_few(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_ro
     span_of(x, blockIdx.y, &span);
     const uint32_t last_team = (span.len - 1) / SPLIT - span.seen / SPLIT, bringing_team = 1 - last_team;
     const uint32_t n_meeting = last_team ? shape::threads : shape::team + shape::bringing;
-    if (threadIdx.x < 4)
-        barrier_init(shared_address(memory.full) + threadIdx.x * 8, 1);
+    barriers_init(shared_address(memory.full), 4, 1);
     barriers_made();
     __syncthreads();
     few_worker<T, D, HAS_SINKS> w(memory, span, x.factor);
@@ -527,7 +527,7 @@ attend_few(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_ro
         wait_for_input();
         if (brings) {
             piece.bring(memory, last_team);
-            reach(1, n_meeting);
+            meet(1, n_meeting);
             piece.store(x.kv);
         }
         return;
@@ -542,7 +542,7 @@ attend_few(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_ro
     few_attend(w, piece, x.kv, brings);
     if (w.team == 1) {
         w.send();
-        reach(1, shape::threads);
+        meet(1, shape::threads);
         return;
     }
     for (uint32_t i = 0; i < 4; i++)

@@ -226,12 +226,15 @@ def test_rope_cache_and_attention(shape: tuple[int, int, int, str, int, float], 
             backend.attention(
                 pool, paged.batch([(0, n - rows, n)], 1), table, np.ascontiguousarray(q[n - rows :]), target, 0.1, window, cap
             )
-        if backend is both.cuda:
+        for turns in (angles[n - 1 :], None) if backend is both.cuda else ():
             last, ends = paged.batch([(0, n - 1, n)], 1), [np.zeros((1, heads * dim), row.dtype) for _ in range(2)]
-            raw = np.split(both.form(data[n - 1 :].copy()), [heads * dim, (heads + kv) * dim], axis=1)
-            joint = (raw[1], raw[2], *norms, angles[n - 1 :], 1e-6, False)
-            backend.attention(fused, last, table, copies[0][n - 1 :], both.form(ends[0]), 0.1, window, cap)
-            backend.attention(fused, last, table, raw[0], both.form(ends[1]), 0.1, window, cap, heads=joint)
+            raw, parts = (
+                np.split(both.form(data[n - 1 :].copy()), [heads * dim, (heads + kv) * dim], axis=1) for _ in range(2)
+            )
+            joint = (raw[1], raw[2], *norms, turns, 1e-6, False)
+            backend.attention(fused, last, table, raw[0], both.form(ends[0]), 0.1, window, cap, heads=joint)
+            backend.qkv(fused, last, table, *parts, *norms, 1e-6, turns)
+            backend.attention(fused, last, table, parts[0], both.form(ends[1]), 0.1, window, cap)
             assert ends[0].tobytes() == ends[1].tobytes()
         backend.copy_pages(pool, np.array([[table[0, 0], 30]], np.int32))
         assert outs[1].tobytes() == outs[0][n - 5 :].tobytes() and outs[2].tobytes() == outs[0][n - 1 :].tobytes()
