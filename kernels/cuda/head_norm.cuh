@@ -19,10 +19,19 @@ template <uint32_t LANES> static __device__ __forceinline__ float head_squares(c
     return sum;
 }
 
-/* What x is multiplied by, before the weight. */
+/* What x is multiplied by, before the weight: one step of Newton's behind the processor's own root, which is kept where it is
+ * zero or infinite. */
+static __device__ __forceinline__ float norm_scale(float squares, float inverse_size, float eps)
+{
+    float mean = fmaf(squares, inverse_size, eps), root;
+    asm("rsqrt.approx.f32 %0,%1;" : "=f"(root) : "f"(mean));
+    float closer = fmaf(0.5f * root, fmaf(-mean * root, root, 1.0f), root);
+    return closer == closer ? closer : root;
+}
+
 static __device__ __forceinline__ float norm_scale(float squares, uint32_t size, float eps)
 {
-    return 1.0f / sqrtf(squares / (float)size + eps);
+    return norm_scale(squares, __frcp_rn((float)size), eps);
 }
 
 #endif

@@ -34,7 +34,7 @@ norm_rows(norm_source<T> x, rows<T> out, const float *weight, uint32_t weight_st
         for (uint32_t j = 0; j < 8; j++)
             sum = fmaf(values[i][j], values[i][j], sum);
     }
-    float scale = norm_scale(block_squares<0>(sum), size, eps);
+    float scale = norm_scale(block_squares(sum, 0, blockDim.x / 32), size, eps);
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; i++) {
         if (PARTS > 2) /* no registers to hold it any earlier */
@@ -68,7 +68,7 @@ norm_sums(norm_source<T> x, rows<T> out, const float *inner_weight, float inner_
     for (uint32_t i = 0; i < PARTS; i++)
         for (uint32_t j = 0; j < 8; j++)
             squares = fmaf(terms[i][j], terms[i][j], squares);
-    float scale = norm_scale(block_squares<0>(squares), size, inner_eps);
+    float scale = norm_scale(block_squares(squares, 0, blockDim.x / 32), size, inner_eps);
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; i++) {
         scale_part(terms[i], inner[i], scale);
@@ -78,7 +78,7 @@ norm_sums(norm_source<T> x, rows<T> out, const float *inner_weight, float inner_
         }
         store_part<true>(x.sum.at(row, 0), column + i * step, size, values[i]);
     }
-    scale = norm_scale(block_squares<1>(sum), size, eps);
+    scale = norm_scale(block_squares(sum, 1, blockDim.x / 32), size, eps);
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; i++) {
         scale_part(values[i], w[i], scale);

@@ -125,7 +125,7 @@ norm_route(norm_source<T> x, rows<T> out, const float *weight, uint32_t size, fl
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
         squares = fmaf(values[i], values[i], squares);
-    float scale = norm_scale(block_squares<0>(squares), size, eps);
+    float scale = norm_scale(block_squares(squares, 0, blockDim.x / 32), size, eps);
     cluster_arrive(); /* a and b are read */
     eight<T> sums = to_eight<T>(values);
     scale_part(values, w, scale);

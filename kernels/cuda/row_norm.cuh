@@ -25,7 +25,8 @@ static __device__ __forceinline__ void take_part(const norm_source<T> &x, uint32
     load_part<IS_ALIGNED>(x.b.at(row, first), column, size, other);
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
-        values[i] = to_float(round_to<T>(values[i] + other[i]));
+        values[i] += other[i];
+    round_eight<T>(values);
 }
 
 /* The weights from `column` of a head on; ones where there are none. */
@@ -48,21 +49,26 @@ static __device__ __forceinline__ void scale_part(float (&values)[8], const floa
         values[i] = weight[i] * (values[i] * scale);
 }
 
-/* Pairwise over the threads 1, 2, 4, ... apart; a power of two of warps. Calls without a barrier in between differ in USE. */
-template <uint32_t USE> static __device__ __forceinline__ float block_squares(float sum)
+/* Pairwise over the threads 1, 2, 4, ... apart, of the block's first n_warps, a power of two. Calls without a barrier in
+ * between differ in use. */
+static __device__ __forceinline__ float block_squares(float sum, uint32_t use, uint32_t n_warps)
 {
-    __shared__ float warps[32];
+    __shared__ __align__(16) float all_warps[2][32];
+    float *warps = all_warps[use];
     for (uint32_t apart = 1; apart < 32; apart *= 2)
         sum = sum + __shfl_xor_sync(~0u, sum, apart);
-    if (blockDim.x == 32)
+    if (n_warps == 1)
         return sum;
     if (threadIdx.x % 32 == 0)
         warps[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = warps[threadIdx.x & (blockDim.x / 32 - 1)];
-    for (uint32_t apart = 1; apart < blockDim.x / 32; apart *= 2)
-        sum = sum + __shfl_xor_sync(~0u, sum, apart);
-    return sum;
+    asm volatile("bar.sync 0,%0;" ::"r"(32 * n_warps) : "memory");
+    switch (n_warps) {
+    case 2: return sum_pairs<2>(warps);
+    case 4: return sum_pairs<4>(warps);
+    case 8: return sum_pairs<8>(warps);
+    case 16: return sum_pairs<16>(warps);
+    default: return sum_pairs<32>(warps);
+    }
 }
 
 /* Threads that a row of so many chains has. */
