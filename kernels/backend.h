@@ -26,7 +26,11 @@ struct view {
 /* What a linear does with its activations: keeps them in float32, or rounds them to int8 with a scale per 32, or to bfloat16
  * (BF16 weights on processors with bfloat16 products; AUTO alone chooses it). */
 enum arithmetic { ARITHMETIC_AUTO = 0, ARITHMETIC_FLOAT = 1, ARITHMETIC_INT8 = 2, ARITHMETIC_BF16 = 3 };
-enum matrix_use { MATRIX_LINEAR = 1, MATRIX_EMBED = 2, MATRIX_EXPERTS = 4 /* or-ed to LINEAR: read by `experts` alone */ };
+enum matrix_use {
+    MATRIX_LINEAR = 1, MATRIX_EMBED = 2,
+    MATRIX_EXPERTS = 4, /* or-ed to LINEAR: read by `experts` alone */
+    MATRIX_ROUTER = 8   /* or-ed to LINEAR: its products go to routes, so the backend may sum in an order made for one row */
+};
 enum act {
     ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4, ACT_TANH = 5, ACT_SIGMOID = 6,
     /* Of the operation `act` alone. XIELU: p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x, with

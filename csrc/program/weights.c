@@ -219,6 +219,7 @@ static uint32_t uses_of(const struct program *p, uint32_t weight)
             if (p->ops[i].weight[j] == weight)
                 use |= p->ops[i].code == OP_EMBED     ? MATRIX_EMBED
                        : p->ops[i].code == OP_EXPERTS ? MATRIX_LINEAR | MATRIX_EXPERTS
+                       : p->ops[i].code == OP_ROUTE   ? MATRIX_LINEAR | MATRIX_ROUTER
                                                       : MATRIX_LINEAR;
     return use;
 }

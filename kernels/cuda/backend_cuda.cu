@@ -5,6 +5,7 @@
 #include "common.cuh"
 #include "kv.cuh"
 #include "packed.cuh"
+#include "router.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -193,7 +194,7 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
     if (!rc)
         rc = linear_open(cuda, err);
     if (!rc)
-        rc = cuda_norm_open(cuda, err);
+        rc = cuda_router_open(cuda, err);
     return rc ? rc : cuda_experts_open(cuda, err);
 }
 
@@ -332,7 +333,8 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->parts[i].data = matrix->data + at;
         at += matrix->parts[i].n_rows * matrix->parts[i].row_bytes;
     }
-    if (!(desc->use & MATRIX_EXPERTS))
+    matrix->is_router = desc->use & MATRIX_ROUTER && router_fits((struct cuda *)ctx, matrix);
+    if (!(desc->use & MATRIX_EXPERTS) && !matrix->is_router)
         rc = linear_take((struct cuda *)ctx, matrix, err);
     if (rc)
         matrix_destroy(ctx, matrix);

@@ -60,7 +60,6 @@ struct cuda {
     size_t partials_bytes;
     uint32_t *arrivals;         /* [n_processors], zero between launches */
     uint32_t n_processors;
-    bool has_router_clusters;   /* the device holds those of norm_route.cuh */
     struct memory_block *blocks; /* memory.cu's */
     struct memory_chunk *chunks;
     uint64_t held_bytes[4];     /* by enum memory_use */
@@ -91,6 +90,7 @@ struct skinny_form {
 struct matrix {
     uint32_t n_parts, n_rows, n_cols;
     bool is_whole;             /* all parts are of one type: one launch reads them */
+    bool is_router;            /* its products have router.cuh's chain */
     bool is_packed;            /* MXFP4 of experts as packed.cuh has it, all parts in one; row_bytes mean nothing then */
     uint32_t shape;            /* 1 + number among linear.cu's shapes; 0: not multiplied on tensor cores in one piece */
     size_t bytes;
@@ -260,7 +260,6 @@ enum rc cuda_prepare(void *ctx, struct err *err);
 enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err);
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err);
 enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *err);
-enum rc cuda_norm_open(struct cuda *cuda, struct err *err);
 enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struct err *err);
 enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err);
 enum rc cuda_add(void *ctx, const struct add_args *args, struct err *err);
@@ -281,6 +280,8 @@ enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err);
 enum rc cuda_head_linear(void *ctx, const struct head_linear_args *args, struct err *err);
 enum rc cuda_latent_attention(void *ctx, const struct latent_attention_args *args, struct err *err);
 enum rc cuda_position_scale(void *ctx, const struct position_scale_args *args, struct err *err);
+enum rc cuda_router_open(struct cuda *cuda, struct err *err);
+enum rc cuda_router(struct cuda *cuda, const struct linear_args *args, struct err *err);
 enum rc cuda_route(void *ctx, const struct route_args *args, struct err *err);
 enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err);
 enum rc cuda_experts_open(struct cuda *cuda, struct err *err);

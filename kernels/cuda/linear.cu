@@ -313,22 +313,6 @@ static void launch_part(const struct cuda *cuda, const struct cuda_part *part, c
         launch_values<T>(cuda, part, args, out);
 }
 
-/* What rows of a matrix from first_row on write. */
-static struct output output_of(const struct linear_args *args, uint32_t first_row, uint32_t n_out, uint32_t item)
-{
-    struct output out = {};
-    out.y = (char *)args->y.data + (size_t)first_row * (args->is_float_out ? 4 : item);
-    out.add = args->add ? (const char *)args->add->data + (size_t)first_row * item : NULL;
-    out.bias = args->bias ? args->bias + first_row : NULL;
-    out.y_stride = args->y.stride;
-    out.add_stride = args->add ? args->add->stride : 0;
-    out.n_rows = args->n_rows;
-    out.n_out = n_out;
-    out.is_float = args->is_float_out;
-    out.act = args->act;
-    return out;
-}
-
 static enum rc multiply_streamed(struct cuda *cuda, const struct linear_args *args, bool is_product, struct err *err)
 {
     const struct matrix *matrix = args->matrix;
@@ -437,6 +421,8 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
         }
         return multiply_twice(cuda, args, err);
     }
+    if (args->matrix->is_router)
+        return cuda_router(cuda, args, err);
     enum rc rc = RC_OK;
     if (is_streamed && multiply_by_library(cuda, args))
         return launched(err, "linear");

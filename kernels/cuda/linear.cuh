@@ -14,6 +14,22 @@ struct output {
     uint32_t act; /* of the product of gate and up, for the kernels that make it; n_out is its width */
 };
 
+/* What rows of a matrix from first_row on write. */
+static inline struct output output_of(const struct linear_args *args, uint32_t first_row, uint32_t n_out, uint32_t item)
+{
+    struct output out = {};
+    out.y = (char *)args->y.data + (size_t)first_row * (args->is_float_out ? 4 : item);
+    out.add = args->add ? (const char *)args->add->data + (size_t)first_row * item : NULL;
+    out.bias = args->bias ? args->bias + first_row : NULL;
+    out.y_stride = args->y.stride;
+    out.add_stride = args->add ? args->add->stride : 0;
+    out.n_rows = args->n_rows;
+    out.n_out = n_out;
+    out.is_float = args->is_float_out;
+    out.act = args->act;
+    return out;
+}
+
 template <class T> static __device__ __forceinline__ void put(const struct output &out, uint32_t r, uint32_t n, float sum)
 {
     if (r >= out.n_rows || n >= out.n_out)

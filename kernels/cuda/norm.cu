@@ -202,14 +202,6 @@ static enum rc norm_terms(struct cuda *cuda, const struct add_rms_norm_args *arg
     return rc ? rc : cuda_add_rms_norm(cuda, &rest, err);
 }
 
-enum rc cuda_norm_open(struct cuda *cuda, struct err *err)
-{
-    cudaError_t code = cuda->dtype == DTYPE_BF16  ? norm_route_open<__nv_bfloat16>(cuda)
-                       : cuda->dtype == DTYPE_F16 ? norm_route_open<__half>(cuda)
-                                                  : cudaSuccess;
-    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
-}
-
 /* The routes of what has been normed. */
 static enum rc route_normed(struct cuda *cuda, const struct add_rms_norm_args *args, struct err *err)
 {
@@ -230,7 +222,7 @@ enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struc
         bool is_aligned = has_eights<T>(args->a) && has_eights<T>(args->b) && has_eights<T>(args->sum) &&
                           has_eights<T>(args->out) && (uintptr_t)args->weight % 16 == 0;
         if constexpr (sizeof(T) == 2)
-            if (args->route && norm_route_fits(cuda, args, is_aligned)) {
+            if (args->route && norm_route_fits(args, is_aligned)) {
                 is_routed = true;
                 launch_norm_route<T>(cuda, args);
                 rc = launched(err, "add_rms_norm");

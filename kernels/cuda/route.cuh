@@ -1,5 +1,6 @@
-/* route.cuh: the routes of a row, by one warp: lane l has experts l, l + 32, ...; sums over experts run in a lane first and
- * meet in a tree, sums over the chosen run in their order. */
+/* route.cuh: the routes of a row, by a team of warps, a thread an expert. The choice goes in rounds: of every 32 experts the
+ * n_chosen best stay, until there are no more than 32; an expert's place is the number of better ones. Sums over all experts
+ * run over l, l + 32, ... for each lane l first and meet in a tree, sums over the chosen run in their order. */
 #ifndef LLMPY_CUDA_ROUTE_CUH
 #define LLMPY_CUDA_ROUTE_CUH
 
@@ -7,11 +8,24 @@
 
 #define ROUTE_MAX_CHOSEN 16u
 #define ALL_LANES 0xffffffffu
-#define BEST_UNUSED 32u /* of BEST_PLACES, from here on one a lane: what is written there is not read */
-#define BEST_PLACES 64u
+
+/* Shared memory of a team of at most WARPS warps. */
+template <uint32_t WARPS> struct route_room {
+    double keys[64 * WARPS]; /* of all rounds */
+    double groups[32];
+    float powers[32 * WARPS], scores[32 * WARPS], choices[32 * WARPS], most[WARPS];
+    __align__(16) float terms[ROUTE_MAX_CHOSEN]; /* of the weights, by places */
+    uint32_t experts[ROUTE_MAX_CHOSEN], kept_groups;
+};
+
+static __device__ __forceinline__ void team_meet(uint32_t n_warps)
+{
+    asm volatile("bar.sync 1,%0;" ::"r"(32 * n_warps) : "memory");
+}
 
 static __device__ __forceinline__ float sum_lanes(float x)
 {
+#pragma unroll 1
     for (uint32_t step = 16; step; step /= 2)
         x += __shfl_xor_sync(ALL_LANES, x, step);
     return x;
@@ -24,6 +38,18 @@ static __device__ __forceinline__ uint32_t key_of(float x)
     return x == x ? bits ^ (bits >> 31 ? ~0u : 1u << 31) : 1;
 }
 
+/* Of equal ones the lowest number is the best; no two are equal. Bits of doubles, for which the order is the same and one
+ * instruction compares. */
+static __device__ __forceinline__ double numbered(uint32_t key, uint32_t number)
+{
+    return __longlong_as_double((long long)key << 20 | (0xfffff - number));
+}
+
+static __device__ __forceinline__ uint32_t number_of(double numbered)
+{
+    return 0xfffff - ((uint32_t)__double_as_longlong(numbered) & 0xfffff);
+}
+
 /* A NaN if all are. */
 static __device__ __forceinline__ float max_lanes(float x)
 {
@@ -31,76 +57,69 @@ static __device__ __forceinline__ float max_lanes(float x)
     return __uint_as_float(key ^ (key >> 31 ? 1u << 31 : ~0u));
 }
 
-/* best[i], i below n: the expert of the i-th greatest key, and its score. Where several lanes have the greatest key each of
- * them takes the place, and the careful form lets the lowest expert have it. Gives how many were taken. */
-template <bool IS_CAREFUL, uint32_t N>
-static __device__ __forceinline__ uint32_t take_turns(const uint32_t (&keys)[N], const float (&scores)[N], uint32_t n,
-                                                      struct route *best, uint32_t lane)
+static __device__ __forceinline__ void count_better(uint32_t &n, double other, double key)
 {
-    uint32_t left[N], n_taken = 0;
+    asm("{.reg .pred p; setp.gt.f64 p,%1,%2; @p add.u32 %0,%0,1; }" : "+r"(n) : "d"(other), "d"(key));
+}
+
+/* How many of 32 are better. */
+static __device__ __forceinline__ uint32_t place_of(const double *keys, double key)
+{
+    uint32_t n[4] = {};
 #pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-        left[i] = keys[i];
-#pragma unroll(IS_CAREFUL ? 1 : 4)
-    for (uint32_t turn = 0; turn < n; turn++) {
-        uint32_t key = left[0], at = 0;
-        float score = scores[0];
-#pragma unroll
-        for (uint32_t i = 1; i < N; i++) {
-            bool is_more = left[i] > key;
-            key = is_more ? left[i] : key;
-            at = is_more ? i : at;
-            score = is_more ? scores[i] : score;
-        }
-        uint32_t expert = lane + 32 * at;
-        bool is_best = key == __reduce_max_sync(ALL_LANES, key);
-        if (IS_CAREFUL)
-            is_best = expert == __reduce_min_sync(ALL_LANES, is_best ? expert : ALL_LANES);
-        best[is_best ? turn : BEST_UNUSED + lane] = {(int32_t)expert, score};
-        n_taken += is_best;
-#pragma unroll
-        for (uint32_t i = 0; i < N; i++)
-            left[i] = is_best && i == at ? 0 : left[i];
+    for (uint32_t i = 0; i < 32; i += 2) {
+        double2 two = *(const double2 *)(keys + i);
+        count_better(n[i % 4], two.x, key);
+        count_better(n[i % 4 + 1], two.y, key);
     }
-    __syncwarp();
-    return __reduce_add_sync(ALL_LANES, n_taken);
+    return n[0] + n[1] + n[2] + n[3];
 }
 
-/* The n best, of equal ones that of the lowest expert, which is rare. */
-template <uint32_t N>
-static __device__ __forceinline__ void take_best(const uint32_t (&keys)[N], const float (&scores)[N], uint32_t n,
-                                                 struct route *best, uint32_t lane)
+/* All rounds but the last: the n best are among the keys that the first warp has now. The other warps are done. */
+static __device__ __forceinline__ bool narrow(double *&keys, double &key, uint32_t t, uint32_t n_warps, uint32_t n)
 {
-    if (take_turns<false>(keys, scores, n, best, lane) != n)
-        take_turns<true>(keys, scores, n, best, lane);
+    const uint32_t warp = __shfl_sync(ALL_LANES, t / 32, 0);
+    keys[t] = key;
+    __syncwarp();
+    while (n_warps > 1) {
+        const uint32_t place = place_of(keys + 32 * warp, key), n_left = n_warps * n, n_next = (n_left + 31) / 32;
+        keys += 32 * n_warps;
+        if (place < n)
+            keys[warp * n + place] = key;
+        if (t >= n_left && t < 32 * n_next)
+            keys[t] = __longlong_as_double(t); /* nobody */
+        team_meet(n_warps);
+        n_warps = n_next;
+        if (warp >= n_warps)
+            return false;
+        key = keys[t];
+    }
+    return true;
 }
 
-/* Takes the experts of all but the best groups out of the choice; lane g has group g. */
-template <uint32_t N>
-static __device__ void keep_groups(const struct route_args &a, const float (&choices)[N], uint32_t (&keys)[N], float *shared,
-                                   struct route *best, uint32_t lane)
+/* Are the group's experts among those of the best groups? Lane g of the first warp has group g. */
+template <uint32_t WARPS>
+static __device__ bool is_kept(const struct route_args &a, float choice, struct route_room<WARPS> &room, uint32_t t,
+                           uint32_t n_warps)
 {
-    uint32_t size = a.n_experts / a.n_groups, group_keys[1] = {};
-    const float none[1] = {};
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-        if (lane + 32 * i < a.n_experts)
-            shared[lane + 32 * i] = choices[i];
-    __syncwarp();
-    if (lane < a.n_groups) {
+    uint32_t size = a.n_experts / a.n_groups;
+    room.choices[t] = choice;
+    team_meet(n_warps);
+    if (t < 32) {
         float first = -INFINITY, second = -INFINITY;
-        for (uint32_t i = 0; i < size; i++) {
-            float x = shared[lane * size + i];
+        for (uint32_t i = 0; i < size && t < a.n_groups; i++) {
+            float x = room.choices[t * size + i];
             second = fmaxf(second, fminf(first, x));
             first = fmaxf(first, x);
         }
-        group_keys[0] = key_of(a.sums_two && size > 1 ? first + second : first);
+        double key = numbered(t < a.n_groups ? key_of(a.sums_two && size > 1 ? first + second : first) : 0, t);
+        room.groups[t] = key;
+        __syncwarp();
+        uint32_t kept = __ballot_sync(ALL_LANES, place_of(room.groups, key) < a.chosen_groups);
+        room.kept_groups = kept;
     }
-    take_best(group_keys, none, a.chosen_groups, best, lane);
-    uint32_t kept = __reduce_or_sync(ALL_LANES, lane < a.chosen_groups ? 1u << best[lane].expert : 0);
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-        keys[i] = kept >> min((lane + 32 * i) / size, 31u) & 1 ? keys[i] : 0;
+    team_meet(n_warps);
+    return room.kept_groups >> min(t / size, 31u) & 1;
 }
 
 static __device__ __noinline__ float sigmoid(float x)
@@ -108,88 +127,97 @@ static __device__ __noinline__ float sigmoid(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
-template <uint32_t N>
-static __device__ __forceinline__ void score_experts(const struct route_args &a, const float (&logits)[N], float (&scores)[N])
+/* Of all experts, -INFINITY where there is none. */
+template <uint32_t WARPS>
+static __device__ float softmax(float logit, struct route_room<WARPS> &room, uint32_t t, uint32_t n_warps)
 {
-    float most = logits[0], sum = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++) {
-        most = fmaxf(most, logits[i]);
-        scores[i] = a.score == ROUTE_SIGMOID ? sigmoid(logits[i]) : logits[i];
-    }
-    if (a.score != ROUTE_SOFTMAX)
-        return;
-    most = max_lanes(most);
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++) {
-        scores[i] = expf(logits[i] - most);
-        sum += scores[i];
-    }
-    sum = sum_lanes(sum);
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-        scores[i] /= sum;
+    float most = max_lanes(logit), sum = 0;
+    room.most[t / 32] = most;
+    team_meet(n_warps);
+#pragma unroll 1
+    for (uint32_t i = 0; i < n_warps; i++)
+        most = fmaxf(most, room.most[i]);
+    float power = expf(logit - most);
+    room.powers[t] = power;
+    team_meet(n_warps);
+#pragma unroll 1
+    for (uint32_t i = 0; i < n_warps; i++)
+        sum += room.powers[32 * i + t % 32];
+    return power / sum_lanes(sum);
 }
 
-/* The weight of the lane's chosen expert; lanes from n_chosen on have none. */
-static __device__ __forceinline__ float weight_of(const struct route_args &a, float score, uint32_t lane)
+/* What the weight of one of the last 32 is made of. */
+static __device__ __forceinline__ float term_of(const struct route_args &a, float score, bool is_choice)
 {
     if (a.score == ROUTE_CHOSEN_SIGMOID)
-        score = sigmoid(score);
+        return sigmoid(score);
     if (a.score == ROUTE_CHOSEN_SOFTMAX)
-        score = expf(score - max_lanes(lane < a.n_chosen ? score : -INFINITY));
-    score = lane < a.n_chosen ? score : 0;
-    float sum = 0;
-    for (uint32_t first = 0; first < a.n_chosen; first += 8)
+        return expf(score - max_lanes(is_choice ? score : -INFINITY));
+    return score;
+}
+
+static __device__ __forceinline__ float sum_eight(const float *from, float sum)
+{
+    float x[8];
+    memcpy(x, __builtin_assume_aligned(from, 16), sizeof x);
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++)
-            sum += __shfl_sync(ALL_LANES, score, first + i);
+    for (uint32_t i = 0; i < 8; i++)
+        sum += x[i];
+    return sum;
+}
+
+/* The last round, by the first warp: while places are counted the terms of all 32 are made. */
+template <uint32_t WARPS>
+static __device__ __forceinline__ void finish_routes(const struct route_args &a, const double *keys, double key, uint32_t lane,
+                                                     struct route *routes, struct route_room<WARPS> &room)
+{
+    const uint32_t expert = min(number_of(key), a.n_experts - 1);
+    const float term = term_of(a, room.scores[expert], __double_as_longlong(key) >> 20);
+    const uint32_t place = place_of(keys, key);
+    if (place < a.n_chosen) {
+        room.terms[place] = term;
+        room.experts[place] = expert;
+    }
+    if (lane >= a.n_chosen && lane < ROUTE_MAX_CHOSEN)
+        room.terms[lane] = 0;
+    __syncwarp();
+    float weight = room.terms[min(lane, a.n_chosen - 1)], sum = sum_eight(room.terms, 0);
+    if (a.n_chosen > 8)
+        sum = sum_eight(room.terms + 8, sum);
     if (a.score == ROUTE_CHOSEN_SOFTMAX || a.is_normalised)
-        score /= a.score == ROUTE_CHOSEN_SOFTMAX ? sum : sum + a.sum_eps;
-    return score * a.scale;
-}
-
-/* The routes of a row from its lane's logits, -INFINITY where there is no expert, and what is added for the choice. best:
- * BEST_PLACES; shared: for all experts' choices, where there are groups. */
-template <uint32_t N, bool HAS_GROUPS>
-static __device__ __forceinline__ void route_row(const struct route_args &a, const float (&logits)[N], float (&choices)[N],
-                                                 struct route *routes, struct route *best, float *shared, uint32_t lane)
-{
-    float scores[N];
-    uint32_t keys[N];
-    score_experts(a, logits, scores);
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++) {
-        choices[i] += scores[i];
-        keys[i] = lane + 32 * i < a.n_experts ? key_of(choices[i]) : 0;
-    }
-    if (HAS_GROUPS && a.n_groups > 1) {
-        keep_groups(a, choices, keys, shared, best, lane);
-        __syncwarp();
-    }
-    take_best(keys, scores, a.n_chosen, best, lane);
-    struct route route = best[lane < a.n_chosen ? lane : 0];
-    route.weight = weight_of(a, route.weight, lane);
+        weight /= a.score == ROUTE_CHOSEN_SOFTMAX ? sum : sum + a.sum_eps;
     if (lane < a.n_chosen)
-        routes[lane] = route;
+        routes[lane] = {(int32_t)room.experts[lane], weight * a.scale};
 }
 
-/* What is added to the lane's scores for the choice. */
-template <uint32_t N>
-static __device__ __forceinline__ void read_choice_bias(const struct route_args &a, float (&choices)[N], uint32_t lane)
+/* The routes of a row, from the logit of expert t and what is added for its choice; t: the thread's number in the team. */
+template <bool HAS_GROUPS, uint32_t WARPS>
+static __device__ __forceinline__ void route_row(const struct route_args &a, float logit, float choice_bias, uint32_t t,
+                                                 struct route *routes, struct route_room<WARPS> &room)
 {
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-        choices[i] = a.selection_bias && lane + 32 * i < a.n_experts ? a.selection_bias[lane + 32 * i] : 0;
+    const uint32_t n_warps = (a.n_experts + 31) / 32;
+    float score = t < a.n_experts ? logit : -INFINITY;
+    double *keys = room.keys;
+    if (a.score == ROUTE_SOFTMAX)
+        score = softmax(score, room, t, n_warps);
+    if (a.score == ROUTE_SIGMOID)
+        score = sigmoid(score);
+    room.scores[t] = score;
+    uint32_t order = key_of(score + choice_bias);
+    if (HAS_GROUPS && a.n_groups > 1 && !is_kept(a, score + choice_bias, room, t, n_warps))
+        order = 0;
+    double key = numbered(t < a.n_experts ? order : 0, t);
+    if (narrow(keys, key, t, n_warps, a.n_chosen))
+        finish_routes(a, keys, key, t, routes, room);
 }
 
-/* The lane's logits of a row. */
-template <uint32_t N>
-static __device__ __forceinline__ void read_logits(const float *from, uint32_t n_experts, float (&logits)[N], uint32_t lane)
+/* A softmax over all experts that the chosen ones' sum divides again is one over the chosen; it keeps the logits' order. */
+static inline struct route_args route_wanted(const struct route_args *args)
 {
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-        logits[i] = lane + 32 * i < n_experts ? from[lane + 32 * i] : -INFINITY;
+    struct route_args wanted = *args;
+    if (args->score == ROUTE_SOFTMAX && args->is_normalised && !args->sum_eps && !args->selection_bias && args->n_groups <= 1)
+        wanted.score = ROUTE_CHOSEN_SOFTMAX;
+    return wanted;
 }
 
 #endif

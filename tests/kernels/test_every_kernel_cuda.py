@@ -327,7 +327,7 @@ def test_routes(both: Both) -> None:
 def test_norm_and_routes(both: Both) -> None:
     """Few rows in one launch, more in three."""
     n, k, width, found = 32, 4, 1024, []
-    matrix = both.cuda.matrix([(both.dtype, n, stored(both.dtype, n, width))], width)
+    matrix = both.cuda.matrix([(both.dtype, n, stored(both.dtype, n, width))], width, 9)  # linear, router
     weight = np.full(width, 0.5, np.float32)
     a, b = both.form(both.draw(2, 12, width))
     for rows in (2, 12):

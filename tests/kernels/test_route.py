@@ -11,6 +11,7 @@ from llmpy import _core, hardware
 Open = Callable[..., _core.Backend]
 Array = np.ndarray
 SOFTMAX, SIGMOID, CHOSEN_SOFTMAX, CHOSEN_SIGMOID = range(4)
+ROUTER = 9  # enum matrix_use
 
 
 def route(backend: _core.Backend, logits: Array, k: int, **options: object) -> tuple[Array, Array]:
@@ -125,7 +126,7 @@ def test_what_is_not_finite_stays_in_its_row(case: str, open_backend: Open) -> N
 NORMED = {"qwen": (2048, 128, 8, SOFTMAX, False, False), "gpt-oss": (2880, 32, 4, CHOSEN_SOFTMAX, True, False),
           "ernie": (2560, 64, 6, SOFTMAX, False, True), "widest": (4096, 8, 2, SIGMOID, True, True),
           "not-eights": (2048, 60, 4, SOFTMAX, False, False), "too-wide": (4160, 16, 2, SOFTMAX, False, False),
-          "many-experts": (2048, 256, 8, SIGMOID, False, True)}  # fmt: skip
+          "many-experts": (2048, 256, 8, SIGMOID, False, True), "small": (192, 40, 10, SIGMOID, True, True)}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -138,7 +139,7 @@ def test_norm_and_route_are_the_three_operations(case: str, dtype: str, cuda: st
     backend = _core.Backend(cuda, max_rows=64, dtype=dtype, library=hardware.cuda_library())
     weight = rng.standard_normal(width).astype(np.float32)
     values = (rng.standard_normal((n, width)) / width**0.5).astype(kind).view(form)
-    matrix = backend.matrix([(dtype, n, values)], width)
+    matrix = backend.matrix([(dtype, n, values)], width, ROUTER)
     router_bias = rng.standard_normal(n).astype(np.float32) if is_biased else None
     bias = rng.uniform(0, 0.1, n).astype(np.float32) if is_shifted else None
     a, b = rng.standard_normal((2, 40, width)).astype(kind).view(form)
@@ -155,6 +156,27 @@ def test_norm_and_route_are_the_three_operations(case: str, dtype: str, cuda: st
         assert backend.allocations == 0
         assert mine.tobytes() == total[part].tobytes() and normed.tobytes() == out[part].tobytes()
         assert made.tobytes() == routes[part].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("n", "width"), [(128, 2048), (32, 2880), (5, 64), (300, 4096), (60, 1088), (16, 4160)])
+def test_logits_of_a_row_are_its_own(n: int, width: int, dtype: str, cuda: str) -> None:
+    """Whatever number of rows they are made with, and wherever the rows lie."""
+    kind = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
+    rng = np.random.default_rng(n)
+    backend = _core.Backend(cuda, max_rows=2048, dtype=dtype, library=hardware.cuda_library())
+    w = (rng.standard_normal((n, width)) / width**0.5).astype(kind)
+    x = rng.standard_normal((1100, width)).astype(kind)
+    matrix = backend.matrix([(dtype, n, w.view(np.uint16))], width, ROUTER)
+    bias, whole = rng.standard_normal(n).astype(np.float32), np.zeros((1100, n), np.float32)
+    backend.linear(matrix, x.view(np.uint16), whole, bias, is_float_out=True)
+    np.testing.assert_allclose(whole, x.astype(np.float64) @ w.astype(np.float64).T + bias, atol=1e-4)
+    for first, rows in ((0, 1), (3, 7), (8, 8), (1, 9), (500, 70)):
+        odd, y = np.zeros((rows, width + 3), kind), np.zeros((rows, n), np.float32)
+        odd[:, 1:-2] = x[first : first + rows]
+        for part in (x[first : first + rows], odd[:, 1:-2]):
+            backend.linear(matrix, part.view(np.uint16), y, bias, is_float_out=True)
+            assert y.tobytes() == whole[first : first + rows].tobytes()
 
 
 def test_refusals(isa: str) -> None:
