@@ -144,7 +144,8 @@ struct add_args {
 
 /* Fused: sum = a + b, out = rms_norm(sum), the whole row one head. sum may be a or b. With inner_weight (FUSION_NORM_ADD_NORM)
  * b is normed first: sum = a + rms_norm(b). With router and route (FUSION_NORM_ROUTE) the routes of out are made, too, which
- * may lie where a or b do; the logits need not be. */
+ * may lie where a or b do; the logits need not be. With linear (FUSION_ADD_NORM_LINEAR) its y is made, too, which lies apart
+ * from a, b and sum; out need not be. */
 struct add_rms_norm_args {
     uint32_t n_rows;
     struct view a, b, sum, out;
@@ -154,6 +155,7 @@ struct add_rms_norm_args {
     float inner_eps;
     const struct linear_args *router; /* FUSION_NORM_ROUTE, or NULL: its x is out, ... */
     const struct route_args *route;   /* ... its y the logits */
+    const struct linear_args *linear; /* FUSION_ADD_NORM_LINEAR, or NULL: its x is out, which nothing else reads */
 };
 
 /* out = act(x). In place is fine. */
@@ -605,7 +607,7 @@ struct peers {
 enum fusion {
     FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8, FUSION_ADD_NORM = 16,
     FUSION_NORM_ADD_NORM = 32, FUSION_SSM_GATED = 64, FUSION_SSM_INPUTS = 128, FUSION_NORM_ROUTE = 256,
-    FUSION_QKV_ATTENTION = 512
+    FUSION_QKV_ATTENTION = 512, FUSION_ADD_NORM_LINEAR = 1024
 };
 
 struct backend_options {

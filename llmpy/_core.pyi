@@ -111,6 +111,9 @@ class Backend:
     def norm_route(self, a: Buffer, b: Buffer, sum: Buffer, weight: Buffer, out: Buffer, eps: float, router: Matrix,
                    router_bias: Buffer | None, logits: Buffer, routes: Buffer, score: int = 0, bias: Buffer | None = None,
                    normalised: bool = False) -> None: ...  # add_rms_norm, linear and route; logits may stay as they are
+    def norm_linear(self, a: Buffer, b: Buffer, sum: Buffer, weight: Buffer, out: Buffer, eps: float, matrix: Matrix,
+                    y: Buffer, bias: Buffer | None = None, mid: Buffer | None = None,
+                    act: int = 0) -> None: ...  # add_rms_norm and linear; out may stay as it is
     def experts(self, up: Matrix, down: Matrix, routes: Buffer, x: Buffer, y: Buffer, n_experts: int, inner: int,
                 form: int = 0, act: int = 0, limit: float = 0.0, up_bias: Buffer | None = None,
                 down_bias: Buffer | None = None, input_scaled: bool = False) -> None: ...

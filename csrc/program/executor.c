@@ -75,17 +75,19 @@ struct kv_view kv_of(const struct running *run, uint32_t layer)
     };
 }
 
-static enum rc run_linear(struct running *run, const struct step *step, uint32_t n_rows, struct view x, struct view y)
+/* add: where what is added is described, which has to stay. */
+static struct linear_args linear_of(const struct running *run, const struct step *step, uint32_t n_rows, struct view x,
+                                    struct view y, struct view *add)
 {
-    struct model *m = run->m;
-    struct view add = view_of(m, step->add);
-    struct linear_args args = {
+    const struct model *m = run->m;
+    *add = view_of(m, step->add);
+    return (struct linear_args){
         .matrix = weights_matrix(m->weights, step->weight),
         .n_rows = n_rows,
         .x = x,
         .y = y,
         .bias = weights_vector(m->weights, step->bias),
-        .add = add.width ? &add : NULL,
+        .add = add->width ? add : NULL,
         .input = step->input,
         .norm_weight = weights_vector(m->weights, step->norm[0]),
         .norm_eps = step->eps,
@@ -94,7 +96,13 @@ static enum rc run_linear(struct running *run, const struct step *step, uint32_t
         .output = step->output,
         .mid = view_of(m, step->mid),
     };
-    return m->backend->linear(m->ctx, &args, run->err);
+}
+
+static enum rc run_linear(struct running *run, const struct step *step, uint32_t n_rows, struct view x, struct view y)
+{
+    struct view add;
+    struct linear_args args = linear_of(run, step, n_rows, x, y, &add);
+    return step->is_joined ? RC_OK : run->m->backend->linear(run->m->ctx, &args, run->err);
 }
 
 static struct rope_args rope_of(const struct running *run, const struct step *step, uint32_t head_dim)
@@ -191,18 +199,22 @@ static enum rc run_embed(struct running *run, const struct step *step, struct vi
     return m->backend->embed(m->ctx, &args, run->err);
 }
 
-/* And the routes of what is normed, where the next step is joined. */
+/* And the routes of what is normed, or its linear, where the next step is joined. */
 static enum rc run_add_norm(struct running *run, const struct step *step, uint32_t n_rows)
 {
     const struct model *m = run->m;
-    struct linear_args router;
+    struct linear_args linear;
     struct route_args route;
+    struct view add;
     struct add_rms_norm_args args = {n_rows, view_of(m, step->in[0]), view_of(m, step->in[1]), view_of(m, step->out),
                                      view_of(m, step->normed), weights_vector(m->weights, step->weight), step->eps,
-                                     weights_vector(m->weights, step->norm[0]), step->norm_eps, NULL, NULL};
-    if (step->is_joined) {
-        routing_of(run, step + 1, n_rows, &router, &route);
-        args.router = &router;
+                                     weights_vector(m->weights, step->norm[0]), step->norm_eps, NULL, NULL, NULL};
+    if (step->is_joined && step[1].code == STEP_LINEAR) {
+        linear = linear_of(run, step + 1, n_rows, args.out, view_of(m, step[1].out), &add);
+        args.linear = &linear;
+    } else if (step->is_joined) {
+        routing_of(run, step + 1, n_rows, &linear, &route);
+        args.router = &linear;
         args.route = &route;
     }
     return m->backend->add_rms_norm(m->ctx, &args, run->err);

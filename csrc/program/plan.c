@@ -386,6 +386,11 @@ static void emit_norm(struct planner *b, uint32_t index)
     /* Pattern 9: the route right behind is made in the same call; as the walk goes backwards, its node is the one before. */
     if (b->fusions & FUSION_NORM_ROUTE && index + 1 < b->p->n_ops && norm[1].code == OP_ROUTE && norm[1].in[0] == norm->out[0])
         node->step.is_joined = node[-1].step.is_joined = true;
+    /* Pattern 10: so is the linear that alone reads the norm. */
+    if (b->fusions & FUSION_ADD_NORM_LINEAR && index + 1 < b->p->n_ops && node[-1].step.code == STEP_LINEAR &&
+        node[-1].in[0].root == norm->out[0] && node[-1].in[0].width == b->widths[norm->out[0]] &&
+        readers(b->p, norm->out[0]) == 1)
+        node->step.is_joined = node[-1].step.is_joined = true;
 }
 
 /* Emits one operation, and with it those that it absorbs. */
@@ -501,16 +506,26 @@ static void live(struct planner *b, struct ref ref, uint32_t node)
     b->last[ref.root] = node;
 }
 
+/* What a node reads and writes lives when it is number i. */
+static void live_all(struct planner *b, struct node *node, uint32_t i)
+{
+    for (uint32_t j = 0; j <= OP_INPUTS; j++)
+        live(b, *node_ref(node, j), i);
+    live(b, node->mid, i);
+    live(b, node->out, i);
+    live(b, node->normed, i);
+}
+
 static void find_lives(struct planner *b)
 {
     for (uint32_t i = 0; i < b->n_roots; i++)
         b->first[i] = b->last[i] = NO_INDEX;
     for (uint32_t i = 0; i < b->n_nodes; i++) {
-        for (uint32_t j = 0; j <= OP_INPUTS; j++)
-            live(b, *node_ref(&b->nodes[i], j), i);
-        live(b, b->nodes[i].mid, i);
-        live(b, b->nodes[i].out, i);
-        live(b, b->nodes[i].normed, i);
+        if (b->nodes[i].step.is_joined && b->nodes[i].step.code != STEP_ADD_NORM) { /* made with the one before */
+            live_all(b, &b->nodes[i], i - 1);
+            live_all(b, &b->nodes[i - 1], i);
+        }
+        live_all(b, &b->nodes[i], i);
     }
 }
 

@@ -34,7 +34,8 @@ struct step {
     float scale, softcap, eps;    /* softcap: of attention and of logits */
     float norm_eps;               /* of norms absorbed, where eps is another's */
     bool has_own_norms;           /* of STEP_QKV: each head has weights of its own */
-    bool is_joined;               /* of STEP_ADD_NORM: with the next step, a route, in one call; of that step: made before */
+    bool is_joined;               /* of STEP_ADD_NORM: with the next step, a route or a linear, in one call; of that step: made
+                                   * before */
     const struct op *op;          /* of STEP_OP (in[4] is the gate, weight the matrix of dt that a recurrence has absorbed),
                                    * STEP_ATTENTION and STEP_ROPE */
     uint32_t made[OP_OUTPUTS];    /* values of the program that this step completes, or NO_INDEX */

@@ -650,6 +650,7 @@ static PyMethodDef methods[] = {
     {"delta", (PyCFunction)(void (*)(void))py_backend_delta, METH_VARARGS | METH_KEYWORDS, NULL},
     {"route", (PyCFunction)(void (*)(void))py_backend_route, METH_VARARGS | METH_KEYWORDS, NULL},
     {"norm_route", (PyCFunction)(void (*)(void))py_backend_norm_route, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"norm_linear", (PyCFunction)(void (*)(void))py_backend_norm_linear, METH_VARARGS | METH_KEYWORDS, NULL},
     {"experts", (PyCFunction)(void (*)(void))py_backend_experts, METH_VARARGS | METH_KEYWORDS, NULL},
     {"head_linear", (PyCFunction)(void (*)(void))py_backend_head_linear, METH_VARARGS | METH_KEYWORDS, NULL},
     {"latent_attention", (PyCFunction)(void (*)(void))py_backend_latent_attention, METH_VARARGS | METH_KEYWORDS, NULL},

@@ -1,5 +1,5 @@
-/* py_backend_mixture.c: mixtures of experts in _core.Backend: route, norm_route, experts. Routes are int32 [rows][2 * chosen]:
- * pairs of an expert and the bits of its weight (struct route). */
+/* py_backend_mixture.c: mixtures of experts in _core.Backend: route, norm_route, experts; and norm_linear. Routes are int32
+ * [rows][2 * chosen]: pairs of an expert and the bits of its weight (struct route). */
 #include "py_stage.h"
 
 #include "../base/mem.h"
@@ -81,6 +81,41 @@ PyObject *py_backend_norm_route(PyObject *object, PyObject *args, PyObject *kwar
     if (stage_begin(&s)) { /* what lies on the device has its address now */
         router.x = a.out;
         route.logits = router.y.data;
+        stage_done(&s, s.self->table->add_rms_norm(s.self->ctx, &a, &s.err));
+    }
+    return stage_end(&s);
+}
+
+/* add_rms_norm with a linear; a product where there is mid. */
+PyObject *py_backend_norm_linear(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"a", "b", "sum", "weight", "out", "eps", "matrix", "y", "bias", "mid", "act", NULL};
+    PyObject *left, *right, *sum, *weight, *out, *matrix, *y, *bias = Py_None, *mid = Py_None;
+    struct linear_args linear = {0};
+    struct add_rms_norm_args a = {.linear = &linear};
+    struct stage s;
+    stage_open(&s, object);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOfOO|OOI", names, &left, &right, &sum, &weight, &out, &a.eps, &matrix,
+                                     &y, &bias, &mid, &linear.act))
+        return NULL;
+    if (!(s.self->table->fusions(s.self->ctx) & FUSION_ADD_NORM_LINEAR))
+        return PyErr_Format(PyExc_NotImplementedError, "this backend has no fused norm and linear");
+    if (!(linear.matrix = py_matrix_get(matrix)))
+        return NULL;
+    stage_view(&s, "a", left, false, &a.a);
+    stage_view(&s, "b", right, false, &a.b);
+    stage_view(&s, "sum", sum, true, &a.sum);
+    stage_view(&s, "out", out, true, &a.out);
+    stage_view(&s, "y", y, true, &linear.y);
+    stage_array(&s, "weight", weight, 'f', false, &a.weight);
+    stage_array(&s, "bias", bias, 'f', false, &linear.bias);
+    if (mid != Py_None) {
+        stage_view(&s, "mid", mid, true, &linear.mid);
+        linear.output = LINEAR_PRODUCT;
+    }
+    a.n_rows = linear.n_rows = s.n_rows;
+    if (stage_begin(&s)) { /* what lies on the device has its address now */
+        linear.x = a.out;
         stage_done(&s, s.self->table->add_rms_norm(s.self->ctx, &a, &s.err));
     }
     return stage_end(&s);

@@ -80,9 +80,10 @@ PyObject *py_backend_conv(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_ssm(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_selective_scan(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_delta(PyObject *object, PyObject *args, PyObject *kwargs);
-/* py_backend_mixture.c: Backend.route, .norm_route, .experts */
+/* py_backend_mixture.c: Backend.route, .norm_route, .norm_linear, .experts */
 PyObject *py_backend_route(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_norm_route(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *py_backend_norm_linear(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *py_backend_experts(PyObject *object, PyObject *args, PyObject *kwargs);
 /* py_backend_attention.c: Backend.rope_table, .rope, .qkv, .attention */
 PyObject *py_backend_rope_table(PyObject *object, PyObject *args, PyObject *kwargs);

@@ -243,7 +243,7 @@ static uint32_t fusions(void *ctx)
 {
     (void)ctx;
     return FUSION_LINEAR_GATED | FUSION_ADD_NORM | FUSION_NORM_ADD_NORM | FUSION_SSM_GATED | FUSION_SSM_INPUTS |
-           FUSION_NORM_ROUTE | FUSION_QKV_ATTENTION;
+           FUSION_NORM_ROUTE | FUSION_QKV_ATTENTION | FUSION_ADD_NORM_LINEAR;
 }
 
 static bool supports(void *ctx, uint32_t dtype, uint32_t use)

@@ -256,6 +256,8 @@ void linear_close(struct cuda *cuda);
 /* Completes a matrix whose parts have their places; linear_drop before it is destroyed. */
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err);
 void linear_drop(struct cuda *cuda, const struct matrix *matrix);
+/* What add_rms_norm and its linear make, in one launch; false: nothing was done. */
+bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args);
 enum rc cuda_prepare(void *ctx, struct err *err);
 enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err);
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err);

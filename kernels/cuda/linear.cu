@@ -10,7 +10,7 @@
 #include "cublaslt.cuh"
 #include "gemm.cuh"
 #include "mma.cuh"
-#include "skinny.cuh"
+#include "skinny_normed.cuh"
 #include "weight.cuh"
 
 #include <stdio.h>
@@ -156,6 +156,9 @@ struct linear_state {
 template <class T> static cudaError_t allow_shared(void)
 {
     cudaError_t code = cudaSuccess;
+    for (bool is_product : {false, true})
+        code = code ? code : cudaFuncSetAttribute(normed_kernel<T>(is_product), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                  SHARED_BYTES);
     for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++)
         code = cudaFuncSetAttribute(skinny_kernel<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES);
@@ -283,7 +286,8 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
         return rc;
-    const uint32_t n_stages = skinny_stages(stage_blocks, form->tile_rows, eights);
+    const uint32_t room = eights == 1 ? skinny_room(matrix, form, cuda->linear->n_processors) : SHARED_BYTES;
+    const uint32_t n_stages = skinny_stages(stage_blocks, form->tile_rows, eights, room);
     struct skinny_shape shape = {matrix->n_cols / 64, n_stages, form->tile_rows, form->n_tiles,
                                  skinny_ahead(n_stages, stage_blocks, form->tile_rows)};
     uint32_t n_rounds = ceil_div(form->n_tiles, cuda->linear->n_processors);
@@ -293,6 +297,23 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, bytes, map_of(&form->map), map_of(x_map),
            shape, out);
     return RC_OK;
+}
+
+/* The same of what add_rms_norm makes, for one row. */
+template <class T>
+static void launch_normed(const struct cuda *cuda, const struct add_rms_norm_args *args, bool is_product,
+                          const struct skinny_form *form, const struct output &out)
+{
+    const struct matrix *matrix = args->linear->matrix;
+    const uint32_t n_processors = cuda->linear->n_processors, n_rounds = ceil_div(form->n_tiles, n_processors);
+    const uint32_t stage_blocks = skinny_stage_blocks(1), n_blocks = matrix->n_cols / 64;
+    const uint32_t n_stages = normed_stages(form->tile_rows, n_blocks, skinny_room(matrix, form, n_processors));
+    struct skinny_shape shape = {n_blocks, n_stages, form->tile_rows, form->n_tiles,
+                                 skinny_ahead(n_stages, stage_blocks, form->tile_rows)};
+    struct normed_row row = {args->a.data, args->b.data, args->sum.data, args->weight, args->eps,
+                             row_threads(args->out.width / 8)};
+    launch(cuda, normed_kernel<T>(is_product), ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS,
+           normed_bytes(n_stages, form->tile_rows, n_blocks), map_of(&form->map), shape, out, row);
 }
 
 /* ---- the call ----------------------------------------------------------------------------------------------------------- */
@@ -321,6 +342,19 @@ static enum rc multiply_streamed(struct cuda *cuda, const struct linear_args *ar
         return launch_skinny(cuda, matrix, is_product, &args->x, out, err);
     struct gemm_args product = {matrix->data, matrix->parts[0].row_bytes, args->x, matrix->n_cols, is_product, out};
     return gemm_multiply(cuda, cuda->linear->encode, &cuda->linear->gemm, &product, err);
+}
+
+bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args)
+{
+    const struct matrix *matrix = args->linear->matrix;
+    const bool is_product = args->linear->output == LINEAR_PRODUCT;
+    const struct skinny_form *form = &(is_product ? matrix->skinny_pairs : matrix->skinny)[skinny_stage_blocks(1) / 4];
+    if (!form->tile_rows || !normed_fits(args))
+        return false;
+    struct output out = output_of(args->linear, 0, is_product ? matrix->n_rows / 2 : matrix->n_rows, 2);
+    cuda->dtype == DTYPE_F16 ? launch_normed<__half>(cuda, args, is_product, form, out)
+                             : launch_normed<__nv_bfloat16>(cuda, args, is_product, form, out);
+    return true;
 }
 
 /* By part, or all parts at once where one launch reads them. */

@@ -198,6 +198,7 @@ static enum rc norm_terms(struct cuda *cuda, const struct add_rms_norm_args *arg
     rest.b = args->out;
     rest.inner_weight = NULL;
     rest.route = NULL;
+    rest.linear = NULL;
     enum rc rc = cuda_rms_norm(cuda, &inner, err);
     return rc ? rc : cuda_add_rms_norm(cuda, &rest, err);
 }
@@ -213,8 +214,8 @@ enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struc
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
-    if (!args->n_rows)
-        return RC_OK;
+    if (!args->n_rows || (args->linear && linear_normed(cuda, args)))
+        return launched(err, "add_rms_norm");
     enum rc rc = RC_OK;
     bool is_routed = false;
     visit_type(cuda->dtype, [&](auto value) {
@@ -232,5 +233,7 @@ enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struc
                            args->n_rows, 1, args->out.width, 0, args->eps, is_aligned};
         rc = args->inner_weight ? norm_terms<T>(cuda, args, is_aligned, err) : launch_norm<true>(job, err);
     });
+    if (!rc && args->linear)
+        return cuda_linear(cuda, args->linear, err);
     return rc || is_routed || !args->route ? rc : route_normed(cuda, args, err);
 }

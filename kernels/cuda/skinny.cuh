@@ -18,6 +18,7 @@
 #define SKINNY_THREADS 192u
 #define SKINNY_ROWS 64u
 #define SKINNY_MAX_STAGES 32u
+#define SKINNY_SPARED (40u << 10)     /* bytes of shared memory that the next kernel's first block may have beside a block's */
 #define SKINNY_AHEAD_BYTES (64u << 10) /* a processor's share of the memory's rate for 1.9 us */
 
 struct skinny_shape {
@@ -104,8 +105,8 @@ static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, con
         }
 }
 
-/* The columns of one stage. */
-template <class T, uint32_t EIGHTS, uint32_t BLOCKS = skinny_stage_blocks(EIGHTS)>
+/* The columns of one stage; X_STEP: from a block of x to the next, as wgmma's descriptions count. */
+template <class T, uint32_t EIGHTS, uint32_t BLOCKS = skinny_stage_blocks(EIGHTS), uint32_t X_STEP = EIGHTS * 64>
 static __device__ __forceinline__ void skinny_multiply(float (&sum)[4 * EIGHTS], uint64_t a, uint64_t b, uint32_t tile_rows,
                                                        uint32_t n_blocks)
 {
@@ -113,12 +114,12 @@ static __device__ __forceinline__ void skinny_multiply(float (&sum)[4 * EIGHTS],
         wgmma_begin();
 #pragma unroll
         for (uint32_t i = 0; i < 4 * BLOCKS; i++)
-            wgmma(sum, a + i / 4 * tile_rows * 8 + i % 4 * 2, b + i / 4 * EIGHTS * 64 + i % 4 * 2, T());
+            wgmma(sum, a + i / 4 * tile_rows * 8 + i % 4 * 2, b + i / 4 * X_STEP + i % 4 * 2, T());
         wgmma_commit();
         wgmma_wait<1>();
         return;
     }
-    for (uint32_t i = 0; i < n_blocks; i++, a += tile_rows * 8, b += EIGHTS * 64) {
+    for (uint32_t i = 0; i < n_blocks; i++, a += tile_rows * 8, b += X_STEP) {
         wgmma_begin();
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++)
@@ -288,10 +289,18 @@ static inline uint32_t skinny_ahead(uint32_t n_stages, uint32_t stage_blocks, ui
     return n < 1 ? 1 : n < n_stages ? n : n_stages - 1;
 }
 
-static inline uint32_t skinny_stages(uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights)
+/* Shared memory of a block for up to eight rows: one that holds nearly all of its only tile leaves some to the next kernel. */
+static inline uint32_t skinny_room(const struct matrix *matrix, const struct skinny_form *form, uint32_t n_processors)
+{
+    const bool is_large = (size_t)matrix->n_rows * matrix->n_cols >= (8u << 20) && form->n_tiles <= n_processors;
+    const bool is_held = form->tile_rows * matrix->n_cols * 2 <= SHARED_BYTES - SKINNY_SPARED / 2;
+    return is_large && is_held ? SHARED_BYTES - SKINNY_SPARED : SHARED_BYTES;
+}
+
+static inline uint32_t skinny_stages(uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights, uint32_t room)
 {
     uint32_t n = SKINNY_MAX_STAGES;
-    while (n > 2 && skinny_bytes(n, stage_blocks, tile_rows, eights) > SHARED_BYTES)
+    while (n > 2 && skinny_bytes(n, stage_blocks, tile_rows, eights) > room)
         n--;
     return n;
 }

@@ -127,6 +127,12 @@ static __device__ __forceinline__ void copy_bytes(uint32_t target, const void *f
                  : "memory");
 }
 
+/* What the thread has written to shared memory is seen by wgmma; the block still has to meet. */
+static __device__ __forceinline__ void tile_written(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 static __device__ __forceinline__ void wgmma_begin(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -148,6 +154,13 @@ template <uint32_t PENDING> static __device__ __forceinline__ void wgmma_wait(vo
 static __device__ __forceinline__ uint64_t wgmma_rows(uint32_t address, uint32_t eight_bytes = 1024)
 {
     return (uint64_t)1 << 62 | (uint64_t)(eight_bytes / 16) << 32 | (uint64_t)1 << 16 | address >> 4;
+}
+
+/* Describes a row as it lies in memory as the first of eight, each of which begins 16 bytes behind the one before. An address
+ * in a cluster names its block in the upper bits, where other fields of the description are. */
+static __device__ __forceinline__ uint64_t one_row(uint32_t address)
+{
+    return (uint64_t)1 << 32 | (uint64_t)1 << 16 | (address & 0x3ffff) >> 4;
 }
 
 /* d += A B^T for 64 rows of A and N = 2 * size of d of B, 16 columns. d[4 * i + j]: row 16 * warp + lane / 4 + j / 2 * 8,

@@ -233,3 +233,32 @@ def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
     matrix = backend.matrix([("bfloat16", 1, np.zeros(16, np.uint16))], 16)
     with pytest.raises(Exception, match="max_rows"):
         backend.linear(matrix, np.zeros((513, 16), np.uint16), np.zeros((513, 1), np.uint16))
+
+
+# rows of W, columns, is there a bias, is it gate | up; the last ones are made by two launches
+NORMED = {"qwen": (5120, 2048, False, False), "gpt-oss": (5120, 2880, True, False), "llama": (6144, 4096, False, False),
+          "product": (10752, 1088, False, True), "product-bias": (11008, 1024, True, True), "small": (2048, 2048, False, False),
+          "too-wide": (2560, 4160, False, False)}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", NORMED)
+def test_norm_and_linear_are_both_operations(case: str, dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+    n, k, is_biased, is_product = NORMED[case]
+    rng = np.random.default_rng(n)
+    backend = opened(dtype)
+    matrix, _ = weights(backend, dtype, n, k, rng)
+    weight = rng.standard_normal(k).astype(np.float32)
+    bias = rng.standard_normal(n).astype(np.float32) if is_biased else None
+    a, b = rng.standard_normal((2, 9, k)).astype(KINDS[dtype]).view(np.uint16)
+    total, out, mid = np.zeros_like(a), np.zeros_like(a), np.zeros((9, n), np.uint16) if is_product else None
+    y = np.zeros((9, n // 2 if is_product else n), np.uint16)
+    backend.add_rms_norm(a, b, total, weight, out, 1e-6)
+    backend.linear(matrix, out, y, bias, mid=mid)
+    for first, rows in ((0, 1), (8, 1), (1, 2), (0, 9)):
+        part = slice(first, first + rows)
+        mine, normed, made = np.zeros((rows, k), np.uint16), np.zeros((rows, k), np.uint16), np.zeros_like(y[part])
+        middle = np.zeros((rows, n), np.uint16) if is_product else None
+        backend.norm_linear(a[part], b[part], mine, weight, normed, 1e-6, matrix, made, bias, middle)
+        assert backend.allocations == 0
+        assert mine.tobytes() == total[part].tobytes() and made.tobytes() == y[part].tobytes()
