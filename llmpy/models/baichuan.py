@@ -8,7 +8,7 @@ from .registry import architecture
 
 CHECKPOINTS = "Baichuan 7B and 13B, Baichuan 2 7B and 13B"
 REFERENCE = "Llama of transformers, under Baichuan's names; 13B: plain NumPy; Baichuan 2: a head divided by torch besides"
-LIMITS = "Baichuan 2: not run on CUDA yet; GGUF files are refused, which do not say whether the rows of the head have length 1"
+LIMITS = "Baichuan 2: GGUF files are refused, which do not say whether the rows of the head have length 1"
 
 VOCAB_OF_2 = 125696
 

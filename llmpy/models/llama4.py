@@ -9,7 +9,7 @@ from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = "the language models of Llama 4 Scout and Maverick, saved alone"
-LIMITS = "text alone; the growing queries of layers without rope have not run on CUDA yet"
+LIMITS = "text alone"
 
 
 @architecture(

@@ -10,7 +10,7 @@ CHECKPOINTS = (
     "Mistral 7B v0.1 to v0.3, Mistral Nemo 12B, Mistral Small 22B and 24B (text); the language models of Ministral 3 3B, 8B "
     "and 14B, saved alone"
 )
-LIMITS = "Ministral 3: no GGUF; its growing queries have not run on CUDA yet"
+LIMITS = "Ministral 3: no GGUF"
 
 
 @architecture(
