@@ -494,10 +494,8 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     start_next();
     const struct prefill_task task = find_task<D>(x, list, blockIdx.y);
     const bool is_half = !shape::is_wide && task.packed + 64 >= task.n_packed; /* the second warpgroup has no rows */
-    if (threadIdx.x < shape::depth) {
-        barrier_init(full + threadIdx.x * 8, 1);
-        barrier_init(empty + threadIdx.x * 8, is_half ? 4 : 8);
-    }
+    barriers_init(full, shape::depth, 1);
+    barriers_init(empty, shape::depth, is_half ? 4 : 8);
     barriers_made();
     __syncthreads();
     wait_for_input();

@@ -219,10 +219,8 @@ static __device__ __forceinline__ struct few_memory few_open(uint8_t *shared, co
     f.full = f.x_ring + s.w.n_stages * f.x_bytes;
     f.empty = f.full + 8 * s.w.n_stages;
     f.tables = (struct few_tables *)(shared + s.tables_at);
-    if (threadIdx.x < s.w.n_stages) {
-        barrier_init(f.full + 8 * threadIdx.x, 2);
-        barrier_init(f.empty + 8 * threadIdx.x, 4);
-    }
+    barriers_init(f.full, s.w.n_stages, 2);
+    barriers_init(f.empty, s.w.n_stages, 4);
     barriers_made();
     return f;
 }

@@ -462,14 +462,10 @@ mix_lone(const __grid_constant__ struct lone_input in, const __grid_constant__ s
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), ring = shared_address(shared);
     struct lone_tables *t = (struct lone_tables *)(shared + s.tables_at);
-    if (threadIdx.x < s.n_stages) {
-        barrier_init(shared_address(&t->full[threadIdx.x]), 1);
-        barrier_init(shared_address(&t->empty[threadIdx.x]), LONE_WARPS);
-    }
-    if (threadIdx.x == 32) {
-        barrier_init(shared_address(&t->x_there), 1);
-        barrier_init(shared_address(&t->is_up_done), LONE_WARPS);
-    }
+    barriers_init(shared_address(t->full), s.n_stages, 1);
+    barriers_init(shared_address(t->empty), s.n_stages, LONE_WARPS);
+    barriers_init(shared_address(&t->x_there), 1, 1);
+    barriers_init(shared_address(&t->is_up_done), 1, LONE_WARPS);
     barriers_made();
     __syncthreads();
     if (warp < LONE_WARPS)

@@ -493,14 +493,10 @@ mix_packed(const __grid_constant__ struct whole_maps maps, const __grid_constant
     start_next();
     if (threadIdx.x < 2)
         map_prefetch(&maps.up + threadIdx.x);
-    if (threadIdx.x < s.n_stages) {
-        barrier_init(shared_address(&t->full[threadIdx.x]), 2);
-        barrier_init(shared_address(&t->empty[threadIdx.x]), WHOLE_WARPS);
-    }
-    if (threadIdx.x < WHOLE_ITEMS) {
-        barrier_init(shared_address(&t->there[threadIdx.x]), 1);
-        barrier_init(shared_address(&t->taken[threadIdx.x]), WHOLE_WARPS + 1);
-    }
+    barriers_init(shared_address(t->full), s.n_stages, 2);
+    barriers_init(shared_address(t->empty), s.n_stages, WHOLE_WARPS);
+    barriers_init(shared_address(t->there), WHOLE_ITEMS, 1);
+    barriers_init(shared_address(t->taken), WHOLE_ITEMS, WHOLE_WARPS + 1);
     barriers_made();
     wait_for_input();
     if (warp == WHOLE_WARPS && lane == 0)

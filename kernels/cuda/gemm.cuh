@@ -185,10 +185,8 @@ multiply_rows(const __grid_constant__ struct gemm_maps maps, const __grid_consta
     const uint32_t full = pieces + GROUPS * 64 * gemm_pitch(WIDTH), empty = full + 8 * n_stages;
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     start_next();
-    if (threadIdx.x < n_stages) {
-        barrier_init(full + 8 * threadIdx.x, 2);
-        barrier_init(empty + 8 * threadIdx.x, GROUPS * 4 * (s.down + s.across - 1));
-    }
+    barriers_init(full, n_stages, 2);
+    barriers_init(empty, n_stages, GROUPS * 4 * (s.down + s.across - 1));
     barriers_made();
     cluster_meet();
     /* Two warpgroups of 232 registers and the loading one fill the processor's. */
