@@ -210,30 +210,40 @@ static enum rc route_normed(struct cuda *cuda, const struct add_rms_norm_args *a
     return rc ? rc : cuda_route(cuda, args->route, err);
 }
 
+template <class T> static bool are_rows_aligned(const struct add_rms_norm_args *args)
+{
+    return has_eights<T>(args->a) && has_eights<T>(args->b) && has_eights<T>(args->sum) && has_eights<T>(args->out) &&
+           (uintptr_t)args->weight % 16 == 0;
+}
+
+/* Sum, norm and routes in one launch; false: nothing was done. */
+static bool norm_routed(const struct cuda *cuda, const struct add_rms_norm_args *args)
+{
+    bool is_done = false;
+    visit_type(cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        if constexpr (sizeof(T) == 2)
+            if ((is_done = norm_route_fits(args, are_rows_aligned<T>(args))))
+                launch_norm_route<T>(cuda, args);
+    });
+    return is_done;
+}
+
 enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
-    if (!args->n_rows || (args->linear && linear_normed(cuda, args)))
+    if (!args->n_rows || (args->linear && linear_normed(cuda, args)) || (args->route && norm_routed(cuda, args)))
         return launched(err, "add_rms_norm");
     enum rc rc = RC_OK;
-    bool is_routed = false;
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        bool is_aligned = has_eights<T>(args->a) && has_eights<T>(args->b) && has_eights<T>(args->sum) &&
-                          has_eights<T>(args->out) && (uintptr_t)args->weight % 16 == 0;
-        if constexpr (sizeof(T) == 2)
-            if (args->route && norm_route_fits(args, is_aligned)) {
-                is_routed = true;
-                launch_norm_route<T>(cuda, args);
-                rc = launched(err, "add_rms_norm");
-                return;
-            }
+        bool is_aligned = are_rows_aligned<T>(args);
         norm_job<T> job = {cuda, {rows<T>(args->a), rows<T>(args->b), rows<T>(args->sum)}, rows<T>(args->out), args->weight,
                            args->n_rows, 1, args->out.width, 0, args->eps, is_aligned};
         rc = args->inner_weight ? norm_terms<T>(cuda, args, is_aligned, err) : launch_norm<true>(job, err);
     });
     if (!rc && args->linear)
         return cuda_linear(cuda, args->linear, err);
-    return rc || is_routed || !args->route ? rc : route_normed(cuda, args, err);
+    return rc || !args->route ? rc : route_normed(cuda, args, err);
 }
