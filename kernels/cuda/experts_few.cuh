@@ -230,23 +230,12 @@ template <class T, uint32_t EIGHTS>
 static __device__ __forceinline__ void few_sum(const struct few_memory &f, const struct few_shape &s, struct skinny_place *at,
                                                float (&sum)[4 * EIGHTS])
 {
-    const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS), lane = threadIdx.x % 32;
-    uint32_t before = 0;
-    for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(at, s.w.n_stages)) {
-        barrier_wait(f.full + 8 * at->stage, at->phase);
+    const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
+    skinny_sum<skinny_stage_blocks(EIGHTS)>(f.full, f.empty, s.w.n_blocks, s.w.n_stages, at, sum, [&](uint32_t block) {
         skinny_multiply<T, EIGHTS>(sum, wgmma_rows(f.w_ring + at->stage * f.w_bytes),
                                    wgmma_rows(f.x_ring + at->stage * f.x_bytes), s.w.tile_rows,
                                    min(stage_blocks, s.w.n_blocks - block));
-        if (block && lane == 0)
-            barrier_arrive(f.empty + 8 * before);
-        before = at->stage;
-    }
-    wgmma_wait<0>();
-    if (lane == 0)
-        barrier_arrive(f.empty + 8 * before);
-#pragma unroll
-    for (uint32_t i = 0; i < 4 * EIGHTS; i++)
-        asm volatile("" : "+f"(sum[i]));
+    });
 }
 
 /* is_place: rows of x are places, else the rows of the batch. */

@@ -164,22 +164,11 @@ template <class T>
 static __device__ __forceinline__ void one_sum(const struct one_shape &s, struct one_tables *t, uint32_t ring, uint32_t x,
                                                uint32_t n_blocks, struct skinny_place *at, float (&sum)[4])
 {
-    const uint32_t lane = threadIdx.x % 32;
-    uint32_t before = 0;
-    for (uint32_t block = 0; block < n_blocks; block += ONE_BLOCKS, skinny_next(at, s.n_stages)) {
-        barrier_wait(shared_address(&t->full[at->stage]), at->phase);
+    const uint32_t full = shared_address(t->full), empty = shared_address(t->empty);
+    skinny_sum<ONE_BLOCKS>(full, empty, n_blocks, s.n_stages, at, sum, [&](uint32_t block) {
         skinny_multiply<T, 1, ONE_BLOCKS>(sum, wgmma_rows(ring + at->stage * s.stage_bytes, ONE_EIGHT_BYTES),
                                           wgmma_rows(x + block * 1024), 8, min(ONE_BLOCKS, n_blocks - block));
-        if (block && lane == 0)
-            barrier_arrive(shared_address(&t->empty[before]));
-        before = at->stage;
-    }
-    wgmma_wait<0>();
-    if (lane == 0)
-        barrier_arrive(shared_address(&t->empty[before]));
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++)
-        asm volatile("" : "+f"(sum[i]));
+    });
 }
 
 static __device__ __forceinline__ void one_meet(void)

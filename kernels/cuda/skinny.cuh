@@ -129,6 +129,29 @@ static __device__ __forceinline__ void skinny_multiply(float (&sum)[4 * EIGHTS],
     }
 }
 
+/* The sums of a tile: multiply(block) takes the stage at hand, which is given back once the one behind it has been multiplied.
+ * full, empty: the ring's barriers. */
+template <uint32_t BLOCKS, uint32_t N, class F>
+static __device__ __forceinline__ void skinny_sum(uint32_t full, uint32_t empty, uint32_t n_blocks, uint32_t n_stages,
+                                                  struct skinny_place *at, float (&sum)[N], F multiply)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t before = 0;
+    for (uint32_t block = 0; block < n_blocks; block += BLOCKS, skinny_next(at, n_stages)) {
+        barrier_wait(full + 8 * at->stage, at->phase);
+        multiply(block);
+        if (block && lane == 0)
+            barrier_arrive(empty + 8 * before);
+        before = at->stage;
+    }
+    wgmma_wait<0>();
+    if (lane == 0)
+        barrier_arrive(empty + 8 * before);
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        asm volatile("" : "+f"(sum[i]));
+}
+
 /* Sum i of a thread is that of this row of x and this row of the tile. */
 static __device__ __forceinline__ uint32_t skinny_x_row(uint32_t i)
 {
@@ -227,26 +250,15 @@ multiply_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant
     }
     wait_for_input();
     struct skinny_place at = {0, 0};
-    uint32_t before = 0;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x) {
         float sum[4 * EIGHTS] = {};
         T added[4 * EIGHTS] = {};
         skinny_read_added<T, EIGHTS>(out, s, tile, added);
-        for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, skinny_next(&at, s.n_stages)) {
-            barrier_wait(w_full + 8 * at.stage, at.phase);
+        skinny_sum<skinny_stage_blocks(EIGHTS)>(w_full, empty, s.n_blocks, s.n_stages, &at, sum, [&](uint32_t block) {
             barrier_wait(x_full + 8 * at.stage, at.phase);
             skinny_multiply<T, EIGHTS>(sum, wgmma_rows(w_ring + at.stage * w_bytes), wgmma_rows(x_ring + at.stage * x_bytes),
                                        s.tile_rows, min(stage_blocks, s.n_blocks - block));
-            if (block && lane == 0)
-                barrier_arrive(empty + 8 * before);
-            before = at.stage;
-        }
-        wgmma_wait<0>();
-        if (lane == 0)
-            barrier_arrive(empty + 8 * before);
-#pragma unroll
-        for (uint32_t i = 0; i < 4 * EIGHTS; i++)
-            asm volatile("" : "+f"(sum[i]));
+        });
         if (IS_PRODUCT)
             skinny_store_products<T, EIGHTS>(out, s, tile, sum);
         else

@@ -104,26 +104,15 @@ multiply_normed(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s
     }
     norm_row(row, s.n_blocks * 64, (T *)(rings + s.n_stages * w_bytes));
     struct skinny_place at = {0, 0};
-    uint32_t before = 0;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x) {
         float sum[4] = {};
         T added[4] = {};
         skinny_read_added<T, 1>(out, s, tile, added);
-        for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, skinny_next(&at, s.n_stages)) {
-            barrier_wait(full + 8 * at.stage, at.phase);
+        skinny_sum<skinny_stage_blocks(1)>(full, empty, s.n_blocks, s.n_stages, &at, sum, [&](uint32_t block) {
             skinny_multiply<T, 1, skinny_stage_blocks(1), 8>(sum, wgmma_rows(ring + at.stage * w_bytes),
                                                              one_row(x + block * 128), s.tile_rows,
                                                              min(stage_blocks, s.n_blocks - block));
-            if (block && lane == 0)
-                barrier_arrive(empty + 8 * before);
-            before = at.stage;
-        }
-        wgmma_wait<0>();
-        if (lane == 0)
-            barrier_arrive(empty + 8 * before);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            asm volatile("" : "+f"(sum[i]));
+        });
         if (IS_PRODUCT)
             skinny_store_products<T, 1>(out, s, tile, sum);
         else
