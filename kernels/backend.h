@@ -143,9 +143,9 @@ struct add_args {
 };
 
 /* Fused: sum = a + b, out = rms_norm(sum), the whole row one head. sum may be a or b. With inner_weight (FUSION_NORM_ADD_NORM)
- * b is normed first: sum = a + rms_norm(b). With router and route (FUSION_NORM_ROUTE) the routes of out are made, too, which
- * may lie where a or b do; the logits need not be. With linear (FUSION_ADD_NORM_LINEAR) its y is made, too, which lies apart
- * from a, b and sum; out need not be. */
+ * b is normed first: sum = a + rms_norm(b). With router and route (FUSION_NORM_ROUTE) the routes of out are made, too; the
+ * logits need not be. With linear (FUSION_ADD_NORM_LINEAR) its y is made, too; out need not be. What they make lies apart from
+ * a, b and sum, of which other rows may still be read. */
 struct add_rms_norm_args {
     uint32_t n_rows;
     struct view a, b, sum, out;

@@ -101,8 +101,10 @@ static struct linear_args linear_of(const struct running *run, const struct step
 static enum rc run_linear(struct running *run, const struct step *step, uint32_t n_rows, struct view x, struct view y)
 {
     struct view add;
+    if (step->is_joined)
+        return RC_OK;
     struct linear_args args = linear_of(run, step, n_rows, x, y, &add);
-    return step->is_joined ? RC_OK : run->m->backend->linear(run->m->ctx, &args, run->err);
+    return run->m->backend->linear(run->m->ctx, &args, run->err);
 }
 
 static struct rope_args rope_of(const struct running *run, const struct step *step, uint32_t head_dim)

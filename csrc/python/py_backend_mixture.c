@@ -47,6 +47,15 @@ PyObject *py_backend_route(PyObject *object, PyObject *args, PyObject *kwargs)
     STAGE_RUN(&s, route, &a);
 }
 
+static void stage_sum(struct stage *s, PyObject *left, PyObject *right, PyObject *sum, PyObject *out,
+                      struct add_rms_norm_args *a)
+{
+    stage_view(s, "a", left, false, &a->a);
+    stage_view(s, "b", right, false, &a->b);
+    stage_view(s, "sum", sum, true, &a->sum);
+    stage_view(s, "out", out, true, &a->out);
+}
+
 /* add_rms_norm with a router and a route. */
 PyObject *py_backend_norm_route(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -67,10 +76,7 @@ PyObject *py_backend_norm_route(PyObject *object, PyObject *args, PyObject *kwar
     if (!(router.matrix = py_matrix_get(matrix)))
         return NULL;
     route.is_normalised = is_normalised;
-    stage_view(&s, "a", left, false, &a.a);
-    stage_view(&s, "b", right, false, &a.b);
-    stage_view(&s, "sum", sum, true, &a.sum);
-    stage_view(&s, "out", out, true, &a.out);
+    stage_sum(&s, left, right, sum, out, &a);
     stage_array(&s, "weight", weight, 'f', false, &a.weight);
     stage_array(&s, "router_bias", router_bias, 'f', false, &router.bias);
     route.n_experts = (uint32_t)stage_array(&s, "logits", logits, 'f', true, &router.y.data) / (s.n_rows ? s.n_rows : 1);
@@ -102,10 +108,7 @@ PyObject *py_backend_norm_linear(PyObject *object, PyObject *args, PyObject *kwa
         return PyErr_Format(PyExc_NotImplementedError, "this backend has no fused norm and linear");
     if (!(linear.matrix = py_matrix_get(matrix)))
         return NULL;
-    stage_view(&s, "a", left, false, &a.a);
-    stage_view(&s, "b", right, false, &a.b);
-    stage_view(&s, "sum", sum, true, &a.sum);
-    stage_view(&s, "out", out, true, &a.out);
+    stage_sum(&s, left, right, sum, out, &a);
     stage_view(&s, "y", y, true, &linear.y);
     stage_array(&s, "weight", weight, 'f', false, &a.weight);
     stage_array(&s, "bias", bias, 'f', false, &linear.bias);
