@@ -23,7 +23,8 @@
 #define LONE_MAX_COLS 6144u /* of x and of products, which are in shared memory as a whole */
 #define LONE_CHUNK 5u       /* blocks of 64 columns: gpt-oss has 45 */
 #define LONE_WARPS 12u      /* that multiply */
-#define LONE_THREADS (LONE_WARPS * 32 + 32)
+#define LONE_LOADER (LONE_WARPS + 3) /* the warp that loads, of the scheduler on which gpt-oss leaves one without a pair */
+#define LONE_THREADS (LONE_WARPS * 32 + 128) /* in warpgroups, for setmaxnreg */
 #define LONE_RUN (LONE_WARPS * PACKED_BYTES)       /* of a block of a stage: gate, up, or what goes down */
 #define LONE_STAGE_BYTES (2 * LONE_CHUNK * LONE_RUN) /* of a chunk of the way up, or two of the way down */
 #define LANE_BLOCKS (32 / LONE_UNITS)              /* from one of a lane's runs of the way down to the next */
@@ -291,23 +292,25 @@ struct lone_quad {
     __device__ __forceinline__ bool is_there(uint32_t mark) const { return a >> 32 == mark && b >> 32 == mark; }
 };
 
-/* All products, into shared memory. A thread that waits asks for one quad; when that is there, the others mostly are. */
+/* All products, into shared memory. A thread asks for all of its quads at once, and again for those that are not there. */
 static __device__ __forceinline__ void lone_fetch(const struct lone_shape &s, uint32_t n_units, uint32_t target,
                                                   const uint64_t *products, uint32_t mark)
 {
     const uint32_t n_each = s.n_pairs * 2, n = n_units * n_each, step = LONE_WARPS * 32; /* quads */
     for (uint32_t first = threadIdx.x; first < n; first += LONE_QUADS * step) {
         struct lone_quad quads[LONE_QUADS];
-        do
-            quads[0].read(products + 2 * (size_t)first);
-        while (!quads[0].is_there(mark));
 #pragma unroll
-        for (uint32_t i = 1; i < LONE_QUADS; i++)
+        for (uint32_t i = 0; i < LONE_QUADS; i++)
             quads[i].read(products + 2 * (size_t)min(first + i * step, n - 1));
+        for (bool is_whole = false; !is_whole;) {
+            is_whole = true;
 #pragma unroll
-        for (uint32_t i = 1; i < LONE_QUADS; i++)
-            while (!quads[i].is_there(mark))
-                quads[i].read(products + 2 * (size_t)min(first + i * step, n - 1));
+            for (uint32_t i = 0; i < LONE_QUADS; i++)
+                if (!quads[i].is_there(mark)) {
+                    quads[i].read(products + 2 * (size_t)min(first + i * step, n - 1));
+                    is_whole = false;
+                }
+        }
 #pragma unroll
         for (uint32_t i = 0; i < LONE_QUADS; i++) {
             const uint32_t quad = first + i * step, at = target + quad / n_each * s.products_step + quad % n_each * 8;
@@ -468,10 +471,14 @@ mix_lone(const __grid_constant__ struct lone_input in, const __grid_constant__ s
     barriers_init(shared_address(&t->is_up_done), 1, LONE_WARPS);
     barriers_made();
     __syncthreads();
-    if (warp < LONE_WARPS)
-        lone_work({s, t, ring, {0, 0}}, m, up, y, product, state);
-    else
-        lone_load(in, s, m, ring, t, &state->counts[s.parity]);
+    if (warp >= LONE_WARPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == LONE_LOADER)
+            lone_load(in, s, m, ring, t, &state->counts[s.parity]);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+    lone_work({s, t, ring, {0, 0}}, m, up, y, product, state);
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */

@@ -286,10 +286,11 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
         return rc;
-    const uint32_t room = eights == 1 ? skinny_room(matrix, form, cuda->linear->n_processors) : SHARED_BYTES;
-    const uint32_t n_stages = skinny_stages(stage_blocks, form->tile_rows, eights, room);
+    const bool is_held = eights == 1 && skinny_is_held(matrix, form, cuda->linear->n_processors);
+    const uint32_t n_stages = skinny_stages(stage_blocks, form->tile_rows, eights, skinny_room(is_held));
     struct skinny_shape shape = {matrix->n_cols / 64, n_stages, form->tile_rows, form->n_tiles,
-                                 skinny_ahead(n_stages, stage_blocks, form->tile_rows)};
+                                 skinny_ahead(n_stages, stage_blocks, form->tile_rows,
+                                              is_held ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES)};
     uint32_t n_rounds = ceil_div(form->n_tiles, cuda->linear->n_processors);
     size_t bytes = skinny_bytes(shape.n_stages, stage_blocks, form->tile_rows, eights);
     skinny_function kernel = cuda->dtype == DTYPE_F16 ? skinny_kernel<__half>(eights, is_product)
@@ -307,9 +308,9 @@ static void launch_normed(const struct cuda *cuda, const struct add_rms_norm_arg
     const struct matrix *matrix = args->linear->matrix;
     const uint32_t n_processors = cuda->linear->n_processors, n_rounds = ceil_div(form->n_tiles, n_processors);
     const uint32_t stage_blocks = skinny_stage_blocks(1), n_blocks = matrix->n_cols / 64;
-    const uint32_t n_stages = normed_stages(form->tile_rows, n_blocks, skinny_room(matrix, form, n_processors));
+    const uint32_t n_stages = normed_stages(form->tile_rows, n_blocks, skinny_room(skinny_is_held(matrix, form, n_processors)));
     struct skinny_shape shape = {n_blocks, n_stages, form->tile_rows, form->n_tiles,
-                                 skinny_ahead(n_stages, stage_blocks, form->tile_rows)};
+                                 skinny_ahead(n_stages, stage_blocks, form->tile_rows, SKINNY_AHEAD_BYTES)};
     struct normed_row row = {args->a.data, args->b.data, args->sum.data, args->weight, args->eps,
                              row_threads(args->out.width / 8)};
     launch(cuda, normed_kernel<T>(is_product), ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS,

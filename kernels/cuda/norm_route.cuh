@@ -62,6 +62,7 @@ static __device__ __forceinline__ void norm_row(const struct routed<T> &job, str
     weight_part<true>(job.weight, 0, column, job.size, w);
     cluster_wait();
     wait_for_input();
+    start_next(); /* not before: the next kernel's first blocks would slow down attention, two kernels before this one */
     take_part<true, true>(job.x, row, 0, column, job.size, values);
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
@@ -102,7 +103,6 @@ static __global__ void __launch_bounds__(ROUTED_THREADS + ROUTED_EXPERTS) norm_r
     __shared__ struct routed_room room;
     const uint32_t n_parts = (job.size + ROUTER_PART - 1) / ROUTER_PART, n_team = (job.route.n_experts + 31) / 32;
     const uint32_t n_warps = blockDim.x / 32 - n_team, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    start_next();
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&room.there), 1);
         barriers_made();

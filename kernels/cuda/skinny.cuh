@@ -4,8 +4,9 @@
  * A block owns tiles of tile_rows rows of W (a multiple of 8, at most 64). One warp streams W through a ring that fills shared
  * memory, one streams x, four multiply with wgmma, W being the operand of 64 rows; where a tile has fewer, the product reads
  * whatever bytes follow, and nobody looks at those sums. W does not wait for the kernel before, so the next kernel's ring fills
- * under the end of this one, SKINNY_AHEAD_BYTES at a time: memory is busy with them, and what others read and write meanwhile
- * does not stand behind a whole ring. Where W is gate | up, the block makes act(gate) * up of its sums, each rounded first.
+ * under the end of this one, SKINNY_AHEAD_BYTES at a time, or SKINNY_HELD_BYTES: memory is busy with them, and what others read
+ * and write meanwhile does not stand behind a whole ring. Where W is gate | up, the block makes act(gate) * up of its sums,
+ * each rounded first.
  * Bound by the bytes of W: 4096 x 14336 takes 26 us at the 4.5 TB/s that an H200 reads, 28 us in a chain of launches. */
 #ifndef LLMPY_CUDA_SKINNY_CUH
 #define LLMPY_CUDA_SKINNY_CUH
@@ -20,6 +21,7 @@
 #define SKINNY_MAX_STAGES 32u
 #define SKINNY_SPARED (40u << 10)     /* bytes of shared memory that the next kernel's first block may have beside a block's */
 #define SKINNY_AHEAD_BYTES (64u << 10) /* a processor's share of the memory's rate for 1.9 us */
+#define SKINNY_HELD_BYTES (36u << 10)  /* the same of a tile that is held: there in time, as is what the kernel before reads */
 
 struct skinny_shape {
     uint32_t n_blocks; /* of 64 columns */
@@ -295,18 +297,23 @@ static inline uint32_t skinny_bytes(uint32_t n_stages, uint32_t stage_blocks, ui
     return n_stages * stage_blocks * tile_rows * 128 + (after > beyond ? after : beyond);
 }
 
-static inline uint32_t skinny_ahead(uint32_t n_stages, uint32_t stage_blocks, uint32_t tile_rows)
+static inline uint32_t skinny_ahead(uint32_t n_stages, uint32_t stage_blocks, uint32_t tile_rows, uint32_t bytes)
 {
-    uint32_t n = SKINNY_AHEAD_BYTES / (stage_blocks * tile_rows * 128);
+    uint32_t n = bytes / (stage_blocks * tile_rows * 128);
     return n < 1 ? 1 : n < n_stages ? n : n_stages - 1;
 }
 
-/* Shared memory of a block for up to eight rows: one that holds nearly all of its only tile leaves some to the next kernel. */
-static inline uint32_t skinny_room(const struct matrix *matrix, const struct skinny_form *form, uint32_t n_processors)
+/* Does the shared memory of a block hold nearly all of its only tile of a large W? */
+static inline bool skinny_is_held(const struct matrix *matrix, const struct skinny_form *form, uint32_t n_processors)
 {
     const bool is_large = (size_t)matrix->n_rows * matrix->n_cols >= (8u << 20) && form->n_tiles <= n_processors;
-    const bool is_held = form->tile_rows * matrix->n_cols * 2 <= SHARED_BYTES - SKINNY_SPARED / 2;
-    return is_large && is_held ? SHARED_BYTES - SKINNY_SPARED : SHARED_BYTES;
+    return is_large && form->tile_rows * matrix->n_cols * 2 <= SHARED_BYTES - SKINNY_SPARED / 2;
+}
+
+/* Shared memory of a block for up to eight rows: one that holds its tile leaves some to the next kernel. */
+static inline uint32_t skinny_room(bool is_held)
+{
+    return is_held ? SHARED_BYTES - SKINNY_SPARED : SHARED_BYTES;
 }
 
 static inline uint32_t skinny_stages(uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights, uint32_t room)
