@@ -101,8 +101,6 @@ static struct linear_args linear_of(const struct running *run, const struct step
 static enum rc run_linear(struct running *run, const struct step *step, uint32_t n_rows, struct view x, struct view y)
 {
     struct view add;
-    if (step->is_joined)
-        return RC_OK;
     struct linear_args args = linear_of(run, step, n_rows, x, y, &add);
     return run->m->backend->linear(run->m->ctx, &args, run->err);
 }
@@ -227,6 +225,8 @@ enum rc step_run(struct running *run, const struct step *step)
     struct model *m = run->m;
     uint32_t n_rows = step->on_selected ? run->n_wanted_rows : run->view.n_rows;
     struct view in0 = view_of(m, step->in[0]), in1 = view_of(m, step->in[1]), out = view_of(m, step->out);
+    if (step_is_made(step))
+        return RC_OK;
     switch (step->code) {
     case STEP_EMBED:
         return run_embed(run, step, out);

@@ -128,8 +128,6 @@ static enum rc run_route(struct running *run, const struct step *step, uint32_t 
     const struct model *m = run->m;
     struct linear_args router;
     struct route_args route;
-    if (step->is_joined)
-        return RC_OK;
     routing_of(run, step, n_rows, &router, &route);
     enum rc rc = m->backend->linear(m->ctx, &router, run->err);
     return rc ? rc : m->backend->route(m->ctx, &route, run->err);

@@ -368,6 +368,21 @@ static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err
     return RC_OK;
 }
 
+/* Pattern 9: the route right behind a norm is made in the same call. */
+static bool joins_route(const struct planner *b, const struct op *norm)
+{
+    return b->fusions & FUSION_NORM_ROUTE && norm + 1 < b->p->ops + b->p->n_ops && norm[1].code == OP_ROUTE &&
+           norm[1].in[0] == norm->out[0];
+}
+
+/* Pattern 10: so is the linear that alone reads the norm; as the walk goes backwards, its node is the one before. */
+static bool joins_linear(const struct planner *b, const struct op *norm, const struct node *node)
+{
+    return b->fusions & FUSION_ADD_NORM_LINEAR && norm + 1 < b->p->ops + b->p->n_ops && node[-1].step.code == STEP_LINEAR &&
+           node[-1].in[0].root == norm->out[0] && node[-1].in[0].width == b->widths[norm->out[0]] &&
+           readers(b->p, norm->out[0]) == 1;
+}
+
 static void emit_norm(struct planner *b, uint32_t index)
 {
     const struct op *norm = &b->p->ops[index];
@@ -383,13 +398,7 @@ static void emit_norm(struct planner *b, uint32_t index)
     node->step.eps = norm->f[0];
     absorb_term(b, node, &b->p->ops[add]);
     b->absorbed[add] = 1;
-    /* Pattern 9: the route right behind is made in the same call; as the walk goes backwards, its node is the one before. */
-    if (b->fusions & FUSION_NORM_ROUTE && index + 1 < b->p->n_ops && norm[1].code == OP_ROUTE && norm[1].in[0] == norm->out[0])
-        node->step.is_joined = node[-1].step.is_joined = true;
-    /* Pattern 10: so is the linear that alone reads the norm. */
-    if (b->fusions & FUSION_ADD_NORM_LINEAR && index + 1 < b->p->n_ops && node[-1].step.code == STEP_LINEAR &&
-        node[-1].in[0].root == norm->out[0] && node[-1].in[0].width == b->widths[norm->out[0]] &&
-        readers(b->p, norm->out[0]) == 1)
+    if (joins_route(b, norm) || joins_linear(b, norm, node))
         node->step.is_joined = node[-1].step.is_joined = true;
 }
 
@@ -521,7 +530,7 @@ static void find_lives(struct planner *b)
     for (uint32_t i = 0; i < b->n_roots; i++)
         b->first[i] = b->last[i] = NO_INDEX;
     for (uint32_t i = 0; i < b->n_nodes; i++) {
-        if (b->nodes[i].step.is_joined && b->nodes[i].step.code != STEP_ADD_NORM) { /* made with the one before */
+        if (step_is_made(&b->nodes[i].step)) {
             live_all(b, &b->nodes[i], i - 1);
             live_all(b, &b->nodes[i - 1], i);
         }

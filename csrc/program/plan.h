@@ -42,6 +42,12 @@ struct step {
     bool on_selected;             /* rows are those whose logits are wanted, else all rows of the batch */
 };
 
+/* Has the step before made what this one stands for? */
+static inline bool step_is_made(const struct step *step)
+{
+    return step->is_joined && step->code != STEP_ADD_NORM;
+}
+
 struct plan {
     struct step *steps;
     uint32_t n_steps;

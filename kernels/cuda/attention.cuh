@@ -126,10 +126,4 @@ static __device__ __forceinline__ void reach(uint32_t number, uint32_t n_threads
     asm volatile("bar.arrive %0,%1;" ::"r"(number), "r"(n_threads) : "memory");
 }
 
-/* Shared memory written by threads is seen by the copy engine and the tensor cores. */
-static __device__ __forceinline__ void shared_written(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 #endif

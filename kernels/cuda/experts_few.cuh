@@ -294,12 +294,10 @@ static inline uint32_t few_tile_rows(uint32_t n_out, float n_units, uint32_t ste
 /* Fills what the shared memory of a block is cut into; the bytes of it. */
 static inline uint32_t few_cut_memory(struct few_shape *s, uint32_t eights)
 {
-    uint32_t stage_blocks = skinny_stage_blocks(eights), n = SKINNY_MAX_STAGES;
-    uint32_t tables = (uint32_t)(sizeof(struct few_tables) + s->max_units * sizeof(struct few_unit));
-    while (n > 2 && skinny_bytes(n, stage_blocks, s->w.tile_rows, eights) + 16 + tables > SHARED_BYTES)
-        n--;
-    s->w.n_stages = n;
-    s->tables_at = (skinny_bytes(n, stage_blocks, s->w.tile_rows, eights) + 15) / 16 * 16;
+    const uint32_t tables = (uint32_t)(sizeof(struct few_tables) + s->max_units * sizeof(struct few_unit));
+    auto rings = [&](uint32_t n) { return skinny_bytes(n, skinny_stage_blocks(eights), s->w.tile_rows, eights); };
+    s->w.n_stages = ring_stages(SHARED_BYTES, [&](uint32_t n) { return rings(n) + 16 + tables; });
+    s->tables_at = (rings(s->w.n_stages) + 15) / 16 * 16;
     return s->tables_at + tables;
 }
 

@@ -316,12 +316,18 @@ static inline uint32_t skinny_room(bool is_held)
     return is_held ? SHARED_BYTES - SKINNY_SPARED : SHARED_BYTES;
 }
 
-static inline uint32_t skinny_stages(uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights, uint32_t room)
+/* The most stages whose bytes(n) fit in the room. */
+template <class F> static inline uint32_t ring_stages(uint32_t room, F bytes)
 {
     uint32_t n = SKINNY_MAX_STAGES;
-    while (n > 2 && skinny_bytes(n, stage_blocks, tile_rows, eights) > room)
+    while (n > 2 && bytes(n) > room)
         n--;
     return n;
+}
+
+static inline uint32_t skinny_stages(uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights, uint32_t room)
+{
+    return ring_stages(room, [&](uint32_t n) { return skinny_bytes(n, stage_blocks, tile_rows, eights); });
 }
 
 typedef void (*skinny_function)(CUtensorMap, CUtensorMap, struct skinny_shape, struct output);

@@ -80,7 +80,7 @@ template <class T> static __device__ __forceinline__ void norm_row(const struct 
         scale_part(values[j], w[j], scale);
         store_eight(kept + column, values[j]);
     }
-    tile_written();
+    shared_written();
     normed_meet();
 }
 
@@ -130,10 +130,7 @@ static inline uint32_t normed_bytes(uint32_t n_stages, uint32_t tile_rows, uint3
 
 static inline uint32_t normed_stages(uint32_t tile_rows, uint32_t n_blocks, uint32_t room)
 {
-    uint32_t n = SKINNY_MAX_STAGES;
-    while (n > 2 && normed_bytes(n, tile_rows, n_blocks) > room)
-        n--;
-    return n;
+    return ring_stages(room, [&](uint32_t n) { return normed_bytes(n, tile_rows, n_blocks); });
 }
 
 /* Does multiply_normed make what is wanted, faster than two launches? */

@@ -127,8 +127,8 @@ static __device__ __forceinline__ void copy_bytes(uint32_t target, const void *f
                  : "memory");
 }
 
-/* What the thread has written to shared memory is seen by wgmma; the block still has to meet. */
-static __device__ __forceinline__ void tile_written(void)
+/* Shared memory written by threads is seen by the copy engine and the tensor cores. */
+static __device__ __forceinline__ void shared_written(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
