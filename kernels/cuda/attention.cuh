@@ -102,28 +102,4 @@ static __device__ __forceinline__ float fold(float sum, float a, float split, fl
     return fmaf(sum, a, split * d);
 }
 
-/* ---- instructions ------------------------------------------------------------------------------------------------------- */
-
-/* Copies a run of bytes into shared memory; the barrier counts them. */
-static __device__ __forceinline__ void copy_run(uint32_t target, const void *source, uint32_t n_bytes, uint32_t barrier,
-                                                uint64_t policy)
-{
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;" ::"r"(target),
-        "l"(source), "r"(n_bytes), "r"(barrier), "l"(policy)
-        : "memory");
-}
-
-/* Threads that share a number meet. */
-static __device__ __forceinline__ void meet(uint32_t number, uint32_t n_threads)
-{
-    asm volatile("bar.sync %0,%1;" ::"r"(number), "r"(n_threads) : "memory");
-}
-
-/* Counts towards a meeting without waiting for it. */
-static __device__ __forceinline__ void reach(uint32_t number, uint32_t n_threads)
-{
-    asm volatile("bar.arrive %0,%1;" ::"r"(number), "r"(n_threads) : "memory");
-}
-
 #endif

@@ -46,7 +46,7 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
     auto wait_and_fetch_late = [&] {
         wait_for_input();
         if (lane < n_late)
-            copy_run(late_target, late_source, run_bytes, late_barrier, policy);
+            copy_bytes(late_target, late_source, run_bytes, late_barrier, policy);
         is_free = true;
     };
     if (x.shares_new_keys)
@@ -79,7 +79,7 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
                 __syncwarp();
                 const char *from = source + values * run_bytes;
                 if (is_mine && (is_free || lane != own))
-                    copy_run(target + (lane & page_mask) * run_bytes, from, run_bytes, barrier, policy);
+                    copy_bytes(target + (lane & page_mask) * run_bytes, from, run_bytes, barrier, policy);
                 if (!is_free && own >> tile_shift == tile) {
                     uint64_t address = __shfl_sync(~0u, (uint64_t)from, own);
                     if (lane == n_late) {

@@ -229,7 +229,7 @@ template <class T, uint32_t D, bool HAS_SINKS> struct few_worker {
             barrier_expect(barrier, n_runs * run_bytes);
         __syncwarp();
         if (is_seen)
-            copy_run((is_values ? memory.values_of(team) : memory.keys_of(team)) + lane * run_bytes,
+            copy_bytes((is_values ? memory.values_of(team) : memory.keys_of(team)) + lane * run_bytes,
                      kv.layer + (size_t)kv.table[(size_t)table_row * kv.table_stride + page] * kv.page_bytes +
                          (size_t)(kv_head * 2 + is_values) * run_bytes,
                      run_bytes, barrier, policy_read_once());

@@ -166,7 +166,7 @@ static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_ta
                 barrier_expect(full + slot * 8, n_bytes);
             __syncwarp();
             if (is_mine)
-                copy_run(ring + slot * shape::chunk_bytes + lane * run_bytes, source + values * run_bytes, run_bytes,
+                copy_bytes(ring + slot * shape::chunk_bytes + lane * run_bytes, source + values * run_bytes, run_bytes,
                          full + slot * 8, policy);
             if (++slot == shape::depth) {
                 slot = 0;

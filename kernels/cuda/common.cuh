@@ -58,6 +58,7 @@ struct cuda {
     struct experts_state *experts; /* experts.cu's own */
     float *partials;            /* splits of long sequences on their way into one sum (attention_decode.cuh) */
     size_t partials_bytes;
+    const struct route *awaited_routes; /* of the last norm_route (norm_route.cuh), until they are read or others are made */
     uint32_t *arrivals;         /* [n_processors], zero between launches */
     uint32_t n_processors;
     struct memory_block *blocks; /* memory.cu's */
@@ -163,6 +164,18 @@ static __device__ __forceinline__ void wait_for_input(void)
 static __device__ __forceinline__ void start_next(void)
 {
     asm volatile("griddepcontrol.launch_dependents;");
+}
+
+/* Threads that share a number meet. */
+static __device__ __forceinline__ void meet(uint32_t number, uint32_t n_threads)
+{
+    asm volatile("bar.sync %0,%1;" ::"r"(number), "r"(n_threads) : "memory");
+}
+
+/* Counts towards a meeting without waiting for it. */
+static __device__ __forceinline__ void reach(uint32_t number, uint32_t n_threads)
+{
+    asm volatile("bar.arrive %0,%1;" ::"r"(number), "r"(n_threads) : "memory");
 }
 
 static inline uint32_t ceil_div(uint32_t n, uint32_t step)

@@ -631,6 +631,8 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
     run.m.n_chosen = args->n_chosen;
     run.m.n_routes = args->n_rows * args->n_chosen;
     run.m.routes = args->routes;
+    run.m.is_awaited = args->n_rows == 1 && cuda->awaited_routes == args->routes;
+    cuda->awaited_routes = NULL;
     run.m.route_stride = args->route_stride;
     run.m.is_input_scaled = args->is_input_scaled;
     enum rc rc = check(args, run.inner, err);

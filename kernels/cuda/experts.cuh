@@ -30,6 +30,7 @@ struct mixture {
     const struct route *routes;
     uint32_t route_stride;
     bool is_input_scaled;
+    bool is_awaited;   /* one row's routes, by the launch before this one, norm_route.cuh */
     bool is_sorted;    /* by a kernel of its own; else each block sorts for itself */
     uint32_t *offsets; /* [n_experts + 1] first place of each expert, if it is_sorted */
     uint32_t *places;  /* [n_routes] */
@@ -41,6 +42,19 @@ static __device__ __forceinline__ const struct route *route_at(const struct mixt
     if (m.route_stride == m.n_chosen)
         return m.routes + i;
     return m.routes + (size_t)(i / m.n_chosen) * m.route_stride + i % m.n_chosen;
+}
+
+/* The expert of one row's route, by a whole warp; of an awaited one as soon as it is made, maybe before the input is there. */
+static __device__ __forceinline__ uint32_t expert_soon(const struct mixture &m, uint32_t i)
+{
+    const struct route *route = m.routes + i;
+    int32_t expert;
+    if (!m.is_awaited)
+        wait_for_input();
+    do
+        asm volatile("ld.relaxed.gpu.global.s32 %0,[%1];" : "=r"(expert) : "l"(&route->expert) : "memory");
+    while (__any_sync(~0u, expert < 0));
+    return (uint32_t)expert;
 }
 
 /* What the result of a route counts. */

@@ -231,11 +231,13 @@ static __device__ __forceinline__ void few_sum(const struct few_memory &f, const
                                                float (&sum)[4 * EIGHTS])
 {
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
-    skinny_sum<skinny_stage_blocks(EIGHTS)>(f.full, f.empty, s.w.n_blocks, s.w.n_stages, at, sum, [&](uint32_t block) {
+    const uint32_t full[] = {f.full};
+    auto multiply = [&](uint32_t block, auto half_way) {
         skinny_multiply<T, EIGHTS>(sum, wgmma_rows(f.w_ring + at->stage * f.w_bytes),
                                    wgmma_rows(f.x_ring + at->stage * f.x_bytes), s.w.tile_rows,
-                                   min(stage_blocks, s.w.n_blocks - block));
-    });
+                                   min(stage_blocks, s.w.n_blocks - block), half_way);
+    };
+    skinny_sum<skinny_stage_blocks(EIGHTS)>(full, f.empty, s.w.n_blocks, s.w.n_stages, at, sum, multiply);
 }
 
 /* is_place: rows of x are places, else the rows of the batch. */

@@ -53,6 +53,7 @@ struct lone_shape {
     uint32_t n_up, n_down;           /* items */
     size_t up_bytes, down_bytes;     /* from a block of 64 columns of all experts to the next */
     uint32_t n_stages, parity;       /* of the ring; which of the counts */
+    static constexpr uint32_t stage_bytes = LONE_STAGE_BYTES;
     uint32_t x_at, products_at, products_step, tables_at; /* in shared memory */
 };
 
@@ -121,22 +122,15 @@ static __device__ __forceinline__ void lone_load(const struct lone_input &in, co
     static_assert(2 * LONE_CHUNK <= 2 * LANE_BLOCKS, "a lane a run or two");
     const uint64_t policy = policy_read_once();
     const uint32_t lane = threadIdx.x % 32;
-    const struct route *route = route_at(m, min(lane, m.n_chosen - 1));
     struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
     struct skinny_pace pace = {};
     uint32_t next = lane ? 0 : atomicAdd(&counts->n_taken, 1);
+    const uint32_t own = expert_soon(m, min(lane, m.n_chosen - 1));
     struct lone_source from = lone_find(in, s, m.n_chosen, __shfl_sync(~0u, next, 0));
-    wait_for_input();
-    const uint32_t own = (uint32_t)__ldcg(&route->expert);
-    if (lane == 0) {
-        start_next();
-        barrier_expect(shared_address(&t->x_there), s.up_blocks * 128);
-        copy_bytes(ring + s.x_at, in.x, s.up_blocks * 128, shared_address(&t->x_there));
-    }
     while (from.index < s.n_up + s.n_down) {
         const char *run = from.from + __shfl_sync(~0u, own, from.unit) * from.expert_bytes + from.block * from.block_bytes;
         for (uint32_t block = 0; block < from.n_blocks; block += from.stage_blocks, skinny_next(&at, s.n_stages)) {
-            const uint32_t full = shared_address(&t->full[at.stage]), target = ring + at.stage * LONE_STAGE_BYTES + from.at;
+            const uint32_t full = shared_address(&t->full[at.stage]), target = ring + at.stage * s.stage_bytes + from.at;
             const uint32_t n_here = min(from.stage_blocks, from.n_blocks - block);
             barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
             skinny_hold(&pace, shared_address(t->full), LONE_AHEAD, s.n_stages);
@@ -155,6 +149,7 @@ static __device__ __forceinline__ void lone_load(const struct lone_input &in, co
         }
         from = lone_find(in, s, m.n_chosen, __shfl_sync(~0u, next, 0));
     }
+    wait_for_input();
     if (lane)
         return;
     barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
@@ -167,35 +162,26 @@ static __device__ __forceinline__ void lone_load(const struct lone_input &in, co
     counts->n_launches++;
 }
 
+/* A thread. */
+static __device__ __forceinline__ void lone_load_x(const struct lone_input &in, const struct lone_shape &s, uint32_t target,
+                                                   uint32_t there)
+{
+    wait_for_input();
+    start_next();
+    barrier_expect(there, s.up_blocks * 128);
+    copy_bytes(target, in.x, s.up_blocks * 128, there);
+}
+
 /* ---- those that multiply ------------------------------------------------------------------------------------------------- */
 
-/* A warp's way through the ring, stage by stage. */
-struct lone_reader {
-    const struct lone_shape &s;
-    struct lone_tables *t;
-    uint32_t ring;
-    struct skinny_place at;
+typedef ring_reader<struct lone_shape, struct lone_tables> lone_reader;
 
-    /* The address of a stage that is there. */
-    __device__ __forceinline__ uint32_t open() const
-    {
-        barrier_wait(shared_address(&t->full[at.stage]), at.phase);
-        return ring + at.stage * LONE_STAGE_BYTES;
-    }
-    __device__ __forceinline__ void close()
-    {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            barrier_arrive(shared_address(&t->empty[at.stage]));
-        skinny_next(&at, s.n_stages);
-    }
-    /* The item whose first stage is the next. */
-    __device__ __forceinline__ uint32_t item() const
-    {
-        open();
-        return *(volatile const uint32_t *)&t->items[at.stage];
-    }
-};
+/* The item whose first stage is the next. */
+static __device__ __forceinline__ uint32_t lone_item(const lone_reader &reader)
+{
+    reader.open();
+    return *(volatile const uint32_t *)&reader.t->items[reader.at.stage];
+}
 
 /* Adds up N blocks of a pair, gate and up a run apart: while one is multiplied, the next is unpacked and the one behind it
  * read. */
@@ -226,7 +212,7 @@ static __device__ __forceinline__ void lone_add(float (&sum)[4], uint32_t words_
     }
 }
 
-static __device__ __forceinline__ void lone_sum_pair(struct lone_reader &reader, uint32_t pair, uint32_t x, float (&sum)[4])
+static __device__ __forceinline__ void lone_sum_pair(lone_reader &reader, uint32_t pair, uint32_t x, float (&sum)[4])
 {
     const uint32_t lane = threadIdx.x % 32, n_blocks = reader.s.up_blocks;
     uint32_t x_at = x + lane / 8 * 16;
@@ -243,7 +229,7 @@ static __device__ __forceinline__ void lone_sum_pair(struct lone_reader &reader,
     }
 }
 
-static __device__ __forceinline__ void lone_pass(struct lone_reader &reader)
+static __device__ __forceinline__ void lone_pass(lone_reader &reader)
 {
     for (uint32_t block = 0; block < reader.s.up_blocks; block += LONE_CHUNK) {
         reader.open();
@@ -252,7 +238,7 @@ static __device__ __forceinline__ void lone_pass(struct lone_reader &reader)
 }
 
 /* A pair of a unit: its products go to `products`. */
-static __device__ __forceinline__ void lone_go_up(struct lone_reader &reader, const struct output &out,
+static __device__ __forceinline__ void lone_go_up(lone_reader &reader, const struct output &out,
                                                   const expert_product &product, uint32_t own, uint32_t x, uint32_t index,
                                                   uint64_t *products, uint32_t mark)
 {
@@ -277,11 +263,6 @@ static __device__ __forceinline__ void lone_go_up(struct lone_reader &reader, co
                      : "memory");
 }
 
-static __device__ __forceinline__ void lone_meet(void)
-{
-    asm volatile("bar.sync 1,%0;" ::"n"(LONE_WARPS * 32) : "memory");
-}
-
 /* Two pairs of products, each with its mark. */
 struct lone_quad {
     uint64_t a, b;
@@ -299,15 +280,16 @@ static __device__ __forceinline__ void lone_fetch(const struct lone_shape &s, ui
     const uint32_t n_each = s.n_pairs * 2, n = n_units * n_each, step = LONE_WARPS * 32; /* quads */
     for (uint32_t first = threadIdx.x; first < n; first += LONE_QUADS * step) {
         struct lone_quad quads[LONE_QUADS];
+        auto read = [&](uint32_t i) { quads[i].read(products + 2 * (size_t)min(first + i * step, n - 1)); };
 #pragma unroll
         for (uint32_t i = 0; i < LONE_QUADS; i++)
-            quads[i].read(products + 2 * (size_t)min(first + i * step, n - 1));
+            read(i);
         for (bool is_whole = false; !is_whole;) {
             is_whole = true;
 #pragma unroll
             for (uint32_t i = 0; i < LONE_QUADS; i++)
                 if (!quads[i].is_there(mark)) {
-                    quads[i].read(products + 2 * (size_t)min(first + i * step, n - 1));
+                    read(i);
                     is_whole = false;
                 }
         }
@@ -319,7 +301,7 @@ static __device__ __forceinline__ void lone_fetch(const struct lone_shape &s, ui
                              : "memory");
         }
     }
-    lone_meet();
+    meet(1, LONE_WARPS * 32);
 }
 
 /* Blocks of 64 columns of a panel of the way down, as the tensor cores take them. What lies beyond the last one is never
@@ -364,7 +346,7 @@ struct lone_products {
 };
 
 /* The sums of a panel: sum[0] and sum[3] are the thread's. Whether this warp had the last chunk. */
-static __device__ __forceinline__ bool lone_sum(struct lone_reader &reader, uint32_t n_units, struct lone_products *products,
+static __device__ __forceinline__ bool lone_sum(lone_reader &reader, uint32_t n_units, struct lone_products *products,
                                                 float (&sum)[4])
 {
     const struct lone_shape &s = reader.s;
@@ -382,7 +364,7 @@ static __device__ __forceinline__ bool lone_sum(struct lone_reader &reader, uint
     products->is_there = true;
     for (uint32_t block = turn * LONE_CHUNK; block < s.down_blocks;) {
         if (block) {
-            asm volatile("bar.sync %0,64;" ::"r"(2 + 2 * panel + turn) : "memory");
+            meet(2 + 2 * panel + turn, 64);
             sum[0] = between->x;
             sum[3] = between->y;
         }
@@ -390,7 +372,7 @@ static __device__ __forceinline__ bool lone_sum(struct lone_reader &reader, uint
         if (block + LONE_CHUNK >= s.down_blocks)
             return true;
         *between = make_float2(sum[0], sum[3]);
-        asm volatile("bar.arrive %0,64;" ::"r"(3 + 2 * panel - turn) : "memory");
+        reach(3 + 2 * panel - turn, 64);
         block += 2 * LONE_CHUNK;
         if (block < s.down_blocks + turn * LONE_CHUNK) {
             chunk.unpack(reader.open() + own);
@@ -401,7 +383,7 @@ static __device__ __forceinline__ bool lone_sum(struct lone_reader &reader, uint
 }
 
 /* The columns of an item. */
-static __device__ __forceinline__ void lone_go_down(struct lone_reader &reader, const struct mixture &m, const struct output &y,
+static __device__ __forceinline__ void lone_go_down(lone_reader &reader, const struct mixture &m, const struct output &y,
                                                     uint32_t own, float weight, struct lone_products *products, uint32_t index,
                                                     float (*results)[LONE_COLUMNS])
 {
@@ -422,7 +404,7 @@ static __device__ __forceinline__ void lone_go_down(struct lone_reader &reader, 
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
             results[unit[i]][column[i]] = to_float(round_to<__nv_bfloat16>(y.bias ? sum[3 * i] + bias[i] : sum[3 * i]));
-    lone_meet();
+    meet(1, LONE_WARPS * 32);
     if (warp)
         return;
     for (uint32_t i = 0; i < m.n_chosen; i++) {
@@ -434,7 +416,7 @@ static __device__ __forceinline__ void lone_go_down(struct lone_reader &reader, 
         ((__nv_bfloat16 *)y.y)[first + lane] = round_to<__nv_bfloat16>(total);
 }
 
-static __device__ __forceinline__ void lone_work(struct lone_reader reader, const struct mixture &m, const struct output &up,
+static __device__ __forceinline__ void lone_work(lone_reader reader, const struct mixture &m, const struct output &up,
                                                  const struct output &y, const expert_product &product,
                                                  struct lone_state *state)
 {
@@ -447,12 +429,12 @@ static __device__ __forceinline__ void lone_work(struct lone_reader reader, cons
     const uint32_t mark = 2 * __ldcg(&state->counts[s.parity].n_launches) + s.parity + 1;
     struct lone_products products = {state->products, mark, reader.ring + s.products_at, false};
     barrier_wait(shared_address(&t->x_there), 0);
-    uint32_t index = reader.item();
-    for (; index < s.n_up; index = reader.item())
+    uint32_t index = lone_item(reader);
+    for (; index < s.n_up; index = lone_item(reader))
         lone_go_up(reader, up, product, own, reader.ring + s.x_at, index, state->products, mark);
     if (lane == 0)
         barrier_arrive(shared_address(&t->is_up_done));
-    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = reader.item())
+    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = lone_item(reader))
         lone_go_down(reader, m, y, own, weight, &products, index, t->results[parity]);
 }
 
@@ -475,6 +457,8 @@ mix_lone(const __grid_constant__ struct lone_input in, const __grid_constant__ s
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp == LONE_LOADER)
             lone_load(in, s, m, ring, t, &state->counts[s.parity]);
+        else if (threadIdx.x == LONE_WARPS * 32)
+            lone_load_x(in, s, ring + s.x_at, shared_address(&t->x_there));
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");

@@ -110,9 +110,8 @@ static __device__ __forceinline__ void one_load_w(const struct one_maps &maps, c
     struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
     struct skinny_pace pace = {};
     uint32_t next = lane ? 0 : atomicAdd(&counts->n_taken, 1);
+    const uint32_t own = expert_soon(m, min(lane, m.n_chosen - 1));
     struct one_source from = one_find(maps, s, m.n_chosen, __shfl_sync(~0u, next, 0));
-    wait_for_input();
-    const uint32_t own = lane < m.n_chosen ? (uint32_t)__ldcg(&route_at(m, lane)->expert) : 0;
     while (from.index < s.n_up + s.n_down) {
         const uint32_t row = __shfl_sync(~0u, own, from.unit) * from.step + from.row;
         for (uint32_t block = 0; block < from.n_blocks; block += ONE_BLOCKS, skinny_next(&at, s.n_stages)) {
@@ -133,6 +132,7 @@ static __device__ __forceinline__ void one_load_w(const struct one_maps &maps, c
         }
         from = one_find(maps, s, m.n_chosen, __shfl_sync(~0u, next, 0));
     }
+    wait_for_input();
     if (lane)
         return;
     barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
@@ -164,16 +164,11 @@ template <class T>
 static __device__ __forceinline__ void one_sum(const struct one_shape &s, struct one_tables *t, uint32_t ring, uint32_t x,
                                                uint32_t n_blocks, struct skinny_place *at, float (&sum)[4])
 {
-    const uint32_t full = shared_address(t->full), empty = shared_address(t->empty);
-    skinny_sum<ONE_BLOCKS>(full, empty, n_blocks, s.n_stages, at, sum, [&](uint32_t block) {
+    const uint32_t full[] = {shared_address(t->full)}, empty = shared_address(t->empty);
+    skinny_sum<ONE_BLOCKS>(full, empty, n_blocks, s.n_stages, at, sum, [&](uint32_t block, auto half_way) {
         skinny_multiply<T, 1, ONE_BLOCKS>(sum, wgmma_rows(ring + at->stage * s.stage_bytes, ONE_EIGHT_BYTES),
-                                          wgmma_rows(x + block * 1024), 8, min(ONE_BLOCKS, n_blocks - block));
+                                          wgmma_rows(x + block * 1024), 8, min(ONE_BLOCKS, n_blocks - block), half_way);
     });
-}
-
-static __device__ __forceinline__ void one_meet(void)
-{
-    asm volatile("bar.sync 1,%0;" ::"n"(ONE_WARPS * 32) : "memory");
 }
 
 /* Of an item's way up a warp has a pair, the first of every four lanes its column. */
@@ -230,7 +225,7 @@ template <class T> struct one_total {
             if (lane % 4 == unit / 2)
                 results[eight][lane / 4] = unit % 2 ? sum[2 * i + 1] : sum[2 * i];
         }
-        one_meet();
+        meet(1, ONE_WARPS * 32);
         if (!to)
             return;
         float values[ONE_UNITS], total = 0;
@@ -275,11 +270,9 @@ static __device__ __forceinline__ void one_work(const struct one_shape &s, const
         float sum[4] = {};
         one_sum<T>(s, t, ring, x, s.up_blocks, &at, sum);
         wanted.store(products.bias, product, sum);
-        one_meet();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            atomicAdd(&counts->n_there, 1);
-        }
+        meet(1, ONE_WARPS * 32);
+        if (threadIdx.x == 0)
+            count_released(&counts->n_there);
     }
     if (lane == 0)
         barrier_arrive(shared_address(&t->is_up_done));

@@ -265,10 +265,10 @@ static __device__ __forceinline__ void whole_load_x(const struct whole_shape &s,
 
 /* ---- those that multiply ------------------------------------------------------------------------------------------------- */
 
-/* A warp's way through the ring, stage by stage. */
-struct whole_reader {
-    const struct whole_shape &s;
-    struct whole_tables *t;
+/* A warp's way through a ring, stage by stage. */
+template <class SHAPE, class TABLES> struct ring_reader {
+    const SHAPE &s;
+    TABLES *t;
     uint32_t ring;
     struct skinny_place at;
 
@@ -285,14 +285,17 @@ struct whole_reader {
             barrier_arrive(shared_address(&t->empty[at.stage]));
         skinny_next(&at, s.n_stages);
     }
-    __device__ __forceinline__ void pass(const struct whole_way &way)
-    {
-        for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS) {
-            open();
-            close();
-        }
-    }
 };
+
+typedef ring_reader<struct whole_shape, struct whole_tables> whole_reader;
+
+static __device__ __forceinline__ void whole_pass(whole_reader &reader, const struct whole_way &way)
+{
+    for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS) {
+        reader.open();
+        reader.close();
+    }
+}
 
 /* What of a block of 64 columns a lane reads, of 8 or 16 rows of W and of 8 of x. */
 template <uint32_t EIGHTS> struct whole_block {
@@ -354,7 +357,7 @@ static __device__ __forceinline__ void whole_add(float (&sum)[4], uint32_t w_at,
 /* The sums of the rows of W that lie `panel` bytes into a stage's W, a block of 64 columns w_step further on than the last, and
  * of the rows `x` bytes into its x. */
 template <uint32_t EIGHTS>
-static __device__ __forceinline__ void whole_sum(struct whole_reader &reader, const struct whole_way &way, uint32_t panel,
+static __device__ __forceinline__ void whole_sum(whole_reader &reader, const struct whole_way &way, uint32_t panel,
                                                  uint32_t w_step, uint32_t x, float (&sum)[4])
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -368,11 +371,6 @@ static __device__ __forceinline__ void whole_sum(struct whole_reader &reader, co
                 whole_add<EIGHTS, 1>(sum, word, exponent, x_at, 0);
         reader.close();
     }
-}
-
-static __device__ __forceinline__ void whole_meet(void)
-{
-    asm volatile("bar.sync 1,%0;" ::"n"(WHOLE_WARPS * 32) : "memory");
 }
 
 /* Sum i of a thread is that of this row of a unit. */
@@ -389,14 +387,14 @@ static __device__ __forceinline__ uint32_t whole_x_at(const struct few_unit &uni
 }
 
 /* A tile of a unit's products. */
-static __device__ __forceinline__ void whole_go_up(struct whole_reader &reader, const struct output &out,
+static __device__ __forceinline__ void whole_go_up(whole_reader &reader, const struct output &out,
                                                    const expert_product &product, const struct whole_item &item)
 {
     const struct whole_shape &s = reader.s;
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const uint32_t n = (item.tile * s.n_panels + warp) * (PANEL_ROWS / 2) + threadIdx.x % 32 / 4;
     if (warp >= s.n_panels)
-        return reader.pass(s.up);
+        return whole_pass(reader, s.up);
     const struct few_unit unit = reader.t->units[item.unit];
     const float *bias = out.bias && n < out.n_out ? out.bias + (size_t)unit.expert * 2 * out.n_out + n : NULL;
     const float gate_bias = bias ? bias[0] : 0, up_bias = bias ? bias[out.n_out] : 0;
@@ -413,7 +411,7 @@ static __device__ __forceinline__ void whole_go_up(struct whole_reader &reader, 
 }
 
 /* The results of an item's columns, for those who add them up. */
-static __device__ __forceinline__ void whole_go_down(struct whole_reader &reader, const struct output &out,
+static __device__ __forceinline__ void whole_go_down(whole_reader &reader, const struct output &out,
                                                      const struct whole_item &item, __nv_bfloat16 (*results)[DOWN_COLUMNS])
 {
     const struct whole_shape &s = reader.s;
@@ -421,7 +419,7 @@ static __device__ __forceinline__ void whole_go_down(struct whole_reader &reader
     const uint32_t column = eight * 8 + threadIdx.x % 32 / 4, n = item.tile * DOWN_COLUMNS + column;
     for (struct whole_group group(item, reader.t->n_units); group.is_there(); group.next()) {
         if (slot >= group.n) {
-            reader.pass(s.down);
+            whole_pass(reader, s.down);
             continue;
         }
         const struct few_unit unit = reader.t->units[group.unit + slot];
@@ -452,7 +450,7 @@ static __device__ __forceinline__ void whole_combine(const struct mixture &m, co
     ((__nv_bfloat16 *)y.y)[(size_t)row * y.y_stride + first + n] = round_to<__nv_bfloat16>(sum);
 }
 
-static __device__ __forceinline__ void whole_work(struct whole_reader reader, const struct mixture &m,
+static __device__ __forceinline__ void whole_work(whole_reader reader, const struct mixture &m,
                                                   const struct output &products, const struct output &y,
                                                   const expert_product &product, struct whole_counts *counts)
 {
@@ -464,15 +462,14 @@ static __device__ __forceinline__ void whole_work(struct whole_reader reader, co
             return;
         if (item.is_up) {
             whole_go_up(reader, products, product, item);
-            whole_meet();
-            if (threadIdx.x == 0) {
+            meet(1, WHOLE_WARPS * 32);
+            if (threadIdx.x == 0)
                 count_released(&counts->products[item.unit]);
-            }
             continue;
         }
         __nv_bfloat16(*results)[DOWN_COLUMNS] = (__nv_bfloat16(*)[DOWN_COLUMNS])t->results[parity];
         whole_go_down(reader, y, item, results);
-        whole_meet();
+        meet(1, WHOLE_WARPS * 32);
         whole_combine(m, t, y, item.tile * DOWN_COLUMNS, results);
         parity ^= 1;
     }

@@ -226,7 +226,7 @@ static __device__ void fetch_latents(const latents<T, T> &x, Run run, latent_mem
                 barrier_expect(full, n_runs * run_bytes);
             __syncwarp();
             if (is_mine)
-                copy_run(to + lane * run_bytes, from, run_bytes, full, policy);
+                copy_bytes(to + lane * run_bytes, from, run_bytes, full, policy);
         }
     if (!is_free)
         wait_for_input();

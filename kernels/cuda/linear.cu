@@ -10,7 +10,7 @@
 #include "cublaslt.cuh"
 #include "gemm.cuh"
 #include "mma.cuh"
-#include "skinny_normed.cuh"
+#include "skinny_row.cuh"
 #include "weight.cuh"
 
 #include <stdio.h>
@@ -156,9 +156,8 @@ struct linear_state {
 template <class T> static cudaError_t allow_shared(void)
 {
     cudaError_t code = cudaSuccess;
-    for (bool is_product : {false, true})
-        code = code ? code : cudaFuncSetAttribute(normed_kernel<T>(is_product), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                  SHARED_BYTES);
+    for (uint32_t i = 0; i < 4 && code == cudaSuccess; i++)
+        code = cudaFuncSetAttribute(row_kernel<T>(i % 2, i / 2), cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++)
         code = cudaFuncSetAttribute(skinny_kernel<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES);
@@ -276,12 +275,34 @@ static enum rc find_x_map(struct cuda *cuda, const struct view *x, uint32_t n_ro
     return rc;
 }
 
+static void launch_row(const struct cuda *cuda, const struct matrix *matrix, const struct skinny_form *form, bool is_product,
+                       bool is_normed, const struct skinny_row &row, const struct output &out)
+{
+    const uint32_t n_processors = cuda->linear->n_processors, n_rounds = ceil_div(form->n_tiles, n_processors);
+    const uint32_t n_blocks = matrix->n_cols / 64, tile_rows = form->tile_rows;
+    const bool is_held = skinny_is_held(matrix, form, n_processors);
+    const uint32_t n_stages = row_stages(tile_rows, n_blocks, skinny_room(is_held));
+    const uint32_t ahead_bytes = is_held && !is_normed ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES;
+    const struct skinny_shape shape = {n_blocks, n_stages, tile_rows, form->n_tiles,
+                                       skinny_ahead(n_stages, skinny_stage_blocks(1), tile_rows, ahead_bytes), is_held};
+    const auto kernel = cuda->dtype == DTYPE_F16 ? row_kernel<__half>(is_product, is_normed)
+                                                 : row_kernel<__nv_bfloat16>(is_product, is_normed);
+    launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, row_bytes(n_stages, tile_rows, n_blocks),
+           map_of(&form->map), shape, out, row);
+}
+
 /* At most SKINNY_ROWS rows. */
 static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, bool is_product, const struct view *x,
                              const struct output &out, struct err *err)
 {
     uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
     const struct skinny_form *form = &(is_product ? matrix->skinny_pairs : matrix->skinny)[stage_blocks / 4];
+    if (row_fits(matrix, form, out.n_rows)) {
+        struct skinny_row row = {};
+        row.a = x->data;
+        launch_row(cuda, matrix, form, is_product, false, row, out);
+        return RC_OK;
+    }
     const struct tensor_map *x_map;
     enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
@@ -290,7 +311,8 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     const uint32_t n_stages = skinny_stages(stage_blocks, form->tile_rows, eights, skinny_room(is_held));
     struct skinny_shape shape = {matrix->n_cols / 64, n_stages, form->tile_rows, form->n_tiles,
                                  skinny_ahead(n_stages, stage_blocks, form->tile_rows,
-                                              is_held ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES)};
+                                              is_held ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES),
+                                 is_held};
     uint32_t n_rounds = ceil_div(form->n_tiles, cuda->linear->n_processors);
     size_t bytes = skinny_bytes(shape.n_stages, stage_blocks, form->tile_rows, eights);
     skinny_function kernel = cuda->dtype == DTYPE_F16 ? skinny_kernel<__half>(eights, is_product)
@@ -298,23 +320,6 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, bytes, map_of(&form->map), map_of(x_map),
            shape, out);
     return RC_OK;
-}
-
-/* The same of what add_rms_norm makes, for one row. */
-template <class T>
-static void launch_normed(const struct cuda *cuda, const struct add_rms_norm_args *args, bool is_product,
-                          const struct skinny_form *form, const struct output &out)
-{
-    const struct matrix *matrix = args->linear->matrix;
-    const uint32_t n_processors = cuda->linear->n_processors, n_rounds = ceil_div(form->n_tiles, n_processors);
-    const uint32_t stage_blocks = skinny_stage_blocks(1), n_blocks = matrix->n_cols / 64;
-    const uint32_t n_stages = normed_stages(form->tile_rows, n_blocks, skinny_room(skinny_is_held(matrix, form, n_processors)));
-    struct skinny_shape shape = {n_blocks, n_stages, form->tile_rows, form->n_tiles,
-                                 skinny_ahead(n_stages, stage_blocks, form->tile_rows, SKINNY_AHEAD_BYTES)};
-    struct normed_row row = {args->a.data, args->b.data, args->sum.data, args->weight, args->eps,
-                             row_threads(args->out.width / 8)};
-    launch(cuda, normed_kernel<T>(is_product), ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS,
-           normed_bytes(n_stages, form->tile_rows, n_blocks), map_of(&form->map), shape, out, row);
 }
 
 /* ---- the call ----------------------------------------------------------------------------------------------------------- */
@@ -352,9 +357,10 @@ bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args)
     const struct skinny_form *form = &(is_product ? matrix->skinny_pairs : matrix->skinny)[skinny_stage_blocks(1) / 4];
     if (!form->tile_rows || !normed_fits(args))
         return false;
-    struct output out = output_of(args->linear, 0, is_product ? matrix->n_rows / 2 : matrix->n_rows, 2);
-    cuda->dtype == DTYPE_F16 ? launch_normed<__half>(cuda, args, is_product, form, out)
-                             : launch_normed<__nv_bfloat16>(cuda, args, is_product, form, out);
+    const struct skinny_row row = {args->a.data, args->b.data, args->sum.data, args->weight, args->eps,
+                                   row_threads(args->out.width / 8)};
+    launch_row(cuda, matrix, form, is_product, true, row,
+               output_of(args->linear, 0, is_product ? matrix->n_rows / 2 : matrix->n_rows, 2));
     return true;
 }
 

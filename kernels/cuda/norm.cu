@@ -217,7 +217,7 @@ template <class T> static bool are_rows_aligned(const struct add_rms_norm_args *
 }
 
 /* Sum, norm and routes in one launch; false: nothing was done. */
-static bool norm_routed(const struct cuda *cuda, const struct add_rms_norm_args *args)
+static bool norm_routed(struct cuda *cuda, const struct add_rms_norm_args *args)
 {
     bool is_done = false;
     visit_type(cuda->dtype, [&](auto value) {
@@ -226,6 +226,8 @@ static bool norm_routed(const struct cuda *cuda, const struct add_rms_norm_args 
             if ((is_done = norm_route_fits(args, are_rows_aligned<T>(args))))
                 launch_norm_route<T>(cuda, args);
     });
+    if (is_done)
+        cuda->awaited_routes = args->route->routes;
     return is_done;
 }
 

@@ -3,7 +3,8 @@
  *
  * A row has a cluster, a block 16 experts, whose weights are in registers before the input is there. Every block norms the row
  * by itself, and a warp multiplies the 256 columns that it has normed. The parts' sums go to the first block, where the last
- * warps add and route them while the others write sum and out. Bound by latency. */
+ * warps add and route them while the others write sum and out. The next launch may look for the routes while this one runs:
+ * before it is started their experts are below zero. Bound by latency. */
 #ifndef LLMPY_CUDA_NORM_ROUTE_CUH
 #define LLMPY_CUDA_NORM_ROUTE_CUH
 
@@ -62,7 +63,8 @@ static __device__ __forceinline__ void norm_row(const struct routed<T> &job, str
     weight_part<true>(job.weight, 0, column, job.size, w);
     cluster_wait();
     wait_for_input();
-    start_next(); /* not before: the next kernel's first blocks would slow down attention, two kernels before this one */
+    if (blockIdx.x)
+        start_next(); /* not before: the next kernel's first blocks would slow down attention, two kernels before this one */
     take_part<true, true>(job.x, row, 0, column, job.size, values);
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
@@ -82,6 +84,15 @@ static __device__ __forceinline__ void norm_row(const struct routed<T> &job, str
     *(eight<T> *)job.out.at(row, column) = normed;
 }
 
+/* Nobody is chosen yet: by the first warp of the first block's team, which starts the next launch for the block. */
+static __device__ __forceinline__ void open_routes(struct route *routes, uint32_t n_chosen, uint32_t t)
+{
+    if (t < n_chosen)
+        store_route(routes + t, ~0u, 0);
+    __threadfence();
+    start_next();
+}
+
 /* Thread t of the first block's team. */
 static __device__ __forceinline__ void route_parts(const struct route_args &a, const float *bias, struct routed_room &room,
                                                    uint32_t t, uint32_t n_parts)
@@ -89,12 +100,14 @@ static __device__ __forceinline__ void route_parts(const struct route_args &a, c
     const bool is_expert = t < a.n_experts;
     const float own_bias = bias && is_expert ? bias[t] : 0;
     const float choice_bias = a.selection_bias && is_expert ? a.selection_bias[t] : 0;
+    struct route *routes = a.routes + (size_t)blockIdx.y * a.route_stride;
     cluster_wait();
     wait_for_input();
+    if (t < 32)
+        open_routes(routes, a.n_chosen, t);
     barrier_wait(shared_address(&room.there), 0);
     float logit = sum_parts(&room.parts[0][t], ROUTED_EXPERTS, n_parts);
-    route_row<false>(a, bias ? logit + own_bias : logit, choice_bias, t, a.routes + (size_t)blockIdx.y * a.route_stride,
-                     room.route);
+    route_row<false>(a, bias ? logit + own_bias : logit, choice_bias, t, routes, room.route);
 }
 
 template <class T>

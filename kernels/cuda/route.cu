@@ -146,6 +146,7 @@ enum rc cuda_route(void *ctx, const struct route_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
+    cuda->awaited_routes = NULL;
     if (!args->n_rows)
         return RC_OK;
     uint32_t n = args->n_experts, n_groups = args->n_groups ? args->n_groups : 1;

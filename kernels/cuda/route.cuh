@@ -18,11 +18,6 @@ template <uint32_t WARPS> struct route_room {
     uint32_t experts[ROUTE_MAX_CHOSEN], kept_groups;
 };
 
-static __device__ __forceinline__ void team_meet(uint32_t n_warps)
-{
-    asm volatile("bar.sync 1,%0;" ::"r"(32 * n_warps) : "memory");
-}
-
 static __device__ __forceinline__ float sum_lanes(float x)
 {
 #pragma unroll 1
@@ -88,7 +83,7 @@ static __device__ __forceinline__ bool narrow(double *&keys, double &key, uint32
             keys[warp * n + place] = key;
         if (t >= n_left && t < 32 * n_next)
             keys[t] = __longlong_as_double(t); /* nobody */
-        team_meet(n_warps);
+        meet(1, 32 * n_warps);
         n_warps = n_next;
         if (warp >= n_warps)
             return false;
@@ -104,7 +99,7 @@ static __device__ bool is_kept(const struct route_args &a, float choice, struct 
 {
     uint32_t size = a.n_experts / a.n_groups;
     room.choices[t] = choice;
-    team_meet(n_warps);
+    meet(1, 32 * n_warps);
     if (t < 32) {
         float first = -INFINITY, second = -INFINITY;
         for (uint32_t i = 0; i < size && t < a.n_groups; i++) {
@@ -118,7 +113,7 @@ static __device__ bool is_kept(const struct route_args &a, float choice, struct 
         uint32_t kept = __ballot_sync(ALL_LANES, place_of(room.groups, key) < a.chosen_groups);
         room.kept_groups = kept;
     }
-    team_meet(n_warps);
+    meet(1, 32 * n_warps);
     return room.kept_groups >> min(t / size, 31u) & 1;
 }
 
@@ -133,13 +128,13 @@ static __device__ float softmax(float logit, struct route_room<WARPS> &room, uin
 {
     float most = max_lanes(logit), sum = 0;
     room.most[t / 32] = most;
-    team_meet(n_warps);
+    meet(1, 32 * n_warps);
 #pragma unroll 1
     for (uint32_t i = 0; i < n_warps; i++)
         most = fmaxf(most, room.most[i]);
     float power = expf(logit - most);
     room.powers[t] = power;
-    team_meet(n_warps);
+    meet(1, 32 * n_warps);
 #pragma unroll 1
     for (uint32_t i = 0; i < n_warps; i++)
         sum += room.powers[32 * i + t % 32];
@@ -166,6 +161,12 @@ static __device__ __forceinline__ float sum_eight(const float *from, float sum)
     return sum;
 }
 
+/* Both values at once, for those who look before this launch has ended. */
+static __device__ __forceinline__ void store_route(struct route *to, uint32_t expert, float weight)
+{
+    asm volatile("st.relaxed.gpu.global.v2.b32 [%0],{%1,%2};" ::"l"(to), "r"(expert), "r"(__float_as_uint(weight)) : "memory");
+}
+
 /* The last round, by the first warp: while places are counted the terms of all 32 are made. */
 template <uint32_t WARPS>
 static __device__ __forceinline__ void finish_routes(const struct route_args &a, const double *keys, double key, uint32_t lane,
@@ -187,7 +188,7 @@ static __device__ __forceinline__ void finish_routes(const struct route_args &a,
     if (a.score == ROUTE_CHOSEN_SOFTMAX || a.is_normalised)
         weight /= a.score == ROUTE_CHOSEN_SOFTMAX ? sum : sum + a.sum_eps;
     if (lane < a.n_chosen)
-        routes[lane] = {(int32_t)room.experts[lane], weight * a.scale};
+        store_route(routes + lane, room.experts[lane], weight * a.scale);
 }
 
 /* The routes of a row, from the logit of expert t and what is added for its choice; t: the thread's number in the team. */

@@ -61,7 +61,7 @@ static __device__ __forceinline__ float block_squares(float sum, uint32_t use, u
         return sum;
     if (threadIdx.x % 32 == 0)
         warps[threadIdx.x / 32] = sum;
-    asm volatile("bar.sync 0,%0;" ::"r"(32 * n_warps) : "memory");
+    meet(0, 32 * n_warps);
     switch (n_warps) {
     case 2: return sum_pairs<2>(warps);
     case 4: return sum_pairs<4>(warps);

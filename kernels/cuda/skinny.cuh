@@ -27,6 +27,7 @@ struct skinny_shape {
     uint32_t n_blocks; /* of 64 columns */
     uint32_t n_stages, tile_rows, n_tiles;
     uint32_t n_ahead; /* stages of W that are asked for and not there yet, at most */
+    bool is_held;     /* a block's only tile, nearly all of it, by its shared memory */
 };
 
 /* A stage of a ring, and which of two rounds it is in. */
@@ -85,18 +86,22 @@ static __device__ __forceinline__ void skinny_load_x(const CUtensorMap *map, con
         }
 }
 
+/* x_there: a barrier, from which on nobody's reads stand behind W, so W may be asked for as a whole; or 0. */
 template <bool IS_PRODUCT>
 static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, const struct skinny_shape &s,
                                                      uint32_t stage_blocks, uint32_t ring, uint32_t full, uint32_t empty,
-                                                     uint32_t stage_bytes)
+                                                     uint32_t stage_bytes, uint32_t x_there = 0)
 {
     uint64_t policy = policy_read_once();
     start_next();
     struct skinny_place at = {0, 1};
     struct skinny_pace pace = {};
+    bool is_held_up = true;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x)
         for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, skinny_next(&at, s.n_stages)) {
-            skinny_hold(&pace, full, s.n_ahead, s.n_stages);
+            is_held_up = is_held_up && !(x_there && barrier_test(x_there, 0));
+            if (is_held_up)
+                skinny_hold(&pace, full, s.n_ahead, s.n_stages);
             barrier_wait(empty + 8 * at.stage, at.phase);
             barrier_expect(full + 8 * at.stage, stage_bytes);
             uint32_t target = ring + at.stage * stage_bytes;
@@ -107,16 +112,20 @@ static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, con
         }
 }
 
-/* The columns of one stage; X_STEP: from a block of x to the next, as wgmma's descriptions count. */
-template <class T, uint32_t EIGHTS, uint32_t BLOCKS = skinny_stage_blocks(EIGHTS), uint32_t X_STEP = EIGHTS * 64>
+/* The columns of one stage; half_way() is called between the products of a whole one. X_STEP: from a block of x to the next,
+ * as wgmma's descriptions count. */
+template <class T, uint32_t EIGHTS, uint32_t BLOCKS = skinny_stage_blocks(EIGHTS), uint32_t X_STEP = EIGHTS * 64, class F>
 static __device__ __forceinline__ void skinny_multiply(float (&sum)[4 * EIGHTS], uint64_t a, uint64_t b, uint32_t tile_rows,
-                                                       uint32_t n_blocks)
+                                                       uint32_t n_blocks, F half_way)
 {
     if (n_blocks == BLOCKS) {
         wgmma_begin();
 #pragma unroll
-        for (uint32_t i = 0; i < 4 * BLOCKS; i++)
+        for (uint32_t i = 0; i < 4 * BLOCKS; i++) {
             wgmma(sum, a + i / 4 * tile_rows * 8 + i % 4 * 2, b + i / 4 * X_STEP + i % 4 * 2, T());
+            if (i == 2 * BLOCKS - 1)
+                half_way();
+        }
         wgmma_commit();
         wgmma_wait<1>();
         return;
@@ -131,20 +140,31 @@ static __device__ __forceinline__ void skinny_multiply(float (&sum)[4 * EIGHTS],
     }
 }
 
-/* The sums of a tile: multiply(block) takes the stage at hand, which is given back once the one behind it has been multiplied.
- * full, empty: the ring's barriers. */
-template <uint32_t BLOCKS, uint32_t N, class F>
-static __device__ __forceinline__ void skinny_sum(uint32_t full, uint32_t empty, uint32_t n_blocks, uint32_t n_stages,
-                                                  struct skinny_place *at, float (&sum)[N], F multiply)
+/* The sums of a tile: multiply(block, half_way) takes the stage at hand, which is given back once the one behind it has been
+ * multiplied. full: the barriers of each ring; empty: of all. A wait between two stages takes some 50 cycles of the chain, so
+ * the next stage is looked for under the products of this one. */
+template <uint32_t BLOCKS, uint32_t RINGS, uint32_t N, class F>
+static __device__ __forceinline__ void skinny_sum(const uint32_t (&full)[RINGS], uint32_t empty, uint32_t n_blocks,
+                                                  uint32_t n_stages, struct skinny_place *at, float (&sum)[N], F multiply)
 {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t before = 0;
-    for (uint32_t block = 0; block < n_blocks; block += BLOCKS, skinny_next(at, n_stages)) {
-        barrier_wait(full + 8 * at->stage, at->phase);
-        multiply(block);
+    bool is_there = false;
+    for (uint32_t block = 0; block < n_blocks; block += BLOCKS) {
+        for (uint32_t i = 0; i < RINGS && !is_there; i++)
+            barrier_wait(full[i] + 8 * at->stage, at->phase);
+        struct skinny_place next = *at;
+        skinny_next(&next, n_stages);
+        is_there = false;
+        multiply(block, [&] {
+            is_there = true;
+            for (uint32_t i = 0; i < RINGS; i++)
+                is_there &= barrier_test(full[i] + 8 * next.stage, next.phase);
+        });
         if (block && lane == 0)
             barrier_arrive(empty + 8 * before);
         before = at->stage;
+        *at = next;
     }
     wgmma_wait<0>();
     if (lane == 0)
@@ -165,35 +185,55 @@ static __device__ __forceinline__ uint32_t skinny_w_row(uint32_t i)
     return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
 }
 
-/* What the sums of a tile are added to: read before they are there. */
-template <class T, uint32_t EIGHTS>
-static __device__ __forceinline__ void skinny_read_added(const struct output &out, const struct skinny_shape &s, uint32_t tile,
-                                                         T (&added)[4 * EIGHTS])
+/* What the sums of a tile are joined with: read before they are there. Sum i of a thread has bias i / 2 % 2. */
+template <class T, uint32_t EIGHTS> struct skinny_joined {
+    T added[4 * EIGHTS];
+    float bias[2];
+};
+
+/* Eight rows of gate and eight of up take turns in a tile, so both sums of an output are in one thread: this is theirs. */
+static __device__ __forceinline__ uint32_t skinny_output(const struct skinny_shape &s, uint32_t tile)
 {
-    if (!out.add)
+    return tile * (s.tile_rows / 2) + threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
+}
+
+template <bool IS_PRODUCT, class T, uint32_t EIGHTS>
+static __device__ __forceinline__ void skinny_read(const struct output &out, const struct skinny_shape &s, uint32_t tile,
+                                                   struct skinny_joined<T, EIGHTS> &joined)
+{
+    if (out.bias)
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t n = IS_PRODUCT ? skinny_output(s, tile) : tile * s.tile_rows + skinny_w_row(2 * i);
+            joined.bias[i] = n < out.n_out ? out.bias[IS_PRODUCT ? n + i * out.n_out : n] : 0;
+        }
+    if (IS_PRODUCT || !out.add)
         return;
     const T *from = (const T *)out.add + tile * s.tile_rows;
 #pragma unroll
     for (uint32_t i = 0; i < 4 * EIGHTS; i++) {
         uint32_t r = skinny_x_row(i), n = skinny_w_row(i);
         if (r < out.n_rows && n < s.tile_rows && tile * s.tile_rows + n < out.n_out)
-            added[i] = from[(size_t)r * out.add_stride + n];
+            joined.added[i] = from[(size_t)r * out.add_stride + n];
     }
 }
 
-template <class T, uint32_t EIGHTS>
-static __device__ __forceinline__ void skinny_store(const struct output &out, const struct skinny_shape &s, uint32_t tile,
-                                                    const float (&sum)[4 * EIGHTS], const T (&added)[4 * EIGHTS])
+template <class Y, uint32_t N>
+static __device__ __forceinline__ void skinny_store_values(const struct output &out, const struct skinny_shape &s,
+                                                           uint32_t tile, const Y (&values)[N])
 {
-    if (out.bias || out.is_float) {
+    Y *to = (Y *)out.y + tile * s.tile_rows;
+    const uint32_t n_rows = min(s.tile_rows, out.n_out - tile * s.tile_rows);
 #pragma unroll
-        for (uint32_t i = 0; i < 4 * EIGHTS; i++)
-            if (skinny_w_row(i) < s.tile_rows)
-                put<T>(out, skinny_x_row(i), tile * s.tile_rows + skinny_w_row(i), sum[i]);
-        return;
-    }
-    T *to = (T *)out.y + tile * s.tile_rows;
-    uint32_t n_rows = min(s.tile_rows, out.n_out - tile * s.tile_rows);
+    for (uint32_t i = 0; i < N; i++)
+        if (skinny_x_row(i) < out.n_rows && skinny_w_row(i) < n_rows)
+            to[(size_t)skinny_x_row(i) * out.y_stride + skinny_w_row(i)] = values[i];
+}
+
+template <class T, uint32_t EIGHTS>
+static __device__ __forceinline__ void skinny_store_sums(const struct output &out, const struct skinny_shape &s, uint32_t tile,
+                                                         const float (&sum)[4 * EIGHTS], const T (&added)[4 * EIGHTS])
+{
     T values[4 * EIGHTS];
 #pragma unroll
     for (uint32_t i = 0; i < 4 * EIGHTS; i++)
@@ -202,30 +242,40 @@ static __device__ __forceinline__ void skinny_store(const struct output &out, co
 #pragma unroll
         for (uint32_t i = 0; i < 4 * EIGHTS; i++)
             values[i] = round_to<T>(to_float(values[i]) + to_float(added[i]));
-#pragma unroll
-    for (uint32_t i = 0; i < 4 * EIGHTS; i++)
-        if (skinny_x_row(i) < out.n_rows && skinny_w_row(i) < n_rows)
-            to[(size_t)skinny_x_row(i) * out.y_stride + skinny_w_row(i)] = values[i];
+    skinny_store_values(out, s, tile, values);
 }
 
-/* Eight rows of gate and eight of up take turns in a tile, so both sums of an output are in one thread. */
 template <class T, uint32_t EIGHTS>
 static __device__ __forceinline__ void skinny_store_products(const struct output &out, const struct skinny_shape &s,
                                                              uint32_t tile, const float (&sum)[4 * EIGHTS])
 {
-    uint32_t n = tile * (s.tile_rows / 2) + threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
+    const uint32_t n = skinny_output(s, tile);
     if (n >= out.n_out || threadIdx.x / 32 * 16 >= s.tile_rows)
         return;
-    float gate_bias = out.bias ? out.bias[n] : 0, up_bias = out.bias ? out.bias[n + out.n_out] : 0;
 #pragma unroll
     for (uint32_t i = 0; i < 4 * EIGHTS; i += 1 + i % 2 * 2) {
-        uint32_t r = skinny_x_row(i);
+        const uint32_t r = skinny_x_row(i);
         if (r >= out.n_rows)
             continue;
-        float gate = out.bias ? sum[i] + gate_bias : sum[i], up = out.bias ? sum[i + 2] + up_bias : sum[i + 2];
-        gate = act_value(to_float(round_to<T>(gate)), out.act);
-        ((T *)out.y)[(size_t)r * out.y_stride + n] = round_to<T>(gate * to_float(round_to<T>(up)));
+        const float gate = act_value(to_float(round_to<T>(sum[i])), out.act);
+        ((T *)out.y)[(size_t)r * out.y_stride + n] = round_to<T>(gate * to_float(round_to<T>(sum[i + 2])));
     }
+}
+
+template <bool IS_PRODUCT, class T, uint32_t EIGHTS>
+static __device__ __forceinline__ void skinny_store(const struct output &out, const struct skinny_shape &s, uint32_t tile,
+                                                    float (&sum)[4 * EIGHTS], const struct skinny_joined<T, EIGHTS> &joined)
+{
+    if (out.bias)
+#pragma unroll
+        for (uint32_t i = 0; i < 4 * EIGHTS; i++)
+            sum[i] += joined.bias[i / 2 % 2];
+    if (IS_PRODUCT)
+        skinny_store_products<T, EIGHTS>(out, s, tile, sum);
+    else if (out.is_float)
+        skinny_store_values(out, s, tile, sum);
+    else
+        skinny_store_sums<T, EIGHTS>(out, s, tile, sum, joined.added);
 }
 
 template <class T, uint32_t EIGHTS, bool IS_PRODUCT>
@@ -254,17 +304,15 @@ multiply_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant
     struct skinny_place at = {0, 0};
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x) {
         float sum[4 * EIGHTS] = {};
-        T added[4 * EIGHTS] = {};
-        skinny_read_added<T, EIGHTS>(out, s, tile, added);
-        skinny_sum<skinny_stage_blocks(EIGHTS)>(w_full, empty, s.n_blocks, s.n_stages, &at, sum, [&](uint32_t block) {
-            barrier_wait(x_full + 8 * at.stage, at.phase);
+        struct skinny_joined<T, EIGHTS> joined = {};
+        skinny_read<IS_PRODUCT>(out, s, tile, joined);
+        const uint32_t full[] = {w_full, x_full};
+        auto multiply = [&](uint32_t block, auto half_way) {
             skinny_multiply<T, EIGHTS>(sum, wgmma_rows(w_ring + at.stage * w_bytes), wgmma_rows(x_ring + at.stage * x_bytes),
-                                       s.tile_rows, min(stage_blocks, s.n_blocks - block));
-        });
-        if (IS_PRODUCT)
-            skinny_store_products<T, EIGHTS>(out, s, tile, sum);
-        else
-            skinny_store<T, EIGHTS>(out, s, tile, sum, added);
+                                       s.tile_rows, min(stage_blocks, s.n_blocks - block), half_way);
+        };
+        skinny_sum<skinny_stage_blocks(EIGHTS)>(full, empty, s.n_blocks, s.n_stages, &at, sum, multiply);
+        skinny_store<IS_PRODUCT>(out, s, tile, sum, joined);
     }
 }
 

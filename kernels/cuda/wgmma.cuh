@@ -68,6 +68,17 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t p
                  : "memory");
 }
 
+/* Has the phase ended? Without waiting for it. */
+static __device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t phase)
+{
+    uint32_t has_ended;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p,[%1],%2; selp.b32 %0,1,0,p;}"
+                 : "=r"(has_ended)
+                 : "r"(barrier), "r"(phase)
+                 : "memory");
+    return has_ended;
+}
+
 static __device__ __forceinline__ void map_prefetch(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -1,10 +1,10 @@
-/* skinny_normed.cuh: for one row, sum = a + b, the sum's norm and y = the norm times W in one launch, each with the bits of
- * its own kernel: row_norm.cuh's order, skinny.cuh's chain of k16 steps. Every block norms the row by itself into its shared
- * memory, where wgmma takes it as the first of eight columns, while its part of W comes in as in skinny.cuh; the first block
- * writes sum. So no launch of a single block stands between the kernel before and W. Bound by the bytes of W; where these are
- * few, the norm, which each block reads behind them, takes longer than it would alone. */
-#ifndef LLMPY_CUDA_SKINNY_NORMED_CUH
-#define LLMPY_CUDA_SKINNY_NORMED_CUH
+/* skinny_row.cuh: y = x W for one row x, which each block has as a whole in its shared memory, where wgmma takes it as the
+ * first of eight columns; W comes in as in skinny.cuh, with its chain of k16 steps. x is as given, or the norm of sum = a + b:
+ * in one launch, each with the bits of its own kernel, in row_norm.cuh's order. Then every block norms the row by itself and
+ * the first one writes sum, so no launch of a single block stands between the kernel before and W. Bound by the bytes of W;
+ * where these are few, the norm, which each block reads behind them, takes longer than it would alone. */
+#ifndef LLMPY_CUDA_SKINNY_ROW_CUH
+#define LLMPY_CUDA_SKINNY_ROW_CUH
 
 #include "row_norm.cuh"
 #include "skinny.cuh"
@@ -12,20 +12,16 @@
 #define NORMED_WORKERS 128u
 #define NORMED_PARTS 4u /* of row_norm.cuh's threads that one of the workers stands for, at most */
 #define NORMED_WEIGHTS (10u << 20) /* of W, at least */
-#define NORMED_BEYOND 128u /* bytes behind the row that a product reads; the warps' sums of squares lie there */
+#define ROW_BEYOND 128u /* bytes behind the row that a product reads; of a norm the warps' sums of squares lie there */
 
-struct normed_row {
+/* Of a row as given a alone. */
+struct skinny_row {
     const void *a, *b;
     void *sum;
     const float *weight;
     float eps;
     uint32_t n_threads; /* row_norm.cuh's T */
 };
-
-static __device__ __forceinline__ void normed_meet(void)
-{
-    asm volatile("bar.sync 1,%0;" ::"n"(NORMED_WORKERS) : "memory");
-}
 
 /* Joins the squares of row_norm.cuh's threads threadIdx.x, threadIdx.x + 128, ... */
 static __device__ __forceinline__ float normed_squares(float (&squares)[NORMED_PARTS], uint32_t n_threads, float *warps)
@@ -40,7 +36,7 @@ static __device__ __forceinline__ float normed_squares(float (&squares)[NORMED_P
     for (uint32_t j = 0; j < NORMED_PARTS; j++)
         if (lane == 0)
             warps[j * (NORMED_WORKERS / 32) + warp] = squares[j];
-    normed_meet();
+    meet(1, NORMED_WORKERS);
     float sum = warps[lane & (n_threads / 32 - 1)];
     for (uint32_t apart = 1; apart < n_threads / 32; apart *= 2)
         sum = sum + __shfl_xor_sync(~0u, sum, apart);
@@ -48,7 +44,7 @@ static __device__ __forceinline__ float normed_squares(float (&squares)[NORMED_P
 }
 
 /* By the workers: the normed row into `kept`. */
-template <class T> static __device__ __forceinline__ void norm_row(const struct normed_row &x, uint32_t size, T *kept)
+template <class T> static __device__ __forceinline__ void norm_row(const struct skinny_row &x, uint32_t size, T *kept)
 {
     const uint32_t first = 8 * threadIdx.x, step = 8 * NORMED_WORKERS;
     float w[NORMED_PARTS][8], values[NORMED_PARTS][8], squares[NORMED_PARTS] = {};
@@ -81,59 +77,76 @@ template <class T> static __device__ __forceinline__ void norm_row(const struct 
         store_eight(kept + column, values[j]);
     }
     shared_written();
-    normed_meet();
+    meet(1, NORMED_WORKERS);
 }
 
-template <class T, bool IS_PRODUCT>
+template <class T, bool IS_PRODUCT, bool IS_NORMED>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
-multiply_normed(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s, struct output out, struct normed_row row)
+multiply_row(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s, struct output out, struct skinny_row row)
 {
     extern __shared__ __align__(1024) uint8_t rings[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const uint32_t stage_blocks = skinny_stage_blocks(1), w_bytes = stage_blocks * s.tile_rows * 128;
+    const uint32_t stage_blocks = skinny_stage_blocks(1);
+    const uint32_t w_bytes = stage_blocks * s.tile_rows * 128, x_bytes = s.n_blocks * 128;
     const uint32_t ring = shared_address(rings), x = ring + s.n_stages * w_bytes;
-    const uint32_t full = x + s.n_blocks * 128 + NORMED_BEYOND, empty = full + 8 * s.n_stages;
-    barriers_init(full, s.n_stages, 1);
+    const uint32_t full[] = {x + x_bytes + ROW_BEYOND}, empty = full[0] + 8 * s.n_stages, x_there = empty + 8 * s.n_stages;
+    barriers_init(full[0], s.n_stages, 1);
     barriers_init(empty, s.n_stages, 4);
+    barriers_init(x_there, 1, 1);
     barriers_made();
     __syncthreads();
     if (warp >= 4) {
         if (warp == 4 && lane == 0)
-            skinny_load_w<IS_PRODUCT>(&w_map, s, stage_blocks, ring, full, empty, w_bytes);
+            skinny_load_w<IS_PRODUCT>(&w_map, s, stage_blocks, ring, full[0], empty, w_bytes,
+                                      IS_NORMED || s.is_held ? 0 : x_there);
+        if (!IS_NORMED && warp == 5 && lane == 0) {
+            wait_for_input();
+            barrier_expect(x_there, x_bytes);
+            copy_bytes(x, row.a, x_bytes, x_there);
+        }
         return;
     }
-    norm_row(row, s.n_blocks * 64, (T *)(rings + s.n_stages * w_bytes));
+    if (IS_NORMED)
+        norm_row(row, s.n_blocks * 64, (T *)(rings + s.n_stages * w_bytes));
+    else
+        wait_for_input();
     struct skinny_place at = {0, 0};
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x) {
         float sum[4] = {};
-        T added[4] = {};
-        skinny_read_added<T, 1>(out, s, tile, added);
-        skinny_sum<skinny_stage_blocks(1)>(full, empty, s.n_blocks, s.n_stages, &at, sum, [&](uint32_t block) {
+        struct skinny_joined<T, 1> joined = {};
+        skinny_read<IS_PRODUCT>(out, s, tile, joined);
+        if (!IS_NORMED)
+            barrier_wait(x_there, 0);
+        auto multiply = [&](uint32_t block, auto half_way) {
             skinny_multiply<T, 1, skinny_stage_blocks(1), 8>(sum, wgmma_rows(ring + at.stage * w_bytes),
                                                              one_row(x + block * 128), s.tile_rows,
-                                                             min(stage_blocks, s.n_blocks - block));
-        });
-        if (IS_PRODUCT)
-            skinny_store_products<T, 1>(out, s, tile, sum);
-        else
-            skinny_store<T, 1>(out, s, tile, sum, added);
+                                                             min(stage_blocks, s.n_blocks - block), half_way);
+        };
+        skinny_sum<skinny_stage_blocks(1)>(full, empty, s.n_blocks, s.n_stages, &at, sum, multiply);
+        skinny_store<IS_PRODUCT>(out, s, tile, sum, joined);
     }
 }
 
 /* ---- the host's side ---------------------------------------------------------------------------------------------------- */
 
-static inline uint32_t normed_bytes(uint32_t n_stages, uint32_t tile_rows, uint32_t n_blocks)
+static inline uint32_t row_bytes(uint32_t n_stages, uint32_t tile_rows, uint32_t n_blocks)
 {
-    uint32_t beyond = (64 - tile_rows) * 128, after = n_blocks * 128 + NORMED_BEYOND + n_stages * 16;
+    uint32_t beyond = (64 - tile_rows) * 128, after = n_blocks * 128 + ROW_BEYOND + n_stages * 16 + 8;
     return n_stages * skinny_stage_blocks(1) * tile_rows * 128 + (after > beyond ? after : beyond);
 }
 
-static inline uint32_t normed_stages(uint32_t tile_rows, uint32_t n_blocks, uint32_t room)
+static inline uint32_t row_stages(uint32_t tile_rows, uint32_t n_blocks, uint32_t room)
 {
-    return ring_stages(room, [&](uint32_t n) { return normed_bytes(n, tile_rows, n_blocks); });
+    return ring_stages(room, [&](uint32_t n) { return row_bytes(n, tile_rows, n_blocks); });
 }
 
-/* Does multiply_normed make what is wanted, faster than two launches? */
+/* Is there one row, with room for it and a ring? */
+static inline bool row_fits(const struct matrix *matrix, const struct skinny_form *form, uint32_t n_rows)
+{
+    return n_rows == 1 && row_bytes(2, form->tile_rows, matrix->n_cols / 64) <= skinny_room(true);
+}
+
+/* Does multiply_row make what is wanted, faster than two launches? */
 static inline bool normed_fits(const struct add_rms_norm_args *args)
 {
     const struct matrix *matrix = args->linear->matrix;
@@ -147,9 +160,11 @@ static inline bool normed_fits(const struct add_rms_norm_args *args)
     return fits && args->sum.data != args->a.data && args->sum.data != args->b.data;
 }
 
-template <class T> static auto normed_kernel(bool is_product)
+template <class T> static auto row_kernel(bool is_product, bool is_normed)
 {
-    return is_product ? multiply_normed<T, true> : multiply_normed<T, false>;
+    if (is_normed)
+        return is_product ? multiply_row<T, true, true> : multiply_row<T, false, true>;
+    return is_product ? multiply_row<T, true, false> : multiply_row<T, false, false>;
 }
 
 #endif
