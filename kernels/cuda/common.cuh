@@ -7,7 +7,7 @@
  * calls wait_for_input() before it reads or writes anything that a kernel of this step writes, and no block ends without that
  * call: a grid that ended early would let its successor overtake its predecessor. start_next() says that the next kernel may be
  * scheduled; called at the top, its blocks take up the room that this grid leaves. Weights are constant during a step and may
- * be read before the wait. */
+ * be read before the wait; the counts and the routes of one row's experts, which are taken before it, too, say why they may. */
 #ifndef LLMPY_CUDA_COMMON_CUH
 #define LLMPY_CUDA_COMMON_CUH
 

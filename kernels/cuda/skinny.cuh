@@ -86,7 +86,7 @@ static __device__ __forceinline__ void skinny_load_x(const CUtensorMap *map, con
         }
 }
 
-/* x_there: a barrier, from which on nobody's reads stand behind W, so W may be asked for as a whole; or 0. */
+/* x_there: 0, or a barrier behind which nobody's reads stand behind W any more, so that W is asked for as a whole. */
 template <bool IS_PRODUCT>
 static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, const struct skinny_shape &s,
                                                      uint32_t stage_blocks, uint32_t ring, uint32_t full, uint32_t empty,
@@ -96,11 +96,11 @@ static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, con
     start_next();
     struct skinny_place at = {0, 1};
     struct skinny_pace pace = {};
-    bool is_held_up = true;
+    bool is_paced = true;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x)
         for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, skinny_next(&at, s.n_stages)) {
-            is_held_up = is_held_up && !(x_there && barrier_test(x_there, 0));
-            if (is_held_up)
+            is_paced = is_paced && !(x_there && barrier_test(x_there, 0));
+            if (is_paced)
                 skinny_hold(&pace, full, s.n_ahead, s.n_stages);
             barrier_wait(empty + 8 * at.stage, at.phase);
             barrier_expect(full + 8 * at.stage, stage_bytes);

@@ -39,6 +39,18 @@ MODELS = {
         "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "first_k_dense_replace": 1,
         "norm_topk_prob": False, "topk_method": "greedy", "tie_word_embeddings": False,
     },
+    "qwen3_moe-bfloat16": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "torch_dtype": "bfloat16", "hidden_size": 1024,
+        "intermediate_size": 2048, "moe_intermediate_size": 256, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "head_dim": 128, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "tie_word_embeddings": False,
+    },
+    "gpt_oss-mxfp4": {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "torch_dtype": "bfloat16", "hidden_size": 1152,
+        "intermediate_size": 576, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "num_local_experts": 32,
+        "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True, "swiglu_limit": 7.0,
+        "quantization_config": {"quant_method": "mxfp4"}, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 OPTIONS = [
     {},

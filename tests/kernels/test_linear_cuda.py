@@ -140,6 +140,17 @@ def test_chain(dtype: str, n: int, k: int, opened: Callable[[str], _core.Backend
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_that_shared_memory_does_not_hold(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+    rng = np.random.default_rng(9)
+    backend, n, k = opened(dtype), 40, 98304
+    matrix, _ = weights(backend, dtype, n, k, rng)
+    x = rng.standard_normal((9, k)).astype(KINDS[dtype])
+    expected = chain(backend, matrix, x, n)
+    for rows in (1, 2, 9):
+        assert linear(backend, matrix, x[:rows], n).tobytes() == expected[:rows].tobytes(), rows
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_epilogues(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
     """Bias, a sum in place, float32 logits; rows that lie apart between guards."""
     rng = np.random.default_rng(7)

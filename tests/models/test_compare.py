@@ -44,6 +44,7 @@ def wrong(cfg: ModelConfig, m: Model) -> None:
     heads.head(cfg, m, m.rms_norm(x, "model.norm", cfg.rms_norm_eps), "model.")
 
 
+@pytest.mark.alone
 def test_the_first_difference_is_named(tiny, device, capsys, monkeypatch) -> None:
     found = registry.find("LlamaForCausalLM")
     monkeypatch.setitem(registry._REGISTRY, "LlamaForCausalLM", registry.Architecture(wrong, found.defaults, found.ignore))
