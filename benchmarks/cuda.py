@@ -531,7 +531,8 @@ MEASURES = {"machine": measure_machine, "start": measure_start, "exactness": mea
 def measure(wanted: list[str], args: argparse.Namespace) -> None:
     machine = {} if args.quick else in_fresh_process("--measure", "machine")
     ceilings = None if args.quick else Ceilings(1e9 * machine["read"], 1e9 * machine["copy"], 1e12 * machine["matmul"])
-    report = Report(args.out, args.commit, " ".join(["benchmarks/cuda.py", *sys.argv[1:]]).split(" --")[0], not args.layers)
+    words = ["--quick"] * args.quick + ["--eager"] * args.eager + ["--rounds", str(args.rounds), *args.rows]
+    report = Report(args.out, args.commit, " ".join(["benchmarks/cuda.py", *words]), not args.layers)
     for name, value in machine.items():
         report.add(f"machine.{name}", [value])
     starts = [row for row in ("import", "start") if row in wanted]

@@ -37,6 +37,7 @@ record() {
 # sanitize TOOL: kernel tests in several processes, each under the tool
 sanitize() {
     tool=$1
+    command="sanitize $tool"
     selection=sanitize
     [ -z "${ALL:-}" ] || selection="not slow"
     logs=$(mktemp -d)
@@ -47,18 +48,22 @@ sanitize() {
     done
     wait
     errors=0
+    late=0
     for i in $(seq 0 $((processes - 1))); do
-        if [ -f "$logs/$i.failed" ] && [ "$(cat "$logs/$i.failed")" != 5 ]; then
-            errors=$((errors + 1))
-            echo "== $tool, process $i: exit status $(cat "$logs/$i.failed") (124: not done in $seconds s)"
+        status=$(cat "$logs/$i.failed" 2>/dev/null || echo 0)
+        if [ "$status" != 0 ] && [ "$status" != 5 ]; then
+            if [ "$status" = 124 ]; then late=$((late + 1)); else errors=$((errors + 1)); fi
+            echo "== $tool, process $i: exit status $status (124: not done in $seconds s)"
             grep "=====" "$logs/$i" | head -40
             tail -5 "$logs/$i"
         fi
     done
     grep -h "s call" "$logs"/* | sort -rn | head -8
-    echo "$tool: $errors of $processes processes failed, $(($(date +%s) - begun)) s"
-    record "sanitize $tool${ALL:+ all}" "$errors" "of $processes processes with an error"
-    [ "$errors" = 0 ]
+    not_done=
+    [ "$late" = 0 ] || not_done=", $late not done in $seconds s"
+    echo "$tool: $errors of $processes processes failed$not_done; $(($(date +%s) - begun)) s"
+    record "sanitize $tool${ALL:+ all}" "$errors" "of $processes processes with an error$not_done"
+    [ "$errors$late" = 00 ]
 }
 
 # check ROW ARGUMENT ...: pytest on the device

@@ -140,11 +140,13 @@ def test_chain(dtype: str, n: int, k: int, opened: Callable[[str], _core.Backend
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_rows_that_shared_memory_does_not_hold(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_rows_that_shared_memory_does_not_hold(dtype: str, cuda: str) -> None:
+    n, k, kind = 40, 98304, KINDS[dtype]
     rng = np.random.default_rng(9)
-    backend, n, k = opened(dtype), 40, 98304
-    matrix, _ = weights(backend, dtype, n, k, rng)
-    x = rng.standard_normal((9, k)).astype(KINDS[dtype])
+    backend = _core.Backend(cuda, max_rows=16, max_cols=k, dtype=dtype, library=hardware.cuda_library())
+    raw = (0.05 * rng.standard_normal((n, k), np.float32)).astype(kind).view(np.uint16)
+    matrix = backend.matrix([(dtype, n, raw)], k)
+    x = rng.standard_normal((9, k), np.float32).astype(kind)
     expected = chain(backend, matrix, x, n)
     for rows in (1, 2, 9):
         assert linear(backend, matrix, x[:rows], n).tobytes() == expected[:rows].tobytes(), rows
