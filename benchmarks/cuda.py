@@ -531,7 +531,8 @@ MEASURES = {"machine": measure_machine, "start": measure_start, "exactness": mea
 def measure(wanted: list[str], args: argparse.Namespace) -> None:
     machine = {} if args.quick else in_fresh_process("--measure", "machine")
     ceilings = None if args.quick else Ceilings(1e9 * machine["read"], 1e9 * machine["copy"], 1e12 * machine["matmul"])
-    words = ["--quick"] * args.quick + ["--eager"] * args.eager + ["--rounds", str(args.rounds), *args.rows]
+    words = sys.argv[1:]  # without those that do not say what is measured
+    words = [w for w, before in zip(words, ["", *words], strict=False) if not {w, before} & {"--out", "--commit"}]
     report = Report(args.out, args.commit, " ".join(["benchmarks/cuda.py", *words]), not args.layers)
     for name, value in machine.items():
         report.add(f"machine.{name}", [value])

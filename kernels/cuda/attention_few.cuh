@@ -230,9 +230,9 @@ template <class T, uint32_t D, bool HAS_SINKS> struct few_worker {
         __syncwarp();
         if (is_seen)
             copy_bytes((is_values ? memory.values_of(team) : memory.keys_of(team)) + lane * run_bytes,
-                     kv.layer + (size_t)kv.table[(size_t)table_row * kv.table_stride + page] * kv.page_bytes +
-                         (size_t)(kv_head * 2 + is_values) * run_bytes,
-                     run_bytes, barrier, policy_read_once());
+                       kv.layer + (size_t)kv.table[(size_t)table_row * kv.table_stride + page] * kv.page_bytes +
+                           (size_t)(kv_head * 2 + is_values) * run_bytes,
+                       run_bytes, barrier, policy_read_once());
     }
 
     /* Brings what earlier steps wrote: keys to registers, values to their place. */

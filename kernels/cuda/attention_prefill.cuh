@@ -167,7 +167,7 @@ static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_ta
             __syncwarp();
             if (is_mine)
                 copy_bytes(ring + slot * shape::chunk_bytes + lane * run_bytes, source + values * run_bytes, run_bytes,
-                         full + slot * 8, policy);
+                           full + slot * 8, policy);
             if (++slot == shape::depth) {
                 slot = 0;
                 phase ^= 1;

@@ -152,9 +152,7 @@ static __device__ __forceinline__ void lone_load(const struct lone_input &in, co
     wait_for_input();
     if (lane)
         return;
-    barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
-    t->items[at.stage] = from.index;
-    barrier_arrive(shared_address(&t->full[at.stage]));
+    ring_end(t, at, from.index);
     barrier_wait(shared_address(&t->is_up_done), 0); /* so all of the block have read n_launches */
     if (atomicAdd(&counts->n_ended, 1) + 1 < gridDim.x)
         return;
@@ -175,13 +173,6 @@ static __device__ __forceinline__ void lone_load_x(const struct lone_input &in, 
 /* ---- those that multiply ------------------------------------------------------------------------------------------------- */
 
 typedef ring_reader<struct lone_shape, struct lone_tables> lone_reader;
-
-/* The item whose first stage is the next. */
-static __device__ __forceinline__ uint32_t lone_item(const lone_reader &reader)
-{
-    reader.open();
-    return *(volatile const uint32_t *)&reader.t->items[reader.at.stage];
-}
 
 /* Adds up N blocks of a pair, gate and up a run apart: while one is multiplied, the next is unpacked and the one behind it
  * read. */
@@ -229,14 +220,6 @@ static __device__ __forceinline__ void lone_sum_pair(lone_reader &reader, uint32
     }
 }
 
-static __device__ __forceinline__ void lone_pass(lone_reader &reader)
-{
-    for (uint32_t block = 0; block < reader.s.up_blocks; block += LONE_CHUNK) {
-        reader.open();
-        reader.close();
-    }
-}
-
 /* A pair of a unit: its products go to `products`. */
 static __device__ __forceinline__ void lone_go_up(lone_reader &reader, const struct output &out,
                                                   const expert_product &product, uint32_t own, uint32_t x, uint32_t index,
@@ -251,7 +234,7 @@ static __device__ __forceinline__ void lone_go_up(lone_reader &reader, const str
     const float gate_bias = bias ? bias[0] : 0, up_bias = bias ? bias[out.n_out] : 0;
     float sum[4] = {};
     if (!is_mine)
-        return lone_pass(reader);
+        return reader.pass(s.up_blocks, LONE_CHUNK);
     lone_sum_pair(reader, warp, x, sum);
     const float gate = bias ? sum[0] + gate_bias : sum[0], up = bias ? sum[2] + up_bias : sum[2];
     const __nv_bfloat16 value =
@@ -429,12 +412,12 @@ static __device__ __forceinline__ void lone_work(lone_reader reader, const struc
     const uint32_t mark = 2 * __ldcg(&state->counts[s.parity].n_launches) + s.parity + 1;
     struct lone_products products = {state->products, mark, reader.ring + s.products_at, false};
     barrier_wait(shared_address(&t->x_there), 0);
-    uint32_t index = lone_item(reader);
-    for (; index < s.n_up; index = lone_item(reader))
+    uint32_t index = ring_item(t, reader.at);
+    for (; index < s.n_up; index = ring_item(t, reader.at))
         lone_go_up(reader, up, product, own, reader.ring + s.x_at, index, state->products, mark);
     if (lane == 0)
         barrier_arrive(shared_address(&t->is_up_done));
-    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = lone_item(reader))
+    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = ring_item(t, reader.at))
         lone_go_down(reader, m, y, own, weight, &products, index, t->results[parity]);
 }
 

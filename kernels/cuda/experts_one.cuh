@@ -135,9 +135,7 @@ static __device__ __forceinline__ void one_load_w(const struct one_maps &maps, c
     wait_for_input();
     if (lane)
         return;
-    barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
-    t->items[at.stage] = from.index;
-    barrier_arrive(shared_address(&t->full[at.stage]));
+    ring_end(t, at, from.index);
     one_end(counts);
 }
 
@@ -241,13 +239,6 @@ template <class T> struct one_total {
     }
 };
 
-/* The item whose first stage is the next. */
-static __device__ __forceinline__ uint32_t one_item(const struct one_tables *t, const struct skinny_place &at)
-{
-    barrier_wait(shared_address(&t->full[at.stage]), at.phase);
-    return *(volatile const uint32_t *)&t->items[at.stage];
-}
-
 template <class T>
 static __device__ __forceinline__ void one_work(const struct one_shape &s, const struct mixture &m,
                                                 const struct output &products, const struct output &y,
@@ -265,7 +256,7 @@ static __device__ __forceinline__ void one_work(const struct one_shape &s, const
         weights[i] = __shfl_sync(~0u, weight, i);
     barrier_wait(shared_address(&t->x_there), 0);
     uint32_t index;
-    while ((index = one_item(t, at)) < s.n_up) {
+    while ((index = ring_item(t, at)) < s.n_up) {
         const struct one_product<T> wanted(s, products, m.n_chosen, own, index);
         float sum[4] = {};
         one_sum<T>(s, t, ring, x, s.up_blocks, &at, sum);
@@ -277,7 +268,7 @@ static __device__ __forceinline__ void one_work(const struct one_shape &s, const
     if (lane == 0)
         barrier_arrive(shared_address(&t->is_up_done));
     barrier_wait(shared_address(&t->x_there), 1);
-    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = one_item(t, at)) {
+    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = ring_item(t, at)) {
         const struct one_total<T> wanted(s, y, m.n_chosen, own, index);
         float sum[4] = {};
         one_sum<T>(s, t, ring, x, s.down_blocks, &at, sum);

@@ -210,6 +210,22 @@ static __device__ __forceinline__ void count_released(uint32_t *count)
     asm volatile("red.release.gpu.global.add.u32 [%0],1;" ::"l"(count) : "memory");
 }
 
+/* Where a ring tells items apart: the one whose first stage is the next. */
+template <class TABLES> static __device__ __forceinline__ uint32_t ring_item(const TABLES *t, const struct skinny_place &at)
+{
+    barrier_wait(shared_address(&t->full[at.stage]), at.phase);
+    return *(volatile const uint32_t *)&t->items[at.stage];
+}
+
+/* By a thread that loads: an item beyond the last, of a stage without bytes. */
+template <class TABLES>
+static __device__ __forceinline__ void ring_end(TABLES *t, const struct skinny_place &at, uint32_t item)
+{
+    barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
+    t->items[at.stage] = item;
+    barrier_arrive(shared_address(&t->full[at.stage]));
+}
+
 /* Until n have been counted; what was written before is seen, by the copy engine too. */
 static __device__ __forceinline__ void whole_wait(const uint32_t *count, uint32_t n)
 {
@@ -285,17 +301,16 @@ template <class SHAPE, class TABLES> struct ring_reader {
             barrier_arrive(shared_address(&t->empty[at.stage]));
         skinny_next(&at, s.n_stages);
     }
+    __device__ __forceinline__ void pass(uint32_t n_blocks, uint32_t stage_blocks)
+    {
+        for (uint32_t block = 0; block < n_blocks; block += stage_blocks) {
+            open();
+            close();
+        }
+    }
 };
 
 typedef ring_reader<struct whole_shape, struct whole_tables> whole_reader;
-
-static __device__ __forceinline__ void whole_pass(whole_reader &reader, const struct whole_way &way)
-{
-    for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS) {
-        reader.open();
-        reader.close();
-    }
-}
 
 /* What of a block of 64 columns a lane reads, of 8 or 16 rows of W and of 8 of x. */
 template <uint32_t EIGHTS> struct whole_block {
@@ -394,7 +409,7 @@ static __device__ __forceinline__ void whole_go_up(whole_reader &reader, const s
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const uint32_t n = (item.tile * s.n_panels + warp) * (PANEL_ROWS / 2) + threadIdx.x % 32 / 4;
     if (warp >= s.n_panels)
-        return whole_pass(reader, s.up);
+        return reader.pass(s.up.n_blocks, STAGE_BLOCKS);
     const struct few_unit unit = reader.t->units[item.unit];
     const float *bias = out.bias && n < out.n_out ? out.bias + (size_t)unit.expert * 2 * out.n_out + n : NULL;
     const float gate_bias = bias ? bias[0] : 0, up_bias = bias ? bias[out.n_out] : 0;
@@ -419,7 +434,7 @@ static __device__ __forceinline__ void whole_go_down(whole_reader &reader, const
     const uint32_t column = eight * 8 + threadIdx.x % 32 / 4, n = item.tile * DOWN_COLUMNS + column;
     for (struct whole_group group(item, reader.t->n_units); group.is_there(); group.next()) {
         if (slot >= group.n) {
-            whole_pass(reader, s.down);
+            reader.pass(s.down.n_blocks, STAGE_BLOCKS);
             continue;
         }
         const struct few_unit unit = reader.t->units[group.unit + slot];

@@ -145,7 +145,6 @@ struct linear_shape {
 };
 struct linear_state {
     map_encoder encode;
-    uint32_t n_processors;
     struct gemm_device gemm;
     struct x_map x_maps[N_X_MAPS];
     struct lt *lt; /* NULL: not wanted, or not there */
@@ -166,18 +165,16 @@ template <class T> static cudaError_t allow_shared(void)
 
 enum rc linear_open(struct cuda *cuda, struct err *err)
 {
-    int n_processors = 0;
     cuda->linear = (struct linear_state *)mem_calloc(1, sizeof *cuda->linear);
     if (!cuda->linear)
         return err_set(err, RC_MEMORY, "cuda: no memory for the context");
-    cudaError_t code = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, cuda->device);
-    if (code == cudaSuccess && cuda->dtype == DTYPE_BF16)
+    cudaError_t code = cudaSuccess;
+    if (cuda->dtype == DTYPE_BF16)
         code = allow_shared<__nv_bfloat16>();
-    if (code == cudaSuccess && cuda->dtype == DTYPE_F16)
+    if (cuda->dtype == DTYPE_F16)
         code = allow_shared<__half>();
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
-        code = gemm_open(cuda->dtype, (uint32_t)n_processors, &cuda->linear->gemm);
-    cuda->linear->n_processors = (uint32_t)n_processors;
+        code = gemm_open(cuda->dtype, cuda->n_processors, &cuda->linear->gemm);
     const char *library = cuda->options.cublaslt;
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32 && cuda->options.max_rows > SKINNY_ROWS && library && library[0])
         cuda->linear->lt = lt_open(cuda, library);
@@ -197,7 +194,7 @@ static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is
     uint32_t half = matrix->n_rows / 2, n_blocks = matrix->n_cols / 64;
     uint64_t row_bytes = matrix->parts[0].row_bytes;
     form->tile_rows =
-        skinny_tile_rows(matrix->n_rows, matrix->n_cols, is_pairs, stage_blocks, cuda->linear->n_processors);
+        skinny_tile_rows(matrix->n_rows, matrix->n_cols, is_pairs, stage_blocks, cuda->n_processors);
     form->n_tiles = ceil_div(matrix->n_rows, form->tile_rows);
     struct map_dims rows = {2, {matrix->n_rows, n_blocks}, {row_bytes, 128}, {form->tile_rows, stage_blocks}};
     struct map_dims pairs = {4,
@@ -275,19 +272,36 @@ static enum rc find_x_map(struct cuda *cuda, const struct view *x, uint32_t n_ro
     return rc;
 }
 
-static void launch_row(const struct cuda *cuda, const struct matrix *matrix, const struct skinny_form *form, bool is_product,
-                       bool is_normed, const struct skinny_row &row, const struct output &out)
+static const struct skinny_form *form_of(const struct matrix *matrix, bool is_product, uint32_t stage_blocks)
 {
-    const uint32_t n_processors = cuda->linear->n_processors, n_rounds = ceil_div(form->n_tiles, n_processors);
-    const uint32_t n_blocks = matrix->n_cols / 64, tile_rows = form->tile_rows;
-    const bool is_held = skinny_is_held(matrix, form, n_processors);
-    const uint32_t n_stages = row_stages(tile_rows, n_blocks, skinny_room(is_held));
-    const uint32_t ahead_bytes = is_held && !is_normed ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES;
-    const struct skinny_shape shape = {n_blocks, n_stages, tile_rows, form->n_tiles,
-                                       skinny_ahead(n_stages, skinny_stage_blocks(1), tile_rows, ahead_bytes), is_held};
+    return &(is_product ? matrix->skinny_pairs : matrix->skinny)[stage_blocks / 4];
+}
+
+static struct skinny_shape shape_of(const struct matrix *matrix, const struct skinny_form *form, uint32_t stage_blocks,
+                                    uint32_t n_stages, bool is_held, uint32_t ahead_bytes)
+{
+    return {matrix->n_cols / 64, n_stages, form->tile_rows, form->n_tiles,
+            skinny_ahead(n_stages, stage_blocks, form->tile_rows, ahead_bytes), is_held};
+}
+
+/* Blocks of a launch, with near equal shares of the tiles. */
+static uint32_t skinny_grid(const struct cuda *cuda, const struct skinny_form *form)
+{
+    return ceil_div(form->n_tiles, ceil_div(form->n_tiles, cuda->n_processors));
+}
+
+static void launch_row(const struct cuda *cuda, const struct matrix *matrix, bool is_product, bool is_normed,
+                       const struct skinny_row &row, const struct output &out)
+{
+    const uint32_t n_blocks = matrix->n_cols / 64, stage_blocks = skinny_stage_blocks(1);
+    const struct skinny_form *form = form_of(matrix, is_product, stage_blocks);
+    const bool is_held = skinny_is_held(matrix, form, cuda->n_processors);
+    const uint32_t n_stages = row_stages(form->tile_rows, n_blocks, skinny_room(is_held));
+    const struct skinny_shape shape = shape_of(matrix, form, stage_blocks, n_stages, is_held,
+                                               is_held && !is_normed ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES);
     const auto kernel = cuda->dtype == DTYPE_F16 ? row_kernel<__half>(is_product, is_normed)
                                                  : row_kernel<__nv_bfloat16>(is_product, is_normed);
-    launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, row_bytes(n_stages, tile_rows, n_blocks),
+    launch(cuda, kernel, skinny_grid(cuda, form), SKINNY_THREADS, row_bytes(n_stages, form->tile_rows, n_blocks),
            map_of(&form->map), shape, out, row);
 }
 
@@ -296,29 +310,25 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
                              const struct output &out, struct err *err)
 {
     uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
-    const struct skinny_form *form = &(is_product ? matrix->skinny_pairs : matrix->skinny)[stage_blocks / 4];
+    const struct skinny_form *form = form_of(matrix, is_product, stage_blocks);
     if (row_fits(matrix, form, out.n_rows)) {
         struct skinny_row row = {};
         row.a = x->data;
-        launch_row(cuda, matrix, form, is_product, false, row, out);
+        launch_row(cuda, matrix, is_product, false, row, out);
         return RC_OK;
     }
     const struct tensor_map *x_map;
     enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
         return rc;
-    const bool is_held = eights == 1 && skinny_is_held(matrix, form, cuda->linear->n_processors);
+    const bool is_held = eights == 1 && skinny_is_held(matrix, form, cuda->n_processors);
     const uint32_t n_stages = skinny_stages(stage_blocks, form->tile_rows, eights, skinny_room(is_held));
-    struct skinny_shape shape = {matrix->n_cols / 64, n_stages, form->tile_rows, form->n_tiles,
-                                 skinny_ahead(n_stages, stage_blocks, form->tile_rows,
-                                              is_held ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES),
-                                 is_held};
-    uint32_t n_rounds = ceil_div(form->n_tiles, cuda->linear->n_processors);
-    size_t bytes = skinny_bytes(shape.n_stages, stage_blocks, form->tile_rows, eights);
+    const struct skinny_shape shape =
+        shape_of(matrix, form, stage_blocks, n_stages, is_held, is_held ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES);
     skinny_function kernel = cuda->dtype == DTYPE_F16 ? skinny_kernel<__half>(eights, is_product)
                                                       : skinny_kernel<__nv_bfloat16>(eights, is_product);
-    launch(cuda, kernel, ceil_div(form->n_tiles, n_rounds), SKINNY_THREADS, bytes, map_of(&form->map), map_of(x_map),
-           shape, out);
+    launch(cuda, kernel, skinny_grid(cuda, form), SKINNY_THREADS, skinny_bytes(n_stages, stage_blocks, form->tile_rows, eights),
+           map_of(&form->map), map_of(x_map), shape, out);
     return RC_OK;
 }
 
@@ -354,12 +364,11 @@ bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args)
 {
     const struct matrix *matrix = args->linear->matrix;
     const bool is_product = args->linear->output == LINEAR_PRODUCT;
-    const struct skinny_form *form = &(is_product ? matrix->skinny_pairs : matrix->skinny)[skinny_stage_blocks(1) / 4];
-    if (!form->tile_rows || !normed_fits(args))
+    if (!form_of(matrix, is_product, skinny_stage_blocks(1))->tile_rows || !normed_fits(args))
         return false;
     const struct skinny_row row = {args->a.data, args->b.data, args->sum.data, args->weight, args->eps,
                                    row_threads(args->out.width / 8)};
-    launch_row(cuda, matrix, form, is_product, true, row,
+    launch_row(cuda, matrix, is_product, true, row,
                output_of(args->linear, 0, is_product ? matrix->n_rows / 2 : matrix->n_rows, 2));
     return true;
 }
