@@ -15,6 +15,7 @@ from ._sleep import parts_asleep
 from .checks import as_int, refuse_names
 from .config import EngineConfig
 from .errors import InvalidRequestError, LlmpyError, UnsupportedError
+from .hub import DEMO
 from .inputs import Prompt
 from .options import check_keywords
 from .outputs import EngineStats, Histogram, KvEvent, StepRecord
@@ -60,7 +61,7 @@ class EngineBase(ABC):
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path = DEMO,
         *,
         tokenizer: str | Path | None = None,
         skip_tokenizer_init: bool = False,

@@ -22,6 +22,7 @@ from ._weight_group import AsyncWeightGroups
 from ._weights import AsyncUpdateCalls, Weights
 from .checks import as_int
 from .errors import EngineDeadError, InvalidRequestError, LlmpyError, QueueFullError, UnsupportedError
+from .hub import DEMO
 from .inputs import Prompt, is_single, parse
 from .outputs import EngineStats, RequestOutput, ScoreOutput
 
@@ -52,7 +53,8 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
     """A model that serves many requests at once. A thread of the core runs it; several event loops may use it.
 
     Args:
-        model: Hub id, local directory or `.gguf` file; a path never touches the network.
+        model: Hub id, local directory or `.gguf` file; a path never touches the network. "demo", the default, is the demo
+            model.
         use_tqdm_on_load: A progress bar while weights are read: True, False, or None = if it lasts and somebody looks.
         others: See EngineConfig, which documents every option.
 
@@ -74,7 +76,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         _open.add(self)
 
     @classmethod
-    async def create(cls, model: str | Path, **options: Any) -> Self:
+    async def create(cls, model: str | Path = DEMO, **options: Any) -> Self:
         """The constructor on a helper thread, so that the event loop goes on.
 
         Args:

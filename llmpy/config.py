@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .checks import refuse_names
+from .hub import DEMO
 from .options import RULES, refuse
 
 
@@ -15,7 +16,7 @@ class EngineConfig:
     """All options of an engine; `llm.config` holds the resolved ones. `LLM.from_config(config)` builds an equal engine.
 
     Args:
-        model: Hub id, local directory or .gguf file.
+        model: Hub id, local directory or .gguf file; "demo" is the demo model, SmolLM2-135M-Instruct, fetched once.
         tokenizer: Another tokenizer's hub id, directory or .gguf file; None = the model's.
         skip_tokenizer_init: No tokenizer: prompts must be ids and `text` is "".
         revision, tokenizer_revision: Hub branch, tag or commit.
@@ -53,7 +54,7 @@ class EngineConfig:
         kv_event_capacity: Events of the prefix cache that are kept for `kv_events`; 0 = none are noted.
     """
 
-    model: str
+    model: str = DEMO
     tokenizer: str | None = None
     skip_tokenizer_init: bool = False
     revision: str | None = None

@@ -26,6 +26,7 @@ TEXT_FILES = (
     *("modules.json", INDEX),
 )
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
+DEMO = "demo"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 REPOSITORY_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/(.+\.gguf)")
 
@@ -69,7 +70,8 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
     """Finds the files of a model, downloading those of a hub repository that the cache lacks.
 
     Args:
-        model: A local directory, a local `.gguf` file, a hub id ("org/name"), or a file in one ("org/name/file.gguf").
+        model: A local directory, a local `.gguf` file, a hub id ("org/name"), a file in one ("org/name/file.gguf"), or
+            "demo", the demo model, which is fetched once.
         revision: Branch, tag or commit of a hub repository; None = its main branch.
         token: Hub token; None = the one that the hub client finds.
         weights: False: config and tokenizer files suffice; no weights are downloaded and none need be there.
@@ -87,6 +89,10 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
         return _from_directory(path, weights)
     if path.is_file():
         return _from_gguf(path)
+    if model == DEMO:
+        from .demo import fetch_model
+
+        return _from_gguf(fetch_model())
     text = str(model)
     if isinstance(model, str) and (found := REPOSITORY_FILE.fullmatch(text)):
         return _from_hub(found[1], found[2], revision, token, weights)
@@ -94,7 +100,7 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
         return _from_hub(text, None, revision, token, weights)
     raise ModelNotFoundError(
         f"model: {text} is neither a file nor a directory; give a directory with config.json, a .gguf file, "
-        'or a hub id ("org/name")'
+        'a hub id ("org/name"), or "demo"'
     )
 
 

