@@ -50,12 +50,12 @@ if TYPE_CHECKING:
         WeightUpdateError,
     )
     from .hardware import build_info, devices
-    from .inputs import TextPrompt, TokensPrompt
+    from .inputs import PromptType, TextPrompt, TokensPrompt
     from .llm import LLM
-    from .logprobs import Logprob
+    from .logprobs import Logprob, Logprobs, PromptLogprobs
     from .models import architecture
-    from .outputs import CompletionOutput, EngineStats, RequestOutput, ScoreOutput
-    from .pooling_outputs import ClassificationRequestOutput, EmbeddingRequestOutput, PoolingRequestOutput
+    from .outputs import Chunk, CompletionOutput, EngineStats, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
+    from .pooling_outputs import ClassificationRequestOutput, EmbeddingRequestOutput, PoolingOutputs, PoolingRequestOutput
     from .pooling_params import PoolingParams
     from .sampling_params import RequestOutputKind, SamplingParams
     from .structured_outputs import StructuredOutputsParams
@@ -72,12 +72,12 @@ _MODULES = {
     "EngineBusyError EngineClosedError EngineDeadError GenerationInterrupted InvalidRequestError LlmpyError "
     "ModelNotFoundError NoAllowedTokenError NonFiniteLogitsError QueueFullError RequestFailedError UnsupportedError "
     "WeightsMissingError WeightUpdateError",
-    "inputs": "TextPrompt TokensPrompt",
+    "inputs": "PromptType TextPrompt TokensPrompt",
     "llm": "LLM",
-    "logprobs": "Logprob",
+    "logprobs": "Logprob Logprobs PromptLogprobs",
     "models": "architecture",
-    "outputs": "CompletionOutput EngineStats RequestOutput ScoreOutput",
-    "pooling_outputs": "ClassificationRequestOutput EmbeddingRequestOutput PoolingRequestOutput",
+    "outputs": "Chunk CompletionOutput EngineStats RequestOutput RequestOutputs ScoreOutput ScoreOutputs",
+    "pooling_outputs": "ClassificationRequestOutput EmbeddingRequestOutput PoolingOutputs PoolingRequestOutput",
     "pooling_params": "PoolingParams",
     "sampling_params": "RequestOutputKind SamplingParams",
     "structured_outputs": "StructuredOutputsParams",
@@ -93,6 +93,7 @@ __all__ = [
     "BeamSearchSequence",
     "ChatTemplateError",
     "CheckpointError",
+    "Chunk",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
@@ -110,17 +111,23 @@ __all__ = [
     "LlmpyError",
     "LoRARequest",
     "Logprob",
+    "Logprobs",
     "ModelNotFoundError",
     "NoAllowedTokenError",
     "NonFiniteLogitsError",
+    "PoolingOutputs",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptLogprobs",
+    "PromptType",
     "QueueFullError",
     "RequestFailedError",
     "RequestOutput",
     "RequestOutputKind",
+    "RequestOutputs",
     "SamplingParams",
     "ScoreOutput",
+    "ScoreOutputs",
     "StructuredOutputsParams",
     "TextPrompt",
     "Tokenizer",

@@ -11,7 +11,7 @@ from ._frontend import Frontend, at
 from ._requests import Request, ScoreRequest
 from .errors import EngineBusyError, GenerationInterrupted, InvalidRequestError, LlmpyError, RequestFailedError
 from .inputs import Prompt
-from .outputs import Chunk, RequestOutput, RequestOutputs, ScoreOutput
+from .outputs import Chunk, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -70,7 +70,22 @@ def check_submissions(submissions: Sequence[Submission], on_error: str) -> None:
     if on_error == "raise":
         for request, _ in submissions:
             if request.error is not None:
-                raise request.error
+                raise _named(request.error, request, len(submissions))
+
+
+def _named(error: LlmpyError, request: Request, num_prompts: int) -> LlmpyError:
+    """The error of one of several prompts, with the place and the beginning of the prompt in its message."""
+    if num_prompts > 1:
+        error.args = (f"{_label(request.index, request.prompt.text)}: {error}",)
+    return error
+
+
+def _label(index: int, text: str | None) -> str:
+    """`prompt 3 ('The capital of ...')`."""
+    if text is None:
+        return f"prompt {index}"
+    short = text if len(text) <= 32 else text[:29] + "..."
+    return f"prompt {index} ({short!r})"
 
 
 def run(
@@ -111,7 +126,7 @@ def _submit(driver: Driver, submissions: Sequence[Submission], on_error: str) ->
                 done.append(request)
             except InvalidRequestError as error:
                 if on_error == "raise":
-                    raise at(error, request.index) from None
+                    raise _named(at(error, request.index), request, len(submissions)) from None
                 request.fail(at(error, request.index))
     except BaseException:
         driver.drop(done)
@@ -207,11 +222,11 @@ class _News:
         return touched
 
 
-def score(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str) -> list[ScoreOutput]:
+def score(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str) -> ScoreOutputs:
     """Scores of all sequences in order. The caller drives."""
 
-    def collect() -> list[ScoreOutput]:
-        return [request.score() for request, _ in submissions if isinstance(request, ScoreRequest)]
+    def collect() -> ScoreOutputs:
+        return ScoreOutputs(request.score() for request, _ in submissions if isinstance(request, ScoreRequest))
 
     run(driver, submissions, use_tqdm, on_error, collect)
     outputs = collect()
@@ -226,9 +241,9 @@ def raise_failure(
     """Raises RequestFailedError if one of the requests failed, with all outputs."""
     failed = [output for output in outputs if output.error is not None]
     if failed:
+        label = _label(failed[0].index, getattr(failed[0], "prompt", None))
         error = RequestFailedError(
-            f"{len(failed)} of {len(outputs)} requests failed; number {failed[0].index}: {failed[0].error}; "
-            "the outputs are in .outputs",
+            f"{len(failed)} of {len(outputs)} requests failed; {label}: {failed[0].error}; the outputs are in .outputs",
             outputs=outputs,
             output=failed[0],
         )

@@ -57,11 +57,14 @@ class Frontend:
     def prompts(self, items: Iterable[object], special_tokens: bool = True) -> list[Prompt | LlmpyError]:
         """Prompts with ids, or what is wrong with them."""
         found: list[Prompt | LlmpyError] = []
-        for index, item in enumerate(items):
+        given = list(items)
+        for index, item in enumerate(given):
             try:
                 found.append(item if isinstance(item, Prompt | LlmpyError) else parse(item))
             except LlmpyError as error:
                 found.append(at(error, index))
+            except TypeError as error:
+                raise TypeError(f"prompt {index}: {error}" if len(given) > 1 else str(error)) from None
         texts = [item for item in found if isinstance(item, Prompt) and item.ids is None]
         if texts and self.tokenizer is None:
             message = "a text prompt needs a tokenizer; skip_tokenizer_init is True: pass token ids"
@@ -93,18 +96,18 @@ class Frontend:
         """Refuses prompts that are empty, too long, or hold ids outside the vocabulary."""
         ids, prior = prompt.ids, prompt.prior
         if ids is None or len(ids) == 0:
-            raise InvalidRequestError("The decoder prompt cannot be empty", parameter="prompt", value=prompt.text)
+            raise InvalidRequestError("The prompt cannot be empty", parameter="prompt", value=prompt.text)
         length = len(ids) + (0 if prior is None else len(prior))
         most, advice = self.max_model_len, "Shorten it, or raise max_model_len."
         if length > self.max_model_len:
             raise InvalidRequestError(
-                f"The decoder prompt (length {length}) is longer than the maximum model length of {most}. {advice}",
+                f"The prompt (length {length}) is longer than the maximum model length of {most}. {advice}",
                 parameter="prompt",
                 value=length,
             )
         if room and length == self.max_model_len and prior is None:
             raise InvalidRequestError(
-                f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) "
+                f"The prompt (length {length}) plus the number of requested output tokens (at least 1) "
                 f"is longer than the maximum model length of {most}. {advice}",
                 parameter="prompt",
                 value=length,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .logprobs import Floats, Ints, Logprobs, SampledLogprobs, Top
+from .logprobs import Floats, Ints, Logprobs, PromptLogprobs, SampledLogprobs, Top
 from .outputs import CompletionOutput, VersionSpan, sum_in_order
 from .text import HIDDEN_ENDS, SampleText
 
@@ -230,7 +230,7 @@ def view(ids: Ints, values: Floats, ranks: Ints, top: Top | None, context: Conte
 
 def prompt_view(
     ids: Ints, logprobs: tuple[bytes, ...], top: tuple[bytes, ...] | None, context: Context, decode: bool
-) -> tuple[Logprobs, Floats]:
+) -> tuple[PromptLogprobs, Floats]:
     """Logprobs of a prompt, whose first row stands for None, and their values with NaN at 0."""
     values = np.concatenate([np.array([np.nan], np.float32), np.frombuffer(logprobs[0], np.float32)])
     values.setflags(write=False)
@@ -245,4 +245,5 @@ def prompt_view(
             np.concatenate([padding[1], best[1]]),
             np.concatenate([np.zeros_like(best[2][:1]), best[2]]),
         )
-    return view(ids, values, ranks, best, context, decode), values
+    decoder = context.decode if decode else None
+    return PromptLogprobs.of(ids, values, ranks, best, context.vocab_size, decoder), values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ._frontend import Frontend, at
 from .checks import as_float, as_int
 from .errors import InvalidRequestError, LlmpyError
-from .inputs import Prompt, parse, parse_ids
+from .inputs import Prompt, listed, parse, parse_ids
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def pair(
     """Whole sequences of prompts and completions, and where the completions begin."""
     if len(prompts) != len(completions):
         raise InvalidRequestError(
-            f"The lengths of prompts ({len(prompts)}) and completions ({len(completions)}) must be the same.",
+            f"The lengths of prompts ({len(prompts)}) and completions ({len(completions)}) must be the same. "
+            "To score several completions of one prompt, pass that prompt alone, not in a list.",
             parameter="completions",
         )
     sequences: list[Prompt | LlmpyError] = []
@@ -55,6 +56,7 @@ def _join(frontend: Frontend, prompt: Prompt, completion: Prompt) -> tuple[Promp
     if prompt.ids is None and completion.ids is None and frontend.tokenizer is not None:
         text = (prompt.text or "") + (completion.text or "")
         ids, start = _tokenize_pair(frontend.tokenizer, text, len(prompt.text or ""))
+        _check_border(start, len(ids))
         return Prompt(text, parse_ids(ids), salt=prompt.salt), start
     first = frontend.prompts([prompt])[0]
     second = frontend.prompts([completion], special_tokens=False)[0]
@@ -62,14 +64,28 @@ def _join(frontend: Frontend, prompt: Prompt, completion: Prompt) -> tuple[Promp
         if isinstance(part, LlmpyError):
             return part, 1
     assert isinstance(first, Prompt) and isinstance(second, Prompt) and first.ids is not None and second.ids is not None
-    return Prompt(None, parse_ids(np.concatenate([first.ids, second.ids])), salt=prompt.salt), len(first.ids)
+    joined = np.concatenate([first.ids, second.ids])
+    _check_border(len(first.ids), len(joined))
+    return Prompt(None, parse_ids(joined), salt=prompt.salt), len(first.ids)
+
+
+def _check_border(start: int, length: int) -> None:
+    """Refuses a completion whose logprob is not known as a whole, or that has no token."""
+    if start == length:
+        message = "The completion has no token behind the prompt, so there is nothing to score. Give it some text."
+        raise InvalidRequestError(message, parameter="completions", value=start)
+    if start < 1:
+        message = (
+            "The completion begins in token 0, which has no logprob because no token stands before it. Give a prompt of at "
+            "least one whole token, such as the text of the beginning-of-sequence or end-of-sequence token."
+        )
+        raise InvalidRequestError(message, parameter="start", value=start)
 
 
 def _tokenize_pair(tokenizer: Tokenizer, text: str, prompt_chars: int) -> tuple[list[int], int]:
     """Ids of the whole text, and the first token that ends behind the prompt."""
     ids, ends = tokenizer.encode_with_ends(text)
-    start = next((index for index, end in enumerate(ends) if end > prompt_chars), len(ids))
-    return ids, max(start, 1)
+    return ids, next((index for index, end in enumerate(ends) if end > prompt_chars), len(ids))
 
 
 def render(tokenizer: Tokenizer, conversation: list[dict[str, Any]], how: Mapping[str, Any]) -> Prompt:
@@ -82,17 +98,25 @@ def render(tokenizer: Tokenizer, conversation: list[dict[str, Any]], how: Mappin
 
 
 def conversations(messages: Any) -> list[list[dict[str, Any]]]:
-    """The conversations of a chat call: a str, a list of messages, or a sequence of either."""
+    """The conversations of a chat call: a str, an iterable of messages, or an iterable of either."""
     if isinstance(messages, str):
         return [[{"role": "user", "content": messages}]]
-    if not isinstance(messages, Sequence):
+    if isinstance(messages, Mapping) or not isinstance(messages, Iterable):
         raise TypeError(f"messages must be a list of dicts or a str, but is of type {type(messages).__name__}")
-    if messages and all(isinstance(message, Mapping) for message in messages):
-        return [[dict(message) for message in messages]]
+    items = listed(messages)
+    if items and all(isinstance(item, Mapping) for item in items):
+        return [[dict(item) for item in items]]
     found = []
-    for item in messages:
-        if isinstance(item, str) or (isinstance(item, Sequence) and all(isinstance(part, Mapping) for part in item)):
-            found += conversations(item) if len(item) else [[]]
-        else:
-            raise TypeError(f"a conversation is a list of dicts, but has one of type {type(item).__name__}")
+    for item in items:
+        parts = item if isinstance(item, str) else _messages(item)
+        found += conversations(parts) if len(parts) else [[]]
     return found
+
+
+def _messages(conversation: object) -> list[Any]:
+    """The messages of one of several conversations."""
+    if isinstance(conversation, Iterable) and not isinstance(conversation, Mapping | bytes):
+        parts = listed(conversation)
+        if all(isinstance(part, Mapping) for part in parts):
+            return parts
+    raise TypeError(f"a conversation is a list of dicts, but has one of type {type(conversation).__name__}")

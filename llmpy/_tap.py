@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from . import _core
     from ._frontend import Frontend
-    from .inputs import PromptType
+    from .inputs import Prompts
     from .models import Spec
     from .models.names import Named
 
@@ -47,7 +47,7 @@ class Tap:
 
         return names.width(self.spec, one.value)
 
-    def ids(self, prompts: PromptType | Sequence[PromptType]) -> Iterator[Any]:
+    def ids(self, prompts: Prompts) -> Iterator[Any]:
         """The token ids of each prompt, int32, checked as those of a request."""
         import numpy as np
 
@@ -59,7 +59,7 @@ class Tap:
             yield np.ascontiguousarray(np.concatenate(parts), dtype=np.int32)
 
     def run(
-        self, prompts: PromptType | Sequence[PromptType], wanted: str | int | Sequence[str | int]
+        self, prompts: Prompts, wanted: str | int | Sequence[str | int]
     ) -> list[dict[str | int, NDArray[np.float32]]]:
         """The values of each prompt, as `LLM.tap`."""
         import numpy as np

@@ -35,10 +35,15 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptType: TypeAlias = "str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt"
+PromptType: TypeAlias = (
+    "str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt | Mapping[str, object]"
+)
+Prompts: TypeAlias = "PromptType | Iterable[PromptType]"
+"""One prompt, or any iterable of prompts: a list, a generator, a column of a table, an array of texts."""
 
 _KEYS = ("prompt", "prompt_token_ids", "token_type_ids", "output_token_ids", "cache_salt")
 _LATER = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "encoder_prompt")
+_MESSAGES = "a prompt is text or token ids, but this is a message with a role; call chat() for messages"
 _PADDED = "would include padding; pass a list of unpadded lists"
 
 
@@ -61,20 +66,30 @@ def is_single(prompts: object) -> bool:
     """Whether this is one prompt rather than a batch of them."""
     if isinstance(prompts, str | Mapping):
         return True
-    if hasattr(prompts, "ndim"):
-        return True
+    if hasattr(prompts, "ndim"):  # an array: numbers are the ids of one prompt
+        return getattr(getattr(prompts, "dtype", None), "kind", "i") in "biufc"
     return isinstance(prompts, Sequence) and len(prompts) > 0 and _is_scalar(prompts[0])
 
 
 def batch(prompts: object) -> list[object]:
     """The prompts of a call's first argument, one after another."""
+    if hasattr(prompts, "columns") or hasattr(prompts, "column_names"):
+        raise TypeError(f"prompts must be one column, but is a {type(prompts).__name__}; pass table['name of the column']")
     if is_single(prompts):
         return [prompts]
-    if isinstance(prompts, Sequence):
-        return list(prompts)
-    if isinstance(prompts, Iterable):
-        raise UnsupportedError("an iterator of prompts is not supported yet; pass list(prompts)")
-    raise TypeError(f"prompts must be text, token ids, a dict or a list of these, but is of type {type(prompts).__name__}")
+    if isinstance(prompts, set | frozenset):
+        raise TypeError("prompts must have an order, but is a set; pass a list")
+    if not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts must be text, token ids, a dict or a list of these, but is of type {type(prompts).__name__}")
+    found = listed(prompts)
+    is_array = hasattr(prompts, "ndim")
+    return [found] if found and not is_array and _is_scalar(found[0]) else found
+
+
+def listed(items: Iterable[object]) -> list[Any]:
+    """The items as a list; those of an array as Python's own objects."""
+    plain = items.tolist() if hasattr(items, "ndim") and hasattr(items, "tolist") else items
+    return list(plain)
 
 
 def parse(prompt: object) -> Prompt:
@@ -87,9 +102,13 @@ def parse(prompt: object) -> Prompt:
 
 
 def _parse_dict(prompt: Mapping[str, Any]) -> Prompt:
+    if "input_ids" in prompt:
+        return _parse_encoding(prompt)
     if "attention_mask" in prompt:
         raise TypeError(f"a dict with 'attention_mask' {_PADDED}")
     for key in prompt:
+        if key == "role":
+            raise TypeError(_MESSAGES)
         if key in _LATER:
             raise UnsupportedError(f"prompts with {key!r} are not supported; pass text or token ids")
         if key not in _KEYS:
@@ -109,6 +128,18 @@ def _parse_dict(prompt: Mapping[str, Any]) -> Prompt:
         raise TypeError("token_type_ids go with prompt_token_ids, one each")
     given, prior, types = (None if item is None else parse_ids(item) for item in (ids, prior, types))
     return Prompt(text, given, prior, salt or None, types)
+
+
+def _parse_encoding(encoding: Mapping[str, Any]) -> Prompt:
+    """What a tokenizer of transformers returns for one text."""
+    ids, mask, types = (encoding.get(key) for key in ("input_ids", "attention_mask", "token_type_ids"))
+    if isinstance(ids, Sequence) and ids and not _is_scalar(ids[0]):
+        raise TypeError("input_ids holds several prompts; pass encoding['input_ids'], a list of unpadded lists")
+    found = parse_ids(ids)
+    if mask is not None and not all(parse_ids(mask)):
+        raise TypeError(f"an attention_mask with zeros {_PADDED}")
+    kinds = None if types is None else parse_ids(types)
+    return Prompt(None, found, types=kinds if kinds is not None and kinds.any() else None)
 
 
 def _unicode(text: str) -> str:
@@ -135,6 +166,8 @@ def parse_ids(ids: object) -> Ids:
             raise TypeError(f"token ids must be integers, but are of type {ids.dtype}")
         low, high = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
     elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes):
+        if ids and isinstance(ids[0], Mapping) and "role" in ids[0]:
+            raise TypeError(_MESSAGES)
         if ids and not _is_scalar(ids[0]):
             raise TypeError(f"a prompt is a list of ints, but an id is of type {type(ids[0]).__name__}")
         if not set(map(type, ids)) <= {int}:

@@ -19,7 +19,7 @@ from ._weights import UpdateCalls, Weights
 from .checks import as_int
 from .errors import InvalidRequestError, UnsupportedError
 from .inputs import batch, is_single
-from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOutput
+from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOutputs
 from .sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._loading import Loaded
     from ._requests import Request
     from .config import EngineConfig
-    from .inputs import PromptType
+    from .inputs import Prompts, PromptType
     from .pooling_outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
@@ -74,7 +74,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
     # ---- looking inside ---------------------------------------------------------------------------------------------
 
     def tap(
-        self, prompts: PromptType | Sequence[PromptType], names: str | int | Sequence[str | int]
+        self, prompts: Prompts, names: str | int | Sequence[str | int]
     ) -> list[dict[str | int, NDArray[np.float32]]]:
         """What the model computes on the way: any tensor inside it, for every token of a prompt.
 
@@ -112,7 +112,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
     def generate(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = None,
@@ -225,7 +225,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
     def as_completed(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = None,
@@ -261,8 +261,8 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
     def score(
         self,
-        sequences: PromptType | Sequence[PromptType],
-        completions: PromptType | Sequence[PromptType] | None = None,
+        sequences: Prompts,
+        completions: Prompts | None = None,
         *,
         temperature: float = 1.0,
         start: int | Sequence[int] | None = None,
@@ -270,20 +270,38 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         sampling_params: SamplingParams | None = None,
         use_tqdm: UseTqdm = None,
         on_error: str = "raise",
-    ) -> list[ScoreOutput]:
+    ) -> ScoreOutputs:
         """Teacher-forced logprobs of given tokens, with the bits of `generate`.
+
+        Without `completions` every token but the first is scored: no token stands before the first one, so it has no
+        logprob. A sequence of one token has no scored token; its sum is 0 and its perplexity NaN.
+
+        A prompt and a completion given as text are tokenised as one text. A token that lies partly in the prompt and partly in
+        the completion counts wholly for the completion: `score("I was walk", "ing")` scores " walking" after "I was". If
+        the completion begins in the first token of all, it cannot be scored; that is an error, unless the tokenizer puts
+        a beginning-of-sequence token before the text.
 
         Args:
             sequences: What to score, in the forms of `generate`; with `completions` the prompts before them.
-            completions: What to score behind the prompts, one each. A text pair is tokenised as one.
+            completions: What to score behind the prompts: one each, or several for a single prompt.
             temperature: Divides the logits; > 0.
-            start: First position to score (>= 1), one for all or one each; None = 1, or the completion's.
-            logprobs: Best alternatives per position.
+            start: First position to score (>= 1), one for all or one each; None = 1. Not with `completions`.
+            logprobs: Best alternatives per position, from 0 to the engine's `max_logprobs`.
             sampling_params: Not supported yet.
             use_tqdm, on_error: As in `generate`.
 
         Returns:
-            One ScoreOutput per sequence, in order.
+            One ScoreOutput per sequence, in order; `.to_pandas()` of the list is a table.
+
+        Raises:
+            InvalidRequestError: A sequence cannot be scored; `.index` tells which. Nothing ran.
+            RequestFailedError: A sequence failed while it ran; `.outputs` is the complete list.
+            GenerationInterrupted: Ctrl-C; `.partial` holds the scores so far.
+            UnsupportedError: The model does not generate.
+
+        Example:
+            >>> scores = llm.score("The capital of France is", [" Paris", " Rome"])
+            >>> [round(score.sum_logprob, 2) for score in scores]
         """
         if sampling_params is not None:
             raise UnsupportedError("score(sampling_params=...) is not supported yet; use temperature")
@@ -298,7 +316,10 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             elif start is not None:
                 raise TypeError("start cannot be given with completions")
             else:
-                prompts, starts = pair(self._frontend, batch(sequences), batch(completions))
+                before, behind = batch(sequences), batch(completions)
+                if is_single(sequences):
+                    before = before * len(behind)
+                prompts, starts = pair(self._frontend, before, behind)
             submissions = _calls.prepare_scores(self._frontend, prompts, starts, params)
             return _calls.score(self._driver, submissions, use_tqdm, on_error)
 
@@ -306,7 +327,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
     def embed(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: UseTqdm = None,
@@ -336,7 +357,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
     def classify(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: UseTqdm = None,
@@ -364,7 +385,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
     def encode(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         pooling_task: str | None = None,
@@ -396,7 +417,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         self,
         call: str,
         task: str | None,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: Prompts,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None,
         pooling: Mapping[str, Any],
         use_tqdm: UseTqdm,

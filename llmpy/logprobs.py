@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import numpy as np
     import numpy.typing as npt
 
@@ -14,7 +15,8 @@ Ints: TypeAlias = "npt.NDArray[np.int32]"
 Floats: TypeAlias = "npt.NDArray[np.float32]"
 Top: TypeAlias = "tuple[Ints, Floats, Ints]"
 Decode = Callable[[int], str | None]
-Entry = Mapping[int, "Logprob"]
+Entry = dict[int, "Logprob"]
+Row = TypeVar("Row", bound="Entry | None", covariant=True)
 
 
 class Logprob(NamedTuple):
@@ -49,12 +51,11 @@ class SampledLogprobs(NamedTuple):
     rank: Ints
 
 
-class Logprobs(Sequence["Entry | None"]):
-    """Acts as `list[dict[int, Logprob]]`, one read-only mapping per token with the sampled id first.
+class LogprobsView(Sequence[Row], Generic[Row]):
+    """Acts as a list with one dict per token, made when it is asked for: id -> Logprob, the token itself first.
 
     Args:
-        ids: int32 [T, k + 1]: column 0 the token itself, then the k best; padding `vocab_size`. A row that begins with
-            padding stands for None (a prompt's first token).
+        ids: int32 [T, k + 1]: column 0 the token itself, then the k best; padding `vocab_size`.
         values: float32 [T, k + 1], padding -inf.
         ranks: int32 [T, k + 1].
         vocab_size: Rows of the vocabulary.
@@ -72,8 +73,8 @@ class Logprobs(Sequence["Entry | None"]):
     @classmethod
     def of(
         cls, token_ids: Ints, values: Floats, ranks: Ints, top: Top | None, vocab_size: int, decode: Decode | None = None
-    ) -> Logprobs:
-        """Of the tokens and their k alternatives, which are joined when somebody looks."""
+    ) -> Self:
+        """Of the tokens and their k alternatives, which are joined when they are asked for."""
         made = cls(token_ids, values, ranks, vocab_size, decode)
         made._arrays, made._parts = None, (token_ids, values, ranks, top)
         return made
@@ -103,43 +104,48 @@ class Logprobs(Sequence["Entry | None"]):
         """A token's own text, or None where texts are not known; a pickled view knows those of its own tokens."""
         return self._decode(token) if self._decode else None
 
-    def followed_by(self, other: Logprobs) -> Logprobs:
+    def followed_by(self, other: Self) -> Self:
         """These tokens, then the other's, which have as many alternatives."""
         import numpy as np
 
         pairs = zip((self.ids, self.values, self.ranks), (other.ids, other.values, other.ranks), strict=True)
         ids, values, ranks = (np.concatenate(pair) for pair in pairs)
-        return Logprobs(ids, values, ranks, self._vocab_size, self._decode)
+        return type(self)(ids, values, ranks, self._vocab_size, self._decode)
 
     def __len__(self) -> int:
         return len(self._parts[0] if self._parts is not None else self.ids)
 
     @overload
-    def __getitem__(self, index: int) -> Entry | None: ...
+    def __getitem__(self, index: int) -> Row: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Logprobs: ...
+    def __getitem__(self, index: slice) -> Self: ...
 
-    def __getitem__(self, index: int | slice) -> Entry | Logprobs | None:
+    def __getitem__(self, index: int | slice) -> Row | Self:
         if isinstance(index, slice):
-            return Logprobs(self.ids[index], self.values[index], self.ranks[index], self._vocab_size, self._decode)
+            return type(self)(self.ids[index], self.values[index], self.ranks[index], self._vocab_size, self._decode)
         return self._row(self.ids[index].tolist(), self.values[index].tolist(), self.ranks[index].tolist())
 
-    def __iter__(self) -> Iterator[Entry | None]:
+    def __iter__(self) -> Iterator[Row]:
         for start in range(0, len(self), 256):
             block = slice(start, start + 256)
             rows = zip(self.ids[block].tolist(), self.values[block].tolist(), self.ranks[block].tolist(), strict=True)
             for ids, values, ranks in rows:
                 yield self._row(ids, values, ranks)
 
-    def _row(self, ids: list[int], values: list[float], ranks: list[int]) -> Entry | None:
-        if ids[0] == self._vocab_size:
-            return None
-        row: dict[int, Logprob] = {}
+    def to_list(self) -> list[Row]:
+        """A plain list of plain dicts, for code that asks for these types."""
+        return list(self)
+
+    def _row(self, ids: list[int], values: list[float], ranks: list[int]) -> Row:
+        raise NotImplementedError
+
+    def _entry(self, ids: list[int], values: list[float], ranks: list[int]) -> Entry:
+        row: Entry = {}
         for token, value, rank in zip(ids, values, ranks, strict=True):
             if token != self._vocab_size and token not in row:
                 row[token] = Logprob(value, rank, self.text(token))
-        return MappingProxyType(row)
+        return row
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Sequence) and not isinstance(other, str | bytes):
@@ -149,16 +155,42 @@ class Logprobs(Sequence["Entry | None"]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Logprobs({len(self)} tokens, {self.ids.shape[1] - 1} alternatives)"
+        return f"{type(self).__name__}({len(self)} tokens, {self.ids.shape[1] - 1} alternatives)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         texts = {token: self.text(token) for token in set(self.ids.ravel().tolist())} if self._decode else None
-        return _restore, (self.ids, self.values, self.ranks, self._vocab_size, texts)
+        return _restore, (type(self), self.ids, self.values, self.ranks, self._vocab_size, texts)
 
 
-def _restore(ids: Ints, values: Floats, ranks: Ints, vocab_size: int, texts: dict[int, str | None] | None) -> Logprobs:
-    """A pickled Logprobs: the texts of its tokens instead of a tokenizer."""
-    return Logprobs(ids, values, ranks, vocab_size, texts.get if texts else None)
+class Logprobs(LogprobsView[Entry]):
+    """Logprobs of generated or scored tokens; acts as `list[dict[int, Logprob]]`.
+
+    Example:
+        >>> sample = llm.generate("The capital of France is", max_tokens=1, logprobs=3)[0].outputs[0]
+        >>> sample.logprobs[0][sample.token_ids[0]].logprob
+        >>> json.dumps(sample.logprobs.to_list())
+    """
+
+    __slots__ = ()
+
+    def _row(self, ids: list[int], values: list[float], ranks: list[int]) -> Entry:
+        return self._entry(ids, values, ranks)
+
+
+class PromptLogprobs(LogprobsView["Entry | None"]):
+    """Logprobs of a prompt; acts as `list[dict[int, Logprob] | None]`: the first token, whose row is padding, has None."""
+
+    __slots__ = ()
+
+    def _row(self, ids: list[int], values: list[float], ranks: list[int]) -> Entry | None:
+        return None if ids[0] == self._vocab_size else self._entry(ids, values, ranks)
+
+
+def _restore(
+    kind: type[LogprobsView[Any]], ids: Ints, values: Floats, ranks: Ints, vocab_size: int, texts: dict[int, str | None] | None
+) -> LogprobsView[Any]:
+    """A pickled view: the texts of its tokens instead of a tokenizer."""
+    return kind(ids, values, ranks, vocab_size, texts.get if texts else None)
 
 
 def join(token_ids: Ints, values: Floats, ranks: Ints, top: Top | None) -> tuple[Ints, Floats, Ints]:

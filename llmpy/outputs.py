@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import LlmpyError
+from .output_lists import OutputList
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-    from .logprobs import Floats, Ints, Logprobs, SampledLogprobs
+    from .logprobs import Floats, Ints, Logprobs, PromptLogprobs, SampledLogprobs
     from .sampling_params import SamplingParams
 
 
@@ -105,7 +106,7 @@ class CompletionOutput:
         index: Sample 0 .. n - 1.
         text: Its text, cut by the stop rule; "" without detokenisation.
         token_ids_array: int32 [T], with the end-of-sequence or stop token that ended it.
-        logprobs: One mapping per token, or None if not asked for.
+        logprobs: One dict per token, or None if not asked for; `logprobs.to_list()` is a plain list of them.
         token_logprobs: Of the sampled tokens in the request's mode, float32 [T], or None.
         cumulative_logprob: Their float64 sum in order, or None.
         sampled: All logprobs of the sampled tokens, or None.
@@ -185,7 +186,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids_array: Ints
     outputs: list[CompletionOutput]
-    prompt_logprobs: Logprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     prompt_token_logprobs: Floats | None = None
     finished: bool = False
     num_cached_tokens: int = 0
@@ -244,28 +245,19 @@ class RequestOutput:
         return request_html(self)
 
 
-class RequestOutputs(list[RequestOutput]):
-    """The outputs of a call, in the order of its prompts.
+class RequestOutputs(OutputList[RequestOutput]):
+    """The outputs of `generate` or `chat`, in the order of the prompts.
+
+    It is a list; slices and sums are of the same class: `(first + second).to_pandas()`.
 
     Args:
         outputs: The outputs.
         elapsed: Seconds that the call took.
+
+    Example:
+        >>> outputs = llm.generate(["2 + 2 =", "3 + 3 ="], temperature=0, max_tokens=4)
+        >>> outputs.texts, outputs.num_generation_tokens / outputs.elapsed
     """
-
-    def __init__(self, outputs: Iterable[RequestOutput] = (), elapsed: float = 0.0) -> None:
-        super().__init__(outputs)
-        self.elapsed = elapsed
-
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> RequestOutput: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> RequestOutputs: ...
-
-    def __getitem__(self, index: SupportsIndex | slice) -> RequestOutput | RequestOutputs:
-        if isinstance(index, slice):
-            return RequestOutputs(super().__getitem__(index), self.elapsed)
-        return super().__getitem__(index)
 
     @property
     def texts(self) -> list[str]:
@@ -278,11 +270,6 @@ class RequestOutputs(list[RequestOutput]):
         return [output.token_ids for output in self]
 
     @property
-    def errors(self) -> list[LlmpyError]:
-        """Errors of the requests that failed."""
-        return [output.error for output in self if output.error is not None]
-
-    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(len(output.prompt_token_ids_array) for output in self)
@@ -291,30 +278,6 @@ class RequestOutputs(list[RequestOutput]):
     def num_generation_tokens(self) -> int:
         """Tokens of all samples."""
         return sum(len(sample.token_ids_array) for output in self for sample in output.outputs)
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        """All outputs, ready for JSON."""
-        return [output.to_dict() for output in self]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """A table with one row per sample.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        from .tables import to_pandas
-
-        return to_pandas(self)
-
-    def to_arrow(self) -> pyarrow.Table:
-        """A table with one row per sample.
-
-        Raises:
-            ImportError: pyarrow is not installed.
-        """
-        from .tables import to_arrow
-
-        return to_arrow(self)
 
     def _repr_html_(self) -> str:
         from .notebook.view import table_html
@@ -387,6 +350,15 @@ class ScoreOutput:
         from .notebook.view import score_html
 
         return score_html(self)
+
+
+class ScoreOutputs(OutputList[ScoreOutput]):
+    """The outputs of `score`, in the order of the sequences. It is a list; `.to_pandas()` has one row per sequence.
+
+    Args:
+        outputs: The outputs.
+        elapsed: 0.
+    """
 
 
 class Chunk(str):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .errors import LlmpyError
+from .output_lists import OutputList
 from .outputs import to_plain
 
 if TYPE_CHECKING:
@@ -129,11 +129,15 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
 Output = TypeVar("Output", bound=PoolingRequestOutput[Any])
 
 
-class PoolingOutputs(list[Output]):
-    """The outputs of a call, in the order of its input."""
+class PoolingOutputs(OutputList[Output]):
+    """The outputs of `embed`, `classify` or `encode`, in the order of the prompts.
 
-    def __init__(self, outputs: Iterable[Output] = ()) -> None:
-        super().__init__(outputs)
+    It is a list; `.numpy()` stacks the results and `.to_pandas()` has one row per prompt.
+
+    Args:
+        outputs: The outputs.
+        elapsed: 0.
+    """
 
     def numpy(self) -> Floats:
         """The results below each other, float32 [B, D].

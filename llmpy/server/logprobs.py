@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from ..detokenizer import Detokenizer
-from ..logprobs import Logprob, Logprobs
+from ..logprobs import Logprob, Logprobs, LogprobsView
 from ..outputs import CompletionOutput
 from ..tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ class LogprobWriter:
             return f"token_id:{token_id}"
         return text if text is not None else self._tokenizer.decode([token_id])
 
-    def completion(self, entries: Logprobs) -> dict[str, Any]:
+    def completion(self, entries: LogprobsView[Any]) -> dict[str, Any]:
         """Lists of one length: tokens, their logprobs, dicts of the best, offsets of the text."""
         lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for entry in entries:
@@ -114,7 +114,7 @@ def _split(entry: Any, top: int) -> tuple[tuple[int, Logprob], list[tuple[int, L
     return items[0], best if top else []
 
 
-def prompt_logprobs(entries: Logprobs | None) -> list[Any] | None:
+def prompt_logprobs(entries: LogprobsView[Any] | None) -> list[Any] | None:
     """Of every prompt token: null for the first, else logprob, rank and text by id."""
     if entries is None:
         return None

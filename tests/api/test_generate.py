@@ -315,9 +315,12 @@ def test_score_forms(fake_llm):
     assert pair.start == 2 and pair.token_ids == [5, 6, 7, 8]
     text = llm.score("hello", " you")[0]
     assert text.token_ids == llm.tokenizer.encode("hello you") and text.start == len(llm.tokenizer.encode("hello"))
-    merged = llm.score("h", "ello")[0]
-    assert merged.token_ids == llm.tokenizer.encode("hello") and merged.start == 1
+    merged = llm.score("a h", "ello")[0]  # "he" is one token, which counts for the completion
+    assert merged.token_ids == llm.tokenizer.encode("a hello") and merged.start == len(llm.tokenizer.encode("a "))
     assert llm.score([5, 6], "he")[0].start == 2
+    assert [item.token_ids for item in llm.score([5, 6], [[7], [8, 9]])] == [[5, 6, 7], [5, 6, 8, 9]]
+    texts = [item.token_ids for item in llm.score("hello", [" you", " me"])]
+    assert texts == [llm.tokenizer.encode("hello you"), llm.tokenizer.encode("hello me")]
     assert llm.fake.submitted[0][1]["score_start"] == 1
 
 
@@ -342,6 +345,30 @@ def test_score_refusals(fake_llm):
     assert caught.value.index == 1
     back = llm.score([[5, 6], [1] * 65], on_error="return")
     assert back[0].error is None and back[1].error is not None and len(back[1].token_logprobs) == 0
+
+
+def test_a_completion_needs_a_token_before_it(fake_llm):
+    llm = fake_llm()
+    for prompt, completion in (("", "hello"), ("h", "ello"), ([], [5, 6]), ([], "hello")):
+        with pytest.raises(InvalidRequestError, match=r"completion begins in token 0.*Give a prompt") as caught:
+            llm.score([prompt], [completion])
+        assert (caught.value.parameter, caught.value.value, caught.value.index) == ("start", 0, 0)
+    for prompt, completion in (("hello", ""), ([5, 6], [[]]), ("", ""), ([5], "")):
+        with pytest.raises(InvalidRequestError, match="no token behind the prompt"):
+            llm.score(prompt, completion)
+    back = llm.score(["", "a"], ["b", " b"], on_error="return")
+    assert [item.error is None for item in back] == [False, True] and np.isnan(back[0].perplexity)
+
+
+def test_a_beginning_of_sequence_token_stands_before_a_completion(fake_llm):
+    from tokenizers.processors import TemplateProcessing
+
+    llm = fake_llm()
+    backend = llm.tokenizer.backend
+    end = backend.token_to_id("<|end|>")
+    backend.post_processor = TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", end)])
+    out = llm.score("", "hello")[0]
+    assert out.token_ids[0] == end and out.start == 1 and len(out.token_logprobs) == len(out.token_ids) - 1
 
 
 def test_introspection(fake_llm):

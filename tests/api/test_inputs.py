@@ -50,13 +50,13 @@ def test_salt_and_prior_reach_the_core(fake_llm):
 
 
 INVALID = [
-    ("", "The decoder prompt cannot be empty"),
-    ([[]], "The decoder prompt cannot be empty"),
-    (np.array([], np.int64), "The decoder prompt cannot be empty"),
-    ([1] * 65, "The decoder prompt (length 65) is longer than the maximum model length of 64."),
+    ("", "The prompt cannot be empty"),
+    ([[]], "The prompt cannot be empty"),
+    (np.array([], np.int64), "The prompt cannot be empty"),
+    ([1] * 65, "The prompt (length 65) is longer than the maximum model length of 64."),
     (
         [1] * 64,
-        "The decoder prompt (length 64) plus the number of requested output tokens (at least 1) is longer than the "
+        "The prompt (length 64) plus the number of requested output tokens (at least 1) is longer than the "
         "maximum model length of 64.",
     ),
     ([1, -1], "Token id -1 is out of vocabulary"),
@@ -75,10 +75,13 @@ def test_invalid(fake_llm, prompt, text):
     with pytest.raises(InvalidRequestError) as caught:
         llm.generate(prompt)
     assert str(caught.value).startswith(text) and caught.value.index == 0
+    beginning = prompt if isinstance(prompt, str) else None
     single = [] if text.endswith("empty") else prompt
     with pytest.raises(InvalidRequestError) as caught:
         llm.generate([[1], single])
     assert caught.value.index == 1 and not llm.fake.submitted
+    label = f"prompt 1 ({beginning!r}): " if beginning and not text.startswith("prompt:") else "prompt 1: "
+    assert str(caught.value).startswith(label + text)
     back = llm.generate([[1], single], on_error="return")
     assert [output.finish_reason for output in back] == ["length", "error"]
     assert str(back[1].error).startswith(text) and back.errors == [back[1].error]
@@ -92,10 +95,8 @@ WRONG = [
     (np.array([True]), "token ids must be integers"),
     (np.zeros((2, 3), np.int64), "an array of 2 dimensions would include padding; pass a list of unpadded lists"),
     ([np.zeros((2, 3), np.int64)], "an array of 2 dimensions would include padding"),
-    (
-        UserDict(input_ids=[[1]], attention_mask=[[1]]),
-        "a dict with 'attention_mask' would include padding; pass a list of unpadded lists",
-    ),
+    (UserDict(input_ids=[[1]], attention_mask=[[1]]), "input_ids holds several prompts"),
+    (UserDict(prompt_token_ids=[1], attention_mask=[1]), "a dict with 'attention_mask' would include padding; pass a list"),
     ({"prompt": "a", "promt": 1}, "unknown key 'promt' in a prompt"),
     ({"cache_salt": "x"}, "a prompt dict must have"),
     ({"prompt": 3}, "prompt must be a str"),
@@ -122,9 +123,65 @@ def test_unsupported_keys(fake_llm, key):
     assert isinstance(llm.generate([{"prompt": "a", key: 1}], on_error="return")[0].error, UnsupportedError)
 
 
-def test_lazy_batches_come_later(fake_llm):
-    with pytest.raises(UnsupportedError, match="iterator"):
-        fake_llm().generate(text for text in ["a"])
+def test_any_iterable_of_prompts_is_a_batch(fake_llm):
+    pandas = pytest.importorskip("pandas")
+    llm = fake_llm()
+    texts = ["a", "hello"]
+    wanted = ids_of(llm, texts)
+    frame = pandas.DataFrame({"prompt": texts, "other": [1, 2]}, index=[7, 3])
+    forms = [
+        (text for text in texts), dict.fromkeys(texts), dict.fromkeys(texts).keys(), {1: "a", 2: "hello"}.values(), iter(texts),
+        frame["prompt"], frame["prompt"].astype("string"), frame["prompt"].astype("category"), np.array(texts),
+        np.array(texts, object), np.array([{"prompt": text} for text in texts]),
+    ]  # fmt: skip
+    for form in forms[:1] + forms[2:]:
+        assert ids_of(llm, form) == wanted
+    assert ids_of(llm, (number for number in [5, 6])) == [[5, 6]]
+    assert ids_of(llm, frame["other"]) == [[1, 2]]
+    assert [out.prompt for out in llm.generate(np.array(texts), ONE)] == texts
+    assert type(llm.generate(np.array(texts), ONE)[0].prompt) is str
+    assert [len(out.token_ids) for out in llm.score(text for text in texts)] == [len(ids) for ids in wanted]
+    assert [out.prompt for out in llm.chat(frame["prompt"], ONE)] == [out.prompt for out in llm.chat(texts, ONE)]
+    talks = [[{"role": "user", "content": text}] for text in texts]
+    for form in (iter(talks), pandas.Series(talks), [np.array(talk) for talk in talks]):
+        assert [out.prompt for out in llm.chat(form, ONE)] == [out.prompt for out in llm.chat(texts, ONE)]
+
+
+def test_what_is_no_batch_says_what_to_pass(fake_llm):
+    pandas = pytest.importorskip("pandas")
+    llm = fake_llm()
+    talk = [{"role": "user", "content": "hi"}]
+    wrong = [
+        (pandas.DataFrame({"a": ["x"]}), r"must be one column, but is a DataFrame; pass table\["),
+        ({"a", "b"}, "must have an order"),
+        (talk, r"call chat\(\) for messages"),
+        ([talk, talk], r"^prompt 0: .*call chat\(\) for messages"),
+        (pandas.Series(["a", None]), "^prompt 1: a prompt is text, .* is of type"),
+        ({"input_ids": [[5], [6]]}, r"pass encoding\['input_ids'\]"),
+        ({"input_ids": [5, 6], "attention_mask": [0, 1]}, "attention_mask with zeros would include padding"),
+        ([b"ab"], "^a prompt is text, .* is of type bytes"),
+    ]
+    for prompts, message in wrong:
+        with pytest.raises(TypeError, match=message):
+            llm.generate(prompts)
+
+
+def test_an_encoding_of_transformers_is_a_prompt(fake_llm):
+    llm = fake_llm()
+    encoding = UserDict(input_ids=[5, 6], attention_mask=[1, 1], token_type_ids=[0, 0])
+    assert ids_of(llm, encoding) == ids_of(llm, [encoding]) == [[5, 6]]
+    assert "token_type_ids" not in llm.fake.submitted[-1][1]
+
+
+def test_an_error_of_a_batch_names_the_prompt(fake_llm):
+    llm = fake_llm()
+    with pytest.raises(InvalidRequestError, match=r"^prompt 1 \(''\): The prompt cannot be empty"):
+        llm.generate(["a", ""])
+    with pytest.raises(InvalidRequestError, match=r"^prompt 1 \('ab{28}\.\.\.'\): The prompt \(length \d+\) is longer"):
+        llm.generate(["a", "a" + "b" * 2000])
+    with pytest.raises(InvalidRequestError, match=r"^prompt 1: .*no text"):
+        template = "{{ messages[0]['content'] or raise_exception('no text') }}"
+        llm.chat([[{"role": "user", "content": "hi"}], [{"role": "user", "content": ""}]], chat_template=template)
 
 
 def test_text_needs_a_tokenizer(fake_llm):

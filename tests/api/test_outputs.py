@@ -1,5 +1,6 @@
 """Output objects: arrays, the lazy view of logprobs, tables, JSON, pickling."""
 
+import copy
 import json
 import pickle
 import sys
@@ -9,8 +10,9 @@ import pytest
 
 from llmpy import Logprob, SamplingParams
 from llmpy.logprobs import Logprobs
-from llmpy.outputs import Chunk, RequestOutputs
+from llmpy.outputs import Chunk, RequestOutputs, ScoreOutputs
 
+ONE = SamplingParams(max_tokens=1)
 FULL = SamplingParams(max_tokens=5, logprobs=3, prompt_logprobs=2)
 
 
@@ -69,8 +71,6 @@ def test_logprobs_act_as_a_list_of_dicts():
     assert logprobs == as_list and as_list == logprobs and logprobs == view() and logprobs != as_list[:2]
     assert len(logprobs) == 3 and logprobs[-1] == as_list[-1] and logprobs[1:] == as_list[1:]
     assert isinstance(logprobs[1:], Logprobs) and logprobs[1:].ids.shape == (2, 3)
-    with pytest.raises(TypeError):
-        logprobs[0][4] = 1
     with pytest.raises(IndexError):
         logprobs[3]
     with pytest.raises(TypeError):
@@ -168,3 +168,47 @@ def test_missing_libraries_name_the_extra(output, monkeypatch, method, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=r"llmpy\[data\]"):
         getattr(output, method)()
+
+
+def test_a_position_of_logprobs_is_a_plain_dict(fake_llm):
+    out = fake_llm().generate("ab", FULL)[0]
+    for view in (out.outputs[0].logprobs, out.prompt_logprobs):
+        assert view[0] is None or type(view[0]) is dict
+        rows = view.to_list()
+        assert type(rows) is list and rows == view
+        assert pickle.loads(pickle.dumps(view[-1])) == copy.copy(view[-1]) == copy.deepcopy(view[-1]) == rows[-1]
+        assert json.loads(json.dumps(rows))[-1] == {str(token): list(entry) for token, entry in view[-1].items()}
+        assert type(view[1:]) is type(view) is type(pickle.loads(pickle.dumps(view)))
+        first = view[-1]
+        first.clear()
+        assert view[-1] == rows[-1], "a dict that is changed changes nothing else"
+    assert out.prompt_logprobs[0] is None and out.outputs[0].logprobs[0] is not None
+
+
+def test_slices_and_sums_keep_the_class(fake_llm):
+    llm = fake_llm()
+    first, second = llm.generate(["a", "b"], ONE), llm.generate("c", ONE)
+    plain = [*first]
+    for many in (first + second, sum([first, second]), sum([first, second], RequestOutputs()), plain + second):
+        assert type(many) is RequestOutputs and many.texts == first.texts + second.texts
+    assert (first + second).elapsed == first.elapsed + second.elapsed
+    assert type(first[:1]) is type(first.copy()) is type(first * 2) is RequestOutputs
+    assert type(llm.score(["ab", "cd"])[:1]) is ScoreOutputs
+
+
+def test_the_repr_of_many_outputs_is_short(fake_llm):
+    outs = fake_llm().generate("a", ONE)
+    assert repr(outs) == f"[{outs[0]!r}]"
+    many = RequestOutputs([*outs] * 20000)
+    assert len(repr(many)) < 800 and "19,996 more" in repr(many)
+
+
+def test_scores_and_poolings_are_tables(fake_llm):
+    pytest.importorskip("pandas")
+    llm = fake_llm()
+    scores = llm.score([[5, 6, 7], [400, 401]], on_error="return")
+    frame = scores.to_pandas()
+    assert frame["sum_logprob"].tolist() == [scores[0].sum_logprob, 0.0] and frame["token_ids"][0].tolist() == [5, 6, 7]
+    assert frame["error"].isnull().tolist() == [True, False] and "vocabulary" in frame["error"][1] and len(scores.errors) == 1
+    pytest.importorskip("pyarrow")
+    assert scores.to_arrow().column_names[:3] == ["index", "num_tokens", "start"]

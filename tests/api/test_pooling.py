@@ -33,6 +33,16 @@ def test_params_are_checked():
         PoolingParams().normalize = False
 
 
+def test_a_list_of_embeddings_is_a_table(open_tiny):
+    pytest.importorskip("pandas")
+    embedded = open_tiny().embed(text for text in ["a", "b"])
+    frame = embedded.to_pandas()
+    assert frame["prompt"].tolist() == ["a", "b"] and frame["data"][1].tolist() == embedded.numpy()[1].tolist()
+    assert type(embedded + embedded) is type(embedded) and (embedded + embedded).numpy().shape[0] == 4
+    pytest.importorskip("pyarrow")
+    assert embedded.to_arrow().num_rows == 2
+
+
 def test_what_is_refused(open_tiny):
     llm = open_tiny()
     for call, text in {
@@ -42,9 +52,9 @@ def test_what_is_refused(open_tiny):
         lambda: llm.encode([5], pooling_task="token_embed", pooling="cls"): "^pooling must be 'all' for LLM.encode",
         lambda: llm.embed([5], use_activation=True): r"^use_activation does not apply to LLM.embed\(\)",
         lambda: llm.embed([5], dimensions=65): "^dimensions must be at most 64, the model's, got 65",
-        lambda: llm.embed([[5], []]): "^The decoder prompt cannot be empty",
-        lambda: llm.embed([[5], [304]]): "^Token id 304 is out of vocabulary",
-        lambda: llm.embed([[5] * 1000]): "^The decoder prompt .length 1000. is longer than the maximum model length of",
+        lambda: llm.embed([[5], []]): "^prompt 1: The prompt cannot be empty",
+        lambda: llm.embed([[5], [304]]): "^prompt 1: Token id 304 is out of vocabulary",
+        lambda: llm.embed([[5] * 1000]): "^The prompt .length 1000. is longer than the maximum model length of",
         lambda: llm.embed([5, 6], [PoolingParams()] * 2): "^The lengths of prompts .1. and params .2. must be the same",
         lambda: llm.embed({"prompt_token_ids": [5], "output_token_ids": [6]}): "not output_token_ids",
     }.items():
