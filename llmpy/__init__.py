@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 try:
     from . import _core
 except ImportError as error:
-    raise ImportError(
-        "the C core of llmpy is not built: run `pip install .` in the source folder, "
-        f"or `python setup.py build_ext --inplace` to work on it ({error})"
-    ) from error
+    from ._source_folder import give_way
+
+    give_way(error)
 
 if TYPE_CHECKING:
     from ._later import (

@@ -9,6 +9,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
@@ -18,6 +19,7 @@ from .engine_options import engine_options
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 STARTUP = """
 import json, sys, time
+sys.path.insert(0, sys.argv[3])
 times = [time.perf_counter()]
 from llmpy import LLM
 times.append(time.perf_counter())
@@ -144,7 +146,8 @@ def _output(words: list[str]) -> str:
 def _startup(chosen: Namespace) -> dict[str, Any]:
     """Fresh processes, one after another; medians."""
     names = ("import_s", "load_s", "first_token_s")
-    words = [sys.executable, "-c", STARTUP, model_path(chosen), json.dumps(engine_options(chosen))]
+    here = str(Path(__file__).parents[2])  # the llmpy that runs, whatever lies in the working directory
+    words = [sys.executable, "-P", "-c", STARTUP, model_path(chosen), json.dumps(engine_options(chosen)), here]
     runs = [json.loads(_output(words)) for _ in range(chosen.runs)]
     phases = {name: [run[i + 1] - run[i] for run in runs] for i, name in enumerate(names)}
     medians = {name: statistics.median(times) for name, times in phases.items()}
