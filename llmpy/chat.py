@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, nodes
-from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
+from ._sandbox import DEFAULT_LIMITS, MAX_TEMPLATE, METER, Environment, Limits, Meter, TemplateLimitError
 from .errors import ChatTemplateError, InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -28,6 +25,7 @@ Span = tuple[int, int]
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 END_MARK = "CONTINUE_FINAL_MESSAGE_HERE "  # ends with a space, so that a template that strips it is noticed
 PROBE = "PROBE OF CONTENT PARTS"
+MAX_MESSAGE = 1000  # characters of a template's own error text
 
 _marks: ContextVar[tuple[str, str] | None] = ContextVar("marks", default=None)
 
@@ -44,6 +42,7 @@ class Options:
         documents: Documents with "title" and "text".
         mask: Find what generation blocks made.
         variables: Further variables of the template; the special tokens among them.
+        limits: What the rendering may take; a template from a request deserves less than the default.
     """
 
     template: str
@@ -53,6 +52,7 @@ class Options:
     documents: Sequence[Mapping[str, object]] | None = None
     mask: bool = False
     variables: Mapping[str, object] | None = None
+    limits: Limits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         if self.continue_final_message and self.add_generation_prompt:
@@ -148,16 +148,30 @@ def render(messages: Sequence[Message], options: Options) -> tuple[str, list[Spa
         The text, and the spans of characters that generation blocks made ([] unless `mask`).
 
     Raises:
-        ChatTemplateError: The template does not compile, or raises, or drops the message to continue.
+        ChatTemplateError: The template does not compile, raises, goes beyond its limits or drops the message to continue.
+        InvalidRequestError: Messages that are nested too deeply, or a text that is no Unicode.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise TypeError(f"messages must be a list of dicts, got {type(messages).__name__}")
     if not messages:
         raise ChatTemplateError("the conversation is empty; give at least one message", parameter="messages", value=[])
-    plain = [_message(message) for message in messages]
-    field = _mark_end(plain, options) if options.continue_final_message else ""
-    text, spans = _run(plain, options)
+    try:
+        plain = [_message(message) for message in messages]
+        field = _mark_end(plain, options) if options.continue_final_message else ""
+        text, spans = _run(plain, options)
+    except RecursionError:
+        raise InvalidRequestError("messages: lists and dicts are nested too deeply", parameter="messages") from None
+    _check_unicode(text)
     return (_cut(text, field), spans) if options.continue_final_message else (text, spans)
+
+
+def _check_unicode(text: str) -> None:
+    """Refuses a text with half a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"messages: wanted Unicode text, have a lone surrogate at character {error.start} once rendered"
+        raise InvalidRequestError(message, parameter="messages") from None
 
 
 def token_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
@@ -233,25 +247,40 @@ def _run(messages: list[dict[str, Any]], options: Options) -> tuple[str, list[Sp
     from uuid import uuid4
 
     mark = uuid4().hex if options.mask else ""
-    token = _marks.set((f"<{mark}>", f"</{mark}>") if mark else None)
+    marks = _marks.set((f"<{mark}>", f"</{mark}>") if mark else None)
+    given = _plain(options.variables or {}) | {
+        "messages": messages,
+        "tools": _plain(options.tools),
+        "documents": _plain(options.documents),
+        "add_generation_prompt": options.add_generation_prompt,
+    }
     try:
-        text = _compile(options.template).render(
-            **_plain(options.variables or {})
-            | {
-                "messages": messages,
-                "tools": _plain(options.tools),
-                "documents": _plain(options.documents),
-                "add_generation_prompt": options.add_generation_prompt,
-            }
-        )
-    except TemplateError as error:
-        raise ChatTemplateError(f"chat template: {error}", parameter="messages") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        message = f"chat template: {type(error).__name__}: {error}"
-        raise ChatTemplateError(message, parameter="messages") from error
+        text = _metered(options, given)
+    except Exception as error:  # whatever an untrusted template brings about
+        raise _failed(options.template, error) from error
     finally:
-        _marks.reset(token)
+        _marks.reset(marks)
     return _take_marks(text, mark) if mark else (text, [])
+
+
+def _metered(options: Options, given: dict[str, Any]) -> str:
+    """The text of a template, made within its limits."""
+    meter = Meter(options.limits, given)
+    outer = METER.set(meter)
+    try:
+        text = _compile(options.template).render(**given)
+        meter.fits(len(text))
+        return text
+    finally:
+        METER.reset(outer)
+
+
+def _failed(template: str, error: Exception) -> ChatTemplateError:
+    """What a template's failure is told as."""
+    kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+    file = getattr(template, "file", None)
+    where = "chat template" if file is None else f"{file}: chat template"
+    return ChatTemplateError(f"{where}: {kind}{str(error)[:MAX_MESSAGE]}", parameter="messages")
 
 
 def _take_marks(marked: str, mark: str) -> tuple[str, list[Span]]:
@@ -287,49 +316,8 @@ class _Generation(Extension):
         return text if marks is None else f"{marks[0]}{text}{marks[1]}"
 
 
-class _Dict:
-    """dict() of templates, without the attributes of the real one."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
-        return dict.fromkeys(keys, value)
-
-
-class _Namespace(Namespace):
-    """namespace() of templates, without names that reach into Python."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # not self: a template may name an attribute so
-        self, *rest = args
-        found = dict(*rest, **kwargs)
-        for name in found:
-            _check_name(name)
-        Namespace.__init__(self, found)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    """Refuses the names that reach into Python."""
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r}")
-
-
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _strftime_now(pattern: str) -> str:
@@ -339,14 +327,14 @@ def _strftime_now(pattern: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> ImmutableSandboxedEnvironment:
-    extensions = [_Generation, "jinja2.ext.loopcontrols"]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
+def _environment() -> Environment:
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     return environment
 
 
 @lru_cache(maxsize=32)
 def _compile(template: str) -> Template:
+    if len(template) > MAX_TEMPLATE:
+        raise TemplateLimitError(f"has {len(template)} characters; at most {MAX_TEMPLATE} are allowed")
     return _environment().from_string(template)
