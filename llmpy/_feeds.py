@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ._requests import ScoreRequest
 from ._thread import SLICE_S
-from .errors import EngineClosedError, LlmpyError, RequestFailedError
+from .errors import RequestFailedError
 from .outputs import RequestOutput
 from .sampling_params import RequestOutputKind
 
@@ -419,17 +419,32 @@ class PendingResult(Reader, Generic[Result]):
         return cast(Result, request.result())
 
 
-def deferred(feed: Feed, prepare: Callable[[], dict[str, Any]]) -> Callable[[], None]:
-    """A job that prepares a request and submits it, unless it was ended meanwhile."""
+class DeferredSubmission:
+    """A job that prepares a request and submits it, unless the request was ended meanwhile.
 
-    def job() -> None:
-        try:
-            if feed.aborts or feed.refused:
-                feed.end()
-                feed.wake_anywhere()
-            else:
-                feed.submit(prepare())
-        except (LlmpyError, EngineClosedError, MemoryError, ValueError, TypeError) as error:
+    Args:
+        feed: The request, registered.
+        prepare: Gives what the core takes.
+    """
+
+    def __init__(self, feed: Feed, prepare: Callable[[], dict[str, Any]]) -> None:
+        self._feed, self._prepare = feed, prepare
+
+    def run(self) -> None:
+        """Submits the request."""
+        feed = self._feed
+        if feed.aborts or feed.refused:
+            feed.end()
+            feed.wake_anywhere()
+        else:
+            feed.submit(self._prepare())
+
+    def fail(self, error: BaseException) -> None:
+        """The reader gets the error. One that would end its event loop or look like the end of its stream is wrapped."""
+        feed = self._feed
+        if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
             feed.fail(error)
-
-    return job
+        else:
+            failure = RequestFailedError(f"request failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            feed.fail(failure)

@@ -6,12 +6,12 @@ import asyncio
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ._core import Channel, EngineThread
+from ._jobs import JobQueue
 from .errors import EngineClosedError, EngineDeadError
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class ThreadDriver:
     def __init__(self, model: Model, engine: Engine, max_queued: int) -> None:
         self.model = model
         self.engine = engine
+        self.jobs = JobQueue("llmpy-tokenizer")
+        """Requests whose text a helper thread tokenises."""
         self.thread = EngineThread(engine, max_queued)
         self.closed = False
         self.refuses = False
@@ -47,8 +49,6 @@ class ThreadDriver:
         self._pid = os.getpid()
         self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
         self._table = threading.Lock()
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._jobs_lock = threading.Lock()
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -98,32 +98,10 @@ class ThreadDriver:
             self.closed = self.refuses = True
         if os.getpid() != self._pid:
             return
+        self.jobs.close()
         self.thread.close()
         self.engine.close()
         self.model.close()
-
-    # ---- work for a helper thread ------------------------------------------------------------------------------------
-
-    @property
-    def has_jobs(self) -> bool:
-        """Whether requests wait for their text to be tokenised."""
-        return bool(self._jobs)
-
-    def enqueue(self, job: Callable[[], None]) -> None:
-        """Runs a job on a helper thread, behind those that are queued. The thread ends with the last one."""
-        with self._jobs_lock:
-            self._jobs.append(job)
-            starts = len(self._jobs) == 1
-        if starts:
-            threading.Thread(target=self._work, name="llmpy-tokenizer", daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            self._jobs[0]()
-            with self._jobs_lock:
-                self._jobs.popleft()
-                if not self._jobs:
-                    return
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _calls, _pooling
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
-from ._feeds import Feed, PendingResult, RequestHandle, RequestStream, deferred
+from ._feeds import DeferredSubmission, Feed, PendingResult, RequestHandle, RequestStream
 from ._later import LaterMethods
 from ._requests import Request
 from ._sleep import check_mode
@@ -348,9 +348,9 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             if loop is not None:
                 feed.link = driver.link(loop)
             prepare = core if callable(core) else lambda: core
-            if is_long or driver.has_jobs:
+            if is_long or driver.jobs:
                 self._check_room()
-                driver.enqueue(deferred(feed, prepare))
+                driver.jobs.put(DeferredSubmission(feed, prepare))
             else:
                 feed.submit(prepare())
         except BaseException:
@@ -446,7 +446,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         return True
 
     async def _until_idle(self) -> None:
-        while self._driver.has_jobs:
+        while self._driver.jobs:
             await asyncio.sleep(0.002)
         await self._driver.until(IDLE | OVER)
 
@@ -522,14 +522,15 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         if driver.closed:
             return
         driver.check()
-        if mode == "drain":
-            while driver.has_jobs:
-                await asyncio.sleep(0.002)
+        with contextlib.suppress(TimeoutError):  # what is left is ended below
+            async with asyncio.timeout(timeout):
+                while mode == "drain" and driver.jobs:
+                    await asyncio.sleep(0.002)
+                driver.refuses = True
+                if mode == "drain" and not driver.engine.holds():
+                    driver.thread.pause(0)
+                    await driver.until(IDLE | OVER)
         driver.refuses = True
-        if mode == "drain" and not driver.engine.holds():
-            driver.thread.pause(0)
-            with contextlib.suppress(TimeoutError):  # what is left is ended below
-                await driver.until(IDLE | OVER, timeout=timeout)
         driver.thread.stop()
         await driver.until(CLOSED)
         self.close()

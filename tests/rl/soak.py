@@ -63,7 +63,7 @@ def settle(engine: AsyncEngine) -> None:
     assert stats.num_running == stats.num_waiting == 0 and not stats.paused, stats
     assert stats.allocations_since_warmup == 0, stats
     driver = engine._driver
-    assert not driver.feeds and not driver.named and not driver.has_jobs, (driver.feeds, driver.named)
+    assert not driver.feeds and not driver.named and not driver.jobs, (driver.feeds, driver.named)
     engine.check_health()
 
 

@@ -1,0 +1,146 @@
+"""Helper threads: every job that is queued is run or told its error, whatever goes wrong in it or around it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from queue import SimpleQueue
+from typing import Protocol
+
+from .errors import EngineClosedError
+
+logger = logging.getLogger("llmpy")
+
+RETRY_S = 0.02
+"""Pause before a job is told its error again, after a lack of memory kept it from hearing of it."""
+
+
+class Job(Protocol):
+    """Work for a helper thread. One of the two methods ends it."""
+
+    def run(self) -> None:
+        """Does the work; an exception of any kind leads to `fail`."""
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the caller that the job failed. It may be called again after a MemoryError, so a second call must be safe."""
+
+
+class JobQueue:
+    """Jobs that helper threads run in the order of their arrival. All methods from any thread.
+
+    The first thread starts with the object and lives until `close`, so a later lack of threads or memory cannot leave a job
+    without a thread. More threads start when jobs wait.
+
+    Args:
+        name: Of the threads.
+        max_threads: Most threads.
+
+    Raises:
+        RuntimeError: The first thread could not be started.
+    """
+
+    def __init__(self, name: str, max_threads: int = 1) -> None:
+        self._name, self._max_threads = name, max_threads
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._unfinished: dict[int, float] = {}
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._start_thread()
+
+    def __len__(self) -> int:
+        """Jobs that wait or run."""
+        return len(self._unfinished)
+
+    def oldest_seconds(self) -> float:
+        """Seconds since the oldest unfinished job was put; 0: there is none."""
+        started = min(self._unfinished.copy().values(), default=None)
+        return 0.0 if started is None else time.monotonic() - started
+
+    def put(self, job: Job) -> None:
+        """Queues a job. After an exception the job is not queued and neither method is called.
+
+        Raises:
+            EngineClosedError: The queue is closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise EngineClosedError("engine is closed")
+            if len(self._threads) <= len(self._unfinished) and len(self._threads) < self._max_threads:
+                self._try_start()
+            self._unfinished[id(job)] = time.monotonic()
+            try:
+                self._queue.put(job)
+            except BaseException:
+                self._unfinished.pop(id(job), None)
+                raise
+
+    def close(self) -> None:
+        """Ends the threads once the jobs that are queued have run; twice is fine. It does not wait."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                for _ in self._threads:
+                    self._queue.put(None)
+
+    def _try_start(self) -> None:
+        """One thread more; without it the others go on."""
+        try:
+            self._start_thread()
+        except (RuntimeError, MemoryError) as error:
+            logger.warning("%s; %d go on", error, len(self._threads))
+
+    def _start_thread(self) -> None:
+        arguments = (self._queue, self._unfinished)  # not the object: a queue that is dropped can be collected
+        thread = threading.Thread(target=_serve, args=arguments, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            message = f"{self._name}: wanted a helper thread, have none ({error}); raise ulimit -u or the limit of pids"
+            raise RuntimeError(message) from error
+        self._threads.append(thread)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_is_closed"):
+            self.close()
+
+
+def _serve(queue: SimpleQueue[Job | None], unfinished: dict[int, float]) -> None:
+    """A helper thread. Nothing but the end of the queue ends it."""
+    while True:
+        job = None
+        try:
+            job = queue.get()
+            if job is None:
+                return
+            _end(job)
+        except BaseException:
+            _log("a helper thread goes on after an error")
+        finally:
+            unfinished.pop(id(job), None)
+
+
+def _end(job: Job) -> None:
+    """Runs a job, or tells it why it could not be run."""
+    try:
+        job.run()
+        return
+    except BaseException as error:
+        cause = error
+    while True:
+        try:
+            job.fail(cause)
+            return
+        except MemoryError:
+            time.sleep(RETRY_S)
+        except BaseException:
+            _log("a failed job could not be told its error")
+            return
+
+
+def _log(message: str) -> None:
+    try:
+        logger.exception(message)
+    except BaseException:
+        return
