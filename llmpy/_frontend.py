@@ -112,6 +112,14 @@ class Frontend:
                 parameter="prompt",
                 value=length,
             )
+        if prompt.room is not None and length + prompt.room[1] > most:
+            name, wanted = prompt.room
+            raise InvalidRequestError(
+                f"{name} is {wanted} and the prompt has {length} tokens, together more than the maximum model length of "
+                f"{most}. Lower {name} to at most {most - length}, or raise max_model_len.",
+                parameter=name,
+                value=wanted,
+            )
         for part in (ids, prior):
             if part is not None and len(part) and int(part.max()) >= self.vocab_size:
                 wrong = int(part[part >= self.vocab_size][0])

@@ -93,7 +93,8 @@ def render(tokenizer: Tokenizer, conversation: list[dict[str, Any]], how: Mappin
     from . import chat
 
     template = chat.choose(tokenizer.chat_templates, how["chat_template"], how["tools"] is not None)
-    messages = chat.conversation(conversation, template)
+    chat.check_reads(template, how)
+    messages = chat.conversation(chat.with_content(conversation), template)
     return Prompt(str(tokenizer.apply_chat_template(messages, tokenize=False, **how)), None)
 
 

@@ -278,6 +278,21 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         self._queue(feed, core, True)
         return PendingResult(feed, self)
 
+    def _open(
+        self,
+        prompt: Prompt,
+        special_tokens: bool,
+        sampling: Mapping[str, Any],
+        *,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+    ) -> RequestStream:
+        """Queues a prompt that was parsed, or rendered from a conversation."""
+        return RequestStream(
+            self._submit(prompt, special_tokens, None, sampling, request_id, priority, None, cache_salt), self
+        )
+
     def _submit(
         self,
         item: object,

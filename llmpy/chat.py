@@ -126,6 +126,58 @@ def _with_text(message: Message, template: str) -> Message:
     return {**message, "content": "\n".join(texts)}
 
 
+def with_content(messages: Sequence[Message]) -> list[Message]:
+    """Messages all of which have content: a call of tools without content gets an empty text.
+
+    Raises:
+        InvalidRequestError: Another message has no content and no reasoning.
+    """
+    made = []
+    for index, message in enumerate(messages):
+        has_content = not isinstance(message, Mapping) or message.get("content") is not None
+        if not has_content and message.get("tool_calls"):
+            message = {**message, "content": ""}
+        elif not has_content and not any(message.get(name) for name in REASONING_FIELDS):
+            role = message.get("role")
+            reason = f"messages[{index}] (role {role!r}) has no content; give it text, or leave the message out"
+            raise InvalidRequestError(reason, parameter="messages", value=message)
+        made.append(message)
+    return made
+
+
+def check_reads(template: str, given: Mapping[str, object]) -> None:
+    """Refuses tools and documents that a template would drop.
+
+    Args:
+        template: Jinja text.
+        given: Arguments of rendering, by name.
+
+    Raises:
+        UnsupportedError: The template does not read what is given.
+    """
+    for name in ("tools", "documents"):
+        if given.get(name) and not reads(template, name):
+            raise UnsupportedError(
+                f"{name}: the chat template that begins {template[:40]!r} does not read {name}; "
+                f"give a chat_template that does, or leave {name} out"
+            )
+
+
+def reads(template: str, name: str) -> bool:
+    """Whether a template mentions a variable. One that does not compile counts as if it did: rendering says what is wrong."""
+    names = _variables(template)
+    return names is None or name in names
+
+
+@lru_cache(maxsize=32)
+def _variables(template: str) -> frozenset[str] | None:
+    """The names that a template mentions; None: it does not compile."""
+    try:
+        return frozenset(node.name for node in _environment().parse(template).find_all(nodes.Name))
+    except TemplateError:
+        return None
+
+
 @lru_cache(maxsize=32)
 def reads_parts(template: str) -> bool:
     """Whether a template takes the text out of a list of content parts; found by trying."""

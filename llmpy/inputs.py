@@ -48,9 +48,9 @@ _PADDED = "would include padding; pass a list of unpadded lists"
 
 
 class Prompt:
-    """One prompt. `ids` is None until the text is tokenised."""
+    """One prompt. `ids` is None until the text is tokenised; `room` names a number of new tokens that must fit behind it."""
 
-    __slots__ = ("ids", "prior", "salt", "text", "types")
+    __slots__ = ("ids", "prior", "room", "salt", "text", "types")
 
     def __init__(
         self, text: str | None, ids: Ids | None, prior: Ids | None = None, salt: str | None = None, types: Ids | None = None
@@ -60,6 +60,7 @@ class Prompt:
         self.prior = prior
         self.salt = salt
         self.types = types
+        self.room: tuple[str, int] | None = None
 
 
 def is_single(prompts: object) -> bool:

@@ -19,6 +19,9 @@ from .protocol import ChatRequest, MessagesRequest
 from .requests import read, template_arguments
 from .service import Service, size_of
 
+THINKS = ("enabled", "adaptive")
+"""Types of `thinking` that want reasoning."""
+
 encode = msgspec.json.encode
 
 
@@ -29,7 +32,9 @@ def to_chat(body: MessagesRequest) -> ChatRequest:
         messages.append({"role": "system", "content": _text(body.system, "system")})
     for message in body.messages:
         messages += _messages(message)
-    kwargs = {"enable_thinking": body.thinking.get("type") == "enabled"} if body.thinking else None
+    kwargs = {"enable_thinking": body.thinking.get("type") in THINKS} if body.thinking else None
+    last = messages[-1] if messages else {"role": ""}
+    continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
     return ChatRequest(
         model=body.model,
         messages=messages,
@@ -41,8 +46,21 @@ def to_chat(body: MessagesRequest) -> ChatRequest:
         stream=body.stream,
         tools=[_tool(tool) for tool in body.tools] if body.tools else None,
         tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=False if (body.tool_choice or {}).get("disable_parallel_tool_use") else None,
+        response_format=_format(body),
         chat_template_kwargs=kwargs,
+        continue_final_message=continues or None,
     )
+
+
+def _format(body: MessagesRequest) -> dict[str, Any] | None:
+    """The schema of an answer, if the request gives one."""
+    given = body.output_format or (body.output_config or {}).get("format")
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.get("type") != "json_schema":
+        raise HttpError(400, "output_config.format: wanted {'type': 'json_schema', 'schema': ...}", "output_config")
+    return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
 
 
 def _text(content: Any, where: str) -> str:
@@ -115,7 +133,7 @@ def stop_reason(sample: CompletionOutput, message: Message) -> str:
         return "tool_use"
     if isinstance(sample.stop_reason, str):
         return "stop_sequence"
-    return "max_tokens" if sample.finish_reason == "length" else "end_turn"
+    return {"length": "max_tokens", "abort": "pause_turn"}.get(str(sample.finish_reason), "end_turn")
 
 
 def _usage(output: RequestOutput, tokens: int) -> dict[str, int]:
@@ -141,7 +159,7 @@ async def _whole(chat: Chat) -> dict[str, Any]:
     output, messages = await chat.run()
     sample, message = output.outputs[0], messages[0]
     return {
-        "id": f"msg_{chat.how['request_id']}",
+        "id": f"msg_{chat.shown_id}",
         "type": "message",
         "role": "assistant",
         "model": chat.model,
@@ -207,7 +225,7 @@ async def _frames(chat: Chat, stream: Any) -> AsyncGenerator[bytes]:
             frame = b""
             if message is None:
                 message = chat.message(output.prompt)
-                empty = {"id": f"msg_{chat.how['request_id']}", "type": "message", "role": "assistant", "content": []}
+                empty = {"id": f"msg_{chat.shown_id}", "type": "message", "role": "assistant", "content": []}
                 rest = {"model": chat.model, "stop_reason": None, "stop_sequence": None, "usage": _usage(output, 0)}
                 frame = _event("message_start", message={**empty, **rest}) + _event("ping")
             for piece in message.take(sample):
@@ -233,6 +251,8 @@ async def messages(service: Service, request: Request) -> ASGIApp:
     if body.max_tokens is None:
         raise HttpError(400, "max_tokens: Field required", "max_tokens")
     chat = Chat(service, request, to_chat(body))
+    if body.thinking and body.thinking.get("type") in THINKS and service.reasoning is None:
+        request.state.ignored = ["thinking", *(name for name in request.state.ignored if "enable_thinking" not in name)]
     headers = service.answer_headers(request)
     if body.stream:
         return EventStream(_frames(chat, await chat.submit()), headers, service.options.stream_timeout)

@@ -124,6 +124,7 @@ def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
 
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _known})
     app.state.service = service
+    app.router.redirect_slashes = False  # a redirection would go to whatever host the request names
     guarded: ASGIApp = Guard(app, service, (*CONTROL_POST, *CONTROL_GET))
     if service.options.cors_origins:
         guarded = CORSMiddleware(guarded, allow_origins=service.options.cors_origins, allow_methods=["*"], allow_headers=["*"])
@@ -169,7 +170,8 @@ async def _renders_only(service: Service, request: Request) -> ASGIApp:
 def _known(request: Request, error: Exception) -> Response:
     """What the router refuses, in our words."""
     assert isinstance(error, HTTPException)
-    known = HttpError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    known = HttpError(error.status_code, message, headers=error.headers)
     return refusal(known, request.url.path)
 
 

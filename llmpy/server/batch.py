@@ -80,7 +80,7 @@ async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
         "root_path": "",
         "scheme": "http",
         "http_version": "1.1",
-        "headers": [],
+        "headers": [(b"host", b"batch")],
         "server": ("batch", 80),
         "client": None,
     }

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .._feeds import RequestStream
+from ..chat import reads
 from ..detokenizer import Detokenizer
 from ..outputs import CompletionOutput, RequestOutput
 from ..tokenizer import Tokenizer
@@ -22,7 +23,7 @@ from .logprobs import LogprobWriter, TextLogprobs, prompt_logprobs
 from .parsing import Parser, Piece
 from .protocol import ChatRequest
 from .requests import read, sampling, template_arguments
-from .service import Answering, Service, raise_failure, size_of, usage_of, with_ids
+from .service import UNTOLD, Answering, Service, raise_failure, size_of, usage_of, with_ids
 
 encode = msgspec.json.encode
 
@@ -100,7 +101,8 @@ class Message:
 
     def whole(self) -> dict[str, Any]:
         """The message of an answer in one piece."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.calls else "")}
+        content = self.content or (None if self.calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
             message["reasoning"] = message["reasoning_content"] = self.reasoning
         if self.calls:
@@ -112,7 +114,7 @@ class Message:
         delta: dict[str, Any] = {}
         if not self.has_begun:
             self.has_begun = True
-            delta = {"role": "assistant", "content": ""}
+            delta = {"role": "assistant", "content": "", "refusal": None}
         number = len(self.calls) - sum(piece.kind == "call" for piece in pieces) - 1
         for piece in pieces:
             if piece.kind == "content":
@@ -142,14 +144,19 @@ class Chat(Answering):
         request: The HTTP request.
         body: What it asks for.
         prefix: Of the answer's id.
+        limit_name: What the protocol calls the most tokens of an answer; None = as the body does.
     """
 
-    def __init__(self, service: Service, request: Request, body: ChatRequest, prefix: str = "chatcmpl") -> None:
+    def __init__(
+        self, service: Service, request: Request, body: ChatRequest, prefix: str = "chatcmpl", limit_name: str | None = None
+    ) -> None:
         super().__init__(service, request, body, prefix, body.top_logprobs)
         self.body = body
         _check_shapes(body)
-        limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        fields = sampling(body, limit)
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        self.limit: int | None = getattr(body, name)
+        self.limit_name = limit_name or name
+        fields = sampling(body, self.limit)
         if body.top_logprobs is not None and not body.logprobs:
             raise HttpError(400, "top_logprobs is only allowed with logprobs", "top_logprobs")
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
@@ -161,14 +168,26 @@ class Chat(Answering):
             fields["skip_special_tokens"] = False
         self.fields = {**fields, "output_kind": self.kind}
         self.template = template_arguments(body, service.options.allow_request_template)
+        request.state.ignored += self._unread()
+
+    def _unread(self) -> list[str]:
+        """Variables of the request that the chat template does not read; what has no effect is told."""
+        body, template = self.body, self.service.template(self.template["chat_template"], bool(self.tools))
+        names = [f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs or () if not reads(template, name)]
+        if body.reasoning_effort is not None and not reads(template, "reasoning_effort"):
+            names.append("reasoning_effort")
+        return names
 
     async def submit(self) -> RequestStream:
         """Queues the conversation."""
         messages = [for_template(message) for message in self.body.messages]
-        engine = self.service.engine
-        return await self.service.beside(
-            size_of(messages, self.tools), lambda: engine.chat(messages, **self.how, **self.template, **self.sampling(messages))
-        )
+
+        def queue() -> RequestStream:
+            prompt = self.service.prompt(messages, self.template)
+            prompt.room = None if self.limit is None else (self.limit_name, self.limit)
+            return self.service.run(prompt, False, self.how, self.sampling(messages))
+
+        return await self.service.beside(size_of(messages, self.tools), queue)
 
     def sampling(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """The sampling fields, with what the answer must be: where reasoning stands is read from the rendered conversation."""
@@ -212,13 +231,14 @@ class Chat(Answering):
         """The answer in one piece."""
         output, messages = await self.run()
         choices = [self.choice(sample, message) for sample, message in zip(output.outputs, messages, strict=True)]
-        made = {
+        made: dict[str, Any] = {
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
             "model": self.model,
             "choices": choices,
             "usage": self.usage(output, sum(len(sample.token_ids_array) for sample in output.outputs), messages),
+            **UNTOLD,
         }
         if self.body.prompt_logprobs is not None:
             made["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
@@ -231,7 +251,7 @@ class Chat(Answering):
         choice: dict[str, Any] = {
             "index": sample.index,
             "message": message.whole(),
-            "logprobs": None if sample.logprobs is None else {"content": self.writer().chat(sample.logprobs)},
+            "logprobs": _logprobs(sample, self.writer()),
             "finish_reason": reason_of(sample, message),
             "stop_reason": sample.stop_reason,
         }
@@ -244,8 +264,9 @@ class Chat(Answering):
     async def frames(self, stream: RequestStream) -> AsyncGenerator[bytes]:
         """The answer in frames."""
         made = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model}
-        head = b"data: " + encode(made)[:-1] + b',"choices":['
+        head = b"data: " + encode({**made, **UNTOLD})[:-1] + b',"choices":['
         options = self.body.stream_options
+        plain = b'],"usage":null}\n\n' if options and options.include_usage else b"]}\n\n"
         running = bool(options and options.continuous_usage_stats)
         messages: dict[int, Message] = {}
         writer, tokens, last, end = self.writer(), 0, None, b""
@@ -255,7 +276,7 @@ class Chat(Answering):
                 tokens += sum(len(sample.token_ids_array) for sample in output.outputs)
                 frame, is_first, last = b"", last is None, output
                 usage = self.usage(output, tokens, messages.values()) if running else None
-                ending = b"]}\n\n" if usage is None else b'],"usage":' + encode(usage) + b"}\n\n"
+                ending = plain if usage is None else b'],"usage":' + encode(usage) + b"}\n\n"
                 for sample in output.outputs:
                     if sample.index not in messages:
                         messages[sample.index] = self.message(output.prompt)
@@ -280,7 +301,7 @@ class Chat(Answering):
         """What is new of a sample; None: nothing that anybody asked for."""
         is_last = sample.finish_reason is not None
         change = message.delta(message.take(sample))
-        logprobs = None if sample.logprobs is None else {"content": writer.chat(sample.logprobs)}
+        logprobs = _logprobs(sample, writer)
         if not (change or is_last or logprobs or self.body.return_token_ids):
             return None
         choice: dict[str, Any] = {
@@ -294,6 +315,10 @@ class Chat(Answering):
         if self.body.return_token_ids:
             with_ids(choice, sample)
         return choice
+
+
+def _logprobs(sample: CompletionOutput, writer: LogprobWriter) -> dict[str, Any] | None:
+    return None if sample.logprobs is None else {"content": writer.chat(sample.logprobs), "refusal": None}
 
 
 def _check_shapes(body: ChatRequest) -> None:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .._feeds import RequestStream
+from ..inputs import parse
 from ..outputs import CompletionOutput, RequestOutput
 from ..sampling_params import RequestOutputKind
 from .errors import HttpError, answer, to_http
@@ -18,7 +19,7 @@ from .frames import DONE, EventStream, attended
 from .logprobs import LogprobWriter, prompt_logprobs
 from .protocol import CompletionRequest
 from .requests import prompts_of, read, sampling
-from .service import Answering, Service, raise_failure, usage_of, with_ids
+from .service import UNTOLD, Answering, Service, raise_failure, usage_of, with_ids
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -57,9 +58,11 @@ class Completion(Answering):
         if self.body.add_special_tokens is False:
             self.prompts = await self.service.encoded(self.prompts)
         try:
-            for index, prompt in enumerate(self.prompts):
+            for index, given in enumerate(self.prompts):
+                prompt = parse(given)
+                prompt.room = None if not self.body.max_tokens else ("max_tokens", self.body.max_tokens)
                 how = {**self.how, "request_id": self.how["request_id"] + (f"-{index}" if len(self.prompts) > 1 else "")}
-                streams.append(self.service.engine.generate(prompt, **how, **self.fields))
+                streams.append(self.service.run(prompt, True, how, self.fields))
         except BaseException:
             for stream in streams:
                 stream.close()
@@ -108,6 +111,7 @@ class Completion(Answering):
             "model": self.model,
             "choices": choices,
             "usage": usage_of(outputs, tokens),
+            **UNTOLD,
         }
 
     def choice(self, index: int, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
@@ -140,8 +144,10 @@ class Completion(Answering):
 
     async def frames(self, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
         """The answer in frames."""
-        head = encode({"id": self.id, "object": "text_completion", "created": self.created, "model": self.model})[:-1]
+        made = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+        head = encode({**made, **UNTOLD})[:-1]
         options = self.body.stream_options
+        plain = b',"usage":null' if options and options.include_usage else b""
         running = bool(options and options.continuous_usage_stats)
         lasts: dict[int, RequestOutput] = {}
         writers: dict[int, LogprobWriter] = {}
@@ -152,7 +158,7 @@ class Completion(Answering):
                 raise_failure(output)
                 begun, lasts[place] = place in lasts, output
                 tokens += 0 if self.scores_only else sum(len(sample.token_ids_array) for sample in output.outputs)
-                usage = b',"usage":' + encode(usage_of([output], tokens)) if running else b""
+                usage = b',"usage":' + encode(usage_of([output], tokens)) if running else plain
                 frame = b""
                 for sample in output.outputs:
                     number = place * self.n + sample.index

@@ -8,6 +8,8 @@ from weakref import WeakSet
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from .strict_head import strict
+
 MAX_HEAD_BYTES = 64 << 10
 MAX_REST_BYTES = 4 << 20
 """Of a body whose request has been answered already: it is read and dropped, so that the client comes to read the answer."""
@@ -17,7 +19,7 @@ LINGER_S = 10.0
 """Seconds that a connection which is closed may take to give out what was written."""
 SWEEP_S = 1.0
 
-_MESSAGE = b'{"error":{"message":"too many connections","type":"service_unavailable","param":null,"code":503}}'
+_MESSAGE = b'{"error":{"message":"too many connections","type":"service_unavailable","param":null,"code":null}}'
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(_MESSAGE), _MESSAGE)
@@ -57,7 +59,7 @@ def bounded(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]
     swept: WeakSet[Any] = WeakSet()
     """States of servers whose connections a sweep looks at: one, however often the first connection comes."""
 
-    class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    class Bounded(strict(AutoHTTPProtocol)):  # type: ignore[misc]
         """One connection."""
 
         def connection_made(self, transport: Any) -> None:

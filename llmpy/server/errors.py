@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
+from ..config import EngineConfig
 from ..errors import (
     DeviceMemoryError,
     EngineAsleepError,
@@ -41,7 +45,19 @@ TYPES = {
     503: "service_unavailable",
     504: "timeout_error",
 }
+CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded"}
+"""Codes of OpenAI's protocol by status; other errors have one of their own or none."""
+TOO_LONG = "context_length_exceeded"
 JSON = "application/json"
+OPTIONS = frozenset(field.name for field in fields(EngineConfig))
+WORDS = {
+    "call score()": "set echo and max_tokens 0 on /v1/completions",
+    "; chat_template, or generate() with a text prompt": "; start the server with --chat-template, or use /v1/completions",
+    "The decoder prompt": "The prompt",
+    "call wake_up()": "POST /wake_up",
+    "NoExtensionBias": "no token goes on from here; relax it",
+}
+"""Words for Python's callers, and what HTTP's clients read instead."""
 
 log = logging.getLogger("llmpy.server")
 
@@ -54,16 +70,28 @@ class HttpError(Exception):
         message: What was wrong.
         param: The field of the request that it is about.
         retry_after: Seconds after which it makes sense to ask again; None = not said.
+        code: The code of OpenAI's protocol; None = that of the status, if it has one.
+        headers: Further headers of the answer.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        retry_after: float | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.retry_after = status, message, param, retry_after
+        self.code = CODES.get(status) if code is None else code
+        self._headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """The error in OpenAI's form."""
         kind = TYPES.get(self.status, "internal_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
         """The error in Anthropic's form."""
@@ -72,7 +100,24 @@ class HttpError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
-        return {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        made = dict(self._headers)
+        if self.status == 401:
+            made["WWW-Authenticate"] = "Bearer"
+        if self.retry_after is not None:
+            made["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
+        return made
+
+
+def for_clients(message: str) -> str:
+    """An error's text in HTTP's words: options as flags, no calls of Python, no internals of the grammar's library."""
+    text = message.partition("<state>")[0].rstrip()
+    for python, words in WORDS.items():
+        text = text.replace(python, words)
+    return re.sub(r"\b([Rr]aise|[Ll]ower) (\w+)", _with_flag, text)
+
+
+def _with_flag(found: re.Match[str]) -> str:
+    return f"{found[1]} --{found[2].replace('_', '-')}" if found[2] in OPTIONS else found[0]
 
 
 def to_http(error: BaseException) -> HttpError:
@@ -80,15 +125,16 @@ def to_http(error: BaseException) -> HttpError:
     if isinstance(error, HttpError):
         return error
     if isinstance(error, QueueFullError):
-        return HttpError(429, str(error), retry_after=1)
+        return HttpError(429, for_clients(str(error)), retry_after=1)
     if isinstance(error, EngineDeadError | EngineClosedError | EngineAsleepError | WeightsMissingError | DeviceMemoryError):
         return HttpError(503, str(error), retry_after=5)
     if isinstance(error, EngineBusyError):
         return HttpError(409, str(error))
     if isinstance(error, InvalidRequestError):
-        return HttpError(400, str(error), error.parameter)
+        code = TOO_LONG if "maximum model length" in str(error) else None
+        return HttpError(400, for_clients(str(error)), error.parameter, code=code)
     if isinstance(error, UnsupportedError | WeightUpdateError | ModelNotFoundError | NoAllowedTokenError):
-        return HttpError(400, str(error))
+        return HttpError(400, for_clients(str(error)))
     if isinstance(error, RequestFailedError) and isinstance(error.__cause__, InvalidRequestError | NoAllowedTokenError):
         return to_http(error.__cause__)  # a grammar that does not compile, or that other fields leave nothing of
     if isinstance(error, ImportError):  # an extra that the server lacks
@@ -96,7 +142,7 @@ def to_http(error: BaseException) -> HttpError:
     if isinstance(error, RecursionError):
         return HttpError(400, "the body is nested too deep")
     if isinstance(error, TypeError):  # values of a wrong type, as the Python interface names them
-        return HttpError(400, str(error))
+        return HttpError(400, for_clients(str(error)))
     log.error("a request failed", exc_info=error)
     return HttpError(500, str(error) if isinstance(error, LlmpyError) else "internal error")
 

@@ -15,6 +15,7 @@ from ..logprobs import Logprobs
 from ..outputs import CompletionOutput, RequestOutput
 from ..sampling_params import RequestOutputKind, SamplingParams
 from .errors import HttpError, answer, to_http
+from .fields import check_fields
 from .frames import DONE, EventStream, attended
 from .logprobs import finite, prompt_logprobs
 from .protocol import GenerateRequest
@@ -27,8 +28,8 @@ encode = msgspec.json.encode
 
 
 def _sampling(request: Request, given: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters; names that nobody knows are told in the answer's headers."""
-    request.state.ignored += sorted(f"sampling_params.{name}" for name in given if name not in KNOWN)
+    """The sampling parameters; names that change nothing are told in the answer's headers."""
+    request.state.ignored += check_fields(given, KNOWN, GenerateRequest, request.url.path, "sampling_params.")
     known = {name: value for name, value in given.items() if name in KNOWN and (value is not None or name == "max_tokens")}
     if isinstance(known.get("logit_bias"), dict):
         known["logit_bias"] = {token_id(key): value for key, value in known["logit_bias"].items()}
@@ -97,9 +98,6 @@ async def generate(service: Service, request: Request) -> ASGIApp:
     """Continues ids."""
     body = await read(request, GenerateRequest)
     service.model_name(body.model)
-    for name in ("features", "kv_transfer_params"):
-        if getattr(body, name) is not None:
-            raise HttpError(400, f"{name} is not supported", name)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     params = {**_sampling(request, body.sampling_params), "output_kind": kind}
     prompt: Any = {"prompt_token_ids": body.token_ids}
@@ -110,5 +108,5 @@ async def generate(service: Service, request: Request) -> ASGIApp:
     headers = service.answer_headers(request)
     if body.stream:
         tells_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventStream(_frames(stream, how["request_id"], tells_usage), headers, service.options.stream_timeout)
-    return answer(await attended(request.receive, _whole(stream, how["request_id"])), headers=headers)
+        return EventStream(_frames(stream, request.state.request_id, tells_usage), headers, service.options.stream_timeout)
+    return answer(await attended(request.receive, _whole(stream, request.state.request_id)), headers=headers)

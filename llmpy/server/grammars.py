@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 from ..lark import Rules, slashed
@@ -32,7 +33,7 @@ def wanted_content(body: Sampling) -> StructuredOutputsParams | None:
     if body.structured_outputs is not None:
         if kind != "text":
             raise HttpError(400, "response_format and structured_outputs exclude each other", "response_format")
-        return checked(StructuredOutputsParams(**body.structured_outputs))
+        return checked(_structured(body.structured_outputs))
     if kind == "text":
         return None
     if kind == "json_object":
@@ -46,6 +47,15 @@ def wanted_content(body: Sampling) -> StructuredOutputsParams | None:
     if kind == "structural_tag":
         return checked(StructuredOutputsParams(structural_tag=given))
     raise HttpError(400, f"response_format of type {str(kind)[:40]!r} is not supported", "response_format")
+
+
+def _structured(given: dict[str, Any]) -> StructuredOutputsParams:
+    known = [field.name for field in fields(StructuredOutputsParams)]
+    for name in given:
+        if name not in known:
+            message = f"structured_outputs: unknown key {name[:40]!r}; use one of {', '.join(known)}"
+            raise HttpError(400, message, "structured_outputs")
+    return StructuredOutputsParams(**given)
 
 
 def offered_functions(body: ChatRequest) -> Schemas:

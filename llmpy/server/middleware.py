@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import time
 from collections.abc import Iterable
+from socket import gethostname
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +17,8 @@ from .service import Service
 
 OPEN = ("/health", "/ping")
 """Paths that need no key, beside the page."""
+LOCAL_NAMES = (".localhost", ".local", ".internal")
+"""Ends of names that cannot be registered, as names without a dot cannot: `host.docker.internal` is this machine in Docker."""
 BODIES = 8
 """Bodies of the greatest length that are held at once."""
 
@@ -67,8 +70,13 @@ class Guard:
             log.info("%s %s %d %.1f ms", scope["method"], quote(scope["path"][:200]), status, took)
 
     def _admit(self, scope: Scope) -> None:
-        """Checks the key, and that the server takes requests."""
+        """Checks the head, where it comes from and its key, and that the server takes requests."""
         options, path = self._service.options, _path(scope)
+        _check_head(scope)
+        if path not in OPEN:
+            _check_origin(scope, options.cors_origins)
+            if not options.api_keys:
+                _check_host(scope)
         is_control = path in self._control
         keys = (options.control_keys or options.api_keys) if is_control else options.api_keys
         if is_control and not options.control_keys:
@@ -98,14 +106,55 @@ def _path(scope: Scope) -> str:
     return path[len(root) :] if path.startswith(root + "/") else path
 
 
+def _check_head(scope: Scope) -> None:
+    """Refuses heads that a proxy may read in another way than this server."""
+    names = [name for name, _ in scope["headers"]]
+    hosts = names.count(b"host")
+    if b"content-length" in names and b"transfer-encoding" in names:
+        message = "wanted Content-Length or Transfer-Encoding, have both; send one of them"
+    elif hosts > 1 or (hosts == 0 and scope.get("http_version") == "1.1"):
+        message = f"wanted one Host header, have {hosts}"
+    else:
+        return
+    raise HttpError(400, message, headers={"Connection": "close"})
+
+
+def _check_origin(scope: Scope, allowed: Iterable[str]) -> None:
+    """Refuses what a page of another origin sends from its user's browser."""
+    own = {_header(scope, b"host").lower()}
+    for name, value in scope["headers"]:
+        origin = value.decode("latin-1")
+        is_own = origin.lower().partition("://")[2] in own
+        if name == b"origin" and not is_own and origin not in allowed and "*" not in allowed:
+            raise HttpError(403, f"pages of {origin[:200]} may not call this server; allow them with --cors-origin")
+
+
+def _check_host(scope: Scope) -> None:
+    """Refuses a name that an attacker's DNS may have pointed at this machine, where the address is the only guard."""
+    server, name = scope.get("server"), host_name(scope)
+    if server is None or not is_loopback(str(server[0])) or is_loopback(name) or name in ("0.0.0.0", gethostname().lower()):
+        return
+    if "." in name and not name.endswith(LOCAL_NAMES):
+        message = f"Host {name[:200]!r} is not this machine's; call it localhost, or start the server with --api-key-file"
+        raise HttpError(403, message)
+
+
 def _check_is_local(scope: Scope) -> None:
     """Refuses what comes from elsewhere, or from a page in a browser of this machine."""
-    client, headers = scope.get("client"), dict(scope["headers"])
-    host = headers.get(b"host", b"localhost").decode("latin-1").rpartition("@")[2]
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    client, name = scope.get("client"), host_name(scope)
     is_elsewhere = client is not None and not is_loopback(client[0])
-    if is_elsewhere or not (is_loopback(name) or name == "0.0.0.0") or b"origin" in headers:
+    if is_elsewhere or not (is_loopback(name) or name == "0.0.0.0") or _header(scope, b"origin"):
         raise HttpError(403, "control paths are for clients of this machine unless they have keys; --control-key-file")
+
+
+def host_name(scope: Scope) -> str:
+    """The Host header without its port; "localhost" where there is none."""
+    host = _header(scope, b"host", "localhost").rpartition("@")[2].lower()
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _header(scope: Scope, wanted: bytes, default: str = "") -> str:
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), default)
 
 
 def is_loopback(host: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -16,8 +17,9 @@ from .service import Service, size_of
 
 
 async def models(service: Service, request: Request) -> ASGIApp:
-    """The models that can be named."""
-    return answer({"object": "list", "data": [_model(service, name) for name in service.names]})
+    """The models that can be named, with the fields of OpenAI's and of Anthropic's protocol."""
+    data = [_model(service, name) for name in service.names]
+    return answer({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]})
 
 
 async def model(service: Service, request: Request) -> ASGIApp:
@@ -29,9 +31,12 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z"),
         "created": service.created,
         "owned_by": "llmpy",
-        "root": str(service.engine.config.model),
+        "root": service.names[0],
         "parent": None,
         "max_model_len": service.max_model_len,
     }
@@ -43,6 +48,9 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
     service.model_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise HttpError(400, "wanted either prompt or messages", "prompt")
+    if body.messages is not None and body.add_special_tokens:
+        message = "add_special_tokens is not supported with messages; the chat template adds them"
+        raise HttpError(400, message, "add_special_tokens")
     tokenizer = service.tokenizer
     if body.messages is None:
         special = True if body.add_special_tokens is None else body.add_special_tokens
@@ -60,7 +68,7 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
     made: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len}
     if body.return_token_strs:
         made["token_strs"] = await service.beside(len(ids), lambda: tokenizer.convert_ids_to_tokens(ids))
-    return answer(made)
+    return answer(made, headers=service.answer_headers(request))
 
 
 async def detokenize(service: Service, request: Request) -> ASGIApp:
@@ -71,7 +79,7 @@ async def detokenize(service: Service, request: Request) -> ASGIApp:
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) <= most:
         raise HttpError(400, f"tokens: wanted ids from 0 to {most}", "tokens")
     text = await service.beside(len(body.tokens), lambda: service.tokenizer.decode(body.tokens))
-    return answer({"prompt": text})
+    return answer({"prompt": text}, headers=service.answer_headers(request))
 
 
 async def tokenizer_info(service: Service, request: Request) -> ASGIApp:

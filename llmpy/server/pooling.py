@@ -50,8 +50,6 @@ async def pooled(
     Returns:
         float32 arrays, and counts of tokens.
     """
-    if body.truncate_prompt_tokens is not None:
-        raise HttpError(400, "truncate_prompt_tokens is not supported", "truncate_prompt_tokens")
     if body.add_special_tokens is False:
         prompts = await service.encoded(prompts)
     given = {name: value for name, value in fields.items() if value is not None}
@@ -86,7 +84,7 @@ async def embeddings(service: Service, request: Request) -> ASGIApp:
     prompts = prompts_of(body.input, "input")
     rows, usage = await pooled(service, request, body, prompts, task, dimensions=body.dimensions)
     data = [{"object": "embedding", "index": i, "embedding": _shown(row, body)} for i, row in enumerate(rows)]
-    return answer({"object": "list", "model": name, "data": data, "usage": usage})
+    return answer({"object": "list", "model": name, "data": data, "usage": usage}, headers=service.answer_headers(request))
 
 
 async def pooling(service: Service, request: Request) -> ASGIApp:
@@ -99,7 +97,7 @@ async def pooling(service: Service, request: Request) -> ASGIApp:
     fields = {"dimensions": body.dimensions, "normalize": body.normalize, "use_activation": body.use_activation}
     rows, usage = await pooled(service, request, body, prompts_of(body.input, "input"), task, **fields)
     data = [{"object": "pooling", "index": i, "data": _shown(row, body)} for i, row in enumerate(rows)]
-    return answer(made("pool", name, {"data": data, "usage": usage}))
+    return answer(made("pool", name, {"data": data, "usage": usage}), headers=service.answer_headers(request))
 
 
 async def classify(service: Service, request: Request) -> ASGIApp:
@@ -113,4 +111,4 @@ async def classify(service: Service, request: Request) -> ASGIApp:
         {"index": i, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(row)}
         for i, row in enumerate(rows)
     ]
-    return answer(made("classify", name, {"data": data, "usage": usage}))
+    return answer(made("classify", name, {"data": data, "usage": usage}), headers=service.answer_headers(request))

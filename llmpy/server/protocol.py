@@ -59,20 +59,10 @@ class Sampling(Common, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
 
-    add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream_interval: int | None = None
-    kv_transfer_params: Json | None = None
-
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
 
 
 class CompletionRequest(Sampling, kw_only=True):
@@ -82,7 +72,7 @@ class CompletionRequest(Sampling, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    suffix: str | None = None
+    add_special_tokens: bool | None = None
 
 
 class ChatRequest(Sampling, kw_only=True):
@@ -120,8 +110,6 @@ class ResponsesRequest(Common, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
-    conversation: Any = None
-    prompt: Any = None
     truncation: str | None = None
     stream_options: Json | None = None
     service_tier: str | None = None
@@ -159,14 +147,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     token_ids: list[int]
     output_token_ids: list[int] | None = None
     sampling_params: Json = {}
-    features: Any = None
     request_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: int | None = None
     model: str | None = None
-    kv_transfer_params: Json | None = None
 
 
 class Pooling(msgspec.Struct, kw_only=True):
@@ -175,7 +161,6 @@ class Pooling(msgspec.Struct, kw_only=True):
     model: str | None = None
     use_activation: bool | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     user: str | None = None
@@ -236,3 +221,5 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     tool_choice: Json | None = None
     metadata: Json | None = None
     thinking: Json | None = None
+    output_config: Json | None = None
+    output_format: Json | None = None

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from .._loading import load_renderer
 from ..config import EngineConfig
+from ..hub import resolve
 from ..tokenizer import Tokenizer
 from .chat import Chat, for_template
 from .completions import Completion
@@ -30,6 +31,7 @@ class Renderer:
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         self.config: EngineConfig
+        self.name = resolve(str(model), options.get("revision"), options.get("hf_token"), weights=False).name
         self.tokenizer: Tokenizer
         self.config, self.tokenizer = load_renderer(EngineConfig(model=str(model), **options))
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from .errors import HttpError
+from .fields import check_fields
 from .frames import ClientGone
 from .grammars import wanted_content
 from .protocol import ChatRequest, Inputs, Sampling
@@ -49,7 +50,6 @@ SAMPLING = (
     "bad_words",
     "prompt_logprobs",
 )
-# Fields that would change the result and that nothing here can honour yet.
 RENDERING = (
     "self",
     "messages",
@@ -61,15 +61,14 @@ RENDERING = (
     "return_assistant_tokens_mask",
 )
 """Arguments of `Tokenizer.apply_chat_template` beside the template's variables."""
-REFUSED = ("suffix", "logprob_token_ids", "truncate_prompt_tokens", "truncation_side", "kv_transfer_params")
-GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
     """The body as a struct. Names of unknown fields go to `request.state.ignored`.
 
     Raises:
-        HttpError: 400, the body is no JSON, or a field has a wrong type; 408, it does not come; 413, it has too many parts.
+        HttpError: 400, the body is no JSON, or a field has a wrong type, or one that is not supported would change the answer;
+            408, it does not come; 413, it has too many parts.
     """
     text = await _body(request)
     if len(text) > LONG_BODY_BYTES:
@@ -84,7 +83,7 @@ async def read(request: Request, kind: type[Body]) -> Body:
         raise HttpError(400, message, param[1] if param else None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON: {error}") from None
-    request.state.ignored = sorted(fields.keys() - kind.__struct_fields__)
+    request.state.ignored = check_fields(fields, kind.__struct_fields__, kind, request.url.path)
     return body
 
 
@@ -138,13 +137,7 @@ def token_id(key: str) -> int:
 
 
 def _check(body: Sampling) -> None:
-    """Refuses what is too much, and what would be passed over in silence."""
-    for name in REFUSED:
-        if getattr(body, name, None) is not None:
-            raise HttpError(400, f"{name} is not supported", name)
-    for name, key in GUIDED.items():
-        if getattr(body, name) is not None:
-            raise HttpError(400, f"{name} is gone; use structured_outputs={{{key!r}: ...}}", name)
+    """Refuses what is too much, and what a stream cannot tell."""
     if body.stream_interval not in (None, 1):
         raise HttpError(400, f"stream_interval: wanted 1, have {body.stream_interval}", "stream_interval")
     if body.temperature is not None and body.temperature > MAX_TEMPERATURE:
@@ -154,6 +147,8 @@ def _check(body: Sampling) -> None:
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stops) > MAX_STOPS or any(len(stop.encode("utf-8", "replace")) > MAX_STOP_BYTES for stop in stops):
         raise HttpError(400, f"stop: wanted at most {MAX_STOPS} strings of {MAX_STOP_BYTES} bytes", "stop")
+    if body.stream and body.prompt_logprobs is not None:
+        raise HttpError(400, "prompt_logprobs is not available with stream; leave stream out", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise HttpError(400, "stream_options is only allowed with stream", "stream_options")
 

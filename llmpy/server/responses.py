@@ -38,9 +38,9 @@ class Responding:
         self.body = body
         self._input = before + items_of(body.input)
         self.is_kept = bool(service.responses.most) and body.store is not False
-        self.chat = Chat(service, request, to_chat(body, self._input), "resp")
+        self.chat = Chat(service, request, to_chat(body, self._input), "resp", "max_output_tokens")
         self.id = self.chat.id
-        self.output = Output(self.chat.how["request_id"])
+        self.output = Output(self.chat.shown_id)
         self._status = "in_progress"
         self._why: str | None = None
         self._usage: dict[str, Any] | None = None

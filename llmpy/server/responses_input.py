@@ -61,9 +61,6 @@ def _part(body: ResponsesRequest, name: str, key: str, kind: type[Part]) -> Part
 
 
 def _check(body: ResponsesRequest) -> None:
-    for name in ("conversation", "prompt"):
-        if getattr(body, name) is not None:
-            raise HttpError(400, f"{name} is not supported", name)
     if body.truncation not in (None, "disabled"):
         raise HttpError(400, "truncation: only 'disabled' is supported", "truncation")
 

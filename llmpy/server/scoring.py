@@ -63,14 +63,21 @@ async def score(service: Service, request: Request) -> ASGIApp:
     pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
     values, usage = await scores(service, request, body, pairs)
     data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(values)]
-    return answer(made("score", name, {"data": data, "usage": usage}))
+    return answer(made("score", name, {"data": data, "usage": usage}), headers=service.answer_headers(request))
+
+
+def _document(given: str | dict[str, Any], index: int) -> str:
+    text = given if isinstance(given, str) else given.get("text")
+    if not isinstance(text, str):
+        raise HttpError(400, f"documents[{index}]: wanted text, or an object with text", "documents")
+    return text
 
 
 async def rerank(service: Service, request: Request) -> ASGIApp:
     """Documents in the order in which they fit a query, the best first."""
     body = await read(request, RerankRequest)
     name = service.model_name(body.model)
-    texts = [document if isinstance(document, str) else str(document.get("text") or "") for document in body.documents]
+    texts = [_document(document, i) for i, document in enumerate(body.documents)]
     if body.top_n is not None and body.top_n < 0:
         raise HttpError(400, f"top_n: wanted 0 or more, have {body.top_n}", "top_n")
     values, usage = await scores(service, request, body, [(body.query, text) for text in texts])
@@ -79,7 +86,7 @@ async def rerank(service: Service, request: Request) -> ASGIApp:
     if body.return_documents is not False:
         for result in results:
             result["document"] = {"text": texts[result["index"]]}
-    return answer(made("rerank", name, {"results": results, "usage": usage}))
+    return answer(made("rerank", name, {"results": results, "usage": usage}), headers=service.answer_headers(request))
 
 
 POST = {

@@ -8,13 +8,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from .._feeds import RequestStream
+from .._scoring import render
 from ..async_engine import AsyncEngine
+from ..chat import choose
 from ..errors import ConfigError
+from ..hub import REPOSITORY
+from ..inputs import Prompt
 from ..outputs import RequestOutput
 from ..sampling_params import RequestOutputKind
 from ..tokenizer import Tokenizer
@@ -27,11 +33,16 @@ from .protocol import Sampling
 from .responses_store import ResponseStore
 from .transfer import Transfer
 
+if TYPE_CHECKING:
+    from .render import Renderer
+
 Result = TypeVar("Result")
 Known = TypeVar("Known")
 
 METRICS = {"vllm": ("llmpy:", "vllm:"), "none": ("llmpy:",)}
 """Prefixes of every series of /metrics, by `metrics_compat`."""
+UNTOLD = {"system_fingerprint": None, "service_tier": None}
+"""Fields of OpenAI's answers that say nothing here."""
 THREAD_SIZE = 8192  # longer conversations and texts are rendered and tokenised beside the event loop
 
 
@@ -40,7 +51,7 @@ class Options:
     """How a server behaves.
 
     Args:
-        served_model_name: Names that requests may call the model by; () = the model's path or id.
+        served_model_name: Names that requests may call the model by; () = its short name and what it was loaded by.
         api_keys: Any of them opens the paths; () = no key is needed.
         tool_call_parser: Name of the way that the model writes tool calls, "none", or "auto": as its chat template tells.
         reasoning_parser: Name of the marks that the model puts around its reasoning, "none", or "auto".
@@ -138,10 +149,15 @@ class Service:
         stats = self.engine.stats()
         return self._speed.seconds(stats.num_waiting, sum(stats.finished.values()), time.monotonic())
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the model."""
-        return self.options.served_model_name or (str(self.engine.config.model),)
+        """Names of the model that are told."""
+        return self.options.served_model_name or model_names(self.engine)[:1]
+
+    @cached_property
+    def known_names(self) -> tuple[str, ...]:
+        """Names of the model that requests may use."""
+        return self.options.served_model_name or model_names(self.engine)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -225,9 +241,10 @@ class Service:
         """
         if wanted is None:
             return self.names[0]
-        if wanted not in self.names:
-            raise HttpError(404, f"The model `{wanted[:200]}` does not exist; there is {', '.join(self.names)}.", "model")
-        return wanted
+        if wanted not in self.known_names:
+            message = f"The model `{wanted[:200]}` does not exist; use {' or '.join(self.names)}, or --served-model-name."
+            raise HttpError(404, message, "model", code="model_not_found")
+        return wanted if wanted in self.names else self.names[0]
 
     def salt(self, request: Request, given: str | None) -> str | None:
         """What keeps a request's cached blocks from being found by others."""
@@ -236,20 +253,39 @@ class Service:
         return given
 
     def engine_arguments(self, request: Request, body: Any) -> dict[str, Any]:
-        """Id, priority and salt of a request."""
-        request_id = body.request_id or request.headers.get("x-request-id") or secrets.token_hex(12)
-        request.state.request_id = request_id
+        """Id, priority and salt of a request. Requests may share the id of a header: the engine's id has an end of its own."""
+        given, header = body.request_id, request.headers.get("x-request-id")
+        request.state.request_id = given or header or secrets.token_hex(12)
+        request_id = f"{header}-{secrets.token_hex(4)}" if header and not given else request.state.request_id
         return {"request_id": request_id, "priority": body.priority or 0, "cache_salt": self.salt(request, body.cache_salt)}
 
     def prompt_ids(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
         """Ids of a conversation, as `AsyncEngine.chat` would run it."""
-        ids: list[int] = self.tokenizer.apply_chat_template(messages, **_spread(arguments))
-        return ids
+        return self.tokenizer.encode(self.prompt_text(messages, arguments), False)
 
     def prompt_text(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         """Its text."""
-        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **_spread(arguments))
-        return text
+        return str(self.prompt(messages, arguments).text)
+
+    def template(self, given: str | None, has_tools: bool) -> str:
+        """The chat template of a request; "" where the model has none."""
+        templates = self.tokenizer.chat_templates
+        return choose(templates, given, has_tools) if templates or given else ""
+
+    def prompt(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> Prompt:
+        """A rendered conversation, which has its special tokens."""
+        return render(self.tokenizer, messages, _spread(arguments))
+
+    def run(self, prompt: Prompt, special_tokens: bool, how: Mapping[str, Any], fields: Mapping[str, Any]) -> RequestStream:
+        """Queues a prompt.
+
+        Args:
+            prompt: The prompt.
+            special_tokens: Whether the tokenizer adds its own around text.
+            how: As `engine_arguments` makes it.
+            fields: Of sampling.
+        """
+        return self.engine._open(prompt, special_tokens, fields, **how)
 
     async def beside(self, size: int, call: Callable[[], Result]) -> Result:
         """Runs a call that renders or tokenises, on a thread if there is much to do."""
@@ -271,6 +307,13 @@ class Service:
         return {name: clean for name, value in headers.items() if (clean := _header(value))}
 
 
+def model_names(engine: AsyncEngine | Renderer) -> tuple[str, ...]:
+    """What an engine's model is called where nothing else is said: first its id on the hub, or its short name."""
+    given = str(engine.config.model)
+    is_path = Path(given).expanduser().exists() or not REPOSITORY.fullmatch(given)
+    return tuple(dict.fromkeys((engine.name, given) if is_path else (given, engine.name)))
+
+
 def _schemas(tools: list[dict[str, Any]]) -> dict[str, Any]:
     """The parameters' schema of every function."""
     functions = [tool.get("function") for tool in tools]
@@ -280,7 +323,7 @@ def _schemas(tools: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _spread(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `AsyncEngine.chat` as those of the tokenizer."""
-    given = {**arguments, **arguments["chat_template_kwargs"]}
+    given = {"chat_template": None, **arguments, **arguments["chat_template_kwargs"]}
     del given["chat_template_kwargs"]
     return given
 
@@ -340,7 +383,8 @@ class Answering:
         self.model = service.model_name(body.model)
         self.created = int(time.time())
         self.how = service.engine_arguments(request, body)
-        self.id = f"{prefix}-{self.how['request_id']}"
+        self.shown_id: str = request.state.request_id
+        self.id = f"{prefix}-{self.shown_id}"
         self.kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
         self._top, self._names_ids = top or 0, bool(body.return_tokens_as_token_ids)
 

@@ -14,6 +14,7 @@ from llmpy.tokenizer import Tokenizer
 
 VOCAB = 300
 TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

@@ -42,8 +42,8 @@ class Scripted:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def chat(self, messages, *, output_kind, **how):
-        step = self._step if output_kind is RequestOutputKind.DELTA else len(self._said)
+    def _open(self, prompt, special_tokens, fields, **how):
+        step = self._step if fields["output_kind"] is RequestOutputKind.DELTA else len(self._said)
         return _Stream([self._said[i : i + step] for i in range(0, len(self._said), step)])
 
 

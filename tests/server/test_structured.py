@@ -135,7 +135,7 @@ def test_structured_outputs(url):
         ({"structured_outputs": {"regex": "(("}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a" * (300 << 10)}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"nonsense": 1}}, None),
+        ({"structured_outputs": {"nonsense": 1}}, "structured_outputs"),
         ({"guided_regex": "a"}, "guided_regex"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),

@@ -1,0 +1,28 @@
+"""Line ends of request heads where uvicorn reads them with h11: a bare line feed is refused, as httptools refuses it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+BARE = re.compile(rb"(?<!\r)\n")
+
+
+def strict(protocol: type[asyncio.Protocol]) -> Any:
+    """A protocol of uvicorn that refuses heads with bare line feeds; one over httptools is as it should be."""
+    return Strict if protocol is H11Protocol else protocol
+
+
+class Strict(H11Protocol):
+    """One connection."""
+
+    def handle_events(self) -> None:
+        """Looks at the head that comes next, then goes on as h11 does."""
+        if self.conn.their_state is h11.IDLE and BARE.search(self.conn.trailing_data[0].partition(b"\r\n\r\n")[0]):
+            self.send_400_response("wanted lines that end with CR LF")
+            return
+        super().handle_events()
