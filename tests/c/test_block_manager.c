@@ -274,6 +274,28 @@ TEST(pages_of_a_sequence)
     CHECK_EQ(kv_layout_pages(&layout, 100, 2), 25 + 2);
 }
 
+/* ---- keys ---- */
+
+/* Blocks whose keys differ in the upper half alone, or in the group alone, lie in one bucket and are told apart. */
+TEST(a_block_is_found_by_all_of_its_key_and_by_its_group)
+{
+    const struct hash key = {5, 1}, other = {5, 2};
+    struct block_manager *manager;
+    REQUIRE_OK(block_manager_create(20, 0, &manager, &err));
+    int32_t page = block_manager_take(manager);
+    block_manager_publish(manager, page, &key, 0);
+    CHECK_EQ(block_manager_find(manager, &key, 0), page);
+    CHECK_EQ(block_manager_find(manager, &other, 0), 0);
+    CHECK_EQ(block_manager_find(manager, &key, 64), 0);
+    int32_t second = block_manager_take(manager), third = block_manager_take(manager);
+    block_manager_publish(manager, second, &other, 0);
+    block_manager_publish(manager, third, &key, 64);
+    CHECK_EQ(block_manager_find(manager, &key, 0), page);
+    CHECK_EQ(block_manager_find(manager, &other, 0), second);
+    CHECK_EQ(block_manager_find(manager, &key, 64), third);
+    block_manager_destroy(manager);
+}
+
 /* ---- the hash ---- */
 
 TEST(hash_vectors)
