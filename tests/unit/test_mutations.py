@@ -1,0 +1,54 @@
+"""The list of deliberate breaks fits the code; run by hand or as a slow test, the tests catch them."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mutate", ROOT / "tests/mutate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mutate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+mutate = load()
+
+
+def test_every_old_text_occurs_exactly_once() -> None:
+    wrong = []
+    for mutation in mutate.mutations():
+        try:
+            assert mutation.broken(ROOT) != (ROOT / mutation.file).read_text(), mutation.name
+        except (ValueError, OSError) as error:
+            wrong.append(str(error))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_list_is_complete() -> None:
+    found = mutate.mutations()
+    assert len(found) >= 100
+    assert len({mutation.name for mutation in found}) == len(found)
+    for mutation in found:
+        assert re.fullmatch(r"[a-z0-9-]+", mutation.name)
+        assert mutation.rule.endswith(".")
+        programs, arguments = mutate.split_tests(mutation.tests)
+        named = [ROOT / word for word in [*programs, *arguments] if word.startswith("tests/")]
+        assert named and all(path.exists() for path in named), mutation.name
+        assert not programs or mutation.file.startswith(("csrc/base/", "csrc/program/", "csrc/engine/")), mutation.name
+
+
+@pytest.mark.slow
+def test_mutations_are_caught(capfd: pytest.CaptureFixture[str]) -> None:
+    with capfd.disabled():
+        results = mutate.run(mutate.mutations(), 2, mutate.show)
+    is_enough, text = mutate.summary(results)
+    assert is_enough, text
