@@ -57,7 +57,7 @@ struct llguidance {
     const char *(*get_version)(void);
 };
 
-/* RC_UNSUPPORTED names the version where it is none of 1.7 to 1.x, or what it lacks. */
+/* RC_UNSUPPORTED names the version where it is none of 1.8 to 1.x, or what it lacks. */
 enum rc llguidance_open(const char *path, struct llguidance *library, struct err *err);
 
 #endif

@@ -237,8 +237,8 @@ def test_without_llguidance(llm, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (VERSION % "2.0.0", "wanted llguidance >=1.7,<2, have llguidance@2.0.0"),
-        (VERSION % "1.6.9", "wanted llguidance >=1.7,<2, have llguidance@1.6.9"),
+        (VERSION % "2.0.0", "wanted llguidance >=1.8,<2, have llguidance@2.0.0"),
+        (VERSION % "1.7.6", "wanted llguidance >=1.8,<2, have llguidance@1.7.6"),
         (VERSION % "1.9.1", "llguidance@1.9.1 lacks llg_new_tokenizer_v2"),
         ("int other;", "a library without llg_get_version"),
     ],
