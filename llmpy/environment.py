@@ -5,8 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_NAMES = ("LLMPY_DEVICE", "LLMPY_LOG", "LLMPY_CACHE_DIR", "LLMPY_NUM_THREADS", "LLMPY_LIB_PATH", "LLMPY_SYNC")
-_BUILD_NAMES = ("LLMPY_CUDA", "LLMPY_CUDA_ARCHS", "LLMPY_DEBUG", "LLMPY_SANITIZE", "LLMPY_WERROR")
+VARIABLES = {
+    "LLMPY_DEVICE": ('a device, as `device=` takes it: `cpu`, `cpu:avx2`, `cuda:1`, a GPU\'s UUID', "cuda:0 if usable, else cpu"),
+    "LLMPY_NUM_THREADS": ("threads of an engine on the CPU, 1 to 1024", "the physical cores that the process may use"),
+    "LLMPY_CACHE_DIR": ("folder of the demo model and of `llmpy chat`'s history; safe to delete", "`~/.cache/llmpy`"),
+    "LLMPY_LOG": ("level of the log `llmpy` on stderr: `debug`, `info`, `warning`, `error`", "that of the program"),
+    "LLMPY_LIB_PATH": ("folders, joined by `:`, that are searched first for NCCL and cuBLASLt", "none"),
+    "LLMPY_SYNC": ("`1`: wait for every operation of a device, so that a fault names it", "0"),
+}
+"""Read at run time: meaning and default of each. docs/environment.md shows this table."""
+
+BUILD_VARIABLES = {
+    "LLMPY_CUDA": ("`0`: build without CUDA; `1`: with CUDA if there is nvcc; `require`: fail without nvcc", "1"),
+    "LLMPY_CUDA_ARCHS": ("GPU architectures to compile for, joined by commas", "90a"),
+    "LLMPY_WERROR": ("`1`: warnings of the compilers are errors", "0"),
+    "LLMPY_DEBUG": ("`1`: `-O1 -g` and assertions", "0"),
+    "LLMPY_SANITIZE": ("list for `-fsanitize=`, as `address,undefined`; preload the sanitizer's library to import", "none"),
+}
+"""Read by `pip install .` and setup.py, and by nothing at run time."""
 _LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -14,7 +30,15 @@ def cache_dir() -> Path:
     """Where the demo model lies; safe to delete."""
     if given := os.environ.get("LLMPY_CACHE_DIR"):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmpy"
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "llmpy"
+    try:
+        return Path.home() / ".cache/llmpy"
+    except RuntimeError:  # HOME is not set, and the user has no entry in /etc/passwd, as in some containers
+        from .errors import ConfigError
+
+        message = "LLMPY_CACHE_DIR: the user has no home folder; set LLMPY_CACHE_DIR to a folder that can be written"
+        raise ConfigError(message, option="LLMPY_CACHE_DIR") from None
 
 
 def device() -> str | None:
@@ -66,9 +90,9 @@ def start() -> None:
         # Whoever sets the level wants to see something, even where the program has no logging of its own.
         logger.addHandler(logging.StreamHandler() if level and not logging.root.handlers else logging.NullHandler())
     for name in sorted(os.environ):
-        if name.startswith("LLMPY_") and name not in _NAMES and name not in _BUILD_NAMES:
+        if name.startswith("LLMPY_") and name not in VARIABLES and name not in BUILD_VARIABLES:
             from difflib import get_close_matches
 
-            nearest = get_close_matches(name, _NAMES, 1, 0)[0]
+            nearest = get_close_matches(name, VARIABLES, 1, 0)[0]
             message = f"environment variable {name} is unknown and has no effect; the nearest is {nearest}"
             warnings.warn(message, stacklevel=2)
