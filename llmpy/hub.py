@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ class ModelFiles:
         directory: Where config and tokenizer files lie; None for a GGUF file, which holds its own.
         weights: Safetensors shards in order, or the one GGUF file; empty if only the text files were asked for.
         config: Contents of config.json; {} for GGUF.
-        generation_config: Contents of generation_config.json; {} without one.
+        generation_config: Contents of generation_config.json; {} without one. The demo model, a GGUF file, has `demo.SAMPLING`.
         name: Short name for display.
     """
 
@@ -121,7 +122,9 @@ def _from_gguf(path: Path) -> ModelFiles:
     """One local file."""
     if path.suffix.lower() != ".gguf":
         raise UnsupportedError(f"model: {path} is a file that is not .gguf; give its directory, or a .gguf file")
-    return ModelFiles("gguf", None, [path], {}, {}, path.stem)
+    from . import demo
+
+    return ModelFiles("gguf", None, [path], {}, dict(demo.SAMPLING) if path.name == demo.NAME else {}, path.stem)
 
 
 def _from_directory(directory: Path, weights: bool) -> ModelFiles:
@@ -196,6 +199,9 @@ def _short_name(directory: Path) -> str:
 
 def _from_hub(repository: str, file: str | None, revision: str | None, token: str | None, weights: bool) -> ModelFiles:
     """A repository of the hub: what the hub lists is downloaded, without the hub what the cache has is taken."""
+    if find_spec("huggingface_hub") is None:  # tokenizers usually brings it
+        message = f"{repository}: a model of the hub needs a package: pip install huggingface_hub; or give a local directory"
+        raise ModelNotFoundError(message)
     names = _list_repository(repository, revision, token)
     if names is None:
         snapshot = _cached_snapshot(repository, revision)

@@ -81,7 +81,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     demo = command("demo", "demo", "Fetch a small model once and answer a few prompts with it.")
     demo.add_argument("--model", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
     _add_device(demo)
-    demo.add_argument("--max-tokens", type=count, default=64, metavar="N", help="longest answer (default 64)")
+    demo.add_argument("--max-tokens", type=count, default=128, metavar="N", help="longest answer (default 128)")
     demo.add_argument("prompts", nargs="*", metavar="PROMPT", help="your own questions instead")
 
     generate = command("generate", "text", "Continue prompts: those given, else one per line of standard input.")

