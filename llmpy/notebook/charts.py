@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 COLOURS = ("#2f8f87", "#c9793d", "#6c7fb8", "#b35d82", "#8a9a4b", "#7d7d7d")
+GLYPH = 7.0  # pixels of a character, about
+MARK = 18  # pixels of a legend's mark and the gap behind it
 FONT = 'font-family="system-ui,sans-serif" font-size="12" fill="currentColor"'
 
 
@@ -73,7 +75,9 @@ class LineChart:
         found = [value for values in self.lines.values() for value in values if math.isfinite(value)]
         low, high = _range(found)
         longest = max(map(len, self.lines.values()), default=0)
-        left, top, right = 52, 44 if len(self.lines) > 1 else 26, 8
+        left, right = 52, 8
+        legend, rows = self._legend(left, width)
+        top = 26 + 18 * rows
 
         def at(number: int, value: float) -> str:
             x = left + (width - left - right) * number / max(longest - 1, 1)
@@ -84,21 +88,46 @@ class LineChart:
             begin, y = at(0, value).split(",")
             parts.append(f'<path d="M{begin} {y}H{width - right}" stroke="currentColor" stroke-opacity=".15"/>')
             parts.append(f'<text x="{left - 6}" y="{float(y) + 4:.1f}" text-anchor="end" {FONT}>{_told(value)}</text>')
-        for number, (name, values) in enumerate(self.lines.items()):
+        for number, values in enumerate(self.lines.values()):
             colour = COLOURS[number % len(COLOURS)]
             points = [at(i, value) for i, value in enumerate(values) if math.isfinite(value)]
             path = " ".join(points if len(points) > 1 else 2 * points)  # a single one is a dot
             style = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-linecap="round"'
             parts.append(f'<polyline points="{path}" {style}/>')
-            last = f"{_told(values[-1])} {self.unit}".strip() if values else ""
-            x = left + (width - left) * number // len(self.lines) if len(self.lines) > 1 else width - 180
-            parts.append(f'<rect x="{x}" y="{top - 17}" width="12" height="3" fill="{colour}"/>')
-            parts.append(f'<text x="{x + 18}" y="{top - 12}" {FONT}>{escape(name)} {escape(last)}</text>')
+        parts += legend
         if self.x:
             end = self.height + top + 16
             parts.append(f'<text x="{left}" y="{end}" {FONT}>{escape(self.x)} 1</text>')
             parts.append(f'<text x="{width - right}" y="{end}" text-anchor="end" {FONT}>{longest}</text>')
         return _svg(width, self.height + top + (22 if self.x else 8), "".join(parts), self.title)
+
+
+    def _legend(self, left: int, width: int) -> tuple[list[str], int]:
+        """Mark, name and last value of each line, in as many columns as have room; and the rows below the title.
+
+        A single line that has room beside the title takes no row.
+        """
+        last = [f"{_told(values[-1])} {self.unit}".strip() if values else "" for values in self.lines.values()]
+        labels = [f"{name} {value}".strip() for name, value in zip(self.lines, last, strict=True)]
+        room = MARK + GLYPH * max(map(len, labels), default=0)
+        if len(labels) == 1 and GLYPH * len(self.title) + room < width:
+            return _labels(labels, width - max(room, 180), width, 14, 1), 0
+        columns = max(1, min(len(labels), int((width - left) // room)))
+        return _labels(labels, left, width, 32, columns), math.ceil(len(labels) / columns)
+
+
+def _labels(labels: Sequence[str], left: float, width: int, top: int, columns: int) -> list[str]:
+    """A legend's marks and texts. A text too long for the picture is cut, and whole under the pointer."""
+    parts = []
+    most = int((width - left - MARK) // GLYPH)
+    for number, label in enumerate(labels):
+        colour = COLOURS[number % len(COLOURS)]
+        x, y = left + (width - left) * (number % columns) // columns, top + 18 * (number // columns)
+        shown = label if len(label) <= most else label[: most - 1] + "…"
+        whole = f"<title>{escape(label)}</title>" if shown != label else ""
+        parts.append(f'<rect x="{x:.0f}" y="{y - 5}" width="12" height="3" fill="{colour}"/>')
+        parts.append(f'<text x="{x + MARK:.0f}" y="{y}" {FONT}>{whole}{escape(shown)}</text>')
+    return parts
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -290,3 +290,23 @@ def test_load_bar(monkeypatch):
     with LoadBar(False) as update:
         update(0, 100)
     assert len(Bar.made) == 1
+
+
+NAMES = [["The cat sat on the theorem."] * 2, ["x" * 200], ["a", "b", "c"], ["a" * 30, "b", "c", "d"], ["one"]]
+TITLES = ["", "Logprob", "A title that is about as long as the picture is wide, so nothing fits beside it"]
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("title", TITLES)
+def test_a_legend_stays_within_the_picture_and_above_the_plot(names, title):
+    lines = {name + " " * i: [1.0, -2.19] for i, name in enumerate(names)}
+    svg = LineChart(lines, title, x="token", unit="nats").svg()
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" font-family[^>]*>(?:<title>[^<]*</title>)?([^<]*)</text>', svg)
+    labels = [(float(x), float(y), text) for x, y, text in texts if text.endswith(("nats", "…"))]
+    assert len(labels) == len(lines)
+    assert all(x + 6.5 * len(text) <= 520 for x, _, text in labels)
+    plot = min(float(y) for y in re.findall(r'points="[\d.]+,([\d.]+)', svg))
+    assert all(y <= plot for _, y, _ in labels)
+    rows = [(y, x) for x, y, _ in labels]
+    assert sorted(rows) == rows and len(set(rows)) == len(rows)
+    assert not [y for _, y, text in labels if y == 14 and 7 * (len(title) + len(text)) > 520]
