@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 VARIABLES = {
-    "LLMPY_DEVICE": ('a device, as `device=` takes it: `cpu`, `cpu:avx2`, `cuda:1`, a GPU\'s UUID', "cuda:0 if usable, else cpu"),
+    "LLMPY_DEVICE": ("a device, as `device=` takes it: `cpu`, `cpu:avx2`, `cuda:1`, a UUID", "cuda:0 if usable, else cpu"),
     "LLMPY_NUM_THREADS": ("threads of an engine on the CPU, 1 to 1024", "the physical cores that the process may use"),
     "LLMPY_CACHE_DIR": ("folder of the demo model and of `llmpy chat`'s history; safe to delete", "`~/.cache/llmpy`"),
     "LLMPY_LOG": ("level of the log `llmpy` on stderr: `debug`, `info`, `warning`, `error`", "that of the program"),
