@@ -24,16 +24,22 @@ def run(chosen: Namespace) -> int:
     from .. import AsyncEngine
     from ..server import build_app
     from ..server.batch import run_batch
-    from ..server.batch_files import requests, unanswered
+    from ..server.batch_files import locked, requests, unanswered, with_answers
 
     with contextlib.ExitStack() as stack:
         source = sys.stdin.buffer if chosen.input == "-" else stack.enter_context(open(chosen.input, "rb"))
-        done, lines = unanswered(requests(source), Path(chosen.output))
+        target = Path(chosen.output)
+        stack.enter_context(locked(target))
+        path, lines = target, requests(source)
+        if chosen.retry_errors:
+            path, lines = target.with_name(f"{target.name}.retry"), with_answers(lines, target)
+        done, lines = unanswered(lines, path)
         if done.answers:
-            print(f"already there: {_told(done)}", file=sys.stderr)
+            hint = "; --retry-errors asks those again" if done.errors and not chosen.retry_errors else ""
+            print(f"already there: {_told(done)}{hint}", file=sys.stderr)
         first = next(lines, None)
         if first is not None:
-            output = stack.enter_context(open(chosen.output, "ab"))
+            output = stack.enter_context(open(path, "ab"))
             engine = stack.enter_context(contextlib.closing(AsyncEngine(model_path(chosen), **engine_options(chosen))))
             bar = stack.enter_context(tqdm(unit=" requests", initial=done.answers, total=_count(chosen.input), disable=None))
 
@@ -43,6 +49,8 @@ def run(chosen: Namespace) -> int:
 
             app = build_app(engine, served_model_name=tuple(chosen.served_model_name))
             done = asyncio.run(run_batch(app, chain([first], lines), output, done, chosen.window, tell))
+        if path != target and path.exists():
+            path.replace(target)
     print(_told(done), file=sys.stderr)
     return int(done.errors > 0)
 

@@ -80,6 +80,7 @@ def _batch(parser: ArgumentParser) -> None:
     parser.add_argument("-i", "--input", required=True, metavar="FILE", help="requests, one JSON object per line; - = stdin")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="answers in this order; goes on where it ends")
     parser.add_argument("--served-model-name", nargs="+", default=(), metavar="NAME", help="names that requests may use")
+    parser.add_argument("--retry-errors", action="store_true", help="ask again what has an error in the output")
     parser.add_argument("--window", type=count, default=512, metavar="N", help="most requests in flight (default 512)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
@@ -10,7 +11,7 @@ from typing import Any, BinaryIO
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from ..errors import RequestFailedError
+from ..errors import ConfigError, RequestFailedError
 from .batch_files import ENDING, Counts, Line
 
 AHEAD = 8
@@ -100,10 +101,16 @@ def _line(made: _Answer) -> bytes:
     return msgspec.json.encode(made) + b"\n"
 
 
-async def answer(app: ASGIApp, line: Line) -> bytes:
+async def answer(app: ASGIApp, line: Line, is_first: bool = False) -> bytes:
     """The line of an answer.
 
+    Args:
+        app: The server's application.
+        line: The request.
+        is_first: Whether a wrong model ends the run: the requests that follow will name the same one.
+
     Raises:
+        ConfigError: The first request names a model that is not served.
         RequestFailedError: The engine has died.
     """
     name: Any = f"line-{line.number}"
@@ -123,7 +130,12 @@ async def answer(app: ASGIApp, line: Line) -> bytes:
     while status == 429:
         await asyncio.sleep(FULL_QUEUE_S)
         status, content = await call(app, request.url, msgspec.json.encode(body))
-    error = None if status == 200 else {"code": str(status), "message": msgspec.json.decode(content)["error"]["message"]}
+    refused = {} if status == 200 else msgspec.json.decode(content)["error"]
+    error = {"code": str(status), "message": refused["message"]} if refused else None
+    if is_first and refused.get("code") == "model_not_found":
+        name = msgspec.json.decode(body["model"])
+        message = f"line {line.number}: its model is {name!r}: run again with --served-model-name {shlex.quote(str(name))}"
+        raise ConfigError(message, option="served_model_name", value=name)
     if status == 503 and error is not None:
         raise RequestFailedError(f"line {line.number}: {error['message']}; run again, it goes on there")
     return _line(_Answer(line.id, name, _Response(status, line.id, msgspec.Raw(content)), error))
@@ -146,14 +158,19 @@ async def run_batch(
         The counts, those from before among them.
 
     Raises:
+        ConfigError: The first request names a model that is not served.
         RequestFailedError: The engine has died. What came before is written.
     """
     room = asyncio.Semaphore(window)
     pending: deque[asyncio.Task[bytes]] = deque()
 
+    first: Line | None = None
+
     async def one(line: Line) -> bytes:
+        nonlocal first
+        first = first or line
         try:
-            return await answer(app, line)
+            return line.answer or await answer(app, line, line is first)
         finally:
             room.release()
 

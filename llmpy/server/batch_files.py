@@ -6,6 +6,8 @@ interrupted run has done is told from the files alone, in the memory of one line
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -19,16 +21,20 @@ ENDING = b',"error":null}\n'
 """Of an answer without an error."""
 
 
+BOM = b"\xef\xbb\xbf"
+
+
 class Line(NamedTuple):
-    """A request: its number in the file, from 1, and its JSON."""
+    """A request: its number in the file, from 1, its JSON, and its answer if that is known already."""
 
     number: int
     text: bytes
+    answer: bytes | None = None
 
     @property
     def id(self) -> str:
         """The answer's id."""
-        return f"batch_req_{hashlib.blake2b(b'%d %s' % self, digest_size=12).hexdigest()}"
+        return f"batch_req_{hashlib.blake2b(b'%d %s' % self[:2], digest_size=12).hexdigest()}"
 
     @property
     def beginning(self) -> bytes:
@@ -45,7 +51,7 @@ class Counts(NamedTuple):
 
 def requests(file: Iterable[bytes]) -> Iterator[Line]:
     """The lines of an input file that are not blank, read as they are needed."""
-    texts = ((number, text.strip()) for number, text in enumerate(file, 1))
+    texts = ((number, text.removeprefix(BOM if number == 1 else b"").strip()) for number, text in enumerate(file, 1))
     return (Line(number, text) for number, text in texts if text)
 
 
@@ -68,14 +74,54 @@ def unanswered(lines: Iterator[Line], path: Path) -> tuple[Counts, Iterator[Line
         return _pass(lines, output, path)
 
 
-def _pass(lines: Iterator[Line], output: BinaryIO, path: Path) -> tuple[Counts, Iterator[Line]]:
-    done = Counts()
-    for found in output:
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A block in which no other run has this output; the file is made if it is not there.
+
+    Raises:
+        ConfigError: Another run has it.
+    """
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"{path}: another run is writing it; wait for that run, or name another --output"
+            raise ConfigError(message, option="output", value=str(path)) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def with_answers(lines: Iterator[Line], path: Path) -> Iterator[Line]:
+    """All requests, with their answers from an output file except those that are errors.
+
+    Args:
+        lines: All requests.
+        path: The output.
+
+    Raises:
+        ConfigError: As `unanswered`.
+    """
+    with path.open("rb") as output:
+        for found, line in _matched(lines, output, path):
+            yield line._replace(answer=found) if found.endswith(ENDING) else line
+    yield from lines
+
+
+def _matched(lines: Iterator[Line], output: BinaryIO, path: Path) -> Iterator[tuple[bytes, Line]]:
+    """The lines of an output file with their requests."""
+    for number, found in enumerate(output, 1):
         line = next(lines, None)
         if line is None or not _answers(found, line):
             reason = "the input ends before it" if line is None else f"it does not answer line {line.number} of the input"
-            message = f"{path}: line {done.answers + 1}: {reason}; the input has changed, or --output is another one's"
+            message = f"{path}: line {number}: {reason}; the input has changed, or --output is another one's"
             raise ConfigError(message, option="output", value=str(path))
+        yield found, line
+
+
+def _pass(lines: Iterator[Line], output: BinaryIO, path: Path) -> tuple[Counts, Iterator[Line]]:
+    done = Counts()
+    for found, line in _matched(lines, output, path):
         if not found.endswith(b"\n"):
             output.truncate(output.seek(-len(found), os.SEEK_END))
             return done, chain([line], lines)

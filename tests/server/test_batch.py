@@ -7,10 +7,11 @@ import tracemalloc
 
 import pytest
 
+from llmpy import cli
 from llmpy.errors import ConfigError, RequestFailedError
 from llmpy.server import build_app
 from llmpy.server.batch import AHEAD, run_batch
-from llmpy.server.batch_files import Counts, requests, unanswered
+from llmpy.server.batch_files import Counts, locked, requests, unanswered, with_answers
 from llmpy.server.errors import answer
 
 
@@ -174,3 +175,78 @@ def peak(path, n):
 def test_memory_does_not_grow_with_the_file(tmp_path):
     few, many = (peak(tmp_path / f"{n}.jsonl", n) for n in (200, 3000))
     assert many < few + 64 * 1024  # a set of the ids alone would be 400 KiB more
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batch(tmp_path, tiny, capsys):
+    """Runs `llmpy run-batch` in a folder; its status, the answers there, and what it said."""
+
+    def run(texts, *words):
+        (tmp_path / "in.jsonl").write_bytes(b"".join(texts))
+        files = ["-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+        status = cli.main(["run-batch", *files, "--device", "cpu", "--kv-cache-memory-bytes", "16MiB", *words, str(tiny)])
+        made = [json.loads(text) for text in (tmp_path / "out.jsonl").read_text().splitlines()]
+        return status, made, capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, write_model):
+    return write_model(tmp_path_factory.mktemp("tiny"))
+
+
+def test_a_wrong_model_ends_the_run_at_once(batch):
+    texts = [line(i, model="gpt-4o") for i in range(3)]
+    status, made, told = batch(texts)
+    assert status == 1 and made == [] and "line 1: its model is 'gpt-4o'" in told
+    assert "--served-model-name gpt-4o" in told and "already there" not in told
+    status, made, told = batch(texts, "--served-model-name", "gpt-4o")
+    assert status == 0 and len(made) == 3
+
+
+def test_errors_are_asked_again_where_that_is_wanted(batch, tmp_path):
+    texts = [line(i, model="gpt-4o" if i % 2 else "tiny") for i in range(6)]
+    status, made, told = batch(texts, "--served-model-name", "tiny")
+    assert status == 1 and [item["error"] is not None for item in made] == [False, True] * 3
+    status, again, told = batch(texts, "--served-model-name", "tiny", "gpt-4o")
+    assert status == 1 and again == made and "3 with an error; --retry-errors asks those again" in told
+    status, mended, told = batch(texts, "--served-model-name", "tiny", "gpt-4o", "--retry-errors")
+    assert status == 0 and [item["error"] for item in mended] == [None] * 6
+    assert mended[::2] == made[::2] and [item["id"] for item in mended] == [item["id"] for item in made]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_retry_goes_on_where_it_stopped(tmp_path):
+    path, texts = tmp_path / "out.jsonl", [line(0), b"no json\n", line(2), line(3)]
+    finished(path, texts)
+    old = path.read_bytes()
+    path.write_bytes(old[: old.rindex(b"{", 0, -5)])  # the last answer is missing
+    retry, seen = tmp_path / "retry", []
+
+    async def note(body):
+        seen.append(body["seed"])
+
+    for cut in (0, 50, len(old)):
+        retry.write_bytes(old[:cut])
+        seen.clear()
+        done, left = unanswered(with_answers(requests(texts), path), retry)
+        with retry.open("ab") as output:
+            assert run(Stub(delay=note), left, output, done) == (4, 1)
+        assert retry.read_bytes() == old and seen in ([], [3])
+
+
+def test_one_run_at_a_time_writes_an_output(batch, tmp_path):
+    path = tmp_path / "out.jsonl"
+    with locked(path):
+        status, made, told = batch([line(0)])
+    assert status == 1 and made == [] and "another run is writing it" in told and str(path) in told
+    assert batch([line(0, model=None)])[0] == 0
+
+
+def test_a_mark_of_the_byte_order_is_no_request(engine):
+    [made] = answers(engine, [b"\xef\xbb\xbf" + line(0)])
+    assert made["custom_id"] == "r0" and made["error"] is None
