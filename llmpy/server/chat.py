@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from .._feeds import RequestStream
 from ..chat import reads
+from ..chat_window import fitted, prompt_room
 from ..detokenizer import Detokenizer
 from ..outputs import CompletionOutput, RequestOutput
 from ..tokenizer import Tokenizer
@@ -151,8 +152,9 @@ class Chat(Answering):
         self, service: Service, request: Request, body: ChatRequest, prefix: str = "chatcmpl", limit_name: str | None = None
     ) -> None:
         super().__init__(service, request, body, prefix, body.top_logprobs)
-        self.body = body
+        self.body, self.state = body, request.state
         _check_shapes(body)
+        self.is_truncated = body.truncation == "auto"
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         self.limit: int | None = getattr(body, name)
         self.limit_name = limit_name or name
@@ -180,14 +182,30 @@ class Chat(Answering):
 
     async def submit(self) -> RequestStream:
         """Queues the conversation."""
-        messages = [for_template(message) for message in self.body.messages]
 
         def queue() -> RequestStream:
+            messages = self.messages()
             prompt = self.service.prompt(messages, self.template)
-            prompt.room = None if self.limit is None else (self.limit_name, self.limit)
+            if self.limit is not None and not self.is_truncated:
+                prompt.room = (self.limit_name, self.limit)
             return self.service.run(prompt, False, self.how, self.sampling(messages))
 
-        return await self.service.beside(size_of(messages, self.tools), queue)
+        return await self.service.beside(self.size, queue)
+
+    @property
+    def size(self) -> int:
+        """Bytes of what the template renders."""
+        return size_of(self.body.messages, self.tools)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages as the template reads them; of a truncated conversation those that fit."""
+        given = [for_template(message) for message in self.body.messages]
+        if not self.is_truncated:
+            return given
+        most = prompt_room(self.service.max_model_len, self.limit)
+        kept = fitted(given, lambda some: len(self.service.prompt_ids(some, self.template)), most)
+        self.state.dropped = len(given) - len(kept)
+        return kept
 
     def sampling(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """The sampling fields, with what the answer must be: where reasoning stands is read from the rendered conversation."""
@@ -327,6 +345,8 @@ def _check_shapes(body: ChatRequest) -> None:
         raise HttpError(400, "messages is empty", "messages")
     if not all(isinstance(message.get("role"), str) for message in body.messages):
         raise HttpError(400, "messages: wanted a role in each", "messages")
+    if body.truncation not in (None, "auto", "disabled"):
+        raise HttpError(400, f"truncation: wanted 'auto' or 'disabled', have {body.truncation[:40]!r}", "truncation")
     functions = [tool.get("function") for tool in body.tools or ()]
     if not all(isinstance(function, dict) and isinstance(function.get("name"), str) for function in functions):
         raise HttpError(400, "tools: wanted functions with names", "tools")
@@ -365,7 +385,8 @@ def _with_object(call: Any) -> Any:
 async def chat_completions(service: Service, request: Request) -> ASGIApp:
     """Answers a chat request."""
     chat = Chat(service, request, await read(request, ChatRequest))
-    headers = service.answer_headers(request)
     if chat.body.stream:
-        return EventStream(chat.frames(await chat.submit()), headers, service.options.stream_timeout)
-    return answer(await attended(request.receive, chat.whole()), headers=headers)
+        frames = chat.frames(await chat.submit())
+        return EventStream(frames, service.answer_headers(request), service.options.stream_timeout)
+    made = await attended(request.receive, chat.whole())
+    return answer(made, headers=service.answer_headers(request))

@@ -91,6 +91,7 @@ class ChatRequest(Sampling, kw_only=True):
     continue_final_message: bool | None = None
     documents: list[Json] | None = None
     chat_template: str | None = None
+    truncation: str | None = None
 
 
 class ResponsesRequest(Common, kw_only=True):

@@ -13,12 +13,12 @@ from .._loading import load_renderer
 from ..config import EngineConfig
 from ..hub import resolve
 from ..tokenizer import Tokenizer
-from .chat import Chat, for_template
+from .chat import Chat
 from .completions import Completion
 from .errors import answer
 from .protocol import ChatRequest, CompletionRequest
 from .requests import read
-from .service import Answering, Service, size_of, text_size
+from .service import Answering, Service, text_size
 
 
 class Renderer:
@@ -60,8 +60,8 @@ def _rendered(answering: Answering, ids: list[int], fields: dict[str, Any]) -> d
 async def render_chat(service: Service, request: Request) -> ASGIApp:
     """What a chat completion would run."""
     chat = Chat(service, request, await read(request, ChatRequest))
-    messages = [for_template(message) for message in chat.body.messages]
-    ids = await service.beside(size_of(messages, chat.tools), lambda: service.prompt_ids(messages, chat.template))
+    messages = await service.beside(chat.size, chat.messages)
+    ids = await service.beside(chat.size, lambda: service.prompt_ids(messages, chat.template))
     return answer(_rendered(chat, ids, chat.sampling(messages)), headers=service.answer_headers(request))
 
 

@@ -71,7 +71,7 @@ class Responding:
             "top_p": defaults.top_p if body.top_p is None else body.top_p,
             "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
             "text": body.text or {"format": {"type": "text"}},
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "background": bool(body.background),
             "store": self.is_kept,
             "service_tier": "default",
@@ -173,20 +173,19 @@ async def responses(service: Service, request: Request) -> ASGIApp:
     kept = Kept(responding.whole, responding.items, responding.chat.how["request_id"])
     if body.background and (body.stream or not responding.is_kept):
         raise HttpError(400, "background: wanted a response that is kept (--keep-responses) and not streamed", "background")
-    headers = service.answer_headers(request)
     if body.background:
         kept.task = asyncio.create_task(responding.run_alone())
         store.add(key, responding.id, kept)
-        return answer(responding.whole(), headers=headers)
+        return answer(responding.whole(), headers=service.answer_headers(request))
     if body.stream:
         frames = responding.frames(await responding.chat.submit())
         if responding.is_kept:
             store.add(key, responding.id, kept)
-        return EventStream(frames, headers, service.options.stream_timeout)
+        return EventStream(frames, service.answer_headers(request), service.options.stream_timeout)
     whole = await attended(request.receive, responding.run())
     if responding.is_kept:
         store.add(key, responding.id, kept)
-    return answer(whole, headers=headers)
+    return answer(whole, headers=service.answer_headers(request))
 
 
 async def response(service: Service, request: Request) -> ASGIApp:

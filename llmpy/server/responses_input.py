@@ -15,6 +15,7 @@ SHARED = (
     "tool_choice",
     "parallel_tool_calls",
     "chat_template_kwargs",
+    "truncation",
 )
 """Fields that mean the same to both."""
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
@@ -34,7 +35,6 @@ def to_chat(body: ResponsesRequest, items: Items) -> ChatRequest:
     Raises:
         HttpError: 400, something that is not supported.
     """
-    _check(body)
     fields: dict[str, Any] = {name: getattr(body, name) for name in SHARED}
     wants_logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
     if isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == "function":
@@ -58,11 +58,6 @@ def _part(body: ResponsesRequest, name: str, key: str, kind: type[Part]) -> Part
     if not isinstance(found, kind | None):
         raise HttpError(400, f"{name}.{key}: wanted {kind.__name__}, have {type(found).__name__}", name)
     return found
-
-
-def _check(body: ResponsesRequest) -> None:
-    if body.truncation not in (None, "disabled"):
-        raise HttpError(400, "truncation: only 'disabled' is supported", "truncation")
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

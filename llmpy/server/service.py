@@ -41,6 +41,8 @@ Known = TypeVar("Known")
 
 METRICS = {"vllm": ("llmpy:", "vllm:"), "none": ("llmpy:",)}
 """Prefixes of every series of /metrics, by `metrics_compat`."""
+DROPPED = "x-llmpy-dropped-messages"
+"""The header that says how many messages of a truncated conversation were left out."""
 UNTOLD = {"system_fingerprint": None, "service_tier": None}
 """Fields of OpenAI's answers that say nothing here."""
 THREAD_SIZE = 8192  # longer conversations and texts are rendered and tokenised beside the event loop
@@ -304,6 +306,8 @@ class Service:
         ignored = getattr(request.state, "ignored", None)
         if ignored:
             headers["x-llmpy-ignored"] = ", ".join(name[:64] for name in ignored[:32])
+        if dropped := getattr(request.state, "dropped", 0):
+            headers[DROPPED] = str(dropped)
         return {name: clean for name, value in headers.items() if (clean := _header(value))}
 
 
