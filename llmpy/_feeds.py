@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from ._jobs import as_exception
 from ._requests import ScoreRequest
 from ._thread import SLICE_S
 from .errors import RequestFailedError
@@ -220,7 +221,7 @@ class Feed:
     def wake_anywhere(self) -> None:
         """The same from any thread."""
         if self.link is not None:
-            self.link.call(self.wake)
+            self.link.wake(self)
 
     def waiter(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Done when there is news. One reader at a time."""
@@ -440,11 +441,5 @@ class DeferredSubmission:
             feed.submit(self._prepare())
 
     def fail(self, error: BaseException) -> None:
-        """The reader gets the error. One that would end its event loop or look like the end of its stream is wrapped."""
-        feed = self._feed
-        if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-            feed.fail(error)
-        else:
-            failure = RequestFailedError(f"request failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            feed.fail(failure)
+        """The reader gets the error."""
+        self._feed.fail(as_exception(error, RequestFailedError))

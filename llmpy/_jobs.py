@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import logging
+import os
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from .errors import EngineClosedError
 
+Result = TypeVar("Result")
 logger = logging.getLogger("llmpy")
 
 RETRY_S = 0.02
-"""Pause before a job is told its error again, after a lack of memory kept it from hearing of it."""
+"""Pause before a step that a lack of memory prevented is tried again."""
+MAX_SHARED_THREADS = 32
 
 
 class Job(Protocol):
@@ -76,6 +82,17 @@ class JobQueue:
                 self._unfinished.pop(id(job), None)
                 raise
 
+    async def call(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Runs a function on a helper thread and gives its result. If the caller is cancelled the function goes on to its end.
+
+        Raises:
+            Exception: What the function raised; an error that is no Exception comes as the cause of a RuntimeError.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self.put(_Call(loop, future, function, args))
+        return await future
+
     def close(self) -> None:
         """Ends the threads once the jobs that are queued have run; twice is fine. It does not wait."""
         with self._lock:
@@ -128,15 +145,20 @@ def _end(job: Job) -> None:
         return
     except BaseException as error:
         cause = error
+    try:
+        insist(lambda: job.fail(cause))
+    except BaseException:
+        _log("a failed job could not be told its error")
+
+
+def insist(step: Callable[[], None]) -> None:
+    """Takes a step that may be repeated, again and again while memory is lacking. For helper threads: it blocks."""
     while True:
         try:
-            job.fail(cause)
+            step()
             return
         except MemoryError:
             time.sleep(RETRY_S)
-        except BaseException:
-            _log("a failed job could not be told its error")
-            return
 
 
 def _log(message: str) -> None:
@@ -144,3 +166,68 @@ def _log(message: str) -> None:
         logger.exception(message)
     except BaseException:
         return
+
+
+class _Call:
+    """A job whose result an event loop waits for."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[Result],
+        function: Callable[..., Result],
+        args: tuple[Any, ...],
+    ) -> None:
+        self._loop, self._future, self._function, self._args = loop, future, function, args
+        self._context = contextvars.copy_context()
+
+    def run(self) -> None:
+        result = self._context.run(self._function, *self._args)
+        insist(lambda: self._tell(self._future.set_result, result))
+
+    def fail(self, error: BaseException) -> None:
+        self._tell(self._future.set_exception, as_exception(error))
+
+    def _tell(self, settle: Callable[[Any], None], value: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_settle, self._future, settle, value)
+        except RuntimeError:
+            if not self._loop.is_closed():  # a closed loop has no caller that waits
+                raise
+
+
+def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], value: object) -> None:
+    if not future.done():
+        settle(value)
+
+
+def as_exception(error: BaseException, kind: type[Exception] = RuntimeError) -> Exception:
+    """An error as a waiting coroutine may get it: one that would end its event loop or its iteration becomes a cause.
+
+    Args:
+        error: What was raised.
+        kind: Of the error around such a cause.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    wrapped = kind(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether an error is the cancellation of the current task, not an error that the task's own work raised."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+_shared: tuple[int, JobQueue] | None = None
+"""Process and queue: a child process has none of its parent's threads."""
+
+
+async def beside(function: Callable[..., Result], *args: Any) -> Result:
+    """Runs a function on one of the process's helper threads, as `JobQueue.call`."""
+    global _shared
+    if (shared := _shared) is None or shared[0] != os.getpid():
+        _shared = shared = os.getpid(), JobQueue("llmpy-helper", MAX_SHARED_THREADS)
+    return await shared[1].call(function, *args)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ._jobs import beside
 from ._sleep import PAUSES, check_level, check_mode, parts_of, sleeps_so
 from ._thread import OVER, PAUSED
 
@@ -43,7 +43,7 @@ class SleepingAsyncEngine:
         try:
             await driver.until(PAUSED | OVER)
             driver.check_alive()
-            await asyncio.to_thread(driver.thread.sleep, level, parts)
+            await beside(driver.thread.sleep, level, parts)
         finally:
             driver.thread.end_sleep()
 
@@ -58,4 +58,4 @@ class SleepingAsyncEngine:
         """
         parts = parts_of(tags)
         self._driver.check_alive()
-        await asyncio.to_thread(self._driver.thread.wake, parts)
+        await beside(self._driver.thread.wake, parts)

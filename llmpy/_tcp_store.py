@@ -6,6 +6,7 @@ their length in eight bytes. Keys begin with "/", but for the count of those who
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import struct
@@ -19,6 +20,17 @@ _VALIDATE, _SET, _GET, _ADD, _CHECK, _WAIT, _DELETE, _CANCEL, _PING = 0, 1, 3, 4
 _MAGIC = 0x3C85F7CE
 _JOINED = "init/"
 _DONE, _CANCELLED = b"\0", b"\1"
+MAX_KEY_BYTES = 4096
+MAX_MEMBER_BYTES = 64 << 10
+"""Longest value that a member may store; ids and addresses take a few hundred bytes."""
+MAX_VALUE_BYTES = 16 << 20
+"""Longest value that a client takes: the announcement of an update names every tensor with its shape."""
+MAX_KEYS = 4096
+"""Keys beyond which a member may not add another."""
+MAX_CONNECTIONS = 4096
+RETRY_S = 0.05
+"""Pause before the store accepts again, after an error such as a lack of descriptors."""
+logger = logging.getLogger("llmpy")
 
 
 def _bytes(value: bytes) -> bytes:
@@ -36,10 +48,10 @@ def _receive(connection: socket.socket, n_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def _receive_value(connection: socket.socket, most_bytes: int = 1 << 30) -> bytes:
+def _receive_value(connection: socket.socket, most_bytes: int) -> bytes:
     (n_bytes,) = struct.unpack("=Q", _receive(connection, 8))
     if n_bytes > most_bytes:
-        raise ConnectionError(f"a value of {n_bytes} bytes")
+        raise ConnectionError(f"store: wanted at most {most_bytes} bytes, have {n_bytes}")
     return _receive(connection, n_bytes)
 
 
@@ -111,7 +123,7 @@ class StoreClient:
         if _receive(self.connection, 1) != _DONE:
             raise ConnectionError("the store has ended the wait")
         self._send(_GET, name)
-        return _receive_value(self.connection)
+        return _receive_value(self.connection, MAX_VALUE_BYTES)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -131,9 +143,14 @@ class StoreServer:
         self._values: dict[bytes, bytes] = {}
         self._changed = threading.Condition()
         self._connections: set[socket.socket] = set()
+        self._is_closed = False
         self.num_lost = 0
         """Members that have gone."""
-        threading.Thread(target=self._accept, name="llmpy-store", daemon=True).start()
+        try:
+            threading.Thread(target=self._accept, name="llmpy-store", daemon=True).start()
+        except BaseException:
+            self._listener.close()
+            raise
 
     def set(self, key: str, value: bytes) -> None:
         """Stores a value."""
@@ -143,6 +160,7 @@ class StoreServer:
 
     def close(self) -> None:
         """Ends all connections."""
+        self._is_closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -152,25 +170,44 @@ class StoreServer:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+                self._admit(connection)
+            except BaseException as error:
+                if not self._is_closed:
+                    logger.warning("weight group: the store could not take a connection (%s)", error)
+                    time.sleep(RETRY_S)
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Serves a connection on a thread, or closes it."""
+        try:
             with self._changed:
+                if len(self._connections) >= MAX_CONNECTIONS:
+                    raise ConnectionError(f"wanted at most {MAX_CONNECTIONS} connections")
                 self._connections.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="llmpy-store", daemon=True).start()
+        except BaseException:
+            connection.close()
+            self._connections.discard(connection)
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         has_joined = False
-        with connection, suppress(OSError, struct.error):
+        try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if _receive(connection, 5) == bytes([_VALIDATE]) + struct.pack("=I", _MAGIC):
                 while command := connection.recv(1):
                     has_joined |= self._answer(connection, command[0])
-        with self._changed:
-            self._connections.discard(connection)
-            self.num_lost += has_joined
+        except OSError:
+            pass  # the member has gone, or the store was closed
+        except BaseException as error:
+            logger.warning("weight group: a member's message failed (%s: %s)", type(error).__name__, error)
+        finally:
+            connection.close()
+            with self._changed:
+                self._connections.discard(connection)
+                self.num_lost += has_joined
 
     def _answer(self, connection: socket.socket, command: int) -> bool:
         """Answers one message; whether it was that of one who joins."""
@@ -178,11 +215,13 @@ class StoreServer:
             connection.sendall(_receive(connection, 4))
         elif command in (_WAIT, _CHECK):
             (n_keys,) = struct.unpack("=Q", _receive(connection, 8))
-            keys = [_receive_value(connection) for _ in range(min(n_keys, 1024))]
+            keys = [_receive_value(connection, MAX_KEY_BYTES) for _ in range(min(n_keys, 1024))]
             connection.sendall(self._wait(connection, keys) if command == _WAIT else bytes([not self._has(keys)]))
         elif command in (_SET, _GET, _ADD, _DELETE):
-            key = _receive_value(connection)
-            value = _receive_value(connection) if command == _SET else _receive(connection, 8) if command == _ADD else b""
+            key = _receive_value(connection, MAX_KEY_BYTES)
+            value = _receive(connection, 8) if command == _ADD else b""
+            if command == _SET:
+                value = _receive_value(connection, MAX_MEMBER_BYTES)
             connection.sendall(self._change(command, key, value))
             return key == _JOINED.encode() and command == _ADD
         else:
@@ -196,6 +235,8 @@ class StoreServer:
                 return _bytes(self._values.get(key, b""))
             if command == _DELETE:
                 return struct.pack("=q", self._values.pop(key, None) is not None)
+            if key not in self._values and len(self._values) >= MAX_KEYS:
+                raise ConnectionError(f"store: wanted at most {MAX_KEYS} keys")
             if command == _SET:
                 self._values[key] = value
                 answer = b""

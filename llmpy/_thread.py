@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ._core import Channel, EngineThread
-from ._jobs import JobQueue
+from ._jobs import RETRY_S, JobQueue
 from .errors import EngineClosedError, EngineDeadError
 
 if TYPE_CHECKING:
@@ -153,11 +155,50 @@ class Link:
         self.loop = weakref.ref(loop)
         """Gives the loop while it lives."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._looks_everywhere = False
+        """Whether an error has lost news, so that every reader has to look."""
+        self._woken: deque[Feed] = deque()
+        """Those that other threads want to be looked at."""
+        self._gate = threading.Lock()
         self._fd = self.channel.fileno()
+        """-1: the loop does not look at it any more."""
         loop.add_reader(self._fd, self._on_news)
         self.channel.watch(CLOSED, 0)
 
     def _on_news(self) -> None:
+        """The loop found the descriptor readable. What an error keeps from being told is told in the next round."""
+        try:
+            if self._looks_everywhere:
+                self._look_everywhere()
+            else:
+                self._tell_news()
+            if self._woken:
+                self._tell_woken()
+        except BaseException:
+            self._looks_everywhere = True
+            time.sleep(RETRY_S)
+            if not self._signal():
+                asyncio.get_running_loop().call_soon(self._tell_woken)
+            raise
+
+    def _look_everywhere(self) -> None:
+        """Lets every reader look, and looks at every state."""
+        self.channel.take()
+        self._woken.extend([feed for feed in self._feeds.copy().values() if feed.link is self])
+        self._tell(self._thread.state())
+        self._looks_everywhere = False
+
+    def _tell_woken(self) -> None:
+        """Lets the readers look that other threads have woken. An error leaves the others in the queue."""
+        while self._woken:
+            feed = self._woken.popleft()
+            try:
+                feed.wake()
+            except BaseException:
+                self._woken.append(feed)
+                raise
+
+    def _tell_news(self) -> None:
         states, numbers = self.channel.take()
         feeds = self._feeds
         for number in numbers:
@@ -172,24 +213,25 @@ class Link:
 
     def _tell(self, states: int) -> None:
         """Wakes those who wait for a state; the others go on waiting."""
-        waiting, self._waiting = self._waiting, []
-        for item in waiting:
+        for item in list(self._waiting):
             wanted, boundary, future = item
-            if future.done():
-                continue
-            if states & wanted or (boundary and self._thread.boundary() >= boundary):
+            if not future.done():
+                if not (states & wanted or (boundary and self._thread.boundary() >= boundary)):
+                    self.channel.watch(wanted, boundary)
+                    continue
                 future.set_result(None)
-            else:
-                self._waiting.append(item)
-                self.channel.watch(wanted, boundary)
+            self._waiting.remove(item)
         if states & CLOSED:
             self._leave()
 
     def _leave(self) -> None:
         """The engine is closed: its last news have been told of."""
         loop = self.loop()
-        if loop is not None and not loop.is_closed():
-            loop.remove_reader(self._fd)
+        with self._gate:
+            fd, self._fd = self._fd, -1
+        if fd >= 0 and loop is not None and not loop.is_closed():
+            loop.remove_reader(fd)
+        self._tell_woken()
 
     async def until(self, states: int, boundary: int, timeout: float | None) -> None:
         """As ThreadDriver.until."""
@@ -205,16 +247,31 @@ class Link:
             if item in self._waiting:  # it ran out of time, or was cancelled: the future would keep the loop
                 self._waiting.remove(item)
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Runs a function in the loop, from any thread; a closed loop has nobody who waits."""
+    def wake(self, feed: Feed) -> None:
+        """Lets a request's reader look, from any thread. On a closed loop no reader waits.
+
+        It goes by the descriptor, since a callback given to the loop is lost when it fails.
+        """
         loop = self.loop()
-        if loop is not None:
+        if loop is None or loop.is_closed():
+            return
+        self._woken.append(feed)
+        if not self._signal():
             try:
-                loop.call_soon_threadsafe(function)
+                loop.call_soon_threadsafe(self._tell_woken)
             except RuntimeError:
                 if not loop.is_closed():
                     raise
 
+    def _signal(self) -> bool:
+        """Makes the descriptor readable; False: the engine is closed, and the loop does not look at it any more."""
+        with self._gate:
+            if self._fd >= 0:
+                os.eventfd_write(self._fd, 1)
+            return self._fd >= 0
+
     def close(self) -> None:
         """Lets go of the descriptor; the loop is closed."""
+        with self._gate:
+            self._fd = -1
         self.channel.close()

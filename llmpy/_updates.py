@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
 import sys
 import time
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from . import _core, _stacked
+from ._jobs import JobQueue
 from .errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
 from .options import parse_size
 
@@ -521,14 +520,14 @@ class Worker:
     """A thread for one update, or for one call; on CUDA with torch's current stream of the thread that made it."""
 
     def __init__(self, ordinal: int) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="llmpy-weights")
+        self._jobs = JobQueue("llmpy-weights")
         torch = sys.modules.get("torch") if ordinal >= 0 else None
         on_cuda = torch is not None and torch.cuda.is_initialized()
         self._stream = torch.cuda.current_stream(ordinal) if torch is not None and on_cuda else None
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
         """Runs a function on the thread. If the caller is cancelled it goes on to its end."""
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, self._work, function, *args))
+        return await self._jobs.call(self._work, function, *args)
 
     def _work(self, function: Callable[..., Result], *args: Any) -> Result:
         if self._stream is None:

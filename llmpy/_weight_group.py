@@ -7,7 +7,6 @@ the last one included, and sent as bytes; while one buffer is copied into the we
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import json
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from . import _core, hardware
 from ._buckets import ITEM_BYTES, MemoryTensor, MemoryUpdate, num_bytes
+from ._jobs import beside
 from ._tcp_store import StoreClient, is_gone
 from .checks import as_float, as_int
 from .errors import DeviceError, InvalidRequestError, UnsupportedError, WeightUpdateError
@@ -631,7 +631,7 @@ class AsyncWeightGroups(_Groups):
         num_buffers: int = 2,
     ) -> WeightGroup:
         """Joins the trainer's group on a helper thread; arguments and errors as `LLM.init_weight_group`."""
-        return await asyncio.to_thread(
+        return await beside(
             self._join_group,
             master_address,
             master_port,
@@ -652,4 +652,4 @@ class AsyncWeightGroups(_Groups):
         Raises:
             InvalidRequestError: There is none of this name.
         """
-        await asyncio.to_thread(self._end_group, name)
+        await beside(self._end_group, name)

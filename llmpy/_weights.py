@@ -267,6 +267,7 @@ class AsyncUpdateCalls:
         check_finite: bool = False,
     ) -> AsyncWeightUpdate:
         """As LLM.begin_update; the transaction's calls are awaited, and it is an asynchronous context manager."""
+        worker = Worker(self._weights.ordinal)
         update = self._weights.begin(
             version=version,
             partial=partial,
@@ -276,7 +277,7 @@ class AsyncUpdateCalls:
             bucket_bytes=bucket_bytes,
             check_finite=check_finite,
         )
-        return AsyncWeightUpdate(update, Worker(self._weights.ordinal))
+        return AsyncWeightUpdate(update, worker)
 
     async def weight_checksum(self, names: str | Iterable[str] | None = None) -> dict[str, int]:
         """As LLM.weight_checksum, between two steps."""

@@ -8,11 +8,13 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _calls, _pooling
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
 from ._feeds import DeferredSubmission, Feed, PendingResult, RequestHandle, RequestStream
+from ._jobs import beside
 from ._later import LaterMethods
 from ._requests import Request
 from ._sleep import check_mode
@@ -82,7 +84,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         Args:
             model, options: As in the constructor.
         """
-        return await asyncio.to_thread(cls, model, **options)
+        return await beside(partial(cls, model, **options))
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 

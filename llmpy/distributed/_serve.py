@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
+from .._jobs import as_exception, is_cancellation
 from ..async_engine import AsyncEngine
 from ..server import build_app
 from ..server.service import Options
@@ -104,9 +105,11 @@ class Replica:
         async def run() -> None:
             try:
                 await self._app(scope, receive, messages.put)
-            except Exception:  # not when it is cancelled: nobody makes room in the queue any more
+            except BaseException as error:
+                if is_cancellation(error):  # the reader has left: it makes no more room in the queue
+                    raise
                 await messages.put(None)
-                raise
+                raise as_exception(error) from error
             await messages.put(None)
 
         task = asyncio.ensure_future(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from .._updates import DEFAULT_BUCKET_BYTES
 
 T = TypeVar("T")
+logger = logging.getLogger("llmpy")
 
 
 class LoopThread:
@@ -22,8 +24,21 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
+        self._ends = False
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def _serve(self) -> None:
+        """Runs the loop until `close`. A SystemExit or KeyboardInterrupt of a task stops a loop: it is run again."""
+        while not self._ends:
+            try:
+                self._loop.run_forever()
+            except BaseException:
+                logger.exception("%s: the event loop goes on after an error", self._thread.name)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts a coroutine; callable from any thread."""
@@ -43,6 +58,7 @@ class LoopThread:
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._ends = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

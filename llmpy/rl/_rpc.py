@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._jobs import is_cancellation
+
 Methods = Mapping[str, Callable[..., Awaitable[Any]]]
 _LINE_BYTES = 1 << 28
 """Longest line; a prompt of a million ids takes 8 MB."""
@@ -75,11 +77,13 @@ class Server:
     async def _answer(self, message: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         try:
             result = await self._methods[message["call"]](*message["args"], **message["kwargs"])
-            answer = {"id": message["id"], "result": result}
-        except Exception as error:
-            answer = {"id": message["id"], "error": f"{type(error).__name__}: {error}"}
+            line = json.dumps({"id": message["id"], "result": result})
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
+            line = json.dumps({"id": message["id"], "error": f"{type(error).__name__}: {error}"})
         with contextlib.suppress(ConnectionError):
-            writer.write(json.dumps(answer).encode() + b"\n")
+            writer.write(line.encode() + b"\n")
             await writer.drain()
 
 
@@ -127,7 +131,8 @@ class Client:
             await self._reading
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(ConnectionError):
+        cause: BaseException | None = None
+        try:
             while line := await reader.readline():
                 answer = json.loads(line)
                 future = self._waiting.get(answer["id"])
@@ -137,7 +142,13 @@ class Client:
                     future.set_exception(RuntimeError(answer["error"]))
                 else:
                     future.set_result(answer["result"])
-        self._writer = None
+        except BaseException as error:  # whatever ends the reading ends the calls, which wait for it
+            cause = error
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(ConnectionError("the engine's process closed the connection"))
+                gone = ConnectionError("the engine's process closed the connection")
+                gone.__cause__ = cause
+                future.set_exception(gone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import itertools
 import math
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._jobs import beside
 from ..sampling_params import RequestOutputKind, SamplingParams
 from ._loop import LoopThread
 
@@ -214,7 +216,7 @@ class RolloutWorker:
             if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
                 found = await reward(**arguments)
             else:
-                found = await asyncio.to_thread(reward, **arguments)
+                found = await beside(functools.partial(reward, **arguments))
             return [math.nan if value is None else float(value) for value in found]
 
         found = await asyncio.gather(*[call(reward) for reward in self._rewards])

@@ -75,7 +75,11 @@ class EngineHost:
         self._rejects = False
         self._thread = LoopThread("llmpy-verl")
         self._server = Server({name: getattr(self, name) for name in NAMES})
-        self._thread.run(self._server.start())
+        try:
+            self._thread.run(self._server.start())
+        except BaseException:
+            self._thread.close()
+            raise
 
     @property
     def path(self) -> str:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .._feeds import RequestStream
+from .._jobs import as_exception, is_cancellation
 from ..inputs import parse
 from ..outputs import CompletionOutput, RequestOutput
 from ..sampling_params import RequestOutputKind
@@ -229,8 +230,10 @@ async def merged(streams: list[RequestStream]) -> AsyncIterator[tuple[int, Reque
             async for output in streams[place]:
                 await queue.put((place, output))
             await queue.put((place, None))
-        except Exception as error:
-            await queue.put((place, error))
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
+            await queue.put((place, as_exception(error)))
 
     tasks = [asyncio.create_task(pump(place)) for place in range(len(streams))]
     try:

@@ -108,12 +108,14 @@ def bounded(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]
                 self.transport.abort()
 
     def _sweep(loop: asyncio.AbstractEventLoop, state: Any) -> None:
-        now = loop.time()
-        for connection in list(state.connections):
-            connection.sweep(now)
-        if state.connections:
-            loop.call_later(SWEEP_S, _sweep, loop, state)
-        else:
-            swept.discard(state)
+        try:
+            now = loop.time()
+            for connection in list(state.connections):
+                connection.sweep(now)
+        finally:
+            if state.connections:
+                loop.call_later(SWEEP_S, _sweep, loop, state)
+            else:
+                swept.discard(state)
 
     return Bounded

@@ -119,7 +119,9 @@ class EventStream:
         if since is not None and now - since > self._read_timeout:
             leave()
             return
-        if since is None and now - self._sent >= COMMENT_S:
-            self._sent = now
-            self._comment = asyncio.ensure_future(send({"type": "http.response.body", "body": COMMENT, "more_body": True}))
-        self._tend_later(send, leave)
+        try:
+            if since is None and now - self._sent >= COMMENT_S:
+                self._sent = now
+                self._comment = asyncio.ensure_future(send({"type": "http.response.body", "body": COMMENT, "more_body": True}))
+        finally:
+            self._tend_later(send, leave)

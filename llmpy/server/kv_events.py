@@ -15,6 +15,7 @@ import zmq
 from ..async_engine import AsyncEngine
 from ..errors import ConfigError, EngineClosedError
 from ..outputs import KvEvent
+from .errors import log
 
 CAPACITY = 65536
 """Events that the engine keeps until they are read."""
@@ -124,11 +125,11 @@ class KvEventPublisher:
             self._replay.set_hwm(KEPT + 1)  # a ROUTER drops what is beyond, and the end marker comes last
             if replay_address is not None:
                 attach(self._replay, replay_address)
-        except ConfigError:
+            self._thread = threading.Thread(target=self._run, name="llmpy-kv-events", daemon=True)
+            self._thread.start()
+        except BaseException:
             self._context.destroy(0)
             raise
-        self._thread = threading.Thread(target=self._run, name="llmpy-kv-events", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Publishes what there is, and ends; before the engine is closed."""
@@ -138,12 +139,24 @@ class KvEventPublisher:
     def _run(self) -> None:
         with contextlib.suppress(EngineClosedError):
             while not self._ends.is_set():
-                if self._replay.poll(POLL_MS):
-                    self._answer(self._replay.recv_multipart())
-                while self._drain():
-                    pass
+                self._publish_some()
             self._drain()
         self._context.destroy(linger=1000)
+
+    def _publish_some(self) -> None:
+        """Answers one reader and publishes what there is. An error loses one batch, which readers see as a gap."""
+        try:
+            if self._replay.poll(POLL_MS):
+                self._answer(self._replay.recv_multipart())
+            while self._drain():
+                pass
+        except EngineClosedError:
+            raise
+        except BaseException:
+            self._sequence += 1
+            with contextlib.suppress(BaseException):
+                log.exception("KV events: a batch is lost")
+            time.sleep(POLL_MS / 1000)
 
     def _drain(self) -> bool:
         """Publishes one batch, if there is something."""

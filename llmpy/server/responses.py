@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .._feeds import RequestStream
+from .._jobs import as_exception, is_cancellation
 from ..outputs import CompletionOutput, RequestOutput
 from .chat import Chat, Message
 from .errors import HttpError, answer, to_http
@@ -152,8 +153,10 @@ class Responding:
         self.chat.service.running += 1
         try:
             await self.run()
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            self._fail(as_exception(error))
+            if is_cancellation(error):
+                raise
         finally:
             self.chat.service.running -= 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from .._feeds import RequestStream
+from .._jobs import beside
 from .._scoring import render
 from ..async_engine import AsyncEngine
 from ..chat import choose
@@ -291,7 +291,7 @@ class Service:
 
     async def beside(self, size: int, call: Callable[[], Result]) -> Result:
         """Runs a call that renders or tokenises, on a thread if there is much to do."""
-        return call() if size <= THREAD_SIZE else await asyncio.to_thread(call)
+        return call() if size <= THREAD_SIZE else await beside(call)
 
     async def encoded(self, prompts: Sequence[Any]) -> list[Any]:
         """Prompts as ids, without the special tokens that stand around texts."""

@@ -90,6 +90,28 @@ def test_a_reader_that_goes_leaves_nothing_behind() -> None:
     assert ended == ["app"] * 3
 
 
+class PanicError(BaseException):
+    """What a panic of a Rust library looks like: no Exception."""
+
+
+@pytest.mark.parametrize("error", [KeyError, MemoryError, PanicError, asyncio.CancelledError])
+def test_a_replica_tells_of_any_error(error: type[BaseException]) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.body", "body": b"0"})
+        raise error("told")
+
+    async def run() -> None:
+        replica = object.__new__(Replica)
+        replica._app = app
+        answer = cast("AsyncGenerator[Message]", replica.answer({}, b"", ()))
+        async with asyncio.timeout(30), contextlib.aclosing(answer):
+            assert (await anext(answer))["body"] == b"0"
+            with pytest.raises((KeyError, MemoryError, RuntimeError), match="told"):
+                await anext(answer)
+
+    asyncio.run(run())
+
+
 def test_the_replica_hears_who_asks() -> None:
     """Control paths without keys are for clients of the machine, and without a client there is nobody to refuse."""
     seen: dict[str, object] = {}

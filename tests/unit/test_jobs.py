@@ -1,17 +1,23 @@
 """Helper threads: a job that fails in any way is told so, and the next one runs."""
 
+import ast
+import asyncio
+import contextvars
 import gc
+import os
 import queue
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 
-from llmpy import EngineClosedError
-from llmpy._jobs import JobQueue
+from llmpy import EngineClosedError, _jobs
+from llmpy._jobs import JobQueue, beside
 
 WAIT_S = 30
+PACKAGE = Path(__file__).parents[2] / "llmpy"
 
 
 class PanicError(BaseException):
@@ -141,3 +147,141 @@ def test_a_queue_that_is_dropped_ends_its_thread_and_keeps_no_job():
     gc.collect()
     thread.join(WAIT_S)
     assert not thread.is_alive() and seen() is None
+
+
+# ---- functions whose results an event loop waits for ---------------------------------------------------------------------
+
+
+def call(function, *args):
+    async def main():
+        async with asyncio.timeout(WAIT_S):
+            return await beside(function, *args)
+
+    return asyncio.run(main())
+
+
+def test_a_function_beside_the_loop():
+    name = contextvars.ContextVar("name", default="none")
+
+    async def main():
+        name.set("mine")
+        found = await beside(lambda: (name.get(), threading.current_thread().name))
+        assert found == ("mine", "llmpy-helper")
+        cancelled, ran = asyncio.create_task(beside(time.sleep, 0.2)), asyncio.Event()
+        await asyncio.sleep(0.05)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await beside(asyncio.get_running_loop().call_soon_threadsafe, ran.set)
+        await ran.wait()
+
+    asyncio.run(main())
+
+
+ASYNC_ERRORS = [*ERRORS, StopAsyncIteration(), asyncio.CancelledError()]
+
+
+@pytest.mark.parametrize("error", ASYNC_ERRORS, ids=lambda error: type(error).__name__)
+def test_a_function_that_raises(error):
+    def fail():
+        raise error
+
+    with pytest.raises(Exception) as caught:
+        call(fail)
+    is_itself = isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
+    assert (caught.value if is_itself else caught.value.__cause__) is error
+    assert call(len, "abc") == 3
+
+
+def test_a_result_is_told_again_once_there_is_memory(monkeypatch):
+    left = [3]
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        real = loop.call_soon_threadsafe
+
+        def fail(*args):
+            if left[0]:
+                left[0] -= 1
+                raise MemoryError
+            return real(*args)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", fail)
+        async with asyncio.timeout(WAIT_S):
+            assert await beside(len, "ab") == 2
+
+    asyncio.run(main())
+    assert left == [0]
+
+
+def test_a_process_without_threads_fails_one_call(monkeypatch):
+    def fail(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_jobs, "_shared", None)
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="wanted a helper thread"):
+            call(len, "a")
+        patch.undo()
+        assert call(len, "a") == 1
+
+
+def test_a_child_process_has_threads_of_its_own():
+    assert call(len, "a") == 1
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if call(len, "abc") == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# ---- the whole package ---------------------------------------------------------------------------------------------------
+
+SERVED_BESIDE = {
+    "_jobs.py:_start_thread": "tests/unit/test_jobs.py::test_threads_that_cannot_start_cost_no_job",
+    "_jobs.py:_tell": "tests/unit/test_jobs.py::test_a_result_is_told_again_once_there_is_memory",
+    "_thread.py:__init__": "tests/api/test_live.py::test_an_error_while_news_are_told",
+    "_thread.py:_on_news": "tests/api/test_live.py::test_an_error_while_news_are_told",
+    "_thread.py:wake": "tests/api/test_live.py::test_a_request_that_fails_once_its_engine_is_closed",
+    "_tcp_store.py:__init__": "tests/unit/test_helper_threads.py::test_the_store_goes_on",
+    "_tcp_store.py:_admit": "tests/unit/test_helper_threads.py::test_the_store_goes_on",
+    "rl/_loop.py:__init__": "tests/unit/test_helper_threads.py::test_a_loop_thread_goes_on",
+    "rl/_loop.py:close": "tests/unit/test_helper_threads.py::test_a_loop_thread_goes_on",
+    "rl/_rpc.py:_connected": "tests/unit/test_helper_threads.py::test_calls_over_a_socket_go_on",
+    "rl/_rpc.py:call": "tests/unit/test_helper_threads.py::test_calls_over_a_socket_go_on",
+    "rl/_trl_worker.py:_run": "tests/unit/test_helper_threads.py::test_a_rollout_worker_tells_what_it_failed_of",
+    "server/kv_events.py:__init__": "tests/server/test_live.py::test_events_go_on",
+    "server/completions.py:merged": "tests/server/test_live.py::test_an_error_in_one_of_two_prompts",
+    "server/responses.py:responses": "tests/server/test_live.py::test_an_error_in_a_background_response",
+    "server/frames.py:attended": "tests/server/test_live.py::test_an_error_in_an_answer",
+    "server/frames.py:__call__": "tests/server/test_live.py::test_an_error_in_an_answer",
+    "server/frames.py:_tend_later": "tests/server/test_live.py::test_an_error_in_a_timer",
+    "server/frames.py:_tend": "tests/server/test_live.py::test_an_error_in_a_timer",
+    "server/connections.py:connection_made": "tests/server/test_live.py::test_an_error_in_a_sweep",
+    "server/connections.py:bounded": "tests/server/test_live.py::test_an_error_in_a_sweep",
+    "server/connections.py:_sweep": "tests/server/test_live.py::test_an_error_in_a_sweep",
+    "server/batch.py:run_batch": "a batch ends with the error of its task",
+    "distributed/_data.py:__call__": "Ray Data gets the error of the task",
+    "distributed/_serve.py:answer": "tests/distributed/test_ray.py::test_a_replica_tells_of_any_error",
+    "cli/bench_serve.py:measure": "a benchmark ends with the error of its task",
+    "cli/serve.py:_serve": "the command ends with the error of its server",
+}
+"""Every place that gives work to a thread, a task or a callback, and the test that makes the work fail there."""
+STARTERS = {"Thread", "ThreadPoolExecutor", "run_in_executor", "to_thread", "call_soon", "call_soon_threadsafe", "add_reader"}
+STARTERS |= {"create_task", "ensure_future", "call_later", "call_at", "start_new_thread", "Timer", "add_done_callback"}
+
+
+def test_every_thread_task_and_callback_has_a_test_that_makes_it_fail():
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+                names = {getattr(one, "attr", getattr(one, "id", "")) for one in calls}
+                if names & STARTERS:
+                    found.add(f"{path.relative_to(PACKAGE)}:{function.name}")
+    assert found == set(SERVED_BESIDE)
+    for test in SERVED_BESIDE.values():
+        if "::" in test:
+            path, _, name = test.partition("::")
+            assert f"def {name}(" in (PACKAGE.parent / path).read_text(), test
