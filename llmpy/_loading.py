@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core, environment, hardware
 from .errors import ChatTemplateError, ConfigError, DeviceMemoryError, ModelNotFoundError
+from .json_files import damaged, read_json
 from .options import refuse
+from .sampling_params import SamplingParams, sampling_fields
 
 if TYPE_CHECKING:
     from ._pooling import Pooler
@@ -23,6 +25,7 @@ logger = logging.getLogger("llmpy")
 
 MAX_CPU_POOL_BYTES = 4 << 30
 DUMMY_VERSION = "dummy"
+GENERATION_FILE = "generation_config.json"
 
 
 class Loaded:
@@ -144,19 +147,35 @@ def _check_format(config: EngineConfig, files: ModelFiles) -> None:
 
 
 def _generation_defaults(config: EngineConfig, files: ModelFiles) -> dict[str, Any]:
-    """generation_config.json, or nothing, or another directory's, and the overrides on top."""
+    """generation_config.json, or nothing, or another directory's, and the overrides on top; checked as SamplingParams are."""
+    path = None if files.directory is None else files.directory / GENERATION_FILE
     if config.generation_config in ("none", "vllm"):
         found: dict[str, Any] = {}
     elif config.generation_config == "auto":
-        found = dict(files.generation_config)
+        found = files.generation_config
     else:
-        from .hub import read_json
-
-        path = Path(config.generation_config).expanduser() / "generation_config.json"
+        path = Path(config.generation_config).expanduser() / GENERATION_FILE
         if not path.is_file():
             raise ModelNotFoundError(f"generation_config: {path} does not exist; give its directory, 'auto' or 'none'")
         found = read_json(path)
-    return {**found, **config.override_generation_config}
+    merged = {**found, **config.override_generation_config}
+    if problem := _wrong_default(merged):
+        if path is not None and _wrong_default(found):
+            raise damaged(path, f"{problem} generation_config='none' leaves the file aside.")
+        raise ConfigError(f"override_generation_config: {problem}", option="override_generation_config", value=merged)
+    return merged
+
+
+def _wrong_default(found: Mapping[str, Any]) -> str:
+    """What is wrong with a generation config; "" if nothing is."""
+    given = found.get("eos_token_id")
+    if any(type(token) is not int for token in (given if isinstance(given, list) else [] if given is None else [given])):
+        return f"eos_token_id must be an id or a list of ids, got {repr(given)[:80]}."
+    try:
+        SamplingParams(**{"max_tokens": None, **sampling_fields(found)})
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return f"{error}".removesuffix(".") + "."
+    return ""
 
 
 def _load_tokenizer(config: EngineConfig, files: ModelFiles, checkpoint: _core.Checkpoint | None) -> Tokenizer:
@@ -209,10 +228,14 @@ def _template_text(template: str | None) -> str | None:
     if template is None or "{" in template or "\n" in template:
         return template
     try:
-        return Path(template).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
+        from .tokenizer import TemplateText
+
+        path = Path(template).expanduser()
+        return TemplateText(path.read_text(encoding="utf-8"), path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise ChatTemplateError(
-            f"chat_template: {template!r} is neither jinja text nor a readable file ({error.strerror})",
+            f"chat_template: {template!r} is neither jinja text nor a readable file ({why})",
             parameter="chat_template",
             value=template,
         ) from error
@@ -221,9 +244,9 @@ def _template_text(template: str | None) -> str | None:
 def _eos_ids(loaded: Loaded, of_config: list[int]) -> list[int]:
     """End-of-sequence ids of all sources, each once."""
     given = loaded.generation_defaults.get("eos_token_id")
-    ids = given if isinstance(given, list) else [] if given is None else [given]
+    ids: list[int] = given if isinstance(given, list) else [] if given is None else [given]
     of_tokenizer = [] if loaded.tokenizer is None else loaded.tokenizer.eos_token_ids
-    merged = dict.fromkeys(int(token) for token in (*ids, *of_config, *of_tokenizer))
+    merged = dict.fromkeys((*ids, *of_config, *of_tokenizer))
     return [token for token in merged if 0 <= token < loaded.vocab_size]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,9 @@ from ._frontend import Frontend, at
 from ._requests import Request
 from ._samples import NO_FLOATS, NO_IDS
 from .checks import refuse_names
-from .errors import CheckpointError, InvalidRequestError, LlmpyError, NonFiniteLogitsError, UnsupportedError
+from .errors import InvalidRequestError, LlmpyError, NonFiniteLogitsError, UnsupportedError
 from .inputs import Prompt
+from .json_files import read_json
 from .pooling_outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -116,11 +116,11 @@ def _labels(named: object, count: int) -> tuple[str, ...]:
 def _sentence_transformer(directory: Path, default: str) -> tuple[str, bool, str | None]:
     """Kind of pooling, whether embeddings have length 1, and what is not supported."""
     pooling, normalize, problem = default, False, None
-    for module in _read(directory / "modules.json", list):
+    for module in read_json(directory / "modules.json", list):
         kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, Mapping) else "?"
         if kind == "Pooling":
             file = directory / str(module.get("path", "")) / "config.json"
-            pooling, problem = _pooling_of(_read(file, dict), file, problem)
+            pooling, problem = _pooling_of(read_json(file), file, problem)
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
@@ -139,16 +139,6 @@ def _pooling_of(config: Mapping[str, Any], file: Path, problem: str | None) -> t
     if len(kinds) == 1 and kinds[0] in ("cls", "mean", "last") and config.get("include_prompt", True) is True:
         return kinds[0], problem
     return "mean", f"{file}: pooling {'+'.join(kinds) or 'of no kind'} is not supported; pass pooling= 'last', 'cls' or 'mean'"
-
-
-def _read(file: Path, kind: type) -> Any:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: wanted JSON, have {error}; download it again", file=str(file)) from error
-    if not isinstance(found, kind):
-        raise CheckpointError(f"{file}: wanted a {kind.__name__}, have {type(found).__name__}", file=str(file))
-    return found
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------

@@ -33,6 +33,15 @@ def is_int(value: object) -> TypeGuard[SupportsIndex]:
     return type(value) is int or (hasattr(type(value), "__index__") and type(value).__name__ not in ("bool", "bool_"))
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_number(value: object) -> TypeGuard[SupportsFloat]:
     """Whether the value is an int or a float of any library, and no bool."""
     return type(value) is float or (

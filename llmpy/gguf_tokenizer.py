@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import CheckpointError, UnsupportedError
 from .gguf_pre_tokenizers import KINDS, regex
+from .json_files import damaged
 from .token_texts import SPACE_MARK, TokenTexts, byte_characters, byte_fallback, byte_level_text
-from .tokenizer import DEFAULT_TEMPLATE, Backend, Tokenizer
+from .tokenizer import DEFAULT_TEMPLATE, Backend, TemplateText, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -114,8 +116,9 @@ def from_metadata(metadata: Mapping[str, Any], file: str) -> Tokenizer:
         UnsupportedError: A kind of vocabulary or pre-tokenizer that is not known.
     """
     model = metadata.get("tokenizer.ggml.model")
-    if model is None:
-        raise CheckpointError(f"{file}: tokenizer.ggml.model is missing; skip_tokenizer_init=True and ids", file=file)
+    if not isinstance(model, str):
+        problem = "is missing" if model is None else f"wanted a name, have {repr(model)[:80]}"
+        raise damaged(file, f"tokenizer.ggml.model {problem}; pass ids with skip_tokenizer_init=True")
     kinds = {"gpt2": _byte_level, "llama": _sentencepiece, "plamo2": _plamo}
     if model not in kinds:
         known = ", ".join(map(repr, kinds))
@@ -124,7 +127,8 @@ def from_metadata(metadata: Mapping[str, Any], file: str) -> Tokenizer:
     backend, texts, defaults = kinds[model](vocabulary)
     places = {name: vocabulary.id_of(role, defaults.get(role)) for role, name in ROLES.items()}
     named = {name: vocabulary.tokens[place] for name, place in places.items() if place is not None}
-    return Tokenizer(backend, texts, texts.special, named, _end_ids(vocabulary, places["eos_token"]), _templates(metadata))
+    ends = _end_ids(vocabulary, places["eos_token"])
+    return Tokenizer(backend, texts, texts.special, named, ends, _templates(metadata, file))
 
 
 def _end_ids(vocabulary: _Vocabulary, eos: int | None) -> list[int]:
@@ -134,11 +138,12 @@ def _end_ids(vocabulary: _Vocabulary, eos: int | None) -> list[int]:
     return [place for place in [*named, *known] if place is not None]
 
 
-def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _templates(metadata: Mapping[str, Any], file: str) -> dict[str, str]:
     """Chat templates by name."""
     prefix = "tokenizer.chat_template"
     found = {key: value for key, value in metadata.items() if key.startswith(prefix) and isinstance(value, str)}
-    return {key.removeprefix(prefix).removeprefix(".") or DEFAULT_TEMPLATE: value for key, value in found.items()}
+    names = {key: key.removeprefix(prefix).removeprefix(".") or DEFAULT_TEMPLATE for key in found}
+    return {names[key]: TemplateText(value, file) for key, value in found.items()}
 
 
 _Made = tuple[Backend, TokenTexts, dict[str, int]]
@@ -153,9 +158,9 @@ def _byte_level(vocabulary: _Vocabulary) -> _Made:
     if not kind:
         logger.warning("%s: tokenizer.ggml.pre is missing; words are cut as in 'default', which is a guess", vocabulary.file)
         kind = "default"
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         known = ", ".join(sorted(KINDS))
-        raise UnsupportedError(f"{vocabulary.file}: tokenizer.ggml.pre is {kind!r}; supported are {known}")
+        raise UnsupportedError(f"{vocabulary.file}: tokenizer.ggml.pre is {repr(kind)[:80]}; supported are {known}")
     words = KINDS[kind]
     ids = {token: place for place, token in enumerate(vocabulary.tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.array("merges", str)]
@@ -235,6 +240,8 @@ def _plamo(vocabulary: _Vocabulary) -> _Made:
 
     words = {CONTROL: "CONTROL", UNKNOWN: "UNKNOWN", BYTE: "BYTE"}
     scores = [float(score) for score in vocabulary.array("scores", float, int)]
+    if not all(map(math.isfinite, scores)):
+        raise vocabulary.error("scores", "wanted finite numbers")
     if len(scores) != len(vocabulary.tokens):
         raise vocabulary.error("scores", f"wanted {len(vocabulary.tokens)} entries, have {len(scores)}")
     defaults = {"bos": 1, "eos": 2, "unknown": 0}

@@ -5,7 +5,6 @@ A local path never touches the network and never imports the hub client.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError, ModelNotFoundError, UnsupportedError
+from .json_files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -105,19 +105,6 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} if there is no such file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}; download it again", file=str(path)) from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: wanted a JSON object, have {type(found).__name__}", file=str(path))
-    return found
-
-
 def _from_gguf(path: Path) -> ModelFiles:
     """One local file."""
     if path.suffix.lower() != ".gguf":
@@ -136,7 +123,7 @@ def _from_directory(directory: Path, weights: bool) -> ModelFiles:
     if weights:
         shards = [directory / name for name in _shards(names, directory / INDEX)]
         _check_shards(shards, names, directory)
-    config, generation = read_json(directory / "config.json"), read_json(directory / "generation_config.json")
+    config, generation = (read_json(directory / name, absent=dict) for name in ("config.json", "generation_config.json"))
     return ModelFiles("hf", directory, shards, config, generation, _short_name(directory))
 
 

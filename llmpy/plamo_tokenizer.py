@@ -6,17 +6,18 @@ the left; of equal costs the longer piece is taken, and a character that no piec
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from .errors import CheckpointError
+from .json_files import damaged, parse_json
 from .token_texts import TokenTexts, byte_fallback
 
 FILE = "tokenizer.jsonl"
+_KINDS = ("NORMAL", "CONTROL", "UNKNOWN", "BYTE")
 _SCORE_UNIT = 10_000
 _UNUSABLE = -20_000_000  # scores of this and below
 _FALLBACK = 10_000_000  # what a character costs that is cut into its bytes
@@ -162,18 +163,17 @@ class PlamoTokenizer:
         return {text: token for text, token in self._ids.items() if with_added_tokens or token < len(self._pieces)}
 
 
-def _damaged(path: Path, problem: str) -> CheckpointError:
-    return CheckpointError(f"{path}: {problem}", file=str(path))
-
-
-def read(path: Path, settings: Mapping[str, Any], named: Mapping[str, str], special: Sequence[str]) -> PlamoTokenizer:
+def read(
+    path: Path, named: Mapping[str, str], special: Sequence[str], added: Mapping[str, int], adds: Container[str]
+) -> PlamoTokenizer:
     """The tokenizer of a file.
 
     Args:
         path: tokenizer.jsonl: a line an id, [piece, score, kind, ...].
-        settings: tokenizer_config.json.
         named: Special tokens by role.
         special: Further tokens that are cut out of a text.
+        added: Ids of the tokens that tokenizer_config.json lists.
+        adds: "bos" and "eos", if they are added to texts.
 
     Raises:
         CheckpointError: A line that is no such thing, or not exactly the 256 bytes.
@@ -181,34 +181,45 @@ def read(path: Path, settings: Mapping[str, Any], named: Mapping[str, str], spec
     pieces: list[str] = []
     scores: list[float] = []
     kinds: list[str] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                piece, score, *rest = json.loads(line)
-                kind = rest[0] if rest and rest[0] is not None else "NORMAL"
-                scores.append(float(score))
-            except (ValueError, TypeError) as error:
-                raise _damaged(path, f"line {number}: wanted [piece, score, kind], have {line[:80]!r}") from error
-            if not isinstance(piece, str) or kind not in ("NORMAL", "CONTROL", "UNKNOWN", "BYTE"):
-                raise _damaged(path, f"line {number}: wanted a piece of a known kind, have {line[:80]!r}")
-            pieces.append(piece)
-            kinds.append(kind)
+    for number, line in enumerate(_lines(path), 1):
+        piece, score, kind = _entry(path, number, line)
+        pieces.append(piece)
+        scores.append(score)
+        kinds.append(kind)
     bytes_found = {piece for piece, kind in zip(pieces, kinds, strict=True) if kind == "BYTE"}
     if bytes_found != {f"<0x{byte:02X}>" for byte in range(256)}:
-        raise _damaged(path, f"wanted the 256 byte tokens <0x00> to <0xFF>, have {len(bytes_found)}")
+        raise damaged(path, f"wanted the 256 byte tokens <0x00> to <0xFF>, have {len(bytes_found)}")
     if len(set(pieces)) != len(pieces):
-        twice = next(piece for piece in pieces if pieces.count(piece) > 1)
-        raise _damaged(path, f"holds {twice!r} twice")
+        twice = Counter(pieces).most_common(1)[0][0]
+        raise damaged(path, f"holds {twice!r} twice")
     ids = {piece: place for place, piece in enumerate(pieces)}
-    listed: Mapping[str, Any] = settings.get("added_tokens_decoder") or {}
-    contents = {int(token): str(one["content"]) for token, one in listed.items()}
-    added = {text: token for token, text in contents.items()}
+    given = dict(added)
     for text in (*named.values(), *special):
-        if text not in added:
-            added[text] = ids.get(text, max([len(pieces) - 1, *added.values()]) + 1)
+        if text not in given:
+            given[text] = ids.get(text, max([len(pieces) - 1, *given.values()]) + 1)
 
     def wanted(role: str) -> int | None:
-        return added.get(named.get(f"{role}_token", "")) if settings.get(f"add_{role}_token") else None
+        return given.get(named.get(f"{role}_token", "")) if role in adds else None
 
-    unknown = added.get(named.get("unk_token", ""), 0)
-    return PlamoTokenizer(pieces, scores, kinds, added=added, unknown=unknown, bos=wanted("bos"), eos=wanted("eos"))
+    unknown = given.get(named.get("unk_token", ""), 0)
+    return PlamoTokenizer(pieces, scores, kinds, added=given, unknown=unknown, bos=wanted("bos"), eos=wanted("eos"))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, f"cannot be read as text: {error}; download it again") from error
+
+
+def _entry(path: Path, number: int, line: str) -> tuple[str, float, str]:
+    """Piece, score and kind of a line."""
+    try:
+        piece, score, *rest = parse_json(line, path, list)
+        kind = rest[0] if rest and rest[0] is not None else "NORMAL"
+        score = float(score)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise damaged(path, f"line {number}: wanted [piece, score, kind], have {line[:80]!r}") from error
+    if not isinstance(piece, str) or kind not in _KINDS or not math.isfinite(score):
+        raise damaged(path, f"line {number}: wanted a piece of a known kind and a finite score, have {line[:80]!r}")
+    return piece, score, kind

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .checks import as_bool, as_float, as_int, is_int, is_number
+from .checks import as_bool, as_float, as_int, is_int, is_number, is_unicode
 from .errors import InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -192,6 +192,9 @@ def _check_ids_and_strings(values: dict[str, Any]) -> None:
     if not all(values["bad_words"]):
         words = list(values["bad_words"])
         raise _bad("bad_words", words, "bad_words cannot contain an empty string. Got bad_words={}")
+    for word in values["bad_words"]:
+        if not is_unicode(word):
+            raise _bad("bad_words", word, "bad_words must be Unicode text, but {!r} holds half a surrogate pair.")
 
 
 def _check_masks(values: dict[str, Any]) -> None:

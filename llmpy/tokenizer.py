@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
-from .errors import CheckpointError, UnsupportedError
-from .hub import read_json
+from .errors import UnsupportedError
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from . import _core
     from .chat import Message
     from .hub import ModelFiles
@@ -20,6 +16,17 @@ if TYPE_CHECKING:
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULT_TEMPLATE = "default"
+
+
+class TemplateText(str):
+    """A chat template of a checkpoint; `file` is where it stands, for the messages of its errors."""
+
+    file: str
+
+    def __new__(cls, text: str, file: object) -> TemplateText:
+        found = super().__new__(cls, text)
+        found.file = str(file)
+        return found
 
 
 class Encoding(Protocol):
@@ -339,115 +346,10 @@ def load_tokenizer(
         assert checkpoint is not None
         tokenizer = from_metadata(checkpoint.metadata, str(files.weights[0]))
     else:
+        from .tokenizer_files import from_directory
+
         assert files.directory is not None
-        tokenizer = _from_directory(files.directory, files.config, files.generation_config)
+        tokenizer = from_directory(files.directory, files.config, files.generation_config)
     if chat_template is not None:
         tokenizer.chat_templates[DEFAULT_TEMPLATE] = chat_template
     return tokenizer
-
-
-def _from_directory(directory: Path, config: Mapping[str, object], generation: Mapping[str, object]) -> Tokenizer:
-    """From tokenizer.json and its companions."""
-    from . import token_texts
-
-    settings = {**read_json(directory / "special_tokens_map.json"), **read_json(directory / "tokenizer_config.json")}
-    named = {name: _content(settings[name]) for name in SPECIAL_NAMES if settings.get(name)}
-    if (directory / "tokenizer.jsonl").is_file() and not (directory / "tokenizer.json").is_file():
-        return _from_lines(directory, settings, named, [*_id_list(generation), *_id_list(config)])
-    backend = _open_backend(directory)
-    _add_tokens(backend, settings, named)
-    added = backend.get_added_tokens_decoder()
-    eos = named.get("eos_token")
-    of_tokenizer = [] if eos is None else [backend.token_to_id(eos)]
-    ids = [*_id_list(generation), *_id_list(config), *(token for token in of_tokenizer if token is not None)]
-    return Tokenizer(
-        cast(Backend, backend),
-        token_texts.of_backend(backend),
-        (place for place, token in added.items() if token.special),
-        named,
-        ids,
-        _templates(directory, settings.get("chat_template")),
-    )
-
-
-def _from_lines(directory: Path, settings: Mapping[str, Any], named: Mapping[str, str], eos_token_ids: list[int]) -> Tokenizer:
-    """From PLaMo's tokenizer.jsonl."""
-    from .plamo_tokenizer import read
-
-    extra = [_content(token) for token in settings.get("additional_special_tokens") or []]
-    backend = read(directory / "tokenizer.jsonl", settings, named, extra)
-    listed: Mapping[str, Any] = settings.get("added_tokens_decoder") or {}
-    marked = [str(one["content"]) for one in listed.values() if one.get("special")]
-    ids = [token for text in (*named.values(), *extra, *marked) if (token := backend.token_to_id(text)) is not None]
-    eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
-    ends = eos_token_ids if eos is None else [*eos_token_ids, eos]
-    return Tokenizer(backend, backend.texts(ids), set(ids), named, ends, _templates(directory, settings.get("chat_template")))
-
-
-def _open_backend(directory: Path) -> tokenizers.Tokenizer:
-    """Reads tokenizer.json."""
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (directory / name).is_file()]
-        have = ", ".join(others) or "nothing of the kind"
-        raise UnsupportedError(
-            f"{directory}: wanted tokenizer.json, have {have}; save the tokenizer as tokenizer.json with transformers, "
-            "name another one with tokenizer=, or pass ids with skip_tokenizer_init=True (llmpy compare: --ids)"
-        )
-    import tokenizers
-
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a bare Exception for every kind of damage
-        raise CheckpointError(f"{path}: not a tokenizer: {error}", file=str(path)) from error
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
-
-
-def _content(token: object) -> str:
-    """Text of a token that a configuration gives as a str or as a dict."""
-    return str(token["content"]) if isinstance(token, Mapping) else str(token)
-
-
-def _id_list(config: Mapping[str, object]) -> list[int]:
-    """The end-of-sequence ids of a configuration, given as one id, several, or none."""
-    given = config.get("eos_token_id")
-    if isinstance(given, list):
-        return [token for token in given if isinstance(token, int)]
-    return [given] if isinstance(given, int) else []
-
-
-def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Adds the tokens that tokenizer_config.json names and tokenizer.json lacks, in the order of their ids."""
-    from tokenizers import AddedToken
-
-    present = {token.content for token in backend.get_added_tokens_decoder().values()}
-    listed: dict[str, Any] = settings.get("added_tokens_decoder") or {}
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    fresh = [
-        AddedToken(spec["content"], **{flag: bool(spec[flag]) for flag in flags if flag in spec})
-        for _, spec in sorted(listed.items(), key=lambda item: int(item[0]))
-        if spec["content"] not in present
-    ]
-    present.update(token.content for token in fresh)
-    extra = [_content(token) for token in settings.get("additional_special_tokens") or []]
-    roles = dict.fromkeys([*named.values(), *extra])
-    backend.add_tokens([*fresh, *(AddedToken(name, special=True) for name in roles if name not in present)])
-
-
-def _templates(directory: Path, given: object) -> dict[str, str]:
-    """Chat templates of a directory by name; files of their own win over tokenizer_config.json."""
-    found: dict[str, str] = {}
-    if isinstance(given, str):
-        found[DEFAULT_TEMPLATE] = given
-    elif isinstance(given, list):
-        found.update({str(one["name"]): str(one["template"]) for one in given})
-    legacy = read_json(directory / "chat_template.json").get("chat_template")
-    if isinstance(legacy, str):
-        found[DEFAULT_TEMPLATE] = legacy
-    if (directory / "chat_template.jinja").is_file():
-        found[DEFAULT_TEMPLATE] = (directory / "chat_template.jinja").read_text(encoding="utf-8")
-    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
-    return found
