@@ -131,6 +131,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     _add_name(compare)
     compare.add_argument("--device", help="cpu, cuda:0, ... (default: LLMPY_DEVICE, else the best there is)")
     compare.add_argument("--dtype", default="float32", help="auto, float32 (default), float16, bfloat16")
+    compare.add_argument("--activation-dtype", default="float", help="float (default), int8, auto: of quantised weights")
     compare.add_argument("--max-model-len", type=count, metavar="N", help="longest sequence")
     compare.add_argument("--prompt", default="The quick brown fox jumps over the lazy dog. 1, 2, 3", metavar="TEXT")
     compare.add_argument("--ids", metavar="LIST", help="token ids instead of a prompt")

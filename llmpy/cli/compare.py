@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.float32]
 
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+INT8_TOLERANCE = 1e-1  # activations are rounded to 8 bits before each product
 
 
 class Difference(NamedTuple):
@@ -42,14 +43,20 @@ def run(chosen: Namespace) -> int:
     model, given = model_path(chosen), None if chosen.ids is None else _parsed(chosen.ids)
     length = chosen.max_model_len
     options = {"device": chosen.device, "dtype": chosen.dtype, "max_model_len": length, "enforce_eager": True}
+    options["activation_dtype"] = chosen.activation_dtype
     with LLM(model, **options, skip_tokenizer_init=given is not None) as llm:
         (ids,) = (one.tolist() for one in llm._tap.ids(chosen.prompt if given is None else [given]))
-        kind = str(llm.config.dtype)
-        bound = TOLERANCES.get(kind, 1e-1) if chosen.tolerance is None else chosen.tolerance
+        bound = _tolerance(llm) if chosen.tolerance is None else chosen.tolerance
         theirs = _reference(torch, transformers, str(model), ids)
         print(f"{llm!r}\n{len(ids)} tokens; transformers {transformers.__version__} in float32; tolerance {bound:g}")
         found, skipped = list(differences(llm, theirs, ids)), uncompared(llm, theirs)
     return _report(found, skipped, bound, chosen.all)
+
+
+def _tolerance(llm: LLM) -> float:
+    """The largest difference that rounding explains."""
+    bound = TOLERANCES.get(str(llm.config.dtype), 1e-1)
+    return max(bound, INT8_TOLERANCE) if llm.config.activation_dtype == "int8" else bound
 
 
 def _parsed(text: str) -> list[int]:
@@ -125,6 +132,7 @@ def differences(llm: LLM, theirs: dict[str, Rows], ids: list[int]) -> Iterator[D
     operations = {one.name: one.op for one in named}
     layers = {one.name for one, before in zip(named[1:], named, strict=False) if one.value == before.value}
     alike = _modules(llm) | layers | {"logits"}
+    paired = {one.name: _paired(llm).get(one.value, 0) for one in named}
     names = [one.name for one in named if one.name in theirs and one.name in alike]
     for first in range(0, len(names), 64):
         part = names[first : first + 64]
@@ -132,6 +140,8 @@ def differences(llm: LLM, theirs: dict[str, Rows], ids: list[int]) -> Iterator[D
             want = _ordered(llm, operations[str(name)], theirs[str(name)])
             if want.shape != mine.shape:
                 continue
+            if paired[str(name)]:
+                want = _in_pairs(want, paired[str(name)])
             factor = scales.get(str(name), 1.0)
             if name in layers:  # some families keep the rows between layers divided by a factor
                 factor = float((mine * want).sum() / max(float((want * want).sum()), 1e-30)) or 1.0
@@ -158,6 +168,24 @@ def _ordered(llm: LLM, number: int, rows: Rows) -> Rows:
     each = [(np.arange(part.rows), part) for part in parts]
     places = np.concatenate([part.base + r // part.inner * part.stride + r % part.inner for r, part in each])
     return rows[:, places] if places.max() < rows.shape[1] else rows
+
+
+def _paired(llm: LLM) -> dict[int, int]:
+    """Values of heads whose rows GGUF files have in pairs for the rope, where checkpoints have halves; with the heads' size."""
+    from ..models import gguf
+
+    spec = llm._tap.spec
+    sorts = any(family.interleaved for family in gguf.FAMILIES if family.architecture == spec["architecture"])
+    if not (sorts and str(llm.config.model).lower().endswith(".gguf")):
+        return {}
+    turned = [op for kind, op in spec["ops"] if kind == "rope" and spec["ropes"][op["u"][0]]["interleaved"]]
+    return {value: op["u"][1] for op in turned for value in op["in"]}
+
+
+def _in_pairs(rows: Rows, head_dim: int) -> Rows:
+    """Heads of two halves, their elements by turns from one and the other."""
+    heads = rows.reshape(len(rows), -1, 2, head_dim // 2)
+    return heads.swapaxes(2, 3).reshape(rows.shape)
 
 
 def _difference(name: str, mine: Rows, want: Rows) -> Difference:

@@ -22,6 +22,25 @@ def test_families_agree(case, tiny, device, capsys) -> None:
     assert "q_proj" not in shown.partition("not compared")[2]
 
 
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_gguf_files_agree(kind, tiny, gguf_of, tmp_path, capsys) -> None:
+    """Rows of q and k lie in pairs in these files; quantised weights are multiplied in float32 unless int8 is asked for."""
+    path = str(gguf_of(tiny("llama"), tmp_path / "tiny.gguf", kind))
+    assert cli.main(["compare", path, "--ids", IDS, "--device", "cpu", "--all"]) == 0
+    shown = capsys.readouterr().out
+    assert "no difference above 0.0001 in " in shown and "self_attn.q_proj" in shown.partition("not compared")[0]
+    if kind == "Q8_0":
+        assert cli.main(["compare", path, "--ids", IDS, "--device", "cpu", "--activation-dtype", "int8"]) == 0
+        assert "no difference above 0.1 in " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_demo_model_agrees(capsys) -> None:
+    assert cli.main(["compare"]) == 0
+    assert "no difference above 0.0001 in 303 values" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_every_family_agrees(case, tiny, capsys) -> None:
     from transformers import CONFIG_MAPPING
