@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..chat_window import fitted, prompt_room
 from ..environment import cache_dir
 from ..errors import LlmpyError
 from .common import open_model, sampling
 from .remote import Server, open_server
-from .terminal import Terminal
+from .terminal import Terminal, keeping_typed_lines
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -23,12 +24,28 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 HELP = """\
 /reset          forgets the conversation
+/retry          asks the last question again
+/undo           forgets the last question and its answer
+/set NAME VALUE sets temperature, max_tokens and so on; without VALUE back to the default; alone, shows them
 /system [TEXT]  sets the system message; alone, shows it
 /stats          tokens and speed of the last answer, and of the engine
 /save FILE      writes the conversation, as Markdown to a .md file, else as JSON
 /help           this
 A line that ends with \\ goes on in the next one; so does all between \"\"\" and \"\"\".
-Ctrl-C stops an answer, Ctrl-D ends."""
+Ctrl-C stops an answer, Ctrl-D ends. When the conversation outgrows the context, its oldest turns are left out."""
+SETTINGS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""Fields of sampling that /set knows."""
 
 
 @dataclass
@@ -39,6 +56,8 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
+    dropped: int = 0
+    """Messages that did not fit the context."""
     first: float = 0.0
     last: float = 0.0
 
@@ -62,7 +81,7 @@ class LocalModel:
     """
 
     def __init__(self, llm: LLM, fields: dict[str, Any]) -> None:
-        self._llm, self._fields = llm, fields
+        self._llm, self.fields = llm, fields
         self.name = llm.name
 
     def describe(self) -> str:
@@ -71,11 +90,19 @@ class LocalModel:
 
     def pieces(self, messages: list[Message], answer: Answer) -> Generator[Piece]:
         """An answer as it comes, counted in `answer`."""
-        for chunk in self._llm.stream_chat(messages, **self._fields):
+        length = self._llm.config.max_model_len
+        assert isinstance(length, int)
+        kept = fitted(messages, self._count, prompt_room(length, self.fields.get("max_tokens")))
+        answer.dropped = len(messages) - len(kept)
+        for chunk in self._llm.stream_chat(kept, **self.fields):
             answer.tokens += len(chunk.token_ids)
             answer.prompt_tokens = len(chunk.output.prompt_token_ids_array)
             answer.cached_tokens = chunk.output.num_cached_tokens
             yield str(chunk), False
+
+
+    def _count(self, messages: list[Message]) -> int:
+        return len(self._llm.tokenizer.apply_chat_template(messages, add_generation_prompt=True))
 
 
 class RemoteModel:
@@ -87,7 +114,7 @@ class RemoteModel:
     """
 
     def __init__(self, server: Server, fields: dict[str, Any]) -> None:
-        self._server, self._fields = server, fields
+        self._server, self.fields = server, fields
         self.name = f"{server.model} at {server.url}"
 
     def describe(self) -> str:
@@ -96,8 +123,11 @@ class RemoteModel:
 
     def pieces(self, messages: list[Message], answer: Answer) -> Generator[Piece]:
         """An answer as it comes, counted in `answer`."""
-        asked = {**self._fields, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        asked = {**self.fields, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        if self._server.is_llmpy:
+            asked["truncation"] = "auto"
         for made in self._server.stream("/chat/completions", messages=messages, **asked):
+            answer.dropped = self._server.dropped
             if usage := made.get("usage"):
                 answer.prompt_tokens, answer.tokens = usage["prompt_tokens"], usage["completion_tokens"]
                 answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -120,6 +150,7 @@ class Talk:
         self._model, self._terminal, self._system = model, terminal, system
         self._said: list[Message] = []
         self._last: Answer | None = None
+        self._told_dropped = 0
 
     def run(self) -> None:
         """Until the end of input."""
@@ -142,17 +173,17 @@ class Talk:
         if text.startswith("/"):
             self._command(text)
         elif text.strip():
-            self._answer(text)
+            self._ask([*self._said, {"role": "user", "content": text}])
 
-    def _messages(self) -> list[Message]:
-        return ([{"role": "system", "content": self._system}] if self._system else []) + self._said
+    def _messages(self, said: list[Message]) -> list[Message]:
+        return ([{"role": "system", "content": self._system}] if self._system else []) + said
 
-    def _answer(self, text: str) -> None:
-        """Asks and shows the answer; what came before Ctrl-C stays said."""
-        self._said.append({"role": "user", "content": text})
+    def _ask(self, said: list[Message]) -> None:
+        """Asks and shows the answer; what came before Ctrl-C stays said. Without an answer nothing was said."""
         answer = self._last = Answer()
         try:
-            self._show(answer)
+            with keeping_typed_lines():
+                self._show(said, answer)
         except KeyboardInterrupt:
             if not self._terminal.is_interactive:
                 raise
@@ -163,14 +194,19 @@ class Talk:
             self._terminal.problem(str(error))
         print()
         if answer.text:
-            self._said.append({"role": "assistant", "content": answer.text})
-        else:
-            self._said.pop()
+            self._said = [*said, {"role": "assistant", "content": answer.text}]
 
-    def _show(self, answer: Answer) -> None:
+    def _tell_dropped(self, dropped: int) -> None:
+        """Says how much was left out, when that changes."""
+        if dropped > self._told_dropped and self._terminal.is_interactive:
+            self._terminal.note(f"the oldest {dropped} messages no longer fit the context and were left out")
+        self._told_dropped = dropped
+
+    def _show(self, said: list[Message], answer: Answer) -> None:
         began, was_reasoning = time.perf_counter(), False
-        with contextlib.closing(self._model.pieces(self._messages(), answer)) as pieces:
+        with contextlib.closing(self._model.pieces(self._messages(said), answer)) as pieces:
             for piece, is_reasoning in pieces:
+                self._tell_dropped(answer.dropped)
                 answer.last = time.perf_counter() - began
                 answer.first = answer.first or answer.last
                 if was_reasoning and not is_reasoning and piece:
@@ -190,8 +226,52 @@ class Talk:
             known(self, rest.strip())
 
     def _reset(self, rest: str) -> None:
-        self._said.clear()
+        self._said, self._told_dropped = [], 0
         self._terminal.note("forgotten")
+
+    def _before_last(self) -> int | None:
+        """Where the last question stands."""
+        places = [i for i, message in enumerate(self._said) if message["role"] == "user"]
+        if not places:
+            self._terminal.problem("nothing has been answered yet")
+        return places[-1] if places else None
+
+    def _retry(self, rest: str) -> None:
+        if (place := self._before_last()) is not None:
+            self._ask(self._said[: place + 1])
+
+    def _undo(self, rest: str) -> None:
+        if (place := self._before_last()) is not None:
+            text = self._said[place]["content"]
+            self._said = self._said[:place]
+            self._terminal.note(f"forgotten: {text[:60]}")
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        name = name.replace("-", "_")
+        if name and name not in SETTINGS:
+            self._terminal.problem(f"/set: {name} is no setting; there are {', '.join(SETTINGS)}")
+            return
+        fields = {key: old for key, old in self._model.fields.items() if key != name}
+        if value:
+            fields[name] = _value(value.strip())
+        if name and not self._take(fields):
+            return
+        shown = ", ".join(f"{key} {value}" for key, value in self._model.fields.items())
+        self._terminal.note(f"{shown or 'nothing set'}; the rest is the model's default")
+
+    def _take(self, fields: dict[str, Any]) -> bool:
+        """Takes settings, if they are right."""
+        from ..sampling_params import SamplingParams
+
+        try:
+            SamplingParams(**fields)
+        except (LlmpyError, TypeError) as error:
+            self._terminal.problem(f"/set: {error}")
+            return False
+        self._model.fields.clear()
+        self._model.fields.update(fields)
+        return True
 
     def _set_system(self, rest: str) -> None:
         self._system = rest or self._system
@@ -211,12 +291,13 @@ class Talk:
         except OSError as error:
             self._terminal.problem(f"/save: {error}")
         else:
-            self._terminal.note(f"{len(self._messages())} messages written to {rest}")
+            self._terminal.note(f"{len(self._messages(self._said))} messages written to {rest}")
 
     def _written(self, is_markdown: bool) -> str:
+        messages = self._messages(self._said)
         if is_markdown:
-            return "".join(f"**{message['role']}**\n\n{message['content']}\n\n" for message in self._messages())
-        return json.dumps(self._messages(), ensure_ascii=False, indent=2) + "\n"
+            return "".join(f"**{message['role']}**\n\n{message['content']}\n\n" for message in messages)
+        return json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
 
     def _help(self, rest: str) -> None:
         self._terminal.note(HELP)
@@ -224,11 +305,22 @@ class Talk:
 
 COMMANDS: dict[str, Callable[[Talk, str], None]] = {
     "/reset": Talk._reset,
+    "/retry": Talk._retry,
+    "/undo": Talk._undo,
+    "/set": Talk._set,
     "/system": Talk._set_system,
     "/stats": Talk._stats,
     "/save": Talk._save,
     "/help": Talk._help,
 }
+
+
+def _value(text: str) -> Any:
+    """A setting as it is typed: a number, a JSON value, else text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def run(chosen: Namespace) -> int:

@@ -8,12 +8,14 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 from .http_client import address, reason
 from .serve import read_keys
+from .terminal import plain
 
 KEY_NAME = "OPENAI_API_KEY"
 
@@ -42,6 +44,8 @@ class Server:
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         self.model = model or self._first_model()
         """The name that requests carry."""
+        self.dropped = 0
+        """Messages that the last conversation was answered without."""
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[http.client.HTTPConnection, Any]:
         connection = self._kind(self._place, timeout=600)
@@ -57,14 +61,29 @@ class Server:
                 raise OSError(f"{self.url}: {answer.status}: {_message(answer.read())}")
         return connection, answer
 
-    def _first_model(self) -> str:
+    @cached_property
+    def _models(self) -> list[dict[str, Any]]:
+        """What the server says of its models; at least one."""
         connection, answer = self._ask("GET", "/models")
         try:
-            return str(json.loads(answer.read())["data"][0]["id"])
+            found: list[dict[str, Any]] = json.loads(answer.read())["data"]
+            _ = found[0]["id"]
+            return found
         except (ValueError, LookupError, TypeError):
             raise OSError(f"{self.url}: the answer to /v1/models is no list of models") from None
         finally:
             connection.close()
+
+    def _first_model(self) -> str:
+        return plain(str(self._models[0]["id"]))
+
+    @cached_property
+    def is_llmpy(self) -> bool:
+        """Whether it is one of ours, which takes fields that OpenAI's does not."""
+        try:
+            return self._models[0].get("owned_by") == "llmpy"
+        except OSError:
+            return False
 
     def stream(self, path: str, **body: Any) -> Iterator[dict[str, Any]]:
         """The objects of a streamed answer; closing the iterator ends the request.
@@ -78,6 +97,8 @@ class Server:
         """
         asked = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body}
         connection, answer = self._ask("POST", path, json.dumps(asked).encode())
+        dropped = answer.headers.get("x-llmpy-dropped-messages", "")
+        self.dropped = int(dropped) if dropped.isdecimal() else 0
         try:
             for line in answer:
                 if line == b"data: [DONE]\n":
@@ -85,7 +106,7 @@ class Server:
                 if line.startswith(b"data: "):
                     made: dict[str, Any] = json.loads(line[6:])
                     if "error" in made:
-                        raise OSError(f"{self.url}: {made['error'].get('message')}")
+                        raise OSError(f"{self.url}: {plain(str(made['error'].get('message')))}")
                     yield made
             raise OSError(f"{self.url}: the answer was cut off")
         except (ValueError, http.client.HTTPException) as error:
@@ -104,6 +125,6 @@ def open_server(chosen: Namespace) -> Server:
 def _message(body: bytes) -> str:
     """What a refusal says, whatever its shape."""
     try:
-        return str(json.loads(body)["error"]["message"])
+        return plain(str(json.loads(body)["error"]["message"]))
     except (ValueError, KeyError, TypeError):
-        return body[:200].decode(errors="replace") or "no reason given"
+        return plain(body[:200].decode(errors="replace")) or "no reason given"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 QUOTES = '"""'
@@ -15,7 +17,29 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def harmless(text: str) -> str:
     """A model's text as standard output gets it: a terminal without the characters that would steer it."""
-    return _CONTROL.sub("", text) if sys.stdout.isatty() else text
+    return plain(text) if sys.stdout.isatty() else text
+
+
+def plain(text: str) -> str:
+    """A text of another program, such as a server's error, without the characters that would steer a terminal."""
+    return _CONTROL.sub("", text)
+
+
+@contextlib.contextmanager
+def keeping_typed_lines() -> Iterator[None]:
+    """A block in which Ctrl-C does not throw away the lines that have been typed and not read."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    kept = [*before[:3], before[3] | termios.NOFLSH, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, kept)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 class Terminal:
@@ -73,11 +97,11 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """A line of the program's own, beside the talk."""
-        print(self._painted("2", text), flush=True)
+        print(self._painted("2", harmless(text)), flush=True)
 
     def problem(self, text: str) -> None:
         """A line about what went wrong."""
-        print(self._painted("31", text), flush=True)
+        print(self._painted("31", harmless(text)), flush=True)
 
     def _line(self, mark: str) -> str:
         if not self.is_interactive:

@@ -1,5 +1,7 @@
 """`llmpy chat` in a pseudo-terminal and `llmpy complete`, against a server."""
 
+import contextlib
+import io
 import json
 import os
 import pty
@@ -14,9 +16,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from llmpy import AsyncEngine
+from llmpy.cli import main
 from llmpy.cli.common import show
 from llmpy.cli.remote import Server
 from llmpy.cli.terminal import Terminal as Shown
+from llmpy.server import build_app
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -122,6 +127,141 @@ def test_an_interrupt_stops_the_answer_alone(terminal, until_idle):
     assert " tokens, " in talk.expect("of them cached[^>]*> ")
     talk.send("\x04")
     assert talk.wait() == 0
+
+
+def test_an_answer_is_asked_again_or_forgotten(terminal, tmp_path):
+    talk = terminal("--max-tokens", "4")
+    talk.expect("> ")
+
+    def saved():
+        talk.send(f"/save {tmp_path}/talk.json\r")
+        talk.expect("messages written[^>]*> ")
+        return json.loads((tmp_path / "talk.json").read_text())
+
+    talk.send("/undo\r")
+    talk.expect("nothing has been answered yet[^>]*> ")
+    talk.send("/retry\r")
+    talk.expect("nothing has been answered yet[^>]*> ")
+    for text in ("one", "two"):
+        talk.send(f"{text}\r")
+        talk.expect(f"{text}\r\n")
+        talk.expect("> ")
+    first = saved()
+    assert [message["role"] for message in first] == ["user", "assistant"] * 2
+    talk.send("/retry\r")
+    talk.expect("/retry\r\n")
+    talk.expect("> ")
+    assert saved() == first  # at temperature 0
+    talk.send("/undo\r")
+    talk.expect("forgotten: two[^>]*> ")
+    assert saved() == first[:2]
+    talk.send("\x04")
+    assert talk.wait() == 0
+
+
+def test_settings_are_set(terminal):
+    talk = terminal("--max-tokens", "4")
+    talk.expect("> ")
+    for line, told in {
+        "/set": "max_tokens 4, temperature 0.0",
+        "/set max-tokens 7": "temperature 0.0, max_tokens 7",
+        "/set colour red": "colour is no setting; there are max_tokens, temperature",
+        "/set temperature -1": "temperature must be non-negative",
+        "/set temperature": "max_tokens 7; the rest",
+        "/set temperature 0": "max_tokens 7, temperature 0",
+    }.items():
+        talk.send(f"{line}\r")
+        assert told in talk.expect(f"{re.escape(told)}[^>]*> ")
+    talk.send("hello\r")
+    talk.expect("hello\r\n")
+    talk.expect("> ")
+    talk.send("/stats\r")
+    assert "7 tokens, " in talk.expect("of them cached[^>]*> ")
+    talk.send("\x04")
+    assert talk.wait() == 0
+
+
+def test_lines_typed_while_an_answer_runs_are_kept(terminal, until_idle):
+    talk = terminal("--max-tokens", "16000")
+    talk.expect("> ")
+    talk.send("count\r")
+    talk.expect("count\r\n")
+    talk.expect(r"(?s)\S.{40}")
+    os.write(talk._end, b"/system Sing.\r/he")
+    talk.interrupt()
+    talk.expect(r"\[stopped\]")
+    talk.expect("system message: Sing.[^>]*> ")
+    talk.send("lp\r")
+    talk.expect("Ctrl-D ends")
+    talk.send("\x04")
+    assert talk.wait() == 0
+    until_idle()
+
+
+def test_a_talk_that_outgrows_the_context_goes_on(serve_small, tmp_path):
+    talk = Terminal("chat", "--url", serve_small, "--temperature", "0", "--max-tokens", "8", LLMPY_CACHE_DIR=str(tmp_path))
+    talk.expect("> ")
+    for i in range(8):
+        talk.send(f"question {i}\r")
+        talk.expect(f"question {i}\r\n")
+        before = talk.expect("> (?!.*> )")
+        assert "400" not in before
+        if "no longer fit the context and were left out" in before:
+            break
+    else:
+        raise AssertionError("nothing was left out")
+    talk.send("\x04")
+    assert talk.wait() == 0
+
+
+@pytest.fixture
+def serve_small(tmp_path_factory, write_model, running):
+    model = write_model(tmp_path_factory.mktemp("small"), max_position_embeddings=128)
+    with contextlib.closing(AsyncEngine(model, device="cpu", kv_cache_memory_bytes="16MiB")) as small:
+        server = running(build_app(small, served_model_name=("small",)))
+        yield server.url
+        server.stop()
+
+
+def test_a_talk_with_a_model_of_this_process_goes_on(tmp_path_factory, write_model, monkeypatch, capsys):
+    model = write_model(tmp_path_factory.mktemp("small"), max_position_embeddings=128)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"question {i}\n" for i in range(8))))
+    assert main(["chat", "--device", "cpu", "--max-tokens", "8", "--temperature", "0", str(model)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 8
+
+
+def test_errors_of_a_server_do_not_steer_the_terminal():
+    class Hostile(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"data": [{"id": "a\\u001b]0;title\\u0007b"}]}')
+
+        def do_POST(self):
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "no\\u001b[31m\\u009b2J"}}')
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Hostile) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        server = Server(f"http://127.0.0.1:{other.server_port}")
+        assert server.model == "a]0;titleb" and not server.is_llmpy
+        with pytest.raises(OSError, match="400") as refused:
+            list(server.stream("/chat/completions", messages=[]))
+        other.shutdown()
+    assert str(refused.value).endswith("400: no[31m2J")
+
+
+def test_notes_do_not_steer_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = Shown()
+    shown.note("a\x1b[31m")
+    shown.problem("b\x1b]0;c\x07")
+    assert capsys.readouterr().out == "a[31m\nb]0;c\n"
 
 
 def test_colour_is_for_terminals_that_want_it(terminal):
