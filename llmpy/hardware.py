@@ -12,6 +12,9 @@ from typing import Any
 from . import _core, environment
 from .errors import ConfigError, DeviceError
 
+NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
+"""Device nodes of NVIDIA's drivers, the last one under WSL: where there is one a user expects its GPU to be used."""
+
 
 def build_info() -> dict[str, str]:
     """Version, compiler and backends of this build."""
@@ -141,7 +144,8 @@ def _best() -> str:
     try:
         _core.device_info("cuda:0", cuda_library(), False)
     except DeviceError as error:
-        logging.getLogger("llmpy").info("using the CPU: %s", error)
+        level = logging.INFO if any(os.path.exists(node) for node in NODES) else logging.DEBUG
+        logging.getLogger("llmpy").log(level, "using the CPU: %s", error)
         return "cpu"
     return "cuda:0"
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from ..config import EngineConfig
 from .parser import Parser, count
+from .vllm_flags import add_passed
 
+LEVELS = ("debug", "info", "warning", "error")
 LEFT_OUT = ("model", "hf_token")
 """One is a word of its own, the other comes from the environment: arguments can be read by everybody on the machine."""
 
@@ -57,6 +59,7 @@ def _serve(parser: ArgumentParser) -> None:
     parser.add_argument("--max-connections", type=int, default=16384, metavar="N", help="beyond them 503 (default 16384)")
     parser.add_argument("--stream-timeout", type=float, default=60.0, metavar="S", help="seconds a frame may stay unread")
     parser.add_argument("--metrics-compat", choices=("vllm", "none"), default="vllm", help="vllm (default): also its names")
+    parser.add_argument("--log-level", choices=LEVELS, default="info", help="info (default); warning: no line per request")
     parser.add_argument("--log-prompts", action="store_true", help="bodies of requests go to the log")
     parser.add_argument("--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds for what runs at the end")
     parser.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="browsers there may call")
@@ -72,6 +75,7 @@ def _serve(parser: ArgumentParser) -> None:
     parser.add_argument("--kv-events-replay-address", metavar="ADDRESS", help="where readers ask for events they have missed")
     parser.add_argument("--kv-events-format", choices=("map", "array"), default="map", help="array: for older routers")
     parser.add_argument("--salt-by-key", action="store_true", help="requests of unlike keys share no cached block")
+    add_passed(parser)
 
 
 def _batch(parser: ArgumentParser) -> None:

@@ -29,7 +29,8 @@ class Parser(argparse.ArgumentParser):
         if left:
             name = left[0].partition("=")[0]
             what = "option" if name.startswith("-") else "word"
-            self.error(f"unknown {what} {name!r}{meaning(name) or nearest(name, self._option_string_actions)}")
+            known = [flag for flag, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+            self.error(f"unknown {what} {name!r}{meaning(name) or nearest(name, known)}")
         return chosen, left
 
     def error(self, message: str) -> NoReturn:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import stat
 import sys
 import time
 from argparse import Namespace
@@ -20,6 +21,7 @@ from .common import model_path
 from .engine_options import engine_options
 from .listening import bind
 from .tls import tls_options
+from .vllm_flags import REASONING_PARSERS, TOOL_PARSERS, parser_name
 
 MAX_QUEUED = 2048
 FILES = 128
@@ -50,7 +52,7 @@ def run(chosen: Namespace) -> int:
     def end() -> None:
         server.should_exit = True
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=chosen.log_level.upper(), format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     served = _options(chosen, api_keys=keys, control_keys=control_keys, on_drain=end)
     Options(**served)  # what is wrong is told before a model is loaded
@@ -99,6 +101,8 @@ def _options(chosen: Namespace, **others: Any) -> dict[str, Any]:
     names = "tool_call_parser reasoning_parser allow_request_template max_body_bytes stream_timeout shutdown_timeout"
     names += " log_prompts keep_responses salt_by_key control metrics_compat reject_when_asleep"
     made = {name: getattr(chosen, name) for name in names.split()}
+    for option, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+        made[option] = parser_name(known, "--" + option.replace("_", "-"), made[option])
     lists = {"served_model_name": tuple(chosen.served_model_name), "cors_origins": tuple(chosen.cors_origin)}
     return {**made, **lists, **others}
 
@@ -108,14 +112,19 @@ def _publisher(chosen: Namespace, options: dict[str, Any]) -> Callable[[Any], Ab
     if chosen.kv_events_address is None:
         return contextlib.nullcontext
     try:
-        from ..server.kv_events import CAPACITY, KvEventPublisher, check_addresses
+        from ..server.kv_events import CAPACITY, KvEventPublisher, check_addresses, is_open
     except ImportError as error:
         raise ImportError(f"--kv-events-address needs the package {error.name}; pip install 'llmpy[kvevents]'") from None
     check_addresses(chosen.kv_events_address, chosen.kv_events_replay_address)
+    for address in (chosen.kv_events_address, chosen.kv_events_replay_address):
+        if address is not None and is_open(address):
+            print(f"llmpy: {address} tells all who reach it the token ids of prompts; use tcp://lo:PORT", file=sys.stderr)
     options.setdefault("kv_event_capacity", CAPACITY)
 
+    from ..server.service import model_names
+
     def publish(engine: Any) -> AbstractContextManager[object]:
-        name = chosen.served_model_name[0] if chosen.served_model_name else engine.config.model
+        name = (chosen.served_model_name or model_names(engine))[0]
         topic = f"kv@{chosen.host}:{chosen.port}@{name}"
         replay, style = chosen.kv_events_replay_address, chosen.kv_events_format
         return contextlib.closing(KvEventPublisher(engine, topic, chosen.kv_events_address, replay, style))
@@ -169,8 +178,17 @@ async def _serve(server: Any, chosen: Namespace, sockets: list[socket.socket]) -
         await asyncio.sleep(0.01)
     if server.started:
         scheme = "https" if chosen.ssl_certfile else "http"
-        print(f"{scheme}://{chosen.host}:{sockets[0].getsockname()[1]}/v1", file=sys.stderr, flush=True)
+        address = f"{scheme}://{in_url(chosen.host)}:{sockets[0].getsockname()[1]}"
+        if not chosen.render_only:
+            print(f"open {address}/ in a browser, or give this base address to clients:", file=sys.stderr)
+        print(f"{address}/v1", file=sys.stderr, flush=True)
     await task
+
+
+def in_url(host: str) -> str:
+    """A host as addresses write it; every address of this machine is shown as one that a browser takes."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{shown}]" if ":" in shown else shown
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:
@@ -182,6 +200,9 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
     keys = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if keys and mode & 0o077:
+        print(f"llmpy: {path}: other users may read these keys (mode {mode:o}); chmod 600 {path}", file=sys.stderr)
     if not keys:
         raise ConfigError(f"{path}: wanted keys, one per line, have none", option="api_key_file")
     return keys

@@ -1,36 +1,119 @@
-"""Flags of `vllm serve` that are called otherwise here, and what to say to whoever gives one."""
+"""Flags and names of `vllm serve` that are called otherwise here, or that change nothing."""
 
 from __future__ import annotations
 
-LEAVE_OUT = "it is always so here; leave it out"
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+ALWAYS = "it is always so here"
+FILES = "the model's files say it"
+MODEL = "the model's architecture says what it can do"
+GRAPHS = "nothing is compiled; --enforce-eager leaves CUDA graphs out"
+BACKEND = "there is one backend for structured outputs"
+
+PASSED: dict[str, tuple[int | str, str]] = {
+    "--trust-remote-code": (0, "no code of a checkpoint is ever run"),
+    "--enable-chunked-prefill": (0, ALWAYS),
+    "--async-scheduling": (0, ALWAYS),
+    "--enable-sleep-mode": (0, ALWAYS),
+    "--enable-prompt-tokens-details": (0, ALWAYS),
+    "--enable-force-include-usage": (0, "streams tell usage where stream_options asks for it"),
+    "--enable-auto-tool-choice": (0, "calls are always looked for; --tool-call-parser says how they are written"),
+    "--enable-reasoning": (0, "reasoning is always looked for; --reasoning-parser says how it is marked"),
+    "--enable-request-id-headers": (0, ALWAYS),
+    "--enable-server-load-tracking": (0, "/load always tells"),
+    "--enable-log-requests": (0, "use --log-prompts"),
+    "--disable-log-requests": (0, "prompts are not logged"),
+    "--disable-log-stats": (0, "/metrics costs nothing until it is asked for"),
+    "--disable-uvicorn-access-log": (0, "use --log-level warning"),
+    "--disable-frontend-multiprocessing": (0, ALWAYS),
+    "--disable-custom-all-reduce": (0, "one process runs one device"),
+    "--max-log-len": (1, "prompts are not logged"),
+    "--uvicorn-log-level": (1, "use --log-level"),
+    "--swap-space": (1, "preempted sequences are computed again"),
+    "--task": (1, MODEL),
+    "--runner": (1, MODEL),
+    "--convert": (1, MODEL),
+    "--tokenizer-mode": (1, FILES),
+    "--config-format": (1, FILES),
+    "--compilation-config": (1, GRAPHS),
+    "--cuda-graph-sizes": ("+", GRAPHS),
+    "--max-seq-len-to-capture": (1, GRAPHS),
+    "--distributed-executor-backend": (1, "one process runs one device"),
+    "--guided-decoding-backend": (1, BACKEND),
+    "--structured-outputs-config": (1, BACKEND),
+    "--chat-template-content-format": (1, "it is read from the chat template"),
+    "--response-role": (1, "answers are the assistant's"),
+}
+"""Flags that change no answer: how many words follow, and why they do nothing. They are taken with a warning."""
 
 MEANINGS = {
-    "--trust-remote-code": "no code of a checkpoint is ever run; leave it out",
-    "--enable-chunked-prefill": LEAVE_OUT,
-    "--async-scheduling": LEAVE_OUT,
-    "--enable-sleep-mode": LEAVE_OUT,
-    "--enable-prompt-tokens-details": LEAVE_OUT,
-    "--enable-auto-tool-choice": "calls are always looked for; --tool-call-parser says how they are written",
     "--api-key": "use --api-key-file: everybody on the machine can read an argument",
     "--allowed-origins": "use --cors-origin",
     "--trust-request-chat-template": "use --allow-request-template",
-    "--disable-log-requests": "prompts are not logged; leave it out",
-    "--enable-log-requests": "use --log-prompts",
     "--kv-events-config": "use --kv-events-address",
-    "--disable-log-stats": "/metrics costs nothing until it is asked for; leave it out",
-    "--swap-space": "preempted sequences are computed again; leave it out",
     "--cpu-offload-gb": "weights lie on the device; leave it out",
-    "--task": "the model's architecture says what it can do; leave it out",
-    "--runner": "the model's architecture says what it can do; leave it out",
-    "--convert": "the model's architecture says what it can do; leave it out",
-    "--tokenizer-mode": "the model's files say which tokenizer it has; leave it out",
-    "--compilation-config": "nothing is compiled; --enforce-eager leaves CUDA graphs out",
-    "--cuda-graph-sizes": "graphs are captured for fixed sizes; --enforce-eager leaves them out",
-    "--distributed-executor-backend": "one process runs one device; leave it out",
     "--data-parallel-size": "one process runs one engine; llmpy.distributed.ray serves several",
     "--api-server-count": "one process serves one engine; llmpy.distributed.ray serves several",
     "--lora-modules": "adapters are not served yet: merge them into the checkpoint",
-    "--guided-decoding-backend": "there is one; leave it out",
-    "--structured-outputs-config": "there is one backend; leave it out",
     "--uds": "it listens on --host and --port",
 }
+"""Flags that would change something: what to say instead of going on."""
+
+TOOL_PARSERS = {
+    "deepseek_v3": "deepseek",
+    "glm45": "glm",
+    "llama3_json": "llama3",
+    "llama4_json": "llama3",
+    "llama4_pythonic": "pythonic",
+    "openai": "harmony",
+    "qwen3_coder": "qwen_coder",
+    "qwen3_xml": "qwen_coder",
+}
+REASONING_PARSERS = {
+    "cohere_command3": "cohere",
+    "deepseek_r1": "think",
+    "deepseek_v3": "think",
+    "glm45": "think",
+    "openai_gptoss": "auto",
+    "qwen3": "think",
+    "seed_oss": "seed",
+}
+"""vLLM's names of parsers, and ours."""
+
+
+class _Passed(argparse.Action):
+    """Takes a flag that changes nothing, with a line that says so."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        flag: str | None = None,
+    ) -> None:
+        given = flag or ""
+        print(f"{parser.prog}: {given} does nothing: {PASSED[given.replace('--no-', '--')][1]}", file=sys.stderr)
+
+
+def add_passed(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that change nothing; the help does not list them."""
+    for flag, (words, _) in PASSED.items():
+        flags = [flag] if words else [flag, flag.replace("--", "--no-", 1)]
+        parser.add_argument(*flags, action=_Passed, nargs=words, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def parser_name(names: dict[str, str], option: str, given: str) -> str:
+    """Our name of a parser; one of vLLM's is told.
+
+    Args:
+        names: vLLM's names, and ours.
+        option: The flag.
+        given: What it was given.
+    """
+    if given not in names:
+        return given
+    print(f"llmpy serve: {option} {given} is called {names[given]} here", file=sys.stderr)
+    return names[given]

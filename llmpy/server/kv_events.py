@@ -46,6 +46,12 @@ def attach(socket: zmq.Socket[bytes], address: str) -> None:
         raise ConfigError(f"{address}: {error}; --kv-events-address, e.g. tcp://lo:5557", option="kv_events_address") from None
 
 
+def is_open(address: str) -> bool:
+    """Whether an address is bound for other machines, too: ZeroMQ asks nobody for a key."""
+    kind, _, rest = address.partition("://")
+    return kind == "tcp" and rest.rpartition(":")[0] in BINDING[:-1]
+
+
 def check_addresses(*addresses: str | None) -> None:
     """Takes and gives back what a publisher will take, so that nothing is loaded in vain.
 

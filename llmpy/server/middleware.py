@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import time
 from collections.abc import Iterable
 from socket import gethostname
@@ -17,6 +18,8 @@ from .service import Service
 
 OPEN = ("/health", "/ping")
 """Paths that need no key, beside the page."""
+PAGE_HEADER = b"x-llmpy-page"
+"""Of requests that the page sends every second: the log has them at level debug."""
 LOCAL_NAMES = (".localhost", ".local", ".internal")
 """Ends of names that cannot be registered, as names without a dot cannot: `host.docker.internal` is this machine in Docker."""
 BODIES = 8
@@ -67,7 +70,8 @@ class Guard:
             if limited is not None:
                 limited.end()
             took = 1e3 * (time.perf_counter() - started)
-            log.info("%s %s %d %.1f ms", scope["method"], quote(scope["path"][:200]), status, took)
+            level = logging.DEBUG if _header(scope, PAGE_HEADER) else logging.INFO
+            log.log(level, "%s %s %d %.1f ms", scope["method"], quote(scope["path"][:200]), status, took)
 
     def _admit(self, scope: Scope) -> None:
         """Checks the head, where it comes from and its key, and that the server takes requests."""

@@ -10,7 +10,7 @@ import zmq
 
 from llmpy import AsyncEngine
 from llmpy.cli import main
-from llmpy.server.kv_events import KvEventPublisher, maps
+from llmpy.server.kv_events import KvEventPublisher, is_open, maps
 
 BLOCK = 16
 
@@ -185,3 +185,10 @@ def test_a_wrong_address_is_told_before_a_model_is_loaded(events, replay, capsys
     words = ["--kv-events-address", events, *(["--kv-events-replay-address", replay] if replay else [])]
     assert main(["serve", "no/model", *words]) == 1
     assert f"{replay or events}: " in capsys.readouterr().err
+
+
+def test_an_address_that_everybody_reaches_is_told():
+    for address in ("tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://[::]:5557"):
+        assert is_open(address), address
+    for address in ("tcp://lo:5557", "tcp://127.0.0.1:5557", "ipc:///tmp/x", "inproc://x", "tcp://router.example:5557"):
+        assert not is_open(address), address

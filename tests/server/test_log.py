@@ -61,6 +61,13 @@ def test_paths_write_one_line(client, logged, wait_until):
     assert line.startswith("POST /v1/nothing%0APOST%20/forged%20200%1B%5B2Jxxx") and len(line) < 400 and "\n" not in line
 
 
+def test_what_the_page_asks_every_second_is_no_news(client, logged, wait_until):
+    client.get("/metrics", headers={"x-llmpy-page": "1"})
+    client.get("/metrics")
+    wait_until(lambda: len([record for record in logged.records if record.name == "llmpy.server"]) == 2)
+    assert [record.levelname for record in logged.records if record.name == "llmpy.server"] == ["DEBUG", "INFO"]
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/embeddings"])
 def test_a_client_that_goes_before_its_body_is_there_is_no_failure(url, logged, wait_until, path):
     host, port = url.removeprefix("http://").split(":")

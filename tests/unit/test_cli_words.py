@@ -13,9 +13,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from llmpy import __version__, cli
+from llmpy import __version__, cli, devices, hardware
 from llmpy.cli import common
-from llmpy.cli.vllm_flags import MEANINGS
+from llmpy.cli.serve import _options, read_keys
+from llmpy.cli.vllm_flags import MEANINGS, PASSED, REASONING_PARSERS, TOOL_PARSERS, parser_name
 
 COMMANDS = list(cli._parser("")._subparsers._group_actions[0].choices)
 HEAVY = ("numpy", "tokenizers", "jinja2", "tqdm", "asyncio", "llmpy.llm", "huggingface_hub", "starlette", "uvicorn")
@@ -156,11 +157,58 @@ def options_of(command: str) -> set[str]:
 def test_flags_of_vllm_lead_to_ours() -> None:
     """In messages and in the page on coming from it."""
     ours = options_of("serve")
-    assert not ours & set(MEANINGS)
+    assert not ours & set(MEANINGS) and not MEANINGS.keys() & PASSED.keys()
     page = (Path(__file__).parents[2] / "docs/coming-from-vllm.md").read_text().partition("## The server")[2]
     right = [row.split("|")[2] for row in page.splitlines() if row.startswith("| `--")]
-    named = re.findall(r"--[a-z-]+", " ".join([*MEANINGS.values(), *right]))
+    named = re.findall(r"--[a-z-]+", " ".join([*MEANINGS.values(), *(why for _, why in PASSED.values()), *right]))
     assert len(right) > 15 and not set(named) - ours
+
+
+@pytest.mark.parametrize("flag", PASSED)
+def test_flags_of_vllm_that_change_nothing_are_taken(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    follow = ["3"] if PASSED[flag][0] else []
+    for given in [flag] if follow else [flag, flag.replace("--", "--no-", 1)]:
+        chosen = cli._parser("serve").parse_args(["serve", given, *follow, "--port", "7", "--", "here"])
+        told = capsys.readouterr().err
+        assert (chosen.port, chosen.model) == (7, "here") and not hasattr(chosen, flag[2:].replace("-", "_"))
+        assert told.count("\n") == 1 and told.startswith(f"llmpy serve: {given} does nothing: ")
+    assert flag not in cli._parser("serve").format_help()
+
+
+def test_names_of_parsers_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    from llmpy.server.formats import FORMATS, REASONING
+
+    assert {*TOOL_PARSERS.values()} <= {*FORMATS} and {*REASONING_PARSERS.values()} <= {*REASONING, "auto"}
+    assert not {*TOOL_PARSERS} & {*FORMATS} and not {*REASONING_PARSERS} & {*REASONING}
+    words = ["serve", "--tool-call-parser", "llama3_json", "--reasoning-parser", "deepseek_r1"]
+    made = _options(cli._parser("serve").parse_args(words))
+    assert (made["tool_call_parser"], made["reasoning_parser"]) == ("llama3", "think")
+    told = capsys.readouterr().err
+    assert "--tool-call-parser llama3_json is called llama3 here" in told and "deepseek_r1 is called think here" in told
+    assert parser_name(TOOL_PARSERS, "--tool-call-parser", "hermes") == "hermes" and capsys.readouterr().err == ""
+
+
+def test_files_of_keys_that_others_may_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one\n")
+    for mode, is_told in ((0o600, False), (0o400, False), (0o644, True), (0o640, True)):
+        path.chmod(mode)
+        assert read_keys(path) == ("one",)
+        assert (f"chmod 600 {path}" in capsys.readouterr().err) == is_told, mode
+
+
+def test_the_processor_is_told_where_a_gpu_is_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if devices()[1]["available"]:
+        pytest.skip("there is a GPU")
+    monkeypatch.delenv("LLMPY_DEVICE", raising=False)
+    caplog.set_level("INFO", "llmpy")
+    node = tmp_path / "nvidia0"
+    monkeypatch.setattr(hardware, "NODES", (str(node),))
+    assert hardware.choose(None) == "cpu" and not caplog.records
+    node.touch()
+    assert hardware.choose(None) == "cpu" and "using the CPU" in caplog.text
 
 
 @pytest.fixture
