@@ -244,11 +244,9 @@ template <class T, uint32_t D, bool HAS_SINKS> struct few_worker {
             fetch(kv, table_row, kv_head, true);
         if (has_tile())
             load_keys();
-        if (team == 1) {
-            meet_team();
-            if (warp == 1)
-                fetch(kv, table_row, kv_head, true);
-        }
+        meet_team(); /* the first team, too: see benchmarks/racecheck_teams.cu */
+        if (warp == 1 && team == 1)
+            fetch(kv, table_row, kv_head, true);
         clear_values();
     }
 
