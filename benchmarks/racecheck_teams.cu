@@ -10,7 +10,7 @@
  * Reports of version 2025.3.1 on an H200 (2026-11-23), by how often the first and the second team have met alone:
  *
  *     0 0  none    1 0  none    2 1  none
- *     0 1  RAW     0 2  RAW     1 2  RAW
+ *     0 1  RAW     1 2  RAW     0 2  RAW with 5 launches of 8 blocks, none with this one block
  *
  * So the tool compares how many barriers the two threads have passed, whichever those were. It reports a correct hand-over when
  * the writer has passed more of them. attention_few.cuh therefore lets both teams pass the same number. */

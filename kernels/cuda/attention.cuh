@@ -32,7 +32,6 @@ template <class T> struct attended {
     uint32_t n_seqs, group; /* query heads of a kv head */
     uint32_t window, chunk;
     bool is_single;   /* every sequence has one row */
-    bool shares_new_keys;
     float factor;     /* c */
     float cap_factor; /* 0, or tanh(s scale / cap) = 1 - 2 / (1 + 2^(s cap_factor)) */
     const float *slopes, *sinks; /* [heads] or NULL */
@@ -41,7 +40,7 @@ template <class T> struct attended {
         : q(args.q), out(args.out), kv(args.kv, args.batch->block_tokens), positions(args.batch->positions),
           row_seq(args.batch->row_seq), seq_first_row(args.batch->seq_first_row), n_seqs(args.batch->n_seqs),
           group(args.n_heads / args.kv.n_kv_heads), window(args.window), chunk(args.chunk), is_single(false),
-          shares_new_keys(args.batch->shares_new_keys), slopes(args.slopes), sinks(args.sinks)
+          slopes(args.slopes), sinks(args.sinks)
     {
         const float log2_e = 1.44269504f;
         factor = (args.softcap > 0 ? args.softcap : args.scale) * log2_e;

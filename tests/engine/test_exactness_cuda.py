@@ -115,6 +115,17 @@ def test_a_request_among_a_hundred(
         llm.check()
 
 
+@pytest.mark.slow
+def test_a_crowd_again_and_again(model: Path, cuda: str) -> None:
+    """Races show once in a few hundred rounds: a hundred requests get the same bits in each of 1000."""
+    prompts, params = requests()
+    with open_llm(model, cuda, enable_prefix_caching=False) as llm:
+        first = [bits(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+        for _ in range(1000):
+            again = [bits(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+            assert [i for i, (a, b) in enumerate(zip(first, again, strict=True)) if a != b] == []
+
+
 def test_without_cublaslt(model: Path, cuda: str, alone: dict[int, tuple[bytes, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rows by the kernels of this backend alone: the same bits."""
     monkeypatch.setattr(hardware, "cublaslt_library", lambda: "")
