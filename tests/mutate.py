@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -250,18 +250,6 @@ def reason(output: str) -> str:
     return lines[-1] if lines else "no output"
 
 
-def check_unbroken(tree: Tree, wanted: Iterable[str]) -> dict[str, float]:
-    """Seconds that each selection of tests takes on the unbroken copy, where all must pass."""
-    seconds = {}
-    for tests in dict.fromkeys(wanted):
-        result = tree.run_tests(tests)
-        if result.verdict != "survived":
-            raise SystemExit(f"mutate: wanted tests that pass on the unbroken copy: {tests}\n{result.why}")
-        seconds[tests] = result.seconds
-        print(f"{'passes':9}{result.seconds:7.0f} s  {tests}", flush=True)
-    return seconds
-
-
 def run(chosen: list[Mutation], jobs: int, tell: Callable[[Mutation, Result], None]) -> dict[str, Result]:
     """Tries mutations.
 
@@ -279,25 +267,35 @@ def run(chosen: list[Mutation], jobs: int, tell: Callable[[Mutation, Result], No
     """
     for mutation in chosen:
         mutation.broken(ROOT)
-    results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory(prefix="llmpy_mutate_") as folder, ThreadPoolExecutor(jobs) as pool:
         unbroken = Tree.copy(Path(folder) / "unbroken", jobs)
-        seconds = check_unbroken(unbroken, (mutation.tests for mutation in chosen))
         trees: SimpleQueue[Tree] = SimpleQueue()
         for number in range(jobs):
             trees.put(unbroken.clone(Path(folder) / f"broken_{number}"))
 
-        def attempt(mutation: Mutation) -> None:
+        def with_tree(work: Callable[[Tree], Result]) -> Result:
             tree = trees.get()
             try:
-                timeout = max(LEAST_TIMEOUT, SLOWDOWN * seconds[mutation.tests])
-                results[mutation.name] = tree.try_mutation(mutation, timeout, unbroken)
+                return work(tree)
             finally:
                 trees.put(tree)
-            tell(mutation, results[mutation.name])
 
-        list(pool.map(attempt, chosen))
-    return results
+        def seconds_unbroken(tests: str) -> float:
+            result = with_tree(lambda tree: tree.run_tests(tests))
+            if result.verdict != "survived":
+                raise SystemExit(f"mutate: wanted tests that pass on the unbroken copy: {tests}\n{result.why}")
+            print(f"{'passes':9}{result.seconds:7.0f} s  {tests}", flush=True)
+            return result.seconds
+
+        def attempt(mutation: Mutation) -> Result:
+            timeout = max(LEAST_TIMEOUT, SLOWDOWN * seconds[mutation.tests])
+            result = with_tree(lambda tree: tree.try_mutation(mutation, timeout, unbroken))
+            tell(mutation, result)
+            return result
+
+        selections = list(dict.fromkeys(mutation.tests for mutation in chosen))
+        seconds = dict(zip(selections, pool.map(seconds_unbroken, selections), strict=True))
+        return dict(zip((mutation.name for mutation in chosen), pool.map(attempt, chosen), strict=True))
 
 
 def show(mutation: Mutation, result: Result) -> None:

@@ -216,28 +216,33 @@ TEST(the_sequence_furthest_behind_is_preempted)
     fake_close(b.engine, &b.fake);
 }
 
-/* A crowd in a tight pool is preempted as often with snapshots as without any. */
+/* How often a crowd of five is preempted in a pool of so many pages. */
+static uint64_t crowd_preemptions(uint32_t n_pages, bool caches)
+{
+    struct bench b;
+    struct job *jobs[5];
+    struct setup setup = HYBRID;
+    setup.caches = caches;
+    setup.n_pages = n_pages;
+    if (!bench_open(&b, &setup))
+        return 0;
+    for (uint32_t i = 0; i < 5; i++) {
+        jobs[i] = plain_job(&b.fake, i + 1, 6 + i, 24);
+        submit(&b, jobs[i]);
+    }
+    while (engine_has_unfinished(b.engine) && !check_failures)
+        step(&b, 1);
+    uint64_t n = stats_of(&b).num_preemptions;
+    CHECK_EQ(stats_of(&b).state_snapshots_taken > 0, caches);
+    bench_close(&b, jobs, 5);
+    return n;
+}
+
+/* With snapshots as often as without any, in pools that are tight in many ways. */
 TEST(no_sequence_is_preempted_for_a_snapshot)
 {
-    uint64_t n_preemptions[2];
-    for (int caches = 0; caches < 2; caches++) {
-        struct bench b;
-        struct job *jobs[4];
-        struct setup setup = HYBRID;
-        setup.caches = caches;
-        setup.n_pages = 50;
-        REQUIRE(bench_open(&b, &setup));
-        for (uint32_t i = 0; i < 4; i++) {
-            jobs[i] = plain_job(&b.fake, i + 1, 6 + i, 24);
-            submit(&b, jobs[i]);
-        }
-        while (engine_has_unfinished(b.engine) && !check_failures)
-            step(&b, 1);
-        n_preemptions[caches] = stats_of(&b).num_preemptions;
-        CHECK(!caches || stats_of(&b).state_snapshots_taken > 0);
-        bench_close(&b, jobs, 4);
-    }
-    CHECK_EQ(n_preemptions[1], n_preemptions[0]);
+    for (uint32_t n_pages = 32; n_pages < 66; n_pages++)
+        CHECK_EQ(crowd_preemptions(n_pages, true), crowd_preemptions(n_pages, false));
 }
 
 /* ---- pages ---- */
