@@ -16,6 +16,7 @@ def run(name: str) -> nbformat.NotebookNode:
     client = nbclient.NotebookClient(notebook, timeout=1800, resources=place, coalesce_streams=True, record_timing=False)
     client.execute()
     notebook.metadata.language_info = {"name": "python"}
+    notebook.metadata.pop("widgets", None)  # the state of bars that no output shows
     return notebook
 
 

@@ -1,7 +1,7 @@
 """llmpy: large-language-model inference, a C core with a Python face.
 
     from llmpy import LLM, SamplingParams
-    llm = LLM("HuggingFaceTB/SmolLM2-135M-Instruct")
+    llm = LLM("demo")
     for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0)):
         print(output.text)
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALL = {"device": "cpu", "kv_cache_memory_bytes": "16MiB"}
 MOST_NOT_RUN = 6
-DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEMO = '("demo"'
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def test_quotations() -> None:
 def test_extras_that_texts_name_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     files = [*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "llmpy").rglob("*.py")]
-    named = {name for file in files for name in re.findall(r"llmpy\[([a-z,]+)\]", file.read_text())}
+    named = {name for file in files for name in re.findall(r"(?:llmpy|\"\.)\[([a-z,-]+)\]", file.read_text())}
     assert named and not {one for name in named for one in name.split(",")} - set(extras)
 
 
@@ -185,7 +185,7 @@ SETTINGS: Mapping[str, Callable[[Tools], Setting]] = {
     "pooling": pooling,
     "rl": rl,
 }
-"""By page. All others need only the demo model, under its name on the hub, and path/to/model."""
+"""By page. All others need only the demo model and path/to/model."""
 
 
 class Page:
@@ -304,7 +304,7 @@ def page(request: pytest.FixtureRequest, tools: Tools) -> Iterator[tuple[Page, l
     setting = SETTINGS.get(request.param.stem, lambda tools: Setting({}, {}))(tools)
     setting.words["path/to/model"] = str(tools.tiny)
     if any(DEMO in block.text for block in blocks):
-        setting.words[DEMO] = str(tools.demo())
+        tools.demo()
     page, formats = Page(setting), dict(FORMATS)
     yield page, blocks
     page.close()

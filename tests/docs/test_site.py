@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import llmpy
+import llmpy.logprobs
+import llmpy.outputs
+import llmpy.pooling_outputs
 import llmpy.rl
 
 pytest.importorskip("furo")
@@ -41,6 +44,16 @@ def test_every_public_name_is_documented(site: Path) -> None:
     text = (site / "api.html").read_text()
     names = [(module.__name__, name) for module in (llmpy, llmpy.rl) for name in module.__all__ if name != "__version__"]
     assert not [name for name in names if not any(f'id="{home}.{name[1]}"' in text for home in (name[0], "llmpy.errors"))]
+
+
+def test_everything_that_a_call_returns_is_documented(site: Path) -> None:
+    text = (site / "api.html").read_text()
+    modules = (llmpy.outputs, llmpy.pooling_outputs, llmpy.logprobs)
+    classes = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
+    names = {one.__name__ for one in classes if one.__module__ in {module.__name__ for module in modules}}
+    names = {name for name in names if not name.startswith("_")} - {"LogprobsView"}
+    names |= {"RequestStream", "RequestHandle", "UpdateReport"}
+    assert len(names) > 20 and not [name for name in names if f'.{name}"' not in text]
 
 
 def test_a_broken_link_would_fail(tmp_path: Path) -> None:
