@@ -40,8 +40,10 @@ class SamplingParams:
         frequency_penalty: Subtracted for every time a token was generated.
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output; 1 = off.
         max_tokens: Most tokens to generate; None = up to `max_model_len`.
-        min_tokens: Nothing but length stops before this many tokens.
-        stop: Strings that end the text.
+        min_tokens: None of the first so many tokens ends the output, except by length: end-of-sequence and stop ids are not
+            drawn, and a stop string that such a token completes is passed over. The token behind them is the first that can.
+        stop: Strings that end the text of the output. That text begins with the character that the prompt's last bytes
+            open, if they do, and holds nothing else of the prompt.
         stop_token_ids: Ids that end the output.
         ignore_eos: Goes on behind the end-of-sequence token.
         include_stop_str_in_output: Keeps the stop string, or stop token's text, in the text.

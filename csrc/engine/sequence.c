@@ -222,6 +222,12 @@ static bool contains(const int32_t *ids, uint32_t n, int32_t id)
     return false;
 }
 
+/* The first min_tokens tokens end nothing. */
+static bool counts_as_end(const struct sequence *q)
+{
+    return q->n_output > q->request->spec.min_tokens;
+}
+
 static bool completes_stop_string(struct sequence *q, int32_t id, uint32_t *which)
 {
     const struct request *r = q->request;
@@ -229,8 +235,27 @@ static bool completes_stop_string(struct sequence *q, int32_t id, uint32_t *whic
     if (!r->stops.n || (uint32_t)id >= config->n_tokens || (r->spec.hide_special && r->context->is_special[id]))
         return false;
     uint64_t begin = config->token_offsets[id], end = config->token_offsets[id + 1];
-    bool counts = q->n_output > r->spec.min_tokens;
-    return stop_set_feed(&r->stops, q->stop_states, config->token_bytes + begin, (uint32_t)(end - begin), counts, which);
+    return stop_set_feed(&r->stops, q->stop_states, config->token_bytes + begin, (uint32_t)(end - begin),
+                         counts_as_end(q), which);
+}
+
+/* The prompt may end inside a character, which the output completes: the text of the output begins with that character, so its
+ * bytes in the prompt are the first that stop strings are searched in. */
+static void feed_open_character(struct sequence *q)
+{
+    const struct request *r = q->request;
+    const struct engine_config *config = r->context->config;
+    char bytes[STOP_OPEN_BYTES];
+    uint32_t n = 0, which;
+    for (uint32_t i = r->stops.n ? r->spec.prompt.n : 0; i-- > 0 && n < sizeof bytes;) {
+        int32_t id = r->spec.prompt.ids[i];
+        if ((uint32_t)id >= config->n_tokens || (r->spec.hide_special && r->context->is_special[id]))
+            continue;
+        for (uint64_t at = config->token_offsets[id + 1]; at-- > config->token_offsets[id] && n < sizeof bytes;)
+            bytes[sizeof bytes - ++n] = config->token_bytes[at];
+    }
+    uint32_t n_open = stop_open_bytes(bytes + sizeof bytes - n, n);
+    stop_set_feed(&r->stops, q->stop_states, bytes + sizeof bytes - n_open, n_open, false, &which);
 }
 
 void sequence_fail_grammar(struct sequence *q, const char *error)
@@ -258,7 +283,7 @@ static enum finish stop_rule(struct sequence *q, int32_t id)
     const struct engine_config *config = q->request->context->config;
     uint32_t which;
     bool ends_text = completes_stop_string(q, id, &which); /* always asked: the automaton must see every token */
-    if (q->n_output >= spec->min_tokens) {
+    if (counts_as_end(q)) {
         if (!spec->ignore_eos && contains(config->eos_ids, config->n_eos, id))
             return FINISH_EOS;
         if (spec->stop_ids.n && bsearch(&id, spec->stop_ids.ids, spec->stop_ids.n, sizeof id, compare_ids)) {
@@ -309,6 +334,7 @@ static struct sequence *sequence_create(struct request *r, const struct request_
     if (q->seen && spec->repetition_penalty != 1)
         for (uint32_t i = 0; i < spec->prompt.n; i++)
             seen_entry(q, spec->prompt.ids[i])->in_prompt = 1;
+    feed_open_character(q);
     for (uint32_t i = 0; i < spec->prior.n; i++)
         add_token(q, spec->prior.ids[i]);
     if (spec->is_score && !r->n_to_score)

@@ -37,3 +37,15 @@ bool stop_set_feed(const struct stop_set *set, uint32_t *states, const char *byt
     }
     return false;
 }
+
+uint32_t stop_open_bytes(const char *bytes, uint32_t n_bytes)
+{
+    for (uint32_t n = 1; n <= STOP_OPEN_BYTES && n <= n_bytes; n++) {
+        uint8_t byte = (uint8_t)bytes[n_bytes - n];
+        if ((byte & 0xc0) == 0x80) /* a continuation: its character begins before it */
+            continue;
+        uint32_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+        return n < length ? n : 0;
+    }
+    return 0;
+}

@@ -18,4 +18,8 @@ void stop_set_prepare(struct stop_set *set);
 bool stop_set_feed(const struct stop_set *set, uint32_t *states, const char *bytes, uint32_t n_bytes, bool counts,
                    uint32_t *which);
 
+/* How many of the last bytes of a text begin a character of UTF-8 that the text does not complete: 0 to STOP_OPEN_BYTES. */
+#define STOP_OPEN_BYTES 3u
+uint32_t stop_open_bytes(const char *bytes, uint32_t n_bytes);
+
 #endif

@@ -132,6 +132,36 @@ def test_end_of_sequence(open_tiny):
     assert end not in out.token_ids[:3] and out.token_ids[3:] == [end]
 
 
+@pytest.mark.parametrize("stops", ["eos", "stop_id", "stop_string"])
+def test_none_of_the_first_tokens_ends_the_output(open_tiny, stops):
+    """Drawn here and given as prior output: min_tokens means one thing to every rule."""
+    llm = open_tiny()
+    end, letter = llm.tokenizer.eos_token_ids[0], llm.tokenizer.encode("x", add_special_tokens=False)[-1]
+    last = letter if stops == "stop_string" else end
+    rule = {"eos": {}, "stop_id": {"ignore_eos": True, "stop_token_ids": [end]}, "stop_string": {"stop": ["x"]}}[stops]
+    params = SamplingParams(logit_bias={last: 100.0}, max_tokens=6, skip_special_tokens=False, seed=1, **rule)
+    for least in range(5):
+        out = llm.generate("hello", params.replace(min_tokens=least))[0].outputs[0]
+        assert (len(out.token_ids), out.finish_reason) == (least + 1, "stop") and out.token_ids[-1] == last
+        prior = {"prompt_token_ids": [5, 6], "output_token_ids": [7, 7, last]}
+        rest = llm.generate([prior], params.replace(min_tokens=least))[0].outputs[0]
+        assert len(rest.token_ids) == (0 if least < 3 else least - 2)
+
+
+@pytest.mark.parametrize(("stop", "is_found"), [("é", True), ("éx", True), ("aé", False)])
+def test_a_character_that_the_prompt_opens_begins_the_text(open_tiny, stop, is_found):
+    """And stop strings begin there, too: what they match is the text that is shown."""
+    llm = open_tiny()
+    a, x = (llm.tokenizer.encode(letter, add_special_tokens=False)[-1] for letter in "ax")
+    first, second = llm.tokenizer.convert_tokens_to_ids(["Ã", "©"])  # the bytes of é as byte-level tokenizers write them
+    params = SamplingParams(max_tokens=3, stop=[stop], include_stop_str_in_output=True, allowed_token_ids=[x])
+    whole = llm.generate([{"prompt_token_ids": [a, first], "output_token_ids": [second]}], params)[0].outputs[0]
+    assert (whole.finish_reason == "stop") == is_found
+    params = params.replace(allowed_token_ids=[second], max_tokens=1)
+    drawn = llm.generate([[a, first]], params)[0].outputs[0]
+    assert drawn.text == "é" and (drawn.stop_reason == stop) == (stop == "é")
+
+
 def test_masks(open_tiny):
     llm = open_tiny()
     params = RANDOM.replace(max_tokens=40)

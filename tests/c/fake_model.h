@@ -120,7 +120,8 @@ static struct draw draw_of_job(const struct job *job, uint32_t sample, const int
     return draw;
 }
 
-/* The text of an output, special tokens hidden as asked. */
+/* The text of an output, special tokens hidden as asked. A character that the prompt opens is its first: of the tokens only
+ * "\xc3" opens one. */
 static uint32_t text_of(const struct job *job, const int32_t *output, uint32_t n, char *text)
 {
     uint32_t n_bytes = 0;
@@ -134,9 +135,9 @@ static uint32_t text_of(const struct job *job, const int32_t *output, uint32_t n
 
 static bool ends_text(const struct job *job, const int32_t *output, uint32_t n, int32_t *which)
 {
-    char text[MAX_LENGTH * 4];
+    char text[1 + MAX_LENGTH * 4];
     uint32_t begin = text_of(job, output, n - 1, text), end = text_of(job, output, n, text);
-    for (uint32_t at = begin + 1; at <= end && n > job->spec.min_tokens; at++) {
+    for (uint32_t at = begin + 1; at <= end; at++) {
         uint32_t longest = 0;
         for (uint32_t i = 0; i < job->spec.n_stop_strings; i++) {
             const struct byte_string *stop = &job->spec.stop_strings[i];
@@ -155,7 +156,7 @@ static enum finish expected_finish(const struct job *job, const int32_t *output,
 {
     const struct request_spec *spec = &job->spec;
     int32_t last = output[n - 1], which;
-    if (n >= spec->min_tokens) {
+    if (n > spec->min_tokens) {
         if (!spec->ignore_eos && in_list(EOS, 2, last))
             return FINISH_EOS;
         if (in_list(spec->stop_ids.ids, spec->stop_ids.n, last)) {

@@ -223,6 +223,55 @@ TEST(a_satisfied_stop_rule_ends_at_once)
     fake_close(b.engine, &b.fake);
 }
 
+/* "\xc3" ends the prompt, "\xa9" begins the output: their character is the first of the text. */
+TEST(a_stop_string_may_begin_with_a_character_that_the_prompt_opens)
+{
+    static const struct byte_string STOPS[] = {{"\xc3\xa9", 2}, {"\xc3\xa9" "a", 3}, {"\xa9", 1}, {"b\xc3\xa9", 3}, {"a\xc3\xa9" "a", 4}};
+    static const bool IS_FOUND[] = {true, true, true, false, false}; /* whole characters of the prompt are no text */
+    static int32_t prior[2] = {17, 0};
+    for (uint32_t i = 0; i < 5; i++)
+        for (uint32_t hidden = 0; hidden < 2; hidden++) {
+            struct bench b;
+            REQUIRE(bench_open(&b, &SMALL));
+            struct job *job = plain_job(&b.fake, 1, 9, 9);
+            struct byte_string stop = STOPS[i];
+            job->prompt[6 + !hidden] = 1;
+            job->prompt[7 + !hidden] = 16;
+            job->prompt[8] = hidden ? 34 : 16; /* a special token without text, or the open character */
+            job->spec.hide_special = true;
+            job->spec.prior = (struct id_list){prior, 2};
+            job->spec.stop_strings = &stop;
+            job->spec.n_stop_strings = 1;
+            run_jobs(&b, &job, 1);
+            CHECK_EQ(job->finish[0] == FINISH_STOP_STRING && !job->n_received[0], IS_FOUND[i]);
+            free_jobs(&job, 1);
+            fake_close(b.engine, &b.fake);
+        }
+}
+
+/* None of the first min_tokens tokens ends the output, whatever the rule. */
+TEST(the_first_tokens_end_nothing)
+{
+    static int32_t prior[3] = {0, 1, 35};
+    static const struct byte_string STOP = {"</s>", 4};
+    for (uint32_t rule = 0; rule < 3; rule++)
+        for (uint32_t min_tokens = 0; min_tokens < 6; min_tokens++) {
+            struct bench b;
+            REQUIRE(bench_open(&b, &SMALL));
+            struct job *job = plain_job(&b.fake, 1, 9, 9);
+            job->spec.prior = (struct id_list){prior, 3};
+            job->spec.ignore_eos = rule > 0;
+            job->spec.stop_ids = (struct id_list){&prior[2], rule == 1};
+            job->spec.stop_strings = &STOP;
+            job->spec.n_stop_strings = rule == 2;
+            job->spec.min_tokens = min_tokens;
+            run_jobs(&b, &job, 1);
+            CHECK_EQ(!job->n_received[0], min_tokens < 3);
+            free_jobs(&job, 1);
+            fake_close(b.engine, &b.fake);
+        }
+}
+
 TEST(aborted_requests_end_once)
 {
     struct bench b;
