@@ -310,9 +310,12 @@ static void enter(struct engine *e, struct request *r)
         struct sequence *q = r->sequences[i];
         if (r->grammar)
             take_matcher(e, r, q);
-        enum finish already = q->finish;
+        enum finish already = q->finish; /* a rule that its prior output satisfies, say */
+        bool scores_first = sequence_is_scoring(q) && already != FINISH_ERROR && already != FINISH_ABORT;
         scheduler_add(&e->scheduler, q);
-        if (already != FINISH_NONE) /* its prior output satisfies a stop rule, say */
+        if (already != FINISH_NONE && scores_first)
+            q->matcher = NULL; /* nothing will be drawn */
+        else if (already != FINISH_NONE)
             finish(e, q, already);
     }
 }
@@ -363,8 +366,8 @@ static void take_score(struct engine *e, const struct batch *b, struct sequence 
         r->score_top_values[at * k + i] = b->top_values[task->top_offset + i];
         r->score_top_ranks[at * k + i] = b->top_ranks[task->top_offset + i];
     }
-    if (r->spec.is_score && r->n_scored == r->n_to_score)
-        finish(e, q, FINISH_LENGTH);
+    if (r->n_scored == r->n_to_score && (r->spec.is_score || q->finish != FINISH_NONE))
+        finish(e, q, r->spec.is_score ? FINISH_LENGTH : q->finish);
 }
 
 static void take_token(struct engine *e, const struct batch *b, struct sequence *q, const struct sample_task *task,

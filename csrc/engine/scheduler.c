@@ -278,7 +278,7 @@ static void rows_take(struct scheduler *s, struct sequence *q)
     q->n_computed += n;
     q->n_taken_rows += n;
     q->n_rows = n;
-    q->draws = n == owed && !q->request->spec.is_score && !q->request->spec.pooling;
+    q->draws = n == owed && !sequence_only_scores(q) && !q->request->spec.pooling;
     scheduler_publish(s, q);
 }
 

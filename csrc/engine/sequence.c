@@ -435,7 +435,7 @@ uint32_t sequence_n_expected(const struct sequence *q)
 uint32_t sequence_goal(const struct sequence *q)
 {
     uint32_t n = sequence_n_expected(q);
-    if (q->request->spec.is_score)
+    if (sequence_only_scores(q))
         return q->request->spec.prompt.n - 1;
     bool is_last = q->n_output + q->n_pending >= q->request->spec.max_tokens || n >= q->request->context->config->max_model_len;
     return q->n_pending && is_last ? n - 1 : n;
@@ -449,6 +449,16 @@ bool sequence_must_wait(const struct sequence *q)
 bool sequence_is_scoring(const struct sequence *q)
 {
     return q->sample == 0 && q->request->n_scored < q->request->n_to_score;
+}
+
+bool sequence_only_scores(const struct sequence *q)
+{
+    return q->request->spec.is_score || (q->finish != FINISH_NONE && sequence_is_scoring(q));
+}
+
+bool sequence_is_new(const struct sequence *q)
+{
+    return q->n_output == q->request->spec.prior.n;
 }
 
 bool sequence_is_whole(const struct sequence *q)

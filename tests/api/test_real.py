@@ -162,6 +162,18 @@ def test_a_character_that_the_prompt_opens_begins_the_text(open_tiny, stop, is_f
     assert drawn.text == "é" and (drawn.stop_reason == stop) == (stop == "é")
 
 
+def test_prompt_logprobs_come_although_prior_output_ends_the_request(open_tiny):
+    llm = open_tiny()
+    prompt, end = llm.tokenizer.encode("hello there"), llm.tokenizer.eos_token_ids[0]
+    wanted = llm.generate([prompt], prompt_logprobs=2, max_tokens=1)[0]
+    for prior, fields in (([7, end], {}), ([7, 8], {"max_tokens": 2})):
+        params = SamplingParams(prompt_logprobs=2, **fields)
+        out = llm.generate([{"prompt_token_ids": prompt, "output_token_ids": prior}], params)[0]
+        assert out.outputs[0].token_ids == [] and out.finished
+        assert out.prompt_token_logprobs.tobytes() == wanted.prompt_token_logprobs.tobytes()
+        assert list(out.prompt_logprobs) == list(wanted.prompt_logprobs)
+
+
 def test_masks(open_tiny):
     llm = open_tiny()
     params = RANDOM.replace(max_tokens=40)

@@ -124,7 +124,11 @@ static struct draw draw_of_job(const struct job *job, uint32_t sample, const int
  * "\xc3" opens one. */
 static uint32_t text_of(const struct job *job, const int32_t *output, uint32_t n, char *text)
 {
-    uint32_t n_bytes = 0;
+    uint32_t n_bytes = 0, last = job->spec.prompt.n;
+    while (last && (!*TOKEN_TEXTS[job->prompt[last - 1]] || (job->spec.hide_special && in_list(SPECIAL, 2, job->prompt[last - 1]))))
+        last--;
+    if (last && !strcmp(TOKEN_TEXTS[job->prompt[last - 1]], "\xc3"))
+        text[n_bytes++] = '\xc3';
     for (uint32_t i = 0; i < n; i++)
         if (!(job->spec.hide_special && in_list(SPECIAL, 2, output[i]))) {
             strcpy(text + n_bytes, TOKEN_TEXTS[output[i]]);
@@ -199,15 +203,6 @@ static void expect_sample(struct job *job, uint32_t sample, struct history h)
     }
 }
 
-static bool is_done_by_prior(const struct job *job)
-{
-    int32_t stop;
-    for (uint32_t n = 1; n <= job->spec.prior.n; n++)
-        if (expected_finish(job, job->spec.prior.ids, n, &stop))
-            return true;
-    return false;
-}
-
 /* What must come of a pooling job whose prompt is h. */
 static void expect_states(struct job *job, const struct history *h)
 {
@@ -259,10 +254,6 @@ static void expect(struct job *job)
     }
     while (h.n < spec->prompt.n)
         history_add(&h, spec->prompt.ids[h.n]);
-    if (is_done_by_prior(job)) { /* no row is ever computed */
-        job->n_scores = 0;
-        job->expected[0] = (struct expected){0};
-    }
     if (spec->is_score && !job->expected[0].finish)
         job->expected[0].finish = FINISH_LENGTH;
     job->n_states = 0;

@@ -223,6 +223,28 @@ TEST(a_satisfied_stop_rule_ends_at_once)
     fake_close(b.engine, &b.fake);
 }
 
+/* A rule that the prior output satisfies ends the request, but not before its prompt is scored. */
+TEST(prompt_logprobs_come_although_prior_output_ends_the_request)
+{
+    static int32_t prior[3] = {1, 2, 35};
+    for (uint32_t is_last = 0; is_last < 2; is_last++) {
+        struct bench b;
+        REQUIRE(bench_open(&b, &SMALL));
+        struct job *jobs[2] = {plain_job(&b.fake, 1, 41, is_last ? 3 : 9), plain_job(&b.fake, 2, 10, 9)};
+        jobs[0]->spec.prior = (struct id_list){prior, 3};
+        jobs[0]->spec.ignore_eos = is_last;
+        jobs[0]->spec.wants_prompt_logprobs = true;
+        jobs[0]->spec.n_prompt_logprobs = 2;
+        run_jobs(&b, jobs, 2);
+        CHECK_EQ(jobs[0]->finish[0], is_last ? FINISH_LENGTH : FINISH_EOS);
+        CHECK_EQ(jobs[0]->n_scores, 40);
+        CHECK(jobs[0]->has_scores);
+        CHECK_EQ(jobs[0]->n_received[0], 0);
+        free_jobs(jobs, 2);
+        fake_close(b.engine, &b.fake);
+    }
+}
+
 /* "\xc3" ends the prompt, "\xa9" begins the output: their character is the first of the text. */
 TEST(a_stop_string_may_begin_with_a_character_that_the_prompt_opens)
 {
