@@ -154,7 +154,8 @@ class UpdateCalls:
             version: Label of the new weights; None = their epoch.
             partial: Whether names that the source does not have keep their weights.
             rename: Checkpoint's name of a source's name; None for one that is to be dropped.
-            on_running: What requests in flight do: "keep" goes on with the cache of the old weights, "recompute" rebuilds it.
+            on_running: What requests in flight do: "keep" goes on with the cache of the old weights (a sample without a token
+                yet starts its prompt over), "recompute" rebuilds it.
             check_finite: Also refuse tensors that hold NaN or inf.
 
         Returns:

@@ -50,6 +50,7 @@ static void running_insert(struct scheduler *s, struct sequence *q)
         q->slot++;
     s->slots[q->slot] = q;
     q->state = SEQUENCE_RUNNING;
+    q->n_admitted_output = q->n_output;
 }
 
 static void running_remove(struct scheduler *s, struct sequence *q)
@@ -603,16 +604,18 @@ void scheduler_reset_cache(struct scheduler *s, bool recompute)
     s->n_preempted = s->n_admitted = 0; /* this was no step */
 }
 
+/* A sequence that has drawn no token since its admission is still computing its prompt, or what it had before a preemption.
+ * It starts over: otherwise its entries would be of two epochs, and its tokens would tell only the newer one. */
 void scheduler_new_epoch(struct scheduler *s, bool recompute)
 {
     scheduler_reset_cache(s, recompute);
     for (uint32_t i = s->n_running; i-- > 0;)
-        if (sequence_is_whole(s->running[i]))
+        if (sequence_is_whole(s->running[i]) || s->running[i]->n_output == s->running[i]->n_admitted_output)
             preempt(s, s->running[i]);
         else
             s->running[i]->is_mixed = true;
     for (struct sequence *q = queue_first(&s->waiting); q; q = queue_next(q))
-        if (sequence_is_whole(q))
+        if (sequence_is_whole(q) || sequence_is_new(q))
             sequence_start_over(q);
     s->n_preempted = 0;
 }

@@ -469,6 +469,8 @@ bool sequence_is_whole(const struct sequence *q)
 void sequence_start_over(struct sequence *q)
 {
     struct request *r = q->request;
+    if (q->sample)
+        return;
     r->n_scored = r->n_pooled = 0;
     if (r->spec.pooling == POOLING_MEAN)
         memset(r->sums, 0, r->context->config->runner.states_width * sizeof *r->sums);

@@ -107,6 +107,7 @@ struct sequence {
     bool is_mixed;                 /* from before a commit */
     bool shares_tail;              /* the block it writes next may have other owners */
     uint32_t n_hit, n_taken_rows;  /* since the last admission: n_computed is their sum */
+    uint32_t n_admitted_output;    /* n_output at the last admission */
     uint32_t n_ever_computed;      /* rows below were computed before: doing them again is counted as redone */
     uint32_t n_preemptions;
     uint32_t last_due, leaves_at;  /* recurrent state: positions of the prompt's last snapshot, and of the one where it leaves
@@ -155,15 +156,15 @@ enum finish sequence_grammar_rule(struct sequence *sequence);
 void sequence_fail_grammar(struct sequence *sequence, const char *error);
 /* True for the sequence that scores the request's prompt and has not done so. */
 bool sequence_is_scoring(const struct sequence *sequence);
-
 /* True for a sequence that draws no token: of a score request, or one that its prior tokens have ended and whose prompt is still
  * to be scored. */
 bool sequence_only_scores(const struct sequence *sequence);
 /* True for a sequence that has drawn no token of its own. */
 bool sequence_is_new(const struct sequence *sequence);
+
 /* What it has yet to give must come of one epoch: scores and pooled states. */
 bool sequence_is_whole(const struct sequence *sequence);
-void sequence_start_over(struct sequence *sequence); /* such a one; it holds no pages */
+void sequence_start_over(struct sequence *sequence); /* such a one, or a new one; it holds no pages */
 
 /* Takes a drawn token in and runs the stop rules; the caller looks at sequence->finish. */
 void sequence_accept(struct sequence *sequence, const struct sample_result *result, const int32_t *top_ids,

@@ -57,6 +57,33 @@ def test_a_commit_in_the_middle(open_tiny, long_model, two_weights, on_running):
     llm.check()
 
 
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
+def test_a_prompt_that_a_commit_interrupts_is_computed_anew(open_tiny, long_model, two_weights, num_steps):
+    """With "keep": samples of one version, whatever of their prompt the old weights had computed."""
+    llm = open_tiny(long_model, max_num_batched_tokens=16)
+    prompts = [[5, 6, 7, 8, 9] * 7, [5, 6, 7, 8, 9] * 7, [*PROMPTS[0], 11]]
+    params = LONG.replace(max_tokens=8, prompt_logprobs=1)
+    names = [llm.add_request(prompt, params) for prompt in prompts]
+    for _ in range(num_steps):
+        llm.step()
+    llm.update_weights(two_weights[1], version="new", on_running="keep")
+    outputs = drain(llm)
+    fresh = open_tiny(long_model)
+    fresh.update_weights(two_weights[1])
+    wanted = fresh.generate(prompts, params)
+    num_new = 0
+    for name, want in zip(names, wanted, strict=True):
+        sample = outputs[name].outputs[0]
+        if len(sample.weight_versions) == 1:
+            num_new += 1
+            assert columns(sample) == columns(want.outputs[0]) and sample.weight_versions[0].version == "new"
+            assert outputs[name].prompt_token_logprobs.tobytes() == want.prompt_token_logprobs.tobytes()
+        else:
+            assert [span.epoch for span in sample.weight_versions] == [0, 1]
+    assert num_new >= (3 if num_steps < 3 else 1)
+    llm.check()
+
+
 def test_mixed_samples_that_are_preempted_are_counted(open_tiny, long_model, two_weights):
     llm = open_tiny(long_model, kv_cache_memory_bytes="1MiB", max_model_len=400)
     params = LONG.replace(max_tokens=300)

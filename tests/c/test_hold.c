@@ -212,6 +212,79 @@ TEST(news_that_wait_keep_the_epochs_of_each_token)
     fake_close(b.engine, &b.fake);
 }
 
+/* What came of a sample. */
+struct outcome {
+    uint32_t n, epochs[MAX_LENGTH], n_scores;
+    int32_t ids[MAX_LENGTH];
+    struct sample_result results[MAX_LENGTH], scores[MAX_LENGTH];
+};
+#define N_OUTCOMES 7u
+
+/* Three samples of one prompt, a twin that shares its blocks, a prompt with logprobs, a continued request and a short one, with
+ * a commit behind n_steps steps. */
+static void interrupt(bool is_async, uint32_t n_steps, struct outcome *outcomes)
+{
+    struct bench b;
+    struct news news[N_OUTCOMES];
+    bool progressed;
+    uint32_t n;
+    REQUIRE(bench_open(&b, is_async));
+    struct job *jobs[5] = {plain_job(&b.fake, 5, 37, 6), plain_job(&b.fake, 5, 37, 6), plain_job(&b.fake, 6, 21, 6),
+                           plain_job(&b.fake, 7, 30, 20), plain_job(&b.fake, 8, 3, 6)};
+    jobs[0]->spec.n = 3;
+    jobs[2]->spec.wants_prompt_logprobs = true;
+    jobs[3]->spec.prior = (struct id_list){jobs[3]->prior, 8};
+    for (uint32_t i = 0; i < 5; i++) {
+        jobs[i]->spec.wants_logprobs = true;
+        submit_job(b.engine, jobs[i]);
+    }
+    for (uint32_t i = 0; i < n_steps; i++)
+        CHECK_OK(engine_step(b.engine, &progressed, &err));
+    commit(&b, false);
+    for (progressed = true; engine_has_unfinished(b.engine) && progressed;) {
+        REQUIRE_OK(engine_step(b.engine, &progressed, &err));
+        REQUIRE_OK(engine_check(b.engine, &err));
+    }
+    CHECK_OK(engine_take(b.engine, true, news, N_OUTCOMES, &n, &err));
+    CHECK_EQ(n, N_OUTCOMES);
+    for (uint32_t i = 0; i < n; i++) {
+        struct outcome *o = &outcomes[news[i].request == jobs[0]->number ? news[i].sample : 1 + news[i].request - jobs[0]->number + 1];
+        memset(o, 0, sizeof *o);
+        o->n = news[i].n_new;
+        memcpy(o->ids, news[i].ids, o->n * sizeof *o->ids);
+        memcpy(o->epochs, news[i].epochs, o->n * sizeof *o->epochs);
+        memcpy(o->results, news[i].results, o->n * sizeof *o->results);
+        if ((o->n_scores = news[i].n_prompt_results))
+            memcpy(o->scores, news[i].prompt_results, o->n_scores * sizeof *o->scores);
+    }
+    for (uint32_t i = 0; i < 5; i++)
+        free(jobs[i]);
+    fake_close(b.engine, &b.fake);
+}
+
+/* A sample whose tokens are all of one epoch is what these weights alone make of it, wherever in its prompt the commit came. */
+TEST(a_prompt_that_a_commit_interrupts_starts_over)
+{
+    static struct outcome alone[N_OUTCOMES], found[N_OUTCOMES];
+    for (uint32_t way = 0; way < 4; way++) {
+        uint32_t n_new = 0;
+        has_states = way & 2;
+        interrupt(way & 1, 0, alone);
+        CHECK_EQ(alone[4].n_scores, 20);
+        for (uint32_t n_steps = 1; n_steps < 16; n_steps++) {
+            interrupt(way & 1, n_steps, found);
+            for (uint32_t i = 0; i < N_OUTCOMES; i++) {
+                if (!found[i].epochs[0])
+                    continue;
+                n_new++;
+                CHECK(!memcmp(&found[i], &alone[i], sizeof *found));
+            }
+        }
+        CHECK(n_new >= 10);
+    }
+    has_states = false;
+}
+
 /* Blocks of older weights are never found, mixed sequences publish none, and what is free goes first. */
 TEST(a_commit_parts_the_cache)
 {
