@@ -4,6 +4,7 @@
 
 #include "../../csrc/base/mem.h"
 #include "../../csrc/engine/driver.h"
+#include "../../csrc/engine/engine_state.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -505,6 +506,91 @@ TEST_BOTH(stands_a_crowd)
         channel_destroy(members[t].channel);
         free(members[t].jobs);
     }
+}
+
+/* ---- weights and faults ---- */
+
+static enum rc step_and_commit(struct engine *engine, void *n_commits, struct err *problem)
+{
+    bool progressed;
+    uint32_t epoch;
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < 4 && !rc; i++)
+        rc = engine_step(engine, &progressed, problem);
+    for (uint32_t i = 0; i < *(const uint32_t *)n_commits && !rc; i++)
+        rc = engine_hold_steps(engine, problem) ? RC_INTERNAL : engine_commit_weights(engine, false, &epoch, problem);
+    for (uint32_t i = 0; i < 4 && !rc; i++)
+        rc = engine_step(engine, &progressed, problem);
+    return rc ? rc : engine_settle(engine, problem);
+}
+
+/* A letter with tokens of two epochs is none for the quick way, whose reader knows one epoch a letter. */
+TEST_BOTH(the_quick_way_takes_tokens_of_one_epoch)
+{
+    struct bench b;
+    struct news news[2];
+    uint32_t n;
+    REQUIRE(bench_open(&b, 0));
+    driver_pause(b.driver, PAUSE_KEEP);
+    CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
+    for (uint32_t n_commits = 0; n_commits < 2; n_commits++) {
+        struct job *job = plain_job(&b.fake, 3, 5, 40);
+        struct mail *mail = submit(&b, NULL, job, false);
+        CHECK_OK(driver_call(b.driver, step_and_commit, &n_commits, &err));
+        CHECK(mail_wait(mail, SECONDS));
+        if (n_commits == 0) {
+            CHECK(mail_take_more(mail, &news[0]));
+            CHECK_EQ(news[0].n_new, 8 + is_async); /* what was in flight when the call ended */
+            check_news(job, &news[0]);
+        } else {
+            CHECK(!mail_take_more(mail, &news[0]));
+            CHECK_OK(mail_take(mail, news, 2, &n, &err));
+            CHECK_EQ(n, 1);
+            check_news(job, &news[0]);
+            CHECK_EQ(news[0].epochs[0], 0);
+            CHECK_EQ(news[0].epochs[news[0].n_new - 1], 1);
+        }
+        job->may_abort = true;
+        mail_abort(mail);
+        read_to_end(mail, job);
+        mail_drop(mail);
+        free(job);
+    }
+    driver_pause(b.driver, PAUSE_NONE);
+    bench_close(&b);
+}
+
+static enum rc do_nothing(struct engine *engine, void *ctx, struct err *problem)
+{
+    (void)engine, (void)ctx, (void)problem;
+    return RC_OK;
+}
+
+/* A step that fails without poisoning the engine ends the driver; what was in flight has ended by the error, not by an abort. */
+TEST_BOTH(requests_of_a_dead_driver_end_by_its_error)
+{
+    struct bench b;
+    struct news news;
+    uint32_t n;
+    REQUIRE(bench_open(&b, 0));
+    driver_pause(b.driver, PAUSE_KEEP);
+    CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
+    struct job *job = plain_job(&b.fake, 3, 5, 40);
+    struct mail *mail = submit(&b, NULL, job, false);
+    CHECK_OK(driver_call(b.driver, do_nothing, NULL, &err));
+    CHECK_OK(engine_claim(b.engine, &err));
+    driver_pause(b.driver, PAUSE_NONE);
+    CHECK(driver_wait(b.driver, DRIVER_DEAD, 0, SECONDS));
+    engine_unclaim(b.engine);
+    driver_reset_prefix_cache(b.driver, false, NULL); /* the next turn */
+    CHECK(mail_wait(mail, SECONDS));
+    CHECK_OK(mail_take(mail, &news, 1, &n, &err));
+    CHECK_EQ(n, 1);
+    CHECK_EQ(news.finish, FINISH_ERROR);
+    CHECK_EQ(driver_fault(b.driver, &err), RC_BUSY);
+    mail_drop(mail);
+    free(job);
+    bench_close(&b);
 }
 
 /* ---- ends under load ---- */

@@ -139,3 +139,67 @@ TEST(random_traces)
             fprintf(stderr, "in setup %u, %u steps in flight\n", i / 2, 1 + i % 2);
     }
 }
+
+static struct job *greedy_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new, int64_t priority)
+{
+    struct job *job = calloc(1, sizeof *job);
+    job->layout = &fake->layout;
+    job->recurrent = &fake->states;
+    for (uint32_t i = 0; i < n_prompt; i++)
+        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
+    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .top_p = 1, .repetition_penalty = 1,
+                                      .max_tokens = n_new, .ignore_eos = true, .priority = priority};
+    expect(job);
+    return job;
+}
+
+/* Two twins decode the same tokens, and an urgent prompt, which is computed in pieces, takes the pages of the second. Later a
+ * prompt that goes on behind the twins' text looks for their blocks. Returns how many blocks' ends the victim lost in its last
+ * step: those were published, and were never computed. */
+static uint32_t preempt_a_twin(uint32_t n_pages, uint32_t n_steps, uint32_t n_urgent)
+{
+    const struct setup setup = {.block_tokens = 4, .n_pages = n_pages, .max_num_seqs = 5, .max_num_batched_tokens = 9,
+                                .windows = {0, 24}, .n_layers = 2, .caches = true, .policy = POLICY_PRIORITY};
+    struct fake fake;
+    struct err err;
+    struct engine_stats stats = {0};
+    bool progressed = true;
+    struct engine *engine = fake_engine(&setup, &fake, &err);
+    if (!engine) {
+        CHECK_FAIL("%s", err.message);
+        return 0;
+    }
+    struct job *jobs[4] = {greedy_job(&fake, 1, 9, 60, 1), greedy_job(&fake, 1, 9, 60, 1), greedy_job(&fake, 2, n_urgent, 1, 0),
+                           greedy_job(&fake, 1, 9, 3, 0)};
+    submit_job(engine, jobs[0]);
+    submit_job(engine, jobs[1]);
+    for (uint32_t i = 0; i < n_steps; i++)
+        CHECK_OK(engine_step(engine, &progressed, &err));
+    submit_job(engine, jobs[2]);
+    while (!stats.num_preemptions && progressed && !check_failures) {
+        CHECK_OK(engine_step(engine, &progressed, &err));
+        take_all(engine, false, jobs, 4);
+        engine_stats(engine, &stats);
+    }
+    uint32_t n_known = 9 + jobs[1]->n_received[0], lost = stats.num_preemptions && !jobs[1]->is_done && n_known % 4 == 0;
+    memcpy(jobs[3]->prompt + 9, jobs[1]->expected[0].ids, 60 * sizeof(int32_t)); /* the prompt and its continuation */
+    jobs[3]->spec.prompt.n = n_known + 1 < 69 ? n_known + 1 : 69;
+    expect(jobs[3]);
+    submit_job(engine, jobs[3]);
+    drain(engine, jobs, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        free(jobs[i]);
+    fake_close(engine, &fake);
+    return lost;
+}
+
+/* What a victim has published in the step in which it is preempted was not computed: nobody may find it. */
+TEST(a_victim_withdraws_the_block_of_its_last_step)
+{
+    uint32_t n_lost = 0;
+    for (uint32_t n_pages = 40; n_pages <= 56; n_pages++)
+        for (uint32_t n_steps = 4; n_steps <= 24 && !check_failures; n_steps += 2)
+            for (uint32_t n_urgent = 36; n_urgent <= 92 && !check_failures; n_urgent += 8)
+                n_lost += preempt_a_twin(n_pages, n_steps, n_urgent);
+    CHECK(n_lost > 100);
+}
