@@ -12,7 +12,7 @@ from ._frontend import Frontend, at
 from .checks import as_float, as_int
 from .errors import InvalidRequestError, LlmpyError
 from .inputs import Prompt, listed, parse, parse_ids
-from .sampling_params import SamplingParams
+from .sampling_params import GREEDY_BELOW, SamplingParams
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -23,6 +23,9 @@ def score_params(temperature: object, logprobs: object, max_logprobs: int) -> Sa
     value, count = as_float("temperature", temperature), as_int("logprobs", logprobs)
     if not (math.isfinite(value) and value > 0):
         message = f"temperature must be a finite number greater than zero, got {value}."
+        raise InvalidRequestError(message, parameter="temperature", value=value)
+    if value < GREEDY_BELOW:
+        message = f"temperature must be at least {GREEDY_BELOW} to score, got {value}."
         raise InvalidRequestError(message, parameter="temperature", value=value)
     if count > max_logprobs:
         message = f"Requested prompt logprobs of {count}, which is greater than max allowed: {max_logprobs}"

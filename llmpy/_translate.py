@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .sampling_params import SamplingParams
 
-_FLOAT32 = (1.1754943508222875e-38, 3.4028234663852886e38)
+_FLOAT32_MAX = 3.4028234663852886e38
 
 
 class Translator:
@@ -43,13 +43,13 @@ class Translator:
         size = self._context.vocab_size
         found: dict[str, Any] = {
             "n": params.n,
-            "temperature": 0.0 if params.is_greedy else min(params.temperature, _FLOAT32[1]),
+            "temperature": 0.0 if params.is_greedy else min(params.temperature, _FLOAT32_MAX),
             "top_p": params.top_p,
             "top_k": min(max(params.top_k, 0), size),
             "min_p": params.min_p,
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
-            "repetition_penalty": min(max(params.repetition_penalty, _FLOAT32[0]), _FLOAT32[1]),
+            "repetition_penalty": params.repetition_penalty,
             "max_tokens": None if params.max_tokens is None else min(params.max_tokens, self._max_model_len),
             "min_tokens": min(params.min_tokens, self._max_model_len),
             "ignore_eos": params.ignore_eos,

@@ -201,7 +201,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         Args:
             sequence: What to score; with `completion` the prompt before it.
             completion: What to score behind the prompt. A text pair is tokenised as one.
-            temperature: Divides the logits; > 0.
+            temperature: Divides the logits; at least 1e-5.
             start: First position to score (>= 1); None = 1, or the completion's.
             logprobs: Best alternatives per position.
             sampling_params: Not supported yet.

@@ -284,7 +284,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         Args:
             sequences: What to score, in the forms of `generate`; with `completions` the prompts before them.
             completions: What to score behind the prompts: one each, or several for a single prompt.
-            temperature: Divides the logits; > 0.
+            temperature: Divides the logits; at least 1e-5.
             start: First position to score (>= 1), one for all or one each; None = 1. Not with `completions`.
             logprobs: Best alternatives per position, from 0 to the engine's `max_logprobs`.
             sampling_params: Not supported yet.

@@ -31,6 +31,9 @@ _LATER = {
     "thinking_token_budget": None,
     "extra_args": None,
 }
+# Logits are float32. Within these bounds no finite logit becomes infinite, whatever the other parameters are.
+_REPETITION = (1e-6, 1e6)
+_BIAS = 1e20
 _LATER_MODES = ("raw_logits", "processed_logits")
 
 
@@ -136,13 +139,15 @@ def _check_numbers(values: dict[str, Any]) -> None:
         _require(values, name, lambda penalty: -2 <= penalty <= 2, "must be in [-2, 2], got {}.")
     _require(values, "repetition_penalty", math.isfinite, "must be a finite number, got {}.")
     _require(values, "repetition_penalty", lambda penalty: penalty > 0, "must be greater than zero, got {}.")
+    low, high = _REPETITION
+    _require(values, "repetition_penalty", lambda penalty: low <= penalty <= high, f"must be in [{low:g}, {high:g}], got {{}}.")
     _require(values, "temperature", math.isfinite, "must be a finite number, got {}.")
     _require(values, "temperature", lambda temperature: temperature >= 0, "must be non-negative, got {}.")
     _require(values, "top_p", lambda top_p: 0 < top_p <= 1, "must be in (0, 1], got {}.")
     _require(values, "top_k", lambda top_k: top_k >= -1, "must be 0 (disable), or at least 1, got {}.")
     _require(values, "min_p", lambda min_p: 0 <= min_p <= 1, "must be in [0, 1], got {}.")
-    low = "must be at least 1, got {}. To score a prompt without generating, call score()."
-    _require(values, "max_tokens", lambda most: most is None or most >= 1, low)
+    short = "must be at least 1, got {}. To score a prompt without generating, call score()."
+    _require(values, "max_tokens", lambda most: most is None or most >= 1, short)
     _require(values, "min_tokens", lambda least: least >= 0, "must be greater than or equal to 0, got {}.")
     most = values["max_tokens"]
     if most is not None and values["min_tokens"] > most:
@@ -225,4 +230,7 @@ def _bias(given: Mapping[object, object]) -> dict[int, float]:
     for token, number in bias.items():
         if not (math.isfinite(number) or number == -math.inf):
             raise _bad("logit_bias", number, f"logit_bias values must be finite or -inf, got {{}} for token {token}.")
+        if abs(number) > _BIAS and number != -math.inf:
+            wanted = f"-inf, which bans the token, or in [{-_BIAS:g}, {_BIAS:g}]"
+            raise _bad("logit_bias", number, f"logit_bias values must be {wanted}, got {{}} for token {token}.")
     return bias

@@ -38,7 +38,8 @@ class SamplingParams:
         min_p: Removes tokens less probable than this share of the most probable one; 0 = off.
         presence_penalty: Subtracted once from the logits of tokens already generated.
         frequency_penalty: Subtracted for every time a token was generated.
-        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output; 1 = off.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output, 1e-6 to 1e6;
+            1 = off.
         max_tokens: Most tokens to generate; None = up to `max_model_len`.
         min_tokens: None of the first so many tokens ends the output, except by length: end-of-sequence and stop ids are not
             drawn, and a stop string that such a token completes is passed over. The token behind them is the first that can.
@@ -54,7 +55,7 @@ class SamplingParams:
         prompt_logprobs_start: Not supported yet.
         logprobs_mode: "raw_logprobs", "full_logprobs" or "processed_logprobs"; None = the engine's.
         logprob_token_ids: Not supported yet.
-        logit_bias: Token id -> number added to its logit; -inf bans it.
+        logit_bias: Token id -> number added to its logit, -1e20 to 1e20; -inf bans it.
         allowed_token_ids: All other ids are banned, end of sequence too unless listed.
         bad_words: Words that are never completed.
         bad_token_ids: Id sequences that are never completed.

@@ -3,6 +3,11 @@
 #include <math.h>
 
 #define MAX_SAMPLES 16384u
+/* Within these bounds no finite logit becomes infinite in float32, whatever the other parameters are. */
+#define MIN_REPETITION 1e-6f
+#define MAX_REPETITION 1e6f
+#define MAX_BIAS 1e20f
+#define MIN_TEMPERATURE 1e-5f /* of scores; draws are greedy below it */
 #define MAX_PROMPT_RESULT_BYTES ((uint64_t)1 << 30)
 
 #define REFUSE(parameter, ...)                        \
@@ -63,6 +68,9 @@ static enum rc check_score(const struct request_spec *spec, struct err *err)
         REFUSE("start", "start must be in [1, %u], got %u.", spec->prompt.n, spec->score_start);
     if (!isfinite(spec->temperature) || spec->temperature <= 0)
         REFUSE("temperature", "temperature must be greater than zero, got %g.", (double)spec->temperature);
+    if (spec->temperature < MIN_TEMPERATURE)
+        REFUSE("temperature", "temperature must be at least %g to score, got %g.", (double)MIN_TEMPERATURE,
+               (double)spec->temperature);
     return RC_OK;
 }
 
@@ -105,6 +113,9 @@ static enum rc check_sampling(const struct request_spec *spec, struct err *err)
         REFUSE("repetition_penalty", "repetition_penalty must be a finite number, got %g.", (double)spec->repetition_penalty);
     if (spec->repetition_penalty <= 0)
         REFUSE("repetition_penalty", "repetition_penalty must be greater than zero, got %g.", (double)spec->repetition_penalty);
+    if (spec->repetition_penalty < MIN_REPETITION || spec->repetition_penalty > MAX_REPETITION)
+        REFUSE("repetition_penalty", "repetition_penalty must be in [%g, %g], got %g.", (double)MIN_REPETITION,
+               (double)MAX_REPETITION, (double)spec->repetition_penalty);
     if (spec->max_tokens < 1)
         REFUSE("max_tokens", "max_tokens must be at least 1, got %u.", spec->max_tokens);
     if (spec->min_tokens > spec->max_tokens)
@@ -147,6 +158,9 @@ static enum rc check_lists(const struct engine_config *config, const struct requ
         if (isnan(bias->value) || bias->value == INFINITY)
             REFUSE("logit_bias", "logit_bias values must be finite or -inf, got %g for token %d.", (double)bias->value,
                    bias->id);
+        if (fabsf(bias->value) > MAX_BIAS && bias->value != -INFINITY)
+            REFUSE("logit_bias", "logit_bias values must be -inf, which bans the token, or in [-%g, %g], got %g for token %d.",
+                   (double)MAX_BIAS, (double)MAX_BIAS, (double)bias->value, bias->id);
     }
     for (uint32_t i = 0; i < spec->allowed.n; i++)
         if (!in_vocabulary(config, spec->allowed.ids[i]))

@@ -17,6 +17,7 @@ from llmpy import (
     EngineBusyError,
     EngineClosedError,
     GenerationInterrupted,
+    InvalidRequestError,
     NoAllowedTokenError,
     NonFiniteLogitsError,
     SamplingParams,
@@ -172,6 +173,25 @@ def test_prompt_logprobs_come_although_prior_output_ends_the_request(open_tiny):
         assert out.outputs[0].token_ids == [] and out.finished
         assert out.prompt_token_logprobs.tobytes() == wanted.prompt_token_logprobs.tobytes()
         assert list(out.prompt_logprobs) == list(wanted.prompt_logprobs)
+
+
+def test_no_parameter_makes_logits_infinite(open_tiny):
+    """At the ends of every range, together: no NonFiniteLogitsError, which is about the model."""
+    llm = open_tiny()
+    some = range(llm.tokenizer.vocab_size // 2)
+    for penalty in (1e-6, 1e6):
+        for bias in (1e20, -1e20):
+            for temperature in (0, 1e-5, 1e30):
+                params = SamplingParams(
+                    repetition_penalty=penalty, presence_penalty=-2, frequency_penalty=-2, temperature=temperature,
+                    max_tokens=8, logit_bias=dict.fromkeys(some, bias), logprobs=2, ignore_eos=True,
+                )  # fmt: skip
+                sample = llm.generate("hello", params)[0].outputs[0]
+                assert len(sample.token_ids) == 8 and not np.isnan(np.concatenate([part for part in sample.sampled])).any()
+    assert len(llm.score("hello", temperature=1e-5)[0].token_logprobs)
+    with pytest.raises(InvalidRequestError, match=r"temperature must be at least 1e-05 to score, got 1e-38\."):
+        llm.score("hello", temperature=1e-38)
+    assert llm.stats().nonfinite_rows == 0
 
 
 def test_masks(open_tiny):

@@ -12,6 +12,7 @@ import llmpy
 from llmpy import InvalidRequestError, RequestOutputKind, SamplingParams, UnsupportedError
 
 NAN, INF = math.nan, math.inf
+BIASES = "-inf, which bans the token, or in [-1e+20, 1e+20]"
 
 INVALID = [
     ({"n": 0}, "n must be at least 1, got 0."),
@@ -22,6 +23,8 @@ INVALID = [
     ({"repetition_penalty": INF}, "repetition_penalty must be a finite number, got inf."),
     ({"repetition_penalty": NAN}, "repetition_penalty must be a finite number, got nan."),
     ({"repetition_penalty": 0}, "repetition_penalty must be greater than zero, got 0.0."),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty must be in [1e-06, 1e+06], got 1e-300."),
+    ({"repetition_penalty": 2e6}, "repetition_penalty must be in [1e-06, 1e+06], got 2000000.0."),
     ({"temperature": INF}, "temperature must be a finite number, got inf."),
     ({"temperature": NAN}, "temperature must be a finite number, got nan."),
     ({"temperature": -0.1}, "temperature must be non-negative, got -0.1."),
@@ -61,6 +64,8 @@ INVALID = [
     ),
     ({"logit_bias": {2: INF}}, "logit_bias values must be finite or -inf, got inf for token 2."),
     ({"logit_bias": {2: NAN}}, "logit_bias values must be finite or -inf, got nan for token 2."),
+    ({"logit_bias": {2: 1e39}}, f"logit_bias values must be {BIASES}, got 1e+39 for token 2."),
+    ({"logit_bias": {2: -1e39}}, f"logit_bias values must be {BIASES}, got -1e+39 for token 2."),
     ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!"),
     ({"n": 2, "temperature": 0}, "n must be 1 when using greedy sampling, got 2."),
     ({"seed": -2}, "seed must be in [0, 2**64), got -2."),

@@ -151,6 +151,11 @@ def test_samples_and_scores(engine: _core.Engine) -> None:
         ({"seed": 1, "logprobs_mode": "rough"}, errors.InvalidRequestError, "logprobs_mode must be one of"),
         ({"seed": 1, "allowed_token_ids": []}, errors.InvalidRequestError, "allowed_token_ids is not None and empty!"),
         ({"seed": 1, "logit_bias": {VOCAB: 1.0}}, errors.InvalidRequestError, "out-of-vocab token ids. Vocabulary size: 131"),
+        ({"seed": 1, "repetition_penalty": 1e-7}, errors.InvalidRequestError, r"_penalty must be in \[1e-06, 1e\+06\]"),
+        ({"seed": 1, "repetition_penalty": 1e7}, errors.InvalidRequestError, r"_penalty must be in \[1e-06, 1e\+06\]"),
+        ({"seed": 1, "logit_bias": {3: 3.4e38}}, errors.InvalidRequestError, "logit_bias values must be -inf, which bans"),
+        ({"seed": 1, "logit_bias": {3: -3.4e38}}, errors.InvalidRequestError, "logit_bias values must be -inf, which bans"),
+        ({"seed": 1, "score_start": 1, "temperature": 1e-38}, errors.InvalidRequestError, "temperature must be at least 1e-05"),
         ({"seed": 1, "logprobs": 5}, errors.InvalidRequestError, "Requested sample logprobs of 5"),
     ],
 )  # fmt: skip

@@ -86,6 +86,8 @@ def test_sixteen_tokens_unless_asked(client):
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "guided_regex": "b"}, "guided_regex"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"5": 1e39}}, "logit_bias"),
+        ({"prompt": "a", "repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "a", "top_p": 0}, "top_p"),
