@@ -156,8 +156,8 @@ enum finish sequence_grammar_rule(struct sequence *sequence);
 void sequence_fail_grammar(struct sequence *sequence, const char *error);
 /* True for the sequence that scores the request's prompt and has not done so. */
 bool sequence_is_scoring(const struct sequence *sequence);
-/* True for a sequence that draws no token: of a score request, or one that its prior tokens have ended and whose prompt is still
- * to be scored. */
+/* True for a sequence that draws no token: of a score request, or one that its prior tokens have ended and whose prompt is
+ * still to be scored. */
 bool sequence_only_scores(const struct sequence *sequence);
 /* True for a sequence that has drawn no token of its own. */
 bool sequence_is_new(const struct sequence *sequence);
