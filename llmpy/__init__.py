@@ -141,18 +141,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
+def _load(name: str) -> object:
     """Loads a public name on first use."""
     if name == "__version__":
         value: object = _core.build_info()["version"]
-    elif name in _HOME:
-        from importlib import import_module
-
-        value = getattr(import_module("." + _HOME[name], __name__), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .advice import lazy
+
+        value = lazy(__name__, _HOME, name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ from . import hardware
 from ._calls import new_request
 from ._frontend import Frontend
 from ._sleep import parts_asleep
+from .advice import METHODS, missing
 from .checks import as_int, refuse_names
 from .config import EngineConfig
 from .errors import InvalidRequestError, LlmpyError, UnsupportedError
@@ -126,6 +127,11 @@ class EngineBase(ABC):
         """How the weights are stored: "float32", "float16", "bfloat16" or "quantized"."""
         self._start(loaded)
 
+    if not TYPE_CHECKING:  # a type checker would take every attribute for one that is there
+
+        def __getattr__(self, name: str) -> object:
+            raise missing(f"{type(self).__name__!r} object", name, METHODS)
+
     @abstractmethod
     def _check_config(self, config: EngineConfig) -> None:
         """Refuses options that the class does not have."""
@@ -151,13 +157,12 @@ class EngineBase(ABC):
     def _params(self, params: Any, sampling: Mapping[str, Any]) -> Any:
         """The given parameters, or the model's defaults with some fields changed."""
         self._frontend.pooler.check("generate", f"{type(self).__name__}.generate()")
+        known = SamplingParams.__dataclass_fields__
+        refuse_names("generate", [name for name in sampling if name not in known], known)
         if params is not None:
             if sampling:
                 raise TypeError(f"pass sampling_params or fields by name ({', '.join(sampling)}), not both")
             return params
-        if sampling:
-            known = SamplingParams.__dataclass_fields__
-            refuse_names("generate", [name for name in sampling if name not in known], known)
         default = self.get_default_sampling_params()
         return default.replace(**sampling) if sampling else default
 

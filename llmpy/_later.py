@@ -1,25 +1,22 @@
-"""Names of the public API that are not built yet. Using one raises UnsupportedError; nothing pretends."""
+"""Names of the public API that are not built yet. Using one raises UnsupportedError with what to use instead."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from .advice import LATER, plain
 from .errors import UnsupportedError
 
 
 class _Later:
     """A class that cannot be made yet."""
 
-    _instead = ""
-
     def __init__(self, *args: object, **kwargs: object) -> None:
-        raise UnsupportedError(f"{type(self).__name__} is not supported yet{self._instead}")
+        _refuse(type(self).__name__)
 
 
 class BeamSearchParams(_Later):
     """Parameters of beam search."""
-
-    _instead = "; use SamplingParams(n=...)"
 
 
 class BeamSearchSequence(_Later):
@@ -33,53 +30,52 @@ class BeamSearchOutput(_Later):
 class LoRARequest(_Later):
     """An adapter."""
 
-    _instead = "; merge the adapter into the checkpoint"
-
 
 class LaterCalls:
     """Ways to run LLM that are not built yet."""
 
     def enqueue(self, *args: object, **kwargs: object) -> NoReturn:
         """Queues prompts."""
-        _refuse("enqueue()", "use add_request()")
+        _refuse("enqueue")
 
     def enqueue_chat(self, *args: object, **kwargs: object) -> NoReturn:
         """Queues conversations."""
-        _refuse("enqueue_chat()", "use add_request()")
+        _refuse("enqueue_chat")
 
     def wait_for_completion(self, *args: object, **kwargs: object) -> NoReturn:
         """Waits for what was queued."""
-        _refuse("wait_for_completion()", "use step()")
+        _refuse("wait_for_completion")
 
     def beam_search(self, *args: object, **kwargs: object) -> NoReturn:
         """Beam search."""
-        _refuse("beam_search()", "use generate() with n")
+        _refuse("beam_search")
 
     def similarity(self, *args: object, **kwargs: object) -> NoReturn:
         """Similarity of pairs."""
-        _refuse("similarity()", "generate() and score() are")
+        _refuse("similarity")
 
 
 class LaterMethods:
     """Methods of LLM and AsyncEngine that are not built yet. One that is awaited raises when it is called."""
 
-
     def tap(self, *args: Any, **kwargs: Any) -> Any:
         """Intermediate tensors."""
-        _refuse("AsyncEngine.tap()", "LLM.tap() is")
+        _refuse("AsyncEngine.tap")
 
     def get_metrics(self, *args: object, **kwargs: object) -> NoReturn:
         """Metrics under other names."""
-        _refuse("get_metrics()", "use stats()")
+        _refuse("get_metrics")
 
     def collective_rpc(self, *args: object, **kwargs: object) -> NoReturn:
         """Calls on all ranks."""
-        _refuse("collective_rpc()", "there is one rank: call the methods of LLM")
+        _refuse("collective_rpc")
 
     def apply_model(self, *args: object, **kwargs: object) -> NoReturn:
-        """There is no module tree to apply a function to."""
-        raise UnsupportedError("apply_model(): there is no module tree; see program(), weight_info() and tap()")
+        """A function over the module tree."""
+        _refuse("apply_model")
 
 
-def _refuse(name: str, instead: str) -> NoReturn:
-    raise UnsupportedError(f"{name} is not supported yet; {instead}")
+def _refuse(name: str) -> NoReturn:
+    called = name if name[0].isupper() and "." not in name else f"{name}()"
+    hint = f"; {plain(LATER[name])}" if name in LATER else ""
+    raise UnsupportedError(f"{called} is not supported yet{hint}")

@@ -1,32 +1,13 @@
-"""What counts as a number in arguments, and which name a caller may have meant."""
+"""What counts as a number in arguments, and what to say of a name that no call has."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import SupportsFloat, SupportsIndex, TypeGuard
-
-# Names from other libraries, and what they are called here.
-EQUIVALENTS = {
-    "swap_space": "host_cache_bytes",
-    "task": "call embed()",
-    "device_map": "device",
-    "torch_dtype": "dtype",
-    "max_new_tokens": "max_tokens",
-    "do_sample": "temperature=0 is greedy",
-    "prompt_token_ids": "pass lists of ids as prompts",
-    "logits_processors": "there are no Python logits processors: use logit_bias, allowed_token_ids or bad_words",
-    "best_of": "n",
-    "guided_decoding": "structured_outputs",
-    "use_beam_search": "call beam_search()",
-    "stop_strings": "stop",
-    "cpu_cores": "the variable LLMPY_NUM_THREADS",
-    "max_seq_len": "max_model_len",
-}
-
 
 def is_int(value: object) -> TypeGuard[SupportsIndex]:
     """Whether the value has __index__ and is no bool."""
@@ -71,12 +52,24 @@ def as_bool(name: str, value: object) -> bool:
 
 
 def refuse_names(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Raises TypeError for the first unknown keyword, with the name that may have been meant."""
+    """Raises TypeError for the first unknown keyword, with what another library's name means or the nearest name here."""
     for name in unknown:
-        hint = EQUIVALENTS.get(name)
-        if hint is None:
+        from .advice import KEYWORDS, plain
+
+        if name in KEYWORDS:
+            hint = f" What to do: {plain(KEYWORDS[name])}."
+        else:
             from difflib import get_close_matches
 
-            hint = next(iter(get_close_matches(name, list(known), 1)), None)
-        advice = f" Did you mean: {hint}?" if hint else ""
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}.{advice}")
+            near = get_close_matches(name, list(known), 1, cutoff=0.7)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}.{hint}")
+
+
+def frozen(value: object) -> object:
+    """A value of dicts, lists and plain values that has a hash; equal values have equal ones."""
+    if isinstance(value, Mapping):
+        return frozenset((key, frozen(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(frozen(item) for item in value)
+    return value

@@ -41,7 +41,7 @@ class EngineConfig:
         enable_prefix_caching: Whether equal prefixes are computed once. Never changes a result.
         enforce_eager: No captured graphs (GPU). Never changes a result.
         scheduling_policy: "fcfs" or "priority".
-        seed: Root for requests without a seed; None draws one.
+        seed: Root for requests without a seed, from 0 to 2**64 - 1; None or -1 draws one.
         logprobs_mode: Default of `SamplingParams.logprobs_mode`.
         max_logprobs: Most alternatives a request may ask for.
         generation_config: "auto" = the model's file, "none" or "vllm" = ignore it, or a directory.

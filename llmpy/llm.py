@@ -16,6 +16,7 @@ from ._sleep import SleepingLLM
 from ._tap import Tap
 from ._weight_group import WeightGroups
 from ._weights import UpdateCalls, Weights
+from .advice import advised
 from .checks import as_int
 from .errors import InvalidRequestError, UnsupportedError
 from .inputs import batch, is_single
@@ -110,6 +111,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
     # ---- generation -------------------------------------------------------------------------------------------------
 
+    @advised
     def generate(
         self,
         prompts: Prompts,
@@ -148,6 +150,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         special = special_tokens_wanted(tokenization_kwargs, True)
         return self._generate(items, sampling_params, sampling, use_tqdm, lora_request, priority, special, on_error)
 
+    @advised
     def chat(
         self,
         messages: str | Conversation | Sequence[Conversation],
@@ -223,6 +226,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         prompts = self._frontend.prompts(items, special_tokens)
         return _calls.prepare(self._frontend, prompts, params, priorities)
 
+    @advised
     def as_completed(
         self,
         prompts: Prompts,
@@ -259,6 +263,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         _calls.check_submissions(submissions, on_error)
         return _calls.as_completed(self._driver, submissions, use_tqdm, on_error, self)
 
+    @advised
     def score(
         self,
         sequences: Prompts,
@@ -325,6 +330,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
     # ---- states -----------------------------------------------------------------------------------------------------
 
+    @advised
     def embed(
         self,
         prompts: Prompts,
@@ -355,6 +361,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             "embed", "embed", prompts, pooling_params, pooling, use_tqdm, lora_request, tokenization_kwargs, on_error
         )
 
+    @advised
     def classify(
         self,
         prompts: Prompts,
@@ -383,6 +390,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             "classify", "classify", prompts, pooling_params, pooling, use_tqdm, lora_request, tokenization_kwargs, on_error
         )
 
+    @advised
     def encode(
         self,
         prompts: Prompts,
@@ -437,6 +445,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             ]
             return _pooling.pool(self._driver, submissions, use_tqdm, on_error)
 
+    @advised
     def stream(self, prompt: PromptType, sampling_params: SamplingParams | None = None, **sampling: Any) -> Iterator[Chunk]:
         """New text of one prompt as it comes.
 
@@ -454,6 +463,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             raise TypeError("stream() takes one prompt; use generate() for a batch")
         return self._stream(prompt, True, sampling_params, sampling)
 
+    @advised
     def stream_chat(
         self,
         messages: str | Conversation,

@@ -146,13 +146,13 @@ def token_ids(name: str, value: object) -> tuple[int, ...]:
 
 
 def root_seed(name: str, value: object) -> int:
-    """A seed; None draws one."""
-    if value is None:
+    """A seed; None or -1 draws one."""
+    seed = -1 if value is None else as_int(name, value)
+    if seed == -1:
         import os
 
         return int.from_bytes(os.urandom(8), "little")
-    seed = as_int(name, value)
-    return seed if 0 <= seed < 2**64 else refuse(name, "None or in [0, 2**64)", value)
+    return seed if 0 <= seed < 2**64 else refuse(name, "None, -1 or in [0, 2**64)", value)
 
 
 DTYPES = choice("auto", "bfloat16", "float16", "half", "float32")

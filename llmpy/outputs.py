@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     import pyarrow
 
     from .logprobs import Floats, Ints, Logprobs, PromptLogprobs, SampledLogprobs
+    from .pooling_outputs import ClassificationOutput as ClassificationOutput
+    from .pooling_outputs import ClassificationRequestOutput as ClassificationRequestOutput
+    from .pooling_outputs import EmbeddingOutput as EmbeddingOutput
+    from .pooling_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from .pooling_outputs import PoolingOutput as PoolingOutput
+    from .pooling_outputs import PoolingRequestOutput as PoolingRequestOutput
     from .sampling_params import SamplingParams
 
 
@@ -549,3 +555,19 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [to_plain(item) for item in value]
     return str(value)
+
+
+_MOVED = dict.fromkeys(
+    (
+        *("ClassificationOutput", "ClassificationRequestOutput", "EmbeddingOutput", "EmbeddingRequestOutput"),
+        *("PoolingOutput", "PoolingOutputs", "PoolingRequestOutput"),
+    ),
+    "pooling_outputs",
+)
+
+if not TYPE_CHECKING:  # code written for vLLM looks for outputs of pooling here
+
+    def __getattr__(name: str) -> object:
+        from .advice import lazy
+
+        return lazy(__name__, _MOVED, name)

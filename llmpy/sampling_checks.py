@@ -165,7 +165,8 @@ def _check_logprobs(values: dict[str, Any]) -> None:
         raise _bad("logprobs", values["logprobs"], message)
     mode = values["logprobs_mode"]
     if not (mode is None or mode in LOGPROBS_MODES):
-        raise _bad("logprobs_mode", mode, f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {{}}.")
+        usable = [name for name in LOGPROBS_MODES if name not in _LATER_MODES]
+        raise _bad("logprobs_mode", mode, f"logprobs_mode must be one of {', '.join(usable)}, got {{}}.")
     if mode in _LATER_MODES:
         raise UnsupportedError(f"logprobs_mode={mode!r} is not supported yet; use 'raw_logprobs'")
     for name in ("logprobs", "prompt_logprobs"):

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from .checks import refuse_names
+from .checks import frozen, refuse_names
 
 if TYPE_CHECKING:
-    from .structured_outputs import StructuredOutputsParams
+    from ._later import BeamSearchParams as BeamSearchParams
+    from .structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 LOGPROBS_MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 GREEDY_BELOW = 1e-5
@@ -115,6 +116,9 @@ class SamplingParams:
         from .sampling_checks import check
 
         check(self)
+
+    def __hash__(self) -> int:
+        return hash(frozen([getattr(self, name) for name in _DEFAULTS]))
 
     @property
     def is_greedy(self) -> bool:
@@ -219,3 +223,12 @@ def _finish() -> None:
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
 _finish()
+
+_MOVED = {"StructuredOutputsParams": "structured_outputs", "BeamSearchParams": "_later"}
+
+if not TYPE_CHECKING:  # code written for vLLM looks for these here
+
+    def __getattr__(name: str) -> object:
+        from .advice import lazy
+
+        return lazy(__name__, _MOVED, name)

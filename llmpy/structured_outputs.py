@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from .checks import frozen, refuse_names
 from .errors import InvalidRequestError
 from .lark import lark_of, quoted, schema_text
 from .structural_tags import language_of
@@ -36,6 +37,10 @@ class StructuredOutputsParams:
         UnsupportedError: A structural tag with a format or a field that is not among those.
     """
 
+    def __new__(cls, *args: object, **given: object) -> StructuredOutputsParams:
+        refuse_names(cls.__name__, [name for name in given if name not in cls.__dataclass_fields__], cls.__dataclass_fields__)
+        return super().__new__(cls)
+
     json: str | Mapping[str, Any] | type | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
@@ -58,6 +63,9 @@ class StructuredOutputsParams:
             message = f"You {how} use one kind of structured outputs constraint but {what} are specified: {self.to_dict()}"
             raise _bad(message, self.to_dict())
         _ = self.language  # what cannot be said is refused here
+
+    def __hash__(self) -> int:
+        return hash(frozen(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set, ready for JSON."""

@@ -62,7 +62,7 @@ def test_what_is_refused(open_tiny):
             call()
     with pytest.raises(TypeError, match="not both"):
         llm.embed([5], PoolingParams(), normalize=False)
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'normalise'. Did you mean: normalize"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'normalise'. Did you mean 'normalize'"):
         llm.embed([5], normalise=False)
     with pytest.raises(UnsupportedError, match=r"^LLM.encode\(pooling_task='classify'\) is only supported for classif"):
         llm.encode([5], pooling_task="classify")

@@ -45,7 +45,7 @@ INVALID = [
     ),
     (
         {"logprobs_mode": "raw"},
-        "logprobs_mode must be one of raw_logprobs, full_logprobs, processed_logprobs, raw_logits",
+        "logprobs_mode must be one of raw_logprobs, full_logprobs, processed_logprobs, got raw.",
     ),
     ({"stop_token_ids": [1, "x"]}, "stop_token_ids must contain only integers, got 'x'."),
     ({"stop_token_ids": [1, True]}, "stop_token_ids must contain only integers, got True."),
