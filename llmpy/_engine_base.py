@@ -24,11 +24,12 @@ from .sampling_params import SamplingParams, default_params
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Self
+    from typing import Self, Unpack
 
     from ._calls import Submission
     from ._core import Engine, Model
     from ._loading import Loaded
+    from .keywords import AlwaysSo
     from .progress import UseTqdm
     from .tokenizer import Tokenizer
 
@@ -105,7 +106,7 @@ class EngineBase(ABC):
         pipeline_parallel_size: int = 1,
         speculative_config: Mapping[str, Any] | None = None,
         use_tqdm_on_load: UseTqdm = None,
-        **others: object,
+        **others: Unpack[AlwaysSo],
     ) -> None:
         given = dict(locals())
         check_keywords(others, type(self).__name__)

@@ -258,7 +258,7 @@ def failure(news: News, params: SamplingParams) -> LlmpyError:
     """The error that a failed sample's status stands for."""
     position = news["error_position"]
     if news["error"] is not None:
-        given = None if params.structured_outputs is None else params.structured_outputs.to_dict()
+        given = None if params.constraint is None else params.constraint.to_dict()
         return InvalidRequestError(f"structured_outputs: {news['error']}", parameter="structured_outputs", value=given)
     if news["status"] == 1:
         return NonFiniteLogitsError(

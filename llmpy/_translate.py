@@ -67,11 +67,11 @@ class Translator:
             found["allowed_token_ids"] = sorted(set(params.allowed_token_ids))
         if params.bad_words or params.bad_token_ids:
             found["bad_words"] = self._bad_sequences(params)
-        if params.structured_outputs is not None:
+        if params.constraint is not None:
             from .lark import library_path
 
             assert self._context.tokenizer is not None  # else it was refused
-            parts = (*params.structured_outputs.language_of(self._context.tokenizer), library_path())
+            parts = (*params.constraint.language_of(self._context.tokenizer), library_path())
             found["grammar"] = tuple(part.encode("utf-8", "surrogatepass") for part in parts)
         if params.stop_strings and self.core_matches_stops(params):
             found["stop"] = [stop.encode("utf-8", "surrogatepass") for stop in params.stop_strings]

@@ -8,7 +8,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import _calls, _pooling
@@ -30,11 +29,12 @@ from .outputs import EngineStats, RequestOutput, ScoreOutput
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Self
+    from typing import Self, Unpack
 
     from ._loading import Loaded
     from .config import EngineConfig
     from .inputs import PromptType
+    from .keywords import EngineKeywords, PoolingKeywords, SamplingKeywords
     from .pooling_outputs import PoolingOutput, PoolingRequestOutput
     from .pooling_params import PoolingParams
     from .sampling_params import SamplingParams
@@ -78,13 +78,13 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         _open.add(self)
 
     @classmethod
-    async def create(cls, model: str | Path = DEMO, **options: Any) -> Self:
+    async def create(cls, model: str | Path = DEMO, **options: Unpack[EngineKeywords]) -> Self:
         """The constructor on a helper thread, so that the event loop goes on.
 
         Args:
             model, options: As in the constructor.
         """
-        return await beside(partial(cls, model, **options))
+        return await beside(lambda: cls(model, **options))
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         priority: int = 0,
         lora_request: object = None,
         cache_salt: str | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> RequestStream:
         """Queues one request. Order of calls is order of arrival.
 
@@ -138,7 +138,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         continue_final_message: bool = False,
         tools: Tools | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> RequestStream:
         """Answers one conversation.
 
@@ -174,7 +174,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         priority: int = 0,
         lora_request: object = None,
         cache_salt: str | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> RequestHandle:
         """Queues one request without asyncio; arguments and errors as in `generate`.
 
@@ -246,7 +246,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         *,
         pooling_task: str | None = None,
         cache_salt: str | None = None,
-        **pooling: Any,
+        **pooling: Unpack[PoolingKeywords],
     ) -> PendingResult[PoolingRequestOutput[PoolingOutput]]:
         """States of one prompt, as the task wants them: an embedding, classes, or a reward.
 

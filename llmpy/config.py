@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .checks import refuse_names
 from .hub import DEMO
 from .options import RULES, refuse
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .keywords import ConfigChanges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,9 +111,10 @@ class EngineConfig:
         if seqs is not None and tokens is not None and tokens < seqs:
             refuse("max_num_batched_tokens", f"at least max_num_seqs={seqs}", tokens)
 
-    def replace(self, **changes: Any) -> EngineConfig:
+    def replace(self, **changes: Unpack[ConfigChanges]) -> EngineConfig:
         """A copy with some options changed, checked again."""
-        return dataclasses.replace(self, **changes)
+        values: Mapping[str, Any] = changes
+        return dataclasses.replace(self, **values)
 
     def to_dict(self) -> dict[str, Any]:
         """All options but `hf_token` by name."""

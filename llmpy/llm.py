@@ -24,6 +24,8 @@ from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOut
 from .sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from ._requests import Request
     from .config import EngineConfig
     from .inputs import Prompts, PromptType
+    from .keywords import PoolingKeywords, SamplingKeywords
     from .pooling_outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
@@ -122,7 +125,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         priority: int | Sequence[int] = 0,
         tokenization_kwargs: Mapping[str, object] | None = None,
         on_error: str = "raise",
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> RequestOutputs:
         """Generates for one prompt or many.
 
@@ -166,7 +169,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         continue_final_message: bool = False,
         tools: Tools | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> RequestOutputs:
         """Answers one conversation or many.
 
@@ -237,7 +240,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         priority: int | Sequence[int] = 0,
         tokenization_kwargs: Mapping[str, object] | None = None,
         on_error: str = "raise",
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[RequestOutput]:
         """Generates for many prompts and gives each output as soon as it is there.
 
@@ -340,7 +343,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         lora_request: object = None,
         tokenization_kwargs: Mapping[str, object] | None = None,
         on_error: str = "raise",
-        **pooling: Any,
+        **pooling: Unpack[PoolingKeywords],
     ) -> PoolingOutputs[EmbeddingRequestOutput]:
         """Embeddings of one prompt or many. Generative models embed, too.
 
@@ -371,7 +374,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         lora_request: object = None,
         tokenization_kwargs: Mapping[str, object] | None = None,
         on_error: str = "raise",
-        **pooling: Any,
+        **pooling: Unpack[PoolingKeywords],
     ) -> PoolingOutputs[ClassificationRequestOutput]:
         """Classes of one prompt or many; rewards, with a reward model.
 
@@ -401,7 +404,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         lora_request: object = None,
         tokenization_kwargs: Mapping[str, object] | None = None,
         on_error: str = "raise",
-        **pooling: Any,
+        **pooling: Unpack[PoolingKeywords],
     ) -> PoolingOutputs[PoolingRequestOutput[PoolingOutput]]:
         """States of one prompt or many, as the task wants them.
 
@@ -446,7 +449,9 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             return _pooling.pool(self._driver, submissions, use_tqdm, on_error)
 
     @advised
-    def stream(self, prompt: PromptType, sampling_params: SamplingParams | None = None, **sampling: Any) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: PromptType, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+    ) -> Iterator[Chunk]:
         """New text of one prompt as it comes.
 
         The engine advances only inside `next()`; closing or dropping the iterator aborts.
@@ -474,7 +479,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         continue_final_message: bool = False,
         tools: Tools | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[Chunk]:
         """New text of the answer to one conversation as it comes; arguments as in `chat`, result as in `stream`."""
         how = self._template_arguments(
@@ -506,7 +511,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         *,
         priority: int = 0,
         lora_request: object = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingKeywords],
     ) -> str:
         """Queues one request for `step`. May be called from any thread.
 

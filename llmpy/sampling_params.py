@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from .checks import frozen, refuse_names
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from ._later import BeamSearchParams as BeamSearchParams
+    from .keywords import SamplingKeywords
     from .structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 LOGPROBS_MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -32,46 +35,55 @@ class SamplingParams:
     """Sampling parameters of one request. Frozen: `replace()` gives a changed copy.
 
     Args:
-        n: Samples per prompt.
-        temperature: Divides the logits; below 1e-5 the most likely token is taken.
-        top_p: Keeps the fewest most probable tokens that reach this probability; 1 = off.
-        top_k: Keeps this many most probable tokens; 0 or -1 = off.
-        min_p: Removes tokens less probable than this share of the most probable one; 0 = off.
-        presence_penalty: Subtracted once from the logits of tokens already generated.
-        frequency_penalty: Subtracted for every time a token was generated.
+        n: Samples per prompt, from 1 to 16384; 1 where sampling is greedy. Default 1.
+        temperature: Divides the logits, 0 or more; below 1e-5 the most likely token is taken (greedy). Default 1.
+        top_p: Keeps the fewest most probable tokens that reach this probability, above 0 and up to 1; 1 = off, the default.
+        top_k: Keeps this many most probable tokens; 0 (the default) or -1 = off.
+        min_p: Removes tokens less probable than this share of the most probable one, from 0 to 1; 0 = off, the default.
+        presence_penalty: Subtracted once from the logits of tokens already generated, from -2 to 2. Default 0.
+        frequency_penalty: Subtracted for every time a token was generated, from -2 to 2. Default 0.
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output, 1e-6 to 1e6;
-            1 = off.
-        max_tokens: Most tokens to generate; None = up to `max_model_len`.
+            1 = off, the default.
+        max_tokens: Most tokens to generate, at least 1; None = up to `max_model_len`. The default depends on where it is left
+            out: `SamplingParams()` has 16; a call without `sampling_params` (`llm.generate(p, temperature=0)`) has the
+            `max_new_tokens` of the model's generation_config.json, else 256.
         min_tokens: None of the first so many tokens ends the output, except by length: end-of-sequence and stop ids are not
             drawn, and a stop string that such a token completes is passed over. The token behind them is the first that can.
+            From 0 to `max_tokens`; default 0.
         stop: Strings that end the text of the output. That text begins with the character that the prompt's last bytes
-            open, if they do, and holds nothing else of the prompt.
-        stop_token_ids: Ids that end the output.
-        ignore_eos: Goes on behind the end-of-sequence token.
-        include_stop_str_in_output: Keeps the stop string, or stop token's text, in the text.
-        seed: Root of the random numbers; None = from the engine's seed and the request's ordinal.
-        sample_index: Index of the first of the n samples; sample i draws as sample_index + i.
-        logprobs: None = none; 0 = those of the sampled tokens; k = and of the k best alternatives. True = 1.
+            open, if they do, and holds nothing else of the prompt. Default none.
+        stop_token_ids: Ids that end the output. Default none.
+        ignore_eos: Go on after the end-of-sequence token. Default False.
+        include_stop_str_in_output: Keep the stop string, or the stop token's text, in the text. Default False.
+        seed: Root of the random numbers, from 0 to 2**64 - 1; None (the default) or -1 = made from the engine's seed and the
+            number of the request.
+        sample_index: Index of the first of the n samples, from 0 to 2**31; sample i draws as sample_index + i. Default 0.
+        logprobs: None = none, the default; 0 = those of the sampled tokens; k = those and the k best alternatives, k up to
+            the engine's `max_logprobs`. True = 1.
         prompt_logprobs: The same for the prompt's tokens, in raw mode.
         prompt_logprobs_start: Not supported yet.
         logprobs_mode: "raw_logprobs", "full_logprobs" or "processed_logprobs"; None = the engine's.
         logprob_token_ids: Not supported yet.
-        logit_bias: Token id -> number added to its logit, -1e20 to 1e20; -inf bans it.
-        allowed_token_ids: All other ids are banned, end of sequence too unless listed.
-        bad_words: Words that are never completed.
-        bad_token_ids: Id sequences that are never completed.
-        detokenize: Whether text is made.
-        skip_special_tokens: Hides special tokens in the text.
-        spaces_between_special_tokens: Whether neighbouring added tokens that are shown have a space between them.
-        output_kind: What `step()` returns while the request runs.
+        logit_bias: Token id -> number added to its logit, -1e20 to 1e20; -inf bans it. Default none.
+        allowed_token_ids: All other ids are banned, end of sequence too unless listed. Default None: all are allowed.
+        bad_words: Words that are never completed. Default none.
+        bad_token_ids: Id sequences that are never completed. Default none.
+        detokenize: Whether text is made. Default True.
+        skip_special_tokens: Hide special tokens in the text. Default True.
+        spaces_between_special_tokens: Whether neighbouring added tokens that are shown have a space between them. Default True.
+        output_kind: What `step()` returns while the request runs. Default RequestOutputKind.CUMULATIVE.
         structured_outputs: What the text must be: JSON of a schema, a match of a regular expression, one of several, or of a
-            grammar. A dict of the fields serves.
+            grammar; StructuredOutputsParams or a dict of its fields. Default None.
         stream_interval, routed_experts, repetition_detection, thinking_token_budget, extra_args: Not supported yet.
 
     Raises:
         TypeError: A field has a wrong type, or the name is no field.
         InvalidRequestError: A field has a bad value; `.parameter` and `.value` tell which.
         UnsupportedError: A field that is not supported yet was set.
+
+    Example:
+        >>> params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64, stop=["\\n\\n"])
+        >>> greedy = params.replace(temperature=0)
     """
 
     n: int = 1
@@ -106,7 +118,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int = 1
-    structured_outputs: StructuredOutputsParams | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     routed_experts: bool = False
     repetition_detection: object = None
     thinking_token_budget: object = None
@@ -130,7 +142,13 @@ class SamplingParams:
         """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def replace(self, **changes: Any) -> SamplingParams:
+    @property
+    def constraint(self) -> StructuredOutputsParams | None:
+        """`structured_outputs`, of which a dict has become StructuredOutputsParams."""
+        found: Any = self.structured_outputs
+        return found  # type: ignore[no-any-return]
+
+    def replace(self, **changes: Unpack[SamplingKeywords]) -> SamplingParams:
         """A copy with some fields changed, checked again."""
         changed = SamplingParams(**{**{name: getattr(self, name) for name in _DEFAULTS}, **changes})
         changed.__dict__["_given"] = self.__dict__["_given"] | changes.keys()
@@ -146,8 +164,8 @@ class SamplingParams:
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         values["bad_token_ids"] = [list(ids) for ids in values["bad_token_ids"]]
         values["output_kind"] = self.output_kind.name
-        if self.structured_outputs is not None:
-            values["structured_outputs"] = self.structured_outputs.to_dict()
+        if self.constraint is not None:
+            values["structured_outputs"] = self.constraint.to_dict()
         return values
 
     @classmethod

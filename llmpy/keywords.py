@@ -1,0 +1,138 @@
+"""Keyword arguments as types: a type checker and an editor know the fields of calls that take them by name.
+
+The fields repeat those of SamplingParams, PoolingParams and the constructor of an engine; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from .progress import UseTqdm
+    from .sampling_params import RequestOutputKind
+    from .structured_outputs import StructuredOutputsParams
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """Fields of SamplingParams."""
+
+    n: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    max_tokens: int | None
+    min_tokens: int
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool
+    include_stop_str_in_output: bool
+    seed: int | None
+    sample_index: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    prompt_logprobs_start: int
+    logprobs_mode: Literal["raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None
+    logprob_token_ids: Sequence[int] | None
+    logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
+    bad_token_ids: Sequence[Sequence[int]] | None
+    detokenize: bool
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    output_kind: RequestOutputKind
+    stream_interval: int
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None
+    routed_experts: bool
+    repetition_detection: object
+    thinking_token_budget: object
+    extra_args: object
+
+
+class PoolingKeywords(TypedDict, total=False):
+    """Fields of PoolingParams."""
+
+    pooling: Literal["last", "mean", "cls", "all"] | None
+    normalize: bool | None
+    dimensions: int | None
+    use_activation: bool | None
+
+
+class AlwaysSo(TypedDict, total=False):
+    """Options of other engines that are true here anyway."""
+
+    trust_remote_code: object
+    enable_sleep_mode: object
+    disable_log_stats: object
+    disable_custom_all_reduce: object
+    async_scheduling: object
+    enable_chunked_prefill: bool | None
+    tokenizer_mode: str
+    runner: str
+    model_impl: str
+    distributed_executor_backend: str | None
+    cpu_offload_gb: float
+    data_parallel_size: int
+
+
+class EngineOptions(TypedDict, total=False):
+    """Fields of EngineConfig, but its model."""
+
+    tokenizer: str | Path | None
+    skip_tokenizer_init: bool
+    revision: str | None
+    tokenizer_revision: str | None
+    hf_token: str | None
+    hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None
+    dtype: str
+    quantization: str | None
+    load_format: str
+    device: str | int | None
+    tensor_parallel_size: int
+    device_ids: Sequence[int] | None
+    max_model_len: int | str | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    gpu_memory_utilization: float
+    kv_cache_memory_bytes: int | str | None
+    host_cache_bytes: int | str
+    kv_cache_dtype: str
+    activation_dtype: str
+    block_size: int
+    enable_prefix_caching: bool
+    enforce_eager: bool
+    scheduling_policy: str
+    seed: int | None
+    logprobs_mode: str
+    max_logprobs: int
+    generation_config: str | Path
+    override_generation_config: Mapping[str, Any] | None
+    chat_template: str | Path | None
+    vocab_limit: int | None
+    banned_token_ids: Sequence[int]
+    enable_return_routed_experts: bool
+    enable_lora: bool
+    max_loras: int
+    max_lora_rank: int
+    max_queued_requests: int | None
+    kv_event_capacity: int
+    pipeline_parallel_size: int
+    speculative_config: Mapping[str, Any] | None
+
+
+class ConfigChanges(EngineOptions, total=False):
+    """Fields of EngineConfig."""
+
+    model: str
+
+
+class EngineKeywords(EngineOptions, AlwaysSo, total=False):
+    """What the constructor of an engine takes, but its model."""
+
+    use_tqdm_on_load: UseTqdm
