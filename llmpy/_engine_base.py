@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+Messages: TypeAlias = str | Conversation | Iterable[str | Conversation]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 DEFAULT_MAX_TOKENS = 256

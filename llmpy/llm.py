@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _calls, _pooling
 from ._driver import Driver
-from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
+from ._engine_base import Conversation, EngineBase, Messages, Tools, check_params_type, refuse_adapters
 from ._frontend import one_each, special_tokens_wanted
 from ._later import LaterCalls, LaterMethods
 from ._sleep import SleepingLLM
@@ -156,7 +156,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
     @advised
     def chat(
         self,
-        messages: str | Conversation | Sequence[Conversation],
+        messages: Messages,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = None,

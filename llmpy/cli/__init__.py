@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help(sys.stderr)
             return 2
         chosen = parser.parse_args(words)
+        if getattr(chosen, "name", None) and any(word.partition("=")[0] == "--model" for word in words):
+            parser.error(f"the model is named twice, as {chosen.name!r} and by --model; leave one out")
         from importlib import import_module
 
         return _run(import_module(f"{__name__}.{chosen.module}"), chosen)
@@ -67,7 +69,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     Args:
         word: The first word of the command line: only the command that it names gets options that take time to make.
     """
-    from .parser import Parser, count
+    from .parser import Parser, count, count_or_zero
 
     parser = Parser(prog="llmpy", description="Large-language-model inference, exact and small.")
     parser.add_argument("--version", action="version", version=VERSION)
@@ -89,7 +91,11 @@ def _parser(word: str) -> argparse.ArgumentParser:
     _add_device(generate)
     _add_texts(generate)
     _add_sampling(generate, 128)
-    generate.add_argument("--jsonl", action="store_true", help="one JSON object per prompt: ids, logprobs, times")
+    generate.add_argument("-n", type=count, metavar="N", help="samples per prompt (default 1)")
+    generate.add_argument("--json-schema", metavar="JSON", help="a JSON schema that the text follows: a file, or its text")
+    generate.add_argument("--chat", action="store_true", help="prompts are messages of a user, answered as a chat")
+    generate.add_argument("--logprobs", type=count_or_zero, metavar="K", help="logprobs of tokens and of K others, in --jsonl")
+    generate.add_argument("--jsonl", action="store_true", help="one JSON object per prompt: ids, text, times, logprobs")
 
     chat = command("chat", "chat", "Talk to a model, in this process or of a running server.")
     _add_name(chat)
@@ -138,6 +144,13 @@ def _parser(word: str) -> argparse.ArgumentParser:
     compare.add_argument("--tolerance", type=float, metavar="X", help="of the largest value (float32: 1e-4)")
     compare.add_argument("--all", action="store_true", help="show every module, not the layers alone")
 
+    pull = command("pull", "models", "Download a model of the Hugging Face hub, or the demo model.")
+    pull.add_argument("name", metavar="MODEL", help="hub id, a file in one (org/name/file.gguf), or demo")
+    pull.add_argument("--revision", metavar="NAME", help="branch, tag or commit")
+    command("list", "models", "Models that are on this machine, in the caches of the hub and of llmpy.")
+    remove = command("rm", "models", "Delete a downloaded model.")
+    remove.add_argument("name", metavar="MODEL", help="hub id, or demo")
+
     command("devices", "machine", "Devices of this machine, and why one cannot be used.")
     command("version", "machine", "Version and build.")
     return parser
@@ -178,5 +191,6 @@ def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = greedy")
     parser.add_argument("--top-p", type=float, metavar="P")
     parser.add_argument("--top-k", type=int, metavar="K")
+    parser.add_argument("--min-p", type=float, metavar="P")
     parser.add_argument("--seed", type=int, metavar="N")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="stop string; may be given several times")

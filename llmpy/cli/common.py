@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InvalidRequestError
 from .terminal import harmless
 
 if TYPE_CHECKING:
@@ -37,8 +38,12 @@ def sampling(chosen: Namespace) -> dict[str, Any]:
     """The sampling fields that were given."""
     from ..sampling_params import SamplingParams
 
-    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-    given = {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "logprobs")
+    given = {name: value for name in names if (value := getattr(chosen, name, None)) is not None}
+    if getattr(chosen, "json_schema", None) is not None:
+        given["structured_outputs"] = {"json": _schema(chosen.json_schema)}
+    if "logprobs" in given and not chosen.jsonl:
+        raise InvalidRequestError("--logprobs shows logprobs in --jsonl only; give both", parameter="logprobs")
     SamplingParams(**given)  # what is wrong is told before a model is loaded
     return given
 
@@ -48,8 +53,13 @@ def texts(chosen: Namespace) -> list[str]:
     path = chosen.file or (None if chosen.prompt else "-")
     found = [*chosen.prompt, *([] if path is None else _lines(path))]
     if not found:
-        print("llmpy: there is no text; -p TEXT, -f FILE, or lines of standard input", file=sys.stderr)
+        raise InvalidRequestError("there is no text; give -p TEXT, -f FILE, or lines of standard input", parameter="prompt")
     return found
+
+
+def _schema(given: str) -> str:
+    """A JSON schema: the text itself, or that of a file."""
+    return given if given.lstrip().startswith("{") else Path(given).read_text(encoding="utf-8")
 
 
 def _lines(path: str) -> list[str]:

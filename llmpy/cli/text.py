@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-from .. import RequestOutput, ScoreOutput
 from .common import open_model, sampling, show, texts
+
+if TYPE_CHECKING:
+    from .. import LLM, RequestOutput, ScoreOutput
 
 
 def run(chosen: Namespace) -> int:
@@ -17,29 +22,62 @@ def run(chosen: Namespace) -> int:
 def _generate(chosen: Namespace) -> int:
     """One prompt is streamed; several are answered together and printed in order."""
     prompts, fields = texts(chosen), sampling(chosen)
-    if not prompts:
-        return 0
     with open_model(chosen) as llm:
-        if len(prompts) == 1 and not chosen.jsonl:
-            for piece in llm.stream(prompts[0], **fields):
+        if len(prompts) == 1 and fields.get("n", 1) == 1 and not chosen.jsonl:
+            for piece in llm.stream_chat(prompts[0], **fields) if chosen.chat else llm.stream(prompts[0], **fields):
                 show(piece)
             print()
             return 0
-        for output in llm.generate(prompts, **fields):
-            print(_json(output) if chosen.jsonl else f"> {output.prompt}\n{output.text}\n")
+        _print_done(lambda: _outputs(llm, chosen, prompts, fields), _is_done, lambda output: _answer(output, prompts, chosen))
     return 0
+
+
+def _outputs(llm: LLM, chosen: Namespace, prompts: list[str], fields: dict[str, Any]) -> Iterable[RequestOutput]:
+    return llm.chat(prompts, **fields) if chosen.chat else llm.generate(prompts, **fields)
+
+
+def _is_done(output: RequestOutput) -> bool:
+    return all(sample.finish_reason not in (None, "abort") for sample in output.outputs)
+
+
+def _answer(output: RequestOutput, prompts: list[str], chosen: Namespace) -> str:
+    """The prompt and its samples, or all of the output as JSON."""
+    if chosen.jsonl:
+        return _json(output)
+    shown = "\n".join(f"[{sample.index}] {sample.text}" for sample in output.outputs) if chosen.n else output.text
+    return f"> {prompts[output.index]}\n{shown}\n"
 
 
 def _score(chosen: Namespace) -> int:
     """One line per text: sum of log-probabilities, scored tokens, perplexity."""
     given = texts(chosen)
-    if not given:
-        return 0
     with open_model(chosen) as llm:
-        for text, score in zip(given, llm.score(given), strict=True):
+
+        def line(score: ScoreOutput) -> str:
             counted = f"{score.sum_logprob:12.4f}  {len(score.token_logprobs):6d} tokens"
-            print(_json(score) if chosen.jsonl else f"{counted}  perplexity {score.perplexity:10.4f}  {text}")
+            return _json(score) if chosen.jsonl else f"{counted}  perplexity {score.perplexity:10.4f}  {given[score.index]}"
+
+        _print_done(lambda: llm.score(given), _is_scored, line)
     return 0
+
+
+def _is_scored(score: ScoreOutput) -> bool:
+    return score.error is None and len(score.token_logprobs) == len(score.token_ids_array) - score.start
+
+
+def _print_done(call: Callable[[], Iterable[Any]], is_done: Callable[[Any], bool], line: Callable[[Any], str]) -> None:
+    """Prints what a call returns; after Ctrl-C what was complete by then, and the interruption goes on."""
+    try:
+        for output in call():
+            print(line(output))
+    except KeyboardInterrupt as error:
+        partial = getattr(error, "partial", None) or []
+        done = [output for output in partial if is_done(output)]
+        for output in done:
+            print(line(output))
+        if partial:
+            print(f"\ninterrupted: {len(done)} of {len(partial)} are complete and printed", file=sys.stderr)
+        raise
 
 
 def _json(output: RequestOutput | ScoreOutput) -> str:
