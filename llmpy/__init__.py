@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .outputs import Chunk, CompletionOutput, EngineStats, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
     from .pooling_outputs import ClassificationRequestOutput, EmbeddingRequestOutput, PoolingOutputs, PoolingRequestOutput
     from .pooling_params import PoolingParams
+    from .replies import Reply, ToolCall
     from .sampling_params import RequestOutputKind, SamplingParams
     from .structured_outputs import StructuredOutputsParams
     from .tokenizer import Tokenizer
@@ -78,6 +79,7 @@ _MODULES = {
     "outputs": "Chunk CompletionOutput EngineStats RequestOutput RequestOutputs ScoreOutput ScoreOutputs",
     "pooling_outputs": "ClassificationRequestOutput EmbeddingRequestOutput PoolingOutputs PoolingRequestOutput",
     "pooling_params": "PoolingParams",
+    "replies": "Reply ToolCall",
     "sampling_params": "RequestOutputKind SamplingParams",
     "structured_outputs": "StructuredOutputsParams",
     "tokenizer": "Tokenizer",
@@ -120,6 +122,7 @@ __all__ = [
     "PromptLogprobs",
     "PromptType",
     "QueueFullError",
+    "Reply",
     "RequestFailedError",
     "RequestOutput",
     "RequestOutputKind",
@@ -131,6 +134,7 @@ __all__ = [
     "TextPrompt",
     "Tokenizer",
     "TokensPrompt",
+    "ToolCall",
     "UnsupportedError",
     "WeightUpdateError",
     "WeightsMissingError",

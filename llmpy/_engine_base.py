@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ._loading import Loaded
     from .keywords import AlwaysSo
     from .progress import UseTqdm
+    from .replies import Reply, ReplyReader
+    from .server.dialect import Dialect
     from .tokenizer import Tokenizer
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
@@ -121,6 +123,7 @@ class EngineBase(ABC):
         with LoadBar(use_tqdm_on_load) as on_progress:
             loaded = load(config, on_progress)
         self._frontend = Frontend(loaded)
+        self._dialects: dict[str, Dialect] = {}
         self.config: EngineConfig = loaded.config
         """The resolved options."""
         self.name: str = loaded.name
@@ -217,12 +220,62 @@ class EngineBase(ABC):
         rendered: list[Prompt | LlmpyError] = []
         for index, conversation in enumerate(conversations(messages)):
             try:
-                rendered.append(render(self.tokenizer, conversation, how))
+                prompt = render(self.tokenizer, conversation, how)
+                prompt.reader = self._reader(how["chat_template"], how["tools"])
+                rendered.append(prompt)
             except LlmpyError as error:
                 if isinstance(error, InvalidRequestError):
                     error.index = index
                 rendered.append(error)
         return rendered
+
+    def _reader(self, template: str | None, tools: Tools | None) -> ReplyReader:
+        """What takes the answers apart."""
+        from . import chat
+        from .replies import ReplyReader
+        from .server.dialect import Dialect
+
+        text = chat.choose(self.tokenizer.chat_templates, template, tools is not None)
+        if text not in self._dialects:
+            self._dialects = {text: Dialect(self.tokenizer, template=text)}
+        return ReplyReader(self._dialects[text], self.tokenizer, tools)
+
+    def parse_reply(
+        self,
+        text: str,
+        tools: Tools | None = None,
+        *,
+        prompt: str = "",
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "auto",
+    ) -> Reply:
+        """Takes an answer's text apart, with the parsers that the server uses.
+
+        The outputs of `chat` do so by themselves: `output.tool_calls`, `output.reasoning`, `output.content`. This method is
+        for text from elsewhere, and for models whose chat template does not tell how they write.
+
+        Args:
+            text: The whole answer, with the special tokens that mark calls and reasoning.
+            tools: Those that the answer may call, in OpenAI's form.
+            prompt: The rendered conversation, where it ends with an open reasoning.
+            tool_call_parser: How calls are written: "hermes", "llama3", "mistral", "pythonic", ... (docs/server.md lists
+                them), "none", or "auto", the default: as the chat template tells.
+            reasoning_parser: How reasoning is marked: "think", "mistral", ..., "none", or "auto", the default.
+
+        Returns:
+            Content, reasoning and tool calls.
+
+        Raises:
+            ConfigError: There is no parser of that name.
+
+        Example:
+            >>> reply = llm.parse_reply("<think>2 + 2</think>4", reasoning_parser="think")
+            >>> reply.reasoning, reply.content
+        """
+        from .replies import parse_reply
+        from .server.dialect import Dialect
+
+        return parse_reply(Dialect(self.tokenizer, tool_call_parser, reasoning_parser), text, prompt, tools)
 
     def _single(
         self, item: object, params: SamplingParams, special_tokens: bool, priority: int = 0, queued: bool = False

@@ -164,6 +164,8 @@ class Request:
             completion.num_prior_tokens = prior
             if sample.num_tokens > start:
                 completion.weight_versions = sample.spans(start, self.context)
+            if prompt.reader is not None and prompt.ids is not None and not delta:
+                completion._reply = prompt.reader.of(completion, prompt.text, prompt.ids, params)
             outputs.append(completion)
         ids = NO_IDS if prompt.ids is None else prompt.ids
         output = RequestOutput(

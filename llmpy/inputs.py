@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .replies import ReplyReader
+
     Ids: TypeAlias = npt.NDArray[np.int32]
 
 
@@ -48,9 +50,10 @@ _PADDED = "would include padding; pass a list of unpadded lists"
 
 
 class Prompt:
-    """One prompt. `ids` is None until the text is tokenised; `room` names a number of new tokens that must fit behind it."""
+    """One prompt. `ids` is None until the text is tokenised; `room` names a number of new tokens that must fit behind it;
+    `reader` takes answers to a conversation apart."""
 
-    __slots__ = ("ids", "prior", "room", "salt", "text", "types")
+    __slots__ = ("ids", "prior", "reader", "room", "salt", "text", "types")
 
     def __init__(
         self, text: str | None, ids: Ids | None, prior: Ids | None = None, salt: str | None = None, types: Ids | None = None
@@ -61,6 +64,7 @@ class Prompt:
         self.salt = salt
         self.types = types
         self.room: tuple[str, int] | None = None
+        self.reader: ReplyReader | None = None
 
 
 def is_single(prompts: object) -> bool:

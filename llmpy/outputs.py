@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import LlmpyError
 from .output_lists import OutputList
+from .replies import LazyReply, Reply, ToolCall
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,6 +137,7 @@ class CompletionOutput:
     num_prior_tokens: int = 0
     routed_experts: None = None
     _token_ids: list[int] | None = None
+    _reply: LazyReply | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -143,6 +145,26 @@ class CompletionOutput:
         if self._token_ids is None:
             self._token_ids = self.token_ids_array.tolist()
         return self._token_ids
+
+    @property
+    def reply(self) -> Reply:
+        """The text taken apart: content, reasoning, tool calls. Outside `chat`, and in deltas, all of it is content."""
+        return Reply(content=self.text) if self._reply is None else self._reply.get()
+
+    @property
+    def content(self) -> str:
+        """The text without reasoning and tool calls."""
+        return self.reply.content
+
+    @property
+    def reasoning(self) -> str | None:
+        """What the model thought before it answered; None: nothing that its chat template marks."""
+        return self.reply.reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls of functions that the answer holds, in order."""
+        return self.reply.tool_calls
 
     def finished(self) -> bool:
         """Whether `finish_reason` is set."""
@@ -215,6 +237,26 @@ class RequestOutput:
     def text(self) -> str:
         """Text of the first sample."""
         return self.outputs[0].text if self.outputs else ""
+
+    @property
+    def reply(self) -> Reply:
+        """The first sample's text taken apart: content, reasoning, tool calls."""
+        return self.outputs[0].reply if self.outputs else Reply(content="")
+
+    @property
+    def content(self) -> str:
+        """The first sample's text without reasoning and tool calls."""
+        return self.reply.content
+
+    @property
+    def reasoning(self) -> str | None:
+        """What the model thought in the first sample."""
+        return self.reply.reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls of functions in the first sample."""
+        return self.reply.tool_calls
 
     @property
     def token_ids(self) -> list[int]:

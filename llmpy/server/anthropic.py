@@ -251,7 +251,7 @@ async def messages(service: Service, request: Request) -> ASGIApp:
     if body.max_tokens is None:
         raise HttpError(400, "max_tokens: Field required", "max_tokens")
     chat = Chat(service, request, to_chat(body))
-    if body.thinking and body.thinking.get("type") in THINKS and service.reasoning is None:
+    if body.thinking and body.thinking.get("type") in THINKS and service.dialect.reasoning is None:
         request.state.ignored = ["thinking", *(name for name in request.state.ignored if "enable_thinking" not in name)]
     headers = service.answer_headers(request)
     if body.stream:

@@ -163,9 +163,9 @@ class Chat(Answering):
             raise HttpError(400, "top_logprobs is only allowed with logprobs", "top_logprobs")
         fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         content = fields.pop("structured_outputs")
-        self.constraint = Constraint(body, content, service.tokenizer, service.tool_format, service.reasoning)
+        self.constraint = Constraint(body, content, service.tokenizer, service.dialect.tool_format, service.dialect.reasoning)
         self.tools = body.tools if body.tool_choice != "none" else None
-        self.shows_marks = service.shows_marks(bool(self.tools))
+        self.shows_marks = service.dialect.shows_marks(bool(self.tools))
         if self.shows_marks:
             fields["skip_special_tokens"] = False
         self.fields = {**fields, "output_kind": self.kind}
@@ -215,8 +215,9 @@ class Chat(Answering):
 
     def message(self, prompt: str | None) -> Message:
         """A sample's answer, which takes the sample's text apart."""
-        parser = self.service.parser(prompt or "", self.tools, holds=not self.body.stream)
-        return Message(parser, self.service.ends if self.shows_marks else (), self.service.close_id)
+        dialect = self.service.dialect
+        parser = dialect.parser(prompt or "", self.tools, holds=not self.body.stream)
+        return Message(parser, dialect.ends if self.shows_marks else (), dialect.close_id)
 
     def text_logprobs(self, output: RequestOutput) -> TextLogprobs:
         """What finds the logprobs of the message's text in those of a sample."""

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from ..errors import InvalidRequestError
 from ..lark import Rules, quoted
-from .errors import HttpError
 from .grammars_json import repeated
 from .scanning import NAME, Schemas
 
@@ -86,9 +86,9 @@ class _Literals:
         self._anything: dict[int, str] = {}
         self._referred: dict[str, str] = {}
 
-    def _refused(self, what: str) -> HttpError:
+    def _refused(self, what: str) -> InvalidRequestError:
         message = f"tools: {what} in the parameters of {self._name!r} cannot be forced in calls written as Python"
-        return HttpError(400, message, "tools")
+        return InvalidRequestError(message, parameter="tools")
 
     def arguments(self) -> str:
         """All arguments, by their keywords."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import InvalidRequestError
 from ..lark import ANY_TEXT, Rules, schema_text, slashed
-from .errors import HttpError
 from .grammars_json import repeated
 from .scanning import Schemas
 
@@ -85,7 +85,8 @@ def _bare(key: str, schema: Mapping[str, Any]) -> str:
         form = str(schema["format"])[:60]
         if form not in _FORMATS:
             message = f"tools: the format {form!r} of {key!r} cannot be forced in calls that write texts bare; "
-            raise HttpError(400, f"{message}known are {', '.join(_FORMATS)}, others can be a pattern", "tools")
+            message += f"known are {', '.join(_FORMATS)}, others can be a pattern"
+            raise InvalidRequestError(message, parameter="tools")
         parts.append(slashed(_FORMATS[form]))
     return " & ".join(f"({part})" for part in parts) or ANY_TEXT
 

@@ -24,11 +24,9 @@ from ..inputs import Prompt
 from ..outputs import RequestOutput
 from ..sampling_params import RequestOutputKind
 from ..tokenizer import Tokenizer
+from .dialect import Dialect, check_parser_names
 from .errors import HttpError, log
-from .formats import FORMATS, HARMONY, REASONING, Format, Markers, reasoning_format, tool_format
-from .harmony import HarmonyParser
 from .logprobs import LogprobWriter
-from .parsing import Parser, PlainParser, ReasoningParser, ToolParser
 from .protocol import Sampling
 from .responses_store import ResponseStore
 from .transfer import Transfer
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from .render import Renderer
 
 Result = TypeVar("Result")
-Known = TypeVar("Known")
 
 METRICS = {"vllm": ("llmpy:", "vllm:"), "none": ("llmpy:",)}
 """Prefixes of every series of /metrics, by `metrics_compat`."""
@@ -91,12 +88,10 @@ class Options:
     on_drain: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        parsers = {"tool_call_parser": ("auto", "none", *FORMATS), "reasoning_parser": ("auto", "none", *REASONING)}
-        for option, known in {**parsers, "metrics_compat": METRICS}.items():
-            name = getattr(self, option)
-            if name not in known:
-                message = f"{option}: wanted one of {', '.join(known)}, have {name!r}"
-                raise ConfigError(message, option=option, value=name)
+        check_parser_names(self.tool_call_parser, self.reasoning_parser)
+        if self.metrics_compat not in METRICS:
+            message = f"metrics_compat: wanted one of {', '.join(METRICS)}, have {self.metrics_compat!r}"
+            raise ConfigError(message, option="metrics_compat", value=self.metrics_compat)
 
 
 @dataclass
@@ -184,56 +179,14 @@ class Service:
         return ResponseStore(self.options.keep_responses)
 
     @cached_property
-    def tool_format(self) -> Format | None:
-        """How the model writes tool calls."""
-        return self._named("tool_call_parser", FORMATS, tool_format)
-
-    @cached_property
-    def reasoning(self) -> Markers | None:
-        """What the model puts around its reasoning."""
-        return self._named("reasoning_parser", REASONING, reasoning_format)
-
-    def _named(self, option: str, known: Mapping[str, Known], find: Callable[[str], str | None]) -> Known | None:
-        """What an option names, or what the chat template tells."""
-        name: str | None = getattr(self.options, option)
-        if name == "auto":
-            name = find(self.tokenizer.chat_template or "")
-            log.info("%s: %s, as the chat template tells", option, name or "none")
-        return None if name is None else known.get(name)
-
-    def shows_marks(self, has_tools: bool) -> bool:
-        """Whether special tokens have to be shown, as the parser goes by some of them."""
-        form, markers = self.tool_format, self.reasoning
-        if form is HARMONY or (markers is not None and markers.is_special):
-            return True
-        return has_tools and form is not None and form.is_special
-
-    @cached_property
-    def close_id(self) -> int | None:
-        """The token that ends reasoning, where it is one token."""
-        return None if self.reasoning is None else self.tokenizer.convert_tokens_to_ids(self.reasoning.close)
-
-    @cached_property
-    def ends(self) -> tuple[str, ...]:
-        """The tokens that end an answer, as they look where special tokens are shown."""
-        return tuple(self.tokenizer.decode([token]) for token in self.tokenizer.eos_token_ids)
-
-    def parser(self, prompt: str, tools: list[dict[str, Any]] | None, holds: bool) -> Parser:
-        """What takes an answer apart.
-
-        Args:
-            prompt: The rendered conversation: it may end with an open reasoning.
-            tools: Those that the answer may call.
-            holds: Calls are given when they are complete, and are content where they are malformed.
-        """
-        if self.tool_format is HARMONY:
-            return HarmonyParser(holds)
-        parser: Parser = PlainParser()
-        if tools and self.tool_format is not None:
-            parser = ToolParser(self.tool_format, _schemas(tools), holds)
-        if self.reasoning is None:
-            return parser
-        return ReasoningParser(self.reasoning, prompt.rstrip().endswith(self.reasoning.open), parser)
+    def dialect(self) -> Dialect:
+        """The parsers of the model's answers."""
+        options = self.options
+        found = Dialect(self.tokenizer, options.tool_call_parser, options.reasoning_parser)
+        for option, name in found.names.items():
+            if getattr(options, option) == "auto":
+                log.info("%s: %s, as the chat template tells", option, name or "none")
+        return found
 
     def model_name(self, wanted: str | None) -> str:
         """The name to answer with.
@@ -316,13 +269,6 @@ def model_names(engine: AsyncEngine | Renderer) -> tuple[str, ...]:
     given = str(engine.config.model)
     is_path = Path(given).expanduser().exists() or not REPOSITORY.fullmatch(given)
     return tuple(dict.fromkeys((engine.name, given) if is_path else (given, engine.name)))
-
-
-def _schemas(tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The parameters' schema of every function."""
-    functions = [tool.get("function") for tool in tools]
-    named = {item["name"]: item.get("parameters") for item in functions if isinstance(item, dict) and "name" in item}
-    return {name: schema for name, schema in named.items() if isinstance(schema, dict)}
 
 
 def _spread(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_parameters_of_each(fake_llm):
         llm.generate(PROMPTS, {"temperature": 0})
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'max_new_tokens'.*max_tokens"):
         llm.generate(PROMPTS, max_new_tokens=3)
-    with pytest.raises(TypeError, match=r"'prompt_token_ids'.*pass lists of ids as prompts"):
+    with pytest.raises(TypeError, match=r"'prompt_token_ids'.*pass token ids, or lists of them, as prompts"):
         llm.generate(PROMPTS, prompt_token_ids=[[1]])
     with pytest.raises(InvalidRequestError, match="on_error must be 'raise' or 'return', got 'skip'"):
         llm.generate(PROMPTS, params, on_error="skip")

@@ -13,6 +13,7 @@ What a fence says behind its language:
 import ast
 import asyncio
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -142,6 +143,14 @@ def async_engine(tools: Tools) -> Setting:
     return Setting({"engine": AsyncEngine(tools.tiny, **SMALL)}, {})
 
 
+def chat(tools: Tools) -> Setting:
+    path = tools.another("chat", max_position_embeddings=2048)
+    template = "{{ tools | tojson }}<tool_call>{% for message in messages %}{{ message.content }}{% endfor %}</think>"
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    return Setting({}, {"Qwen/Qwen3-0.6B": str(path)})
+
+
 def pooling(tools: Tools) -> Setting:
     return Setting({}, {"Qwen/Qwen3-Embedding-0.6B": str(tools.tiny), "path/to/a-reward-model": str(reward_model(tools))})
 
@@ -182,6 +191,7 @@ def rl(tools: Tools) -> Setting:
 SETTINGS: Mapping[str, Callable[[Tools], Setting]] = {
     "adding-an-architecture": own_architecture,
     "async-engine": async_engine,
+    "chat": chat,
     "pooling": pooling,
     "rl": rl,
 }

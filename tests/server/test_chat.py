@@ -95,10 +95,9 @@ def test_errors_have_the_protocols_shape(client):
 
 def test_tools_and_reasoning_are_fields_of_their_own(engine):
     said = "<think>hm</think>\n\nI look.\n" + '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-    service = Service(engine=engine, options=Options())
-    service.__dict__ |= {"tool_format": FORMATS["hermes"], "reasoning": REASONING["think"]}
+    dialect = Service(engine=engine, options=Options(tool_call_parser="hermes", reasoning_parser="think")).dialect
     tools = [{"type": "function", "function": {"name": "weather"}}]
-    message = Message(service.parser("user: hello", tools, holds=False))
+    message = Message(dialect.parser("user: hello", tools, holds=False))
     deltas = [message.delta(message.take(said_by(said[i : i + 5], i + 5 >= len(said)))) for i in range(0, len(said), 5)]
     whole = message.whole()
     assert whole["reasoning"] == "hm" and whole["content"] == "I look."
@@ -109,7 +108,7 @@ def test_tools_and_reasoning_are_fields_of_their_own(engine):
     assert calls[0]["id"] == whole["tool_calls"][0]["id"] and calls[0]["index"] == 0
     assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Oslo"}'
     assert reason_of(said_by("", True), message) == "tool_calls"
-    assert service.parser("assistant: <think>\n", None, holds=False).push("hm")[0].kind == "reasoning"
+    assert dialect.parser("assistant: <think>\n", None, holds=False).push("hm")[0].kind == "reasoning"
 
 
 def test_anthropics_stream_has_the_same_calls():

@@ -7,9 +7,10 @@ import jsonschema
 import openai
 import pytest
 
+from llmpy.errors import InvalidRequestError
 from llmpy.lark import Rules
 from llmpy.server import build_app
-from llmpy.server.errors import HttpError
+from llmpy.server.errors import to_http
 from llmpy.server.formats import FORMATS, Format, register_tool_format
 from llmpy.server.parsing import ToolParser
 from llmpy.structured_outputs import StructuredOutputsParams
@@ -126,15 +127,16 @@ def test_python_names_what_it_cannot_force(schema, named):
     if named is None:  # nothing has to be written
         assert FORMATS["pythonic"].grammar(Rules(), functions, False, "")
         return
-    with pytest.raises(HttpError, match=re.escape(f"tools: {named} in the parameters of 'f' cannot be forced")) as caught:
+    message = re.escape(f"tools: {named} in the parameters of 'f' cannot be forced")
+    with pytest.raises(InvalidRequestError, match=message) as caught:
         FORMATS["pythonic"].grammar(Rules(), functions, False, "")
-    assert caught.value.status == 400 and caught.value.param == "tools"
+    assert caught.value.parameter == "tools" and to_http(caught.value).status == 400
 
 
 @pytest.mark.parametrize("key", ["", "a b", "a=1, b", "f("])
 def test_python_names_what_cannot_be_a_key(key):
     functions = {"f": {"properties": {key: {"type": "null"}}}}
-    with pytest.raises(HttpError, match=re.escape(f"the name {key!r} in the parameters of 'f'")):
+    with pytest.raises(InvalidRequestError, match=re.escape(f"the name {key!r} in the parameters of 'f'")):
         FORMATS["olmo3"].grammar(Rules(), functions, False, "")
 
 
@@ -180,7 +182,7 @@ def test_bare_texts_never_hold_the_mark_that_ends_them(engine):
 
 def test_bare_texts_name_a_format_that_is_not_known():
     functions = {"f": {"properties": {"x": {"type": "string", "format": "iri"}}}}
-    with pytest.raises(HttpError, match=r"tools: the format 'iri' of 'x' cannot be forced .* known are date, time"):
+    with pytest.raises(InvalidRequestError, match=r"tools: the format 'iri' of 'x' cannot be forced .* known are date, time"):
         FORMATS["glm"].grammar(Rules(), functions, False, "")
 
 
