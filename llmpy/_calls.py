@@ -212,7 +212,7 @@ class _News:
         """Runs until one of the pending requests may have finished, or a short time is over."""
         driver = self._driver
         with driver.driving():
-            if driver.deliveries != self._seen:  # somebody else has driven meanwhile
+            if driver.deliveries != self._seen:  # another caller has driven meanwhile
                 self._seen = driver.deliveries
                 return list(pending)
             touched = driver.advance(until_finished=not self._is_stepwise)

@@ -46,19 +46,41 @@ if TYPE_CHECKING:
 
 
 class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterMethods):
-    """A model ready to generate.
+    """A model ready to generate, in this process. It is a context manager; leaving it closes the engine.
+
+    The options that most people need are these; EngineConfig documents all of them, with their ranges and defaults.
 
     Args:
-        model: Hub id, local directory or `.gguf` file; a path never touches the network. "demo", the default, is the demo
-            model: SmolLM2-135M-Instruct, 98 MB, fetched once from the package index.
-        use_tqdm_on_load: A progress bar while weights are read: True, False, or None = if it lasts and somebody looks.
-        others: See EngineConfig, which documents every option.
+        model: Hub id ("org/name"), local directory or `.gguf` file; a path never touches the network. "demo", the default, is
+            the demo model: SmolLM2-135M-Instruct, 98 MB, fetched once from the package index.
+        device: "cpu", "cuda:0", ...; default None: a CUDA device that can be used, else the CPU. The variable
+            LLMPY_NUM_THREADS limits the threads of the CPU.
+        dtype: "auto" (default: as the checkpoint stores it), "float32", "bfloat16" or "float16".
+        max_model_len: Most tokens of prompt and output together, at least 1; default None: the model's, or what fits.
+        max_num_seqs: Most sequences that run at once, from 1 to 65536; default None: 64 on the CPU, 256 on CUDA.
+        kv_cache_memory_bytes: Memory of the cache, as "4GiB" or in bytes; default None: a quarter of the memory and at
+            most 4 GiB on the CPU, what `gpu_memory_utilization` (0.92) leaves on CUDA.
+        seed: Root of the seeds of requests without one, from 0 to 2**64 - 1; default 0: a script repeats itself. None or
+            -1 draws one.
+        max_logprobs: Most alternatives that a request may ask for; default 20.
+        chat_template: Jinja text or a file with it; default None: the tokenizer's.
+        hf_overrides: A dict that is merged into the model's config.json.
+        revision, hf_token: Branch, tag or commit of a hub repository, and a token for it.
+        use_tqdm_on_load: A progress bar while weights are read: True, False, or None, the default: if stderr is a terminal or
+            a notebook's and the load takes longer than 0.5 s.
+        others: Options of other engines that are always so here, such as `trust_remote_code`; they have no effect.
 
     Raises:
+        TypeError: An unknown option; the message says what to use. Or a value of a wrong type.
         ConfigError: An option has a bad value.
         ModelNotFoundError: No such path, repository or revision.
         CheckpointError: The files are torn or do not fit the architecture.
         UnsupportedError: Something that llmpy does not do; the message names it.
+        DeviceMemoryError: The device has too little memory.
+
+    Example:
+        >>> with LLM("demo", max_model_len=2048) as llm:
+        ...     print(llm.generate(["The capital of France is"], temperature=0, max_tokens=8).texts)
     """
 
     _driver: Driver
@@ -130,9 +152,11 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         """Generates for one prompt or many.
 
         Args:
-            prompts: Text, token ids, dicts of these (TextPrompt, TokensPrompt), or a sequence of them.
-            sampling_params: One for all or one each; None = `get_default_sampling_params()`.
-            use_tqdm: Progress bar: True, False, a callable like tqdm; None = if it lasts and somebody looks.
+            prompts: Text, token ids, or a dict of these (TextPrompt, TokensPrompt); or several of them: a list, a generator,
+                a column of a table, an array of texts.
+            sampling_params: One for all or one each; None, the default: `get_default_sampling_params()`.
+            use_tqdm: Progress bar: True, False, or a callable like tqdm. None, the default: if there are several prompts, the
+                call takes longer than 0.5 s, and stderr is a terminal or a notebook's.
             lora_request: Not supported yet.
             priority: Lower runs first (scheduling_policy="priority"); one for all or one each.
             tokenization_kwargs: `add_special_tokens` (True).
@@ -144,10 +168,16 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
         Raises:
             InvalidRequestError: A prompt or parameter cannot run; `.index` tells which. Nothing ran.
-            RequestFailedError: One failed while running; `.outputs` is the complete list.
+            RequestFailedError: A request failed while it ran; `.outputs` is the complete list. A regular expression or a
+                grammar that does not compile fails in this way, because the core compiles it while other requests run.
             GenerationInterrupted: Ctrl-C; `.partial` holds the outputs so far.
             EngineBusyError: Another thread uses the engine.
             EngineClosedError: It was closed.
+
+        Example:
+            >>> outputs = llm.generate(["2 + 2 =", "The sky is"], SamplingParams(temperature=0, max_tokens=8))
+            >>> outputs.texts, outputs[0].outputs[0].finish_reason
+            >>> llm.generate("Once upon a time", n=3, seed=1)[0].outputs[2].text
         """
         items = batch(prompts)
         special = special_tokens_wanted(tokenization_kwargs, True)
@@ -174,20 +204,26 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         """Answers one conversation or many.
 
         Args:
-            messages: A conversation (list of dicts with `role` and `content`), a sequence of conversations, or a str
-                meaning one user message.
+            messages: A conversation (list of dicts with `role` and `content`), several conversations, or a str meaning one
+                user message.
             chat_template: Jinja text instead of the model's.
             add_generation_prompt: Ends the prompt where the answer begins.
             continue_final_message: Goes on with the last message instead.
-            tools: Passed to the template.
-            chat_template_kwargs: Passed to the template.
+            tools: Functions that the model may call, in OpenAI's form; the outputs' `tool_calls` are its calls of them.
+            chat_template_kwargs: More variables of the template, such as {"enable_thinking": False}.
             sampling_params, use_tqdm, lora_request, priority, tokenization_kwargs, on_error, sampling: See `generate`.
 
         Returns:
-            One RequestOutput per conversation, in order; `prompt` is the rendered text.
+            One RequestOutput per conversation, in order; `prompt` is the rendered text, and `content`, `reasoning` and
+            `tool_calls` take the answer's text apart.
 
         Raises:
             ChatTemplateError: There is no template, or it refused the messages.
+            InvalidRequestError, RequestFailedError, GenerationInterrupted: As in `generate`.
+
+        Example:
+            >>> reply = llm.chat([{"role": "user", "content": "Name three colours."}], max_tokens=64)[0]
+            >>> reply.content, reply.tool_calls
         """
         how = self._template_arguments(
             chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs
@@ -359,6 +395,10 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         Raises:
             UnsupportedError: The model does not embed.
             InvalidRequestError: A prompt or parameter cannot run; `.index` tells which. Nothing ran.
+
+        Example:
+            >>> vectors = llm.embed(["a cat", "a dog"]).numpy()
+            >>> float(vectors[0] @ vectors[1])
         """
         return self._pool(
             "embed", "embed", prompts, pooling_params, pooling, use_tqdm, lora_request, tokenization_kwargs, on_error
@@ -463,6 +503,17 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
         Returns:
             An iterator of Chunk, a str with `.token_ids`, `.token_logprobs`, `.output`; on the last `.finish_reason`.
+
+        Raises:
+            TypeError: There are several prompts.
+            InvalidRequestError: The prompt or a parameter cannot run, or n is not 1.
+            RequestFailedError: The request failed while it ran; `.output` is what it had made.
+            GenerationInterrupted: Ctrl-C; `.partial` holds the output so far.
+            EngineBusyError: Another thread uses the engine.
+
+        Example:
+            >>> for chunk in llm.stream("Once upon a time", max_tokens=32):
+            ...     print(chunk, end="", flush=True)
         """
         if not is_single(prompt):
             raise TypeError("stream() takes one prompt; use generate() for a batch")

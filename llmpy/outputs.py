@@ -122,6 +122,10 @@ class CompletionOutput:
         weight_versions: Which weights made which tokens; covers 0 .. T.
         num_prior_tokens: Length of the `output_token_ids` that it continues.
         routed_experts: None.
+
+    Example:
+        >>> sample = llm.generate("2 + 2 =", logprobs=0)[0].outputs[0]
+        >>> sample.text, sample.finish_reason, sample.token_logprobs.mean()
     """
 
     index: int
@@ -207,6 +211,10 @@ class RequestOutput:
         error: Why it failed, or None.
         sampling_params: As used.
         lora_request: None.
+
+    Example:
+        >>> output = llm.generate("The capital of France is", max_tokens=8)[0]
+        >>> output.text, len(output.prompt_token_ids), output.metrics.first_token_latency
     """
 
     request_id: str
@@ -348,6 +356,10 @@ class ScoreOutput:
         weight_version: Of the weights.
         error: Why it failed, or None.
         sampled: None.
+
+    Example:
+        >>> score = llm.score("The sky is blue")[0]
+        >>> score.sum_logprob, score.perplexity
     """
 
     index: int

@@ -25,8 +25,8 @@ class Progress:
     """A bar over the prompts of a call, with the speeds of input and output; silent where none is wanted.
 
     Args:
-        use_tqdm: True, False, a callable like tqdm, or None: a bar if there is more than one prompt, the call lasts and
-            somebody looks.
+        use_tqdm: True, False, a callable like tqdm, or None: a bar if there is more than one prompt, the call takes longer
+            than 0.5 s, and stderr is a terminal or a notebook's.
         total: Prompts of the call.
         counts: Gives the prompt and output tokens computed so far.
     """
@@ -93,10 +93,10 @@ class Progress:
 
 
 class LoadBar:
-    """A bar over the bytes of weights while they are read; gives a callback.
+    """A bar over the bytes of weights while they are read; gives a callback. A load that succeeds ends at 100 %.
 
     Args:
-        use_tqdm: As for Progress; None: if it lasts and somebody looks.
+        use_tqdm: As for Progress; None: a bar if the load takes longer than 0.5 s and stderr is a terminal or a notebook's.
     """
 
     def __init__(self, use_tqdm: UseTqdm) -> None:
@@ -104,18 +104,24 @@ class LoadBar:
         self._delay = PATIENCE_S if use_tqdm is None else 0.0
         self._start = time.perf_counter()
         self._bar: _Bar | None = None
-        self._shown = 0
+        self._shown = self._total = 0
 
     def __enter__(self) -> Callable[[int, int], None]:
         return self._update
 
-    def __exit__(self, *unused: object) -> None:
-        if self._bar is not None:
+    def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
+        if self._bar is None:
+            return
+        try:
+            if kind is None and self._shown < self._total:  # what the model does not need of a file is not read
+                self._bar.update(self._total - self._shown)
+        finally:
             self._bar.close()
 
     def _update(self, done: int, total: int) -> None:
         if self._make is None:
             return
+        self._total = total
         if self._bar is None and done < total and time.perf_counter() - self._start >= self._delay:
             self._bar = self._make(total=total, desc="Loading weights", unit="B", unit_scale=True, dynamic_ncols=True)
         if self._bar is not None and done > self._shown:

@@ -206,12 +206,12 @@ def sampling_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_default_length(params: SamplingParams) -> bool:
-    """Whether `max_tokens` was nobody's choice."""
+    """Whether the caller left `max_tokens` out."""
     return "max_tokens" not in params.__dict__["_given"]
 
 
 def default_params(config: Mapping[str, Any], max_tokens: int) -> SamplingParams:
-    """Parameters of a generation config, with a limit that counts as nobody's choice."""
+    """Parameters of a generation config, with a limit that counts as left out by the caller."""
     found = sampling_fields(config)
     params = SamplingParams(**{"max_tokens": max_tokens, **found})
     params.__dict__["_given"] = frozenset(found)

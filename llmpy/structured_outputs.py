@@ -35,6 +35,10 @@ class StructuredOutputsParams:
         TypeError: A field has a wrong type.
         InvalidRequestError: None or several are set, or JSON cannot be read.
         UnsupportedError: A structural tag with a format or a field that is not among those.
+
+    Example:
+        >>> answer = StructuredOutputsParams(choice=["yes", "no"])
+        >>> llm.generate("Is the sky blue? ", structured_outputs=answer).texts
     """
 
     def __new__(cls, *args: object, **given: object) -> StructuredOutputsParams:

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # nobody reads any more; the interpreter would complain at exit
+        sys.stderr.close()  # the reader has gone; the interpreter would complain at exit
         return 1
     except (OSError, ImportError) as error:
         print(f"llmpy: {error}", file=sys.stderr)

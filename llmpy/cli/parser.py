@@ -113,7 +113,7 @@ def meaning(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that nobody knows."""
+    """The nearest known name, as the end of an error."""
     from difflib import get_close_matches
 
     known = sorted(known)

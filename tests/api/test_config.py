@@ -10,6 +10,7 @@ import pytest
 
 from llmpy import LLM, ConfigError, DeviceError, EngineConfig, UnsupportedError, environment, hardware
 from llmpy.options import ALWAYS_SO, parse_size
+from llmpy.progress import LoadBar
 
 BAD = [
     ("dtype", "int3"), ("load_format", "pt"), ("max_model_len", 0), ("max_model_len", "long"), ("max_num_seqs", 0),
@@ -200,3 +201,34 @@ def test_log_level(monkeypatch):
     with pytest.warns(UserWarning, match="LLMPY_LOG is 'loud'"):
         environment.start()
     logger.setLevel(before)
+
+
+bars = []
+
+
+class Bar:
+    """A bar that counts."""
+
+    def __init__(self, total, **options):
+        self.total, self.done, self.is_open = total, 0, True
+        bars.append(self)
+
+    def update(self, n):
+        self.done += n
+
+    def close(self):
+        self.is_open = False
+
+
+def test_the_bar_of_a_load_arrives(demo_model):
+    """Of the demo model's file some bytes are not needed, and not read."""
+    LLM(demo_model, device="cpu", max_model_len=64, kv_cache_memory_bytes="8MiB", use_tqdm_on_load=Bar).close()
+    bar = bars[-1]
+    assert bar.done == bar.total > 90e6 and not bar.is_open
+
+
+def test_the_bar_of_a_load_that_fails_does_not_arrive():
+    with pytest.raises(RuntimeError), LoadBar(Bar) as update:
+        update(3, 10)
+        raise RuntimeError
+    assert (bars[-1].done, bars[-1].is_open) == (3, False)

@@ -277,7 +277,8 @@ def test_a_notebook_shows_how_much_is_loaded(shown, monkeypatch):
     with LoadBar(None) as update:
         update(0, 4_000_000)
         update(3_000_000, 4_000_000)
-    assert Check(shown[-1]).text.startswith("Loading weights: 3 MB/4 MB, ") and "tokens" not in shown[-1]
+        assert Check(shown[-1]).text.startswith("Loading weights: 3 MB/4 MB, ") and "tokens" not in shown[-1]
+    assert Check(shown[-1]).text.startswith("Loading weights: 4 MB/4 MB, ")
 
 
 def test_load_bar(monkeypatch):

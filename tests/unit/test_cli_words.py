@@ -145,8 +145,8 @@ def test_a_port_in_use_is_told_before_a_model_is_loaded(capsys: pytest.CaptureFi
 
 def test_no_text_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
-    assert cli.main(["generate", "no/model"]) == 0
-    assert capsys.readouterr().err == "llmpy: there is no text; -p TEXT, -f FILE, or lines of standard input\n"
+    assert cli.main(["generate", "no/model"]) == 1
+    assert capsys.readouterr().err == "llmpy: there is no text; give -p TEXT, -f FILE, or lines of standard input\n"
 
 
 def options_of(command: str) -> set[str]:
