@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, overload
 
 from .errors import UnsupportedError
 
@@ -250,6 +250,31 @@ class Tokenizer:
     def get_vocab(self) -> dict[str, int]:
         """Ids by vocabulary entry, added tokens included."""
         return self._backend.get_vocab(with_added_tokens=True)
+
+    @overload
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tokenize: Literal[False],
+        return_assistant_tokens_mask: Literal[False] = ...,
+        **options: Any,
+    ) -> str: ...
+
+    @overload
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tokenize: Literal[True] = ...,
+        return_assistant_tokens_mask: Literal[False] = ...,
+        **options: Any,
+    ) -> list[int]: ...
+
+    @overload
+    def apply_chat_template(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], *, tokenize: bool = ..., **options: Any
+    ) -> Any: ...
 
     def apply_chat_template(
         self,

@@ -42,8 +42,10 @@ def look(outputs: RequestOutputs) -> float:
 
 def others(llm: LLM) -> Iterator[str]:
     print(llm.score("a", ["b", "c"])[0].sum_logprob, llm.embed(["a"], normalize=False).numpy().shape)
-    text: str = str(llm.tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False))
-    ids: list[PromptType] = [text, [1, 2], {"prompt_token_ids": [1]}]
+    talk = [{"role": "user", "content": "a"}]
+    text: str = llm.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    tokens: list[int] = llm.tokenizer.apply_chat_template(talk)
+    ids: list[PromptType] = [text, tokens, [1, 2], {"prompt_token_ids": [1]}]
     llm.generate(ids, on_error="return")
     yield from llm.stream("a", max_tokens=3)
 
@@ -73,6 +75,7 @@ BAD = [
     ('SamplingParams().replace(temprature=0)', "temprature"),
     ('EngineConfig(model="m").replace(dtyp="auto")', "dtyp"),
     ('llmpy.AsynEngine', "AsynEngine"),
+    ('llm.tokenizer.apply_chat_template([{"role": "user"}]).upper()', "upper"),
     ('AsyncEngine("m", swap_space=3)', "swap_space"),
 ]  # fmt: skip
 
