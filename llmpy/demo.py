@@ -50,7 +50,10 @@ def fetch_model(progress: bool = True) -> Path:
 
 def _is_there(path: Path) -> bool:
     """Whether the whole file is at its place; it is moved there only when complete."""
-    return path.is_file() and path.stat().st_size == SIZE_BYTES
+    try:
+        return path.is_file() and path.stat().st_size == SIZE_BYTES
+    except PermissionError:  # a folder above may not be entered: what follows names the knob
+        return False
 
 
 def _say(text: str, progress: bool) -> None:

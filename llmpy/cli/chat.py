@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat_window import fitted, prompt_room
 from ..environment import cache_dir
-from ..errors import LlmpyError
+from ..errors import ConfigError, LlmpyError
 from .common import open_model, sampling
 from .remote import Server, open_server
 from .terminal import Terminal, keeping_typed_lines
@@ -323,6 +323,14 @@ def _value(text: str) -> Any:
         return text
 
 
+def _history() -> Path | None:
+    """Where typed lines are kept; None for a user without a home folder."""
+    try:
+        return cache_dir() / "chat_history"
+    except ConfigError:
+        return None
+
+
 def run(chosen: Namespace) -> int:
     """Talks until the end of input."""
     with contextlib.ExitStack() as stack:
@@ -331,6 +339,6 @@ def run(chosen: Namespace) -> int:
             model = LocalModel(stack.enter_context(open_model(chosen)), sampling(chosen))
         else:
             model = RemoteModel(open_server(chosen), sampling(chosen))
-        terminal = stack.enter_context(Terminal(cache_dir() / "chat_history", tuple(COMMANDS)))
+        terminal = stack.enter_context(Terminal(_history(), tuple(COMMANDS)))
         Talk(model, terminal, chosen.system).run()
     return 0

@@ -64,6 +64,8 @@ def _schema(given: str) -> str:
 
 def _lines(path: str) -> list[str]:
     """The lines of a file that are not blank."""
+    if path == "-" and sys.stdin is None:
+        return []
     if path == "-" and sys.stdin.isatty():
         print("one text per line; Ctrl-D ends", file=sys.stderr)
     with contextlib.nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8") as file:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 QUOTES = '"""'
 HISTORY_LINES = 1000
@@ -15,9 +16,14 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters that terminals obey, but for tab and the end of a line."""
 
 
+def is_terminal(file: TextIO | None) -> bool:
+    """Whether a standard file is a terminal; None: it was closed before Python started."""
+    return file is not None and file.isatty()
+
+
 def harmless(text: str) -> str:
     """A model's text as standard output gets it: a terminal without the characters that would steer it."""
-    return plain(text) if sys.stdout.isatty() else text
+    return plain(text) if is_terminal(sys.stdout) else text
 
 
 def plain(text: str) -> str:
@@ -28,7 +34,7 @@ def plain(text: str) -> str:
 @contextlib.contextmanager
 def keeping_typed_lines() -> Iterator[None]:
     """A block in which Ctrl-C does not throw away the lines that have been typed and not read."""
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         yield
         return
     import termios
@@ -51,8 +57,9 @@ class Terminal:
     """
 
     def __init__(self, history: Path | None = None, words: tuple[str, ...] = ()) -> None:
-        self.is_interactive = sys.stdin.isatty()
-        self._has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.is_interactive = is_terminal(sys.stdin)
+        is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        self._has_colour = is_terminal(sys.stdout) and not is_dumb
         self._history = history
         self._words = words
 
@@ -80,8 +87,9 @@ class Terminal:
         readline.set_completer_delims("")
         readline.set_completer(self._complete)
         readline.parse_and_bind("tab: complete")
-        if self._history is not None and self._history.exists():
-            readline.read_history_file(self._history)
+        if self._history is not None:
+            with contextlib.suppress(OSError):  # there is none yet, or the folder may not be read
+                readline.read_history_file(self._history)
 
     def _complete(self, begin: str, number: int) -> str | None:
         found = [word for word in self._words if begin and word.startswith(begin)]
@@ -105,7 +113,7 @@ class Terminal:
 
     def _line(self, mark: str) -> str:
         if not self.is_interactive:
-            line = sys.stdin.readline()
+            line = sys.stdin.readline() if sys.stdin is not None else ""
             if not line:
                 raise EOFError
             return line.rstrip("\n")

