@@ -13,7 +13,7 @@ from llmpy import LLM, AsyncEngine, EngineConfig, SamplingParams, UnsupportedErr
 CODE = re.compile(r"`([^`]+)`")
 TABLES = {"keyword": advice.KEYWORDS, "name": advice.NAMES, "method": advice.METHODS, "later": advice.LATER}
 ADVICES = [(f"{kind} {name}", text) for kind, table in TABLES.items() for name, text in table.items()]
-VARIABLES = {*environment._NAMES, "HF_HUB_CACHE"}
+VARIABLES = {*environment.VARIABLES, "HF_HUB_CACHE"}
 COMMANDS = {"llmpy serve"}
 
 
