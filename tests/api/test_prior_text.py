@@ -7,6 +7,7 @@ import pytest
 from fake_core import make_tokenizer
 
 from llmpy import LLM, SamplingParams
+from llmpy.detokenizer import Detokenizer
 from llmpy.text import SampleText
 
 PROMPT = [40, 41, 42]
@@ -89,3 +90,26 @@ def test_a_string_that_begins_in_given_text_is_found_and_cuts_new_text_alone(tex
             text.prime(ids[:num_prior])
             assert text.match(ids[num_prior:], 0) == (7 - num_prior, 0)
             assert text.shown == "123456789"[num_prior : max(7 - len(stop), num_prior)]
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_a_stop_string_that_is_shown_is_found_across_tokens_and_ends_the_text(texts):
+    """Nothing is held back where the string is shown; its last token goes on behind it, which is cut."""
+    tokenizer = make_tokenizer(texts)
+    ids = tokenizer.encode("0123ha")
+    assert len(ids) == 5
+    for stop in ("3h", "23h", "123h", "0123h"):
+        text = SampleText(tokenizer, [], SamplingParams(stop=[stop], include_stop_str_in_output=True))
+        for token in ids[:-1]:
+            text.push([token], None, None)
+        text.push(ids[-1:], "stop_string", stop)
+        assert text.shown == "0123h"
+
+
+def test_an_incomplete_character_at_the_end_comes_out_whatever_the_decoder(llms):
+    for llm in llms:
+        ids = llm.tokenizer.encode("a€")
+        for count, shown in ((2, "a\ufffd"), (3, "a\ufffd"), (4, "a€")):
+            way = Detokenizer(llm.tokenizer)
+            pieces = [way.push([token]) for token in ids[:count]]
+            assert "".join([*pieces, way.push([], True)]) == shown
