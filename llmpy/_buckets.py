@@ -11,12 +11,15 @@ import functools
 import math
 import mmap
 import os
+import re
+import stat
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from . import _core, hardware
+from .checks import as_int
 from .errors import DeviceError, WeightUpdateError
 
 ITEM_BYTES = {
@@ -25,6 +28,10 @@ ITEM_BYTES = {
 }  # fmt: skip
 """Types that a tensor may have by name; which of them a weight takes is the updater's to say."""
 HANDLE_BYTES = 64
+MOST = 1 << 62
+"""Sizes and counts lie below it, so that sums of two fit into 64 bits."""
+COUNTER = re.compile(r"/?torch_[0-9A-Za-z_]{1,200}")
+"""Names that torch gives its files of counts."""
 _ALIGNMENT = 256
 
 MemoryTensor: TypeAlias = "tuple[str, int, str, tuple[int, ...], tuple[int, ...] | None]"
@@ -92,7 +99,11 @@ class IpcBucket:
         if not isinstance(handle, bytes | bytearray | int | str) or isinstance(handle, bool):
             raise TypeError(f"handle must be bytes, an int or a str, but is of type {type(handle).__name__}")
         self.handle = bytes(handle) if isinstance(handle, bytearray) else handle
-        self.nbytes = int(nbytes)
+        self.nbytes = as_int("nbytes", nbytes)
+        if not 0 <= self.nbytes < MOST:
+            raise ValueError(f"nbytes must be in [0, 2**62), got {nbytes}")
+        if counter is not None and not COUNTER.fullmatch(counter[0]):
+            raise ValueError(f"counter: wanted the name of a file of torch, such as '/torch_1_2_3', have {counter[0][:80]!r}")
         self.items = tuple(_item(item, self.nbytes) for item in items)
         self.device_uuid = device_uuid
         self.event = event
@@ -129,7 +140,8 @@ def _item(given: Sequence[Any], nbytes: int) -> IpcItem:
     if size is None:
         message = f"weight {item.name!r}: wanted one of {', '.join(ITEM_BYTES)}, have {item.dtype}"
         raise WeightUpdateError(message, mismatched=[item.name])
-    if any(n < 0 for n in item.shape) or item.offset < 0 or item.offset % size or _wrong_strides(item):
+    is_sized = all(0 <= n < MOST for n in (*item.shape, *(item.strides or ())))
+    if not is_sized or item.offset < 0 or item.offset % size or _wrong_strides(item):
         message = f"weight {item.name!r}: shape {item.shape}, strides {item.strides} at byte {item.offset} is no tensor"
         raise WeightUpdateError(message, mismatched=[item.name])
     end = item.offset + span(item.shape, item.strides) * size
@@ -140,7 +152,7 @@ def _item(given: Sequence[Any], nbytes: int) -> IpcItem:
 
 
 def _wrong_strides(item: IpcItem) -> bool:
-    return item.strides is not None and (len(item.strides) != len(item.shape) or any(n < 0 for n in item.strides))
+    return item.strides is not None and len(item.strides) != len(item.shape)
 
 
 def span(shape: Sequence[int], strides: Sequence[int] | None) -> int:
@@ -153,6 +165,22 @@ def span(shape: Sequence[int], strides: Sequence[int] | None) -> int:
 # ---- reading them ----------------------------------------------------------------------------------------------------
 
 
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""A FIFO without a writer, or a device, must not keep the update waiting."""
+
+
+def _check_file(handle: object, descriptor: int, n_bytes: int) -> None:
+    """Raises unless a descriptor is of a file, or of shared memory, of at least so many bytes."""
+    have = os.fstat(descriptor)
+    if not stat.S_ISREG(have.st_mode):
+        kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(have.st_mode), "no file")
+        message = f"IPC bucket: wanted a file or shared memory, {handle!r} is {kind}; give the path that ipc_bucket() gives"
+        raise DeviceError(message, operation="ipc_open")
+    if have.st_size < n_bytes:
+        raise ValueError(f"it has {have.st_size} bytes")
+
+
 class _HostMemory:
     """A mapped file."""
 
@@ -162,8 +190,9 @@ class _HostMemory:
             message = "IPC bucket: wanted a path or a descriptor of host memory, have a CUDA handle; give device_uuid"
             raise DeviceError(message, operation="ipc_open")
         try:
-            descriptor = os.open(handle, os.O_RDONLY | os.O_CLOEXEC) if isinstance(handle, str) else handle
+            descriptor = os.open(handle, _READ_FLAGS) if isinstance(handle, str) else handle
             try:
+                _check_file(handle, descriptor, bucket.nbytes)
                 self._map = mmap.mmap(descriptor, bucket.nbytes, prot=mmap.PROT_READ) if bucket.nbytes else None
             finally:
                 if isinstance(handle, str):
@@ -247,11 +276,13 @@ def _count_down(bucket: IpcBucket) -> None:
     counter, bucket.counter = bucket.counter, None
     if counter is None:
         return
-    with contextlib.suppress(OSError), open("/dev/shm/" + counter[0].lstrip("/"), "r+b") as file:
-        memory = mmap.mmap(file.fileno(), 0)
-        at = 64 + 8 * counter[1]  # behind the file's own count
-        (number,) = struct.unpack_from("=q", memory, at)
-        struct.pack_into("=q", memory, at, number - 1)
+    with contextlib.suppress(OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        descriptor = os.open("/dev/shm/" + counter[0].lstrip("/"), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(descriptor, "r+b") as file, mmap.mmap(descriptor, 0) as memory:
+            at = 64 + 8 * counter[1]  # behind the file's own count
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and 64 <= at <= len(memory) - 8:
+                (number,) = struct.unpack_from("=q", memory, at)
+                struct.pack_into("=q", memory, at, number - 1)
 
 
 # ---- making them -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from starlette.responses import Response
 
 from ..config import EngineConfig
 from ..errors import (
+    CheckpointError,
+    DeviceError,
     DeviceMemoryError,
     EngineAsleepError,
     EngineBusyError,
@@ -58,6 +60,10 @@ WORDS = {
     "NoExtensionBias": "no token goes on from here; relax it",
 }
 """Words for Python's callers, and what HTTP's clients read instead."""
+TRANSFERS = ("ipc_open", "nccl_open", "open", "init_weight_group", "receive")
+"""Operations of DeviceErrors that are about the sender of weights, not about the engine's device."""
+UNSERVED = (EngineDeadError, EngineClosedError, EngineAsleepError, EngineStuckError, WeightsMissingError, DeviceMemoryError)
+"""Errors that say that the engine serves nothing now."""
 
 log = logging.getLogger("llmpy.server")
 
@@ -133,8 +139,10 @@ def to_http(error: BaseException) -> HttpError:
     if isinstance(error, InvalidRequestError):
         code = TOO_LONG if "maximum model length" in str(error) else None
         return HttpError(400, for_clients(str(error)), error.parameter, code=code)
-    if isinstance(error, UnsupportedError | WeightUpdateError | ModelNotFoundError | NoAllowedTokenError):
+    if isinstance(error, UnsupportedError | WeightUpdateError | CheckpointError | ModelNotFoundError | NoAllowedTokenError):
         return HttpError(400, for_clients(str(error)))
+    if isinstance(error, DeviceError) and error.operation in TRANSFERS:
+        return HttpError(400, str(error))
     if isinstance(error, RequestFailedError) and isinstance(error.__cause__, InvalidRequestError | NoAllowedTokenError):
         return to_http(error.__cause__)  # a grammar that does not compile, or that other fields leave nothing of
     if isinstance(error, ImportError):  # an extra that the server lacks

@@ -153,5 +153,5 @@ def _bucket(given: Bucket) -> IpcBucket:
             raise HttpError(400, "buckets: wanted a CUDA handle in base64", "update_info") from None
     try:
         return IpcBucket(handle, given.nbytes, given.items, given.device_uuid)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise HttpError(400, f"buckets: {error}", "update_info") from None

@@ -1,10 +1,13 @@
 """Weights in memory of another process: buckets of host memory anywhere, CUDA IPC where there is a GPU."""
 
+import contextlib
 import gc
 import os
 import pickle
 import pickletools
 import socket
+import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import torch
 from memory_help import Process, Taken, raw
 
 from llmpy import _core
-from llmpy._buckets import write
+from llmpy._buckets import _count_down, write
 from llmpy.errors import DeviceError, UnsupportedError, WeightUpdateError
 from llmpy.rl import IpcBucket, IpcItem, ipc_bucket, ipc_from_torch
 
@@ -77,6 +80,34 @@ def test_handles_are_checked() -> None:
         pickle.dumps(IpcBucket(3, 24, [ONE], ""))
 
 
+@pytest.mark.parametrize("nbytes", [-1, -(2**70), 2**62, 2**64, 2**200])
+def test_sizes_that_no_memory_has(nbytes: int) -> None:
+    with pytest.raises(ValueError, match=r"nbytes must be in \[0, 2\*\*62\)"):
+        IpcBucket("/dev/shm/x", nbytes, [], "")
+    with pytest.raises(WeightUpdateError, match="is no tensor"):
+        IpcBucket("/dev/shm/x", 64, [("w", "float32", (0, nbytes), 0)], "")
+
+
+OTHER_NAMES = ["../../etc/passwd", "/../../tmp/x", "torch_1/../../x", "", "/", "/dev/sda", "sem.x", "/torch_1\0"]
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_names_of_counts_that_are_not_torchs(name: str) -> None:
+    with pytest.raises(ValueError, match="counter: wanted the name of a file of torch"):
+        IpcBucket(b"h" * 64, 24, [ONE], None, counter=(name, 0))
+
+
+def test_a_count_goes_down_within_its_file() -> None:
+    path = Path(f"/dev/shm/torch_{os.getpid()}_test")
+    path.write_bytes(struct.pack("=10q", *range(10)))
+    try:
+        for index in (0, 1, 2, -1, -8, 1 << 40):
+            _count_down(IpcBucket(b"h" * 64, 24, [ONE], None, counter=("/" + path.name, index)))
+        assert struct.unpack("=10q", path.read_bytes()) == (*range(8), 7, 8)
+    finally:
+        path.unlink()
+
+
 # ---- host memory -----------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +137,28 @@ def test_host_memory_of_another_process() -> None:
     assert update.written["half"][1] == "float16"
     with pytest.raises(DeviceError, match=r"wanted \d+ bytes of shared memory, '/proc/\d+/fd/\d+' has expired"):
         write(Taken(), [bucket])
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a device", "a socket"])
+@pytest.mark.parametrize("is_path", [True, False])
+def test_what_is_no_memory(tmp_path: Path, kind: str, is_path: bool) -> None:
+    """It is refused by name at once; a FIFO without a writer keeps nothing waiting."""
+    path = tmp_path / "handle"
+    with contextlib.ExitStack() as stack:
+        if kind == "a FIFO":
+            os.mkfifo(path)
+        elif kind == "a directory":
+            path.mkdir()
+        elif kind == "a device":
+            path = Path("/dev/zero")
+        else:
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
+        handle: int | str = str(path)
+        if not is_path and kind != "a socket":
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            stack.callback(os.close, handle)
+        with pytest.raises(DeviceError, match=kind if handle != str(path) or kind != "a socket" else "has expired"):
+            write(Taken(), [IpcBucket(handle, 8, [("w", "float32", (2,), 0)], "")])
 
 
 def test_torchs_tensors_in_host_memory() -> None:

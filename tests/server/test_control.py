@@ -1,6 +1,7 @@
 """A trainer beside the server: pauses, sleep, and weights from a group, from memory, from a directory."""
 
 import asyncio
+import os
 import threading
 
 import httpx
@@ -276,3 +277,35 @@ def test_trls_client(trainer, engine, monkeypatch):
 
 async def _scores(engine, ids):
     return (await engine.score(ids)).token_logprobs
+
+
+def test_what_a_trainer_sends_wrong_is_its_own_mistake(trainer, engine, tmp_path, caplog):
+    """Torn files, files that are none, sizes that no memory has, a trainer that is not there: 400, and no traceback."""
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    (torn / "model.safetensors").write_bytes(b"\xff" * 7)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    item = ["w", "float32", [2], 0]
+
+    def bucket(handle, nbytes=8, items=(item,)):
+        return {"update_info": {"buckets": [{"handle": str(handle), "nbytes": nbytes, "items": items, "device_uuid": ""}]}}
+
+    asks = {
+        "a FIFO": bucket(fifo),
+        "a directory": bucket(tmp_path),
+        "has expired": bucket(tmp_path / "nowhere"),
+        "nbytes must be": bucket(fifo, -1),
+        "2**62": bucket(fifo, 2**63 - 1),
+        "is no tensor": bucket(fifo, 8, [["w", "float32", [0, 2**63 - 1], 0]]),
+        "wanted at least 8 bytes, have 7": {"weight_dir": str(torn)},
+    }
+    for text, body in asks.items():
+        response = trainer.post("/update_weights", json=body)
+        assert response.status_code == 400 and text in response.json()["error"]["message"], (text, response.text)
+    info = {"master_address": "127.0.0.1", "master_port": 1, "timeout": 0.3}
+    response = trainer.post("/init_weight_transfer_engine", json={"init_info": info})
+    assert response.status_code == 400 and "wanted a store at 127.0.0.1:1" in response.json()["error"]["message"]
+    assert not [record for record in caplog.records if record.exc_info]
+    engine.check_health()
+    assert trainer.post("/v1/completions", json=ASK).status_code == 200
