@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _core, environment, hardware
-from .errors import ChatTemplateError, ConfigError, DeviceMemoryError, ModelNotFoundError
+from .errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError
 from .json_files import damaged, read_json
 from .options import refuse
 from .sampling_params import SamplingParams, sampling_fields
@@ -82,12 +82,30 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
 
     Returns:
         A ready engine and the resolved options.
+
+    Raises:
+        DeviceMemoryError: Memory is short; the message names the cache's size and its option.
     """
+    environment.start()
+    config = _resolve_sizes(config.replace(device=hardware.choose(config.device)))
+    try:
+        return _load(config, on_progress)
+    except MemoryError as error:
+        if isinstance(error, LlmpyError):
+            raise
+        wanted = int(config.kv_cache_memory_bytes or 0)
+        message = f"{config.model}: out of memory while the engine was made"
+        if wanted:
+            message += f"; the cache alone wants {wanted} bytes: lower kv_cache_memory_bytes (256MiB serve a small model)"
+        message += ", raise the process's limit (ulimit -v, the container's memory), or close() another engine"
+        raise DeviceMemoryError(message, wanted_bytes=wanted or None) from error
+
+
+def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) -> Loaded:
+    """The same, with options that say every size but those that depend on the weights."""
     from . import _pooling, hub, models
 
-    environment.start()
     result = Loaded()
-    config = _resolve_sizes(config.replace(device=hardware.choose(config.device)))
     files = hub.resolve(config.model, config.revision, config.hf_token, weights=config.load_format != "dummy")
     _check_format(config, files)
     result.name = files.name
