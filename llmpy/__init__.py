@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         EngineBusyError,
         EngineClosedError,
         EngineDeadError,
+        EngineStuckError,
         GenerationInterrupted,
         InvalidRequestError,
         LlmpyError,
@@ -69,7 +70,7 @@ _MODULES = {
     "config": "EngineConfig",
     "hardware": "build_info devices",
     "errors": "ChatTemplateError CheckpointError ConfigError DeviceError DeviceMemoryError EngineAsleepError "
-    "EngineBusyError EngineClosedError EngineDeadError GenerationInterrupted InvalidRequestError LlmpyError "
+    "EngineBusyError EngineClosedError EngineDeadError EngineStuckError GenerationInterrupted InvalidRequestError LlmpyError "
     "ModelNotFoundError NoAllowedTokenError NonFiniteLogitsError QueueFullError RequestFailedError UnsupportedError "
     "WeightsMissingError WeightUpdateError",
     "inputs": "PromptType TextPrompt TokensPrompt",
@@ -107,6 +108,7 @@ __all__ = [
     "EngineConfig",
     "EngineDeadError",
     "EngineStats",
+    "EngineStuckError",
     "GenerationInterrupted",
     "InvalidRequestError",
     "LlmpyError",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 from . import hardware
 from ._calls import new_request
 from ._frontend import Frontend
+from ._health import states_of
 from ._sleep import parts_asleep
 from .advice import METHODS, missing
 from .checks import as_int, refuse_names
@@ -54,6 +55,10 @@ class AnyDriver(Protocol):
     model: Model
     engine: Engine
     closed: bool
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause was asked for and not ended."""
 
     def check(self) -> None:
         """Raises unless the engine can be used."""
@@ -340,6 +345,7 @@ class EngineBase(ABC):
         for name, value in numbers.items():
             if name in known:
                 found[name] = float(value) if known[name].type == "float" else int(value)
+        found["states"] = states_of(self._driver.engine, self._driver.is_paused)
         total = found.get("kv_blocks_total", 0)
         found["finished"] = {
             reason: sum(int(numbers.get(f"finished_{name}", 0)) for name in names) for reason, names in _FINISH_NAMES.items()

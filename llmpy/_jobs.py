@@ -49,7 +49,8 @@ class JobQueue:
     def __init__(self, name: str, max_threads: int = 1) -> None:
         self._name, self._max_threads = name, max_threads
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._unfinished: dict[int, float] = {}
+        self._unfinished: dict[int, float | None] = {}
+        """By the job's id: when it was begun; None: it waits."""
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._is_closed = False
@@ -59,10 +60,15 @@ class JobQueue:
         """Jobs that wait or run."""
         return len(self._unfinished)
 
-    def oldest_seconds(self) -> float:
-        """Seconds since the oldest unfinished job was put; 0: there is none."""
-        started = min(self._unfinished.copy().values(), default=None)
-        return 0.0 if started is None else time.monotonic() - started
+    def stuck_seconds(self) -> float:
+        """Seconds for which no thread has been free; 0: one is."""
+        begun = [since for since in self._unfinished.copy().values() if since is not None]
+        return time.monotonic() - max(begun) if begun and len(begun) >= len(self._threads) else 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more threads may start."""
+        return len(self._threads) >= self._max_threads
 
     def put(self, job: Job) -> None:
         """Queues a job. After an exception the job is not queued and neither method is called.
@@ -75,7 +81,7 @@ class JobQueue:
                 raise EngineClosedError("engine is closed")
             if len(self._threads) <= len(self._unfinished) and len(self._threads) < self._max_threads:
                 self._try_start()
-            self._unfinished[id(job)] = time.monotonic()
+            self._unfinished[id(job)] = None
             try:
                 self._queue.put(job)
             except BaseException:
@@ -123,7 +129,7 @@ class JobQueue:
             self.close()
 
 
-def _serve(queue: SimpleQueue[Job | None], unfinished: dict[int, float]) -> None:
+def _serve(queue: SimpleQueue[Job | None], unfinished: dict[int, float | None]) -> None:
     """A helper thread. Nothing but the end of the queue ends it."""
     while True:
         job = None
@@ -131,6 +137,7 @@ def _serve(queue: SimpleQueue[Job | None], unfinished: dict[int, float]) -> None
             job = queue.get()
             if job is None:
                 return
+            unfinished[id(job)] = time.monotonic()
             _end(job)
         except BaseException:
             _log("a helper thread goes on after an error")
@@ -223,6 +230,12 @@ def is_cancellation(error: BaseException) -> bool:
 
 _shared: tuple[int, JobQueue] | None = None
 """Process and queue: a child process has none of its parent's threads."""
+
+
+def shared_stuck_seconds() -> float:
+    """Seconds for which every helper thread of the process has been busy, once there are as many as there may be."""
+    jobs = None if _shared is None else _shared[1]
+    return jobs.stuck_seconds() if jobs is not None and jobs.is_full else 0.0
 
 
 async def beside(function: Callable[..., Result], *args: Any) -> Result:

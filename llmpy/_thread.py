@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ._core import Channel, EngineThread
+from ._health import Watch
 from ._jobs import RETRY_S, JobQueue
 from .errors import EngineClosedError, EngineDeadError
 
@@ -48,6 +49,7 @@ class ThreadDriver:
         """By number; those that the core has taken."""
         self.named: dict[str, Feed] = {}
         """By request id; those in flight."""
+        self.watch = Watch(self)
         self._pid = os.getpid()
         self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
         self._table = threading.Lock()
@@ -81,6 +83,11 @@ class ThreadDriver:
         """A block that the engine must be able to run for; it raises as `check_alive`."""
         self.check_alive()
         yield
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause was asked for and not ended."""
+        return self.thread.is_pausing()
 
     def raise_death(self) -> None:
         """Raises what killed the engine, if something did."""
@@ -131,6 +138,11 @@ class ThreadDriver:
     async def settle(self) -> None:
         """Waits until everything that was asked so far has been acted on."""
         await self.until(CLOSED, self.thread.next_boundary())
+
+    def fail_all(self, message: str) -> None:
+        """Ends every request in flight; its reader gets an EngineClosedError with this message."""
+        for feed in self.find(None):
+            feed.fail(EngineClosedError(message))
 
     def find(self, request_ids: str | Iterable[str] | None) -> list[Feed]:
         """Requests in flight by id; None = all. Unknown ids are passed over."""

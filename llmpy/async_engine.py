@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from . import _calls, _pooling
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
 from ._feeds import DeferredSubmission, Feed, PendingResult, RequestHandle, RequestStream
+from ._health import STUCK_AFTER_S, check_serving
 from ._jobs import beside
 from ._later import LaterMethods
 from ._requests import Request
 from ._sleep import check_mode
 from ._sleep_async import SleepingAsyncEngine
-from ._thread import CLOSED, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
+from ._thread import CLOSED, DEAD, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
 from ._weight_group import AsyncWeightGroups
 from ._weights import AsyncUpdateCalls, Weights
 from .checks import as_int
@@ -437,7 +438,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
     def is_paused(self) -> bool:
         """Whether a pause was asked for and not ended."""
         self._driver.check()
-        return self._driver.thread.is_pausing()
+        return self._driver.is_paused
 
     pause_generation = pause
     resume_generation = resume
@@ -473,14 +474,26 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         await self._driver.until(HAS_ROOM | OVER)
         self._driver.check_alive()
 
-    def check_health(self) -> None:
-        """Raises if the engine cannot run requests.
+    def check_health(self, stuck_after_s: float = STUCK_AFTER_S, alive_only: bool = False) -> None:
+        """Raises unless a request would be served now. While weights are updated requests wait for a moment: that is healthy.
+
+        Args:
+            stuck_after_s: Seconds that a step, the helper threads or an update may take without progress. A step and an
+                update are timed from the first call that finds them, so call this regularly.
+            alive_only: Raise only what no call of the engine can end: not for a pause, sleep or missing weights.
 
         Raises:
-            EngineDeadError: A fault has killed it; the cause is chained.
-            EngineClosedError: It was closed.
+            EngineDeadError: A fault has killed the engine; the cause is chained.
+            EngineClosedError: It was closed, or shuts down.
+            EngineStuckError: Something makes no progress; the message names it.
+            EngineAsleepError: It sleeps or is paused.
+            WeightsMissingError: Its weights are incomplete, after sleep at level 2 or an update that failed half-way.
         """
-        self._driver.check_alive()
+        driver = self._driver
+        driver.check_alive()
+        driver.watch.check(stuck_after_s)
+        if not alive_only:
+            check_serving(driver.engine, driver.is_paused)
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -503,7 +516,9 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""
-        return replace(super().stats(), paused=self.is_paused)
+        stats, driver = super().stats(), self._driver
+        states = ("dead",) if driver.thread.state() & DEAD else stats.states
+        return replace(stats, paused=driver.is_paused, states=states)
 
     def check(self) -> None:
         """Walks the invariants of block manager and scheduler between two steps; a RuntimeError names a broken one."""

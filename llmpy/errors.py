@@ -124,6 +124,10 @@ class EngineAsleepError(LlmpyError, RuntimeError):
     """The engine sleeps."""
 
 
+class EngineStuckError(LlmpyError, RuntimeError):
+    """The engine, or a thread beside it, has made no progress for longer than a limit."""
+
+
 class QueueFullError(LlmpyError, RuntimeError):
     """The limit of waiting requests is reached."""
 

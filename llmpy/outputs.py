@@ -536,6 +536,7 @@ class EngineStats:
     `num_replayed_steps` counts steps that replayed a captured graph, `num_mixed_preemptions` those preemptions (they are among
     `num_preemptions`) that rebuilt the cache of a sample under newer weights than it began with. `state_snapshots` of recurrent
     states lie in the pool and can be found, in `state_snapshot_bytes` of it; they give way to what runs, as cached blocks do.
+    `states` says what keeps steps from running: "paused", "updating", "weights missing", "asleep", "dead", or is ("serving",).
     `num_masks` were filled for grammars, which took threads `mask_us` microseconds. Of `num_waiting`, `num_held` wait for a
     pause to end and `num_compiling` for their grammar. `nonfinite_rows` drew nothing, since their logits were not finite.
     """
@@ -556,6 +557,7 @@ class EngineStats:
     weight_epoch: int = 0
     sleep_level: int = 0
     paused: bool = False
+    states: tuple[str, ...] = ("serving",)
     allocations_since_warmup: int = 0
     last_step_ms: float = 0.0
     uptime_s: float = 0.0

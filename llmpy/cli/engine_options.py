@@ -62,6 +62,7 @@ def _serve(parser: ArgumentParser) -> None:
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="info (default); warning: no line per request")
     parser.add_argument("--log-prompts", action="store_true", help="bodies of requests go to the log")
     parser.add_argument("--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds for what runs at the end")
+    parser.add_argument("--stuck-timeout", type=float, default=300.0, metavar="S", help="/health fails after such a standstill")
     parser.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="browsers there may call")
     parser.add_argument("--keep-responses", type=int, default=0, metavar="N", help="responses that can be asked for again")
     parser.add_argument("--render-only", action="store_true", help="tokenise and render for others; no weights, no device")

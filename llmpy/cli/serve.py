@@ -20,6 +20,7 @@ from ..errors import ConfigError
 from .common import model_path
 from .engine_options import engine_options
 from .listening import bind
+from .stderr import Lines
 from .tls import tls_options
 from .vllm_flags import REASONING_PARSERS, TOOL_PARSERS, parser_name
 
@@ -31,12 +32,18 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def run(chosen: Namespace) -> int:
     """Loads the model and serves it until SIGTERM or Ctrl-C."""
+    with contextlib.redirect_stderr(Lines(sys.stderr)):
+        return _run(chosen)
+
+
+def _run(chosen: Namespace) -> int:
     keys, control_keys = _keys(chosen)
     tls = tls_options(chosen)
     try:
         import uvicorn
 
         from ..server import Renderer, build_app
+        from ..server.app import find_service
         from ..server.connections import bounded
         from ..server.service import Options
     except ImportError as error:
@@ -44,7 +51,7 @@ def run(chosen: Namespace) -> int:
     from .. import AsyncEngine
 
     class Server(uvicorn.Server):
-        """uvicorn's, but that a signal to end it makes no bad status."""
+        """uvicorn's, but ended by a signal it returns instead of raising the signal again."""
 
         def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
             return _signals(self, chosen.shutdown_timeout)
@@ -63,8 +70,9 @@ def run(chosen: Namespace) -> int:
         started = time.perf_counter()
         engine = (Renderer if chosen.render_only else AsyncEngine)(model_path(chosen), **options)
         print(f"{engine!r}\nready after {time.perf_counter() - started:.2f} s", file=sys.stderr)
+        app = build_app(engine, **served)
         config = uvicorn.Config(
-            build_app(engine, **served),
+            app,
             http=bounded(_connections(chosen.max_connections), chosen.stream_timeout),
             log_config=None,
             access_log=False,
@@ -77,7 +85,7 @@ def run(chosen: Namespace) -> int:
             stack.callback(engine.close)
             stack.enter_context(publish(engine))
         runner = stack.enter_context(asyncio.Runner(loop_factory=_loop_factory()))
-        runner.run(_serve(server, chosen, sockets))
+        runner.run(_serve(server, find_service(app), chosen, sockets))
     return 0
 
 
@@ -99,7 +107,7 @@ def _keys(chosen: Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _options(chosen: Namespace, **others: Any) -> dict[str, Any]:
     """Those of the application."""
     names = "tool_call_parser reasoning_parser allow_request_template max_body_bytes stream_timeout shutdown_timeout"
-    names += " log_prompts keep_responses salt_by_key control metrics_compat reject_when_asleep"
+    names += " stuck_timeout log_prompts keep_responses salt_by_key control metrics_compat reject_when_asleep"
     made = {name: getattr(chosen, name) for name in names.split()}
     for option, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
         made[option] = parser_name(known, "--" + option.replace("_", "-"), made[option])
@@ -159,9 +167,11 @@ def _signals(server: Any, seconds: float) -> Iterator[None]:
     """SIGTERM and Ctrl-C end the server once its requests have had their time, a second one ends it at once."""
 
     def handle(number: int, frame: object) -> None:
-        if not server.should_exit:
-            print(f"ending: what runs has {seconds:g} s; another signal ends it now", file=sys.stderr)
-        server.force_exit, server.should_exit = server.should_exit, True
+        is_first = not server.should_exit
+        server.force_exit, server.should_exit = not is_first, True
+        if is_first:
+            with contextlib.suppress(Exception):  # nothing that printing meets may keep the server from ending
+                print(f"ending: what runs has {seconds:g} s; another signal ends it now", file=sys.stderr)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -171,8 +181,9 @@ def _signals(server: Any, seconds: float) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _serve(server: Any, chosen: Namespace, sockets: list[socket.socket]) -> None:
+async def _serve(server: Any, service: Any, chosen: Namespace, sockets: list[socket.socket]) -> None:
     """Serves, and says where as soon as it listens."""
+    ending = asyncio.ensure_future(_end_requests(server, service, chosen.shutdown_timeout))
     task = asyncio.ensure_future(server.serve(sockets))
     while not server.started and not task.done():
         await asyncio.sleep(0.01)
@@ -182,7 +193,19 @@ async def _serve(server: Any, chosen: Namespace, sockets: list[socket.socket]) -
         if not chosen.render_only:
             print(f"open {address}/ in a browser, or give this base address to clients:", file=sys.stderr)
         print(f"{address}/v1", file=sys.stderr, flush=True)
-    await task
+    try:
+        await task
+    finally:
+        ending.cancel()
+
+
+async def _end_requests(server: Any, service: Any, seconds: float) -> None:
+    """Once the server is to end, refuses new requests, and ends those that still run after so many seconds."""
+    while not server.should_exit:
+        await asyncio.sleep(0.02)
+    service.is_draining = True
+    await asyncio.sleep(seconds)
+    service.end_requests()
 
 
 def in_url(host: str) -> str:

@@ -122,8 +122,8 @@ class Replica:
             task.cancel()
 
     def check_health(self) -> None:
-        """Raises when the engine is dead, and Ray Serve makes another replica."""
-        self._engine.check_health()
+        """Raises when the engine is dead or stuck, not when it is paused or sleeps; Ray Serve makes another replica then."""
+        self._engine.check_health(alive_only=True)
 
     def __del__(self) -> None:
         if "_engine" in self.__dict__:

@@ -68,7 +68,7 @@ def size(count: int) -> str:
 
 
 def llm_line(llm: EngineBase) -> str:
-    """`LLM(Qwen3-0.6B, bfloat16, cuda:0, weights 1.2 GB, cache 41,216 tokens, idle)`."""
+    """`LLM(Qwen3-0.6B, bfloat16, cuda:0, weights 1.2 GB, cache 41,216 tokens, idle)`; the last words tell its state."""
     if llm.closed:
         return f"{type(llm).__name__}({llm.name}, closed)"
     stats, config, memory = llm.stats(), llm.config, llm.memory()
@@ -76,6 +76,8 @@ def llm_line(llm: EngineBase) -> str:
         room = f"{stats.kv_blocks_total // llm.num_cache_groups * config.block_size:,} tokens"
     else:
         room = f"{stats.kv_blocks_total // llm.num_state_blocks:,} states"
-    state = f"{stats.num_running} running, {stats.num_waiting} waiting" if stats.num_unfinished else "idle"
+    busy = [f"{stats.num_running} running, {stats.num_waiting} waiting"] if stats.num_unfinished else []
+    holds = [f"asleep at level {stats.sleep_level}" if one == "asleep" else one for one in stats.states if one != "serving"]
+    state = ", ".join([*holds, *busy]) or "idle"
     kind, weights = type(llm).__name__, size(memory.get("weights", 0))
     return f"{kind}({llm.name}, {llm.weight_type}, {config.device}, weights {weights}, cache {room}, {state})"

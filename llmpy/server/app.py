@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,14 +14,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..async_engine import AsyncEngine
 from ..errors import QueueFullError
 from . import anthropic, control, models, page, pooling, render, responses, scoring, weights
 from .chat import chat_completions
 from .completions import completions
-from .errors import HttpError, log, refusal
+from .errors import HttpError, ending, log, refusal
 from .frames import ClientGone
 from .generate import generate
 from .metrics import metrics
@@ -52,7 +53,7 @@ GET: dict[str, Handler] = {
     "/v1/models/{name:path}": models.model,
     "/tokenizer_info": models.tokenizer_info,
     "/health": models.health,
-    "/ping": models.health,
+    "/ping": models.ping,
     "/version": models.version,
     "/load": models.load,
     "/metrics": metrics,
@@ -131,6 +132,14 @@ def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
     return guarded
 
 
+def find_service(app: ASGIApp) -> Service:
+    """What an application of `build_app` serves."""
+    while isinstance(app, CORSMiddleware):
+        app = app.app
+    assert isinstance(app, Guard)
+    return app._service
+
+
 class _endpoint:
     """A handler as an ASGI application, which Starlette calls without a wrapper of its own."""
 
@@ -139,12 +148,23 @@ class _endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._service.running += 1
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         try:
             request = Request(scope, receive)
             response = await self._answer(request)
             if self._service.options.log_prompts and scope["method"] == "POST":
                 log.info("%s %s", scope["path"], getattr(request, "_body", b"").decode(errors="replace"))
-            await response(scope, receive, send)
+            await response(scope, receive, noted)
+        except asyncio.CancelledError:
+            if has_begun or not self._service.is_over:
+                raise
+            await refusal(ending(), scope["path"])(scope, receive, send)
         finally:
             self._service.running -= 1
 

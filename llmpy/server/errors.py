@@ -21,6 +21,7 @@ from ..errors import (
     EngineBusyError,
     EngineClosedError,
     EngineDeadError,
+    EngineStuckError,
     InvalidRequestError,
     LlmpyError,
     ModelNotFoundError,
@@ -57,6 +58,8 @@ WORDS = {
     "; chat_template, or generate() with a text prompt": "; start the server with --chat-template, or use /v1/completions",
     "The decoder prompt": "The prompt",
     "call wake_up()": "POST /wake_up",
+    "call resume()": "POST /resume",
+    "use level=1": "use level 1",
     "NoExtensionBias": "no token goes on from here; relax it",
 }
 """Words for Python's callers, and what HTTP's clients read instead."""
@@ -126,14 +129,19 @@ def _with_flag(found: re.Match[str]) -> str:
     return f"{found[1]} --{found[2].replace('_', '-')}" if found[2] in OPTIONS else found[0]
 
 
+def ending() -> HttpError:
+    """The answer of a server that ends."""
+    return HttpError(503, "the server is shutting down", retry_after=5)
+
+
 def to_http(error: BaseException) -> HttpError:
     """An error of the engine, or of a body that did not parse, as an answer; what is nobody's request's fault is logged."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, QueueFullError):
         return HttpError(429, for_clients(str(error)), retry_after=1)
-    if isinstance(error, EngineDeadError | EngineClosedError | EngineAsleepError | WeightsMissingError | DeviceMemoryError):
-        return HttpError(503, str(error), retry_after=5)
+    if isinstance(error, UNSERVED):
+        return HttpError(503, for_clients(str(error)), retry_after=5)
     if isinstance(error, EngineBusyError):
         return HttpError(409, str(error))
     if isinstance(error, InvalidRequestError):

@@ -6,6 +6,7 @@ Routers ask often. All text but the numbers is made once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from .._health import STATES
 from ..outputs import EngineStats, Histogram
 from .service import METRICS, Service
 
@@ -106,6 +108,11 @@ def _families(version: object, block_size: int, num_blocks: int, bounds: Bounds)
             [("", {"state": level}) for level in levels],
             lambda stats, _: (int(stats.sleep_level == level) for level in levels),
         ),
+        Family(
+            "engine_state", "gauge", "1 for each state that the engine is in; serving: a request would be served.",
+            [("", {"state": state.replace(" ", "_")}) for state in STATES],
+            lambda stats, _: (int(state in stats.states) for state in STATES),
+        ),
         _info("weight_version_info", "The label of the weights; 1.", version=version),
         *(_one(name, "counter", help, ours) for name, help, ours in COUNTERS),
         Family(
@@ -143,7 +150,7 @@ def _labels(labels: Mapping[str, object]) -> Iterator[str]:
 def text(service: Service) -> str:
     """Everything that is counted, in Prometheus' text format."""
     engine, prefixes = service.engine, METRICS[service.options.metrics_compat]
-    stats, histograms = engine.stats(), engine.histograms()
+    stats, histograms = replace(engine.stats(), states=service.states()), engine.histograms()
     bounds = tuple((name, histogram.bounds) for name, histogram in histograms.items())
     layout = engine.weight_version, engine.config.block_size, stats.kv_blocks_total, bounds
     values = list(chain.from_iterable(family.values(stats, histograms) for family in _families(*layout)))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import HttpError, log, refusal
+from .errors import HttpError, ending, log, refusal
 from .page import is_page
 from .service import Service
 
@@ -99,7 +99,8 @@ class Guard:
             message = f"queue: wanted fewer than {self._service.max_running} requests at once; raise max_queued_requests"
             raise HttpError(429, message, retry_after=self._service.queue_seconds())
         if self._service.is_draining:
-            raise HttpError(503, "the server is shutting down", retry_after=5)
+            raise ending()
+        self._service.check_weights()
         if self._service.options.reject_when_asleep and self._service.engine.is_sleeping():
             raise HttpError(503, "the engine sleeps; /wake_up", retry_after=5)
 

@@ -98,9 +98,13 @@ async def tokenizer_info(service: Service, request: Request) -> ASGIApp:
 
 async def health(service: Service, request: Request) -> ASGIApp:
     """200 when a request would be served."""
-    service.engine.check_health()
-    if service.is_draining:
-        raise HttpError(503, "the server is shutting down")
+    service.check_health()
+    return answer({})
+
+
+async def ping(service: Service, request: Request) -> ASGIApp:
+    """200 unless only a new process helps: also while the engine is paused, asleep or without weights."""
+    service.check_health(alive_only=True)
     return answer({})
 
 

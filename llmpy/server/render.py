@@ -35,7 +35,7 @@ class Renderer:
         self.tokenizer: Tokenizer
         self.config, self.tokenizer = load_renderer(EngineConfig(model=str(model), **options))
 
-    def check_health(self) -> None:
+    def check_health(self, stuck_after_s: float = 0.0, alive_only: bool = False) -> None:
         """It is always well."""
 
     def is_sleeping(self) -> bool:

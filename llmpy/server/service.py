@@ -14,18 +14,19 @@ import msgspec
 from starlette.requests import Request
 
 from .._feeds import RequestStream
+from .._health import STUCK_AFTER_S, TORN
 from .._jobs import beside
 from .._scoring import render
 from ..async_engine import AsyncEngine
 from ..chat import choose
-from ..errors import ConfigError
+from ..errors import ConfigError, EngineStuckError, WeightsMissingError
 from ..hub import REPOSITORY
 from ..inputs import Prompt
 from ..outputs import RequestOutput
 from ..sampling_params import RequestOutputKind
 from ..tokenizer import Tokenizer
 from .dialect import Dialect, check_parser_names
-from .errors import HttpError, log
+from .errors import HttpError, ending, log
 from .logprobs import LogprobWriter
 from .protocol import Sampling
 from .responses_store import ResponseStore
@@ -58,6 +59,7 @@ class Options:
         max_body_bytes: Longest body.
         stream_timeout: Seconds that a client may leave a frame unread.
         shutdown_timeout: Seconds that running requests get when the server ends.
+        stuck_timeout: Seconds without progress of a step, a helper thread or an update, after which /health fails.
         log_prompts: Prompts are logged.
         cors_origins: Origins that browsers may call from; () = none.
         keep_responses: How many responses of /v1/responses are kept.
@@ -77,6 +79,7 @@ class Options:
     max_body_bytes: int = 32 << 20
     stream_timeout: float = 60.0
     shutdown_timeout: float = 30.0
+    stuck_timeout: float = STUCK_AFTER_S
     log_prompts: bool = False
     cors_origins: tuple[str, ...] = ()
     keep_responses: int = 0
@@ -129,6 +132,8 @@ class Service:
     options: Options
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
+    is_over: bool = False
+    """Whether the requests that still run are being ended."""
     running: int = 0
     """Requests that are being answered."""
     body_bytes: int = 0
@@ -145,6 +150,50 @@ class Service:
         """Seconds that what waits will take to start, as fast as requests have ended lately."""
         stats = self.engine.stats()
         return self._speed.seconds(stats.num_waiting, sum(stats.finished.values()), time.monotonic())
+
+    def check_health(self, alive_only: bool = False) -> None:
+        """Raises unless a request would be served; see AsyncEngine.check_health.
+
+        Raises:
+            HttpError: 503, the server is shutting down.
+        """
+        self.engine.check_health(self.options.stuck_timeout, alive_only)
+        if self.is_draining and not alive_only:
+            raise ending()
+
+    def check_weights(self) -> None:
+        """Raises where a request would wait for weights that no update is bringing.
+
+        Raises:
+            HttpError: 503, an update has failed half-way, or the engine has slept at level 2 without one since.
+        """
+        if not isinstance(self.engine, AsyncEngine):
+            return
+        core = self.engine._driver.engine
+        try:
+            if core.holds() == TORN:
+                core.raise_refusal()
+        except WeightsMissingError as error:
+            raise HttpError(503, str(error), retry_after=5) from None
+
+    def states(self) -> tuple[str, ...]:
+        """The engine's states, and those of the server: "draining", "stuck"."""
+        found = self.engine.stats().states
+        try:
+            self.check_health()
+        except EngineStuckError:
+            found = *found, "stuck"
+        except Exception:  # told by the engine's states
+            pass
+        if self.is_draining:
+            found = *found, "draining"
+        return tuple(state for state in found if state != "serving") or found
+
+    def end_requests(self) -> None:
+        """Ends the requests that still run, each with the error of its protocol."""
+        self.is_over = True
+        if isinstance(self.engine, AsyncEngine):
+            self.engine._driver.fail_all("the server is shutting down")
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ BASES = {
     "EngineBusyError": (RuntimeError, []),
     "EngineClosedError": (RuntimeError, []),
     "EngineAsleepError": (RuntimeError, []),
+    "EngineStuckError": (RuntimeError, []),
     "QueueFullError": (RuntimeError, ["num_waiting"]),
 }
 

@@ -12,6 +12,7 @@ import zmq
 from llmpy import AsyncEngine
 from llmpy._feeds import Feed, RequestStream
 from llmpy.server import build_app, connections, frames
+from llmpy.server.app import find_service
 from llmpy.server.batch import call
 from llmpy.server.kv_events import KvEventPublisher
 
@@ -114,7 +115,7 @@ def test_an_error_in_a_background_response(engine, monkeypatch, error):
             assert status == 200
             kept = msgspec.json.decode(content)["id"]
             async with asyncio.timeout(WAIT_S):
-                while (found := app._service.responses.get(None, kept).whole())["status"] == "in_progress":
+                while (found := find_service(app).responses.get(None, kept).whole())["status"] == "in_progress":
                     await asyncio.sleep(0.01)
             assert found["status"] == "failed"
         assert await serves(app)

@@ -1,0 +1,89 @@
+"""What an engine is doing, and whether a request would be served."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from . import _jobs
+from .errors import EngineAsleepError, EngineStuckError
+
+if TYPE_CHECKING:
+    from ._core import Engine
+    from ._thread import ThreadDriver
+
+STUCK_AFTER_S = 300.0
+"""Seconds without progress after which an engine counts as stuck, unless the caller says otherwise."""
+UPDATING, TORN, ASLEEP = 1, 2, 4 | 8 | 16
+"""enum engine_hold"""
+RESTART = "restart the process, or raise the limit"
+STATES = ("serving", "paused", "updating", "weights missing", "asleep", "dead", "stuck", "draining")
+
+
+def states_of(engine: Engine, is_paused: bool) -> tuple[str, ...]:
+    """What keeps steps from running, of STATES; ("serving",): nothing does."""
+    holds = engine.holds()
+    found = {"asleep": holds & ASLEEP, "weights missing": holds & TORN, "updating": holds & UPDATING, "paused": is_paused}
+    return tuple(name for name, has in found.items() if has) or ("serving",)
+
+
+def check_serving(engine: Engine, is_paused: bool) -> None:
+    """Raises what a call has to end before a request is served. An update ends by itself, so it is not named.
+
+    Raises:
+        EngineAsleepError: The engine sleeps or is paused.
+        WeightsMissingError: Its weights are incomplete.
+    """
+    if engine.holds() & ASLEEP or not engine.holds() & UPDATING:
+        engine.raise_refusal()
+    if is_paused:
+        raise EngineAsleepError("engine is paused; call resume()")
+
+
+class Watch:
+    """Notices between two looks what has made no progress.
+
+    Args:
+        driver: The engine.
+    """
+
+    def __init__(self, driver: ThreadDriver) -> None:
+        self._driver = driver
+        self._awaited: tuple[int, float] | None = None
+        """The boundary between two steps that the engine's thread has been asked for, and when."""
+        self._update_began: float | None = None
+
+    def check(self, limit: float) -> None:
+        """Raises if something has made no progress for longer than a limit.
+
+        Args:
+            limit: Seconds. The time of a step and of an update counts from the first look that found it.
+
+        Raises:
+            EngineStuckError: It names the thing.
+        """
+        found = (
+            (self._step_seconds(), "a step of the engine has not ended", RESTART),
+            (self._driver.jobs.stuck_seconds(), "the text of a request is being tokenised", RESTART),
+            (_jobs.shared_stuck_seconds(), "every helper thread of the process is busy", RESTART),
+            (self._update_seconds(), "a weight update is open", "commit or abort it"),
+        )
+        for age, what, advice in found:
+            if age > limit:
+                raise EngineStuckError(f"engine is stuck: {what} for {age:.0f} s, longer than {limit:g} s; {advice}")
+
+    def _step_seconds(self) -> float:
+        """Seconds since a step boundary was asked for that has not come."""
+        thread, now = self._driver.thread, time.monotonic()
+        if self._awaited is None or thread.boundary() >= self._awaited[0]:
+            self._awaited = thread.next_boundary(), now
+        return now - self._awaited[1]
+
+    def _update_seconds(self) -> float:
+        if not self._driver.engine.holds() & UPDATING:
+            self._update_began = None
+            return 0.0
+        if self._update_began is None:
+            self._update_began = time.monotonic()
+        return time.monotonic() - self._update_began
+
