@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._core import Engine
     from ._driver import Driver
     from ._requests import Request
+    from ._weights import Weights
     from .outputs import RequestOutput
 
 PAUSES = {"wait": 1, "keep": 2, "abort": 3}
@@ -69,14 +70,20 @@ def sleeps_so(engine: Engine, level: int, parts: int) -> bool:
     """Whether an engine is in the state already that a call asks for."""
     asleep = parts_asleep(engine)
     memory = parts & 3 if level else 0
-    drops = level == 2 and bool(parts & 1)
-    return bool(asleep & 4) and asleep & memory == memory and not (drops and engine.stats()["sleep_level"] < 2)
+    has_copy = drops_weights(level, parts) and engine.stats()["sleep_level"] < 2
+    return bool(asleep & 4) and asleep & memory == memory and not has_copy
+
+
+def drops_weights(level: int, parts: int) -> bool:
+    """Whether a sleep keeps no copy of the weights."""
+    return level == 2 and bool(parts & PARTS["weights"])
 
 
 class SleepingLLM:
     """Calls of LLM that stop it and go on."""
 
     _driver: Driver
+    _weights: Weights
     _named: dict[str, Request]
 
     def abort(self, request_ids: str | Iterable[str] | None = None) -> list[RequestOutput]:
@@ -160,6 +167,7 @@ class SleepingLLM:
             tags: "weights", "kv_cache": give back only these; None = both.
 
         Raises:
+            UnsupportedError: Level 2, and no update could bring these weights back: quantised ones, or a Llama's GGUF file.
             DeviceMemoryError: The host has no memory for the weights; nothing has changed but what `mode` ended.
             EngineBusyError: Another thread uses the engine, or its weights are being updated.
         """
@@ -167,6 +175,8 @@ class SleepingLLM:
         check_mode(mode)
         with self._driver.driving(steps=False):
             if not sleeps_so(self._driver.engine, level, parts):
+                if drops_weights(level, parts):
+                    self._weights.check_updatable("sleep(level=2)")
                 self._quiet(mode)
                 self._driver.engine.sleep(level, parts)
 

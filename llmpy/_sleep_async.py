@@ -6,17 +6,19 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ._jobs import beside
-from ._sleep import PAUSES, check_level, check_mode, parts_of, sleeps_so
+from ._sleep import PAUSES, check_level, check_mode, drops_weights, parts_of, sleeps_so
 from ._thread import OVER, PAUSED
 
 if TYPE_CHECKING:
     from ._thread import ThreadDriver
+    from ._weights import Weights
 
 
 class SleepingAsyncEngine:
     """Calls of AsyncEngine for sleep."""
 
     _driver: ThreadDriver
+    _weights: Weights
 
     async def sleep(self, level: int = 1, mode: str = "abort", tags: str | Iterable[str] | None = None) -> None:
         """Gives memory back until `wake_up`; addresses and captured graphs stay good. New requests queue.
@@ -29,6 +31,7 @@ class SleepingAsyncEngine:
             tags: "weights", "kv_cache": give back only these; None = both.
 
         Raises:
+            UnsupportedError: Level 2, and no update could bring these weights back: quantised ones, or a Llama's GGUF file.
             DeviceMemoryError: The host has no memory for the weights; nothing has changed but what `mode` ended.
             EngineBusyError: The weights are being updated.
         """
@@ -37,6 +40,8 @@ class SleepingAsyncEngine:
         driver.check_alive()
         if sleeps_so(driver.engine, level, parts):
             return
+        if drops_weights(level, parts):
+            self._weights.check_updatable("sleep(level=2)")
         if mode == "wait" and driver.engine.holds():  # nothing can end meanwhile
             number = PAUSES["keep"]
         driver.thread.begin_sleep(number)

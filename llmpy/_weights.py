@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
-from .errors import EngineBusyError
+from .errors import EngineBusyError, UnsupportedError
 
 if TYPE_CHECKING:
     from ._frontend import Frontend
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ._weight_group import WeightGroup
 
 _opening = threading.Lock()
+FLOATS = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,26 @@ class Weights:
         self._is_open = False
         self.abandoned: _core.WeightUpdate | None = None
         """An open update that nobody holds, and that could not be given up while another thread used the engine."""
+
+    def check_updatable(self, what: str) -> None:
+        """Raises if no update could bring the weights back.
+
+        Args:
+            what: The call that would drop them, for the message.
+
+        Raises:
+            UnsupportedError: The files keep the weights in a form that updates cannot make.
+        """
+        reason = None
+        try:
+            _core.WeightUpdate(self.model, self.runner, self.ordinal)
+            quantized = [info for info in self.model.weight_info() if info["dtype"] not in FLOATS]
+            if quantized:
+                reason = f"weight {quantized[0]['name']!r} is stored as {quantized[0]['dtype']}, which updates cannot make"
+        except UnsupportedError as error:
+            reason = str(error)
+        if reason is not None:
+            raise UnsupportedError(f"{what} drops the weights, and no update could bring them back: {reason}; or use level=1")
 
     def begin(self, **options: Any) -> WeightUpdate:
         """An update; EngineBusyError if one is open."""

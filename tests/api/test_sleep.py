@@ -11,12 +11,15 @@ import pytest
 from async_help import PARAMS, bits, drain, read, run, wait_until_free
 
 from llmpy import (
+    LLM,
+    AsyncEngine,
     DeviceMemoryError,
     EngineAsleepError,
     EngineBusyError,
     EngineClosedError,
     InvalidRequestError,
     RequestOutputKind,
+    UnsupportedError,
     WeightsMissingError,
     _core,
 )
@@ -344,7 +347,7 @@ def test_another_thread_is_refused(open_long):
         thread = threading.Thread(target=lambda: seen.extend(refusals(llm)))
         thread.start()
         thread.join()
-    assert seen == ["engine is in use by another thread"] * 5
+    assert seen == ["engine is in use by another thread; use AsyncEngine, which serves several, or a lock"] * 5
     assert not llm.is_sleeping()
 
 
@@ -503,3 +506,48 @@ def test_deltas_go_on_over_a_sleep(open_async):
         assert [span.start for span in spans] == [0, *[span.end for span in spans[:-1]]] and spans[-1].end == 200
 
     run(main())
+
+
+# ---- what a level may be -------------------------------------------------------------------------------------------------
+
+STAYS = r"^sleep\(level=2\) drops the weights, and no update could bring them back: .*; or use level=1$"
+
+
+def test_weights_that_could_not_come_back_stay(demo_model):
+    """A quantised GGUF file of a Llama: its weights take no update, so level 2 would be for good."""
+    with LLM(demo_model, device="cpu", max_model_len=256, kv_cache_memory_bytes="32MiB") as llm:
+        before = llm.generate("The capital of France", max_tokens=4, temperature=0).token_ids
+        with pytest.raises(UnsupportedError, match=STAYS):
+            llm.sleep(2)
+        assert not llm.is_sleeping() and repr(llm).endswith("idle)")
+        llm.sleep(2, tags="kv_cache")
+        llm.wake_up()
+        llm.sleep(1)
+        assert repr(llm).endswith("asleep at level 1)")
+        with pytest.raises(UnsupportedError, match=STAYS):
+            llm.sleep(2)
+        llm.wake_up()
+        assert llm.generate("The capital of France", max_tokens=4, temperature=0).token_ids == before
+
+    async def main():
+        async with AsyncEngine.create(demo_model, device="cpu", max_model_len=256, kv_cache_memory_bytes="32MiB") as engine:
+            with pytest.raises(UnsupportedError, match=STAYS):
+                await engine.sleep(2)
+            assert not engine.is_sleeping() and not engine.is_paused
+            engine.check_health()
+            assert (await engine.generate("The capital of France", max_tokens=4, temperature=0)).finished
+
+    asyncio.run(main())
+
+
+def test_the_line_of_an_engine_tells_its_state(open_tiny, tiny_model):
+    llm = open_tiny()
+    llm.pause()
+    assert repr(llm).endswith(", paused)") and ", paused)" in llm._repr_html_() and llm.stats().states == ("paused",)
+    llm.resume()
+    llm.sleep(2)
+    assert repr(llm).endswith(", asleep at level 2, weights missing)") and "weights missing)" in llm._repr_html_()
+    llm.wake_up()
+    assert repr(llm).endswith(", weights missing)") and llm.stats().states == ("weights missing",)
+    llm.update_weights(tiny_model)
+    assert repr(llm).endswith(", idle)") and llm.stats().states == ("serving",)
