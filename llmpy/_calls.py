@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._frontend import Frontend, at
 from ._requests import Request, ScoreRequest
-from .errors import EngineBusyError, GenerationInterrupted, InvalidRequestError, LlmpyError, RequestFailedError
+from .errors import EngineBusyError, InvalidRequestError, LlmpyError, RequestFailedError, interrupted
 from .inputs import Prompt
 from .outputs import Chunk, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
 from .progress import Progress
@@ -109,7 +109,7 @@ def run(
             driver.finish(requests, progress.update)
     except KeyboardInterrupt:
         driver.drop(requests)
-        raise GenerationInterrupted(partial=collect()) from None
+        raise interrupted(collect()) from None
 
 
 def _submit(driver: Driver, submissions: Sequence[Submission], on_error: str) -> None:
@@ -188,7 +188,7 @@ def as_completed(
     except KeyboardInterrupt:
         with contextlib.suppress(EngineBusyError), driver.driving(steps=False):
             driver.drop(pending)
-        raise GenerationInterrupted(partial=RequestOutputs([request.output() for request in requests])) from None
+        raise interrupted(RequestOutputs([request.output() for request in requests])) from None
     finally:
         for request in pending:
             if not request.finished and request.number >= 0:
@@ -334,4 +334,4 @@ def _advance(driver: Driver, request: Request) -> None:
                     raise RuntimeError("engine lost the request of a stream")
         except KeyboardInterrupt:
             driver.drop([request])
-            raise GenerationInterrupted(partial=RequestOutputs([request.output()])) from None
+            raise interrupted(RequestOutputs([request.output()])) from None

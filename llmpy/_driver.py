@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .errors import EngineAsleepError, EngineBusyError, EngineClosedError, LlmpyError
+from .errors import EngineAsleepError, EngineBusyError, EngineClosedError, LlmpyError, with_partial
+from .outputs import RequestOutputs
 
 if TYPE_CHECKING:
     from ._core import Engine, Model, News
@@ -69,6 +70,7 @@ class Driver:
             EngineBusyError: Another thread has it, or its weights are being updated.
             EngineAsleepError: It sleeps or is paused, and steps are to run.
             WeightsMissingError: Its weights are incomplete, and steps are to run.
+            GenerationInterrupted: Ctrl-C in the block; `partial` is empty unless the block has set it.
         """
         self.check()
         if not self._busy.acquire(blocking=False):
@@ -80,6 +82,9 @@ class Driver:
                 if self.is_paused:
                     raise EngineAsleepError("engine is paused; call resume()")
             yield
+        except KeyboardInterrupt as error:
+            with_partial(error, RequestOutputs())
+            raise
         finally:
             self._driving_thread = 0
             self._busy.release()

@@ -237,8 +237,8 @@ class PoolingRequest(Request):
             "prompt_token_ids_array": ids,
             "num_cached_tokens": self.num_cached_tokens,
             "weight_version": self.version,
-            "error": self.error,
-            "finished": self.finished,
+            "error": self.failure,
+            "finished": self.finished and self._states is not None,
         }
         if self.wish.call == "embed":
             return EmbeddingRequestOutput(outputs=EmbeddingOutput(embedding=values), **common)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
-from .errors import InvalidRequestError, LlmpyError, NoAllowedTokenError, NonFiniteLogitsError
+from .errors import InvalidRequestError, LlmpyError, NoAllowedTokenError, NonFiniteLogitsError, RequestFailedError
 from .outputs import RequestMetrics, RequestOutput, ScoreOutput
 
 if TYPE_CHECKING:
@@ -214,6 +214,13 @@ class Request:
         for sample in self.samples:
             sample.finish = "error"
 
+    @property
+    def failure(self) -> LlmpyError | None:
+        """Why there is no whole result, of a request whose result comes in one piece."""
+        if self.error is None and any(sample.finish == "abort" for sample in self.samples):
+            return RequestFailedError("request was aborted before it finished")
+        return self.error
+
     def abort(self) -> None:
         """Ends what is unfinished, as an abort does."""
         self.finished = True
@@ -251,7 +258,7 @@ class ScoreRequest(Request):
             top=rows if self.params.logprobs else None,
             num_cached_tokens=self.num_cached_tokens,
             weight_version=self.version,
-            error=self.error,
+            error=self.failure,
             _logprobs=rows,
         )
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .outputs import RequestOutput, RequestOutputs, ScoreOutput
-    from .pooling_outputs import PoolingRequestOutput
+    from .pooling_outputs import PoolingOutputs, PoolingRequestOutput
 
 
 class LlmpyError(Exception):
@@ -134,9 +134,33 @@ class QueueFullError(LlmpyError, RuntimeError):
     num_waiting: int | None = None
 
 
-class GenerationInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a call. Its requests were aborted; `partial` holds what they had produced."""
+if TYPE_CHECKING:
 
-    def __init__(self, message: str = "interrupted", partial: RequestOutputs | Sequence[ScoreOutput] | None = None) -> None:
-        super().__init__(message)
-        self.partial = partial
+    class GenerationInterrupted(KeyboardInterrupt):
+        """Ctrl-C during a call. Its requests were aborted; `partial` holds what they had produced.
+
+        At run time this is KeyboardInterrupt itself: for no subclass of it does CPython end a script by SIGINT, which a
+        shell's loop heeds. An interrupt outside a call has no `partial`.
+        """
+
+        partial: RequestOutputs | Sequence[ScoreOutput] | PoolingOutputs[Any]
+
+else:
+    GenerationInterrupted = KeyboardInterrupt
+
+
+def with_partial(error: KeyboardInterrupt, partial: Any) -> None:
+    """Gives an interruption of a call what its requests had produced, unless it has that already."""
+    if not hasattr(error, "partial"):
+        error.partial = partial  # type: ignore[attr-defined]
+
+
+def interrupted(partial: RequestOutputs | Sequence[ScoreOutput] | PoolingOutputs[Any]) -> KeyboardInterrupt:
+    """The KeyboardInterrupt of a call.
+
+    Args:
+        partial: What its requests had produced.
+    """
+    error = KeyboardInterrupt("interrupted")
+    with_partial(error, partial)
+    return error

@@ -82,7 +82,7 @@ class PoolingRequestOutput(Generic[Outputs]):
         num_cached_tokens: Tokens taken from the cache.
         weight_version: Of the weights.
         error: Why it failed, or None.
-        finished: Whether it is complete.
+        finished: Whether the result is complete; False if the request failed or was aborted.
     """
 
     request_id: str
@@ -143,8 +143,15 @@ class PoolingOutputs(OutputList[Output]):
         """The results below each other, float32 [B, D].
 
         Raises:
-            ValueError: They have unlike shapes, as those of every token have.
+            ValueError: A request failed or was aborted, so it has no result; or results have unlike shapes, as those of
+                every token have.
         """
+        left = [output for output in self if not output.finished]
+        if left:
+            raise ValueError(
+                f"numpy(): {len(left)} of {len(self)} prompts have no result; number {left[0].index}: {left[0].error}; "
+                "stack those whose .finished is True"
+            )
         import numpy as np
 
         rows: Floats = np.stack([output.outputs.data for output in self])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .. import __version__
 
@@ -25,7 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 1 after an error that was told, 2 for a wrong command line, 130 after Ctrl-C.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C, where the words are those of the process: so it ends by SIGINT.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the descriptor was closed before the start
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words == ["--version"]:  # before what the parser imports, which takes longer than all the rest
         print(VERSION)
@@ -43,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(import_module(f"{__name__}.{chosen.module}"), chosen)
     except KeyboardInterrupt:
         print(file=sys.stderr)
+        if arguments is None:
+            _end_by_interrupt()
         return 130
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone; the interpreter would complain at exit
@@ -50,6 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ImportError) as error:
         print(f"llmpy: {error}", file=sys.stderr)
         return 1
+
+
+def _end_by_interrupt() -> NoReturn:
+    """Ends the process as SIGINT does, so that a shell ends its loop, too; the interpreter still closes everything."""
+    sys.excepthook = lambda *_: None
+    raise KeyboardInterrupt
 
 
 def _run(module: ModuleType, chosen: argparse.Namespace) -> int:
