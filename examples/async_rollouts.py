@@ -17,7 +17,7 @@ PARAMS = SamplingParams(
 
 async def main() -> None:
     model = sys.argv[1] if len(sys.argv) > 1 else str(fetch_model())
-    async with await AsyncEngine.create(model) as engine:
+    async with AsyncEngine.create(model) as engine:
         prompt = engine.tokenizer.encode("Write a short poem about a river that " + "runs and " * 20 + "sings.")
         params = [PARAMS.replace(sample_index=i) for i in range(GROUP)]
         whole = await asyncio.gather(*[engine.generate(prompt, p) for p in params])

@@ -18,7 +18,7 @@ async def answer(engine: AsyncEngine, question: str) -> str:
 
 async def main() -> None:
     model = sys.argv[1] if len(sys.argv) > 1 else str(fetch_model())
-    async with await AsyncEngine.create(model) as engine:
+    async with AsyncEngine.create(model) as engine:
         endless = asyncio.create_task(answer(engine, "Tell me a story."))
         for question, text in zip(QUESTIONS, await asyncio.gather(*[answer(engine, q) for q in QUESTIONS]), strict=True):
             print(f"> {question}\n{text}\n")

@@ -74,7 +74,7 @@ class Driver:
         """
         self.check()
         if not self._busy.acquire(blocking=False):
-            raise EngineBusyError("engine is in use by another thread")
+            raise EngineBusyError("engine is in use by another thread; use AsyncEngine, which serves several, or a lock")
         self._driving_thread = threading.get_ident()
         try:
             if steps:

@@ -6,9 +6,9 @@ import asyncio
 import atexit
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _calls, _pooling
 from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .inputs import PromptType
     from .keywords import EngineKeywords, PoolingKeywords, SamplingKeywords
-    from .pooling_outputs import PoolingOutput, PoolingRequestOutput
+    from .pooling_outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+    )
     from .pooling_params import PoolingParams
     from .sampling_params import SamplingParams
 
@@ -79,13 +84,16 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         _open.add(self)
 
     @classmethod
-    async def create(cls, model: str | Path = DEMO, **options: Unpack[EngineKeywords]) -> Self:
+    def create(cls, model: str | Path = DEMO, **options: Unpack[EngineKeywords]) -> Creation[Self]:
         """The constructor on a helper thread, so that the event loop goes on.
 
         Args:
             model, options: As in the constructor.
+
+        Returns:
+            What gives the engine: `await` it, or enter it with `async with`, which also shuts the engine down.
         """
-        return await beside(lambda: cls(model, **options))
+        return Creation(beside(lambda: cls(model, **options)))
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -266,16 +274,74 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             UnsupportedError: The model does not have the task.
             InvalidRequestError: It cannot run, or the id is in use.
         """
+        return self._pool("encode", pooling_task, prompt, pooling_params, pooling, request_id, cache_salt)
+
+    def embed(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str | None = None,
+        **pooling: Unpack[PoolingKeywords],
+    ) -> PendingResult[EmbeddingRequestOutput]:
+        """The embedding of one prompt. Generative models embed, too.
+
+        Args:
+            prompt, pooling_params, request_id, cache_salt, pooling: As in `encode`.
+
+        Returns:
+            An awaitable of an EmbeddingRequestOutput, the result in `.outputs.embedding`.
+
+        Raises:
+            UnsupportedError: The model does not embed.
+            InvalidRequestError: The prompt cannot run, or the id is in use.
+        """
+        return self._pool("embed", "embed", prompt, pooling_params, pooling, request_id, cache_salt)
+
+    def classify(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str | None = None,
+        **pooling: Unpack[PoolingKeywords],
+    ) -> PendingResult[ClassificationRequestOutput]:
+        """The classes of one prompt; its reward, with a reward model.
+
+        Args:
+            prompt, pooling_params, request_id, cache_salt, pooling: As in `encode`.
+
+        Returns:
+            An awaitable of a ClassificationRequestOutput, the result in `.outputs.probs`.
+
+        Raises:
+            UnsupportedError: The model does not classify.
+            InvalidRequestError: The prompt cannot run, or the id is in use.
+        """
+        return self._pool("classify", "classify", prompt, pooling_params, pooling, request_id, cache_salt)
+
+    def _pool(
+        self,
+        call: str,
+        task: str | None,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None,
+        pooling: Mapping[str, Any],
+        request_id: str | None,
+        cache_salt: str | None,
+    ) -> PendingResult[Any]:
         self._driver.check_alive()
-        params = _pooling.params_of(pooling_params, pooling, "encode")
-        wanted = _pooling.wish(self._frontend.pooler, "AsyncEngine", "encode", pooling_task, params)
-        found = self._frontend.prompts([_one(prompt, "encode")])[0]
+        params = _pooling.params_of(pooling_params, pooling, call)
+        wanted = _pooling.wish(self._frontend.pooler, "AsyncEngine", call, task, params)
+        found = self._frontend.prompts([_one(prompt, call)])[0]
         if cache_salt is not None and isinstance(found, Prompt):
             found.salt = cache_salt or None
         request, core = _pooling.request_of(self._frontend, found, wanted)
         if request.error is not None:
             raise request.error
-        request.request_id = f"encode-{request.request_id}" if request_id is None else request_id
+        request.request_id = f"{call}-{request.request_id}" if request_id is None else request_id
         feed = Feed(self._driver, request)
         self._register(feed)
         self._queue(feed, core, True)
@@ -572,6 +638,13 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         self._close_weight_groups()
         self._driver.close()
 
+    def __enter__(self) -> Self:
+        self._driver.check()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
     async def __aenter__(self) -> Self:
         self._driver.check()
         return self
@@ -582,6 +655,40 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
     def __del__(self) -> None:
         if "_driver" in self.__dict__:
             self._driver.close()
+
+
+Made = TypeVar("Made", bound=AsyncEngine)
+
+
+class Creation(Coroutine[Any, Any, Made]):
+    """An engine that is being made: a coroutine that gives it, and an asynchronous context manager."""
+
+    def __init__(self, work: Coroutine[Any, Any, Made]) -> None:
+        self._work = work
+        self._engine: Made | None = None
+
+    def __await__(self) -> Generator[Any, None, Made]:
+        return self._work.__await__()
+
+    def send(self, value: Any) -> Any:
+        """As of a coroutine."""
+        return self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As of a coroutine."""
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        """As of a coroutine."""
+        self._work.close()
+
+    async def __aenter__(self) -> Made:
+        self._engine = await self
+        return self._engine
+
+    async def __aexit__(self, *unused: object) -> None:
+        assert self._engine is not None
+        await self._engine.shutdown()
 
 
 def _one(item: object, name: str) -> object:

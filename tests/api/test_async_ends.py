@@ -369,6 +369,15 @@ def test_async_with_and_create(tiny_model, device):
         async with await AsyncEngine.create(str(tiny_model), device=device, kv_cache_memory_bytes="16MiB") as engine:
             assert (await engine.generate("a", PARAMS)).finished
         assert engine.closed
+        async with AsyncEngine.create(str(tiny_model), device=device, kv_cache_memory_bytes="16MiB") as engine:
+            assert (await engine.generate("a", PARAMS)).finished
+        assert engine.closed
+        task = asyncio.create_task(AsyncEngine.create(str(tiny_model), device=device, kv_cache_memory_bytes="16MiB"))
+        with await task as engine:
+            assert (await engine.generate("a", PARAMS)).finished
+        assert engine.closed
+        with pytest.raises(EngineClosedError), engine:
+            pass
         stream = AsyncEngine(tiny_model, device=device, kv_cache_memory_bytes="16MiB").generate("a", LONG)
         gc.collect()
         assert (await stream).finish_reason == "length"  # the stream keeps its engine

@@ -100,6 +100,11 @@ def test_async_engine_mixes_them_with_generation(device, tiny_model, open_tiny):
             outputs = [await stream for stream in streams]
             assert [output.outputs.data.tobytes() for output in states] == vectors * 2
             assert [output.token_ids for output in outputs] == tokens
+            embedded = await asyncio.gather(*[engine.embed(ids, pooling="mean") for ids in prompts])
+            assert {type(output) for output in embedded} == {EmbeddingRequestOutput}
+            assert [output.outputs.embedding.tobytes() for output in embedded] == vectors
+            with pytest.raises(UnsupportedError, match=r"AsyncEngine\.classify\(\)"):
+                engine.classify([5])
             with pytest.raises(InvalidRequestError, match="pooling_task is required"):
                 engine.encode([5])
             await engine.pause("keep")
