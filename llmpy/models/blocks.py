@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "swish": 0,
     "gelu": 1,
     "gelu_new": 2,
+    "gelu_fast": 2,
     "gelu_pytorch_tanh": 2,
     "relu": 3,
     "relu2": 4,

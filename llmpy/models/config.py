@@ -233,9 +233,9 @@ class ModelConfig:
         return iter(kinds[: self.num_layers])
 
     def layer_flags(self, name: str, default: Callable[[int], bool]) -> Iterator[bool]:
-        """A truth value for every layer from a list of 0 and 1; without that field what `default` gives for its number."""
+        """A truth value for every layer from a list of 0 and 1; absent or empty: what `default` gives for its number."""
         flags = self.raw.get(name)
-        if flags is None:
+        if flags is None or flags == []:
             return (default(i) for i in range(self.num_layers))
         if not isinstance(flags, list) or len(flags) < self.num_layers or any(flag not in (0, 1) for flag in flags):
             raise CheckpointError(

@@ -34,7 +34,7 @@ def llama4(cfg: ModelConfig, m: Model) -> None:
     """
     bias, chunk = cfg.get("attention_bias", False), cfg.get("attention_chunk_size", 8192)
     every, slope = cfg.size("floor_scale", 8192), cfg.positive("attn_scale", 0.1)
-    grows = cfg.get("attn_temperature_tuning", True) and cfg.served_length >= every
+    grows = cfg.raw.get("attn_temperature_tuning") not in (False, 0) and cfg.served_length >= every
     rope, has_norm = replace(cfg.rope, interleaved=True), cfg.get("use_qk_norm", True)
     step, stem = cfg.size("interleave_moe_layer_step", 1), m.stem("model.", "embed_tokens")
     sparse = cfg.raw.get("moe_layers")

@@ -1,0 +1,67 @@
+"""What docs/models.md calls a released model has a configuration that compiles, with as many parameters as published.
+
+released.json has for each name in the column "released models" of that page one release: its repository, billions of
+parameters and the fields of its config.json, written down from what the publishers say. Left out are ids of tokens and most
+fields about training; the factors of longrope, on which no shape depends, are not the publishers'.
+"""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from llmpy import UnsupportedError, models
+
+ROOT = Path(__file__).parents[2]
+
+
+def module(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec and spec.loader
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+RELEASED = json.loads((ROOT / "tests/models/released.json").read_text())
+QUANTISED = ("DeepSeek-V3", "DeepSeek-R1")  # released in FP8; converted copies in bfloat16 run
+
+
+def names_on_the_page() -> set[str]:
+    """The names of the column: between commas and semicolons that are not in parentheses; sizes belong to the name before."""
+    found: list[str] = []
+    for family in module("docs/models_table.py").families():
+        start = len(found)
+        for part in re.split(r"[;,] (?![^(]*\))", family.CHECKPOINTS):
+            name = part.removeprefix("and ")
+            if len(found) > start and (name[0].isdigit() or name == "saved alone"):
+                found[-1] += f", {name}"
+            else:
+                found.append(name)
+    return set(found)
+
+
+def test_every_name_on_the_page_has_a_configuration() -> None:
+    missing = names_on_the_page() - RELEASED.keys()
+    told = re.search(r"Not checked so, for want of their fields:\s+(.*?)\.\n", (ROOT / "docs/models.md").read_text(), re.DOTALL)
+    assert told and missing == set(re.split(r"; ", re.sub(r"\s+", " ", told[1])))
+    assert not RELEASED.keys() - names_on_the_page()
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_it_compiles(name: str) -> None:
+    billions, config = RELEASED[name]["billions"], dict(RELEASED[name]["config"])
+    files = SimpleNamespace(kind="hf", directory="hub", weights=[], config=config)
+    if name in QUANTISED:
+        with pytest.raises(UnsupportedError, match="quant_method 'fp8' is not supported"):
+            models.load(files, None)
+        files.config.pop("quantization_config")
+    compiled = models.load(files, None)
+    counted = sum(part.rows * weight["cols"] for weight in compiled.spec["weights"] for part in weight["parts"])
+    assert counted == pytest.approx(1e9 * billions, rel=0.02)
+    assert compiled.config.max_position_embeddings >= 512
