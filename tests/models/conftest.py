@@ -314,9 +314,7 @@ SLOW = {
     "mamba-bias", "falcon_mamba", "mamba2-bias", "jamba-plain", "granite_hybrid", "granite_hybrid-nope", "plamo2-untied",
     "nemotron_h-latent", "qwen3_next-mlp", "lfm2-bias", "falcon_h1-plain", "falcon_h1-norm",
     "gpt2-scaled", "gpt_bigcode-heads", "starcoder2-plain", "codegen", "gpt_neox-sequential", "opt-plain", "internlm2-plain",
-    "starcoder2", "qwen", "chatglm", "bloom-norm", "falcon-11b", "falcon-40b", "baichuan", "baichuan2", "baichuan-13b",
-    "gpt_bigcode", "gptj", "opt", "mpt", "falcon-rw",
-    "deepseek2-groups", "deepseek3-halves",
+    "qwen", "chatglm", "bloom-norm", "falcon-11b", "baichuan", "baichuan2", "baichuan-13b", "gptj",
     "qwen2_moe-window", "qwen3_moe-window", "olmoe", "olmoe-norm", "glm4_moe-plain", "ernie4_5", "ernie4_5_moe",
     "ernie4_5_moe-bias", "granite_moe", "llama4-plain", "ministral3", "plamo3",
 }  # fmt: skip
