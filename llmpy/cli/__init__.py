@@ -70,8 +70,10 @@ def _end_by_interrupt() -> NoReturn:
 def _run(module: ModuleType, chosen: argparse.Namespace) -> int:
     """Runs the chosen command; what we raise on purpose is told in one line."""
     from ..errors import LlmpyError
+    from .imports import run_imports
 
     try:
+        run_imports(chosen)
         return int(module.run(chosen) or 0)
     except LlmpyError as error:
         print(f"llmpy: {error}", file=sys.stderr)
@@ -84,7 +86,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     Args:
         word: The first word of the command line: only the command that it names gets options that take time to make.
     """
-    from .parser import Parser, count, count_or_zero
+    from .parser import Parser, count, count_or_zero, length
 
     parser = Parser(prog="llmpy", description="Large-language-model inference, exact and small.")
     parser.add_argument("--version", action="version", version=VERSION)
@@ -143,7 +145,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
 
     inspect = command("inspect", "inspect", "What a model is: program, weights, cache, memory; nothing is loaded.")
     _add_name(inspect)
-    inspect.add_argument("--max-model-len", type=count, metavar="N", help="longest sequence")
+    inspect.add_argument("--max-model-len", type=length, metavar="N", help="longest sequence")
     inspect.add_argument("--weights", action="store_true", help="list every weight")
     inspect.add_argument("--all", action="store_true", help="show every layer, those that look alike too")
     inspect.add_argument("--config-only", action="store_true", help="read config.json alone: no weights need be there")
@@ -153,7 +155,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     compare.add_argument("--device", help="cpu, cuda:0, ... (default: LLMPY_DEVICE, else the best there is)")
     compare.add_argument("--dtype", default="float32", help="auto, float32 (default), float16, bfloat16")
     compare.add_argument("--activation-dtype", default="float", help="float (default), int8, auto: of quantised weights")
-    compare.add_argument("--max-model-len", type=count, metavar="N", help="longest sequence")
+    compare.add_argument("--max-model-len", type=length, metavar="N", help="longest sequence")
     compare.add_argument("--prompt", default="The quick brown fox jumps over the lazy dog. 1, 2, 3", metavar="TEXT")
     compare.add_argument("--ids", metavar="LIST", help="token ids instead of a prompt")
     compare.add_argument("--tolerance", type=float, metavar="X", help="of the largest value (float32: 1e-4)")
@@ -172,18 +174,21 @@ def _parser(word: str) -> argparse.ArgumentParser:
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
-    """The model, as a word or an option."""
+    """The model, as a word or an option, and the files that say what it is."""
+    from .imports import add_import
+
+    add_import(parser)
     parser.add_argument("name", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
     parser.add_argument("--model", metavar="MODEL", help="the same")
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
     """Where and how a model runs."""
-    from .parser import count
+    from .parser import length
 
     parser.add_argument("--device", help="cpu, cuda:0, ... (default: LLMPY_DEVICE, else the best there is)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
-    parser.add_argument("--max-model-len", type=count, metavar="N", help="longest sequence")
+    parser.add_argument("--max-model-len", type=length, metavar="N", help="longest sequence")
 
 
 def _add_server(parser: argparse.ArgumentParser, default: str | None) -> None:

@@ -23,6 +23,9 @@ sys.path.insert(0, sys.argv[3])
 times = [time.perf_counter()]
 from llmpy import LLM
 times.append(time.perf_counter())
+from llmpy.cli.imports import import_file
+for path in sys.argv[4:]:
+    import_file(path)
 llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
 times.append(time.perf_counter())
 llm.generate([[1]], max_tokens=1, temperature=0, detokenize=False, use_tqdm=False)
@@ -147,7 +150,7 @@ def _startup(chosen: Namespace) -> dict[str, Any]:
     """Fresh processes, one after another; medians."""
     names = ("import_s", "load_s", "first_token_s")
     here = str(Path(__file__).parents[2])  # the llmpy that runs, whatever lies in the working directory
-    words = [sys.executable, "-P", "-c", STARTUP, model_path(chosen), json.dumps(engine_options(chosen)), here]
+    words = [sys.executable, "-P", "-c", STARTUP, model_path(chosen), json.dumps(engine_options(chosen)), here, *chosen.imports]
     runs = [json.loads(_output(words)) for _ in range(chosen.runs)]
     phases = {name: [run[i + 1] - run[i] for run in runs] for i, name in enumerate(names)}
     medians = {name: statistics.median(times) for name, times in phases.items()}

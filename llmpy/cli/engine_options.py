@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
+from .imports import add_import
 from .parser import Parser, count
 from .vllm_flags import add_passed
 
@@ -93,6 +94,7 @@ def add_engine_options(parser: Parser) -> None:
     """Adds the flags; what is not given keeps the engine's own default."""
     parser.usage = "%(prog)s [options] [MODEL]"
     parser.add_config()
+    add_import(parser)
     group = parser.add_argument_group("engine", "options of EngineConfig; mappings are given as JSON, lists with commas")
     texts = _descriptions()
     for field in fields(EngineConfig):

@@ -92,6 +92,9 @@ def load(
     found = registry.find(ModelConfig(raw, where).architecture)
     config = ModelConfig(found.fields(raw), where, max_model_len)
     model = Model(config, tensors, source, file)
+    if not found.build.__module__.startswith(f"{__name__}."):
+        code = getattr(found.build, "__code__", None)
+        model.function = f"{code.co_filename if code else found.build.__module__}: {getattr(found.build, '__name__', '')}"
     found.build(config, model)
     spec = model.finish((*found.ignore, *unused))
     config.dtype = _stored_dtype(spec, tensors, config)

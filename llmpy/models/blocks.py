@@ -14,7 +14,7 @@ from .block_mixture import MixtureBlock
 from .block_norm import NormBlock
 from .config import ModelConfig
 from .pieces import Piece, pieces_of
-from .program import Tensors, Writer
+from .program import Tensors, Writer, kinds_of
 from .program import Value as Value
 from .rope import Rope
 from .source import Source
@@ -94,6 +94,8 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
             transposed: Whether the tensors are [n, width]; in GGUF files they never are.
         """
         m = self._model
+        if not isinstance(x, Value) or isinstance(name, Value):
+            m.refuse("linear", self.prefix, f"wanted linear(x, name, width), have {kinds_of(x, name, width)}")
         names, widths = ([name] if isinstance(name, str) else name), ([width] if isinstance(width, int) else width)
         where = self.prefix + "|".join(names)
         m.expect("linear", where, x)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NoReturn, TypedDict
+from typing import TYPE_CHECKING, NoReturn, TypedDict
 
 import numpy as np
 
@@ -62,7 +62,15 @@ class Spec(TypedDict):
 Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file
 
 
+NEAR = 3  # names of the checkpoint that the error of a missing tensor shows
+
 IDENTITY = 9  # the activation that makes a product of `gated`
+_SCALE = "b.scale(x, [factor]) multiplies a value by a number"
+
+
+def kinds_of(*arguments: object) -> str:
+    """The types of some arguments, for messages."""
+    return f"({', '.join('a value' if isinstance(each, Value) else type(each).__name__ for each in arguments)})"
 
 
 class Value:
@@ -71,6 +79,22 @@ class Value:
     def __init__(self, model: "Writer", index: int, width: int) -> None:
         self.model, self.index, self.width = model, index, width
 
+    if not TYPE_CHECKING:  # which finds these by itself
+
+        def __rmul__(self, other):
+            self.model.refuse("product", "", f"wanted x * y of two values, have {kinds_of(other, self)}; {_SCALE}")
+
+        def __radd__(self, other):
+            self.model.refuse("add", "", f"wanted x + y of two values, have {kinds_of(other, self)}")
+
+        def __sub__(self, other):
+            self.model.refuse("difference", "", "the vocabulary has x + y and x * y; x - y is x + b.scale(y, [-1.0])")
+
+        def __truediv__(self, other):
+            self.model.refuse("quotient", "", f"the vocabulary has x + y and x * y; {_SCALE}")
+
+        __rsub__, __rtruediv__ = __sub__, __truediv__
+
     def __add__(self, other: "Value") -> "Value":
         self.model.expect("add", "", self, other)
         if other.width != self.width:
@@ -78,6 +102,8 @@ class Value:
         return self.model.emit("add", [self, other], self.width)
 
     def __mul__(self, other: "Value") -> "Value":
+        if isinstance(other, int | float):
+            self.model.refuse("product", "", f"wanted x * y of two values, have {kinds_of(self, other)}; {_SCALE}")
         self.model.expect("product", "", self, other)
         if other.width != self.width:
             self.model.refuse("product", "", f"wanted equal widths, have {self.width} and {other.width}")
@@ -92,11 +118,15 @@ class Writer:
         tensors: The checkpoint's tensors: name to (dtype, shape, file); None: shapes are not checked.
         source: Where the file has them.
         file: Path of the checkpoint, for messages.
+
+    Attributes:
+        function: File and name of an architecture function that is not the package's own; messages name it.
     """
 
     def __init__(self, config: ModelConfig, tensors: Tensors | None, source: Source, file: str) -> None:
         self.config, self.head_dim = config, config.head_dim
         self._tensors, self._file = tensors, file
+        self.function: str | None = None
         self.source = source
         self._ropes: dict[tuple[bytes, float, bool], int] = {}
         self._matrices: dict[tuple[Piece, ...], int] = {}
@@ -138,7 +168,8 @@ class Writer:
     def refuse(self, op: str, name: str, problem: str) -> NoReturn:
         """CheckpointError: the architecture function and the configuration do not fit together."""
         where = f"{op} {name}".strip(" .")
-        raise CheckpointError(f"{self.config.file}: {where} of {self.config.architecture}: {problem}", file=self._file)
+        place = self.config.file if self.function is None else f"{self.function} (for {self.config.file})"
+        raise CheckpointError(f"{place}: {where} of {self.config.architecture}: {problem}", file=self._file)
 
     def expect(self, op: str, name: str, *values: Value) -> None:
         """Refuses what is no value of this program."""
@@ -313,11 +344,21 @@ class Writer:
         if source not in tensors:
             raise CheckpointError(
                 f"{self._file}: tensor {source}, needed by {op} of {self.config.architecture}: "
-                f"wanted {list(wanted)}, have nothing; hf_overrides can correct the configuration",
+                f"wanted {list(wanted)}, have nothing{self._instead(source)}",
                 file=self._file,
                 tensor=source,
             )
         return tuple(tensors[source][1])
+
+    def _instead(self, source: str) -> str:
+        """What to say of a tensor that is not there: the nearest unused names that are, and what can be changed."""
+        from difflib import get_close_matches
+
+        free = [name for name in self._tensors or {} if name not in self._used]
+        near = get_close_matches(source, free, n=NEAR, cutoff=0.7)
+        named = f"; nearest in the checkpoint: {', '.join(near)}" if near else ""
+        knob = "; hf_overrides can correct the configuration" if self.function is None else f"; {self.function} asks for it"
+        return f"{named}{knob}"
 
     def _checked(self, op: str, source: str, wanted: tuple[int, ...], have: tuple[int, ...]) -> tuple[int, ...]:
         """The shape in the file, if it is the one that is wanted; GGUF files have ones, or lack them, where they like."""
@@ -336,7 +377,7 @@ class Writer:
         """The complete program; CheckpointError for a tensor that it does not use and no pattern ignores."""
         last = self.spec["ops"][-1][0] if self.spec["ops"] else "nothing"
         if last != "states":
-            self.refuse("logits", "", f"wanted as the last operation, have {last}")
+            self.refuse("logits", "", f"wanted m.logits(...) or m.states(...) as the last operation, have {last}")
         ignore = (*ignore, *self._ignored)
         for source, (_, shape, file) in (self._tensors or {}).items():
             if source not in self._used and not any(fnmatchcase(source, pattern) for pattern in ignore):

@@ -1,6 +1,6 @@
 """Which function writes the program of which architecture."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import UnsupportedError
@@ -65,15 +65,24 @@ def architecture(
 
 
 def find(name: str) -> Architecture:
-    """The architecture of a name, of an installed package too; UnsupportedError names it and the known ones."""
+    """The architecture of a name, of an installed package too; UnsupportedError names it and those with similar names."""
     if name not in _REGISTRY:
         _load_plugin(name)
     if name not in _REGISTRY:
         raise UnsupportedError(
-            f"architecture {name!r} is not supported; known: {', '.join(sorted(_REGISTRY))}. "
-            "A function with @llmpy.architecture adds one (docs/adding-an-architecture.md)"
+            f"architecture {name!r} is not supported{similar(name, _REGISTRY)}; docs/models.md lists those that are. "
+            "A function with @llmpy.architecture adds one (docs/adding-an-architecture.md): import its file before LLM(), "
+            "or name it with --import FILE"
         )
     return _REGISTRY[name]
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """The known names that look like one, as words for an error message; "" without any."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(name, sorted(known), n=3, cutoff=0.6)
+    return f"; similar: {', '.join(found)}" if found else ""
 
 
 def names() -> list[str]:

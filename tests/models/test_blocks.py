@@ -95,7 +95,7 @@ MISTAKES = {
     "gated layers.0 .*have 16 and 8": lambda m, f, x: f.gated(x, f.linear(x, "u", 8), "silu"),
     "wanted sizes of at least 1": lambda m, f, x: f.linear(x, "q", 0),
     "the tensor is used already": lambda m, f, x: f.rms_norm(f.rms_norm(x, "norm", 1e-6), "norm", 1e-6),
-    "logits .*wanted as the last operation, have embed": lambda m, f, x: m.finish(()),
+    "logits .*wanted m.logits.*as the last operation, have embed": lambda m, f, x: m.finish(()),
     "there is no embedding other": lambda m, f, x: m.logits(x, "head", tied_to="other"),
 }
 
@@ -153,7 +153,7 @@ BROKEN = [
     ("llama", configure(hidden_size=True), CheckpointError, "hidden_size: wanted int, have True"),
     ("llama", configure(rms_norm_eps="x"), CheckpointError, "rms_norm_eps: wanted float, have 'x'"),
     ("llama", configure(num_attention_heads=0), CheckpointError, "num_attention_heads: wanted 1 to 2147483647, have 0"),
-    ("llama", configure(architectures=["LlamaForX"]), UnsupportedError, "'LlamaForX' is not supported; known: .*Qwen3"),
+    ("llama", configure(architectures=["LlamaForX"]), UnsupportedError, "'LlamaForX' is not supported; similar: Llama"),
     ("llama", configure(architectures=None), CheckpointError, "architectures: wanted a list with one name, have None"),
     ("llama", configure(num_key_value_heads=-2), CheckpointError, "num_key_value_heads: wanted 1 to .*have -2"),
     ("llama", configure(rope_parameters={"rope_theta": 0}), CheckpointError, "rope_theta .*wanted a number above 0"),

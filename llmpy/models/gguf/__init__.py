@@ -10,12 +10,14 @@ from ...errors import CheckpointError, UnsupportedError
 from .. import rope
 from ..config import Raw
 from ..program import Tensors
+from ..registry import similar
 from ..source import Source
 from . import classics, dense, hybrids, mixtures
 from .family import Family, has_head_bias
 from .metadata import Metadata
 from .names import NO_WEIGHTS, GgufSource
 
+NORM_EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
 FAMILIES: tuple[Family, ...] = (*dense.TABLES, *mixtures.TABLES, *hybrids.TABLES, *classics.TABLES)
 
 # Metadata that changes the arithmetic: what no table reads is refused; zero means absent.
@@ -75,8 +77,10 @@ def _family(meta: Metadata) -> Family:
     for family in FAMILIES:
         if family.name == meta.architecture and (family.when is None or family.when(meta)):
             return family
-    known = ", ".join(dict.fromkeys(family.name for family in FAMILIES))
-    raise UnsupportedError(f"{meta.file}: GGUF architecture {meta.architecture!r} is not supported; known: {known}")
+    near = similar(meta.architecture, {family.name for family in FAMILIES})
+    raise UnsupportedError(
+        f"{meta.file}: GGUF architecture {meta.architecture!r} is not supported{near}; docs/models.md lists those that are"
+    )
 
 
 def _usual(meta: Metadata, family: Family, read_float32: Callable[[str], bytes]) -> Raw:
@@ -128,7 +132,7 @@ def _norm_eps(meta: Metadata) -> Raw:
     """What is added to variances, under all names that families have for it."""
     is_rms = meta.get("attention.layer_norm_epsilon", float) is None
     eps = meta.need("attention.layer_norm_rms_epsilon" if is_rms else "attention.layer_norm_epsilon", float)
-    return dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"), eps)
+    return dict.fromkeys(NORM_EPS, eps)
 
 
 def _experts(meta: Metadata) -> Raw:
