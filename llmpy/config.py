@@ -27,13 +27,13 @@ class EngineConfig:
         revision, tokenizer_revision: Hub branch, tag or commit.
         hf_token: Hub token; kept out of `repr` and `to_dict`.
         hf_overrides: Merged into, or applied to, the model's config before it is compiled.
-        dtype: "auto" (the checkpoint's own; quantised: float32), "bfloat16", "float16" ("half"), "float32".
+        dtype: "auto" (the checkpoint's own; quantised: float32), "bfloat16", "float16" ("half", "fp16"), "float32".
         quantization: None = what the checkpoint says.
         load_format: "auto", "safetensors", "gguf", or "dummy" (seeded random weights).
         device: "cuda:1", 1, a GPU's UUID, "cpu"; None = `LLMPY_DEVICE`, else cuda:0, else cpu.
         tensor_parallel_size, device_ids, pipeline_parallel_size: One device so far.
         max_model_len: Most tokens of prompt and output; None = the model's, or what the cache can hold; "auto" = the
-            latter without a warning.
+            latter without a warning; text such as "4k" (4000) or "4K" (4096) is understood.
         max_num_seqs: Most running sequences; None = 64 on the CPU, 256 on CUDA.
         max_num_batched_tokens: Tokens of a step; None = 512 on the CPU, 8192 on CUDA. Never changes a result.
         gpu_memory_utilization: Share of a GPU's memory for this engine.
@@ -105,8 +105,6 @@ class EngineConfig:
         values = self.__dict__
         for name, rule in RULES.items():
             values[name] = rule(name, values[name])
-        if values["dtype"] == "half":
-            values["dtype"] = "float16"
         seqs, tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
         if seqs is not None and tokens is not None and tokens < seqs:
             refuse("max_num_batched_tokens", f"at least max_num_seqs={seqs}", tokens)

@@ -15,7 +15,7 @@ from .errors import CheckpointError, ModelNotFoundError, UnsupportedError
 from .json_files import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 logger = logging.getLogger("llmpy")
 
@@ -29,6 +29,9 @@ TEXT_FILES = (
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
 DEMO = "demo"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+ADDRESS = re.compile(r"https?://[^/]+/([\w.-]+/[\w.-]+)")
+PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+ADAPTER = "adapter_config.json"
 REPOSITORY_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/(.+\.gguf)")
 
 
@@ -95,6 +98,8 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
 
         return _from_gguf(fetch_model())
     text = str(model)
+    if found := ADDRESS.match(text):
+        raise ModelNotFoundError(f"model: {text} is an address; give the hub id {found[1]!r}, a branch or commit as revision")
     if isinstance(model, str) and (found := REPOSITORY_FILE.fullmatch(text)):
         return _from_hub(found[1], found[2], revision, token, weights)
     if isinstance(model, str) and REPOSITORY.fullmatch(text) and not text.endswith(".gguf"):
@@ -164,11 +169,21 @@ def _shards(names: Iterable[str], index: Path) -> list[str]:
     return sorted(name for name in found if not name.startswith(("consolidated", "adapter")))
 
 
-def _only_gguf(names: Iterable[str], where: str, prefix: str) -> str:
+def _only_gguf(names: Sequence[str], where: str, prefix: str) -> str:
     """The one GGUF file among some names."""
     found = sorted(name for name in names if name.lower().endswith(".gguf"))
+    if not found and ADAPTER in names:
+        raise UnsupportedError(
+            f"{where}: has {ADAPTER} and no config.json: a LoRA adapter, which is not supported; merge it into its base "
+            "model (merge_and_unload() of peft), save that, and give its directory"
+        )
     if not found:
         raise ModelNotFoundError(f"{where}: has neither config.json nor a .gguf file")
+    if len(found) > 1 and all(map(PART.search, found)):
+        raise UnsupportedError(
+            f"{where}: has a GGUF file in {len(found)} parts, which is not supported; merge them: "
+            f"llama-gguf-split --merge {prefix}{found[0]} whole.gguf, and give whole.gguf"
+        )
     if len(found) > 1:
         listed = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
         raise ModelNotFoundError(f"{where}: has {len(found)} GGUF files ({listed}); name one, as {prefix}{found[0]}")

@@ -19,6 +19,7 @@ _UNITS = {"": 1, "b": 1} | {
     for power, unit in enumerate("KMGT")
     for suffix, base in (("b", 1000), ("ib", 1024), ("", 1000))
 }
+_COUNTS = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}  # as vLLM reads them
 
 
 def refuse(name: str, wanted: str, value: object) -> NoReturn:
@@ -106,9 +107,12 @@ def share(name: str, value: object) -> float:
 
 
 def model_length(name: str, value: object) -> int | str:
-    """An int, "auto", or -1 for "auto"."""
+    """An int, text such as "4k" (1000) or "4K" (1024), "auto", or -1 for "auto"."""
     if isinstance(value, str):
-        return value if value == "auto" else refuse(name, "an int or 'auto'", value)
+        if value == "auto":
+            return value
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kKmM]?)", value)
+        value = int(float(match[1]) * _COUNTS[match[2]]) if match else refuse(name, "an int, '4k', '4K' or 'auto'", value)
     number = as_int(name, value)
     return "auto" if number == -1 else number if number >= 1 else refuse(name, "at least 1 or 'auto'", value)
 
@@ -155,7 +159,14 @@ def root_seed(name: str, value: object) -> int:
     return seed if 0 <= seed < 2**64 else refuse(name, "None, -1 or in [0, 2**64)", value)
 
 
-DTYPES = choice("auto", "bfloat16", "float16", "half", "float32")
+_DTYPES = choice("auto", "bfloat16", "float16", "float32")
+_SHORT_DTYPES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+
+
+def data_type(name: str, value: object) -> object:
+    """The name of a type of weights and activations, or a usual short form of it."""
+    return _DTYPES(name, _SHORT_DTYPES.get(value, value) if isinstance(value, str) else value)
+
 
 RULES: dict[str, Rule] = {
     "model": path,
@@ -165,7 +176,7 @@ RULES: dict[str, Rule] = {
     "tokenizer_revision": optional(text),
     "hf_token": optional(text),
     "hf_overrides": optional(overrides),
-    "dtype": DTYPES,
+    "dtype": data_type,
     "quantization": only(None, "None takes what the checkpoint says"),
     "load_format": choice("auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'"),
     "device": lambda name, value: value if value is None or isinstance(value, str) else as_int(name, value),

@@ -44,7 +44,8 @@ static enum rc check_config(const struct engine_config *c, struct err *err)
     uint64_t n_needed = kv_layout_pages(&c->layout, c->max_model_len, c->max_num_batched_tokens),
              n_have = c->n_pages ? c->n_pages - 1 : 0;
     if (n_needed > n_have)
-        REFUSE("max_model_len", "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit.",
+        REFUSE("max_model_len", "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit; raise "
+               "kv_cache_memory_bytes or lower max_model_len.",
                c->max_model_len, (unsigned long long)n_needed * c->layout.page_bytes,
                (unsigned long long)n_have * c->layout.page_bytes, longest_that_fits(c));
     if (!c->vocab_limit || c->vocab_limit > c->vocab_size)

@@ -173,7 +173,9 @@ static enum rc choose_pool(struct model *m, struct err *err)
         o->max_model_len = fits;
         return RC_OK;
     }
-    err_set(err, RC_CONFIG, "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit.",
+    err_set(err, RC_CONFIG,
+            "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit; raise "
+            "kv_cache_memory_bytes or lower max_model_len.",
             o->max_model_len, (unsigned long long)(pages_for(m, o->max_model_len) * m->layout.page_bytes),
             (unsigned long long)o->kv_cache_bytes, fits);
     err_name(err, "max_model_len", NULL);

@@ -41,7 +41,12 @@ def run(chosen: Namespace) -> int:
 
 def _print_configuration(compiled: Compiled) -> None:
     """The fields of the configuration that are numbers, words or flags."""
-    fields = {name: value for name, value in compiled.config.raw.items() if isinstance(value, str | int | float)}
+    from ..models import gguf
+
+    raw = compiled.config.raw
+    if all(name in raw for name in gguf.NORM_EPS):  # one number of a GGUF file under the names of all families
+        raw = {name: value for name, value in raw.items() if name not in gguf.NORM_EPS[1:]}
+    fields = {name: value for name, value in raw.items() if isinstance(value, str | int | float)}
     width = max(map(len, fields), default=0)
     print("configuration")
     for name, value in sorted(fields.items()):

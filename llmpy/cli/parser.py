@@ -60,10 +60,17 @@ class Parser(argparse.ArgumentParser):
         try:
             with open(path, "rb") as file:
                 values = tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except OSError as error:
             self.error(f"--config: {error}")
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            self.error(f"--config: {path}: wanted TOML, such as max-model-len = 4096, have another form: {error}")
         if "model" in values:
             self.set_defaults(model=values.pop("model"))
+        for name in values:
+            flag = "--" + name.replace("_", "-")
+            if flag not in self._option_string_actions:
+                hint = meaning(flag) or nearest(flag, self._option_string_actions)
+                self.error(f"--config: {path}: unknown option {name!r}{hint}")
         words = [word for name, value in values.items() for word in self._words(name, value)]
         return [*words, "--config", path]  # ends a list, which would take the word behind it
 
@@ -87,6 +94,17 @@ def count(word: str, least: int = 1) -> int:
     if not word.isdecimal() or int(word) < least:
         raise argparse.ArgumentTypeError(f"wanted a number of {least} or more, have {word!r}")
     return int(word)
+
+
+def length(word: str) -> int:
+    """A number of tokens, 4096, 4k (1000) or 4K (1024) each."""
+    from ..errors import ConfigError
+    from ..options import model_length
+
+    try:
+        return int(model_length("max_model_len", word))
+    except (ConfigError, ValueError):
+        raise argparse.ArgumentTypeError(f"wanted a number of 1 or more, such as 4096 or 4k, have {word!r}") from None
 
 
 def count_or_zero(word: str) -> int:

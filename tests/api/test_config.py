@@ -232,3 +232,23 @@ def test_the_bar_of_a_load_that_fails_does_not_arrive():
         update(3, 10)
         raise RuntimeError
     assert (bars[-1].done, bars[-1].is_open) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"), [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")]
+)
+def test_short_names_of_types(given: str, dtype: str) -> None:
+    assert EngineConfig(model="m", dtype=given).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("given", "length"), [("4k", 4000), ("4K", 4096), ("1.5k", 1500), ("1m", 10**6), ("4096", 4096), ("auto", "auto")]
+)
+def test_lengths_as_text(given: str, length: int | str) -> None:
+    assert EngineConfig(model="m", max_model_len=given).max_model_len == length
+
+
+@pytest.mark.parametrize("given", ["k", "4kk", "0k", "-4k", "4 k", "", "4g"])
+def test_lengths_that_are_none(given: str) -> None:
+    with pytest.raises(ConfigError, match="max_model_len must be"):
+        EngineConfig(model="m", max_model_len=given)

@@ -637,7 +637,8 @@ TEST(impossible_engines_are_refused)
     setup.n_pages = 24; /* 96 positions take 24 pages, and page 0 is nobody's */
     CHECK(!fake_engine(&setup, &b.fake, &err));
     CHECK_EQ(err.rc, RC_CONFIG);
-    CHECK_STR(err.message, "max_model_len=96 needs 1536 bytes of KV cache, 1472 available. 92 tokens would fit.");
+    CHECK_STR(err.message, "max_model_len=96 needs 1536 bytes of KV cache, 1472 available. 92 tokens would fit; raise "
+                           "kv_cache_memory_bytes or lower max_model_len.");
     setup = SMALL;
     setup.max_num_batched_tokens = 7;
     CHECK(!fake_engine(&setup, &b.fake, &err));

@@ -119,3 +119,9 @@ def test_inspect(tiny, capsys, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((path / "config.json").read_text())
     assert cli.main(["inspect", str(tmp_path), "--config-only"]) == 0
     assert "Gemma2ForCausalLM" in capsys.readouterr().out
+
+
+def test_inspect_shows_one_number_once(tiny, gguf_of, tmp_path: Path, capsys) -> None:
+    assert cli.main(["inspect", str(gguf_of(tiny("llama"), tmp_path / "tiny.gguf", "F32"))]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("norm_eps") == 1 and "norm_epsilon" not in shown.partition("program")[0]

@@ -285,3 +285,26 @@ def test_interrupted(tmp_path: Path, write_model: Callable[..., Path]) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT and b"Traceback" not in errors, errors
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("port: 9000", "options.toml: wanted TOML, such as max-model-len = 4096, have another form: "),
+        ("prot = 9000", "options.toml: unknown option 'prot'; did you mean '--port'?"),
+        ("zq = 1", "options.toml: unknown option 'zq'"),
+    ],
+)
+def test_errors_of_a_file_of_options_name_it(
+    parse: Callable[..., Any], text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(text)
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("word", "length"), [("4k", 4000), ("2K", 2048), ("300", 300)])
+def test_lengths_as_words(word: str, length: int) -> None:
+    assert cli._parser("inspect").parse_args(["inspect", "--max-model-len", word]).max_model_len == length
+    with pytest.raises(SystemExit):
+        cli._parser("inspect").parse_args(["inspect", "--max-model-len", f"x{word}"])

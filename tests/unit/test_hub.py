@@ -87,6 +87,12 @@ def test_text_files_alone(tmp_path: Path) -> None:
     ("files", "error", "text"),
     [
         ({"README.md": b""}, ModelNotFoundError, "neither config.json nor a .gguf file"),
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, UnsupportedError, "a LoRA adapter, .*merge_and_"),
+        (
+            {"m-00001-of-00002.gguf": b"", "m-00002-of-00002.gguf": b""},
+            UnsupportedError,
+            "a GGUF file in 2 parts, .*llama-gguf-split --merge .*/m-00001-of-00002.gguf whole.gguf",
+        ),
         ({"a.gguf": b"", "b.gguf": b""}, ModelNotFoundError, "2 GGUF files .a.gguf, b.gguf.; name one"),
         (
             {"config.json": b"{}", "pytorch_model.bin": b""},
@@ -313,3 +319,9 @@ def test_local_path_imports_no_hub_client(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert run.stdout.strip() == "False", run.stderr
+
+
+def test_addresses_are_answered_with_the_id() -> None:
+    for address in ("https://huggingface.co/org/name", "https://huggingface.co/org/name/tree/main"):
+        with pytest.raises(ModelNotFoundError, match=r"is an address; give the hub id 'org/name'"):
+            resolve(address)
