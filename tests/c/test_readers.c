@@ -492,3 +492,41 @@ TEST(checkpoint_opens_files)
     CHECK(!checkpoint);
     checkpoint_close(NULL);
 }
+
+/* ---- bounds themselves ---- */
+
+static struct bytes nested_arrays(uint32_t n)
+{
+    struct bytes file = gguf_begin(0, 1);
+    put_key(&file, "deep", GGUF_ARRAY);
+    for (uint32_t i = 1; i < n; i++) {
+        put_u32(&file, GGUF_ARRAY);
+        put_u64(&file, 1);
+    }
+    put_u32(&file, GGUF_U8);
+    put_u64(&file, 1);
+    put(&file, "x", 1);
+    return file;
+}
+
+TEST(gguf_takes_four_nested_arrays_and_no_fifth)
+{
+    struct bytes file = nested_arrays(4);
+    struct outcome outcome = read_bytes(file.data, file.n);
+    CHECK_EQ(outcome.rc, RC_OK);
+    release(&outcome);
+    free(file.data);
+    refuse(nested_arrays(5), "", "deep: wanted at most 4 nested arrays");
+}
+
+TEST(utf8_has_one_form_for_a_character)
+{
+    static const char *const SHORTEST[] = {"\x7f", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xef\xbf\xbf", "\xf0\x90\x80\x80",
+                                           "\xf4\x8f\xbf\xbf", "\xed\x9f\xbf", "\xee\x80\x80"};
+    static const char *const LONGER[] = {"\xc1\xbf", "\xc0\x80", "\xe0\x9f\xbf", "\xe0\x80\x80", "\xf0\x8f\xbf\xbf",
+                                         "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xed\xa0\x80", "\xed\xbf\xbf"};
+    for (size_t i = 0; i < sizeof SHORTEST / sizeof *SHORTEST; i++)
+        CHECK(utf8_valid(SHORTEST[i], strlen(SHORTEST[i])));
+    for (size_t i = 0; i < sizeof LONGER / sizeof *LONGER; i++)
+        CHECK(!utf8_valid(LONGER[i], strlen(LONGER[i])));
+}

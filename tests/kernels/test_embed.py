@@ -25,6 +25,8 @@ def test_embed(open_backend: Open, threads: int) -> None:
     assert out.tobytes() == table[ids].tobytes()
     backend.embed(matrix, ids, out, 8.5)
     assert out.tobytes() == (table[ids] * np.float32(8.5)).tobytes()
+    backend.embed(matrix, ids, out, 0.125)
+    assert out.tobytes() == (table[ids] * np.float32(0.125)).tobytes()
     backend.embed(matrix, ids[:3], out[:3], first_row=49)
     assert out[:3].tobytes() == table[ids[:3] + 49].tobytes()
     backend.embed(matrix, None, out, first_row=40)

@@ -95,3 +95,16 @@ def test_of_equal_logits_a_greedy_draw_takes_the_lowest_id(places: tuple[int, ..
     logits = np.random.default_rng(6).uniform(-1, 1, VOCAB).astype(np.float32)
     logits[list(places)] = 2
     assert greedy(open_backend, logits, {}) == [places[0]] * 3
+
+
+@pytest.mark.parametrize("best", [0, 4095, 4096, 8191, 8192, 8999])
+def test_draws_reach_every_chunk_of_the_vocabulary(best: int, open_backend: Open) -> None:
+    """One token has all of the mass, wherever it lies; where all are alike every chunk has its share of the draws."""
+    logits = np.full(VOCAB, -60, np.float32)
+    logits[best] = 0
+    tasks = [{"seed": seed} for seed in range(200)]
+    for threads in (1, 3):
+        backend = open_backend(threads, vocab_size=VOCAB)
+        assert {result[ID] for result in backend.sample(logits[None], tasks)} == {best}
+        drawn = np.array([result[ID] for result in backend.sample(np.zeros((1, VOCAB), np.float32), tasks)])
+        assert np.histogram(drawn, [0, 4096, 8192, VOCAB])[0].min() >= 5  # of 18 in the last one, on average
