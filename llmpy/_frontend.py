@@ -16,6 +16,7 @@ from .inputs import Prompt, parse, parse_ids
 if TYPE_CHECKING:
     from ._loading import Loaded
     from .sampling_params import SamplingParams
+    from .tokenizer import Tokenizer
 
 MAX_PROMPT_LOGPROBS_BYTES = 1 << 30
 
@@ -55,7 +56,7 @@ class Frontend:
         self.translator = Translator(self.context, self.config, length)
 
     def prompts(self, items: Iterable[object], special_tokens: bool = True) -> list[Prompt | LlmpyError]:
-        """Prompts with ids, or what is wrong with them."""
+        """Prompts with ids, or what is wrong with them; a text that is too long has its error instead of ids."""
         found: list[Prompt | LlmpyError] = []
         given = list(items)
         for index, item in enumerate(given):
@@ -65,18 +66,33 @@ class Frontend:
                 found.append(at(error, index))
             except TypeError as error:
                 raise TypeError(f"prompt {index}: {error}" if len(given) > 1 else str(error)) from None
-        texts = [item for item in found if isinstance(item, Prompt) and item.ids is None]
-        if texts and self.tokenizer is None:
-            message = "a text prompt needs a tokenizer; skip_tokenizer_init is True: pass token ids"
-            return [
-                at(InvalidRequestError(message, parameter="prompt"), index)
-                if isinstance(item, Prompt) and item.ids is None
-                else item
-                for index, item in enumerate(found)
-            ]
+        texts = [item for item in found if isinstance(item, Prompt) and item.ids is None and self._can_fit(item)]
         if texts:
             self._tokenize(texts, special_tokens)
         return found
+
+    def _can_fit(self, prompt: Prompt) -> bool:
+        """Whether to tokenise a text; else the prompt keeps the reason, which `check_length` raises."""
+        try:
+            self.check_text(prompt.text or "")
+        except InvalidRequestError as error:
+            prompt.error = error
+        return prompt.error is None
+
+    def check_text(self, text: str, by_length: bool = False) -> None:
+        """Refuses text that cannot be tokenised, or that is too long, before it is tokenised.
+
+        Args:
+            text: Of a prompt.
+            by_length: Look at its length alone, which takes no time.
+
+        Raises:
+            InvalidRequestError: There is no tokenizer; or the text surely has more than `max_model_len` tokens.
+        """
+        if self.tokenizer is None:
+            message = "a text prompt needs a tokenizer; skip_tokenizer_init is True: pass token ids"
+            raise InvalidRequestError(message, parameter="prompt")
+        check_text(self.tokenizer, text, self.max_model_len, by_length)
 
     def _tokenize(self, prompts: list[Prompt], special_tokens: bool) -> None:
         assert self.tokenizer is not None
@@ -95,6 +111,8 @@ class Frontend:
     def check_length(self, prompt: Prompt, room: int = 1) -> None:
         """Refuses prompts that are empty, too long, or hold ids outside the vocabulary."""
         ids, prior = prompt.ids, prompt.prior
+        if prompt.error is not None:
+            raise prompt.error
         if ids is None or len(ids) == 0:
             raise InvalidRequestError("The prompt cannot be empty", parameter="prompt", value=prompt.text)
         length = len(ids) + (0 if prior is None else len(prior))
@@ -196,6 +214,32 @@ class Frontend:
                 parameter="allowed_token_ids",
                 value=outside[0],
             )
+
+
+def check_text(tokenizer: Tokenizer, text: str, max_model_len: int, by_length: bool = False) -> None:
+    """Refuses text that surely has more tokens than a model takes.
+
+    Args:
+        tokenizer: The model's.
+        text: The text.
+        max_model_len: Most tokens.
+        by_length: Look at its length alone, which takes no time; else some of it may be tokenised.
+
+    Raises:
+        InvalidRequestError: It has more.
+    """
+    from .text_bounds import USUAL_CHARS, exceeds_by_length, surely_exceeds, text_bytes
+
+    if len(text) <= USUAL_CHARS * max_model_len:
+        return
+    if (exceeds_by_length if by_length else surely_exceeds)(tokenizer, text, max_model_len):
+        size = text_bytes(text)
+        raise InvalidRequestError(
+            f"The prompt ({size} bytes of text) is longer than the maximum model length of {max_model_len}. "
+            "Shorten it, or raise max_model_len.",
+            parameter="prompt",
+            value=size,
+        )
 
 
 def at(error: LlmpyError, index: int) -> LlmpyError:

@@ -58,14 +58,16 @@ def pair(
 def _join(frontend: Frontend, prompt: Prompt, completion: Prompt) -> tuple[Prompt | LlmpyError, int]:
     if prompt.ids is None and completion.ids is None and frontend.tokenizer is not None:
         text = (prompt.text or "") + (completion.text or "")
+        frontend.check_text(text)
         ids, start = _tokenize_pair(frontend.tokenizer, text, len(prompt.text or ""))
         _check_border(start, len(ids))
         return Prompt(text, parse_ids(ids), salt=prompt.salt), start
     first = frontend.prompts([prompt])[0]
     second = frontend.prompts([completion], special_tokens=False)[0]
     for part in (first, second):
-        if isinstance(part, LlmpyError):
-            return part, 1
+        error = part if isinstance(part, LlmpyError) else part.error
+        if error is not None:
+            return error, 1
     assert isinstance(first, Prompt) and isinstance(second, Prompt) and first.ids is not None and second.ids is not None
     joined = np.concatenate([first.ids, second.ids])
     _check_border(len(first.ids), len(joined))

@@ -27,7 +27,6 @@ class Translator:
         self._context = context
         self._default_mode = config.logprobs_mode
         self._max_model_len = max_model_len
-        self._bad_words: dict[str, list[list[int]]] = {}
 
     def mode(self, params: SamplingParams) -> str:
         """The logprobs mode that holds for a request."""
@@ -80,17 +79,14 @@ class Translator:
     def _bad_sequences(self, params: SamplingParams) -> list[list[int]]:
         """Id sequences of the bad words, each bare and with a leading space, and the given ones."""
         found = [list(ids) for ids in params.bad_token_ids or ()]
-        for word in params.bad_words or ():
-            if word not in self._bad_words:
-                self._bad_words[word] = self._tokenize_bad_word(word.lstrip() or word)
-            found += self._bad_words[word]
+        words = [word.lstrip() or word for word in params.bad_words or ()]
+        if words:
+            assert self._context.tokenizer is not None
+            encoded = self._context.tokenizer.encode_batch([*words, *(" " + word for word in words)], add_special_tokens=False)
+            for bare, spaced in zip(encoded[: len(words)], encoded[len(words) :], strict=True):
+                is_other = spaced[:1] != bare[:1] and len(spaced) == len(bare)
+                found += [bare, spaced] if is_other else [bare]
         return [ids for ids in found if ids and all(0 <= token < self._context.vocab_size for token in ids)]
-
-    def _tokenize_bad_word(self, word: str) -> list[list[int]]:
-        assert self._context.tokenizer is not None
-        bare = self._context.tokenizer.encode(word, add_special_tokens=False)
-        spaced = self._context.tokenizer.encode(" " + word, add_special_tokens=False)
-        return [bare, spaced] if spaced[:1] != bare[:1] and len(spaced) == len(bare) else [bare]
 
     def prompt_params(self, request: Request, base: Mapping[str, Any], priority: int = 0) -> dict[str, Any]:
         """All that the core takes with a request's prompt."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from .checks import as_int
-from .errors import InvalidRequestError, UnsupportedError
+from .errors import InvalidRequestError, LlmpyError, UnsupportedError
 
 if TYPE_CHECKING:
     from typing import NotRequired
@@ -50,10 +50,11 @@ _PADDED = "would include padding; pass a list of unpadded lists"
 
 
 class Prompt:
-    """One prompt. `ids` is None until the text is tokenised; `room` names a number of new tokens that must fit behind it;
-    `reader` takes answers to a conversation apart."""
+    """One prompt. `ids` is None until the text is tokenised; `error` says why it cannot be. `room` names a number of new
+    tokens that must fit behind it. `reader` takes answers to a conversation apart.
+    """
 
-    __slots__ = ("ids", "prior", "reader", "room", "salt", "text", "types")
+    __slots__ = ("error", "ids", "prior", "reader", "room", "salt", "text", "types")
 
     def __init__(
         self, text: str | None, ids: Ids | None, prior: Ids | None = None, salt: str | None = None, types: Ids | None = None
@@ -65,6 +66,7 @@ class Prompt:
         self.types = types
         self.room: tuple[str, int] | None = None
         self.reader: ReplyReader | None = None
+        self.error: LlmpyError | None = None
 
 
 def is_single(prompts: object) -> bool:

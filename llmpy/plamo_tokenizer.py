@@ -76,6 +76,9 @@ class PlamoTokenizer:
             table[piece] = whole
         return table
 
+    keeps_text = True
+    """Every character becomes a token, or part of one."""
+
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> PlamoEncoding:
         """Ids of a text."""
         found = PlamoEncoding([], [])

@@ -85,6 +85,11 @@ class SpmTokenizer:
         self._words = re.compile(pattern).findall
         self._cache: dict[str, Piece] = {}
 
+    @property
+    def keeps_text(self) -> bool:
+        """Whether every character becomes a token, or part of one."""
+        return self._unknown is not None or None not in self._byte_ids
+
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> SpmEncoding:
         """Ids of a text."""
         parts: list[tuple[int, Piece]] = []

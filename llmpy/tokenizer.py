@@ -164,7 +164,7 @@ class Tokenizer:
         Returns:
             The ids.
         """
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Ids of two texts with the special tokens around and between them, as cross-encoders read them.
@@ -180,18 +180,37 @@ class Tokenizer:
         """
         if not hasattr(self._backend, "post_processor"):
             raise UnsupportedError(f"{type(self._backend).__name__} encodes no pairs of texts")
-        encoding = self.backend.encode(first, second)
+        encoding = self.backend.encode_batch([(first, second)])[0]
         return encoding.ids, encoding.type_ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Ids of several texts, as `encode` of each."""
-        # encode_batch_fast leaves the offsets out, which is most of the time for long texts
+        return [encoding.ids for encoding in self._encodings(texts, add_special_tokens)]
+
+    def _encodings(self, texts: Sequence[str], add_special_tokens: bool) -> Sequence[Encoding]:
+        """Encodings without offsets, which take most of the time of a long text. Other threads run meanwhile."""
         run = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
-        return [encoding.ids for encoding in run(list(texts), add_special_tokens=add_special_tokens)]
+        found: Sequence[Encoding] = run(list(texts), add_special_tokens=add_special_tokens)
+        return found
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
+        """One with offsets. The backend's `encode` would hold the GIL; its `encode_batch` lets other threads run."""
+        return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+    def count(self, text: str) -> int:
+        """Number of tokens of a text, without special ones around it."""
+        return len(self._encodings([text], False)[0].ids)
+
+    @cached_property
+    def max_token_bytes(self) -> int | None:
+        """Most bytes of a text that one token can stand for; None: there is no bound, since some text is dropped."""
+        from .text_bounds import max_token_bytes
+
+        return max_token_bytes(self)
 
     def encode_with_ends(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
         """Ids of a text, and for each the number of characters of the text up to its end."""
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        encoding = self._encoding(text, add_special_tokens)
         return encoding.ids, [end for _, end in encoding.offsets]
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
@@ -336,7 +355,7 @@ class Tokenizer:
             return text, [int(any(start <= place < end for start, end in spans)) for place in range(len(text))]
         if not options.mask:
             return self.encode(text, add_special_tokens=False)
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text, False)
         return encoding.ids, chat.token_mask(encoding.offsets, spans)
 
 

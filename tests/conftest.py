@@ -15,6 +15,8 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -152,3 +154,40 @@ def local_ray() -> Iterator[None]:
         os.chdir(before)
         yield
         ray.shutdown()
+
+
+class Stall:
+    """The longest time that a thread which only wants to run was kept from it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        last = time.perf_counter()
+        while not self._ends.is_set():
+            time.sleep(0.002)
+            now = time.perf_counter()
+            self.seconds, last = max(self.seconds, now - last), now
+
+    def end(self) -> None:
+        """Measures no longer."""
+        self._ends.set()
+        self._thread.join()
+
+
+@pytest.fixture(scope="session")
+def longest_stall() -> Callable[[], contextlib.AbstractContextManager[Stall]]:
+    """A block that measures how long other threads are kept from running: by whoever holds the GIL."""
+
+    @contextlib.contextmanager
+    def block() -> Iterator[Stall]:
+        stall = Stall()
+        try:
+            yield stall
+        finally:
+            stall.end()
+
+    return block

@@ -178,7 +178,7 @@ def test_an_error_of_a_batch_names_the_prompt(fake_llm):
     with pytest.raises(InvalidRequestError, match=r"^prompt 1 \(''\): The prompt cannot be empty"):
         llm.generate(["a", ""])
     with pytest.raises(InvalidRequestError, match=r"^prompt 1 \('ab{28}\.\.\.'\): The prompt \(length \d+\) is longer"):
-        llm.generate(["a", "a" + "b" * 2000])
+        llm.generate(["a", "a" + "b" * 200])
     with pytest.raises(InvalidRequestError, match=r"^prompt 1: .*no text"):
         template = "{{ messages[0]['content'] or raise_exception('no text') }}"
         llm.chat([[{"role": "user", "content": "hi"}], [{"role": "user", "content": ""}]], chat_template=template)
@@ -270,3 +270,35 @@ def test_bad_words_are_tokenised_bare_and_with_a_space(fake_llm):
     llm.generate("a", bad_words=["x", " yz"], bad_token_ids=[[7, 8], [400]], max_tokens=1)
     encode = llm.tokenizer.encode
     assert llm.fake.submitted[-1][1]["bad_words"] == [[7, 8], encode("x"), encode("yz")]
+
+
+def test_bad_words_are_not_kept(fake_llm):
+    """However many unlike words come, the engine holds none of them afterwards."""
+    llm = fake_llm()
+    translator = llm._frontend.translator
+    before = {name: id(value) for name, value in vars(translator).items()}
+    for number in range(20):
+        llm.generate("a", bad_words=[f"word {number}"], max_tokens=1)
+    held = [value for value in vars(translator).values() if isinstance(value, dict | list | set)]
+    assert {name: id(value) for name, value in vars(translator).items()} == before and not held
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(fake_llm, monkeypatch):
+    llm = fake_llm()  # takes 64 tokens
+    text, most = "x" * 10_000, llm.tokenizer.max_token_bytes
+    message = r"^The prompt \(100\d\d bytes of text\) is longer than the maximum model length of 64\."
+    assert most == len("<|im_start|>") and len(text) > 64 * most
+    monkeypatch.setattr(type(llm.tokenizer), "_encodings", None)
+    calls = [lambda: llm.generate(text), lambda: llm.score(["a"], [text]), lambda: llm.score([text])]
+    for call in [*calls, lambda: llm.chat([{"role": "user", "content": text}]), lambda: llm.add_request(text)]:
+        with pytest.raises(InvalidRequestError, match=message) as caught:
+            call()
+        assert caught.value.parameter == "prompt"
+    assert not llm.fake.submitted
+
+
+def test_one_text_of_many_cannot_fit(fake_llm):
+    llm = fake_llm()
+    outputs = llm.generate(["a", "x" * 10_000, "b"], max_tokens=1, on_error="return")
+    assert [output.error is None for output in outputs] == [True, False, True]
+    assert outputs[1].error.index == 1
