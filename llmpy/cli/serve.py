@@ -21,7 +21,7 @@ from .common import model_path
 from .engine_options import engine_options
 from .listening import bind
 from .stderr import Lines
-from .tls import tls_options
+from .tls import tls_context
 from .vllm_flags import REASONING_PARSERS, TOOL_PARSERS, parser_name
 
 MAX_QUEUED = 2048
@@ -38,7 +38,7 @@ def run(chosen: Namespace) -> int:
 
 def _run(chosen: Namespace) -> int:
     keys, control_keys = _keys(chosen)
-    tls = tls_options(chosen)
+    tls = tls_context(chosen)
     try:
         import uvicorn
 
@@ -73,12 +73,11 @@ def _run(chosen: Namespace) -> int:
         app = build_app(engine, **served)
         config = uvicorn.Config(
             app,
-            http=bounded(_connections(chosen.max_connections), chosen.stream_timeout),
+            http=bounded(_connections(chosen.max_connections), chosen.stream_timeout, tls),
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(chosen.shutdown_timeout) + 1,
-            **tls,
         )
         server = Server(config)
         if isinstance(engine, AsyncEngine):

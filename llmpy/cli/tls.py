@@ -1,17 +1,16 @@
-"""TLS of `llmpy serve`: uvicorn's options, checked before a model is loaded."""
+"""TLS of `llmpy serve`: its files are checked before a model is loaded."""
 
 from __future__ import annotations
 
 import ssl
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from ..errors import ConfigError
 
 
-def tls_options(chosen: Namespace) -> dict[str, Any]:
-    """What uvicorn takes; empty without --ssl-certfile.
+def tls_context(chosen: Namespace) -> ssl.SSLContext | None:
+    """Certificate, key and whom to trust; None without --ssl-certfile.
 
     Raises:
         ConfigError: The files do not belong together, or are of another kind.
@@ -22,7 +21,7 @@ def tls_options(chosen: Namespace) -> dict[str, Any]:
     if certificate is None:
         if key or password_file or authorities:
             raise ConfigError("--ssl-certfile: wanted the server's certificate, have none", option="ssl_certfile")
-        return {}
+        return None
     for path in (certificate, key, authorities):
         if path is not None:
             path.open("rb").close()  # ssl does not say which file is not there
@@ -40,13 +39,8 @@ def tls_options(chosen: Namespace) -> dict[str, Any]:
         except ssl.SSLError as error:
             message = f"--ssl-ca-certs {authorities}: wanted PEM certificates, have {_reason(error)}"
             raise ConfigError(message, option="ssl_ca_certs", value=str(authorities)) from None
-    return {
-        "ssl_certfile": certificate,
-        "ssl_keyfile": key,
-        "ssl_keyfile_password": password,
-        "ssl_ca_certs": authorities,
-        "ssl_cert_reqs": ssl.CERT_REQUIRED if authorities else ssl.CERT_NONE,
-    }
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _reason(error: Exception) -> str:

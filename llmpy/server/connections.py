@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from .handshakes import Handshake
+from .limits import most, seconds
 from .strict_head import strict
 
-MAX_HEAD_BYTES = 64 << 10
-MAX_REST_BYTES = 4 << 20
+MAX_HEAD_BYTES = most("head_bytes")
+MAX_REST_BYTES = most("rest_bytes")
 """Of a body whose request has been answered already: it is read and dropped, so that the client comes to read the answer."""
-HEAD_S = 10.0
-"""Seconds from the connection, or from the first byte of a further request, to the end of the head."""
-LINGER_S = 10.0
+HEAD_S = seconds("head_s")
+"""Seconds for a TLS handshake; then from its end, from the connection or from a further request to the end of the head."""
+LINGER_S = seconds("linger_s")
 """Seconds that a connection which is closed may take to give out what was written."""
 SWEEP_S = 1.0
 
@@ -48,12 +52,15 @@ class Clock:
         return self.since is not None and now - self.since > seconds
 
 
-def bounded(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]:
+def bounded(
+    max_connections: int, read_timeout: float, tls: ssl.SSLContext | None = None
+) -> Callable[..., asyncio.BaseProtocol]:
     """A protocol for uvicorn that ends connections which only cost. A sweep every second looks at all of them.
 
     Args:
-        max_connections: Beyond so many a new one gets a 503 and is closed.
+        max_connections: Beyond so many a new one gets a 503 and is closed; with TLS it is closed before the handshake.
         read_timeout: Seconds that written data may stay unread.
+        tls: Of a server that speaks TLS alone; uvicorn is then told of no certificate.
     """
 
     swept: WeakSet[Any] = WeakSet()
@@ -118,4 +125,8 @@ def bounded(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]
             else:
                 swept.discard(state)
 
-    return Bounded
+    def secured(**given: Any) -> asyncio.BaseProtocol:
+        assert tls is not None
+        return Handshake(Bounded(**given), tls, max_connections, HEAD_S)
+
+    return Bounded if tls is None else secured

@@ -1,11 +1,14 @@
 """TLS: `llmpy serve` with a certificate of its own, and clients that know whom they trust."""
 
+import contextlib
 import datetime
 import ipaddress
 import os
+import socket
 import ssl
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -17,8 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from llmpy.cli import main
-from llmpy.cli.tls import tls_options
-from llmpy.server import build_app
+from llmpy.cli.tls import tls_context
+from llmpy.server import build_app, connections
+from llmpy.server.connections import bounded
 
 PASSWORD = "of the key"
 
@@ -100,14 +104,15 @@ def test_serve_speaks_tls_alone(address, files):
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
-def options(**given):
+def secured(most=8, **given):
+    """uvicorn's option for a server with these files."""
     names = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password_file", "ssl_ca_certs")
-    return tls_options(Namespace(**{name: given.get(name) for name in names}))
+    return {"http": bounded(most, 5.0, tls_context(Namespace(**{name: given.get(name) for name in names})))}
 
 
 def test_clients_need_a_certificate_where_authorities_are_named(engine, running, files):
     locked = {"ssl_keyfile": files.locked_key, "ssl_keyfile_password_file": files.password}
-    config = options(ssl_certfile=files.server, ssl_ca_certs=files.server, **locked)
+    config = secured(ssl_certfile=files.server, ssl_ca_certs=files.server, **locked)
     port = running(build_app(engine), **config).port
     url = f"https://127.0.0.1:{port}/health"
     trusted = ssl.create_default_context(cafile=files.server)
@@ -115,6 +120,45 @@ def test_clients_need_a_certificate_where_authorities_are_named(engine, running,
         httpx.get(url, verify=trusted)
     trusted.load_cert_chain(*files.client)
     assert httpx.get(url, verify=trusted).status_code == 200
+
+
+@pytest.fixture
+def half_open(engine, running, files, monkeypatch):
+    """The port of a server that takes four connections, and opens some to it that never begin a handshake."""
+    monkeypatch.setattr(connections, "HEAD_S", 1.0)
+    port = running(build_app(engine), **secured(4, ssl_certfile=files.server, ssl_keyfile=files.server_key)).port
+    with contextlib.ExitStack() as stack:
+
+        def begin(count):
+            return [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(count)]
+
+        yield port, begin
+
+
+def test_half_open_handshakes_are_counted_and_have_a_deadline(half_open, files):
+    port, begin = half_open
+    trusted = ssl.create_default_context(cafile=files.server)
+    first = begin(4)
+    (surplus,) = begin(1)
+    with contextlib.suppress(ConnectionResetError):
+        assert surplus.recv(1) == b""
+    begun = time.monotonic()
+    for one in first:
+        with contextlib.suppress(ConnectionResetError):
+            assert one.recv(1) == b""
+    assert time.monotonic() - begun < 20
+    assert httpx.get(f"https://127.0.0.1:{port}/health", verify=trusted, timeout=60).status_code == 200
+
+
+def test_a_handshake_that_is_none_ends_its_connection(half_open):
+    _, begin = half_open
+    (one,) = begin(1)
+    one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := one.recv(4096):
+            answer += part
+    assert b"HTTP" not in answer
 
 
 @pytest.mark.parametrize(

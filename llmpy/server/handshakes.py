@@ -1,0 +1,77 @@
+"""TLS handshakes: a connection is counted, and has a deadline, before its handshake begins."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+
+class Handshake(asyncio.Protocol):
+    """A connection until its TLS handshake has ended; then another protocol takes it.
+
+    The event loop's own TLS would make a protocol only after the handshake, so that half-open ones would not be counted.
+
+    Args:
+        inner: The protocol of the connection that is secured: one of uvicorn's.
+        context: Of the server.
+        max_connections: Beyond so many a new one is closed.
+        seconds: Time for the handshake.
+    """
+
+    def __init__(self, inner: Any, context: ssl.SSLContext, max_connections: int, seconds: float) -> None:
+        self._inner, self._context, self._max, self._seconds = inner, context, max_connections, seconds
+        self._early: list[bytes] = []
+        self._is_lost = False
+
+    def connection_made(self, transport: Any) -> None:
+        """The client has connected."""
+        self._transport = transport
+        self._inner.connections.add(self)
+        if len(self._inner.connections) > self._max:
+            self._leave()
+            return
+        transport.pause_reading()  # what comes is for TLS
+        self._task = self._inner.loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        loop, secured = self._inner.loop, None
+        try:
+            secured = await loop.start_tls(
+                self._transport, self, self._context, server_side=True, ssl_handshake_timeout=self._seconds
+            )
+        except OSError:  # no TLS, no trust, or no time
+            pass
+        finally:
+            if secured is None or self._is_lost:
+                self._leave()
+        if secured is not None and not self._is_lost:
+            self._hand_over(secured)
+
+    def _hand_over(self, secured: Any) -> None:
+        """The handshake has ended: the connection is the other protocol's, with what has come already."""
+        self._inner.connections.discard(self)
+        self._inner.connection_made(secured)
+        secured.set_protocol(self._inner)
+        if self._early:
+            self._inner.data_received(b"".join(self._early))
+
+    def data_received(self, data: bytes) -> None:
+        """Text that came with the end of the handshake."""
+        self._early.append(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The client has gone."""
+        self._is_lost = True
+        self._inner.connections.discard(self)
+
+    def _leave(self) -> None:
+        self._inner.connections.discard(self)
+        self._transport.abort()
+
+    def shutdown(self) -> None:
+        """Called by uvicorn when the server ends."""
+        self._leave()
+
+    def sweep(self, now: float) -> None:
+        """The event loop keeps the time of a handshake."""
