@@ -92,6 +92,7 @@ class Feed:
         request.number = mail.number
         self._driver.feeds[mail.number] = self
         self.mail = mail
+        self._driver.untokenised.discard(self)
         if self.link is not link and self.link is not None:  # a reader has come meanwhile
             mail.move(self.link.channel, self.ends_only)
         if self.has_ended:
@@ -115,6 +116,7 @@ class Feed:
         mail, self.mail = self.mail, None
         if mail is not None:
             self._driver.feeds.pop(mail.number, None)
+        self._driver.untokenised.discard(self)
         named = self._driver.named
         if named.get(self.request.request_id) is self:
             named.pop(self.request.request_id, None)
@@ -125,6 +127,8 @@ class Feed:
         mail = self.mail
         if mail is not None:
             mail.abort()
+        else:
+            self._driver.untokenised.discard(self)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

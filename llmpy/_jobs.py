@@ -20,6 +20,9 @@ logger = logging.getLogger("llmpy")
 RETRY_S = 0.02
 """Pause before a step that a lack of memory prevented is tried again."""
 MAX_SHARED_THREADS = 32
+SHORT_THREADS = 2
+LONG_WORK = 256 << 10
+"""Characters: more are long work, of about 50 ms or more."""
 
 
 class Job(Protocol):
@@ -89,7 +92,8 @@ class JobQueue:
                 raise
 
     async def call(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Runs a function on a helper thread and gives its result. If the caller is cancelled the function goes on to its end.
+        """Runs a function on a helper thread and gives its result. If the caller is cancelled a function that has begun goes on
+        to its end, and one that waits does not begin.
 
         Raises:
             Exception: What the function raised; an error that is no Exception comes as the cause of a RuntimeError.
@@ -175,6 +179,35 @@ def _log(message: str) -> None:
         return
 
 
+class Lanes:
+    """Helper threads for short work and others for long work, so that short work does not wait behind long work.
+
+    Args:
+        name: Of the threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._short = JobQueue(name, SHORT_THREADS)
+        self._long = JobQueue(f"{name}-long", max(1, (os.cpu_count() or 1) // 2))
+
+    def __len__(self) -> int:
+        """Jobs that wait or run."""
+        return len(self._short) + len(self._long)
+
+    def of(self, size: int) -> JobQueue:
+        """The queue for work on so many characters."""
+        return self._long if size > LONG_WORK else self._short
+
+    def stuck_seconds(self) -> float:
+        """Seconds for which no thread for short work, or none for long work, has been free; 0: one of each is."""
+        return max(self._short.stuck_seconds(), self._long.stuck_seconds())
+
+    def close(self) -> None:
+        """As of JobQueue."""
+        self._short.close()
+        self._long.close()
+
+
 class _Call:
     """A job whose result an event loop waits for."""
 
@@ -189,6 +222,8 @@ class _Call:
         self._context = contextvars.copy_context()
 
     def run(self) -> None:
+        if self._future.cancelled():
+            return
         result = self._context.run(self._function, *self._args)
         insist(lambda: self._tell(self._future.set_result, result))
 

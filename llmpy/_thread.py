@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ._core import Channel, EngineThread
 from ._health import Watch
-from ._jobs import RETRY_S, JobQueue
+from ._jobs import RETRY_S, Lanes
 from .errors import EngineClosedError, EngineDeadError
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ class ThreadDriver:
     def __init__(self, model: Model, engine: Engine, max_queued: int) -> None:
         self.model = model
         self.engine = engine
-        self.jobs = JobQueue("llmpy-tokenizer")
-        """Requests whose text a helper thread tokenises."""
+        self.jobs = Lanes("llmpy-tokenizer")
+        """Tokenises long texts."""
+        self.untokenised: set[Feed] = set()
+        """Requests whose text waits for that."""
         self.thread = EngineThread(engine, max_queued)
         self.closed = False
         self.refuses = False

@@ -108,11 +108,11 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         cache_salt: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> RequestStream:
-        """Queues one request. Order of calls is order of arrival.
+        """Queues one request. Order of calls is order of arrival, but that long text arrives when it is tokenised.
 
         Args:
             prompt: One prompt in the forms of `LLM.generate`. Text over 8 KiB is tokenised on a helper thread, and its
-                errors come when the stream is read.
+                errors come when the stream is read. Text that cannot fit by its length alone is refused at once.
             sampling_params: None = the model's defaults; `output_kind` says what the stream gives.
             request_id: A name that no request in flight has; None = a number.
             priority: Lower runs first (scheduling_policy="priority").
@@ -386,8 +386,12 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         if cache_salt is not None:
             prompt.salt = cache_salt or None
         priority = as_int("priority", priority)
-        is_long = prompt.ids is None and len(prompt.text or "") > LONG_TEXT_CHARS
+        text = "" if prompt.ids is not None else prompt.text or ""
+        words = sum(map(len, params.bad_words or ()))
+        is_long = len(text) + words > LONG_TEXT_CHARS
         self._frontend.check_params(prompt, params, priority)
+        if text:
+            self._frontend.check_text(text, by_length=True)
         if not is_long:
             self._tokenize(prompt, special_tokens, params)
         request = _calls.new_request(self._frontend, prompt, params)
@@ -396,14 +400,14 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         feed = Feed(driver, request)
         self._register(feed)
         translator = self._frontend.translator
-        core = translator.core_params(params)
+        core = None if is_long and words else translator.core_params(params)
 
         def prepare() -> dict[str, Any]:
             if is_long:
                 self._tokenize(prompt, special_tokens, params)
-            return translator.prompt_params(request, core, priority)
+            return translator.prompt_params(request, translator.core_params(params) if core is None else core, priority)
 
-        self._queue(feed, prepare, binds, is_long)
+        self._queue(feed, prepare, binds, len(text) + words if is_long else 0)
         return feed
 
     def _tokenize(self, prompt: Prompt, special_tokens: bool, params: SamplingParams) -> None:
@@ -423,18 +427,19 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             raise InvalidRequestError(message, parameter="request_id", value=request.request_id)
 
     def _queue(
-        self, feed: Feed, core: dict[str, Any] | Callable[[], dict[str, Any]], binds: bool, is_long: bool = False
+        self, feed: Feed, core: dict[str, Any] | Callable[[], dict[str, Any]], binds: bool, chars: int = 0
     ) -> None:
-        """Submits a registered request: at once, or behind text that is being tokenised."""
+        """Submits a registered request: at once, or once so many characters have been tokenised. Others pass it meanwhile."""
         driver = self._driver
         loop = _running_loop() if binds else None
         try:
             if loop is not None:
                 feed.link = driver.link(loop)
             prepare = core if callable(core) else lambda: core
-            if is_long or driver.jobs:
+            if chars:
                 self._check_room()
-                driver.jobs.put(DeferredSubmission(feed, prepare))
+                driver.untokenised.add(feed)
+                driver.jobs.of(chars).put(DeferredSubmission(feed, prepare))
             else:
                 feed.submit(prepare())
         except BaseException:
@@ -442,9 +447,12 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             raise
 
     def _check_room(self) -> None:
-        if not self._driver.thread.state() & (HAS_ROOM | CLOSED):
-            count = self.stats().num_waiting
-            most = self.config.max_queued_requests
+        """Refuses a request whose text would wait where as many wait as may; those that are being tokenised count, too."""
+        driver, most = self._driver, self.config.max_queued_requests
+        if most is None or driver.thread.state() & CLOSED:
+            return
+        count = self.stats().num_waiting + len(driver.untokenised)
+        if count >= most:
             message = f"queue: wanted fewer than {most} waiting requests, have {count}; raise max_queued_requests"
             raise QueueFullError(message, num_waiting=count)
 

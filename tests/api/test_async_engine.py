@@ -17,8 +17,10 @@ from llmpy import (
     QueueFullError,
     RequestOutputKind,
     UnsupportedError,
+    _jobs,
     async_engine,
 )
+from llmpy.tokenizer import Tokenizer
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 
@@ -181,7 +183,7 @@ def test_an_id_is_free_once_its_request_has_ended_unread(open_async):
     assert run(read(second))[-1].finished and run(read(first))[-1].finished
 
 
-def test_long_text_is_tokenised_in_order_and_fails_when_read(open_async):
+def test_long_text_fails_when_it_is_read(open_async):
     engine = open_async()
 
     async def main():
@@ -194,10 +196,84 @@ def test_long_text_is_tokenised_in_order_and_fails_when_read(open_async):
         dropped.close()
         with pytest.raises(InvalidRequestError, match="Requested sample logprobs of 100"):
             engine.generate("hello " * 2000, PARAMS.replace(logprobs=100))
+        with pytest.raises(InvalidRequestError, match=r"bytes of text\) is longer than the maximum model length"):
+            engine.generate("hello " * 100_000, PARAMS)  # at once: no number of tokens can be so few
 
     run(main())
     wait_until_free(engine)
     assert not engine._driver.named
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Texts that begin with "wait" are tokenised once the event is set; texts over 40 characters on helper threads."""
+    gate, encode = threading.Event(), Tokenizer.encode_batch
+
+    def waiting(self, texts, add_special_tokens=True):
+        if any(text.startswith("wait") for text in texts):
+            assert gate.wait(60)
+        return encode(self, texts, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", waiting)
+    monkeypatch.setattr(async_engine, "LONG_TEXT_CHARS", 40)
+    monkeypatch.setattr(_jobs, "LONG_WORK", 100)
+    yield gate
+    gate.set()
+
+
+def test_short_texts_pass_long_ones(open_async, held):
+    """One that is tokenised at once, and one that is tokenised on a thread, while the threads for longer ones are taken."""
+    engine = open_async(fresh=True)
+
+    async def main():
+        long = [engine.generate("wait " * 30, PARAMS) for _ in range(8)]
+        async with asyncio.timeout(60):
+            await engine.generate("hello", PARAMS)
+            await engine.generate("hello " * 10, PARAMS)
+        assert len(engine._driver.untokenised) == 8
+        held.set()
+        outputs = [await stream for stream in long]
+        assert len({output.outputs[0].token_ids_array.tobytes() for output in outputs}) == 1
+
+    run(main())
+    assert not engine._driver.untokenised
+
+
+def test_texts_that_wait_take_places_until_their_reader_goes(open_async, held):
+    engine = open_async(max_queued_requests=3)
+
+    async def main():
+        waiting = [engine.generate("wait " * 30, PARAMS) for _ in range(3)]
+        with pytest.raises(QueueFullError, match="wanted fewer than 3 waiting requests, have 3"):
+            engine.generate("wait " * 30, PARAMS)
+        waiting[1].close()
+        again = engine.generate("wait " * 30, PARAMS)
+        waiting[2].abort()
+        last = engine.generate("wait " * 30, PARAMS)
+        with pytest.raises(QueueFullError):
+            engine.generate("wait " * 30, PARAMS)
+        held.set()
+        reasons = [(await stream).outputs[0].finish_reason for stream in (waiting[0], waiting[2], again, last)]
+        assert reasons[1] == "abort" and "abort" not in (reasons[0], *reasons[2:])
+
+    run(main())
+    assert not engine._driver.untokenised
+
+
+def test_bad_words_of_much_text_are_tokenised_on_a_helper_thread(open_async, monkeypatch):
+    engine, seen, encode = open_async(), [], Tokenizer.encode_batch
+
+    def watched(self, texts, add_special_tokens=True):
+        seen.append((len(texts), threading.current_thread() is threading.main_thread()))
+        return encode(self, texts, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", watched)
+    words = [f"word{number}" for number in range(100)]
+    few = run(read(engine.generate([1, 2, 3], PARAMS.replace(bad_words=words))))[-1]
+    monkeypatch.setattr(async_engine, "LONG_TEXT_CHARS", 100)
+    many = run(read(engine.generate([1, 2, 3], PARAMS.replace(bad_words=words))))[-1]
+    assert seen == [(200, True), (200, False)]
+    assert few.outputs[0].token_ids == many.outputs[0].token_ids
 
 
 def test_long_text_runs(open_async, open_long, monkeypatch):

@@ -162,12 +162,12 @@ def test_other_threads_run_meanwhile(name, longest_stall):
     """The longest time that another thread was kept from running, beside the time that the call took."""
     tokenizer = tokenizer_of(byte_level(normalizers.NFC(), [pre_tokenizers.Split(Regex(r"\s+"), "isolated")]))
     tokenizer.chat_templates["default"] = "{{ messages[0].content }}"
-    text = "hello there 字字 " * 10_000
+    text = "hello there 字字 " * 20_000
     begin = time.perf_counter()
     with longest_stall() as stall:
         CALLS[name](tokenizer, text)
     took = time.perf_counter() - begin
-    assert stall.seconds < max(0.3 * took, 0.1), (stall.seconds, took)
+    assert stall.seconds < max(0.4 * took, 0.15), (stall.seconds, took)
 
 
 def test_the_stall_is_seen(longest_stall):
