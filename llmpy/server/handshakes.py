@@ -4,7 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Coroutine, Generator
 from typing import Any
+
+
+class _Begun:
+    """A coroutine that has run up to its first wait: here the connection is given to TLS before anything is read from it.
+
+    Args:
+        coroutine: Not yet begun.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine, self._first = coroutine, coroutine.send(None)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        try:
+            yield self._first
+        except BaseException as error:  # the task was cancelled
+            self._coroutine.throw(error)
+            raise
+        return (yield from self._coroutine.__await__())
 
 
 class Handshake(asyncio.Protocol):
@@ -31,22 +51,26 @@ class Handshake(asyncio.Protocol):
         if len(self._inner.connections) > self._max:
             self._leave()
             return
-        transport.pause_reading()  # what comes is for TLS
-        self._task = self._inner.loop.create_task(self._run())
-
-    async def _run(self) -> None:
-        loop, secured = self._inner.loop, None
+        loop = self._inner.loop
         try:
-            secured = await loop.start_tls(
-                self._transport, self, self._context, server_side=True, ssl_handshake_timeout=self._seconds
+            begun = _Begun(
+                loop.start_tls(transport, self, self._context, server_side=True, ssl_handshake_timeout=self._seconds)
             )
+            self._task = loop.create_task(self._run(begun))
+        except BaseException:
+            self._leave()
+            raise
+
+    async def _run(self, begun: _Begun) -> None:
+        try:
+            secured = await begun
+            if not self._is_lost:
+                self._hand_over(secured)
         except OSError:  # no TLS, no trust, or no time
-            pass
-        finally:
-            if secured is None or self._is_lost:
-                self._leave()
-        if secured is not None and not self._is_lost:
-            self._hand_over(secured)
+            self._leave()
+        except BaseException:
+            self._leave()
+            raise
 
     def _hand_over(self, secured: Any) -> None:
         """The handshake has ended: the connection is the other protocol's, with what has come already."""

@@ -1,5 +1,6 @@
 """TLS: `llmpy serve` with a certificate of its own, and clients that know whom they trust."""
 
+import asyncio
 import contextlib
 import datetime
 import ipaddress
@@ -23,6 +24,7 @@ from llmpy.cli import main
 from llmpy.cli.tls import tls_context
 from llmpy.server import build_app, connections
 from llmpy.server.connections import bounded
+from llmpy.server.handshakes import Handshake
 
 PASSWORD = "of the key"
 
@@ -93,6 +95,8 @@ def test_serve_speaks_tls_alone(address, files):
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "ignore_eos": True}
         made = client.post("/v1/completions", json=body).json()
         assert made["usage"]["completion_tokens"] == 4
+        for _ in range(20):  # the first words of a client may come before the server reads
+            assert httpx.get(f"{address}/health", verify=trusted, timeout=60).status_code == 200
         with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
             assert response.read().endswith(b"data: [DONE]\n\n")
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -148,6 +152,29 @@ def test_half_open_handshakes_are_counted_and_have_a_deadline(half_open, files):
             assert one.recv(1) == b""
     assert time.monotonic() - begun < 20
     assert httpx.get(f"https://127.0.0.1:{port}/health", verify=trusted, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+@pytest.mark.parametrize("place", ["start_tls", "_hand_over"])
+def test_an_error_in_a_handshake(half_open, files, monkeypatch, place, error):
+    """The connection is closed and counts no more; the next ones are served."""
+    port, _ = half_open
+    owner = {"start_tls": asyncio.BaseEventLoop, "_hand_over": Handshake}[place]
+    real, left = getattr(owner, place), [5]
+
+    def fail(*given, **named):
+        if left[0]:
+            left[0] -= 1
+            raise error("told")
+        return real(*given, **named)
+
+    monkeypatch.setattr(owner, place, fail)
+    trusted = ssl.create_default_context(cafile=files.server)
+    for _ in range(5):
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"https://127.0.0.1:{port}/health", verify=trusted, timeout=30)
+    for _ in range(3):
+        assert httpx.get(f"https://127.0.0.1:{port}/health", verify=trusted, timeout=60).status_code == 200
 
 
 def test_a_handshake_that_is_none_ends_its_connection(half_open):

@@ -263,6 +263,7 @@ SERVED_BESIDE = {
     "server/frames.py:_tend_later": "tests/server/test_live.py::test_an_error_in_a_timer",
     "server/frames.py:_tend": "tests/server/test_live.py::test_an_error_in_a_timer",
     "server/connections.py:connection_made": "tests/server/test_live.py::test_an_error_in_a_sweep",
+    "server/handshakes.py:connection_made": "tests/server/test_tls.py::test_an_error_in_a_handshake",
     "server/connections.py:bounded": "tests/server/test_live.py::test_an_error_in_a_sweep",
     "server/connections.py:_sweep": "tests/server/test_live.py::test_an_error_in_a_sweep",
     "server/batch.py:run_batch": "a batch ends with the error of its task",
