@@ -118,11 +118,7 @@ class Frontend:
         length = len(ids) + (0 if prior is None else len(prior))
         most, advice = self.max_model_len, "Shorten it, or raise max_model_len."
         if length > self.max_model_len:
-            raise InvalidRequestError(
-                f"The prompt (length {length}) is longer than the maximum model length of {most}. {advice}",
-                parameter="prompt",
-                value=length,
-            )
+            raise too_long(f"length {length}", length, most)
         if room and length == self.max_model_len and prior is None:
             raise InvalidRequestError(
                 f"The prompt (length {length}) plus the number of requested output tokens (at least 1) "
@@ -234,12 +230,19 @@ def check_text(tokenizer: Tokenizer, text: str, max_model_len: int, by_length: b
         return
     if (exceeds_by_length if by_length else surely_exceeds)(tokenizer, text, max_model_len):
         size = text_bytes(text)
-        raise InvalidRequestError(
-            f"The prompt ({size} bytes of text) is longer than the maximum model length of {max_model_len}. "
-            "Shorten it, or raise max_model_len.",
-            parameter="prompt",
-            value=size,
-        )
+        raise too_long(f"{size} bytes of text", size, max_model_len)
+
+
+def too_long(length: str, value: int, max_model_len: int) -> InvalidRequestError:
+    """The error of a prompt that the model is too short for.
+
+    Args:
+        length: How long it is, in words.
+        value: The number among them.
+        max_model_len: Most tokens.
+    """
+    message = f"The prompt ({length}) is longer than the maximum model length of {max_model_len}."
+    return InvalidRequestError(f"{message} Shorten it, or raise max_model_len.", parameter="prompt", value=value)
 
 
 def at(error: LlmpyError, index: int) -> LlmpyError:

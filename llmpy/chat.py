@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,7 @@ PROBE = "PROBE OF CONTENT PARTS"
 MAX_MESSAGE = 1000  # characters of a template's own error text
 
 _marks: ContextVar[tuple[str, str] | None] = ContextVar("marks", default=None)
+_limits: ContextVar[Limits | None] = ContextVar("limits", default=None)
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,16 @@ def _check_unicode(text: str) -> None:
         raise InvalidRequestError(message, parameter="messages") from None
 
 
+@contextmanager
+def within(limits: Limits) -> Iterator[None]:
+    """A block in which templates are rendered within these limits, whatever their options say."""
+    token = _limits.set(limits)
+    try:
+        yield
+    finally:
+        _limits.reset(token)
+
+
 def token_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
     """1 for each token that holds a character of one of the spans."""
     return [int(any(low < end and start < high for start, end in spans)) for low, high in offsets]
@@ -317,7 +329,7 @@ def _run(messages: list[dict[str, Any]], options: Options) -> tuple[str, list[Sp
 
 def _metered(options: Options, given: dict[str, Any]) -> str:
     """The text of a template, made within its limits."""
-    meter = Meter(options.limits, given)
+    meter = Meter(_limits.get() or options.limits, given)
     outer = METER.set(meter)
     try:
         text = _compile(options.template).render(**given)

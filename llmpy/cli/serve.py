@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -45,6 +46,7 @@ def _run(chosen: Namespace) -> int:
         from ..server import Renderer, build_app
         from ..server.app import find_service
         from ..server.connections import bounded
+        from ..server.limits import option_problem
         from ..server.service import Options
     except ImportError as error:
         raise ImportError(f"`llmpy serve` needs the package {error.name}; pip install 'llmpy[server]'") from None
@@ -63,12 +65,16 @@ def _run(chosen: Namespace) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     served = _options(chosen, api_keys=keys, control_keys=control_keys, on_drain=end)
     Options(**served)  # what is wrong is told before a model is loaded
+    if problem := option_problem("max_connections", chosen.max_connections):
+        raise ConfigError(problem, option="max_connections", value=chosen.max_connections)
     options = {"max_queued_requests": MAX_QUEUED, **engine_options(chosen)}
     publish = _publisher(chosen, options)
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(one) for one in bind(chosen.host, chosen.port)]
         started = time.perf_counter()
         engine = (Renderer if chosen.render_only else AsyncEngine)(model_path(chosen), **options)
+        gc.collect()
+        gc.freeze()  # what was made so far stays: a full collection among requests need not look at it
         print(f"{engine!r}\nready after {time.perf_counter() - started:.2f} s", file=sys.stderr)
         app = build_app(engine, **served)
         config = uvicorn.Config(

@@ -16,8 +16,8 @@ from .formats_json import decode
 from .frames import EventStream, attended
 from .parsing import Piece
 from .protocol import ChatRequest, MessagesRequest
-from .requests import read, template_arguments
-from .service import Service, size_of
+from .requests import beside, read, template_arguments
+from .service import Service
 
 THINKS = ("enabled", "adaptive")
 """Types of `thinking` that want reasoning."""
@@ -250,20 +250,24 @@ async def messages(service: Service, request: Request) -> ASGIApp:
     body = await read(request, MessagesRequest)
     if body.max_tokens is None:
         raise HttpError(400, "max_tokens: Field required", "max_tokens")
-    chat = Chat(service, request, to_chat(body))
+    chat = await beside(request, lambda: Chat(service, request, to_chat(body)))
     if body.thinking and body.thinking.get("type") in THINKS and service.dialect.reasoning is None:
         request.state.ignored = ["thinking", *(name for name in request.state.ignored if "enable_thinking" not in name)]
     headers = service.answer_headers(request)
     if body.stream:
-        return EventStream(_frames(chat, await chat.submit()), headers, service.options.stream_timeout)
+        stream = await attended(request.receive, chat.submit())
+        return EventStream(_frames(chat, stream), headers, service.options.stream_timeout)
     return answer(await attended(request.receive, _whole(chat)), headers=headers)
 
 
 async def count_tokens(service: Service, request: Request) -> ASGIApp:
     """Tokens that a conversation has as a prompt."""
-    body = to_chat(await read(request, MessagesRequest))
-    service.model_name(body.model)
-    arguments = template_arguments(body, False)
-    turns = [for_template(message) for message in body.messages]
-    ids = await service.beside(size_of(turns, body.tools), lambda: service.prompt_ids(turns, arguments))
-    return answer({"input_tokens": len(ids)}, headers=service.answer_headers(request))
+    given = await read(request, MessagesRequest)
+    service.model_name(given.model)
+
+    def count() -> int:
+        body = to_chat(given)
+        arguments = template_arguments(body, False)
+        return len(service.prompt_ids([for_template(message) for message in body.messages], arguments))
+
+    return answer({"input_tokens": await beside(request, count)}, headers=service.answer_headers(request))

@@ -23,7 +23,7 @@ from .grammars import Constraint
 from .logprobs import LogprobWriter, TextLogprobs, prompt_logprobs
 from .parsing import Parser, Piece
 from .protocol import ChatRequest
-from .requests import read, sampling, template_arguments
+from .requests import beside, read, sampling, template_arguments
 from .service import UNTOLD, Answering, Service, raise_failure, size_of, usage_of, with_ids
 
 encode = msgspec.json.encode
@@ -190,12 +190,7 @@ class Chat(Answering):
                 prompt.room = (self.limit_name, self.limit)
             return self.service.run(prompt, False, self.how, self.sampling(messages))
 
-        return await self.service.beside(self.size, queue)
-
-    @property
-    def size(self) -> int:
-        """Bytes of what the template renders."""
-        return size_of(self.body.messages, self.tools)
+        return await self.service.beside(max(self.size, size_of(self.body.messages, self.tools)), queue)
 
     def messages(self) -> list[dict[str, Any]]:
         """The messages as the template reads them; of a truncated conversation those that fit."""
@@ -203,7 +198,7 @@ class Chat(Answering):
         if not self.is_truncated:
             return given
         most = prompt_room(self.service.max_model_len, self.limit)
-        kept = fitted(given, lambda some: len(self.service.prompt_ids(some, self.template)), most)
+        kept = fitted(given, lambda some: self.service.prompt_length(some, self.template), most)
         self.state.dropped = len(given) - len(kept)
         return kept
 
@@ -385,9 +380,10 @@ def _with_object(call: Any) -> Any:
 
 async def chat_completions(service: Service, request: Request) -> ASGIApp:
     """Answers a chat request."""
-    chat = Chat(service, request, await read(request, ChatRequest))
-    if chat.body.stream:
-        frames = chat.frames(await chat.submit())
+    body = await read(request, ChatRequest)
+    chat = await beside(request, lambda: Chat(service, request, body))
+    if body.stream:
+        frames = chat.frames(await attended(request.receive, chat.submit()))
         return EventStream(frames, service.answer_headers(request), service.options.stream_timeout)
     made = await attended(request.receive, chat.whole())
     return answer(made, headers=service.answer_headers(request))

@@ -19,7 +19,7 @@ from .errors import HttpError, answer, to_http
 from .frames import DONE, EventStream, attended
 from .logprobs import LogprobWriter, prompt_logprobs
 from .protocol import CompletionRequest
-from .requests import prompts_of, read, sampling
+from .requests import beside, prompts_of, read, sampling
 from .service import UNTOLD, Answering, Service, raise_failure, usage_of, with_ids
 
 DEFAULT_MAX_TOKENS = 16
@@ -39,7 +39,7 @@ class Completion(Answering):
     def __init__(self, service: Service, request: Request, body: CompletionRequest) -> None:
         super().__init__(service, request, body, "cmpl", body.logprobs)
         self.body = body
-        self.prompts = prompts_of(body.prompt, "prompt")
+        self.prompts = prompts_of(body.prompt, "prompt", service.sizes)
         self.n = body.n or 1
         if body.best_of not in (None, self.n):
             raise HttpError(400, f"best_of: wanted n ({self.n}), have {body.best_of}", "best_of")
@@ -55,9 +55,12 @@ class Completion(Answering):
 
     async def submit(self) -> list[RequestStream]:
         """Queues all prompts, or none."""
-        streams: list[RequestStream] = []
         if self.body.add_special_tokens is False:
             self.prompts = await self.service.encoded(self.prompts)
+        return await self.service.beside(self.size, self._queue)
+
+    def _queue(self) -> list[RequestStream]:
+        streams: list[RequestStream] = []
         try:
             for index, given in enumerate(self.prompts):
                 prompt = parse(given)
@@ -252,9 +255,10 @@ async def merged(streams: list[RequestStream]) -> AsyncIterator[tuple[int, Reque
 
 async def completions(service: Service, request: Request) -> ASGIApp:
     """Answers a completion request."""
-    completion = Completion(service, request, await read(request, CompletionRequest))
+    body = await read(request, CompletionRequest)
+    completion = await beside(request, lambda: Completion(service, request, body))
     headers = service.answer_headers(request)
-    if completion.body.stream:
-        frames = completion.frames(await completion.submit())
+    if body.stream:
+        frames = completion.frames(await attended(request.receive, completion.submit()))
         return EventStream(frames, headers, service.options.stream_timeout)
     return answer(await attended(request.receive, completion.whole()), headers=headers)

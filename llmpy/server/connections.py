@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -52,9 +51,7 @@ class Clock:
         return self.since is not None and now - self.since > seconds
 
 
-def bounded(
-    max_connections: int, read_timeout: float, tls: ssl.SSLContext | None = None
-) -> Callable[..., asyncio.BaseProtocol]:
+def bounded(max_connections: int, read_timeout: float, tls: ssl.SSLContext | None = None) -> Any:
     """A protocol for uvicorn that ends connections which only cost. A sweep every second looks at all of them.
 
     Args:

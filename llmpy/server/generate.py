@@ -14,12 +14,13 @@ from .._feeds import RequestStream
 from ..logprobs import Logprobs
 from ..outputs import CompletionOutput, RequestOutput
 from ..sampling_params import RequestOutputKind, SamplingParams
-from .errors import HttpError, answer, to_http
+from . import limits
+from .errors import answer, to_http
 from .fields import check_fields
 from .frames import DONE, EventStream, attended
 from .logprobs import finite, prompt_logprobs
 from .protocol import GenerateRequest
-from .requests import MAX_N, read, token_id
+from .requests import beside, read, token_id
 from .service import Service, raise_failure, usage_of, with_ids
 
 KNOWN = {field.name for field in fields(SamplingParams)} - {"output_kind", "detokenize"}
@@ -27,14 +28,13 @@ KNOWN = {field.name for field in fields(SamplingParams)} - {"output_kind", "deto
 encode = msgspec.json.encode
 
 
-def _sampling(request: Request, given: dict[str, Any]) -> dict[str, Any]:
+def _sampling(service: Service, request: Request, given: dict[str, Any]) -> dict[str, Any]:
     """The sampling parameters; names that change nothing are told in the answer's headers."""
+    limits.check(given, service.sizes, "sampling_params.")
     request.state.ignored += check_fields(given, KNOWN, GenerateRequest, request.url.path, "sampling_params.")
     known = {name: value for name, value in given.items() if name in KNOWN and (value is not None or name == "max_tokens")}
     if isinstance(known.get("logit_bias"), dict):
         known["logit_bias"] = {token_id(key): value for key, value in known["logit_bias"].items()}
-    if isinstance(known.get("n"), int) and known["n"] > MAX_N:
-        raise HttpError(400, f"n must be at most {MAX_N}, got {known['n']}.", "sampling_params")
     return {**known, "detokenize": bool(known.get("stop"))}
 
 
@@ -98,13 +98,14 @@ async def generate(service: Service, request: Request) -> ASGIApp:
     """Continues ids."""
     body = await read(request, GenerateRequest)
     service.model_name(body.model)
+    limits.check_prompts([body.token_ids, body.output_token_ids], service.sizes)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    params = {**_sampling(request, body.sampling_params), "output_kind": kind}
+    params = {**_sampling(service, request, body.sampling_params), "output_kind": kind}
     prompt: Any = {"prompt_token_ids": body.token_ids}
     if body.output_token_ids:
         prompt["output_token_ids"] = body.output_token_ids
     how = service.engine_arguments(request, body)
-    stream = service.engine.generate(prompt, **how, **params)
+    stream = await beside(request, lambda: service.engine.generate(prompt, **how, **params))
     headers = service.answer_headers(request)
     if body.stream:
         tells_usage = bool(body.stream_options and body.stream_options.include_usage)

@@ -11,10 +11,11 @@ from ..structured_outputs import StructuredOutputsParams
 from ..tokenizer import Tokenizer
 from .errors import HttpError
 from .formats import FORMATS, HARMONY, Format, Markers
+from .limits import most
 from .protocol import ChatRequest, Sampling
 from .scanning import Schemas
 
-MAX_BYTES = 256 << 10
+MAX_BYTES = most("grammar_bytes")
 """Longest grammar of a request."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from .._frontend import too_long
 from .errors import HttpError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -255,16 +256,15 @@ def check_parts(text: bytes) -> None:
             raise HttpError(413, f"the body has too many parts: wanted at most {most(row)} {mark.decode()!r}")
 
 
-def check_prompts(prompts: Iterable[Any], sizes: Sizes, field: str) -> None:
+def check_prompts(prompts: Iterable[Any], sizes: Sizes) -> None:
     """Refuses prompts of more ids than the model takes, before anything is made of them.
 
     Raises:
-        HttpError: 400, in the words of the engine.
+        InvalidRequestError: As the engine would.
     """
     for prompt in prompts:
         if isinstance(prompt, list) and len(prompt) > sizes.max_model_len:
-            message = f"The prompt (length {len(prompt)}) is longer than the maximum model length of {sizes.max_model_len}."
-            raise HttpError(400, f"{message} Shorten it, or raise max_model_len.", field)
+            raise too_long(f"length {len(prompt)}", len(prompt), sizes.max_model_len)
 
 
 # ---- options -------------------------------------------------------------------------------------------------------------
@@ -287,6 +287,7 @@ RANGES = {
     "max_connections": Range(1, "connections"),
     "stream_timeout": Range(0.01, "seconds"),
     "shutdown_timeout": Range(0, "seconds"),
+    "stuck_timeout": Range(0.01, "seconds"),
     "keep_responses": Range(0, "responses"),
 }
 

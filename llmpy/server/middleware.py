@@ -13,6 +13,7 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import HttpError, ending, log, refusal
+from .limits import BODIES, LONG_BYTES
 from .page import is_page
 from .service import Service
 
@@ -22,8 +23,6 @@ PAGE_HEADER = b"x-llmpy-page"
 """Of requests that the page sends every second: the log has them at level debug."""
 LOCAL_NAMES = (".localhost", ".local", ".internal")
 """Ends of names that cannot be registered, as names without a dot cannot: `host.docker.internal` is this machine in Docker."""
-BODIES = 8
-"""Bodies of the greatest length that are held at once."""
 
 
 class BodyTooLong(HttpError):
@@ -182,7 +181,7 @@ def _key(scope: Scope) -> bytes | None:
 
 
 class _Limited:
-    """Receives a body of at most so many bytes, of all bodies at once at most BODIES times as many.
+    """Receives a body of at most so many bytes. Long bodies count: all at once may have BODIES times as many.
 
     Args:
         receive: Of the server below.
@@ -192,7 +191,7 @@ class _Limited:
 
     def __init__(self, receive: Receive, scope: Scope, service: Service) -> None:
         self._receive, self._service, self._most = receive, service, service.options.max_body_bytes
-        self._have = 0
+        self._have = self._counted = 0
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if length.isdigit() and int(length) > self._most:
             raise BodyTooLong(self._most)
@@ -202,13 +201,15 @@ class _Limited:
         message = await self._receive()
         size = len(message.get("body", b""))
         self._have += size
-        self._service.body_bytes += size
         if self._have > self._most:
             raise BodyTooLong(self._most)
-        if self._service.body_bytes > BODIES * self._most:
-            raise HttpError(429, "too many long bodies at once; try again", retry_after=1)
+        if self._have > LONG_BYTES:
+            self._service.body_bytes += self._have - self._counted
+            self._counted = self._have
+            if self._service.body_bytes > BODIES * self._most:
+                raise HttpError(429, "too many long bodies at once; try again", retry_after=1)
         return message
 
     def end(self) -> None:
         """The request has been answered."""
-        self._service.body_bytes -= self._have
+        self._service.body_bytes -= self._counted

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 from .. import __version__
 from .errors import HttpError, answer
 from .protocol import DetokenizeRequest, TokenizeRequest
-from .requests import read, template_kwargs
-from .service import Service, size_of
+from .requests import beside, read, template_kwargs
+from .service import Service
 
 
 async def models(service: Service, request: Request) -> ASGIApp:
@@ -55,7 +55,7 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
     if body.messages is None:
         special = True if body.add_special_tokens is None else body.add_special_tokens
         prompt = body.prompt or ""
-        ids = await service.beside(len(prompt), lambda: tokenizer.encode(prompt, special))
+        ids = await beside(request, lambda: service.encode(prompt, special))
     else:
         arguments = {
             "add_generation_prompt": body.add_generation_prompt is not False and not body.continue_final_message,
@@ -64,7 +64,7 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
             "chat_template_kwargs": template_kwargs(body.chat_template_kwargs),
         }
         turns = body.messages
-        ids = await service.beside(size_of(turns, body.tools), lambda: service.prompt_ids(turns, arguments))
+        ids = await beside(request, lambda: service.prompt_ids(turns, arguments))
     made: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len}
     if body.return_token_strs:
         made["token_strs"] = await service.beside(len(ids), lambda: tokenizer.convert_ids_to_tokens(ids))
@@ -75,11 +75,14 @@ async def detokenize(service: Service, request: Request) -> ASGIApp:
     """Text of ids."""
     body = await read(request, DetokenizeRequest)
     service.model_name(body.model)
-    most = service.tokenizer.max_token_id
-    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) <= most:
-        raise HttpError(400, f"tokens: wanted ids from 0 to {most}", "tokens")
-    text = await service.beside(len(body.tokens), lambda: service.tokenizer.decode(body.tokens))
-    return answer({"prompt": text}, headers=service.answer_headers(request))
+
+    def decoded() -> str:
+        most = service.tokenizer.max_token_id
+        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) <= most:
+            raise HttpError(400, f"tokens: wanted ids from 0 to {most}", "tokens")
+        return service.tokenizer.decode(body.tokens)
+
+    return answer({"prompt": await beside(request, decoded)}, headers=service.answer_headers(request))
 
 
 async def tokenizer_info(service: Service, request: Request) -> ASGIApp:

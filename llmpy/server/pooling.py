@@ -15,7 +15,7 @@ from .._pooling import TASKS
 from .errors import HttpError, answer
 from .frames import attended
 from .protocol import ClassifyRequest, EmbeddingRequest, Pooling, PoolingRequest
-from .requests import prompts_of, read
+from .requests import beside, prompts_of, read
 from .service import Service, text_size
 
 
@@ -50,21 +50,26 @@ async def pooled(
     Returns:
         float32 arrays, and counts of tokens.
     """
-    if body.add_special_tokens is False:
-        prompts = await service.encoded(prompts)
+    plain = body.add_special_tokens is False
     given = {name: value for name, value in fields.items() if value is not None}
     salt, encode = service.salt(request, body.cache_salt), service.engine.encode
-    pending = await service.beside(
-        text_size(prompts), lambda: [encode(item, pooling_task=task, cache_salt=salt, **given) for item in prompts]
-    )
+
+    def queue() -> list[Any]:
+        encoded = [service.encode(item) if isinstance(item, str) else item for item in prompts] if plain else prompts
+        return [encode(item, pooling_task=task, cache_salt=salt, **given) for item in encoded]
 
     async def results() -> list[Any]:
+        pending = await service.beside(max(request.state.size, text_size(prompts)), queue)
         return [await one for one in pending]
 
     outputs = await attended(request.receive, results())
     tokens = sum(len(output.prompt_token_ids) for output in outputs)
     rows = [np.asarray(output.outputs.data, np.float32) for output in outputs]
     return rows, {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+async def _prompts(service: Service, request: Request, body: EmbeddingRequest | ClassifyRequest) -> list[str | list[int]]:
+    return await beside(request, lambda: prompts_of(body.input, "input", service.sizes))
 
 
 def made(kind: str, name: str, rest: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +86,7 @@ async def embeddings(service: Service, request: Request) -> ASGIApp:
     """Embeddings of texts or ids."""
     body = await read(request, EmbeddingRequest)
     name, task = service.model_name(body.model), check_task(service, request, ("embed",))
-    prompts = prompts_of(body.input, "input")
+    prompts = await _prompts(service, request, body)
     rows, usage = await pooled(service, request, body, prompts, task, dimensions=body.dimensions)
     data = [{"object": "embedding", "index": i, "embedding": _shown(row, body)} for i, row in enumerate(rows)]
     return answer({"object": "list", "model": name, "data": data, "usage": usage}, headers=service.answer_headers(request))
@@ -95,7 +100,7 @@ async def pooling(service: Service, request: Request) -> ASGIApp:
     wanted = ("token_embed", "token_classify") if body.task is None else (body.task,)
     name, task = service.model_name(body.model), check_task(service, request, wanted)
     fields = {"dimensions": body.dimensions, "normalize": body.normalize, "use_activation": body.use_activation}
-    rows, usage = await pooled(service, request, body, prompts_of(body.input, "input"), task, **fields)
+    rows, usage = await pooled(service, request, body, await _prompts(service, request, body), task, **fields)
     data = [{"object": "pooling", "index": i, "data": _shown(row, body)} for i, row in enumerate(rows)]
     return answer(made("pool", name, {"data": data, "usage": usage}), headers=service.answer_headers(request))
 
@@ -104,7 +109,7 @@ async def classify(service: Service, request: Request) -> ASGIApp:
     """Classes of texts or ids."""
     body = await read(request, ClassifyRequest)
     name, task = service.model_name(body.model), check_task(service, request, ("classify",))
-    prompts = prompts_of(body.input, "input")
+    prompts = await _prompts(service, request, body)
     rows, usage = await pooled(service, request, body, prompts, task, use_activation=body.use_activation)
     labels = service.engine._frontend.pooler.labels
     data = [

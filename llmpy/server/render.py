@@ -17,8 +17,8 @@ from .chat import Chat
 from .completions import Completion
 from .errors import answer
 from .protocol import ChatRequest, CompletionRequest
-from .requests import read
-from .service import Answering, Service, text_size
+from .requests import beside, read
+from .service import Answering, Service
 
 
 class Renderer:
@@ -59,22 +59,26 @@ def _rendered(answering: Answering, ids: list[int], fields: dict[str, Any]) -> d
 
 async def render_chat(service: Service, request: Request) -> ASGIApp:
     """What a chat completion would run."""
-    chat = Chat(service, request, await read(request, ChatRequest))
-    messages = await service.beside(chat.size, chat.messages)
-    ids = await service.beside(chat.size, lambda: service.prompt_ids(messages, chat.template))
-    return answer(_rendered(chat, ids, chat.sampling(messages)), headers=service.answer_headers(request))
+    body = await read(request, ChatRequest)
+
+    def rendered() -> dict[str, Any]:
+        chat = Chat(service, request, body)
+        messages = chat.messages()
+        return _rendered(chat, service.prompt_ids(messages, chat.template), chat.sampling(messages))
+
+    return answer(await beside(request, rendered), headers=service.answer_headers(request))
 
 
 async def render_completions(service: Service, request: Request) -> ASGIApp:
     """What a completion would run: one object a prompt."""
-    completion = Completion(service, request, await read(request, CompletionRequest))
-    special, prompts = completion.body.add_special_tokens is not False, completion.prompts
+    body = await read(request, CompletionRequest)
 
-    def encoded() -> list[list[int]]:
-        return [service.tokenizer.encode(item, special) if isinstance(item, str) else item for item in prompts]
+    def rendered() -> list[dict[str, Any]]:
+        completion, special = Completion(service, request, body), body.add_special_tokens is not False
+        ids = [service.encode(item, special) if isinstance(item, str) else item for item in completion.prompts]
+        return [_rendered(completion, one, completion.fields) for one in ids]
 
-    made = [_rendered(completion, ids, completion.fields) for ids in await service.beside(text_size(prompts), encoded)]
-    return answer(made, headers=service.answer_headers(request))
+    return answer(await beside(request, rendered), headers=service.answer_headers(request))
 
 
 POST = {

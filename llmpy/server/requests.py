@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from . import limits
 from .errors import HttpError
 from .fields import check_fields
-from .frames import ClientGone
+from .frames import ClientGone, attended
 from .grammars import wanted_content
 from .protocol import ChatRequest, Inputs, Sampling
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+Made = TypeVar("Made")
 
-MAX_N = 128
-MAX_PROMPTS = 1024
-MAX_STOPS = 16
-MAX_STOP_BYTES = 256
 MAX_TEMPERATURE = 2.0
-BODY_S = 60.0
-"""Seconds that a body may take to come."""
-LONG_BODY_BYTES = 64 << 10
-MAX_PARTS = {b",": 4_000_000, b"[": 100_000, b"{": 100_000, b'":': 100_000}
-"""Marks of JSON in a long body, which bound the time that it takes to read while others wait."""
+BODY_S = limits.seconds("body_s")
+PROGRESS_S = limits.seconds("progress_s")
 
 # Fields of a request that are fields of SamplingParams under the same name.
 SAMPLING = (
@@ -67,41 +63,64 @@ async def read(request: Request, kind: type[Body]) -> Body:
     """The body as a struct. Names of unknown fields go to `request.state.ignored`.
 
     Raises:
-        HttpError: 400, the body is no JSON, or a field has a wrong type, or one that is not supported would change the answer;
-            408, it does not come; 413, it has too many parts.
+        HttpError: 400, the body is no JSON, or a field has a wrong type or too much in it, or one that is not supported would
+            change the answer; 408, it does not come; 413, it has too many parts.
     """
     text = await _body(request)
-    if len(text) > LONG_BODY_BYTES:
-        _check_parts(text)
+    service = request.app.state.service
+    request.state.size = len(text)
+    fields, body = await beside(request, lambda: _parse(text, kind))
+    limits.check(fields, service.sizes)
+    if fields.get("chat_template") is not None:
+        request.state.size = max(len(text), service.beside_size)  # whatever its length, rendering may take long
+    request.state.ignored = check_fields(fields, kind.__struct_fields__, kind, request.url.path)
+    return body
+
+
+async def beside(request: Request, call: Callable[[], Made]) -> Made:
+    """Runs work on a request, beside the event loop if its body is long; work that waits ends with its client."""
+    work = request.app.state.service.beside(request.state.size, call)
+    made: Made = await attended(request.receive, work) if request.state.size > limits.LONG_BYTES else await work
+    return made
+
+
+def _parse(text: bytes, kind: type[Body]) -> tuple[dict[str, Any], Body]:
+    """The fields of a body, and the same as a struct."""
+    if len(text) > limits.LONG_BYTES:
+        limits.check_parts(text)
     try:
         fields = msgspec.json.decode(text)
         if not isinstance(fields, dict):
             raise HttpError(400, "the body is not a JSON object")
-        body = msgspec.convert(fields, kind)
+        return fields, msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         message, param = str(error), re.search(r"\$\.(\w+)", str(error))
         raise HttpError(400, message, param[1] if param else None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON: {error}") from None
-    request.state.ignored = check_fields(fields, kind.__struct_fields__, kind, request.url.path)
-    return body
 
 
 async def _body(request: Request) -> bytes:
+    """The body, which has to go on coming."""
+    if hasattr(request, "_body"):
+        return await request.body()
+    parts: list[bytes] = []
+    fresh = 0
     try:
-        async with asyncio.timeout(BODY_S):
-            return await request.body()
+        async with asyncio.timeout(BODY_S), asyncio.timeout(PROGRESS_S) as progress:
+            async for part in request.stream():
+                parts.append(part)
+                fresh += len(part)
+                if fresh >= limits.LONG_BYTES:
+                    fresh = 0
+                    progress.reschedule(asyncio.get_running_loop().time() + PROGRESS_S)
     except TimeoutError:
-        raise HttpError(408, f"the body did not come within {BODY_S:.0f} s") from None
+        message = f"the body did not come: wanted {limits.LONG_BYTES} bytes, or the end, every {PROGRESS_S:g} s"
+        raise HttpError(408, f"{message}, and all of it within {BODY_S:g} s") from None
     except ClientDisconnect:
         raise ClientGone from None
-
-
-def _check_parts(text: bytes) -> None:
-    """Refuses a body that takes long to read, whatever it says."""
-    for mark, most in MAX_PARTS.items():
-        if text.count(mark) > most:
-            raise HttpError(413, f"the body has too many parts: wanted at most {most} {mark.decode()!r}")
+    request._body = b"".join(parts)
+    return request._body
 
 
 async def read_if_any(request: Request, kind: type[Body]) -> Body:
@@ -137,28 +156,24 @@ def token_id(key: str) -> int:
 
 
 def _check(body: Sampling) -> None:
-    """Refuses what is too much, and what a stream cannot tell."""
+    """Refuses values that have no meaning here, and what a stream cannot tell."""
     if body.stream_interval not in (None, 1):
         raise HttpError(400, f"stream_interval: wanted 1, have {body.stream_interval}", "stream_interval")
     if body.temperature is not None and body.temperature > MAX_TEMPERATURE:
         raise HttpError(400, f"temperature must be at most 2, got {body.temperature}.", "temperature")
-    if body.n is not None and body.n > MAX_N:
-        raise HttpError(400, f"n must be at most {MAX_N}, got {body.n}.", "n")
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(stops) > MAX_STOPS or any(len(stop.encode("utf-8", "replace")) > MAX_STOP_BYTES for stop in stops):
-        raise HttpError(400, f"stop: wanted at most {MAX_STOPS} strings of {MAX_STOP_BYTES} bytes", "stop")
     if body.stream and body.prompt_logprobs is not None:
         raise HttpError(400, "prompt_logprobs is not available with stream; leave stream out", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise HttpError(400, "stream_options is only allowed with stream", "stream_options")
 
 
-def prompts_of(given: Inputs, name: str) -> list[str | list[int]]:
+def prompts_of(given: Inputs, name: str, sizes: limits.Sizes) -> list[str | list[int]]:
     """The prompts in a field.
 
     Args:
         given: One prompt as text or ids, or a list of prompts.
         name: The field.
+        sizes: Of the model.
     """
     if isinstance(given, str):
         return [given]
@@ -166,12 +181,15 @@ def prompts_of(given: Inputs, name: str) -> list[str | list[int]]:
         raise HttpError(400, f"{name} is empty", name)
     ids = [item for item in given if isinstance(item, int)]
     if len(ids) == len(given):
+        limits.check_prompts([ids], sizes)
         return [ids]
     prompts = [item for item in given if not isinstance(item, int)]
     if len(prompts) < len(given) or len({type(item) for item in prompts}) > 1:
         raise HttpError(400, f"{name}: wanted text, ids, or a list of one of them", name)
-    if len(prompts) > MAX_PROMPTS:
-        raise HttpError(400, f"{name}: wanted at most {MAX_PROMPTS} prompts, have {len(prompts)}", name)
+    most = limits.most("prompts")
+    if len(prompts) > most:
+        raise HttpError(400, f"{name}: wanted at most {most} prompts, have {len(prompts)}", name)
+    limits.check_prompts(prompts, sizes)
     return prompts
 
 

@@ -16,13 +16,17 @@ from .chat import Chat, Message
 from .errors import HttpError, answer, to_http
 from .frames import EventStream, attended
 from .protocol import ResponsesRequest
-from .requests import read
+from .requests import beside, read
 from .responses_input import Items, items_of, to_chat
 from .responses_output import Output
 from .responses_store import Kept
 from .service import Service
 
 ECHOED = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "tools", "user")
+
+
+TOKEN_BYTES = 8
+"""What a token of an answer takes where the answer is kept."""
 
 
 class Responding:
@@ -42,6 +46,7 @@ class Responding:
         self.chat = Chat(service, request, to_chat(body, self._input), "resp", "max_output_tokens")
         self.id = self.chat.id
         self.output = Output(self.chat.shown_id)
+        self.kept = Kept(self.whole, self.items, self.chat.how["request_id"], self.chat.size)
         self._status = "in_progress"
         self._why: str | None = None
         self._usage: dict[str, Any] | None = None
@@ -109,6 +114,7 @@ class Responding:
             "output_tokens_details": {"reasoning_tokens": message.num_reasoning(self.chat.service.tokenizer)},
             "total_tokens": prompt + tokens,
         }
+        self.chat.service.responses.grow(self.kept, TOKEN_BYTES * tokens)
         frame = self.output.finish("completed" if self._status == "completed" else "incomplete")
         kind = "response.completed" if self._status == "completed" else "response.incomplete"
         return frame + self.output.event(kind, response=self.whole())
@@ -172,8 +178,8 @@ async def responses(service: Service, request: Request) -> ASGIApp:
     body = await read(request, ResponsesRequest)
     store, key = service.responses, request.state.key
     before = store.get(key, body.previous_response_id).items() if body.previous_response_id else []
-    responding = Responding(service, request, body, before)
-    kept = Kept(responding.whole, responding.items, responding.chat.how["request_id"])
+    responding = await beside(request, lambda: Responding(service, request, body, before))
+    kept = responding.kept
     if body.background and (body.stream or not responding.is_kept):
         raise HttpError(400, "background: wanted a response that is kept (--keep-responses) and not streamed", "background")
     if body.background:
@@ -181,7 +187,7 @@ async def responses(service: Service, request: Request) -> ASGIApp:
         store.add(key, responding.id, kept)
         return answer(responding.whole(), headers=service.answer_headers(request))
     if body.stream:
-        frames = responding.frames(await responding.chat.submit())
+        frames = responding.frames(await attended(request.receive, responding.chat.submit()))
         if responding.is_kept:
             store.add(key, responding.id, kept)
         return EventStream(frames, service.answer_headers(request), service.options.stream_timeout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from .errors import HttpError
@@ -21,12 +20,14 @@ class Kept:
         whole: Gives it as it is now.
         items: Gives the conversation up to its end.
         request_id: What the engine calls its request.
+        size: Bytes that it takes.
         task: Makes it, where nobody waits for it.
     """
 
     whole: Callable[[], dict[str, Any]]
     items: Callable[[], Items]
     request_id: str
+    size: int
     task: asyncio.Task[None] | None = None
 
 
@@ -35,19 +36,41 @@ class ResponseStore:
 
     Args:
         most: How many are kept.
+        most_bytes: How many bytes they may take together.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self.most, self._most_bytes = most, most_bytes
         self._kept: dict[tuple[str | None, str], Kept] = {}
+        self.size = 0
+        """Bytes of all that are kept."""
 
     def add(self, key: str | None, id: str, kept: Kept) -> None:
         """Keeps a response; the oldest ones that are finished go."""
+        self._drop((key, id))
         self._kept[key, id] = kept
-        surplus = max(len(self._kept) - self.most, 0)
-        done = (name for name, one in self._kept.items() if one.task is None or one.task.done())
-        for name in [*islice(done, surplus)]:
-            del self._kept[name]
+        self.size += kept.size
+        self._make_room()
+
+    def grow(self, kept: Kept, size: int) -> None:
+        """A response takes so many bytes more."""
+        kept.size += size
+        if any(one is kept for one in self._kept.values()):
+            self.size += size
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drops the oldest ones that are finished, as long as there are too many, or they are too long together."""
+        for name, one in [*self._kept.items()]:
+            if len(self._kept) <= self.most and self.size <= self._most_bytes:
+                return
+            if one.task is None or one.task.done():
+                self._drop(name)
+
+    def _drop(self, name: tuple[str | None, str]) -> None:
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            self.size -= kept.size
 
     def get(self, key: str | None, id: str) -> Kept:
         """A response.
@@ -69,4 +92,4 @@ class ResponseStore:
         kept = self.get(key, id)
         if kept.task is not None:
             kept.task.cancel()
-        del self._kept[key, id]
+        self._drop((key, id))

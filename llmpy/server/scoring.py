@@ -8,11 +8,14 @@ import numpy as np
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from .._frontend import check_text
 from ..inputs import TokensPrompt
 from .errors import HttpError, answer
+from .frames import attended
+from .limits import most
 from .pooling import check_task, made, pooled
 from .protocol import Pooling, RerankRequest, ScoreRequest
-from .requests import MAX_PROMPTS, read
+from .requests import read
 from .service import Service
 
 Pairs = list[tuple[str, str]]
@@ -20,15 +23,16 @@ Pairs = list[tuple[str, str]]
 
 async def scores(service: Service, request: Request, body: Pooling, pairs: Pairs) -> tuple[list[float], dict[str, Any]]:
     """Scores of pairs of texts, and the usage."""
-    if len(pairs) > MAX_PROMPTS:
-        raise HttpError(400, f"wanted at most {MAX_PROMPTS} texts, have {len(pairs)}", "documents")
+    if len(pairs) > most("prompts"):
+        raise HttpError(400, f"wanted at most {most('prompts')} texts, have {len(pairs)}", "documents")
     pooler = service.engine._frontend.pooler
     if "classify" in pooler.tasks:
         if len(pooler.labels) != 1:
             message = f"{request.url.path} wants a classifier with one label, or embeddings; this one has {len(pooler.labels)}"
             raise HttpError(400, message, "model")
         size = sum(len(first) + len(second) for first, second in pairs)
-        prompts = await service.beside(size, lambda: [_joined(service, first, second) for first, second in pairs])
+        joined = service.beside(size, lambda: [_joined(service, first, second) for first, second in pairs])
+        prompts = await attended(request.receive, joined)
         rows, usage = await pooled(service, request, body, prompts, "classify", use_activation=body.use_activation)
         return [float(row[0]) for row in rows], usage
     task = check_task(service, request, ("embed",))
@@ -40,6 +44,8 @@ async def scores(service: Service, request: Request, body: Pooling, pairs: Pairs
 
 def _joined(service: Service, first: str, second: str) -> TokensPrompt:
     """A pair as a cross-encoder reads it."""
+    for text in (first, second):
+        check_text(service.tokenizer, text, service.max_model_len)
     ids, types = service.tokenizer.encode_pair(first, second)
     typed = service.engine._frontend.pooler.has_token_types
     return {"prompt_token_ids": ids, "token_type_ids": types} if typed else {"prompt_token_ids": ids}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,19 +15,23 @@ import msgspec
 from starlette.requests import Request
 
 from .._feeds import RequestStream
+from .._frontend import check_text
 from .._health import STUCK_AFTER_S, TORN
-from .._jobs import beside
+from .._jobs import Lanes
+from .._sandbox import Limits as TemplateLimits
 from .._scoring import render
 from ..async_engine import AsyncEngine
-from ..chat import choose
+from ..chat import choose, within
 from ..errors import ConfigError, EngineStuckError, WeightsMissingError
 from ..hub import REPOSITORY
 from ..inputs import Prompt
 from ..outputs import RequestOutput
 from ..sampling_params import RequestOutputKind
+from ..text_bounds import surely_exceeds
 from ..tokenizer import Tokenizer
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
+from .limits import RANGES, Sizes, most, option_problem, seconds
 from .logprobs import LogprobWriter
 from .protocol import Sampling
 from .responses_store import ResponseStore
@@ -41,6 +46,8 @@ METRICS = {"vllm": ("llmpy:", "vllm:"), "none": ("llmpy:",)}
 """Prefixes of every series of /metrics, by `metrics_compat`."""
 DROPPED = "x-llmpy-dropped-messages"
 """The header that says how many messages of a truncated conversation were left out."""
+TEMPLATE_LIMITS = TemplateLimits(seconds("template_s"), most("template_steps"), most("template_chars"), most("template_memory"))
+"""Of a chat template that a request brings."""
 UNTOLD = {"system_fingerprint": None, "service_tier": None}
 """Fields of OpenAI's answers that say nothing here."""
 THREAD_SIZE = 8192  # longer conversations and texts are rendered and tokenised beside the event loop
@@ -95,6 +102,10 @@ class Options:
         if self.metrics_compat not in METRICS:
             message = f"metrics_compat: wanted one of {', '.join(METRICS)}, have {self.metrics_compat!r}"
             raise ConfigError(message, option="metrics_compat", value=self.metrics_compat)
+        for option in RANGES.keys() & vars(self).keys():
+            problem = option_problem(option, getattr(self, option))
+            if problem is not None:
+                raise ConfigError(problem, option=option, value=getattr(self, option))
 
 
 @dataclass
@@ -137,7 +148,7 @@ class Service:
     running: int = 0
     """Requests that are being answered."""
     body_bytes: int = 0
-    """Of bodies that are being read or answered."""
+    """Of long bodies that are being read or answered."""
     _speed: _Speed = field(default_factory=lambda: _Speed())
 
     @cached_property
@@ -218,6 +229,12 @@ class Service:
         return length
 
     @cached_property
+    def sizes(self) -> Sizes:
+        """What some limits depend on."""
+        ids = self.engine._frontend.vocab_size if isinstance(self.engine, AsyncEngine) else self.tokenizer.max_token_id + 1
+        return Sizes(ids, self.max_model_len)
+
+    @cached_property
     def transfer(self) -> Transfer:
         """The weights that a trainer sends."""
         return Transfer(self.engine)
@@ -225,7 +242,7 @@ class Service:
     @cached_property
     def responses(self) -> ResponseStore:
         """The responses that are kept."""
-        return ResponseStore(self.options.keep_responses)
+        return ResponseStore(self.options.keep_responses, most("kept_bytes"))
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -265,7 +282,13 @@ class Service:
 
     def prompt_ids(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
         """Ids of a conversation, as `AsyncEngine.chat` would run it."""
-        return self.tokenizer.encode(self.prompt_text(messages, arguments), False)
+        return self.encode(self.prompt_text(messages, arguments))
+
+    def prompt_length(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> int:
+        """Number of these ids; of a conversation that is longer than any prompt one more than of the longest prompt."""
+        text = self.prompt_text(messages, arguments)
+        is_longer = surely_exceeds(self.tokenizer, text, self.max_model_len)
+        return self.max_model_len + 1 if is_longer else len(self.tokenizer.encode(text, False))
 
     def prompt_text(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         """Its text."""
@@ -277,8 +300,9 @@ class Service:
         return choose(templates, given, has_tools) if templates or given else ""
 
     def prompt(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> Prompt:
-        """A rendered conversation, which has its special tokens."""
-        return render(self.tokenizer, messages, _spread(arguments))
+        """A rendered conversation, which has its special tokens. A request's own template has less time and room."""
+        with within(TEMPLATE_LIMITS) if arguments.get("chat_template") is not None else nullcontext():
+            return render(self.tokenizer, messages, _spread(arguments))
 
     def run(self, prompt: Prompt, special_tokens: bool, how: Mapping[str, Any], fields: Mapping[str, Any]) -> RequestStream:
         """Queues a prompt.
@@ -291,15 +315,30 @@ class Service:
         """
         return self.engine._open(prompt, special_tokens, fields, **how)
 
+    @cached_property
+    def jobs(self) -> Lanes:
+        """Threads for long work: those that tokenise for the engine."""
+        return self.engine._driver.jobs if isinstance(self.engine, AsyncEngine) else Lanes("llmpy-tokenizer")
+
+    beside_size = THREAD_SIZE + 1
+
     async def beside(self, size: int, call: Callable[[], Result]) -> Result:
-        """Runs a call that renders or tokenises, on a thread if there is much to do."""
-        return call() if size <= THREAD_SIZE else await beside(call)
+        """Runs a call that reads, renders or tokenises, on a thread if there is much to do."""
+        return call() if size <= THREAD_SIZE else await self.jobs.of(size).call(call)
+
+    def encode(self, text: str, special_tokens: bool = False) -> list[int]:
+        """Ids of a text.
+
+        Raises:
+            InvalidRequestError: It is longer than any prompt; told before it is tokenised.
+        """
+        check_text(self.tokenizer, text, self.max_model_len)
+        return self.tokenizer.encode(text, special_tokens)
 
     async def encoded(self, prompts: Sequence[Any]) -> list[Any]:
         """Prompts as ids, without the special tokens that stand around texts."""
         return await self.beside(
-            text_size(prompts),
-            lambda: [self.tokenizer.encode(item, False) if isinstance(item, str) else item for item in prompts],
+            text_size(prompts), lambda: [self.encode(item) if isinstance(item, str) else item for item in prompts]
         )
 
     def answer_headers(self, request: Request) -> dict[str, str]:
@@ -383,6 +422,7 @@ class Answering:
         self.created = int(time.time())
         self.how = service.engine_arguments(request, body)
         self.shown_id: str = request.state.request_id
+        self.size: int = request.state.size
         self.id = f"{prefix}-{self.shown_id}"
         self.kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
         self._top, self._names_ids = top or 0, bool(body.return_tokens_as_token_ids)

@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import time
 
 import msgspec
 import pytest
 
+from llmpy import text_bounds
 from llmpy.server import build_app
 from llmpy.server.batch import call
 
@@ -39,3 +41,67 @@ def test_long_texts(engine, tokenizing, ask):
     assert status == 200, content
     heavy = [(name, thread) for name, thread in tokenizing if name != "decode" or ask == "detokenize"]
     assert heavy and all(thread is not threading.main_thread() for _, thread in heavy), heavy
+
+
+HUGE = "hello there, " * 100_000
+USER = [{"role": "user", "content": HUGE}]
+WORDS = ["word" * 60 + str(number) for number in range(128)]
+TEMPLATE = "{% for i in range(150000) %}{{ i * i }}{% endfor %}"
+HUGE_ASKS = {
+    "completions": ("/v1/completions", {"prompt": HUGE, "max_tokens": 1}),
+    "plain": ("/v1/completions", {"prompt": HUGE, "max_tokens": 1, "add_special_tokens": False}),
+    "completions render": ("/v1/completions/render", {"prompt": [HUGE]}),
+    "chat": ("/v1/chat/completions", {"messages": USER, "max_tokens": 1}),
+    "chat render": ("/v1/chat/completions/render", {"messages": USER}),
+    "responses": ("/v1/responses", {"input": HUGE, "max_output_tokens": 1}),
+    "messages": ("/v1/messages", {"messages": USER, "max_tokens": 1}),
+    "count tokens": ("/v1/messages/count_tokens", {"messages": USER}),
+    "embeddings": ("/v1/embeddings", {"input": HUGE}),
+    "plain embeddings": ("/v1/embeddings", {"input": HUGE, "add_special_tokens": False}),
+    "score": ("/score", {"text_1": "hello", "text_2": HUGE}),
+    "rerank": ("/rerank", {"query": "hello", "documents": [HUGE]}),
+    "tokenize": ("/tokenize", {"prompt": HUGE}),
+    "tokenize chat": ("/tokenize", {"messages": USER}),
+    "detokenize": ("/detokenize", {"tokens": [5] * 1_000_000}),
+    "bad words": ("/v1/completions", {"prompt": "hello", "max_tokens": 1, "bad_words": WORDS}),
+    "stop": ("/v1/completions", {"prompt": "hello", "max_tokens": 1, "stop": WORDS[:16]}),
+    "ids": ("/v1/completions", {"prompt": [[1] * 10_000] * 200, "max_tokens": 1}),
+    "template": ("/v1/chat/completions/render", {"messages": HELLO, "chat_template": TEMPLATE}),
+    "many messages": ("/v1/chat/completions/render", {"messages": HELLO * 5_000}),
+}
+
+
+async def with_stall(app, path, content):
+    """Status of an answer, seconds that it took, and the longest time that the event loop did not come round."""
+    stall, ends = 0.0, False
+
+    async def tick():
+        nonlocal stall
+        last = time.perf_counter()
+        while not ends:
+            await asyncio.sleep(0.002)
+            now = time.perf_counter()
+            stall, last = max(stall, now - last), now
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0.05)
+    begun = time.perf_counter()
+    status, _ = await call(app, path, content)
+    took = time.perf_counter() - begun
+    ends = True
+    await ticking
+    return status, took, stall
+
+
+@pytest.mark.parametrize("ask", HUGE_ASKS)
+def test_nothing_stands_still_while_a_huge_text_is_worked_on(engine, longest_stall, monkeypatch, ask):
+    """Neither the event loop nor any other thread, on any path, though nothing is refused by its length."""
+    monkeypatch.setattr(text_bounds, "USUAL_CHARS", len(HUGE))
+    app = build_app(engine, allow_request_template=True)
+    path, body = HUGE_ASKS[ask]
+    content = msgspec.json.encode(body)
+    with longest_stall() as of_threads:
+        status, took, of_loop = asyncio.run(with_stall(app, path, content))
+    assert status in (200, 400, 429)
+    worst = max(of_threads.seconds, of_loop)
+    assert worst < max(0.35, 0.35 * took), (of_threads.seconds, of_loop, took)

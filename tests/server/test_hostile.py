@@ -104,7 +104,7 @@ def test_an_endless_head(port):
 
 
 def test_a_body_that_does_not_come(port, monkeypatch):
-    monkeypatch.setattr(requests, "BODY_S", 0.2)
+    monkeypatch.setattr(requests, "PROGRESS_S", 0.2)
     with connected(port, post(b'{"prompt"', length=100)) as raw:
         assert answer(raw).startswith(b"HTTP/1.1 408 ")
 
@@ -137,7 +137,7 @@ def test_bodies_of_many_parts(client, body):
 
 
 def test_long_bodies_at_once(serve, http, wait_until, monkeypatch):
-    monkeypatch.setattr(requests, "BODY_S", 600.0)
+    monkeypatch.setattr(requests, "PROGRESS_S", 600.0)
     running = serve(max_body_bytes=100_000)
     service = running.server.config.app._service
     body = post(b" " * 90_000, length=99_999)

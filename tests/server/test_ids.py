@@ -57,7 +57,7 @@ def test_frames_join_to_the_whole_and_an_answer_goes_on(client, frames):
 def test_refusals(client):
     for body, why in (
         ({"token_ids": []}, "empty"),
-        ({"token_ids": [1], "sampling_params": {"n": 1000}}, "n must be"),
+        ({"token_ids": [1], "sampling_params": {"n": 1000}}, "sampling_params.n: wanted at most 128 samples, have 1000"),
         ({"token_ids": [1], "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"token_ids": [1], "features": {}}, "features"),
         ({"token_ids": "hello"}, "token_ids"),

@@ -237,14 +237,53 @@ def test_a_stream_that_nobody_reads_to_its_end_is_cancelled(serve, until_idle, w
 
 def test_the_store_keeps_no_more_than_it_may():
     """More may run at once than are kept; when they are done the surplus goes."""
-    store, tasks = ResponseStore(2), [SimpleNamespace(done=lambda: is_done) for _ in range(5)]
+    store, tasks = ResponseStore(2, 100), [SimpleNamespace(done=lambda: is_done) for _ in range(5)]
     is_done = False
     for i, task in enumerate(tasks):
-        store.add(None, str(i), Kept(dict, list, str(i), task))
+        store.add(None, str(i), Kept(dict, list, str(i), 5, task))
     assert [store.get(None, str(i)).request_id for i in range(5)] == list("01234")
     is_done = True
-    store.add(None, "5", Kept(dict, list, "5"))
+    store.add(None, "5", Kept(dict, list, "5", 5))
     assert store.get(None, "4") and store.get(None, "5")
     for gone in "0123":
         with pytest.raises(HttpError, match="not found"):
             store.get(None, gone)
+
+
+def test_the_store_keeps_no_more_bytes_than_it_may():
+    store = ResponseStore(10, 100)
+    kept = [Kept(dict, list, str(i), 30) for i in range(4)]
+    for i, one in enumerate(kept):
+        store.add(None, str(i), one)
+    assert store.size == 90 and "0" not in [name for _, name in store._kept]
+    store.grow(kept[0], 1000)  # it has gone
+    store.grow(kept[2], 20)
+    assert store.size == 80 and [name for _, name in store._kept] == ["2", "3"]
+    store.add(None, "2", Kept(dict, list, "again", 10))
+    assert store.size == 40
+    store.remove(None, "3")
+    store.add(None, "all", Kept(dict, list, "all", 101))
+    assert store.size == 0 and not store._kept
+
+
+def test_kept_responses_are_counted_in_bytes(serve, http):
+    server = serve(keep_responses=100)
+    store = server.server.config.app._service.responses
+    ask = {"input": "hello", "max_output_tokens": 4, "instructions": "x" * 3000}
+    for stream in (False, True):
+        before = store.size
+        assert http.post(f"{server.url}/v1/responses", json={**ask, "stream": stream}).status_code == 200
+        assert 3000 < store.size - before < 3500
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({str(i): "" for i in range(17)}, "metadata: wanted at most 16 pairs, have 17"),
+        ({"a" * 65: "b"}, "metadata: wanted at most 64 characters a key, have 65"),
+        ({"a": "b" * 513}, "metadata: wanted at most 512 characters a value, have 513"),
+    ],
+)
+def test_metadata_are_limited(client, metadata, message):
+    response = client.post("/v1/responses", json={"input": "hello", "metadata": metadata})
+    assert response.status_code == 400 and response.json()["error"]["message"] == message
