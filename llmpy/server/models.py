@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .. import __version__
+from ..async_engine import AsyncEngine
 from .errors import HttpError, answer
 from .protocol import DetokenizeRequest, TokenizeRequest
 from .requests import beside, read, template_kwargs
@@ -39,7 +40,16 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "root": service.names[0],
         "parent": None,
         "max_model_len": service.max_model_len,
+        "default_sampling_params": _defaults(service),
     }
+
+
+def _defaults(service: Service) -> dict[str, Any] | None:
+    """What requests get that leave these fields out; None where nothing is sampled."""
+    if not isinstance(service.engine, AsyncEngine):
+        return None
+    params = service.engine.get_default_sampling_params()
+    return {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
 
 
 async def tokenize(service: Service, request: Request) -> ASGIApp:

@@ -79,9 +79,14 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
 
     def open(self, url):
-        """Loads a page, its stored settings forgotten."""
+        """Loads a page, its stored settings and its conversation forgotten."""
+        self._go(f"{url}/page/icon.svg")  # of the same origin, and without a script that would store anything
+        self.js("sessionStorage.clear()")
         self.complaints.clear()
         self.call("Storage.clearDataForOrigin", origin=url, storageTypes="all")
+        self._go(url)
+
+    def _go(self, url):
         self.js("window.isLeft = true")
         self.call("Page.navigate", url=url)
         self.wait("!window.isLeft && document.readyState === 'complete'")

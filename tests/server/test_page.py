@@ -130,12 +130,28 @@ def test_stop_keeps_what_came(browser, url, until_idle):
     browser.wait(READY)
     set_(browser, temperature=0)  # it never ends by itself
     ask(browser, "count")
-    browser.wait("document.querySelector('.turn.assistant .content').innerText.length > 30")
-    assert browser.text("#send") == "Stop"
-    browser.key("Escape")
+    # Within the page, which may be slower than the answer: the key comes as soon as there is something to stop.
+    shown = "document.querySelector('.turn.assistant .content')?.innerText.length > 30"
+    press = "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))"
+    label = "document.getElementById('send').innerText"
+    seen = browser.js(f"new Promise((done) => {{ const look = () => {{ if (!({shown})) return requestAnimationFrame(look);"
+                      f"const seen = {label}; {press}; done(seen) }}; look() }})")  # fmt: skip
+    assert seen == "Stop"
     browser.wait(ANSWERED)
     assert "stopped" in browser.text(".about") and browser.text("#send") == "Send"
     until_idle()
+
+
+def test_a_question_that_is_stopped_unanswered_comes_back(browser, url, paused):
+    browser.open(url)
+    browser.wait(READY)
+    with paused():
+        ask(browser, "never mind")
+        browser.wait("document.querySelector('.wait') && document.getElementById('send').innerText === 'Stop'")
+        browser.key("Escape")
+        browser.wait("document.querySelectorAll('.turn').length === 0")
+    assert browser.js("document.getElementById('question').value") == "never mind"
+    assert not browser.js("document.querySelector('.problem')")
 
 
 def test_a_server_that_wants_a_key(browser, serve):
@@ -159,21 +175,85 @@ def test_what_the_server_refuses_and_what_it_forgets(browser, serve):
     server = serve()
     browser.open(server.url)
     browser.wait(READY)
+
+    def refused(told):
+        """What is not answered is told once, is not said, and can be sent again."""
+        browser.wait(f"document.querySelector('.problem')?.innerText.includes({json.dumps(told)})")
+        assert browser.js("document.querySelectorAll('.problem').length") == 1
+        assert browser.js("document.querySelectorAll('.turn').length") == 0
+        assert browser.js("document.getElementById('question').value") == "hello"
+
     set_(browser, tools="[{")
     ask(browser, "hello")
-    browser.wait("document.querySelector('.problem')")
-    assert "Tools: " in browser.text(".problem")
+    refused("Tools: ")
     set_(browser, tools='"none"')
-    ask(browser, "hello")
-    browser.wait("document.querySelectorAll('.problem').length === 2")
-    assert "tools" in browser.text(".problem") and "Tools: " not in browser.text(".problem")
-    set_(browser, tools="")
+    browser.key("Enter")
+    refused("$.tools")
+    set_(browser, tools="", temperature=3)
+    browser.key("Enter")
+    refused("Temperature: ")
+    set_(browser, temperature=0, max_tokens=2)
+    browser.key("Enter")
+    browser.wait(ANSWERED)
+    assert browser.js("document.querySelectorAll('.turn').length") == 2 and not browser.js("document.querySelector('.problem')")
+    browser.click("#new")
     server.stop()
     browser.wait("document.getElementById('state').dataset.state === 'lost'")
     assert browser.text("#state") == "disconnected"
-    ask(browser, "still there?")
-    browser.wait("document.querySelectorAll('.problem').length === 3")
-    assert "cannot be reached" in browser.text(".problem")
+    ask(browser, "hello")
+    refused("cannot be reached")
+
+
+def test_a_reload_keeps_the_conversation(browser, url):
+    browser.open(url)
+    browser.wait(READY)
+    set_(browser, temperature=0, max_tokens=8)
+    for number, question in enumerate(("one", "two"), 1):
+        ask(browser, question)
+        browser.wait(f"document.querySelectorAll('.turn').length === {2 * number} && {ANSWERED}")
+    shown = "[...document.querySelectorAll('.turn .content')].map(e => e.textContent)"
+    before = browser.js(shown)
+    browser.js("location.reload()")
+    browser.wait(f"document.readyState === 'complete' && document.querySelectorAll('.turn').length === 4 && {READY}")
+    assert browser.js(shown) == before
+    browser.js("URL.createObjectURL = (blob) => { window.saved = blob.text() }")
+    browser.js("HTMLAnchorElement.prototype.click = function () { window.name = this.download }")
+    browser.js("document.getElementById('export').click()")
+    assert browser.js("window.name") == "conversation.md"
+    text = browser.js("window.saved")
+    assert text.startswith("**You**\n\none\n\n**Answer**\n\n") and text.count("**You**") == 2
+    browser.click(".turn.user:nth-of-type(3) .actions button")
+    assert browser.js(shown) == before[:2] and browser.js("document.getElementById('question').value") == "two"
+    browser.click("#new")
+    browser.js("location.reload()")
+    browser.wait(f"document.readyState === 'complete' && {READY}")
+    assert browser.js("document.querySelectorAll('.turn').length") == 0
+
+
+def test_defaults_are_told_and_seen(browser, url):
+    browser.open(url)
+    browser.wait(READY)
+    named = "document.getElementById('settings')"
+    assert browser.js(f"{named}.temperature.placeholder") == "default 0.7"
+    assert browser.js(f"{named}.top_k.placeholder") == "default off"
+    # The room of every field is as wide as what stands there.
+    script = (
+        "(() => { const pen = document.createElement('canvas').getContext('2d');"
+        "return [...document.querySelectorAll('.grid input')].map(e => { const s = getComputedStyle(e); pen.font = s.font;"
+        "const room = e.clientWidth - parseFloat(s.paddingLeft) - parseFloat(s.paddingRight);"
+        "return room - pen.measureText(e.placeholder).width }) })()"
+    )
+    assert min(browser.js(script)) >= 0
+
+
+def test_a_full_context_is_told(browser, canned):
+    url, bodies = canned(frames({"content": "Yes."}), headers={"x-llmpy-dropped-messages": "4"})
+    browser.open(url)
+    browser.wait(READY)
+    ask(browser, "Still there?")
+    browser.wait(ANSWERED)
+    assert bodies[0]["truncation"] == "auto"
+    assert "answered without the oldest 4 messages: the context is full" in browser.text(".about")
 
 
 def test_narrow_and_dark(browser, url):
@@ -207,12 +287,12 @@ def frames(*deltas):
 def canned(running):
     """Serves the page with the given answers; remembers the bodies of requests."""
 
-    def make(*answers, template="there is one"):
+    def make(*answers, template="there is one", headers=None):
         bodies, left = [], list(answers)
 
         async def answer(request):
             bodies.append({"path": request.url.path, **await request.json()})
-            return Response(left.pop(0), media_type="text/event-stream")
+            return Response(left.pop(0), media_type="text/event-stream", headers=headers)
 
         async def models(request):
             return JSONResponse({"data": [{"id": "canned", "max_model_len": 100}]})
@@ -274,7 +354,7 @@ def test_a_failure_in_a_stream_can_be_retried(browser, canned):
     ask(browser, "Go")
     browser.wait("document.querySelector('.problem')")
     assert browser.text(".problem") == "No answer. no memory" and "Well" in browser.text(".turn.assistant .content")
-    browser.click(".actions button:last-child")
+    browser.click(".turn.assistant .actions button:last-child")
     browser.wait("document.querySelector('.turn.assistant .content').innerText === 'Better.'")
     assert [body["messages"] for body in bodies] == [[{"role": "user", "content": "Go"}]] * 2
 

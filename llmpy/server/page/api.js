@@ -18,6 +18,7 @@ async function ask(path, options = {}) {
   const headers = {
     ...(key && { authorization: `Bearer ${key}` }),
     ...(options.body && { "content-type": "application/json" }),
+    ...(options.isLook && { "x-llmpy-page": "1" }), // not worth a line of the server's log
   };
   const answer = await fetch(path, { ...options, headers, cache: "no-store" });
   if (answer.ok) return answer;
@@ -33,13 +34,15 @@ export async function getJson(path) {
   return (await ask(path)).json();
 }
 
-export async function getText(path) {
-  return (await ask(path)).text();
+// A text that is looked at again and again.
+export async function look(path) {
+  return (await ask(path, { isLook: true })).text();
 }
 
-// The objects of a streamed answer.
-export async function* stream(path, body, signal) {
+// The objects of a streamed answer; begun(n): called first, with the messages that did not fit the context.
+export async function* stream(path, body, signal, begun) {
   const answer = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+  begun(Number(answer.headers.get("x-llmpy-dropped-messages") ?? 0));
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

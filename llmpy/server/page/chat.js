@@ -11,14 +11,58 @@ const STARTERS = [
 ];
 const NEAR = 80; // pixels from the end at which the log goes on following the answer
 const ALTERNATIVES = 5; // of every token, where probabilities are wanted
+const STORED = "llmpy-conversation"; // in this tab, so that a reload keeps it
 const REASONS = { length: "cut at max tokens", tool_calls: "calls a tool" };
 const WHO = { user: "You", assistant: "Answer", tool: "Result" };
 
 export class Chat {
-  // settings(): what requests carry; changed(): called when an answer begins or ends; refused(error): when the server refuses.
-  constructor({ settings, changed, refused }) {
-    Object.assign(this, { settings, changed, refused, log: byId("log"), turns: [], hasTemplate: true, model: undefined });
+  // settings(): what requests carry; changed(): called when an answer begins or ends; refused(error): when the server refuses;
+  // giveBack(text): takes a question that was not answered, or that is to be changed.
+  constructor({ settings, changed, refused, giveBack }) {
+    Object.assign(this, { settings, changed, refused, giveBack, log: byId("log"), turns: [], hasTemplate: true });
+    this.model = undefined;
     this.waitsFor = "Waiting for the server";
+  }
+
+  // What was said before the page was loaded again.
+  recall() {
+    for (const facts of JSON.parse(sessionStorage.getItem(STORED) ?? "[]")) this.add(Turn.from(facts));
+    this.offer();
+  }
+
+  remember() {
+    try {
+      sessionStorage.setItem(STORED, JSON.stringify(this.turns.filter((turn) => turn.isSaid).map((turn) => turn.facts())));
+    } catch {} // longer than what a browser keeps
+  }
+
+  // The actions of every turn: the last answer can be asked for again, questions can be changed.
+  offer() {
+    for (const turn of this.turns) {
+      if (turn.role === "assistant") turn.allow({ retry: turn === this.turns.at(-1) && (() => this.retry()) });
+      else turn.allow({ edit: turn.role === "user" && (() => this.edit(turn)) });
+    }
+  }
+
+  // Takes a question back, with all that came behind it.
+  edit(turn) {
+    this.stop();
+    this.cut(this.turns.indexOf(turn));
+    this.giveBack(turn.content);
+  }
+
+  cut(place) {
+    for (const turn of this.turns.splice(place)) turn.element.remove();
+    this.problem?.remove();
+    if (!this.turns.length) this.drawEmpty();
+    this.offer();
+    this.remember();
+    this.changed();
+  }
+
+  // The conversation as a text.
+  markdown() {
+    return this.turns.filter((turn) => turn.isSaid).map((turn) => turn.markdown()).join("\n");
   }
 
   get running() {
@@ -36,6 +80,7 @@ export class Chat {
     this.stop();
     this.turns = [];
     this.drawEmpty();
+    this.remember();
     this.changed();
   }
 
@@ -59,6 +104,7 @@ export class Chat {
   }
 
   add(turn) {
+    this.problem?.remove();
     if (!this.turns.length) this.log.replaceChildren();
     this.turns.push(turn);
     this.log.append(turn.element);
@@ -84,33 +130,47 @@ export class Chat {
     const messages = this.turns.filter((turn) => turn.isSaid).map((turn) => turn.message());
     if (system) messages.unshift({ role: "system", content: system });
     const wishes = { ...(tools && { tools }), ...(probabilities && { logprobs: true, top_logprobs: ALTERNATIVES }) };
-    return ["v1/chat/completions", { ...common, messages, ...wishes }];
+    return ["v1/chat/completions", { ...common, messages, ...wishes, truncation: "auto" }];
   }
 
   async answer() {
     const stopper = (this.stopper = new AbortController());
     const turn = new Turn({ role: "assistant" });
-    for (const older of this.turns) older.allowRetry(undefined);
-    let wanted;
+    for (const older of this.turns) older.allow({});
     try {
-      wanted = this.request();
+      const wanted = this.request();
       this.add(turn);
       this.changed();
-      for await (const made of stream(...wanted, stopper.signal)) {
+      for await (const made of stream(...wanted, stopper.signal, (dropped) => (turn.dropped = dropped))) {
         const follows = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
         turn.take(made);
         if (follows) this.log.scrollTop = this.log.scrollHeight;
       }
       turn.end();
     } catch (error) {
-      if (!wanted) this.add(turn);
-      turn.end(stopper.signal.aborted ? undefined : error);
+      const isStopped = stopper.signal.aborted;
+      turn.end(isStopped ? undefined : error);
+      const isGone = isStopped && !this.turns.includes(turn); // by a new chat, or a question that is changed
+      if (!turn.isSaid && !isGone) this.fail(isStopped ? undefined : error);
       if (error instanceof Refusal) this.refused(error);
     } finally {
       if (this.stopper === stopper) this.stopper = undefined;
-      turn.allowRetry(() => this.retry());
+      this.offer();
+      this.remember();
       this.changed();
     }
+  }
+
+  // A question that got no answer is not said: its text goes back to where it was written.
+  fail(error) {
+    const asked = this.turns.findLastIndex((one) => one.role !== "assistant");
+    const text = this.turns[asked]?.content ?? "";
+    this.cut(asked);
+    this.giveBack(text);
+    if (!error) return;
+    this.problem = problem(error);
+    this.log.append(this.problem);
+    this.log.scrollTop = this.log.scrollHeight;
   }
 }
 
@@ -125,6 +185,25 @@ class Turn {
     this.mark();
     if (role === "assistant") this.body.append(make("span", { class: "wait" }, "Reading"));
     else this.body.append(content);
+  }
+
+  static from({ role, content, call, reasoning, calls, reason }) {
+    const turn = new Turn({ role, content, call });
+    if (role !== "assistant") return turn;
+    Object.assign(turn, { reasoning, calls, reason, isRunning: false, isOld: true });
+    turn.mark();
+    turn.draw();
+    return turn;
+  }
+
+  facts() {
+    const { role, content, call, reasoning, calls, reason } = this;
+    return { role, content, call, reasoning, calls, reason: this.isRunning ? "stopped" : reason };
+  }
+
+  markdown() {
+    const calls = this.calls.map(({ name, text }) => `\`${name}(${text})\`\n`);
+    return [`**${WHO[this.role]}**\n`, ...(this.content ? [`${this.content}\n`] : []), ...calls].join("\n");
   }
 
   // Whether it belongs to the conversation: an answer of which nothing came does not.
@@ -198,40 +277,48 @@ class Turn {
     this.last = performance.now();
     this.mark();
     this.tokens?.end();
-    if (error) this.problem = make("div", { class: "problem", role: "alert" }, make("strong", {}, "No answer. "), told(error));
+    if (error) this.problem = problem(error);
     if (!error && !this.reason) this.reason = "stopped";
     this.draw();
     if (!this.body.childElementCount) this.body.append(this.reason === "stopped" ? "Stopped." : "An empty answer.");
   }
 
-  // The line below an answer: what it took, and what can be done with it.
-  allowRetry(retry) {
-    if (this.role !== "assistant") return;
+  // The line below a turn: what it took, and what can be done with it.
+  allow({ retry, edit }) {
+    if (this.role !== "assistant") {
+      this.about.replaceChildren(...(edit ? [make("span", { class: "actions" }, button("Edit", edit))] : []));
+      return;
+    }
     const facts = [];
     const { completion_tokens: n, prompt_tokens_details: prompt } = this.usage ?? {};
     if (n) facts.push(`${n} tokens`);
     if (n > 1 && this.first) facts.push(`${((1000 * (n - 1)) / (this.last - this.first)).toFixed(1)} tokens/s`);
     if (this.first) facts.push(`first after ${seconds(this.first - this.began)}`);
     if (prompt?.cached_tokens) facts.push(`${prompt.cached_tokens} from the cache`);
+    if (this.dropped) facts.push(`answered without the oldest ${this.dropped} messages: the context is full`);
     if (this.reason && this.reason !== "stop") facts.push(REASONS[this.reason] ?? this.reason);
     const pressed = { class: "quiet", "aria-pressed": String(Boolean(this.showsTokens)) };
     const actions = [
-      this.tokens && button("Tokens", () => this.toggle(retry), pressed),
+      this.tokens && button("Tokens", () => this.toggle({ retry }), pressed),
       this.content && button("Copy", () => navigator.clipboard.writeText(this.content)),
       retry && button("Retry", retry),
     ].filter(Boolean);
     this.about.replaceChildren(...facts.map((fact) => make("span", {}, fact)), make("span", { class: "actions" }, ...actions));
   }
 
-  toggle(retry) {
+  toggle(actions) {
     this.showsTokens = !this.showsTokens;
     this.draw();
-    this.allowRetry(retry);
+    this.allow(actions);
   }
 }
 
 function button(text, onclick, attributes = { class: "quiet" }) {
   return make("button", { type: "button", ...attributes, onclick }, text);
+}
+
+function problem(error) {
+  return make("div", { class: "problem", role: "alert" }, make("strong", {}, "No answer. "), told(error));
 }
 
 function callCard(call) {

@@ -2,7 +2,7 @@
 
 import { getJson, useKey } from "./api.js";
 import { Chat } from "./chat.js";
-import { byId } from "./dom.js";
+import { byId, make } from "./dom.js";
 import { Gauges } from "./plots.js";
 
 const LOOK_MS = 1000;
@@ -11,17 +11,15 @@ const THEMES = ["auto", "light", "dark"];
 const form = byId("settings");
 const question = byId("question");
 const send = byId("send");
-const chat = new Chat({ settings, changed: draw, refused: (error) => error.status === 401 && wantKey() });
+const chat = new Chat({ settings, changed: draw, refused: (error) => error.status === 401 && wantKey(), giveBack });
 const gauges = new Gauges(byId("plots"));
 let isLost = false;
 
 // ---- settings --------------------------------------------------------------------------------------------------------
 
 function settings() {
-  if (!form.checkValidity()) {
-    form.reportValidity();
-    throw new Error("A setting is out of range.");
-  }
+  const wrong = [...form.elements].find((field) => field.willValidate && !field.checkValidity());
+  if (wrong) throw new Error(`${wrong.labels[0].firstChild.textContent.trim()}: ${wrong.validationMessage}`);
   const made = { system: form.system.value.trim(), probabilities: form.probabilities.checked };
   for (const name of ["temperature", "max_tokens", "top_p", "top_k", "min_p", "seed"]) {
     if (form[name].value !== "") made[name] = form[name].valueAsNumber;
@@ -48,6 +46,16 @@ function recall() {
     if (!(field.name in stored)) continue;
     if (field.type === "checkbox") field.checked = stored[field.name];
     else field.value = stored[field.name];
+  }
+}
+
+// What the model does where a setting is left empty.
+function showDefaults(defaults) {
+  for (const name of ["temperature", "top_p", "top_k", "min_p"]) {
+    const value = defaults?.[name];
+    if (value === undefined) continue;
+    const isOff = value <= 0 && name !== "temperature";
+    form[name].placeholder = `default ${isOff ? "off" : Number(value.toPrecision(4))}`;
   }
 }
 
@@ -80,6 +88,7 @@ async function meet() {
   byId("model").textContent = `${name} · ${data[0].max_model_len.toLocaleString("en")} tokens`;
   byId("model").title = chat.model;
   byId("access").hidden = true;
+  showDefaults(data[0].default_sampling_params);
   if (!chat.turns.length) chat.drawEmpty();
 }
 
@@ -115,9 +124,23 @@ function draw() {
   send.textContent = chat.running ? "Stop" : "Send";
   send.toggleAttribute("data-stop", chat.running);
   send.disabled = !chat.running && !chat.model;
+  byId("export").disabled = !chat.turns.length;
   const [call] = chat.open;
   const usual = chat.hasTemplate ? "Ask anything" : "Text to go on with";
   question.placeholder = call && !chat.running ? `Result of ${call.name}` : usual;
+}
+
+// A question comes back, unless something else is being written.
+function giveBack(text) {
+  if (!question.value.trim()) question.value = text;
+  fit();
+  question.focus();
+}
+
+function save(name, text) {
+  const address = URL.createObjectURL(new Blob([text], { type: "text/markdown" }));
+  make("a", { href: address, download: name }).click();
+  URL.revokeObjectURL(address);
 }
 
 function fit() {
@@ -133,8 +156,9 @@ byId("composer").addEventListener("submit", (event) => {
     chat.stop();
     return;
   }
-  chat.say(question.value);
-  if (chat.running || chat.turns.length) question.value = "";
+  const text = question.value;
+  if (chat.model && text.trim()) question.value = "";
+  chat.say(text);
   fit();
   question.focus();
 });
@@ -150,6 +174,8 @@ byId("new").addEventListener("click", () => {
   chat.clear();
   question.focus();
 });
+byId("export").addEventListener("click", () => save("conversation.md", chat.markdown()));
+addEventListener("pagehide", () => chat.remember());
 byId("theme").addEventListener("click", () => {
   const now = THEMES.indexOf(document.documentElement.dataset.theme);
   useTheme(THEMES[(now + 1) % THEMES.length]);
@@ -171,6 +197,7 @@ const theme = localStorage.getItem("llmpy-theme");
 useTheme(THEMES.includes(theme) ? theme : "auto");
 recall();
 chat.drawEmpty();
+chat.recall();
 draw();
 look();
 question.focus();

@@ -1,6 +1,6 @@
 // Lines over the last two minutes, from the server's own counters.
 
-import { getText } from "./api.js";
+import { look } from "./api.js";
 import { make } from "./dom.js";
 
 const KEPT = 120; // samples, one a second
@@ -123,7 +123,7 @@ export class Gauges {
   // One look at the server; raises where it cannot be reached.
   async look() {
     try {
-      this.take(parsed(await getText("metrics")), performance.now() / 1000);
+      this.take(parsed(await look("metrics")), performance.now() / 1000);
     } catch (error) {
       this.last = undefined;
       for (const plot of Object.values(this.plots)) plot.add([null, null]);
