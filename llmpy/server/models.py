@@ -98,12 +98,13 @@ async def detokenize(service: Service, request: Request) -> ASGIApp:
 async def tokenizer_info(service: Service, request: Request) -> ASGIApp:
     """What a client needs to know to tokenise by itself."""
     tokenizer = service.tokenizer
+    template = tokenizer.chat_template
     return answer(
         {
             "tokenizer_class": type(tokenizer).__name__,
             "vocab_size": tokenizer.vocab_size,
             **tokenizer.special_tokens_map,
-            "chat_template": tokenizer.chat_template,
+            "chat_template": None if template is None else str(template),
             "max_model_len": service.max_model_len,
         }
     )

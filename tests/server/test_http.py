@@ -54,6 +54,12 @@ def test_tokens(client):
     assert client.post("/detokenize", json={"tokens": made["tokens"]}).json() == {"prompt": "hello there"}
 
 
+def test_the_tokenizer_is_told(client, engine):
+    told = client.get("/tokenizer_info").json()
+    assert told["chat_template"] == engine.tokenizer.chat_template and told["max_model_len"] == LENGTH
+    assert told["vocab_size"] == engine.tokenizer.vocab_size and told["eos_token"] == "<|end|>"
+
+
 def test_embeddings(client, engine):
     body = {"input": ["hello", "you"], "model": "tiny"}
     rows = [np.array(item["embedding"], np.float32) for item in client.post("/v1/embeddings", json=body).json()["data"]]
