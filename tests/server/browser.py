@@ -86,9 +86,16 @@ class Browser:
         self.call("Storage.clearDataForOrigin", origin=url, storageTypes="all")
         self._go(url)
 
+    def reload(self):
+        """Loads the page again; what it has stored stays."""
+        self._leave("Page.reload")
+
     def _go(self, url):
+        self._leave("Page.navigate", url=url)
+
+    def _leave(self, method, **how):
         self.js("window.isLeft = true")
-        self.call("Page.navigate", url=url)
+        self.call(method, **how)
         self.wait("!window.isLeft && document.readyState === 'complete'")
 
     def js(self, expression):

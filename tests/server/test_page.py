@@ -213,8 +213,8 @@ def test_a_reload_keeps_the_conversation(browser, url):
         browser.wait(f"document.querySelectorAll('.turn').length === {2 * number} && {ANSWERED}")
     shown = "[...document.querySelectorAll('.turn .content')].map(e => e.textContent)"
     before = browser.js(shown)
-    browser.js("location.reload()")
-    browser.wait(f"document.readyState === 'complete' && document.querySelectorAll('.turn').length === 4 && {READY}")
+    browser.reload()
+    browser.wait(READY)
     assert browser.js(shown) == before
     browser.js("URL.createObjectURL = (blob) => { window.saved = blob.text() }")
     browser.js("HTMLAnchorElement.prototype.click = function () { window.name = this.download }")
@@ -225,8 +225,8 @@ def test_a_reload_keeps_the_conversation(browser, url):
     browser.click(".turn.user:nth-of-type(3) .actions button")
     assert browser.js(shown) == before[:2] and browser.js("document.getElementById('question').value") == "two"
     browser.click("#new")
-    browser.js("location.reload()")
-    browser.wait(f"document.readyState === 'complete' && {READY}")
+    browser.reload()
+    browser.wait(READY)
     assert browser.js("document.querySelectorAll('.turn').length") == 0
 
 
