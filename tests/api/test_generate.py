@@ -300,6 +300,18 @@ def test_chat_without_a_template(fake_llm):
     assert isinstance(outs[0].error, ChatTemplateError) and outs[0].finish_reason == "error"
 
 
+ONLY_HI = "{% if messages[0].content != 'hi' %}BAD{% endif %}{{ messages[0].content }}"
+BAD_ONES = ["{{ 'aaaa'|truncate(1) }}", "{{ cycler().next() }}", "{{ 'a' * 10 ** 12 }}", "{{ '\\ud800' }}", "{{ 1 / 0 }}"]
+
+
+@pytest.mark.parametrize("bad", BAD_ONES)
+def test_one_bad_conversation_fails_alone(fake_llm, bad):
+    """Whatever a template raises, and half a surrogate pair in what it renders."""
+    outs = fake_llm(template=ONLY_HI.replace("BAD", bad)).chat(["hi", "no", "hi"], on_error="return", max_tokens=1)
+    assert [out.error is None for out in outs] == [True, False, True]
+    assert isinstance(outs[1].error, InvalidRequestError) and outs[1].error.parameter == "messages"
+
+
 def test_score_forms(fake_llm):
     llm = fake_llm()
     out = llm.score([5, 6, 7, 8], logprobs=2)[0]
