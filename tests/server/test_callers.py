@@ -226,13 +226,14 @@ def test_a_prefill_is_continued(client):
     assert counted == chat["usage"]["prompt_tokens"]
 
 
-def test_an_aborted_answer_says_so(client, engine, wait_until):
+def test_an_aborted_answer_says_so(client, engine, wait_until, paused):
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16000}
     for stream in (False, True):
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(client.post, "/v1/messages", json={**body, "stream": stream, "stop_sequences": ["zzzzzzz"]})
-            wait_until(lambda: engine.stats().num_running)
-            asyncio.run(engine.abort())
+            with paused():  # it cannot end by itself meanwhile
+                asked = pool.submit(client.post, "/v1/messages", json={**body, "stream": stream})
+                wait_until(lambda: engine.stats().num_unfinished)
+                asyncio.run(engine.abort())
             assert '"stop_reason":"pause_turn"' in asked.result().text
 
 
