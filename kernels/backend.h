@@ -53,6 +53,11 @@ struct matrix_desc {
     uint32_t arithmetic; /* enum arithmetic for the linear; AUTO: the backend chooses, per part */
 };
 struct matrix; /* the backend's own */
+/* Rows that are read when they are asked for: rows first ... of so many, as a file has them. Any thread may ask, for any. */
+struct row_source {
+    enum rc (*read)(void *ctx, uint32_t first, uint32_t n_rows, void *to, struct err *err);
+    void *ctx;
+};
 /* Rows first_row, .. of a part, which are rows source_row, source_row + step, .. of the tensor that they come from. */
 struct row_run {
     uint32_t first_row, n_rows;
@@ -744,6 +749,9 @@ struct backend {
     enum rc (*head_linear)(void *ctx, const struct head_linear_args *args, struct err *err);
     enum rc (*latent_attention)(void *ctx, const struct latent_attention_args *args, struct err *err);
     enum rc (*position_scale)(void *ctx, const struct position_scale_args *args, struct err *err);
+    /* As matrix_write, of rows that the backend reads itself, on its threads. Optional: matrix_write serves. */
+    enum rc (*matrix_load)(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                           const struct row_source *source, struct err *err);
 };
 
 /* The one symbol that a backend's library exports. */

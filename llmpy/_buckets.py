@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import mmap
 import os
 import re
 import stat
@@ -34,6 +33,8 @@ COUNTER = re.compile(r"/?torch_[0-9A-Za-z_]{1,200}")
 """Names that torch gives its files of counts."""
 _ALIGNMENT = 256
 
+SharedTensor: TypeAlias = "tuple[str, int, int, str, tuple[int, ...], tuple[int, ...] | None]"
+"""Name, descriptor, offset in the file, type, shape, strides in elements or None."""
 MemoryTensor: TypeAlias = "tuple[str, int, str, tuple[int, ...], tuple[int, ...] | None]"
 """Name, address, type, shape, strides in elements or None."""
 NamedTensors: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]]"
@@ -48,6 +49,9 @@ class MemoryUpdate(Protocol):
 
     def write_memory(self, items: Iterable[MemoryTensor], on_device: bool) -> None:
         """Checks all, then writes all."""
+
+    def write_shared(self, items: Iterable[SharedTensor]) -> None:
+        """The same for tensors in files, which are read one after the other."""
 
     def finish(self) -> None:
         """Waits until all that was written has arrived."""
@@ -182,38 +186,35 @@ def _check_file(handle: object, descriptor: int, n_bytes: int) -> None:
 
 
 class _HostMemory:
-    """A mapped file."""
+    """A file of shared memory. It is read and never mapped: a producer that cuts it off must not end this process."""
 
     def __init__(self, bucket: IpcBucket) -> None:
         handle = bucket.handle
         if isinstance(handle, bytes):
             message = "IPC bucket: wanted a path or a descriptor of host memory, have a CUDA handle; give device_uuid"
             raise DeviceError(message, operation="ipc_open")
+        self._is_own = isinstance(handle, str)
         try:
-            descriptor = os.open(handle, _READ_FLAGS) if isinstance(handle, str) else handle
+            self.descriptor = os.open(handle, _READ_FLAGS) if isinstance(handle, str) else handle
             try:
-                _check_file(handle, descriptor, bucket.nbytes)
-                self._map = mmap.mmap(descriptor, bucket.nbytes, prot=mmap.PROT_READ) if bucket.nbytes else None
-            finally:
-                if isinstance(handle, str):
-                    os.close(descriptor)
+                _check_file(handle, self.descriptor, bucket.nbytes)
+            except BaseException:
+                self.close()
+                raise
         except (OSError, ValueError) as error:
-            message = (
-                f"IPC bucket: wanted {bucket.nbytes} bytes of shared memory, {handle!r} has expired or is smaller "
-                f"({error}); keep the bucket until the update is over"
-            )
-            raise DeviceError(message, operation="ipc_open") from error
-        self.address = _address(self._map) if self._map is not None else 0
+            raise _has_expired(bucket, str(error)) from error
 
     def close(self) -> None:
-        if self._map is not None:
-            self._map.close()
+        if self._is_own:
+            os.close(self.descriptor)
 
 
-def _address(memory: mmap.mmap) -> int:
-    import numpy
-
-    return int(numpy.frombuffer(memory, numpy.uint8).ctypes.data)
+def _has_expired(bucket: IpcBucket, why: str) -> DeviceError:
+    message = (
+        f"IPC bucket: wanted {bucket.nbytes} bytes of shared memory, {bucket.handle!r} has expired or is smaller "
+        f"({why}); keep the bucket until the update is over"
+    )
+    return DeviceError(message, operation="ipc_open")
 
 
 @functools.lru_cache
@@ -237,6 +238,17 @@ def _open(bucket: IpcBucket, device: str) -> _HostMemory | _core.ImportedMemory:
     return _core.ImportedMemory(device, hardware.cuda_library(), bucket.handle, bucket.nbytes, bucket.event)
 
 
+def _find_all(buckets: Sequence[IpcBucket]) -> None:
+    """Looks for all paths before the first is opened: an open file may take the number of a descriptor of this process that
+    has been closed, and that a path below /proc names."""
+    for bucket in buckets:
+        if bucket.device_uuid == "" and isinstance(bucket.handle, str):
+            try:
+                os.stat(bucket.handle)
+            except (OSError, ValueError) as error:
+                raise _has_expired(bucket, str(error)) from error
+
+
 def write(update: MemoryUpdate, buckets: Sequence[IpcBucket]) -> None:
     """Opens the buckets, writes their tensors and lets them go; each may be reused when this returns.
 
@@ -251,21 +263,25 @@ def write(update: MemoryUpdate, buckets: Sequence[IpcBucket]) -> None:
     for bucket in buckets:
         if not isinstance(bucket, IpcBucket):
             raise TypeError(f"bucket must be an IpcBucket, but is of type {type(bucket).__name__}")
+    _find_all(buckets)
     opened: dict[object, tuple[int, _HostMemory | _core.ImportedMemory]] = {}
     with contextlib.ExitStack() as stack:
-        found: list[list[MemoryTensor]] = [[], []]  # in host memory, on the device
+        shared: list[SharedTensor] = []
+        on_device: list[MemoryTensor] = []
         for bucket in buckets:
             have = opened.get(bucket.handle)
             if have is None or have[0] < bucket.nbytes or bucket.event is not None:
                 have = bucket.nbytes, stack.enter_context(contextlib.closing(_open(bucket, update.device)))
                 opened[bucket.handle] = have
-            address = have[1].address
-            found[bucket.device_uuid != ""] += [
-                (item.name, address + item.offset, item.dtype, item.shape, item.strides) for item in bucket.items
-            ]
-        for on_device in (False, True):
-            if found[on_device]:
-                update.write_memory(found[on_device], on_device)
+            for name, dtype, shape, offset, strides in bucket.items:
+                if isinstance(have[1], _HostMemory):
+                    shared.append((name, have[1].descriptor, offset, dtype, shape, strides))
+                else:
+                    on_device.append((name, have[1].address + offset, dtype, shape, strides))
+        if shared:
+            update.write_shared(shared)
+        if on_device:
+            update.write_memory(on_device, True)
         update.finish()
     for bucket in buckets:
         _count_down(bucket)
@@ -276,13 +292,13 @@ def _count_down(bucket: IpcBucket) -> None:
     counter, bucket.counter = bucket.counter, None
     if counter is None:
         return
-    with contextlib.suppress(OSError, ValueError):  # ValueError: an empty file cannot be mapped
+    with contextlib.suppress(OSError):
         descriptor = os.open("/dev/shm/" + counter[0].lstrip("/"), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with open(descriptor, "r+b") as file, mmap.mmap(descriptor, 0) as memory:
+        with open(descriptor, "r+b") as file:
             at = 64 + 8 * counter[1]  # behind the file's own count
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and 64 <= at <= len(memory) - 8:
-                (number,) = struct.unpack_from("=q", memory, at)
-                struct.pack_into("=q", memory, at, number - 1)
+            data = os.pread(file.fileno(), 8, at) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and at >= 64 else b""
+            if len(data) == 8:
+                os.pwrite(file.fileno(), struct.pack("=q", struct.unpack("=q", data)[0] - 1), at)
 
 
 # ---- making them -----------------------------------------------------------------------------------------------------
@@ -408,13 +424,18 @@ class _Shared:
         os.close(self.descriptor)
 
 
+def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Writes all of the data; one call of the system takes at most 2 GiB of them."""
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
 def _pack_host(pairs: Sequence[tuple[str, Any]], items: Sequence[IpcItem], n_bytes: int) -> IpcBucket:
     shared = _Shared(n_bytes)
     if n_bytes:
-        with mmap.mmap(shared.descriptor, n_bytes) as memory:
-            for item, (_, tensor) in zip(items, pairs, strict=True):
-                data = host_bytes(tensor)
-                memory[item.offset : item.offset + data.nbytes] = data.data
+        for item, (_, tensor) in zip(items, pairs, strict=True):
+            _write_at(shared.descriptor, host_bytes(tensor).data, item.offset)
     bucket = IpcBucket(f"/proc/{os.getpid()}/fd/{shared.descriptor}", n_bytes, items, "")
     bucket._memory = shared
     return bucket

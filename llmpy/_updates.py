@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from . import _core, _stacked
 from ._jobs import JobQueue
@@ -229,6 +229,21 @@ class WeightUpdate:
         kept = self._places(items)
         with self._writing():
             self._pass_over(self.core.write_memory(kept, on_device, stream, self._check_finite))
+
+    def write_shared(self, items: Iterable[tuple[str, int, int, str, Sequence[int], Sequence[int] | None]]) -> None:
+        """Writes tensors that lie in files, which other processes may share. They are read one after the other.
+
+        Args:
+            items: Name, descriptor, offset in bytes, type ("bfloat16"), shape, strides in items or None for rows one after
+                the other.
+        """
+        kept = [
+            (name, descriptor, *rest)
+            for own, descriptor, *item in items
+            for name, *rest in self._places([cast("_stacked.Item", (own, *item))])
+        ]
+        with self._writing():
+            self._pass_over(self.core.write_shared(kept, self._check_finite))
 
     def finish(self) -> None:
         """Waits until all that was written has arrived."""

@@ -1,19 +1,18 @@
-#define _GNU_SOURCE
 #include "checkpoint.h"
 
+#include "../base/file.h"
 #include "../base/mem.h"
 #include "gguf.h"
 #include "safetensors.h"
 
-#include <errno.h>
-#include <fcntl.h>
+#include <inttypes.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#define SPAN_BYTES ((size_t)1 << 20) /* of items that lie apart, read at once */
+#define GAP_BYTES ((size_t)64 << 10) /* items that lie further apart are read one by one */
 
 struct checkpoint {
-    struct file_view *files; /* [n_files], mapped */
+    struct file_view *files; /* [n_files] */
     uint32_t n_files;
     struct tensor_list list;
     struct gguf *gguf; /* NULL: safetensors */
@@ -27,40 +26,20 @@ static enum rc io_error(struct err *err, const char *path, int code)
     return RC_IO;
 }
 
-static enum rc map_file(const char *path, uint32_t index, struct file_view *file, struct err *err)
+static enum rc view_file(const char *path, uint32_t index, struct file_view *file, struct err *err)
 {
-    enum rc rc = RC_OK;
-    struct stat status;
-    /* O_NONBLOCK: a pipe must be refused, not waited for. */
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0)
-        return io_error(err, path, errno);
     *file = (struct file_view){.path = path, .index = index};
-    if (fstat(descriptor, &status) < 0) {
-        rc = io_error(err, path, errno);
-    } else if (!S_ISREG(status.st_mode)) {
-        rc = io_error(err, path, S_ISDIR(status.st_mode) ? EISDIR : EINVAL);
-    } else if (status.st_size > 0) {
-        void *bytes = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (bytes == MAP_FAILED)
-            rc = io_error(err, path, errno);
-        else {
-            file->bytes = bytes;
-            file->size_bytes = (uint64_t)status.st_size;
-        }
-    }
-    close(descriptor);
-    return rc;
+    int code = file_open(path, &file->descriptor, &file->size_bytes);
+    return code ? io_error(err, path, code) : RC_OK;
 }
 
-static bool has_gguf_magic(const struct file_view *file)
+static enum rc read_file(struct checkpoint *checkpoint, struct file_view *file, uint32_t n_paths, struct err *err)
 {
-    return file->size_bytes >= 4 && memcmp(file->bytes, "GGUF", 4) == 0;
-}
-
-static enum rc read_file(struct checkpoint *checkpoint, const struct file_view *file, uint32_t n_paths, struct err *err)
-{
-    if (!has_gguf_magic(file))
+    uint32_t n_magic = file->size_bytes < 4 ? 0 : 4;
+    enum rc rc = file_view_need(file, n_magic, err);
+    if (rc != RC_OK)
+        return rc;
+    if (!n_magic || memcmp(file->bytes, "GGUF", n_magic) != 0)
         return safetensors_read(&checkpoint->list, file, err);
     if (n_paths > 1)
         return err_set(err, RC_UNSUPPORTED, "GGUF: wanted one file, have %u; merge them first (llama-gguf-split --merge)",
@@ -74,7 +53,7 @@ static enum rc open_file(struct checkpoint *checkpoint, const char *path, uint32
     const char *copy = name_table_copy(&checkpoint->list.names, path, strlen(path));
     if (!copy)
         return err_set(err, RC_MEMORY, "checkpoint: out of memory");
-    enum rc rc = map_file(copy, checkpoint->n_files, file, err);
+    enum rc rc = view_file(copy, checkpoint->n_files, file, err);
     if (rc != RC_OK)
         return rc;
     checkpoint->n_files++;
@@ -101,7 +80,8 @@ static enum rc pair_blocks(struct checkpoint *checkpoint, struct err *err)
         const struct checkpoint_tensor *scales = checkpoint_find(checkpoint, name);
         fits = scales && scales->dtype == DTYPE_U8 && scales->n_dims == blocks.n_dims - 1 &&
                memcmp(scales->shape, blocks.shape, scales->n_dims * sizeof *scales->shape) == 0;
-        const uint8_t *exponents = fits ? scales->data : NULL;
+        uint32_t scales_file = fits ? scales->file : 0;
+        uint64_t scales_offset = fits ? scales->offset : 0;
         if (fits)
             rc = tensor_list_add(list, &checkpoint->files[blocks.file], name, stem, &made, err);
         mem_free(name);
@@ -114,31 +94,150 @@ static enum rc pair_blocks(struct checkpoint *checkpoint, struct err *err)
         made->dtype = DTYPE_MXFP4;
         made->n_dims--;
         made->shape[made->n_dims - 1] *= 32;
-        made->scales = exponents;
+        made->has_scales = true;
+        made->scales_file = scales_file;
+        made->scales_offset = scales_offset;
     }
     return rc;
 }
 
-void checkpoint_rows(const struct checkpoint_tensor *tensor, uint64_t first, uint64_t step, uint64_t n_rows, void *rows)
+/* ---- reading ---------------------------------------------------------------------------------------------------------- */
+
+/* Of which tensor, for messages, and where its bytes begin. */
+struct source {
+    const struct file_view *file;
+    uint64_t offset;
+    const char *tensor;
+};
+
+static struct source source_of(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor)
 {
-    const struct dtype_info *info = dtype_info(tensor->dtype);
-    uint64_t n_blocks = tensor->shape[tensor->n_dims - 1] / info->block_values;
-    uint8_t *to = rows;
-    for (uint64_t r = 0; r < n_rows; r++) {
-        uint64_t block = (first + r * step) * n_blocks;
-        const uint8_t *from = (const uint8_t *)tensor->data + block * (tensor->scales ? 16 : info->block_bytes);
-        if (!tensor->scales) {
-            memcpy(to, from, n_blocks * info->block_bytes);
-            to += n_blocks * info->block_bytes;
-            continue;
-        }
-        for (uint64_t b = 0; b < n_blocks; b++, from += 16, to += 17) {
-            to[0] = tensor->scales[block + b];
-            for (uint32_t j = 0; j < 16; j++) /* values j and j + 16 share a byte there, 2j and 2j + 1 here */
-                to[1 + j] = (uint8_t)((from[j / 2] >> j % 2 * 4 & 15) | (from[8 + j / 2] >> j % 2 * 4 & 15) << 4);
-        }
+    return (struct source){&checkpoint->files[tensor->file], tensor->offset, tensor->name};
+}
+
+/* The file has no byte up to `wanted`. */
+static enum rc cut_off(const struct source *source, uint64_t wanted, struct err *err)
+{
+    uint64_t have;
+    int code = file_size(source->file->descriptor, &have);
+    if (code)
+        return io_error(err, source->file->path, code);
+    return file_error(err, source->file, source->tensor,
+                      "data: wanted a file of %" PRIu64 " bytes, have %" PRIu64 "; it was cut off while it was read",
+                      wanted, have);
+}
+
+static enum rc read_bytes(const struct source *source, uint64_t first, size_t n_bytes, void *to, struct err *err)
+{
+    size_t n_read;
+    uint64_t offset = source->offset + first;
+    int code = file_read(source->file->descriptor, offset, to, n_bytes, &n_read);
+    if (code)
+        return io_error(err, source->file->path, code);
+    return n_read == n_bytes ? RC_OK : cut_off(source, offset + n_bytes, err);
+}
+
+static enum rc read_apart(const struct source *source, size_t item_bytes, uint64_t first, uint64_t step, uint64_t n_items,
+                          char *to, struct err *err)
+{
+    size_t pitch = item_bytes * step;
+    uint64_t at_once = pitch > GAP_BYTES ? 1 : (SPAN_BYTES - item_bytes) / pitch + 1;
+    char *span = at_once == 1 ? NULL : mem_alloc(SPAN_BYTES);
+    enum rc rc = span || at_once == 1 ? RC_OK : err_set(err, RC_MEMORY, "checkpoint: out of memory");
+    for (uint64_t i = 0, n; i < n_items && !rc; i += n) {
+        n = n_items - i < at_once ? n_items - i : at_once;
+        rc = read_bytes(source, (first + i * step) * item_bytes, (n - 1) * pitch + item_bytes,
+                        span ? span : to + i * item_bytes, err);
+        for (uint64_t j = 0; span && j < n && !rc; j++)
+            memcpy(to + (i + j) * item_bytes, span + j * pitch, item_bytes);
+    }
+    mem_free(span);
+    return rc;
+}
+
+static enum rc read_items(const struct source *source, size_t item_bytes, uint64_t first, uint64_t step, uint64_t n_items,
+                          void *to, struct err *err)
+{
+    if (step == 1 || n_items < 2)
+        return read_bytes(source, first * item_bytes, n_items * item_bytes, to, err);
+    return read_apart(source, item_bytes, first, step, n_items, to, err);
+}
+
+enum rc checkpoint_read(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
+                        size_t n_bytes, void *to, struct err *err)
+{
+    struct source source = source_of(checkpoint, tensor);
+    return read_bytes(&source, first, n_bytes, to, err);
+}
+
+enum rc checkpoint_items(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, size_t item_bytes,
+                         uint64_t first, uint64_t step, uint64_t n_items, void *to, struct err *err)
+{
+    struct source source = source_of(checkpoint, tensor);
+    return read_items(&source, item_bytes, first, step, n_items, to, err);
+}
+
+/* Exponents and nibbles of n blocks become blocks of MXFP4. */
+static void join_blocks(const uint8_t *exponents, const uint8_t *nibbles, uint64_t n, uint8_t *to)
+{
+    for (uint64_t b = 0; b < n; b++, nibbles += 16, to += 17) {
+        to[0] = exponents[b];
+        for (uint32_t j = 0; j < 16; j++) /* values j and j + 16 share a byte there, 2j and 2j + 1 here */
+            to[1 + j] = (uint8_t)((nibbles[j / 2] >> j % 2 * 4 & 15) | (nibbles[8 + j / 2] >> j % 2 * 4 & 15) << 4);
     }
 }
+
+static enum rc read_scaled(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
+                           uint64_t step, uint64_t n_rows, uint8_t *rows, struct err *err)
+{
+    uint64_t n_blocks = tensor->shape[tensor->n_dims - 1] / 32, most = SPAN_BYTES / 17;
+    uint64_t at_once = n_blocks < most ? most / n_blocks : 1;
+    struct source nibbles = source_of(checkpoint, tensor), scales = nibbles;
+    scales.file = &checkpoint->files[tensor->scales_file];
+    scales.offset = tensor->scales_offset;
+    uint8_t *both = mem_alloc(at_once * n_blocks * 17);
+    enum rc rc = both ? RC_OK : err_set(err, RC_MEMORY, "checkpoint: out of memory");
+    for (uint64_t i = 0, n; i < n_rows && !rc; i += n) {
+        n = n_rows - i < at_once ? n_rows - i : at_once;
+        uint8_t *exponents = both + n * n_blocks * 16;
+        rc = read_items(&nibbles, n_blocks * 16, first + i * step, step, n, both, err);
+        if (!rc)
+            rc = read_items(&scales, n_blocks, first + i * step, step, n, exponents, err);
+        if (!rc)
+            join_blocks(exponents, both, n * n_blocks, rows + i * n_blocks * 17);
+    }
+    mem_free(both);
+    return rc;
+}
+
+enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
+                        uint64_t step, uint64_t n_rows, void *rows, struct err *err)
+{
+    const struct dtype_info *info = dtype_info(tensor->dtype);
+    size_t row_bytes = tensor->shape[tensor->n_dims - 1] / info->block_values * info->block_bytes;
+    if (!row_bytes || !n_rows)
+        return RC_OK;
+    if (tensor->has_scales)
+        return read_scaled(checkpoint, tensor, first, step, n_rows, rows, err);
+    return checkpoint_items(checkpoint, tensor, row_bytes, first, step, n_rows, rows, err);
+}
+
+uint64_t checkpoint_bytes(const struct checkpoint_tensor *tensor)
+{
+    return tensor->has_scales ? tensor->size_bytes / 16 * 17 : tensor->size_bytes;
+}
+
+enum rc checkpoint_has(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, struct err *err)
+{
+    struct source source = source_of(checkpoint, tensor);
+    uint64_t size_bytes, wanted = tensor->offset + tensor->size_bytes;
+    int code = file_size(source.file->descriptor, &size_bytes);
+    if (code)
+        return io_error(err, source.file->path, code);
+    return size_bytes >= wanted ? RC_OK : cut_off(&source, wanted, err);
+}
+
+/* ---- opening ---------------------------------------------------------------------------------------------------------- */
 
 enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct checkpoint **result, struct err *err)
 {
@@ -166,9 +265,10 @@ void checkpoint_close(struct checkpoint *checkpoint)
 {
     if (!checkpoint)
         return;
-    for (uint32_t i = 0; i < checkpoint->n_files; i++)
-        if (checkpoint->files[i].size_bytes)
-            munmap((void *)(uintptr_t)checkpoint->files[i].bytes, checkpoint->files[i].size_bytes);
+    for (uint32_t i = 0; i < checkpoint->n_files; i++) {
+        file_close(checkpoint->files[i].descriptor);
+        mem_free(checkpoint->files[i].bytes);
+    }
     gguf_destroy(checkpoint->gguf);
     tensor_list_destroy(&checkpoint->list);
     mem_free(checkpoint->files);
@@ -221,15 +321,4 @@ enum rc checkpoint_need(const struct checkpoint *checkpoint, const char *name, c
         return err_set(err, RC_UNSUPPORTED, "tensor %s: wanted a type that this build reads, have %s", shown.text,
                        (*tensor)->type);
     return RC_OK;
-}
-
-void checkpoint_drop(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor)
-{
-    (void)checkpoint;
-    /* Whole pages inside the tensor only: its neighbours keep theirs. */
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t begin = ((uintptr_t)tensor->data + page - 1) & ~(page - 1);
-    uintptr_t end = ((uintptr_t)tensor->data + tensor->size_bytes) & ~(page - 1);
-    if (begin < end)
-        madvise((void *)begin, end - begin, MADV_DONTNEED);
 }

@@ -1,11 +1,14 @@
-/* checkpoint.h: an opened checkpoint: one or more safetensors files, or one GGUF v3 file, mapped read-only and completely
- * validated (every offset, count and size) before the first byte of a tensor can be asked for. Used by weights.c and
- * py_checkpoint.c at load; immutable afterwards, so any thread may read it. */
+/* checkpoint.h: an opened checkpoint: one or more safetensors files, or one GGUF v3 file, completely validated (every offset,
+ * count and size) before the first byte of a tensor can be asked for. Tensors are read from the files as they are asked for; a
+ * file that others have cut off meanwhile is an error. Used by weights.c, py_checkpoint.c and py_update.c; immutable once it is
+ * open, so any thread may read. */
 #ifndef LLMPY_CHECKPOINT_H
 #define LLMPY_CHECKPOINT_H
 
 #include "../base/dtype.h"
 #include "../base/status.h"
+
+#include <stdbool.h>
 
 #define CHECKPOINT_MAX_DIMS 8
 
@@ -18,12 +21,14 @@ struct checkpoint_tensor {
     uint32_t dtype;                       /* enum dtype; DTYPE_NONE: a type that we do not read (checkpoint_need refuses it) */
     uint32_t n_dims;
     uint64_t shape[CHECKPOINT_MAX_DIMS];  /* outermost first, as safetensors and NumPy have it (GGUF's order reversed) */
-    const void *data;                     /* into the mapping; safetensors promises no alignment */
+    uint64_t offset;                      /* of its data in the file */
     uint64_t size_bytes;                  /* of a GGUF type that we do not read: up to the next tensor */
     uint32_t file;                        /* index into the paths */
-    /* MXFP4 of safetensors: data are nibbles alone, 16 bytes a block in the order of the values, and these the blocks'
-     * exponents; checkpoint_rows gives what DTYPE_MXFP4 is. NULL: the blocks lie complete in data. */
-    const uint8_t *scales;
+    /* MXFP4 of safetensors: its data are nibbles alone, 16 bytes a block in the order of the values, and the blocks' exponents
+     * lie elsewhere; checkpoint_rows gives what DTYPE_MXFP4 is. */
+    bool has_scales;
+    uint32_t scales_file;
+    uint64_t scales_offset;
 };
 
 /* Files are told apart by their first bytes. Errors: RC_IO (cannot open, what = path), RC_CHECKPOINT (what = file, tensor),
@@ -41,9 +46,18 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpo
 /* The same for a tensor that must be there and readable: RC_CHECKPOINT when absent, RC_UNSUPPORTED for its type. */
 enum rc checkpoint_need(const struct checkpoint *checkpoint, const char *name, const struct checkpoint_tensor **tensor,
                         struct err *err);
-/* Rows of the last dimension, step apart, copied one after the other as blocks of the tensor's type. */
-void checkpoint_rows(const struct checkpoint_tensor *tensor, uint64_t first, uint64_t step, uint64_t n_rows, void *rows);
-/* Tells the system that these bytes of the mapping are not needed any more (after a repack). */
-void checkpoint_drop(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor);
+/* All that follows reads; RC_CHECKPOINT where the file has fewer bytes than when it was opened, RC_IO where it cannot be read.
+ * n_bytes of a tensor's data from byte `first` on, as they lie in the file. */
+enum rc checkpoint_read(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
+                        size_t n_bytes, void *to, struct err *err);
+/* Items of so many bytes, step apart, the first of them number `first`, one after the other. */
+enum rc checkpoint_items(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, size_t item_bytes,
+                         uint64_t first, uint64_t step, uint64_t n_items, void *to, struct err *err);
+/* Rows of the last dimension, step apart, one after the other, as blocks of the tensor's type. */
+enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
+                        uint64_t step, uint64_t n_rows, void *rows, struct err *err);
+/* Whether the file still has all of the tensor's bytes. */
+enum rc checkpoint_has(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, struct err *err);
+uint64_t checkpoint_bytes(const struct checkpoint_tensor *tensor); /* of all its rows, as blocks of its type */
 
 #endif

@@ -12,6 +12,7 @@
 #define LEAST_KEY_BYTES 13    /* an empty key, its type, one byte of value */
 #define LEAST_TENSOR_BYTES 24 /* an empty name, no dimension, type, offset */
 #define DEFAULT_ALIGNMENT 32
+#define MAX_HEADER_BYTES ((uint64_t)1 << 30)
 
 static const uint8_t TYPE_BYTES[GGUF_TYPE_COUNT] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
@@ -23,17 +24,23 @@ static const char *const TENSOR_TYPES[] = {
     "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4", "NVFP4",    "Q1_0",
 };
 
+struct value_place {
+    uint32_t type;
+    uint64_t offset;
+};
+
 struct gguf {
+    const struct file_view *file;
     struct name_table keys;
-    struct gguf_value *values; /* [capacity], numbered as in keys */
+    struct value_place *values; /* [capacity], numbered as in keys */
     uint32_t n, capacity;
 };
 
 struct reader {
     struct tensor_list *list;
-    const struct file_view *file;
+    struct file_view *file;
     struct gguf *gguf;
-    const uint8_t *at, *end;
+    uint64_t at;      /* offset */
     const char *item; /* what is being read, for messages */
     struct err *err;
 };
@@ -65,7 +72,7 @@ const char *gguf_key(const struct gguf *gguf, uint32_t index)
 
 struct gguf_value gguf_value(const struct gguf *gguf, uint32_t index)
 {
-    return gguf->values[index];
+    return (struct gguf_value){gguf->values[index].type, gguf->file->bytes + gguf->values[index].offset};
 }
 
 bool gguf_find(const struct gguf *gguf, const char *key, struct gguf_value *value)
@@ -73,7 +80,7 @@ bool gguf_find(const struct gguf *gguf, const char *key, struct gguf_value *valu
     uint32_t index = name_table_find(&gguf->keys, key, strlen(key));
     if (index == NAME_ABSENT)
         return false;
-    *value = gguf->values[index];
+    *value = gguf_value(gguf, index);
     return true;
 }
 
@@ -95,10 +102,10 @@ static enum rc out_of_memory(struct err *err)
 
 static uint64_t left(const struct reader *reader)
 {
-    return (uint64_t)(reader->end - reader->at);
+    return reader->file->size_bytes - reader->at;
 }
 
-/* Steps over n_bytes and gives where they begin. */
+/* Steps over n_bytes and gives where they begin, until the next step. */
 static enum rc take(struct reader *reader, uint64_t n_bytes, const uint8_t **bytes)
 {
     if (n_bytes > left(reader)) {
@@ -107,7 +114,15 @@ static enum rc take(struct reader *reader, uint64_t n_bytes, const uint8_t **byt
                    left(reader));
         return RC_CHECKPOINT;
     }
-    *bytes = reader->at;
+    if (n_bytes > MAX_HEADER_BYTES - reader->at) {
+        file_error(reader->err, reader->file, NULL, "%s: wanted a header of at most %" PRIu64 " bytes, have more", reader->item,
+                   MAX_HEADER_BYTES);
+        return RC_CHECKPOINT;
+    }
+    enum rc rc = file_view_need(reader->file, reader->at + n_bytes, reader->err);
+    if (rc != RC_OK)
+        return rc;
+    *bytes = reader->file->bytes + reader->at;
     reader->at += n_bytes;
     return RC_OK;
 }
@@ -192,7 +207,7 @@ static bool grow(struct gguf *gguf)
     uint32_t capacity = gguf->capacity ? 2 * gguf->capacity : 64;
     if (capacity > UINT32_MAX / 4)
         return false;
-    struct gguf_value *values = mem_resize(gguf->values, gguf->n * sizeof *values, (size_t)capacity * sizeof *values);
+    struct value_place *values = mem_resize(gguf->values, gguf->n * sizeof *values, (size_t)capacity * sizeof *values);
     if (!values)
         return false;
     gguf->values = values;
@@ -222,7 +237,7 @@ static enum rc read_key_value(struct reader *reader)
     rc = take_u32(reader, &type);
     if (rc != RC_OK)
         return rc;
-    reader->gguf->values[reader->gguf->n++] = (struct gguf_value){type, reader->at};
+    reader->gguf->values[reader->gguf->n++] = (struct value_place){type, reader->at};
     rc = skip_values(reader, type, 1, 0);
     reader->item = "key-values";
     return rc;
@@ -290,11 +305,10 @@ static enum rc read_tensor(struct reader *reader)
 }
 
 /* Turns the offset that read_tensor left into a place and a size. */
-static enum rc place_tensor(const struct reader *reader, struct checkpoint_tensor *tensor, const uint8_t *data,
-                            uint64_t data_bytes, uint32_t alignment)
+static enum rc place_tensor(const struct reader *reader, struct checkpoint_tensor *tensor, uint32_t alignment)
 {
     char shape[128];
-    uint64_t offset = tensor->size_bytes, size_bytes = 0;
+    uint64_t offset = tensor->size_bytes, size_bytes = 0, data_bytes = left(reader);
     shape_text(tensor->n_dims, tensor->shape, shape, sizeof shape);
     if (tensor->dtype != DTYPE_NONE && !tensor_size(tensor->dtype, tensor->n_dims, tensor->shape, &size_bytes))
         return file_error(reader->err, reader->file, tensor->name,
@@ -308,7 +322,7 @@ static enum rc place_tensor(const struct reader *reader, struct checkpoint_tenso
                           "data: wanted %" PRIu64 " bytes for %s %s at offset %" PRIu64 ", have %" PRIu64
                           " in all; the file is cut off or torn",
                           size_bytes, tensor->type, shape, offset, data_bytes);
-    tensor->data = data + offset;
+    tensor->offset = reader->at + offset;
     tensor->size_bytes = size_bytes;
     return RC_OK;
 }
@@ -324,19 +338,19 @@ static enum rc place_tensors(struct reader *reader, uint32_t first)
                           alignment);
     if (first == n)
         return RC_OK;
-    uint64_t header_bytes = (uint64_t)(reader->at - reader->file->bytes), padding = -header_bytes & (alignment - 1);
+    uint64_t header_bytes = reader->at, padding = -header_bytes & (alignment - 1);
     if (padding > left(reader))
         return file_error(reader->err, reader->file, reader->list->tensors[first].name,
                           "data: wanted to start at byte %" PRIu64 ", have %" PRIu64 " bytes; the file is cut off",
                           header_bytes + padding, reader->file->size_bytes);
     reader->at += padding;
     for (uint32_t i = first; i < n; i++) {
-        rc = place_tensor(reader, &reader->list->tensors[i], reader->at, left(reader), alignment);
+        rc = place_tensor(reader, &reader->list->tensors[i], alignment);
         if (rc != RC_OK)
             return rc;
     }
-    uint64_t begin = (uint64_t)(reader->at - reader->file->bytes);
-    return tensor_list_check_places(reader->list, first, reader->file, begin, reader->file->size_bytes, false, reader->err);
+    return tensor_list_check_places(reader->list, first, reader->file, reader->at, reader->file->size_bytes, false,
+                                    reader->err);
 }
 
 /* ---- the file ---- */
@@ -393,19 +407,18 @@ static enum rc read_file(struct reader *reader)
     return rc == RC_OK ? place_tensors(reader, first) : rc;
 }
 
-enum rc gguf_read(struct tensor_list *list, const struct file_view *file, struct gguf **gguf, struct err *err)
+enum rc gguf_read(struct tensor_list *list, struct file_view *file, struct gguf **gguf, struct err *err)
 {
     struct reader reader = {
         .list = list,
         .file = file,
         .gguf = mem_calloc(1, sizeof *reader.gguf),
-        .at = file->bytes,
-        .end = file->bytes + file->size_bytes,
         .item = "header",
         .err = err,
     };
     if (!reader.gguf)
         return out_of_memory(err);
+    reader.gguf->file = file;
     enum rc rc = read_file(&reader);
     if (rc != RC_OK) {
         gguf_destroy(reader.gguf);

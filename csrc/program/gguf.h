@@ -14,7 +14,7 @@ enum gguf_type {
     GGUF_TYPE_COUNT
 };
 
-/* A validated value inside the mapping: `at` is unaligned; bools are 0 or 1. */
+/* A validated value in the header, which lies in memory: `at` is unaligned; bools are 0 or 1. */
 struct gguf_value {
     uint32_t type;
     const uint8_t *at;
@@ -22,8 +22,9 @@ struct gguf_value {
 
 struct gguf;
 
-/* Appends the file's tensors to the list. On failure the list holds a part of them and is only good to be destroyed. */
-enum rc gguf_read(struct tensor_list *list, const struct file_view *file, struct gguf **gguf, struct err *err);
+/* Appends the file's tensors to the list. The file's view outlives the result, whose values lie in its bytes. On failure the
+ * list holds a part of them and is only good to be destroyed. */
+enum rc gguf_read(struct tensor_list *list, struct file_view *file, struct gguf **gguf, struct err *err);
 void gguf_destroy(struct gguf *gguf);
 uint32_t gguf_n_keys(const struct gguf *gguf);
 const char *gguf_key(const struct gguf *gguf, uint32_t index); /* valid UTF-8, each once */

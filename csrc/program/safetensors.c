@@ -19,8 +19,7 @@ struct reader {
     struct tensor_list *list;
     const struct file_view *file;
     struct json json;
-    const uint8_t *data; /* behind the header */
-    uint64_t data_bytes;
+    uint64_t data, data_bytes; /* the offset behind the header, and what is there */
     struct err *err;
 };
 
@@ -83,7 +82,7 @@ static enum rc read_offsets(struct reader *reader, struct checkpoint_tensor *ten
         return file_error(reader->err, reader->file, tensor->name,
                           "data_offsets: wanted begin <= end <= %" PRIu64 " bytes, have %s[%" PRIu64 ", %" PRIu64 "]",
                           reader->data_bytes, n == 2 ? "" : "another number of them, ", offsets[0], offsets[1]);
-    tensor->data = reader->data + offsets[0];
+    tensor->offset = reader->data + offsets[0];
     tensor->size_bytes = offsets[1] - offsets[0];
     return RC_OK;
 }
@@ -164,11 +163,14 @@ static enum rc read_header(struct reader *reader)
     return rc;
 }
 
-enum rc safetensors_read(struct tensor_list *list, const struct file_view *file, struct err *err)
+enum rc safetensors_read(struct tensor_list *list, struct file_view *file, struct err *err)
 {
     if (file->size_bytes < 8)
         return file_error(err, file, NULL, "size: wanted at least 8 bytes, have %" PRIu64, file->size_bytes);
     uint64_t header_bytes = 0;
+    enum rc rc = file_view_need(file, 8, err);
+    if (rc != RC_OK)
+        return rc;
     for (int i = 0; i < 8; i++)
         header_bytes |= (uint64_t)file->bytes[i] << 8 * i;
     uint64_t most = file->size_bytes - 8 < MAX_HEADER_BYTES ? file->size_bytes - 8 : MAX_HEADER_BYTES;
@@ -180,13 +182,15 @@ enum rc safetensors_read(struct tensor_list *list, const struct file_view *file,
     struct reader reader = {
         .list = list,
         .file = file,
-        .data = file->bytes + 8 + header_bytes,
+        .data = 8 + header_bytes,
         .data_bytes = file->size_bytes - 8 - header_bytes,
         .err = err,
     };
     uint32_t first = list->n;
+    if ((rc = file_view_need(file, 8 + header_bytes, err)) != RC_OK)
+        return rc;
     json_begin(&reader.json, (const char *)file->bytes + 8, header_bytes);
-    enum rc rc = read_header(&reader);
+    rc = read_header(&reader);
     json_release(&reader.json);
     if (rc == RC_OK)
         rc = tensor_list_check_places(list, first, file, 8 + header_bytes, file->size_bytes, true, err);

@@ -6,6 +6,6 @@
 #include "tensor_list.h"
 
 /* Appends the file's tensors to the list. On failure the list holds a part of them and is only good to be destroyed. */
-enum rc safetensors_read(struct tensor_list *list, const struct file_view *file, struct err *err);
+enum rc safetensors_read(struct tensor_list *list, struct file_view *file, struct err *err);
 
 #endif

@@ -1,5 +1,6 @@
 #include "tensor_list.h"
 
+#include "../base/file.h"
 #include "../base/json.h"
 #include "../base/mem.h"
 
@@ -8,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define READ_BYTES ((uint64_t)64 << 10) /* of a header at once, at least */
 
 struct quoted quote(const char *bytes, size_t n_bytes)
 {
@@ -52,6 +55,26 @@ enum rc file_error(struct err *err, const struct file_view *file, const char *te
         err_set(err, RC_CHECKPOINT, "%.80s: %s", name, text);
     err_name(err, file->path, tensor);
     return RC_CHECKPOINT;
+}
+
+enum rc file_view_need(struct file_view *file, uint64_t n_bytes, struct err *err)
+{
+    if (n_bytes <= file->n_bytes)
+        return RC_OK;
+    uint64_t most = n_bytes > 2 * file->n_bytes ? n_bytes : 2 * file->n_bytes;
+    most = most < READ_BYTES ? READ_BYTES : most;
+    most = most < file->size_bytes ? most : file->size_bytes;
+    uint8_t *bytes = mem_resize(file->bytes, file->n_bytes, most);
+    size_t n_read = 0;
+    if (!bytes)
+        return err_set(err, RC_MEMORY, "checkpoint: out of memory for %" PRIu64 " bytes of a header", most);
+    file->bytes = bytes;
+    int code = file_read(file->descriptor, file->n_bytes, bytes + file->n_bytes, most - file->n_bytes, &n_read);
+    file->n_bytes += n_read;
+    if (file->n_bytes >= n_bytes)
+        return RC_OK;
+    return file_error(err, file, NULL, "header: wanted %" PRIu64 " bytes, have %" PRIu64 "%s%s", n_bytes, file->n_bytes,
+                      code ? ": " : "; the file was cut off while it was read", code ? strerror(code) : "");
 }
 
 void tensor_list_destroy(struct tensor_list *list)
@@ -169,8 +192,7 @@ enum rc tensor_list_check_places(const struct tensor_list *list, uint32_t first,
         return out_of_memory(err);
     for (uint32_t i = 0; i < n; i++) {
         const struct checkpoint_tensor *tensor = &list->tensors[first + i];
-        uint64_t at = (uint64_t)((const uint8_t *)tensor->data - file->bytes);
-        places[i] = (struct place){at, at + tensor->size_bytes, first + i};
+        places[i] = (struct place){tensor->offset, tensor->offset + tensor->size_bytes, first + i};
     }
     qsort(places, n, sizeof *places, compare_places);
     enum rc rc = check_sorted(list, places, n, file, begin, end, dense, err);

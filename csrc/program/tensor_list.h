@@ -13,13 +13,17 @@ struct tensor_list {
     struct name_table names;
 };
 
-/* One file as the readers see it. */
+/* One file as the readers see it: its first n_bytes lie in memory. */
 struct file_view {
     const char *path;
-    const uint8_t *bytes;
-    uint64_t size_bytes;
+    uint8_t *bytes;
+    uint64_t n_bytes, size_bytes;
     uint32_t index;
+    int descriptor;
 };
+
+/* Brings at least the first n_bytes of the file, which has so many, into memory; `bytes` may move. */
+enum rc file_view_need(struct file_view *file, uint64_t n_bytes, struct err *err);
 
 /* A zeroed struct is an empty list. */
 void tensor_list_destroy(struct tensor_list *list);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define NEAREST_LETTERS 160
+#define WINDOW_BYTES ((size_t)8 << 20) /* read at once of a tensor that is no memory; more where a row is wider */
 
 /* A part of a weight, and the next one of the same tensor. */
 struct piece {
@@ -26,6 +27,8 @@ struct update {
     uint32_t n_entries, n_written;
     uint64_t n_bytes;
     bool has_written;
+    void *window;                 /* what was read last */
+    size_t window_bytes;
 };
 
 static enum rc out_of_memory(struct err *err)
@@ -131,6 +134,7 @@ void update_end(struct update *u)
     name_table_destroy(&u->names);
     mem_free(u->entries);
     mem_free(u->pieces);
+    mem_free(u->window);
     mem_free(u);
 }
 
@@ -285,6 +289,44 @@ static struct row_dims row_dims_of(const struct weight *weight, const struct wei
     return dims;
 }
 
+/* Bytes from the first item of a view's rows to behind the last. */
+static uint64_t span_of(const struct tensor_view *view)
+{
+    uint64_t items = (uint64_t)(view->n_rows - 1) * (uint64_t)view->row_stride +
+                     (uint64_t)(view->n_cols - 1) * (uint64_t)view->col_stride + 1;
+    return items * dtype_info(view->dtype)->block_bytes;
+}
+
+/* So many rows of a view as are read at once; all of them where a single one reaches over as much (columns become rows). */
+static uint32_t rows_at_once(const struct tensor_view *view)
+{
+    struct tensor_view one = *view;
+    uint64_t pitch = (uint64_t)view->row_stride * dtype_info(view->dtype)->block_bytes;
+    one.n_rows = 1;
+    uint64_t first = span_of(&one);
+    if (!view->n_rows || !view->n_cols || first >= WINDOW_BYTES || !pitch)
+        return view->n_rows;
+    uint64_t n = (WINDOW_BYTES - first) / pitch + 1;
+    return n < view->n_rows ? (uint32_t)n : view->n_rows;
+}
+
+/* Reads the items of a view, the first of which is number `at` of the tensor's. */
+static enum rc read_view(struct update *u, const struct update_tensor *tensor, int64_t at, struct tensor_view *view,
+                         struct err *err)
+{
+    uint64_t n_bytes = view->n_rows && view->n_cols ? span_of(view) : 0;
+    if (n_bytes > u->window_bytes || !u->window) {
+        mem_free(u->window);
+        u->window_bytes = n_bytes > WINDOW_BYTES ? n_bytes : WINDOW_BYTES;
+        if (!(u->window = mem_alloc(u->window_bytes))) {
+            u->window_bytes = 0;
+            return out_of_memory(err);
+        }
+    }
+    view->data = u->window;
+    return tensor->read(tensor->read_ctx, (uint64_t)at * dtype_info(tensor->dtype)->block_bytes, n_bytes, u->window, err);
+}
+
 /* Calls f with every place of an entry and the rows of the tensor that belong there, or NULL. */
 typedef enum rc (*place_visit)(struct update *update, const struct tensor_place *place, const struct tensor_view *view,
                                void *stream, void *ctx, struct err *err);
@@ -303,8 +345,8 @@ static enum rc visit_piece(struct update *u, const struct piece *piece, const st
     enum rc rc = RC_OK;
     for (uint32_t row = 0; row < part->rows && !rc; row += run.n_rows) {
         run = layout_run(part, row, slice);
-        struct tensor_place place = weights_place(u->model->weights, piece->weight, piece->part, &run);
         if (!tensor) {
+            struct tensor_place place = weights_place(u->model->weights, piece->weight, piece->part, &run);
             rc = f(u, &place, NULL, NULL, ctx, err);
             continue;
         }
@@ -320,7 +362,14 @@ static enum rc visit_piece(struct update *u, const struct piece *piece, const st
             .col_stride = is_vector ? step : tensor->strides[part->n_dims - 1 - part->is_transposed],
             .is_host = tensor->is_host,
         };
-        rc = f(u, &place, &view, tensor->stream, ctx, err);
+        if (tensor->read && !is_vector)
+            view.n_rows = run.n_rows = rows_at_once(&view);
+        if (tensor->read)
+            rc = read_view(u, tensor, at, &view, err);
+        struct tensor_place place = weights_place(u->model->weights, piece->weight, piece->part, &run);
+        rc = rc ? rc : f(u, &place, &view, tensor->stream, ctx, err);
+        if (tensor->read && !rc)
+            rc = update_finish(u, err); /* the next piece takes its place in memory */
     }
     return rc;
 }

@@ -14,7 +14,11 @@ struct update;
 
 /* A tensor as whoever brings it describes it; no framework is known here. */
 struct update_tensor {
-    const void *data;
+    const void *data;            /* of the first item */
+    /* Where there is no data: bytes from the first item on are read in pieces as they are wanted, into memory of the update's;
+     * then no stride is negative. */
+    enum rc (*read)(void *ctx, uint64_t first, size_t n_bytes, void *to, struct err *err);
+    void *read_ctx;
     uint32_t dtype;              /* DTYPE_NONE: one that we do not have, called `type` in messages */
     char type[24];
     uint32_t n_dims;

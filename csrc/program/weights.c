@@ -9,6 +9,7 @@
 
 #define CHUNK_BYTES ((size_t)1 << 20) /* converted at a time, so that a load needs no second copy of a tensor */
 #define PANEL_ROWS 64
+#define WINDOW_BYTES ((size_t)64 << 20) /* of columns that become rows, read at once: a read for each column's part */
 
 struct stored {
     struct matrix *matrix;
@@ -103,66 +104,93 @@ static enum rc check_tensor(const struct loader *l, const struct weight *weight,
 static enum rc progress(struct loader *l, const struct weight *weight, uint32_t part, const struct checkpoint_tensor *tensor,
                         struct err *err)
 {
-    bool goes_on = part + 1 < weight->n_parts && strcmp(weight->parts[part].source, weight->parts[part + 1].source) == 0;
-    if (tensor && !goes_on)
-        checkpoint_drop(l->checkpoint, tensor);
     l->done_bytes += part_bytes(weight, part, tensor);
     if (l->options->progress && !l->options->progress(l->options->progress_ctx, l->done_bytes, l->all_bytes))
         return err_set(err, RC_INVALID, "loading was interrupted");
     return RC_OK;
 }
 
-/* Rows of a tensor one after the other: where they lie so, or else gathered. */
-static const void *rows_of(const struct loader *l, const struct weight *weight, uint32_t part,
-                           const struct checkpoint_tensor *tensor, const struct row_run *run)
+/* Rows as the file has them become rows of the stored type, and go to the backend. */
+static enum rc write_rows(struct loader *l, uint32_t w, uint32_t part, uint32_t dtype, uint32_t first_row, uint32_t n_rows,
+                          const void *rows, struct err *err)
 {
-    size_t bytes = row_bytes(tensor->dtype, weight->cols), item = dtype_info(tensor->dtype)->block_bytes;
-    const char *from = tensor->data;
-    char *to = l->gathered;
-    if (tensor->scales) {
-        checkpoint_rows(tensor, run->source_row, run->step, run->n_rows, to);
-        return to;
+    struct stored *stored = &l->weights->stored[w];
+    size_t n = (size_t)n_rows * l->weights->program->weights[w].cols;
+    if (dtype != stored->dtypes[part]) {
+        dtype_to_float(dtype, rows, l->floats, n);
+        dtype_from_float(stored->dtypes[part], l->floats, l->converted, n);
+        rows = l->converted;
     }
-    if (weight->parts[part].is_transposed) {
-        struct element_steps steps = layout_steps(weight, &weight->parts[part], run);
-        from += steps.first * item;
-        for (uint32_t c = 0; c < weight->cols; c++, from += steps.col * item)
-            for (uint32_t r = 0; r < run->n_rows; r++)
-                memcpy(to + r * bytes + c * item, from + r * steps.row * item, item);
-        return to;
-    }
-    from += run->source_row * bytes;
-    if (run->step == 1 || run->n_rows == 1)
-        return from;
-    for (uint32_t r = 0; r < run->n_rows; r++)
-        memcpy(to + r * bytes, from + r * run->step * bytes, bytes);
-    return to;
+    return l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, part, first_row, n_rows, rows, err);
 }
 
-/* Writes a part of a matrix run by run; what is gathered or converted, some rows at a time. */
+/* Rows of a run whose tensor has them as columns. So many at once that the reads, one for each column, are long. */
+static enum rc write_columns(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor,
+                             const struct row_run *run, uint32_t most, struct err *err)
+{
+    const struct weight *weight = &l->weights->program->weights[w];
+    struct element_steps steps = layout_steps(weight, &weight->parts[part], run);
+    size_t bytes = row_bytes(tensor->dtype, weight->cols), item = dtype_info(tensor->dtype)->block_bytes;
+    uint32_t at_once = bytes * run->n_rows > WINDOW_BYTES ? (uint32_t)(WINDOW_BYTES / bytes) : run->n_rows;
+    at_once = at_once < most ? most : at_once;
+    char *window = mem_alloc(bytes * at_once);
+    enum rc rc = window ? RC_OK : err_set(err, RC_MEMORY, "weights: out of memory");
+    for (uint32_t row = 0, n_window; row < run->n_rows && !rc; row += n_window) {
+        n_window = run->n_rows - row < at_once ? run->n_rows - row : at_once;
+        for (uint32_t c = 0; c < weight->cols && !rc; c++)
+            rc = checkpoint_items(l->checkpoint, tensor, item, steps.first + c * steps.col + row * steps.row, steps.row,
+                                   n_window, window + (size_t)c * n_window * item, err);
+        for (uint32_t at = 0, n; at < n_window && !rc; at += n) {
+            n = n_window - at < most ? n_window - at : most;
+            for (uint32_t c = 0; c < weight->cols; c++)
+                for (uint32_t r = 0; r < n; r++)
+                    memcpy(l->gathered + r * bytes + c * item, window + ((size_t)c * n_window + at + r) * item, item);
+            rc = write_rows(l, w, part, tensor->dtype, run->first_row + row + at, n, l->gathered, err);
+        }
+    }
+    mem_free(window);
+    return rc;
+}
+
+/* A run of rows that the backend reads itself. */
+struct run_source {
+    const struct loader *loader;
+    const struct checkpoint_tensor *tensor;
+    uint64_t first;
+};
+
+static enum rc read_run(void *ctx, uint32_t first, uint32_t n_rows, void *to, struct err *err)
+{
+    const struct run_source *run = ctx;
+    return checkpoint_rows(run->loader->checkpoint, run->tensor, run->first + first, 1, n_rows, to, err);
+}
+
+/* Writes a part of a matrix run by run. What the backend stores as the file has it, it reads itself; the rest is gathered and
+ * converted here, some rows at a time. */
 static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor, struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
     const struct weight_part *p = &weight->parts[part];
     struct stored *stored = &l->weights->stored[w];
-    uint32_t cols = weight->cols, most = (uint32_t)(l->floats_bytes / sizeof(double) / cols);
-    bool converts = tensor->dtype != stored->dtypes[part];
+    const struct backend *backend = l->weights->backend;
+    uint32_t most = (uint32_t)(l->floats_bytes / sizeof(double) / weight->cols);
     struct row_run run = {0};
-    for (uint32_t row = 0; row < p->rows; row += run.n_rows) {
+    enum rc rc = RC_OK;
+    for (uint32_t row = 0; row < p->rows && !rc; row += run.n_rows) {
         run = layout_run(p, row, layout_slice(p));
-        if ((converts || p->is_transposed || run.step > 1 || tensor->scales) && run.n_rows > most)
-            run.n_rows = most;
-        const void *rows = rows_of(l, weight, part, tensor, &run);
-        if (converts) {
-            dtype_to_float(tensor->dtype, rows, l->floats, (size_t)run.n_rows * cols);
-            dtype_from_float(stored->dtypes[part], l->floats, l->converted, (size_t)run.n_rows * cols);
-            rows = l->converted;
+        if (p->is_transposed) {
+            rc = write_columns(l, w, part, tensor, &run, most, err);
+        } else if (tensor->dtype == stored->dtypes[part] && run.step == 1 && backend->matrix_load) {
+            struct run_source from = {l, tensor, run.source_row};
+            struct row_source source = {read_run, &from};
+            rc = backend->matrix_load(l->weights->ctx, stored->matrix, part, row, run.n_rows, &source, err);
+        } else {
+            run.n_rows = run.n_rows < most ? run.n_rows : most;
+            rc = checkpoint_rows(l->checkpoint, tensor, run.source_row, run.step, run.n_rows, l->gathered, err);
+            rc = rc ? rc : write_rows(l, w, part, tensor->dtype, row, run.n_rows, l->gathered, err);
         }
-        enum rc rc = l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, part, row, run.n_rows, rows, err);
-        if (rc)
-            return rc;
     }
-    return RC_OK;
+    return rc;
 }
 
 /* The same for a part of a weight that no file has. */
@@ -299,39 +327,51 @@ static bool has_constants(const struct weight *weight)
     return false;
 }
 
+/* Values of a vector's part as the file has them, or made up. `items` has room for as many of any type. */
+static enum rc read_values(const struct loader *l, const struct weight *weight, const struct weight_part *part, void *items,
+                           float *to, struct err *err)
+{
+    const struct checkpoint_tensor *tensor = tensor_of(l, part);
+    uint64_t row_key = dummy_row(dummy_key(l, part), 0);
+    struct row_run run = {0};
+    enum rc rc = RC_OK;
+    for (uint32_t row = 0; row < part->rows && !rc; row += run.n_rows, to += run.n_rows) {
+        run = layout_run(part, row, UINT64_MAX);
+        if (tensor) {
+            rc = checkpoint_items(l->checkpoint, tensor, dtype_info(tensor->dtype)->block_bytes, run.source_row, run.step,
+                                  run.n_rows, items, err);
+            if (!rc)
+                dtype_to_float(tensor->dtype, items, to, run.n_rows);
+            continue;
+        }
+        for (uint32_t j = 0; j < run.n_rows; j++)
+            to[j] = (part->is_constant ? part->constant : 1 + dummy_value(row_key, (uint32_t)(run.source_row + j * run.step))) -
+                    weight->offset;
+    }
+    return rc;
+}
+
 static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
     struct stored *stored = &l->weights->stored[w];
-    float *host = mem_alloc((size_t)weight->rows * sizeof *host);
-    if (!host)
-        return err_set(err, RC_MEMORY, "weights: out of memory");
+    float *host = mem_alloc((size_t)weight->rows * sizeof *host), *to = host;
+    double *items = mem_alloc((size_t)weight->rows * sizeof *items);
     void *made = NULL;
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < weight->n_parts; at += weight->parts[i++].rows) {
-        const struct weight_part *part = &weight->parts[i];
-        const struct checkpoint_tensor *tensor = tensor_of(l, part);
-        size_t item = tensor ? dtype_info(tensor->dtype)->block_bytes : 0;
-        uint64_t row_key = dummy_row(dummy_key(l, part), 0);
-        struct row_run run = {0};
-        for (uint32_t row = 0; row < part->rows; row += run.n_rows) {
-            run = layout_run(part, row, UINT64_MAX);
-            for (uint32_t j = 0; j < run.n_rows; j++) {
-                uint64_t from = run.source_row + j * run.step;
-                float *to = host + at + row + j;
-                if (tensor)
-                    dtype_to_float(tensor->dtype, (const char *)tensor->data + from * item, to, 1);
-                else
-                    *to = (part->is_constant ? part->constant : 1 + dummy_value(row_key, (uint32_t)from)) - weight->offset;
-            }
-        }
+    enum rc rc = host && items ? RC_OK : err_set(err, RC_MEMORY, "weights: out of memory");
+    for (uint32_t i = 0; i < weight->n_parts && !rc; to += weight->parts[i++].rows)
+        rc = read_values(l, weight, &weight->parts[i], items, to, err);
+    mem_free(items);
+    if (rc) {
+        mem_free(host);
+        return rc;
     }
     for (uint32_t i = 0; i < weight->rows; i++)
         host[i] = weight->values ? weight->values[i] : host[i] + weight->offset;
     const struct backend *backend = l->weights->backend;
     size_t size_bytes = weight->rows * sizeof *host;
-    enum rc rc = backend->pool_create ? backend->pool_create(l->weights->ctx, MEMORY_WEIGHTS, size_bytes, &made, err)
-                                      : backend->buffer_create(l->weights->ctx, size_bytes, &made, err);
+    rc = backend->pool_create ? backend->pool_create(l->weights->ctx, MEMORY_WEIGHTS, size_bytes, &made, err)
+                              : backend->buffer_create(l->weights->ctx, size_bytes, &made, err);
     stored->vector = made;
     if (!rc)
         rc = backend->upload(l->weights->ctx, stored->vector, host, size_bytes, err);

@@ -1,7 +1,6 @@
 /* weights.h: a program's weights on a backend: matrices in the backend's own layout, vectors as float32. Loaded part by part
- * from a checkpoint (or made up from a seed), converted on the way where `dtype` asks for it; the file's pages are dropped
- * behind. Owned by the executor's model; read by every step, written only by a load, by update.c and by
- * settle.c. */
+ * from a checkpoint (or made up from a seed), converted on the way where `dtype` asks for it. Owned by the executor's model;
+ * read by every step, written only by a load, by update.c and by settle.c. */
 #ifndef LLMPY_WEIGHTS_H
 #define LLMPY_WEIGHTS_H
 

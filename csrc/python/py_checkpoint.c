@@ -253,21 +253,32 @@ static const struct checkpoint_tensor *find_tensor(PyObject *object, PyObject *n
     return tensor;
 }
 
-static PyObject *stored_bytes(const struct checkpoint_tensor *tensor)
+/* Reads a whole tensor, its blocks joined, without the GIL. */
+static enum rc read_whole(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, void *to,
+                          struct err *err)
 {
-    if (!tensor->scales)
-        return PyBytes_FromStringAndSize(tensor->data, (Py_ssize_t)tensor->size_bytes);
-    uint64_t n_blocks = tensor->size_bytes / 16, row_blocks = tensor->shape[tensor->n_dims - 1] / 32;
-    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(n_blocks * 17));
-    if (result && row_blocks)
-        checkpoint_rows(tensor, 0, 1, n_blocks / row_blocks, PyBytes_AsString(result));
-    return result;
+    if (!tensor->has_scales)
+        return checkpoint_read(checkpoint, tensor, 0, tensor->size_bytes, to, err);
+    uint64_t row_blocks = tensor->shape[tensor->n_dims - 1] / 32;
+    return row_blocks ? checkpoint_rows(checkpoint, tensor, 0, 1, tensor->size_bytes / 16 / row_blocks, to, err) : RC_OK;
 }
 
 static PyObject *read_stored(PyObject *object, PyObject *name)
 {
+    const struct checkpoint *checkpoint = ((struct checkpoint_object *)object)->checkpoint;
     const struct checkpoint_tensor *tensor = find_tensor(object, name);
-    return tensor ? stored_bytes(tensor) : NULL;
+    PyObject *result = tensor ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)checkpoint_bytes(tensor)) : NULL;
+    struct err err;
+    enum rc rc;
+    if (!result)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = read_whole(checkpoint, tensor, PyBytes_AsString(result), &err);
+    Py_END_ALLOW_THREADS
+    if (rc == RC_OK)
+        return result;
+    Py_DECREF(result);
+    return py_raise(&err);
 }
 
 static PyObject *read_float32(PyObject *object, PyObject *name)
@@ -276,24 +287,20 @@ static PyObject *read_float32(PyObject *object, PyObject *name)
     if (!tensor)
         return NULL;
     const struct dtype_info *info = dtype_info(tensor->dtype);
-    uint64_t n = tensor->size_bytes / (tensor->scales ? 16 : info->block_bytes) * info->block_values;
+    uint64_t n = checkpoint_bytes(tensor) / info->block_bytes * info->block_values;
     if (n > PY_SSIZE_T_MAX / sizeof(float))
         return PyErr_NoMemory();
     PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(n * sizeof(float)));
-    if (!result)
-        return NULL;
-    float *target = (float *)PyBytes_AsString(result);
-    PyObject *joined = tensor->scales ? stored_bytes(tensor) : NULL;
-    if (tensor->scales && !joined) {
-        Py_DECREF(result);
+    PyObject *stored = result ? read_stored(object, name) : NULL;
+    if (!stored) {
+        Py_XDECREF(result);
         return NULL;
     }
-    const void *data = joined ? PyBytes_AsString(joined) : tensor->data;
     int has_value;
     Py_BEGIN_ALLOW_THREADS
-    has_value = dtype_to_float(tensor->dtype, data, target, n);
+    has_value = dtype_to_float(tensor->dtype, PyBytes_AsString(stored), (float *)PyBytes_AsString(result), n);
     Py_END_ALLOW_THREADS
-    Py_XDECREF(joined);
+    Py_DECREF(stored);
     if (has_value)
         return result;
     Py_DECREF(result);
@@ -320,7 +327,7 @@ static PyGetSetDef properties[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     (void *)"Checkpoint(paths, /)\n--\n\nOne GGUF file, or the safetensors files of a model, mapped and validated."},
+     (void *)"Checkpoint(paths, /)\n--\n\nOne GGUF file, or the safetensors files of a model, opened and validated."},
     {Py_tp_new, (void *)checkpoint_new},
     {Py_tp_dealloc, (void *)checkpoint_dealloc},
     {Py_tp_methods, methods},

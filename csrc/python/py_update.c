@@ -4,9 +4,11 @@
 #include "py_engine.h"
 #include "py_tensor.h"
 
+#include "../base/file.h"
 #include "../base/mem.h"
 #include "../program/checkpoint.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,11 +19,21 @@ typedef struct {
     bool is_held, is_over;
 } Update;
 
+/* Where a tensor lies that is read when its turn comes: a checkpoint's, or bytes of a file that another process shares. */
+struct item_file {
+    const struct checkpoint *checkpoint; /* NULL: none */
+    const struct checkpoint_tensor *stored;
+    int descriptor;
+    uint64_t offset;
+    size_t n_bytes;
+};
+
 /* One tensor of a list. */
 struct item {
     PyObject *name;
     const char *text; /* of the name */
     struct py_tensor tensor;
+    struct item_file file; /* of a tensor that is read */
     enum update_fate fate;
 };
 struct batch_of {
@@ -183,9 +195,51 @@ static void raise_unreadable(const char *name)
     Py_XDECREF(unsupported);
 }
 
+/* ---- tensors in files ------------------------------------------------------------------------------------------------ */
+
+static enum rc bucket_is_short(const struct item *item, uint64_t have, struct err *err)
+{
+    err_set(err, RC_DEVICE, "weight '%.160s': wanted bytes %" PRIu64 " to %" PRIu64 " of the bucket, have %" PRIu64
+            "; keep the bucket as it is until the update is over", item->text, item->file.offset,
+            item->file.offset + item->file.n_bytes, have);
+    err_name(err, "ipc_open", NULL);
+    return RC_DEVICE;
+}
+
+/* Whether the bytes are there now: found out before the first weight is written. */
+static enum rc check_file(const struct item *item, struct err *err)
+{
+    uint64_t size_bytes;
+    if (item->file.checkpoint)
+        return checkpoint_has(item->file.checkpoint, item->file.stored, err);
+    if (file_size(item->file.descriptor, &size_bytes))
+        size_bytes = 0;
+    if (size_bytes >= item->file.offset + item->file.n_bytes)
+        return RC_OK;
+    return bucket_is_short(item, size_bytes, err);
+}
+
+/* Of struct update_tensor; ctx: the item. */
+static enum rc read_item(void *ctx, uint64_t first, size_t n_bytes, void *to, struct err *err)
+{
+    const struct item *item = ctx;
+    const struct item_file *file = &item->file;
+    size_t n_read;
+    if (file->checkpoint)
+        return checkpoint_read(file->checkpoint, file->stored, first, n_bytes, to, err);
+    int code = file_read(file->descriptor, file->offset + first, to, n_bytes, &n_read);
+    return code || n_read < n_bytes ? bucket_is_short(item, file->offset + first + n_read, err) : RC_OK;
+}
+
+static void read_from(struct item *item, struct item_file file)
+{
+    item->file = file;
+    item->tensor.tensor.read = read_item;
+    item->tensor.tensor.read_ctx = item;
+}
+
 static void view_stored(const struct checkpoint_tensor *stored, struct update_tensor *t)
 {
-    t->data = stored->data;
     t->dtype = stored->dtype;
     snprintf(t->type, sizeof t->type, "%.20s", stored->type);
     t->n_dims = stored->n_dims < UPDATE_MAX_DIMS ? stored->n_dims : UPDATE_MAX_DIMS;
@@ -197,7 +251,7 @@ static void view_stored(const struct checkpoint_tensor *stored, struct update_te
     }
 }
 
-static int take_stored(PyObject *tuple, struct update_tensor *tensor)
+static int take_stored(PyObject *tuple, struct item *item)
 {
     PyObject *file;
     const char *name;
@@ -205,10 +259,12 @@ static int take_stored(PyObject *tuple, struct update_tensor *tensor)
         return -1;
     const struct checkpoint *checkpoint = py_checkpoint_get(file);
     const struct checkpoint_tensor *stored = checkpoint ? checkpoint_find(checkpoint, name) : NULL;
-    if (stored)
-        view_stored(stored, tensor);
-    else if (checkpoint)
+    if (stored) {
+        view_stored(stored, &item->tensor.tensor);
+        read_from(item, (struct item_file){.checkpoint = checkpoint, .stored = stored, .n_bytes = stored->size_bytes});
+    } else if (checkpoint) {
         PyErr_Format(PyExc_KeyError, "%s", name);
+    }
     return stored ? 0 : -1;
 }
 
@@ -218,7 +274,7 @@ static bool take_tensor(const Update *self, struct item *item, PyObject *tensor,
 {
     if (update_skips(self->update, item->text))
         return true;
-    if (PyTuple_Check(tensor) ? take_stored(tensor, &item->tensor.tensor) == 0
+    if (PyTuple_Check(tensor) ? take_stored(tensor, item) == 0
                               : py_tensor_take(tensor, self->ordinal, stream, &item->tensor) == 0)
         return true;
     raise_unreadable(item->text);
@@ -241,12 +297,18 @@ static bool take_tensors(Update *self, struct batch_of *batch, PyObject *list, u
     return true;
 }
 
+static enum rc check_item(struct update *update, const struct batch_of *batch, struct item *item, struct err *err)
+{
+    const struct update_tensor *tensor = &item->tensor.tensor;
+    enum rc rc = update_check(update, item->text, tensor, batch->wants_finite, &item->fate, err);
+    return rc || !tensor->read || item->fate == UPDATE_SKIPPED ? rc : check_file(item, err);
+}
+
 static enum rc check_all(struct update *update, struct batch_of *batch, struct err *err)
 {
     enum rc rc = RC_OK;
     for (Py_ssize_t i = 0; i < batch->n && !rc; i++)
-        rc = update_check(update, batch->items[i].text, &batch->items[i].tensor.tensor, batch->wants_finite,
-                          &batch->items[i].fate, err);
+        rc = check_item(update, batch, &batch->items[i], err);
     return rc;
 }
 
@@ -257,7 +319,7 @@ static enum rc write_all(struct update *update, struct batch_of *batch, struct e
     for (Py_ssize_t i = 0; i < batch->n && !rc; i++) {
         struct item *item = &batch->items[i];
         rc = update_write(update, item->text, &item->tensor.tensor, false, &item->fate, err);
-        waits |= item->tensor.tensor.is_host && item->fate != UPDATE_SKIPPED;
+        waits |= item->tensor.tensor.is_host && !item->tensor.tensor.read && item->fate != UPDATE_SKIPPED;
     }
     if (waits) { /* the caller may do with host memory what he likes then, also after an error */
         enum rc end = update_finish(update, rc ? NULL : err);
@@ -341,24 +403,12 @@ static int parse_dims(PyObject *sequence, uint32_t *n_dims, int64_t *numbers)
     return 0;
 }
 
-/* (name, address, type, shape, strides or None) */
-static bool take_memory(struct batch_of *batch, PyObject *tuple, bool on_device, uintptr_t stream)
+/* What an item of memory says of its tensor. False with an exception. */
+static bool take_form(struct update_tensor *t, const char *type, PyObject *shape, PyObject *strides)
 {
-    PyObject *name, *shape, *strides;
-    unsigned long long address;
-    const char *type;
     uint32_t n_strides;
-    if (!PyArg_ParseTuple(tuple, "UKsOO", &name, &address, &type, &shape, &strides))
-        return false;
-    struct item *item = batch_add(batch, name);
-    if (!item)
-        return false;
-    struct update_tensor *t = &item->tensor.tensor;
-    t->data = (const void *)(uintptr_t)address;
     t->dtype = dtype_from_name(type);
     snprintf(t->type, sizeof t->type, "%.20s", type);
-    t->is_host = !on_device;
-    t->stream = (void *)stream;
     if (parse_dims(shape, &t->n_dims, t->shape) < 0)
         return false;
     int64_t step = 1;
@@ -371,6 +421,63 @@ static bool take_memory(struct batch_of *batch, PyObject *tuple, bool on_device,
     if (n_strides == t->n_dims)
         return true;
     PyErr_Format(PyExc_ValueError, "wanted %u strides, have %u", t->n_dims, n_strides);
+    return false;
+}
+
+/* (name, address, type, shape, strides or None) */
+static bool take_memory(struct batch_of *batch, PyObject *tuple, bool on_device, uintptr_t stream)
+{
+    PyObject *name, *shape, *strides;
+    unsigned long long address;
+    const char *type;
+    if (!PyArg_ParseTuple(tuple, "UKsOO", &name, &address, &type, &shape, &strides))
+        return false;
+    struct item *item = batch_add(batch, name);
+    if (!item)
+        return false;
+    struct update_tensor *t = &item->tensor.tensor;
+    t->data = (const void *)(uintptr_t)address;
+    t->is_host = !on_device;
+    t->stream = (void *)stream;
+    return take_form(t, type, shape, strides);
+}
+
+/* Bytes from a tensor's first item to behind its last; false: there is no such tensor. */
+static bool span_of(const struct update_tensor *t, size_t *n_bytes)
+{
+    const struct dtype_info *info = dtype_info(t->dtype);
+    int64_t last = 0, step;
+    bool is_empty = false;
+    for (uint32_t i = 0; i < t->n_dims; i++) {
+        is_empty |= t->shape[i] == 0;
+        if (t->shape[i] < 0 || t->strides[i] < 0 ||
+            (t->shape[i] && (__builtin_mul_overflow(t->shape[i] - 1, t->strides[i], &step) ||
+                             __builtin_add_overflow(last, step, &last))))
+            return false;
+    }
+    if (!info || last > INT64_MAX / 16 - 1)
+        return !info;
+    *n_bytes = is_empty ? 0 : (size_t)(last + 1) * info->block_bytes;
+    return true;
+}
+
+/* (name, descriptor, offset, type, shape, strides or None) */
+static bool take_shared(struct batch_of *batch, PyObject *tuple)
+{
+    PyObject *name, *shape, *strides;
+    unsigned long long offset;
+    int descriptor;
+    const char *type;
+    if (!PyArg_ParseTuple(tuple, "UiKsOO", &name, &descriptor, &offset, &type, &shape, &strides))
+        return false;
+    struct item *item = batch_add(batch, name);
+    if (!item || !take_form(&item->tensor.tensor, type, shape, strides))
+        return false;
+    item->tensor.tensor.is_host = true;
+    read_from(item, (struct item_file){.descriptor = descriptor, .offset = offset});
+    if (span_of(&item->tensor.tensor, &item->file.n_bytes) && offset <= INT64_MAX - item->file.n_bytes)
+        return true;
+    PyErr_Format(PyExc_ValueError, "weight '%U': its shape and strides are no tensor in a file", name);
     return false;
 }
 
@@ -409,6 +516,24 @@ static PyObject *write_memory(PyObject *object, PyObject *args)
     bool is_taken = batch_make(&batch, list);
     for (Py_ssize_t i = 0; i < batch.n && is_taken; i++)
         is_taken = take_memory(&batch, PyList_GetItem(list, i), on_device, (uintptr_t)stream);
+    if (is_taken)
+        skipped = put(self, &batch);
+    batch_free(&batch);
+    py_model_return(self->model);
+    return skipped;
+}
+
+static PyObject *write_shared(PyObject *object, PyObject *args)
+{
+    Update *self = (Update *)object;
+    PyObject *list, *skipped = NULL;
+    int wants_finite = 0;
+    if (!PyArg_ParseTuple(args, "O!|p:write_shared", &PyList_Type, &list, &wants_finite) || !begin(self))
+        return NULL;
+    struct batch_of batch = {.wants_finite = wants_finite};
+    bool is_taken = batch_make(&batch, list);
+    for (Py_ssize_t i = 0; i < batch.n && is_taken; i++)
+        is_taken = take_shared(&batch, PyList_GetItem(list, i));
     if (is_taken)
         skipped = put(self, &batch);
     batch_free(&batch);
@@ -596,6 +721,8 @@ static PyMethodDef methods[] = {
     {"write", write_tensors, METH_VARARGS, "write([(name, tensor), ...], stream=0, wants_finite=False): names passed over."},
     {"write_memory", write_memory, METH_VARARGS,
      "write_memory([(name, address, type, shape, strides or None), ...], on_device, stream=0, wants_finite=False)"},
+    {"write_shared", write_shared, METH_VARARGS,
+     "write_shared([(name, descriptor, offset, type, shape, strides or None), ...], wants_finite=False), read from files"},
     {"check_memory", check_memory, METH_O, "check_memory([as for write_memory, ...]): the check alone"},
     {"finish", finish, METH_NOARGS, "Waits until all that was written has arrived."},
     {"commit", commit_all, METH_O, "Makes the weights those of a new epoch, its result; with True caches are recomputed."},

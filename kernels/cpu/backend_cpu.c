@@ -269,6 +269,13 @@ static enum rc cpu_matrix_write(void *ctx, struct matrix *matrix, uint32_t part,
     return cpu->kernels->matrix_write(cpu, matrix, part, first_row, n_rows, rows, err);
 }
 
+static enum rc cpu_matrix_load(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                               const struct row_source *source, struct err *err)
+{
+    struct cpu *cpu = ctx;
+    return cpu->kernels->matrix_load(cpu, matrix, part, first_row, n_rows, source, err);
+}
+
 static enum rc cpu_matrix_read(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
                                struct err *err)
 {
@@ -329,6 +336,7 @@ static const struct backend BACKEND = {
     .matrix_bytes = cpu_matrix_bytes,
     .matrix_arithmetic = cpu_matrix_arithmetic,
     .matrix_write = cpu_matrix_write,
+    .matrix_load = cpu_matrix_load,
     .matrix_read = cpu_matrix_read,
     .kv_layer_bytes = cpu_kv_layer_bytes,
     .embed = cpu_embed,

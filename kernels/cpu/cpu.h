@@ -70,6 +70,8 @@ struct cpu_kernels {
     enum rc (*matrix_create)(struct cpu *cpu, const struct matrix_desc *desc, struct matrix **matrix, struct err *err);
     enum rc (*matrix_write)(struct cpu *cpu, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
                             const void *rows, struct err *err);
+    enum rc (*matrix_load)(struct cpu *cpu, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                           const struct row_source *source, struct err *err);
     enum rc (*matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
                            struct err *err);
     enum rc (*embed)(struct cpu *cpu, const struct embed_args *args, struct err *err);

@@ -7,6 +7,7 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .isa = ISA_NAME,
         .matrix_create = K(matrix_create),
         .matrix_write = K(matrix_write),
+        .matrix_load = K(matrix_load),
         .matrix_read = K(matrix_read),
         .embed = K(embed),
         .linear = K(linear),

@@ -4,6 +4,7 @@
 #include "ops.h"
 #include "../../csrc/base/mem.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #define RUN_ALIGNMENT 64u
@@ -74,12 +75,37 @@ struct write_job {
     const struct cpu_part *part;
     uint32_t n_cols, first_row, n_rows;
     size_t row_bytes;
-    const uint8_t *rows;
+    const uint8_t *rows;             /* NULL: they come from `source` */
+    const struct row_source *source;
+    uint8_t *read;                   /* [n_threads][PANEL_ROWS][row_bytes] */
+    atomic_bool has_failed;          /* whoever sets it fills err and rc */
+    struct err *err;
+    enum rc rc;
 };
+
+/* Rows of one panel; NULL once a read has failed. */
+static const uint8_t *panel_rows(struct write_job *job, uint32_t thread, uint32_t row, uint32_t n_rows)
+{
+    struct err err;
+    if (job->rows)
+        return job->rows + (row - job->first_row) * job->row_bytes;
+    if (atomic_load(&job->has_failed))
+        return NULL;
+    uint8_t *rows = job->read + thread * PANEL_ROWS * job->row_bytes;
+    enum rc rc = job->source->read(job->source->ctx, row - job->first_row, n_rows, rows, &err);
+    if (!rc)
+        return rows;
+    if (!atomic_exchange(&job->has_failed, true)) {
+        job->rc = rc;
+        if (job->err)
+            *job->err = err;
+    }
+    return NULL;
+}
 
 static void write_rows(void *args, uint32_t thread)
 {
-    const struct write_job *job = args;
+    struct write_job *job = args;
     const struct cpu_part *part = job->part;
     uint32_t first_panel = job->first_row / PANEL_ROWS, end_row = job->first_row + job->n_rows;
     uint32_t n_panels = (end_row + PANEL_ROWS - 1) / PANEL_ROWS - first_panel;
@@ -87,23 +113,53 @@ static void write_rows(void *args, uint32_t thread)
     for (uint32_t p = first_panel + share_first(n_panels, thread, job->cpu->n_threads); p < end; p++) {
         uint32_t row = p * PANEL_ROWS < job->first_row ? job->first_row : p * PANEL_ROWS;
         uint32_t next = (p + 1) * PANEL_ROWS < end_row ? (p + 1) * PANEL_ROWS : end_row;
-        part->type->repack(job->rows + (row - job->first_row) * job->row_bytes, job->row_bytes, row % PANEL_ROWS, next - row,
-                           job->n_cols, part->panels + p * part->panel_bytes);
+        const uint8_t *rows = panel_rows(job, thread, row, next - row);
+        if (!rows)
+            return;
+        part->type->repack(rows, job->row_bytes, row % PANEL_ROWS, next - row, job->n_cols,
+                           part->panels + p * part->panel_bytes);
     }
 }
 
-enum rc K(matrix_write)(struct cpu *cpu, struct matrix *matrix, uint32_t part_idx, uint32_t first_row, uint32_t n_rows,
-                        const void *rows, struct err *err)
+static enum rc begin_write(struct cpu *cpu, struct matrix *matrix, uint32_t part_idx, uint32_t first_row, uint32_t n_rows,
+                           struct write_job *job, struct err *err)
 {
     if (part_idx >= matrix->n_parts || (uint64_t)first_row + n_rows > matrix->parts[part_idx].n_rows)
         return err_set(err, RC_INTERNAL, "matrix: rows %u + %u of part %u are outside of the matrix", first_row, n_rows,
                        part_idx);
     const struct cpu_part *part = &matrix->parts[part_idx];
     const struct dtype_info *info = dtype_info(part->type->dtype);
-    struct write_job job = {cpu, part, matrix->n_cols, first_row, n_rows,
-                            (size_t)matrix->n_cols / info->block_values * info->block_bytes, rows};
+    *job = (struct write_job){.cpu = cpu, .part = part, .n_cols = matrix->n_cols, .first_row = first_row, .n_rows = n_rows,
+                              .row_bytes = (size_t)matrix->n_cols / info->block_values * info->block_bytes, .err = err};
+    return RC_OK;
+}
+
+enum rc K(matrix_write)(struct cpu *cpu, struct matrix *matrix, uint32_t part_idx, uint32_t first_row, uint32_t n_rows,
+                        const void *rows, struct err *err)
+{
+    struct write_job job;
+    enum rc rc = begin_write(cpu, matrix, part_idx, first_row, n_rows, &job, err);
+    if (rc)
+        return rc;
+    job.rows = rows;
     pool_run(cpu->pool, write_rows, &job);
     return RC_OK;
+}
+
+enum rc K(matrix_load)(struct cpu *cpu, struct matrix *matrix, uint32_t part_idx, uint32_t first_row, uint32_t n_rows,
+                       const struct row_source *source, struct err *err)
+{
+    struct write_job job;
+    enum rc rc = begin_write(cpu, matrix, part_idx, first_row, n_rows, &job, err);
+    if (rc)
+        return rc;
+    job.source = source;
+    job.read = mem_alloc(cpu->n_threads * PANEL_ROWS * job.row_bytes);
+    if (!job.read)
+        return err_set(err, RC_MEMORY, "matrix: no memory for rows of %zu bytes", job.row_bytes);
+    pool_run(cpu->pool, write_rows, &job);
+    mem_free(job.read);
+    return job.rc;
 }
 
 void K(panel_read)(const struct cpu_part *part, uint32_t panel, uint32_t first_lane, uint32_t n_lanes, uint32_t n_cols,

@@ -12,6 +12,8 @@
 enum rc K(matrix_create)(struct cpu *cpu, const struct matrix_desc *desc, struct matrix **matrix, struct err *err);
 enum rc K(matrix_write)(struct cpu *cpu, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
                         const void *rows, struct err *err);
+enum rc K(matrix_load)(struct cpu *cpu, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                       const struct row_source *source, struct err *err);
 enum rc K(matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
                        struct err *err);
 enum rc K(embed)(struct cpu *cpu, const struct embed_args *args, struct err *err);

@@ -13,6 +13,7 @@
 
 #define MAX_SAMPLE_SLOTS 128u
 #define MIN_PARTIALS_BYTES ((size_t)64 << 20)
+#define LOAD_BYTES ((size_t)16 << 20) /* of packed rows, read at once */
 
 /* A fault of a kernel: the driver answers every later call of the process on this device with it. */
 static bool is_sticky(cudaError_t code)
@@ -368,6 +369,36 @@ static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uin
     return cuda_upload_rows(cuda, p->data + first_row * p->row_bytes, p->row_bytes, data, p->file_row_bytes, n_rows, err);
 }
 
+/* Packed rows come through a buffer of the host. */
+static enum rc load_packed(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows,
+                           const struct row_source *source, struct err *err)
+{
+    size_t row_bytes = matrix->parts[0].file_row_bytes;
+    uint32_t at_once = row_bytes < LOAD_BYTES ? (uint32_t)(LOAD_BYTES / row_bytes) : 1;
+    char *rows = (char *)mem_alloc(at_once * row_bytes);
+    enum rc rc = rows ? RC_OK : err_set(err, RC_MEMORY, "matrix_load: no memory for %zu bytes", at_once * row_bytes);
+    for (uint32_t row = 0, n; row < n_rows && !rc; row += n) {
+        n = n_rows - row < at_once ? n_rows - row : at_once;
+        rc = source->read(source->ctx, row, n, rows, err);
+        rc = rc ? rc : cuda_packed_write(cuda, matrix, first_row + row, n, rows, err);
+    }
+    mem_free(rows);
+    return rc;
+}
+
+static enum rc matrix_load(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                           const struct row_source *source, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    const struct cuda_part *p = &matrix->parts[part];
+    if (!n_rows)
+        return RC_OK;
+    if (matrix->is_packed)
+        return load_packed(cuda, matrix, p->first_row + first_row, n_rows, source, err);
+    return cuda_upload_source(cuda, p->data + first_row * p->row_bytes, p->row_bytes, source, p->file_row_bytes, n_rows, err);
+}
+
 static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *values,
                            struct err *err)
 {
@@ -470,6 +501,7 @@ static struct backend make_table(void)
     b.matrix_bytes = matrix_bytes;
     b.matrix_arithmetic = matrix_arithmetic;
     b.matrix_write = matrix_write;
+    b.matrix_load = matrix_load;
     b.matrix_read = matrix_read;
     b.kv_layer_bytes = kv_layer_bytes;
     b.embed = cuda_embed;

@@ -124,6 +124,9 @@ void cuda_give_all(struct cuda *cuda);
 /* upload.cu: rows of n_rows * file_row_bytes host bytes to rows row_bytes apart; returns when they are there. */
 enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
                          uint32_t n_rows, struct err *err);
+/* The same for rows that the lanes read themselves. */
+enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, const struct row_source *source,
+                           size_t file_row_bytes, uint32_t n_rows, struct err *err);
 void cuda_uploads_close(struct cuda *cuda);
 /* The number in "cuda:N", of a device that is there. */
 enum rc cuda_find_device(const char *name, int *device, struct err *err);

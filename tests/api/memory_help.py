@@ -30,6 +30,11 @@ class Taken:
             data = device_bytes(address, n_bytes) if on_device else ctypes.string_at(address, n_bytes)
             self.written[name] = data, dtype, tuple(shape), strides
 
+    def write_shared(self, items) -> None:
+        for name, descriptor, offset, dtype, shape, strides in items:
+            data = os.pread(descriptor, span(shape, strides) * ITEM_BYTES[dtype], offset)
+            self.written[name] = data, dtype, tuple(shape), strides
+
     def finish(self) -> None:
         pass
 

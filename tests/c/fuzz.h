@@ -29,9 +29,8 @@ static inline void check_tensor(const struct tensor_list *list, uint32_t index, 
     uint64_t n_values = 1;
     PROMISED(name_table_find(&list->names, tensor->name, strlen(tensor->name)) == index);
     PROMISED(tensor->type && tensor->n_dims <= CHECKPOINT_MAX_DIMS);
-    PROMISED((const uint8_t *)tensor->data >= file->bytes);
-    PROMISED((const uint8_t *)tensor->data + tensor->size_bytes <= file->bytes + file->size_bytes);
-    touch(tensor->data, tensor->size_bytes);
+    PROMISED(tensor->offset <= file->size_bytes && tensor->size_bytes <= file->size_bytes - tensor->offset);
+    touch(file->bytes + tensor->offset, tensor->size_bytes);
     PROMISED(info || tensor->dtype == DTYPE_NONE);
     if (!info)
         return;
@@ -40,7 +39,7 @@ static inline void check_tensor(const struct tensor_list *list, uint32_t index, 
     PROMISED(n_values % info->block_values == 0 && tensor->size_bytes == n_values / info->block_values * info->block_bytes);
     float *values = malloc(n_values * sizeof *values + 1);
     if (values)
-        dtype_to_float(tensor->dtype, tensor->data, values, n_values);
+        dtype_to_float(tensor->dtype, file->bytes + tensor->offset, values, n_values);
     free(values);
 }
 

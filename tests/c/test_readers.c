@@ -1,8 +1,12 @@
+#define _GNU_SOURCE
 #include "check.h"
 
+#include "../../csrc/base/file.h"
 #include "../../csrc/base/json.h"
 #include "../../csrc/base/mem.h"
 #include "make_file.h"
+
+#include <unistd.h>
 
 /* What came of one file: the list (to be destroyed) and the first error. */
 struct outcome {
@@ -18,7 +22,7 @@ static struct outcome read_bytes(const uint8_t *data, size_t n)
     struct outcome result = {0};
     uint8_t *exact = malloc(n ? n : 1);
     memcpy(exact, data, n);
-    struct file_view file = {.path = "dir/file.x", .bytes = exact, .size_bytes = n};
+    struct file_view file = {.path = "dir/file.x", .bytes = exact, .n_bytes = n, .size_bytes = n};
     bool is_gguf = n >= 4 && memcmp(exact, "GGUF", 4) == 0;
     result.rc = is_gguf ? gguf_read(&result.list, &file, &result.gguf, &result.err)
                         : safetensors_read(&result.list, &file, &result.err);
@@ -256,7 +260,7 @@ TEST(gguf_reads_a_good_file)
     const struct checkpoint_tensor *tensor = outcome.list.tensors;
     CHECK(tensor[0].dtype == DTYPE_Q4_1 && tensor[0].shape[0] == 2 && tensor[0].shape[1] == 32 && tensor[0].size_bytes == 40);
     CHECK_STR(tensor[1].type, "F32");
-    CHECK_EQ((const uint8_t *)tensor[1].data - (const uint8_t *)tensor[0].data, 64);
+    CHECK_EQ(tensor[1].offset - tensor[0].offset, 64);
     CHECK_EQ(gguf_n_keys(outcome.gguf), 8);
     CHECK_STR(gguf_key(outcome.gguf, 3), "yes");
     struct gguf_value value;
@@ -471,8 +475,10 @@ TEST(checkpoint_opens_files)
     CHECK(tensor && tensor->file == 1);
     CHECK_STR(checkpoint_path(checkpoint, 1), two);
     CHECK_OK(checkpoint_need(checkpoint, "a", &tensor, &err));
-    checkpoint_drop(checkpoint, tensor);
-    CHECK_EQ(((const uint8_t *)tensor->data)[15], 0);
+    CHECK_OK(checkpoint_has(checkpoint, tensor, &err));
+    uint8_t data[16] = {1, [15] = 1};
+    CHECK_OK(checkpoint_read(checkpoint, tensor, 0, 16, data, &err));
+    CHECK_EQ(data[0] + data[15], 0);
     CHECK_EQ(checkpoint_need(checkpoint, "c", &tensor, &err), RC_CHECKPOINT);
     CHECK_STR(err.tensor, "c");
     CHECK_EQ(checkpoint_need(checkpoint, "b\n", &tensor, &err), RC_UNSUPPORTED);
@@ -529,4 +535,79 @@ TEST(utf8_has_one_form_for_a_character)
         CHECK(utf8_valid(SHORTEST[i], strlen(SHORTEST[i])));
     for (size_t i = 0; i < sizeof LONGER / sizeof *LONGER; i++)
         CHECK(!utf8_valid(LONGER[i], strlen(LONGER[i])));
+}
+
+/* A file of n float32 numbers 0, 1, ... in one tensor [n / 4, 4], behind a header. */
+static const char *write_numbers(const char *path, uint32_t n)
+{
+    char header[160];
+    snprintf(header, sizeof header, "{\"t\":{\"dtype\":\"F32\",\"shape\":[%u,4],\"data_offsets\":[0,%u]}}", n / 4, n * 4);
+    struct bytes file = {0};
+    put_string(&file, header);
+    for (uint32_t i = 0; i < n; i++) {
+        float number = (float)i;
+        put(&file, &number, sizeof number);
+    }
+    return write_file(path, file);
+}
+
+TEST(checkpoint_reads_items_that_lie_apart)
+{
+    enum { N = 600000 }; /* more than is read at once */
+    struct err err;
+    struct checkpoint *checkpoint;
+    const struct checkpoint_tensor *tensor;
+    const char *path = write_numbers("numbers.safetensors", N);
+    static const uint64_t STEPS[] = {1, 2, 3, 7, 5000};
+    static float row[4 * (N / 4)];
+    REQUIRE_OK(checkpoint_open(&path, 1, &checkpoint, &err));
+    REQUIRE_OK(checkpoint_need(checkpoint, "t", &tensor, &err));
+    for (uint32_t i = 0; i < 5; i++) {
+        uint64_t n = (N / 4 - 1 - i) / STEPS[i] + 1;
+        REQUIRE_OK(checkpoint_rows(checkpoint, tensor, i, STEPS[i], n, row, &err));
+        for (uint64_t r = 0; r < n; r++)
+            for (uint32_t c = 0; c < 4; c++)
+                CHECK(row[r * 4 + c] == (float)((i + r * STEPS[i]) * 4 + c));
+        REQUIRE_OK(checkpoint_items(checkpoint, tensor, sizeof(float), i, STEPS[i], n, row, &err));
+        for (uint64_t r = 0; r < n; r++)
+            CHECK(row[r] == (float)(i + r * STEPS[i]));
+    }
+    checkpoint_close(checkpoint);
+}
+
+/* Others may cut a file off at any time. That is an error, which names the file, what was wanted and what there is. */
+TEST(a_file_that_is_cut_off_is_an_error)
+{
+    struct err err;
+    struct checkpoint *checkpoint;
+    const struct checkpoint_tensor *tensor;
+    const char *path = write_numbers("cut.safetensors", 40000);
+    static float row[40000];
+    REQUIRE_OK(checkpoint_open(&path, 1, &checkpoint, &err));
+    REQUIRE_OK(checkpoint_need(checkpoint, "t", &tensor, &err));
+    CHECK_OK(truncate(path, 4096));
+    CHECK_EQ(checkpoint_has(checkpoint, tensor, &err), RC_CHECKPOINT);
+    CHECK_CONTAINS(err.message, "cut.safetensors: tensor t: data: wanted a file of ");
+    CHECK_EQ(checkpoint_rows(checkpoint, tensor, 0, 1, 10000, row, &err), RC_CHECKPOINT);
+    CHECK_CONTAINS(err.message, "bytes, have 4096; it was cut off while it was read");
+    CHECK_STR(err.what, path);
+    CHECK_STR(err.tensor, "t");
+    CHECK_EQ(checkpoint_rows(checkpoint, tensor, 0, 3, 3000, row, &err), RC_CHECKPOINT);
+    CHECK_EQ(checkpoint_items(checkpoint, tensor, 4, 39000, 1, 100, row, &err), RC_CHECKPOINT);
+    CHECK_OK(checkpoint_read(checkpoint, tensor, 0, 1000, row, &err)); /* what is still there */
+    checkpoint_close(checkpoint);
+    write_numbers(path, 40000);
+    REQUIRE_OK(checkpoint_open(&path, 1, &checkpoint, &err));
+    CHECK_OK(truncate(path, 0));
+    CHECK_OK(checkpoint_need(checkpoint, "t", &tensor, &err));
+    CHECK_EQ(checkpoint_read(checkpoint, tensor, 0, 4, row, &err), RC_CHECKPOINT);
+    checkpoint_close(checkpoint);
+    /* A header that goes while it is read: the size that it had is what its lengths were checked against. */
+    struct file_view view = {.path = path, .size_bytes = 1 << 20};
+    uint64_t size_bytes;
+    REQUIRE_OK(file_open(path, &view.descriptor, &size_bytes));
+    CHECK_EQ(file_view_need(&view, 8, &err), RC_CHECKPOINT);
+    CHECK_CONTAINS(err.message, "cut.safetensors: header: wanted 8 bytes, have 0; the file was cut off while it was read");
+    file_close(view.descriptor);
+    mem_free(view.bytes);
 }

@@ -17,7 +17,7 @@ FLAGS = shlex.split(
     "-fno-sanitize-recover=undefined"
 )
 SOURCES = [
-    *(ROOT / "csrc/base" / name for name in ("dtype.c", "json.c", "mem.c", "name_table.c", "status.c")),
+    *(ROOT / "csrc/base" / name for name in ("dtype.c", "file.c", "json.c", "mem.c", "name_table.c", "status.c")),
     *(ROOT / "csrc/program" / name for name in ("gguf.c", "safetensors.c", "tensor_list.c")),
 ]
 
