@@ -17,6 +17,7 @@
 #define MAX_FILLERS 8u
 #define N_CACHED 32u
 #define ERROR_BYTES 400u
+#define EXPLAINED_BYTES 160u
 
 #define JSON_TEXT "[^\"\\\\\\x00-\\x1F\\x7F]"
 /* Classes of tokens, each without those before it, that a mask takes as a whole where all of them are allowed. The last three
@@ -30,7 +31,8 @@ struct matcher {
     const struct id_list *stop_ids;
     struct llg_matcher *handle;
     uint32_t *mask;
-    const char *error, *mask_error; /* of a token; of filling the mask, which another thread may be at */
+    const char *error, *mask_error; /* of a token; of filling the mask, which another thread may be at; NULL: none */
+    char error_text[EXPLAINED_BYTES], mask_error_text[EXPLAINED_BYTES];
     enum match match;
     int32_t id;                    /* to be taken in */
     bool is_queued;                /* until its mask is complete */
@@ -139,12 +141,20 @@ static bool start_thread(struct grammars *g, void *(*run)(void *), const char *n
 
 /* ---- masks -------------------------------------------------------------------------------------------------------------- */
 
+/* An error of the library's, or what stands for it; `text` keeps it. */
+static const char *explain(const char *error, const char *otherwise, char *text)
+{
+    if (!error)
+        return otherwise;
+    llguidance_explain(error, text, EXPLAINED_BYTES);
+    return text;
+}
+
 static void fill_mask(struct matcher *m)
 {
     const struct llguidance *library = &m->grammars->library;
     if (library->compute_mask_into(m->handle, m->mask, m->grammars->n_words * sizeof *m->mask)) {
-        const char *error = library->get_error(m->handle);
-        m->mask_error = error ? error : "the grammar has no next token";
+        m->mask_error = explain(library->get_error(m->handle), "the grammar has no next token", m->mask_error_text);
         memset(m->mask, 0, m->grammars->n_words * sizeof *m->mask);
     } else if (m->stop_ids->n && library->is_accepting(m->handle)) {
         for (uint32_t i = 0; i < m->stop_ids->n; i++)
@@ -156,8 +166,7 @@ static void consumed(struct matcher *m, int32_t rc)
 {
     const struct llguidance *library = &m->grammars->library;
     if (rc) {
-        const char *error = library->get_error(m->handle);
-        m->error = error ? error : "the grammar refuses the token";
+        m->error = explain(library->get_error(m->handle), "the grammar refuses the token", m->error_text);
         m->match = MATCH_FAILED;
     } else {
         m->match = library->is_stopped(m->handle) ? MATCH_ENDED : MATCH_GOES_ON;
@@ -412,7 +421,7 @@ static struct llg_matcher *compile(struct grammars *g, struct grammar *order)
         keep_cached(g, order, handle);
         return handle;
     }
-    strncpy(order->error, error, ERROR_BYTES - 1);
+    llguidance_explain(error, order->error, ERROR_BYTES);
     g->library.free_matcher(handle);
     return NULL;
 }

@@ -17,7 +17,7 @@ static enum rc check_version(const char *text, struct err *err)
     if (major == MAJOR && minor >= LEAST_MINOR)
         return RC_OK;
     return err_set(err, RC_UNSUPPORTED,
-                   "structured_outputs: wanted llguidance >=1.8,<2, have %.100s; pip install 'llmpy[structured]'", text);
+                   "structured_outputs: " LLG_WANTED ", have %.100s; pip install 'llmpy[structured]'", text);
 }
 
 enum rc llguidance_open(const char *path, struct llguidance *library, struct err *err)
@@ -52,11 +52,11 @@ enum rc llguidance_open(const char *path, struct llguidance *library, struct err
             missing = symbols[i].name;
     }
     if (!library->get_version)
-        return err_set(err, RC_UNSUPPORTED, "structured_outputs: wanted llguidance >=1.8,<2, have a library without %s",
+        return err_set(err, RC_UNSUPPORTED, "structured_outputs: " LLG_WANTED ", have a library without %s",
                        missing);
     enum rc rc = check_version(library->get_version(), err);
     if (!rc && missing)
         rc = err_set(err, RC_UNSUPPORTED, "structured_outputs: llguidance %.100s lacks %s; wanted >=1.8,<2",
                      library->get_version(), missing);
-    return rc;
+    return rc ? rc : llguidance_try(library, err);
 }

@@ -13,6 +13,7 @@
 struct llg_tokenizer;
 struct llg_matcher;
 
+#define LLG_WANTED "wanted llguidance >=1.8,<2"
 #define LLG_NO_TOKEN UINT32_MAX
 #define LLG_SPECIAL 0xff /* first byte of a token that no text matches */
 
@@ -57,7 +58,12 @@ struct llguidance {
     const char *(*get_version)(void);
 };
 
-/* RC_UNSUPPORTED names the version where it is none of 1.8 to 1.x, or what it lacks. */
+/* RC_UNSUPPORTED names the version where it is none of 1.8 to 1.x, what it lacks, or what it does otherwise: a small grammar is
+ * tried, so that structs of another layout show here as far as that can be seen. */
 enum rc llguidance_open(const char *path, struct llguidance *library, struct err *err);
+/* The same trial with functions that are bound. */
+enum rc llguidance_try(const struct llguidance *library, struct err *err);
+/* What an error of the library says to who wrote the grammar: without the library's state, stop reasons in words. */
+void llguidance_explain(const char *error, char *text, size_t n_bytes);
 
 #endif

@@ -30,6 +30,18 @@ class Color:
         return {"enum": ["red", "green"]}
 
 
+def test_a_dead_end_is_told_in_words(llm):
+    """A property that must be there and may not be: the library's own text is a dump of its state."""
+    schema = {
+        "type": "object", "patternProperties": {"^a$": {"type": "integer"}}, "required": ["a"], "additionalProperties": False,
+    }  # fmt: skip
+    params = SamplingParams(structured_outputs={"json": schema}, max_tokens=200)
+    errors = [llm.generate("x", params.replace(seed=seed), on_error="return")[0].error for seed in range(8)]
+    told = {str(error) for error in errors if error is not None}
+    text = "the grammar has a dead end: no token may follow, and the text may not end here; change the grammar"
+    assert told == {f"structured_outputs: {text}"}
+
+
 def test_exactly_one_constraint():
     with pytest.raises(InvalidRequestError, match="You must use one kind of structured outputs constraint but none are"):
         Structured()
