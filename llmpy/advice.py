@@ -66,7 +66,7 @@ KEYWORDS = {
     "enable_expert_parallel": "a model runs on one device; leave it out",
     "attention_backend": "the device decides on its kernels; leave it out",
     "attn_implementation": "the device decides on its kernels; leave it out",
-    "low_cpu_mem_usage": "weight files are mapped, not copied; leave it out",
+    "low_cpu_mem_usage": "weight files are read in pieces; leave it out",
     "disable_log_requests": "prompts are not logged; leave it out",
     "served_model_name": "it is an option of the command `llmpy serve`; leave it out",
     "override_pooler_config": "pass `PoolingParams` to `embed()`, `classify()` or `encode()`",

@@ -63,7 +63,8 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
     Args:
         model: Hub id, local directory or `.gguf` file; a path never touches the network. "demo", the default, is the demo
             model.
-        use_tqdm_on_load: A progress bar while weights are read: True, False, or None = if it lasts and somebody looks.
+        use_tqdm_on_load: A progress bar while weights are read: True, False, or None, the default: if stderr is a terminal or
+            a notebook's and the load takes longer than 0.5 s.
         others: See EngineConfig, which documents every option.
 
     Raises:
