@@ -60,7 +60,6 @@ WORDS = {
     "call wake_up()": "POST /wake_up",
     "call resume()": "POST /resume",
     "use level=1": "use level 1",
-    "NoExtensionBias": "no token goes on from here; relax it",
 }
 """Words for Python's callers, and what HTTP's clients read instead."""
 TRANSFERS = ("ipc_open", "nccl_open", "open", "init_weight_group", "receive")

@@ -153,8 +153,8 @@ def test_errors_speak_of_http(client):
         message = response.json()["error"]["message"]
         assert response.status_code == 400 and words in message, message
         assert "score()" not in message and "__init__" not in message
-    dump = "structured_outputs: NoExtensionBias\n<state>\nTokens: 1 2 3\n</state>"
-    assert for_clients(dump) == "structured_outputs: no token goes on from here; relax it"
+    dump = "structured_outputs: no way on\n<state>\nTokens: 1 2 3\n</state>"
+    assert for_clients(dump) == "structured_outputs: no way on"
 
 
 def test_an_id_may_come_twice(client, paused, wait_until, engine):
