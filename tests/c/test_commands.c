@@ -1,4 +1,5 @@
-/* Commands at their very bounds: what a pause keeps out, what an abort of all ends, and what is counted meanwhile. */
+/* Commands and parameters at their very bounds: what a pause keeps out, what an abort of all ends, what is greedy, and what is
+ * counted meanwhile. */
 #define _GNU_SOURCE
 #include "fake_model.h"
 
@@ -23,7 +24,7 @@ static bool bench_open(struct bench *b)
     return b->engine != NULL;
 }
 
-static struct job *submitted(struct bench *b, uint32_t stream, uint32_t n, uint32_t n_new)
+static struct job *made(struct bench *b, uint32_t stream, uint32_t n, uint32_t n_new)
 {
     struct job *job = calloc(1, sizeof *job);
     job->layout = &b->fake.layout;
@@ -32,6 +33,12 @@ static struct job *submitted(struct bench *b, uint32_t stream, uint32_t n, uint3
         job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
     job->spec = (struct request_spec){.prompt = {job->prompt, 10}, .n = n, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
                                       .max_tokens = n_new, .ignore_eos = true, .seed = stream};
+    return job;
+}
+
+static struct job *submitted(struct bench *b, uint32_t stream, uint32_t n, uint32_t n_new)
+{
+    struct job *job = made(b, stream, n, n_new);
     expect(job);
     submit_job(b->engine, job);
     return job;
@@ -135,4 +142,19 @@ TEST(the_time_between_tokens_begins_with_a_token)
     CHECK(histograms[HISTOGRAM_INTER_TOKEN].sum <= longest);
     CHECK(histograms[HISTOGRAM_FIRST_TOKEN].sum >= 0.2);
     bench_close(&b, &job, 1);
+}
+
+/* The oracle draws without random numbers below 1e-5, and with them from there on. */
+TEST(a_temperature_below_the_threshold_is_greedy)
+{
+    const float TEMPERATURES[] = {0, 1e-9f, 9.9e-6f, 1e-5f, 1.1e-5f};
+    for (uint32_t i = 0; i < sizeof TEMPERATURES / sizeof *TEMPERATURES; i++) {
+        struct bench b;
+        REQUIRE(bench_open(&b));
+        struct job *job = made(&b, 1, 1, 6);
+        job->spec.temperature = TEMPERATURES[i];
+        expect(job);
+        submit_job(b.engine, job);
+        bench_close(&b, &job, 1);
+    }
 }
