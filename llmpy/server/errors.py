@@ -159,6 +159,8 @@ def to_http(error: BaseException) -> HttpError:
     if isinstance(error, TypeError):  # values of a wrong type, as the Python interface names them
         return HttpError(400, for_clients(str(error)))
     log.error("a request failed", exc_info=error)
+    if isinstance(error, MemoryError):
+        return HttpError(503, "the server is out of memory; shorten the request, or try again later", retry_after=5)
     return HttpError(500, str(error) if isinstance(error, LlmpyError) else "internal error")
 
 
