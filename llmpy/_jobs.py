@@ -100,8 +100,11 @@ class JobQueue:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        self.put(_Call(loop, future, function, args))
-        return await future
+        try:
+            self.put(_Call(loop, future, function, args))
+            return await future
+        finally:
+            del future  # its error's traceback holds this frame
 
     def close(self) -> None:
         """Ends the threads once the jobs that are queued have run; twice is fine. It does not wait."""
@@ -153,9 +156,11 @@ def _end(job: Job) -> None:
     """Runs a job, or tells it why it could not be run."""
     try:
         job.run()
-        return
     except BaseException as error:
-        cause = error
+        _fail(job, error)
+
+
+def _fail(job: Job, cause: BaseException) -> None:
     try:
         insist(lambda: job.fail(cause))
     except BaseException:
@@ -231,11 +236,13 @@ class _Call:
         self._tell(self._future.set_exception, as_exception(error))
 
     def _tell(self, settle: Callable[[Any], None], value: object) -> None:
+        """Gives the result to the loop, then forgets the future: its error's traceback holds this job."""
         try:
             self._loop.call_soon_threadsafe(_settle, self._future, settle, value)
         except RuntimeError:
             if not self._loop.is_closed():  # a closed loop has no caller that waits
                 raise
+        del self._future, self._function, self._args
 
 
 def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], value: object) -> None:

@@ -29,10 +29,18 @@ import soak_actors as actors
 import soak_requests as requests
 
 from llmpy import AsyncEngine, _core
+from llmpy._jobs import MAX_SHARED_THREADS
 from llmpy.outputs import EngineStats
 
 KEPT_BYTES = 8 << 20
 """What the process may grow by after its first rounds: Python's own heap moves by this much."""
+
+
+def standing(*names: str) -> list[threading.Thread]:
+    """Helper threads that stay for the next call: one of each engine, and the process's, at most MAX_SHARED_THREADS."""
+    found = [thread for thread in threading.enumerate() if thread.name in names]
+    assert len(found) <= MAX_SHARED_THREADS + 1, found
+    return found
 
 
 def footprint(engine: AsyncEngine) -> dict[str, object]:
@@ -42,7 +50,7 @@ def footprint(engine: AsyncEngine) -> dict[str, object]:
     memory = engine.memory()
     return {
         "resident": int(Path("/proc/self/statm").read_text().split()[1]) * 4096,
-        "threads": len(os.listdir("/proc/self/task")),
+        "threads": len(os.listdir("/proc/self/task")) - len(standing("llmpy-helper")),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "blocks": _core.held_count(),
         "memory": {name: value for name, value in memory.items() if not name.startswith("device_")},
@@ -55,7 +63,7 @@ def settle(engine: AsyncEngine) -> None:
     while (
         (stats := engine.stats()).num_unfinished
         or stats.kv_blocks_free != stats.kv_blocks_total
-        or threading.active_count() > 1
+        or threading.active_count() > 1 + len(standing("llmpy-helper", "llmpy-tokenizer"))
     ):
         assert time.monotonic() < deadline, f"still held: {stats}"
         time.sleep(0.01)

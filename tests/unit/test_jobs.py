@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import contextlib
 import contextvars
 import gc
 import os
@@ -196,6 +197,37 @@ def test_a_function_that_raises(error):
     is_itself = isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
     assert (caught.value if is_itself else caught.value.__cause__) is error
     assert call(len, "abc") == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_queue_of_an_object_goes_with_it(fails):
+    """Also after an error, whose traceback holds frames: without the cyclic collector no thread stays."""
+
+    class Owner:
+        def __init__(self):
+            self.jobs = JobQueue("test-owner")
+
+        def work(self):
+            if fails:
+                raise ValueError("told")
+
+    async def main():
+        owner = Owner()
+        if fails:
+            with contextlib.suppress(ValueError):
+                await owner.jobs.call(owner.work)
+        else:
+            await owner.jobs.call(owner.work)
+        return owner.jobs._threads[0]
+
+    gc.collect()
+    gc.disable()
+    try:
+        thread = asyncio.run(main())
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    finally:
+        gc.enable()
 
 
 def test_a_result_is_told_again_once_there_is_memory(monkeypatch):
