@@ -64,14 +64,11 @@ class JobQueue:
         return len(self._unfinished)
 
     def stuck_seconds(self) -> float:
-        """Seconds for which no thread has been free; 0: one is."""
-        begun = [since for since in self._unfinished.copy().values() if since is not None]
-        return time.monotonic() - max(begun) if begun and len(begun) >= len(self._threads) else 0.0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more threads may start."""
-        return len(self._threads) >= self._max_threads
+        """Seconds for which no thread has been free; 0: one is, or the next job may start one."""
+        unfinished = list(self._unfinished.copy().values())
+        begun = [since for since in unfinished if since is not None]
+        is_busy = len(begun) >= len(self._threads) and (len(unfinished) > len(begun) or len(begun) >= self._max_threads)
+        return time.monotonic() - max(begun) if begun and is_busy else 0.0
 
     def put(self, job: Job) -> None:
         """Queues a job. After an exception the job is not queued and neither method is called.
@@ -277,7 +274,7 @@ _shared: tuple[int, JobQueue] | None = None
 def shared_stuck_seconds() -> float:
     """Seconds for which every helper thread of the process has been busy, once there are as many as there may be."""
     jobs = None if _shared is None else _shared[1]
-    return jobs.stuck_seconds() if jobs is not None and jobs.is_full else 0.0
+    return jobs.stuck_seconds() if jobs is not None else 0.0
 
 
 async def beside(function: Callable[..., Result], *args: Any) -> Result:

@@ -208,7 +208,9 @@ def test_a_job_that_does_not_end(own):
 
     async def main():
         async with client_of(own, stuck_timeout=0.2) as client:
-            own._driver.jobs.put(Job())
+            queue = own._driver.jobs.of(1 << 30)
+            for _ in range(queue._max_threads):
+                queue.put(Job())
             assert (await told(client))[0] == 200
             await asyncio.sleep(0.3)
             status, text, ping, _ = await told(client)
