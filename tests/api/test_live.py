@@ -93,12 +93,14 @@ def test_an_error_while_news_are_told(open_async, monkeypatch, error, place):
 
     async def main():
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        streams = [engine.generate("hello", SHORT) for _ in range(3)]
-        await asyncio.sleep(0)
+        await engine.pause("keep")
+        readers = [asyncio.create_task(engine.generate("hello", SHORT)._final()) for _ in range(3)]
+        await asyncio.sleep(0.01)  # they wait for news from here on
         break_some("_tell_news")
         break_some("_look_everywhere")
+        await engine.resume()
         async with asyncio.timeout(60):
-            assert [len((await stream).outputs[0].token_ids) for stream in streams] == [2] * 3
+            assert [len((await reader).outputs[0].token_ids) for reader in readers] == [2] * 3
             await engine.pause("keep")
             await engine.resume()
         assert left == [0] and await serves(engine)
