@@ -89,7 +89,7 @@ def found(tmp_path_factory):
     (folder / "bad.py").write_text("\n".join([*lines, *(line for line, _ in BAD)]) + "\n")
     (folder / "mypy.ini").write_text("[mypy]\nstrict = True\n[mypy-pandas.*,pyarrow.*,tqdm.*]\nignore_missing_imports = True\n")
     root = Path(llmpy.__file__).parents[1]
-    environment = {**os.environ, "MYPYPATH": str(root)}
+    environment = {**os.environ, **({} if root.name == "site-packages" else {"MYPYPATH": str(root)})}
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-error-summary", "good.py", "bad.py"]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert not result.stderr, result.stderr
