@@ -9,10 +9,11 @@ from llmpy import InvalidRequestError, SamplingParams
 
 ACCEPTED = [
     {"n": 1}, {"n": 16384}, {"presence_penalty": -2}, {"presence_penalty": 2.0}, {"frequency_penalty": -2.0},
-    {"frequency_penalty": 2}, {"repetition_penalty": 5e-324}, {"temperature": 0}, {"top_p": 1}, {"top_p": 5e-324},
-    {"top_k": -1}, {"top_k": 0}, {"min_p": 0}, {"min_p": 1}, {"max_tokens": 1}, {"max_tokens": 5, "min_tokens": 5},
-    {"max_tokens": None, "min_tokens": 10**6}, {"seed": 0}, {"seed": 2**64 - 1}, {"sample_index": 0}, {"sample_index": 2**31},
-    {"logprobs": 0}, {"prompt_logprobs": 0}, {"logit_bias": {3: -math.inf}}, {"logit_bias": {3: -1e38}},
+    {"frequency_penalty": 2}, {"repetition_penalty": 1e-6}, {"repetition_penalty": 1e6}, {"temperature": 0}, {"top_p": 1},
+    {"top_p": 5e-324}, {"top_k": -1}, {"top_k": 0}, {"min_p": 0}, {"min_p": 1}, {"max_tokens": 1},
+    {"max_tokens": 5, "min_tokens": 5}, {"max_tokens": None, "min_tokens": 10**6}, {"seed": 0}, {"seed": 2**64 - 1},
+    {"sample_index": 0}, {"sample_index": 2**31}, {"logprobs": 0}, {"prompt_logprobs": 0},
+    {"logit_bias": {3: -math.inf}}, {"logit_bias": {3: -1e20}},
 ]  # fmt: skip
 REFUSED = [
     {"n": 0}, {"n": 16385}, {"presence_penalty": np.nextafter(2, 3)}, {"presence_penalty": np.nextafter(-2, -3)},
