@@ -1,12 +1,20 @@
 """Hostile clients against one server process of this machine, beside honest ones that go on asking at their own pace.
 
     python benchmarks/hostile.py [--seconds 600] [--quiet 30] [--queued 10000] [--kinds slow,half_open,...] [--share 0.9]
+                                 [--times 3] [--flood-seconds 60] [--flood-share 0.5] [--no-ends] [--no-tls]
 
 Slow readers, half-open sockets, giant bodies, bytes that are no HTTP and text that is no UTF-8, disconnects at random moments,
-and every few minutes thousands of requests at the same time; together they ask for less of the model than it has to give, since
-nobody's requests are better than another's. Fails if the server dies, if honest clients complete less than `--share` of what
-they completed in the quiet time before, or if, when the hostile ones have gone, requests or connections stay, or memory has
-grown in the second half.
+texts and words of megabytes, floods of texts to tokenise, long bodies that stop, requests of other origins, requests within
+requests (hostile_clients.py). Together they ask for less of the model than it has to give: no client's requests are better
+than another's. At the end thousands of requests come at once, which all wait in one queue. It fails if
+
+- the server dies, or a hostile client gets an answer that it should not get,
+- honest clients complete less than `--share` of what they completed in the quiet time before (`--flood-share` in the flood),
+  or their slowest hundredth takes more than `--times` as long (but in the flood),
+- /health says that requests are served while they are not, or the other way round,
+- when the hostile ones have gone, requests or connections stay, or memory has grown in the second half,
+- half-open TLS handshakes keep others out for longer than their deadline,
+- SIGTERM does not end a server, whatever it is doing, its log being read or not.
 """
 
 from __future__ import annotations
@@ -15,157 +23,121 @@ import argparse
 import asyncio
 import contextlib
 import json
-import random
+import os
 import resource
+import signal
 import socket
-import struct
+import ssl
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from server import n_files, resident_mib, server
+from hostile_clients import KINDS, long_texts, post, talk
+from server import engine_words, n_files, resident_mib, write_model
 
 from llmpy.cli.bench_serve import Answer
 from llmpy.cli.http_client import HttpClient, HttpFailure
 
 N_HONEST, PACE_S, N_TOKENS = 16, 1.0, 32
-LIMITS = ("--stream-timeout", "10", "--max-model-len", "1024", "--served-model-name", "tiny")
+POSITIONS = 65536
+LIMITS = ("--stream-timeout", "10", "--served-model-name", "tiny")
 MAX_GROWTH_MIB = 64
-Endless = Coroutine[Any, Any, None]
+END_S, SHUTDOWN_S = 20.0, 2
+TLS_CONNECTIONS = 64
+TLS_S = 20.0
+"""Seconds after which a server answers again, whose places all are taken by half-open handshakes."""
 
 
-def post(fields: dict[str, Any] | bytes, path: str = "/v1/completions", length: int | None = None) -> bytes:
-    """A request as bytes."""
-    body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    length = len(body) if length is None else length
-    return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), length, body)
+# ---- servers -------------------------------------------------------------------------------------------------------------
 
 
-def talk(tokens: int, **more: Any) -> dict[str, Any]:
-    """A request that streams so many tokens."""
-    return {"prompt": [random.randrange(500), 1, 2], "max_tokens": tokens, "ignore_eos": True, "stream": True, **more}
-
-
-class Hostile:
-    """Clients that mean no good. Each kind is one client's life, begun anew when it ends.
+class Process:
+    """A server process.
 
     Args:
-        port: Of the server, on this machine.
-        queued: Requests of a flood.
+        model: Its model's folder.
+        options: Of `llmpy serve`.
     """
 
-    def __init__(self, port: int, queued: int) -> None:
-        self._port, self._queued = port, queued
-        self.seen: Counter[str] = Counter()
+    def __init__(self, model: Path, *options: str) -> None:
+        words = [sys.executable, "-m", "llmpy", "serve", str(model), "--port", "0", *engine_words(), *LIMITS, *options]
+        self._process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, errors="replace")
+        assert self._process.stderr is not None
+        self.log: list[str] = []
+        for line in iter(self._process.stderr.readline, ""):
+            self.log.append(line)
+            if line.startswith("http"):
+                self.url = line.strip().removesuffix("/v1")
+                break
+        else:
+            raise RuntimeError("".join(self.log))
+        self.pid, self.port = self._process.pid, urlsplit(self.url).port or 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
 
-    @contextlib.asynccontextmanager
-    async def _open(self, buffer: int | None = None) -> Any:
-        """A connection, which is reset when its user is done."""
-        raw = socket.socket()
-        raw.setblocking(False)
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if buffer is not None:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    def _read(self) -> None:
+        """Reads the log, of which the end is kept."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.log = [*self.log[-200:], line]
+
+    def read_log(self) -> None:
+        """Goes on reading the log."""
+        self._reader.start()
+
+    def close_log(self) -> None:
+        """Nobody reads the log any more."""
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def end(self, seconds: float) -> float | None:
+        """Sends SIGTERM; the seconds that the process took to end, None: it had to be killed."""
+        begin = time.perf_counter()
+        self._process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", self._port))
-            yield raw
-        finally:
-            raw.close()
-
-    async def _send(self, raw: socket.socket, data: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(raw, data)
-
-    async def _status(self, raw: socket.socket) -> bytes:
-        """The status of an answer."""
-        head = await asyncio.get_running_loop().sock_recv(raw, 4096)
-        return head[9:12]
-
-    async def slow(self) -> None:
-        """Asks for much and reads nothing, or a byte now and then."""
-        async with self._open(4096) as raw:
-            await self._send(raw, post(talk(900, logprobs=20)))
-            for _ in range(20):
-                await asyncio.sleep(1)
-                if random.random() < 0.5:
-                    await asyncio.get_running_loop().sock_recv(raw, 1)
-
-    async def half_open(self) -> None:
-        """Connects and sends nothing, or half a request."""
-        request = post(talk(8))
-        async with self._open() as raw:
-            await self._send(raw, request[: random.choice([0, 10, 40, len(request) - 1])])
-            await asyncio.wait_for(asyncio.get_running_loop().sock_recv(raw, 1), 90)
-
-    async def giant(self) -> None:
-        """A body that is too long, never ends, or is dear to read."""
-        kind = random.randrange(4)
-        async with self._open() as raw:
-            if kind == 0:
-                await self._send(raw, post(b"[" * 65536, length=1 << 40))
-            elif kind == 1:
-                await self._send(raw, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
-                for _ in range(40):
-                    await self._send(raw, b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
-            elif kind == 2:
-                await self._send(raw, post(b'{"prompt":[' + b"[]," * 2_000_000 + b"[]]}"))
-            else:
-                await self._send(raw, b"GET / HTTP/1.1\r\n" + b"x: %s\r\n" % (b"y" * 60000) * 20)
-            self.seen[f"giant {(await self._status(raw)).decode()}"] += 1
-        await asyncio.sleep(0.5)
-
-    async def garbage(self) -> None:
-        """No HTTP, no JSON, no UTF-8."""
-        async with self._open() as raw:
-            kinds = [
-                random.randbytes(400),
-                post(b'{"prompt": "\xff\xfe\xc0\x80", "max_tokens": 2}'),
-                post(b'{"prompt": "\\ud800", "max_tokens": 2}'),
-                post(b"{" * 5000),
-                post(talk(8, temperature="hot")),
-                post({"messages": [{"role": "\x00", "content": None}]}, "/v1/chat/completions"),
-                b"POST /%ff%00%c0 HTTP/1.1\r\nhost: x\r\n\r\n",
-            ]
-            await self._send(raw, random.choice(kinds))
-            self.seen[f"garbage {(await self._status(raw)).decode(errors='replace')}"] += 1
-        await asyncio.sleep(0.1)
-
-    async def leaving(self) -> None:
-        """Goes away at any moment."""
-        async with self._open() as raw:
-            await self._send(raw, post(talk(random.choice([1, 50, 500]))))
-            await asyncio.sleep(random.expovariate(5))
-
-    async def flood(self) -> None:
-        """Many requests at once, each on a connection of its own; then a rest."""
-        gate = asyncio.Semaphore(512)
-
-        async def one() -> None:
-            try:
-                async with self._open() as raw:
-                    async with gate:
-                        await self._send(raw, post(talk(4)))
-                    self.seen[f"flood {(await asyncio.wait_for(self._status(raw), 60)).decode()}"] += 1
-            except (OSError, TimeoutError) as error:
-                self.seen[f"flood {type(error).__name__}"] += 1
-
-        await asyncio.gather(*[one() for _ in range(self._queued)])
-        await asyncio.sleep(240)
-
-    async def forever(self, life: Callable[[], Endless]) -> None:
-        """One client after another."""
-        while True:
-            try:
-                await life()
-            except (OSError, TimeoutError) as error:
-                self.seen[f"{life.__name__} {type(error).__name__}"] += 1
-            self.seen[life.__name__] += 1
-            await asyncio.sleep(0.01)
+            self._process.wait(seconds)
+            return time.perf_counter() - begin
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return None
 
 
-KINDS = {"slow": 12, "half_open": 300, "giant": 2, "garbage": 4, "leaving": 4, "flood": 1}
+@contextlib.contextmanager
+def started(model: Path, *options: str) -> Iterator[Process]:
+    """A server whose log is read; it is ended when its user is done."""
+    process = Process(model, *options)
+    process.read_log()
+    try:
+        yield process
+    finally:
+        if process.is_alive and process.end(120) is None:
+            raise RuntimeError("the server did not end")
+
+
+@contextlib.contextmanager
+def attacked(port: int, kinds: str, queued: int, told: dict[str, Any]) -> Iterator[None]:
+    """A block in which hostile clients do their work; `told` gets what they saw."""
+    words = [sys.executable, str(Path(__file__).parent / "hostile_clients.py"), "--port", str(port), "--kinds", kinds]
+    process = subprocess.Popen([*words, "--queued", str(queued)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield
+    finally:
+        told.update(json.loads(process.communicate(b"", 120)[0]))
+
+
+# ---- honest clients ------------------------------------------------------------------------------------------------------
 
 
 class Honest:
@@ -179,88 +151,265 @@ class Honest:
         self._client = HttpClient(url)
         self.done, self.refused = 0, 0
         self.times: list[float] = []
+        self.reasons: Counter[str] = Counter()
+
+    async def ask(self) -> float | None:
+        """One request; its seconds, None: it was refused."""
+        begin = time.perf_counter()
+        answer = Answer(3, sent=begin)
+        try:
+            body = json.dumps({**talk(N_TOKENS), "stream_options": {"include_usage": True}}).encode()
+            answer.end(await self._client.post("/v1/completions", body, answer.take))
+        except HttpFailure as error:
+            answer.error = str(error)
+        if answer.error is None and answer.output_tokens == N_TOKENS:
+            return time.perf_counter() - begin
+        self.reasons[str(answer.error)[:100]] += 1
+        return None
 
     async def run(self) -> None:
         """One client."""
         while True:
             begin = time.perf_counter()
-            answer = Answer(3, sent=begin)
-            try:
-                body = json.dumps({**talk(N_TOKENS), "stream_options": {"include_usage": True}}).encode()
-                answer.end(await self._client.post("/v1/completions", body, answer.take))
-            except HttpFailure as error:
-                answer.error = str(error)
-            if answer.error is None and answer.output_tokens == N_TOKENS:
+            took = await self.ask()
+            if took is not None:
                 self.done += 1
-                self.times.append(time.perf_counter() - begin)
+                self.times.append(took)
                 await asyncio.sleep(max(0.0, begin + PACE_S - time.perf_counter()))
             else:
                 self.refused += 1
                 await asyncio.sleep(1)
 
-    def take(self, seconds: float) -> tuple[float, str]:
-        """Requests a second since the last call, and a line about them."""
+    def take(self, seconds: float) -> tuple[float, list[float], str]:
+        """Requests a second since the last call, their times, and a line about them."""
         rate, times = self.done / seconds, sorted(self.times) or [0.0]
-        middle, late = times[len(times) // 2], times[len(times) * 99 // 100]
-        line = f"{rate:.1f} requests/s, median {1e3 * middle:.0f} ms, 99 % within {late:.2f} s"
+        line = f"{rate:.1f} requests/s, median {1e3 * times[len(times) // 2]:.0f} ms, 99 % within {1e3 * late(times):.0f} ms"
         line += f", {self.refused} refused"
         self.done, self.refused, self.times = 0, 0, []
-        return rate, line
+        return rate, times, line
 
 
-async def state(url: str, pid: int) -> tuple[float, int, dict[str, Any]]:
+def late(times: list[float]) -> float:
+    """The time within which 99 of 100 are done."""
+    return sorted(times)[len(times) * 99 // 100]
+
+
+class Doctor:
+    """Asks a server how it is, then for an answer, and compares the two.
+
+    Args:
+        url: Of the server.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._client, self._honest = HttpClient(url), Honest(url)
+        self.asked = 0
+        self.wrong: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Once a second."""
+        while True:
+            before, begin = await self._says(), time.perf_counter()
+            took = await self._honest.ask()
+            after = await self._says()
+            self.asked += 1
+            if before == after and before != (took is not None) and not self._is_busy():
+                self.wrong[f"/health says {before}, {dict(self._honest.reasons)} in {time.perf_counter() - begin:.1f} s"] += 1
+            self._honest.reasons.clear()
+            await asyncio.sleep(1)
+
+    def _is_busy(self) -> bool:
+        """Whether the last answer was that the queue is full, which is no illness."""
+        return any("429" in reason or "queue" in reason for reason in self._honest.reasons)
+
+    async def _says(self) -> bool:
+        try:
+            await self._client.get("/health")
+        except HttpFailure:
+            return False
+        return True
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------------
+
+
+async def state(process: Process) -> tuple[float, int, dict[str, Any]]:
     """Memory, open files, and what /load says."""
-    client = HttpClient(url)
+    client = HttpClient(process.url)
     try:
         load = await client.get("/load")
     finally:
         client.close()
-    return resident_mib(pid), n_files(pid), load
+    return resident_mib(process.pid), n_files(process.pid), load
 
 
-async def run(given: argparse.Namespace, url: str, pid: int) -> list[str]:
-    """The whole run; what was wrong."""
-    honest = Honest(url)
-    asking = [asyncio.create_task(honest.run()) for _ in range(N_HONEST)]
-    await asyncio.sleep(min(5, given.quiet))
-    honest.take(1)
-    await asyncio.sleep(given.quiet)
-    before, line = honest.take(given.quiet)
-    memory, files, load = await state(url, pid)
-    print(f"quiet:   {line}; {memory:.0f} MiB, {files} files", flush=True)
+class Watched:
+    """Honest clients beside a server, and what is seen of both, minute by minute.
 
-    hostile = Hostile(urlsplit(url).port or 0, given.queued)
+    Args:
+        process: The server.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.honest, self.doctor = process, Honest(process.url), Doctor(process.url)
+        self.seen: Counter[str] = Counter()
+        self.wrong: Counter[str] = Counter()
+        self.memory: list[float] = []
+
+    async def alone(self, seconds: float) -> tuple[float, list[float]]:
+        """The honest clients' rate and times without hostile ones, which are measured once the first seconds are over."""
+        await asyncio.sleep(min(5, seconds))
+        self.honest.take(1)
+        await asyncio.sleep(seconds)
+        rate, times, line = self.honest.take(seconds)
+        print(f"quiet:   {line}", flush=True)
+        return rate, times
+
+    async def attacked(self, seconds: float, kinds: str, queued: int) -> tuple[float, list[float]]:
+        """The same beside hostile ones."""
+        told: dict[str, Any] = {}
+        done, times, left = 0.0, [0.0], seconds
+        with attacked(self.process.port, kinds, queued, told):
+            while left > 0 and self.process.is_alive:
+                part = min(60.0, left)
+                await asyncio.sleep(part)
+                rate, some, line = self.honest.take(part)
+                done, times, left = done + rate * part, times + some, left - part
+                memory, files, load = await state(self.process)
+                self.memory.append(memory)
+                print(f"hostile: {line}; {memory:.0f} MiB, {files} files, {load}", flush=True)
+        self.seen.update(told["seen"])
+        self.wrong.update(told["wrong"])
+        return done / seconds, times
+
+
+async def run(given: argparse.Namespace, process: Process) -> list[str]:
+    """Honest clients alone, beside hostile ones, and beside a flood; what was wrong."""
     kinds = given.kinds.split(",")
-    tasks = [asyncio.create_task(hostile.forever(getattr(hostile, kind))) for kind in kinds for _ in range(KINDS[kind])]
-    rates, left = [], given.seconds
-    while left > 0:
-        part = min(60.0, left)
-        await asyncio.sleep(part)
-        rate, line = honest.take(part)
-        rates.append((rate, part))
-        now_memory, now_files, load = await state(url, pid)
-        memory = now_memory if left > given.seconds / 2 or len(rates) == 1 else memory
-        left -= part
-        print(f"hostile: {line}; {now_memory:.0f} MiB, {now_files} files, {load}", flush=True)
-    for task in (*tasks, *asking):
+    others, floods = [kind for kind in kinds if kind != "flood"], "flood" in kinds
+    watched = Watched(process)
+    asking = [asyncio.create_task(watched.honest.run()) for _ in range(N_HONEST)]
+    before, quiet = await watched.alone(given.quiet)
+    _, files, _ = await state(process)
+    asking.append(asyncio.create_task(watched.doctor.run()))
+    during, times = await watched.attacked(given.seconds, ",".join(others), 0) if others else (before, quiet)
+    memory = watched.memory[len(watched.memory) // 2] if watched.memory else 0.0
+    flooded, _ = await watched.attacked(given.flood_seconds, ",".join(kinds), given.queued) if floods else (before, quiet)
+    for task in asking:
         task.cancel()
-    await asyncio.gather(*tasks, *asking, return_exceptions=True)
-    print(f"hostile clients: {dict(sorted(hostile.seen.items()))}")
+    await asyncio.gather(*asking, return_exceptions=True)
+    print(f"hostile clients: {dict(sorted(watched.seen.items()))}")
+    if not process.is_alive:
+        return ["the server died:\n" + "".join(process.log[-20:])]
+    idle, after = await settled(process, files)
+    slower, doctor = late(times) / late(quiet), watched.doctor
+    print(f"honest clients keep {during / before:.1%} of their rate, in a flood {flooded / before:.1%}; ", end="")
+    print(f"their slowest hundredth takes {slower:.1f} times as long, but in the flood")
+    right = doctor.asked - sum(doctor.wrong.values())
+    print(f"/health was right {right} of {doctor.asked} times; refusals: {dict(watched.honest.reasons)}")
+    wrong = [f"a hostile client got {answer}, {count} times" for answer, count in watched.wrong.items()]
+    wrong += [] if during >= given.share * before else [f"honest clients kept less than {given.share:.0%} of their rate"]
+    wrong += [] if flooded >= given.flood_share * before else [f"in the flood they kept less than {given.flood_share:.0%}"]
+    wrong += [] if slower <= given.times else [f"honest requests took more than {given.times:g} times as long"]
+    wrong += [f"{line}, {count} times" for line, count in doctor.wrong.items()]
+    wrong += [] if idle else ["requests or files stayed"]
+    return wrong if after - memory < MAX_GROWTH_MIB else [*wrong, f"memory grew by {after - memory:.0f} MiB"]
 
+
+async def settled(process: Process, files: int) -> tuple[bool, float]:
+    """Whether everything of the hostile clients has gone within two minutes, and the MiB of memory then."""
     deadline = time.monotonic() + 120
     while True:
         await asyncio.sleep(1)
-        after, after_files, load = await state(url, pid)
+        after, after_files, load = await state(process)
         idle = load["running"] == load["waiting"] == 0 and load["server_load"] <= 1 and after_files <= files
         if idle or time.monotonic() > deadline:
-            break
-    print(f"after:   {after:.0f} MiB, {after_files} files, {load}")
-    during = sum(rate * part for rate, part in rates) / given.seconds
-    print(f"honest clients keep {during / before:.1%} of their rate")
-    wrong = [] if during >= given.share * before else [f"honest clients kept less than {given.share:.0%} of their rate"]
-    wrong += [] if idle else ["requests or files stayed"]
-    growth = after - memory
-    wrong += [] if growth < MAX_GROWTH_MIB else [f"memory grew by {growth:.0f} MiB"]
+            print(f"after:   {after:.0f} MiB, {after_files} files, {load}")
+            return idle, after
+
+
+# ---- handshakes ----------------------------------------------------------------------------------------------------------
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for this machine that nobody trusts, and its key."""
+    made = folder / "certificate.pem", folder / "key.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    subprocess.run([*words, "-out", str(made[0]), "-keyout", str(made[1])], check=True, capture_output=True)
+    return made
+
+
+def handshakes(model: Path) -> list[str]:
+    """Many connections that never begin a handshake; what was wrong."""
+    certfile, keyfile = certificate(model)
+    trust = ssl.create_default_context(cafile=str(certfile))
+    trust.check_hostname = False
+    options = ("--ssl-certfile", str(certfile), "--ssl-keyfile", str(keyfile), "--max-connections", str(TLS_CONNECTIONS))
+    with started(model, *options) as process, contextlib.ExitStack() as stack:
+        files = n_files(process.pid)
+        for _ in range(5 * TLS_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", process.port), timeout=5))
+        begin, most = time.monotonic(), 0
+        while not asked_over_tls(process.port, trust):
+            most = max(most, n_files(process.pid))
+            if time.monotonic() - begin > 90:
+                return ["a server with half-open handshakes does not answer within 90 s"]
+            time.sleep(0.5)
+        took = time.monotonic() - begin
+    print(f"{5 * TLS_CONNECTIONS} half-open handshakes: answers again after {took:.1f} s, {most - files} more files at most")
+    wrong = [] if took < TLS_S else [f"half-open handshakes kept others out for {took:.0f} s"]
+    return wrong if most <= files + TLS_CONNECTIONS + 4 else [*wrong, f"half-open handshakes took {most - files} files"]
+
+
+def asked_over_tls(port: int, trust: ssl.SSLContext) -> bool:
+    """Whether /health answers."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as raw, trust.wrap_socket(raw) as one:
+            one.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            return one.recv(4096).startswith(b"HTTP/1.1 200 ")
+    except OSError:
+        return False
+
+
+# ---- ends ----------------------------------------------------------------------------------------------------------------
+
+
+PAUSE = b"POST /pause?mode=keep HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
+
+
+def _streams() -> list[bytes]:
+    return [post(talk(20_000)) for _ in range(16)]
+
+
+STATES: dict[str, Callable[[], list[bytes]]] = {
+    "idle": list,
+    "streaming": _streams,
+    "half-open sockets": lambda: [b"POST /v1/comp"] * 100,
+    "bodies that stop": lambda: [post(b" " * 1_000_000, length=2_000_000)] * 8,
+    "tokenising": lambda: long_texts() * 4,
+    "paused, with requests": lambda: [PAUSE, *_streams()],
+}
+"""What a server is doing when it is to end, by the requests that bring it there."""
+
+
+def ends(model: Path) -> list[str]:
+    """SIGTERM to servers in every state, with a log that is read and one that is not; what was wrong."""
+    wrong = []
+    for name, requests in STATES.items():
+        for reads in (True, False):
+            process = Process(model, "--shutdown-timeout", str(SHUTDOWN_S), "--control")
+            process.read_log() if reads else process.close_log()
+            with contextlib.ExitStack() as stack:
+                for request in requests():
+                    one = stack.enter_context(socket.create_connection(("127.0.0.1", process.port), timeout=20))
+                    one.sendall(request)
+                    time.sleep(0.02)
+                time.sleep(0.3)
+                took = process.end(END_S)
+            log = "log read" if reads else "log pipe closed"
+            print(f"SIGTERM, {name}, {log}: {'not ended' if took is None else f'ended after {took:.1f} s'}", flush=True)
+            if took is None:
+                wrong.append(f"SIGTERM did not end a server: {name}, {log}")
     return wrong
 
 
@@ -268,14 +417,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--quiet", type=float, default=30)
+    parser.add_argument("--flood-seconds", type=float, default=60)
     parser.add_argument("--queued", type=int, default=10_000)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--share", type=float, default=0.9)
+    parser.add_argument("--flood-share", type=float, default=0.5)
+    parser.add_argument("--times", type=float, default=3)
+    parser.add_argument("--no-ends", action="store_true")
+    parser.add_argument("--no-tls", action="store_true")
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with server(*LIMITS) as (url, pid):
-        wrong = asyncio.run(run(given, url, pid))
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder), POSITIONS)
+        with started(model) as process:
+            wrong = asyncio.run(run(given, process))
+        wrong += [] if given.no_tls else handshakes(model)
+        wrong += [] if given.no_ends else ends(model)
     for line in wrong:
         print(f"FAILED: {line}", file=sys.stderr)
     return int(bool(wrong))

@@ -46,8 +46,8 @@ CONFIG = {
 ENGINE = {"load_format": "dummy", "device": "cpu", "kv_cache_memory_bytes": "128MiB", "max_num_seqs": 64}
 
 
-def write_model(folder: Path) -> Path:
-    """A model without weights, and a tokenizer of bytes and of words that are no English."""
+def write_model(folder: Path, positions: int = CONFIG["max_position_embeddings"]) -> Path:
+    """A model without weights for so many positions, and a tokenizer of bytes and of words that are no English."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -56,7 +56,7 @@ def write_model(folder: Path) -> Path:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": positions}))
     return folder
 
 
