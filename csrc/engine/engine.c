@@ -23,7 +23,7 @@ static double seconds_now(void)
 enum rc engine_claim(struct engine *e, struct err *err)
 {
     if (atomic_exchange(&e->is_busy, true))
-        return err_set(err, RC_BUSY, "engine is in use by another thread");
+        return err_set(err, RC_BUSY, "engine is in use by another thread; use AsyncEngine, which serves several, or a lock");
     return RC_OK;
 }
 

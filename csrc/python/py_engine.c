@@ -48,7 +48,7 @@ static struct engine *begin(Engine *self)
 {
     struct engine *engine = opened(self);
     if (engine && self->is_driven) {
-        raise(RC_BUSY, "engine is in use by another thread");
+        raise(RC_BUSY, "engine is in use by another thread; use AsyncEngine, which serves several, or a lock");
         return NULL;
     }
     if (engine) {
