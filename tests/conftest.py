@@ -9,6 +9,7 @@ it would under `python -m pytest`) nor in the processes that tests start, which 
 """
 
 import contextlib
+import gc
 import importlib.util
 import os
 import signal
@@ -180,14 +181,20 @@ class Stall:
 
 @pytest.fixture(scope="session")
 def longest_stall() -> Callable[[], contextlib.AbstractContextManager[Stall]]:
-    """A block that measures how long other threads are kept from running: by whoever holds the GIL."""
+    """A block that measures how long other threads are kept from running: by whatever holds the GIL.
+
+    A garbage collection holds the GIL and visits every object of the process. Objects of earlier tests are left out of it.
+    """
 
     @contextlib.contextmanager
     def block() -> Iterator[Stall]:
+        gc.collect()
+        gc.freeze()
         stall = Stall()
         try:
             yield stall
         finally:
             stall.end()
+            gc.unfreeze()
 
     return block

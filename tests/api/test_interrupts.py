@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from llmpy import GenerationInterrupted, PoolingParams, SamplingParams
+from llmpy import GenerationInterrupted, PoolingParams, SamplingParams, progress
 
 WAIT_S = 60
 SCRIPT = """
@@ -44,6 +44,12 @@ class InterruptingBar:
 
     def close(self):
         pass
+
+
+@pytest.fixture
+def every_update(monkeypatch):
+    """Progress bars are told of every finished request, not of what has finished since a while: a fast machine ends first."""
+    monkeypatch.setattr(progress, "REFRESH_S", 0.0)
 
 
 @pytest.fixture
@@ -102,7 +108,7 @@ def test_an_interrupt_before_anything_runs_has_no_outputs(open_tiny, monkeypatch
     assert llm.generate("hello", max_tokens=1)[0].finished
 
 
-def test_states_that_were_not_computed_are_not_finished(open_tiny):
+def test_states_that_were_not_computed_are_not_finished(open_tiny, every_update):
     llm = open_tiny(max_num_seqs=2)
     with pytest.raises(KeyboardInterrupt) as caught:
         llm.embed([[5, 6, 7]] * 3000, use_tqdm=InterruptingBar)
@@ -118,7 +124,7 @@ def test_states_that_were_not_computed_are_not_finished(open_tiny):
     assert type(partial)(done).numpy().shape == (len(done), done[0].outputs.embedding.size)
 
 
-def test_scores_that_were_not_computed_say_so(open_tiny):
+def test_scores_that_were_not_computed_say_so(open_tiny, every_update):
     llm = open_tiny(max_num_seqs=2)
     with pytest.raises(KeyboardInterrupt) as caught:
         llm.score([[5, 6, 7]] * 3000, use_tqdm=InterruptingBar)
