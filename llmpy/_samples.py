@@ -137,7 +137,7 @@ class Sample:
             return
         ids = np.frombuffer(self.since(self._text_tokens)[0], np.int32).tolist()
         usable = ids[:-1] if self.finish in HIDDEN_ENDS else ids
-        found = self.text.match(usable, params.min_tokens)
+        found = self.text.match(usable)
         if found is None:
             self.text.push(ids[len(usable) :], self.finish, None)
         else:

@@ -22,7 +22,10 @@ class SampleText:
         params: Stop strings and what is shown.
     """
 
-    __slots__ = ("_detokenizer", "_end", "_given", "_include", "_new", "_num_tokens", "_reach", "_shown", "_stops")
+    __slots__ = (
+        "_detokenizer", "_end", "_given", "_include", "_min_tokens", "_new", "_num_tokens", "_prior_stop", "_reach", "_shown",
+        "_stops",
+    )  # fmt: skip
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         from .detokenizer import Detokenizer
@@ -30,12 +33,14 @@ class SampleText:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens, params.spaces_between_special_tokens)
         self._stops = params.stop_strings
         self._include = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
         self._reach = max(map(len, self._stops), default=1) - 1
         self._end = ""  # of the text so far: what a stop string may reach back into, and what is held back
         self._given = 0  # characters of it that are shown, or prior
         self._shown = io.StringIO()
         self._new = ""
         self._num_tokens = 0
+        self._prior_stop: int | None = None  # index of the stop string that is complete in the prior output
 
     @property
     def shown(self) -> str:
@@ -49,7 +54,11 @@ class SampleText:
 
     def prime(self, prior: Sequence[int]) -> None:
         """Takes output ids that were generated earlier: searched for stop strings, not shown."""
-        self._end += self._detokenizer.push(prior, False)
+        self._end += self._detokenizer.push(prior[: self._min_tokens], False)
+        before = len(self._end)
+        self._end += self._detokenizer.push(prior[self._min_tokens :], False)
+        found = self._first_stop(before)
+        self._prior_stop = None if found is None else found[1]
         self._num_tokens += len(prior)
         self._given = len(self._end)
 
@@ -74,27 +83,29 @@ class SampleText:
         hidden = 0 if finish or self._include else held_back(self._end, self._stops)
         self._show(max(len(self._end) - hidden, self._given))
 
-    def match(self, ids: Sequence[int], first_counting: int) -> tuple[int, int] | None:
+    def match(self, ids: Sequence[int]) -> tuple[int, int] | None:
         """Adds ids one by one until a stop string is complete, where the core cannot match on bytes.
 
         Args:
             ids: The new ids that may take part in a match.
-            first_counting: Tokens (prior ones counted) from which a match counts.
 
         Returns:
-            How many of the ids were used and the index of the string in `stop`, or None without a match.
+            How many of the ids were used and the index of the string in `stop`, or None without a match. 0 ids are used if a
+            string is complete in the prior output.
         """
+        if self._prior_stop is not None:
+            return 0, self._prior_stop
         for used, token in enumerate(ids, 1):
             before = len(self._end)
             self._end += self._detokenizer.push([token], False)
             self._num_tokens += 1
-            if self._num_tokens > first_counting:
-                ends = [(self._find(stop, before), -len(stop), index) for index, stop in enumerate(self._stops)]
-                found = min((end for end in ends if end[0] is not None), default=None)
+            if self._num_tokens > self._min_tokens:
+                found = self._first_stop(before)
                 if found is not None:
-                    self._cut(self._stops[found[2]], found[0])
+                    end, index = found
+                    self._cut(self._stops[index], end)
                     self._show(len(self._end))
-                    return used, found[2]
+                    return used, index
         return None
 
     def _show(self, until: int) -> None:
@@ -104,6 +115,12 @@ class SampleText:
         self._new += piece
         done = max(0, min(until, len(self._end) - self._reach))
         self._end, self._given = self._end[done:], until - done
+
+    def _first_stop(self, before: int) -> tuple[int, int] | None:
+        """End and index of the stop string that is complete first behind `before` characters; of several, the longest."""
+        ends = [(self._find(stop, before), -len(stop), index) for index, stop in enumerate(self._stops)]
+        found = min(((end, length, index) for end, length, index in ends if end is not None), default=None)
+        return None if found is None else (found[0], found[2])
 
     def _find(self, stop: str, before: int) -> int | None:
         """End of the first occurrence that ends behind `before` characters."""
