@@ -95,6 +95,8 @@ LIMITS: dict[str, Limit] = {
 }  # fmt: skip
 LONG_BYTES = 64 * KIB
 """Bodies of up to so many bytes are read at once, and are not counted among those that are held at once."""
+COUNTED_PIECE = 1 << 20
+"""Bytes of a body that are counted at once, without other threads."""
 BODIES = 8
 """Bodies of the greatest length that are held at once."""
 
@@ -248,11 +250,15 @@ def _noun(row: str) -> str:
 def check_parts(text: bytes) -> None:
     """Refuses a long body that takes long to read, whatever it says.
 
+    It is counted piece by piece, since `bytes.count` holds the GIL: 25 ms for a body of 30 MiB as a whole.
+
     Raises:
         HttpError: 413, it has too many parts.
     """
     for mark, row in ((b",", "commas"), (b"[", "lists"), (b"{", "objects"), (b'":', "fields")):
-        if text.count(mark) > most(row):
+        overlap = len(mark) - 1
+        starts = range(0, len(text), COUNTED_PIECE)
+        if sum(text.count(mark, start, start + COUNTED_PIECE + overlap) for start in starts) > most(row):
             raise HttpError(413, f"the body has too many parts: wanted at most {most(row)} {mark.decode()!r}")
 
 
