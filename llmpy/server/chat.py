@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -244,6 +245,10 @@ class Chat(Answering):
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
         output, messages = await self.run()
+        return await self.service.write([output], lambda: self.answer(output, messages))
+
+    def answer(self, output: RequestOutput, messages: list[Message]) -> dict[str, Any]:
+        """The answer of an output."""
         choices = [self.choice(sample, message) for sample, message in zip(output.outputs, messages, strict=True)]
         made: dict[str, Any] = {
             "id": self.id,
@@ -294,7 +299,7 @@ class Chat(Answering):
                 for sample in output.outputs:
                     if sample.index not in messages:
                         messages[sample.index] = self.message(output.prompt)
-                    delta = self.delta(sample, messages[sample.index], writer)
+                    delta = await self.service.write([output], partial(self.delta, sample, messages[sample.index], writer))
                     if delta is not None:
                         if is_first and self.body.return_token_ids:
                             delta["prompt_token_ids"] = output.prompt_token_ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -102,11 +103,14 @@ class Completion(Answering):
         finally:
             for stream in streams:
                 stream.close()
-        choices = [
-            self.choice(place * self.n + sample.index, output, sample)
-            for place, output in enumerate(outputs)
-            for sample in output.outputs
-        ]
+        choices = await self.service.write(
+            outputs,
+            lambda: [
+                self.choice(place * self.n + sample.index, output, sample)
+                for place, output in enumerate(outputs)
+                for sample in output.outputs
+            ],
+        )
         tokens = 0 if self.scores_only else sum(len(s.token_ids_array) for output in outputs for s in output.outputs)
         return {
             "id": self.id,
@@ -163,14 +167,10 @@ class Completion(Answering):
                 begun, lasts[place] = place in lasts, output
                 tokens += 0 if self.scores_only else sum(len(sample.token_ids_array) for sample in output.outputs)
                 usage = b',"usage":' + encode(usage_of([output], tokens)) if running else plain
-                frame = b""
-                for sample in output.outputs:
-                    number = place * self.n + sample.index
-                    if number not in writers:
-                        writers[number] = self.writer()
-                    prompt = prompts[place] if prompts else output
-                    choice = self.delta(number, output, sample, writers[number], not begun, prompt)
-                    frame += b"data: " + head + b',"choices":[' + choice + b"]" + usage + b"}\n\n"
+                prompt = prompts[place] if prompts else output
+                written = [output] if begun or prompt is output else [output, prompt]
+                choices = await self.service.write(written, partial(self.deltas, place, output, writers, not begun, prompt))
+                frame = b"".join(b"data: " + head + b',"choices":[' + choice + b"]" + usage + b"}\n\n" for choice in choices)
                 left -= output.finished
                 if left:
                     yield frame
@@ -184,6 +184,23 @@ class Completion(Answering):
             for stream in streams:
                 stream.close()
         yield end + DONE
+
+    def deltas(
+        self,
+        place: int,
+        output: RequestOutput,
+        writers: dict[int, LogprobWriter],
+        is_first: bool,
+        prompt: RequestOutput,
+    ) -> list[bytes]:
+        """What is new of each sample of a prompt. Args as in `delta`; `writers` has those of the samples, by number."""
+        made = []
+        for sample in output.outputs:
+            number = place * self.n + sample.index
+            if number not in writers:
+                writers[number] = self.writer()
+            made.append(self.delta(number, output, sample, writers[number], is_first, prompt))
+        return made
 
     def delta(
         self,

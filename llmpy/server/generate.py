@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -60,11 +61,15 @@ def _choice(sample: CompletionOutput) -> dict[str, Any]:
     return choice
 
 
-async def _whole(stream: RequestStream, request_id: str) -> dict[str, Any]:
+async def _whole(service: Service, stream: RequestStream, request_id: str) -> dict[str, Any]:
     try:
         output = await stream
     finally:
         stream.close()
+    return await service.write([output], lambda: _answer(output, request_id))
+
+
+def _answer(output: RequestOutput, request_id: str) -> dict[str, Any]:
     tokens = sum(len(sample.token_ids_array) for sample in output.outputs)
     return {
         "request_id": request_id,
@@ -74,17 +79,21 @@ async def _whole(stream: RequestStream, request_id: str) -> dict[str, Any]:
     }
 
 
-async def _frames(stream: RequestStream, request_id: str, tells_usage: bool) -> AsyncGenerator[bytes]:
+def _frame(output: RequestOutput, request_id: str) -> bytes:
+    made: dict[str, Any] = {"request_id": request_id, "choices": [_choice(sample) for sample in output.outputs]}
+    if output.finished and output.prompt_logprobs is not None:
+        made["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+    return b"data: " + encode(made) + b"\n\n"
+
+
+async def _frames(service: Service, stream: RequestStream, request_id: str, tells_usage: bool) -> AsyncGenerator[bytes]:
     tokens, last = 0, None
     try:
         async for output in stream:
             raise_failure(output)
             last = output
             tokens += sum(len(sample.token_ids_array) for sample in output.outputs)
-            made: dict[str, Any] = {"request_id": request_id, "choices": [_choice(sample) for sample in output.outputs]}
-            if output.finished and output.prompt_logprobs is not None:
-                made["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
-            yield b"data: " + encode(made) + b"\n\n"
+            yield await service.write([output], partial(_frame, output, request_id))
         if tells_usage and isinstance(last, RequestOutput):
             yield b"data: " + encode({"request_id": request_id, "choices": [], "usage": usage_of([last], tokens)}) + b"\n\n"
     except Exception as error:
@@ -109,5 +118,6 @@ async def generate(service: Service, request: Request) -> ASGIApp:
     headers = service.answer_headers(request)
     if body.stream:
         tells_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventStream(_frames(stream, request.state.request_id, tells_usage), headers, service.options.stream_timeout)
-    return answer(await attended(request.receive, _whole(stream, request.state.request_id)), headers=headers)
+        frames = _frames(service, stream, request.state.request_id, tells_usage)
+        return EventStream(frames, headers, service.options.stream_timeout)
+    return answer(await attended(request.receive, _whole(service, stream, request.state.request_id)), headers=headers)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..detokenizer import Detokenizer
 from ..logprobs import Logprob, Logprobs, LogprobsView
-from ..outputs import CompletionOutput
+from ..outputs import CompletionOutput, RequestOutput
 from ..tokenizer import Tokenizer
 
 NEVER = -9999.0  # JSON has no infinity
@@ -105,6 +105,12 @@ class TextLogprobs:
         found = [written for _, _, written in self._tokens]
         self._tokens.clear()
         return found
+
+
+def num_logprobs(output: RequestOutput) -> int:
+    """How many logprobs an output has: of its tokens, of its prompt's, and of their alternatives."""
+    views = [sample.logprobs for sample in output.outputs] + [output.prompt_logprobs]
+    return sum(view.ids.size for view in views if view is not None)
 
 
 def _split(entry: Any, top: int) -> tuple[tuple[int, Logprob], list[tuple[int, Logprob]]]:

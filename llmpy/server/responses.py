@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -126,7 +127,7 @@ class Responding:
         output = await self.chat.output()
         sample = output.outputs[0]
         message = self.begin(output)
-        self.take(sample, message)
+        await self.chat.service.write([output], lambda: self.take(sample, message))
         self.end(output, len(sample.token_ids_array), message)
         return self.whole()
 
@@ -141,7 +142,7 @@ class Responding:
                 tokens += len(sample.token_ids_array)
                 if message is None:
                     message = self.begin(output)
-                frame = self.take(sample, message)
+                frame = await self.chat.service.write([output], partial(self.take, sample, message))
                 if sample.finish_reason is not None:
                     frame += self.end(output, tokens, message)
                 if frame:

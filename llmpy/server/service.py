@@ -32,7 +32,7 @@ from ..tokenizer import Tokenizer
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
 from .limits import RANGES, Sizes, most, option_problem, seconds
-from .logprobs import LogprobWriter
+from .logprobs import LogprobWriter, num_logprobs
 from .protocol import Sampling
 from .responses_store import ResponseStore
 from .transfer import Transfer
@@ -51,6 +51,7 @@ TEMPLATE_LIMITS = TemplateLimits(seconds("template_s"), most("template_steps"), 
 UNTOLD = {"system_fingerprint": None, "service_tier": None}
 """Fields of OpenAI's answers that say nothing here."""
 THREAD_SIZE = 8192  # longer conversations and texts are rendered and tokenised beside the event loop
+LOGPROB_SIZE = 16  # writing one takes as long as rendering so many characters, about 3 us
 
 
 @dataclass(kw_only=True)
@@ -325,6 +326,10 @@ class Service:
     async def beside(self, size: int, call: Callable[[], Result]) -> Result:
         """Runs a call that reads, renders or tokenises, on a thread if there is much to do."""
         return call() if size <= THREAD_SIZE else await self.jobs.of(size).call(call)
+
+    async def write(self, outputs: Iterable[RequestOutput], call: Callable[[], Result]) -> Result:
+        """Runs a call that writes outputs into an answer, on a thread if they have many logprobs."""
+        return await self.beside(LOGPROB_SIZE * sum(map(num_logprobs, outputs)), call)
 
     def encode(self, text: str, special_tokens: bool = False) -> list[int]:
         """Ids of a text.

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from llmpy import text_bounds
-from llmpy.server import build_app
+from llmpy.server import build_app, generate, logprobs, service
 from llmpy.server.batch import call
 
 LONG = "hello " * 2000
@@ -41,6 +41,38 @@ def test_long_texts(engine, tokenizing, ask):
     assert status == 200, content
     heavy = [(name, thread) for name, thread in tokenizing if name != "decode" or ask == "detokenize"]
     assert heavy and all(thread is not threading.main_thread() for _, thread in heavy), heavy
+
+
+SAMPLED = {"max_tokens": 3, "stream": False}
+CHATTED = {"messages": HELLO, "logprobs": True, "top_logprobs": 2, **SAMPLED}
+RESPONDED = {"input": "hello", "max_output_tokens": 3, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+GIVEN = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "logprobs": 2, "prompt_logprobs": 1}}
+WRITTEN = {
+    "completions": ("/v1/completions", {"prompt": "hello", "logprobs": 2, "echo": True, **SAMPLED}),
+    "chat": ("/v1/chat/completions", CHATTED),
+    "responses": ("/v1/responses", RESPONDED),
+    "generate": ("/inference/v1/generate", GIVEN),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ask", WRITTEN)
+def test_many_logprobs_are_written_beside(engine, monkeypatch, ask, stream):
+    """A client that reads slowly gets hundreds of tokens at once, and an answer that is not streamed has them all."""
+    threads = []
+    split = logprobs.finite
+
+    def finite(value):
+        threads.append(threading.current_thread())
+        return split(value)
+
+    for module in (logprobs, generate):
+        monkeypatch.setattr(module, "finite", finite)
+    monkeypatch.setattr(service, "LOGPROB_SIZE", service.THREAD_SIZE + 1)
+    path, body = WRITTEN[ask]
+    status, content = asyncio.run(call(build_app(engine), path, msgspec.json.encode({**body, "stream": stream})))
+    assert status == 200, content
+    assert len(threads) > 3 and threading.main_thread() not in threads
 
 
 HUGE = "hello there, " * 100_000
