@@ -47,6 +47,8 @@ from llmpy.cli.http_client import HttpClient, HttpFailure
 
 N_HONEST, PACE_S, N_TOKENS = 16, 1.0, 32
 POSITIONS = 65536
+N_THREADS = 1
+"""Threads of the engine. The clients take the other processors of this machine; a step's threads wait for each other."""
 LIMITS = ("--stream-timeout", "10", "--served-model-name", "tiny")
 MAX_GROWTH_MIB = 64
 END_S, SHUTDOWN_S = 20.0, 2
@@ -68,7 +70,8 @@ class Process:
 
     def __init__(self, model: Path, *options: str) -> None:
         words = [sys.executable, "-m", "llmpy", "serve", str(model), "--port", "0", *engine_words(), *LIMITS, *options]
-        self._process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, errors="replace")
+        environment = {**os.environ, "LLMPY_NUM_THREADS": str(N_THREADS)}
+        self._process = subprocess.Popen(words, stderr=subprocess.PIPE, env=environment, text=True, errors="replace")
         assert self._process.stderr is not None
         self.log: list[str] = []
         for line in iter(self._process.stderr.readline, ""):

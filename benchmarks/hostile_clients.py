@@ -38,6 +38,8 @@ KINDS = {
     "smuggle": 1,
 }
 """How many clients there are of each kind."""
+SPREAD_S = 20.0
+"""The longest life of a client. The clients of a kind begin within this time, not at once."""
 MIB = 1 << 20
 
 
@@ -255,7 +257,8 @@ class Hostile:
         await asyncio.sleep(1)
 
     async def forever(self, life: Callable[[], Endless]) -> None:
-        """One client after another."""
+        """One client after another; the first begins at a moment of its own."""
+        await asyncio.sleep(random.random() * SPREAD_S)
         while True:
             try:
                 await life()
@@ -284,7 +287,7 @@ def main() -> None:
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    os.nice(5)  # a client elsewhere would take nothing of this machine's processors
+    os.nice(19)  # a client elsewhere would take nothing of this machine's processors
     asyncio.run(run(given))
 
 

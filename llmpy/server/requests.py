@@ -66,13 +66,13 @@ async def read(request: Request, kind: type[Body]) -> Body:
         HttpError: 400, the body is no JSON, or a field has a wrong type or too much in it, or one that is not supported would
             change the answer; 408, it does not come; 413, it has too many parts.
     """
-    text = await _body(request)
+    pieces = await _body(request)
     service = request.app.state.service
-    request.state.size = len(text)
-    fields, body = await beside(request, lambda: _parse(text, kind))
+    request.state.size = sum(map(len, pieces))
+    fields, body = await beside(request, lambda: _parse(pieces, kind))
     limits.check(fields, service.sizes)
     if fields.get("chat_template") is not None:
-        request.state.size = max(len(text), service.beside_size)  # whatever its length, rendering may take long
+        request.state.size = max(request.state.size, service.beside_size)  # whatever its length, rendering may take long
     request.state.ignored = check_fields(fields, kind.__struct_fields__, kind, request.url.path)
     return body
 
@@ -84,12 +84,10 @@ async def beside(request: Request, call: Callable[[], Made]) -> Made:
     return made
 
 
-def _parse(text: bytes, kind: type[Body]) -> tuple[dict[str, Any], Body]:
+def _parse(pieces: list[bytes], kind: type[Body]) -> tuple[dict[str, Any], Body]:
     """The fields of a body, and the same as a struct."""
-    if len(text) > limits.LONG_BYTES:
-        limits.check_parts(text)
     try:
-        fields = msgspec.json.decode(text)
+        fields = msgspec.json.decode(b"".join(pieces))
         if not isinstance(fields, dict):
             raise HttpError(400, "the body is not a JSON object")
         return fields, msgspec.convert(fields, kind)
@@ -100,16 +98,18 @@ def _parse(text: bytes, kind: type[Body]) -> tuple[dict[str, Any], Body]:
         raise HttpError(400, f"the body is not JSON: {error}") from None
 
 
-async def _body(request: Request) -> bytes:
-    """The body, which has to go on coming."""
-    if hasattr(request, "_body"):
-        return await request.body()
-    parts: list[bytes] = []
-    fresh = 0
+async def _body(request: Request) -> list[bytes]:
+    """The pieces of the body, which has to go on coming."""
+    if hasattr(request.state, "body"):
+        body: list[bytes] = request.state.body
+        return body
+    body, parts, fresh = [], limits.PartCounter(), 0
     try:
         async with asyncio.timeout(BODY_S), asyncio.timeout(PROGRESS_S) as progress:
             async for part in request.stream():
-                parts.append(part)
+                parts.add(part)
+                if part:
+                    body.append(part)
                 fresh += len(part)
                 if fresh >= limits.LONG_BYTES:
                     fresh = 0
@@ -119,8 +119,8 @@ async def _body(request: Request) -> bytes:
         raise HttpError(408, f"{message}, and all of it within {BODY_S:g} s") from None
     except ClientDisconnect:
         raise ClientGone from None
-    request._body = b"".join(parts)
-    return request._body
+    request.state.body = body
+    return body
 
 
 async def read_if_any(request: Request, kind: type[Body]) -> Body:
