@@ -14,6 +14,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 
 from ._sandbox import DEFAULT_LIMITS, MAX_TEMPLATE, METER, Environment, Limits, Meter, TemplateLimitError
+from .checks import lone_surrogate
 from .errors import ChatTemplateError, InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -221,11 +222,10 @@ def render(messages: Sequence[Message], options: Options) -> tuple[str, list[Spa
 
 def _check_unicode(text: str) -> None:
     """Refuses a text with half a surrogate pair, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        message = f"messages: wanted Unicode text, have a lone surrogate at character {error.start} once rendered"
-        raise InvalidRequestError(message, parameter="messages") from None
+    start = lone_surrogate(text)
+    if start is not None:
+        message = f"messages: wanted Unicode text, have a lone surrogate at character {start} once rendered"
+        raise InvalidRequestError(message, parameter="messages")
 
 
 @contextmanager

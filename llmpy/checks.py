@@ -14,13 +14,13 @@ def is_int(value: object) -> TypeGuard[SupportsIndex]:
     return type(value) is int or (hasattr(type(value), "__index__") and type(value).__name__ not in ("bool", "bool_"))
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, which no tokenizer takes."""
+def lone_surrogate(text: str) -> int | None:
+    """Index of the first half of a surrogate pair, which no tokenizer takes; None: the text is Unicode."""
     try:
         text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 def is_number(value: object) -> TypeGuard[SupportsFloat]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-from .checks import as_int
+from .checks import as_int, lone_surrogate
 from .errors import InvalidRequestError, LlmpyError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -151,12 +151,10 @@ def _parse_encoding(encoding: Mapping[str, Any]) -> Prompt:
 
 def _unicode(text: str) -> str:
     """The text, unless it holds half a surrogate pair, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"prompt: wanted Unicode text, have a lone surrogate at {error.start}", parameter="prompt", value=text
-        ) from None
+    start = lone_surrogate(text)
+    if start is not None:
+        message = f"prompt: wanted Unicode text, have a lone surrogate at {start}"
+        raise InvalidRequestError(message, parameter="prompt", value=text)
     return text
 
 

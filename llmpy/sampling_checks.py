@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .checks import as_bool, as_float, as_int, is_int, is_number, is_unicode
+from .checks import as_bool, as_float, as_int, is_int, is_number, lone_surrogate
 from .errors import InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _check_ids_and_strings(values: dict[str, Any]) -> None:
         words = list(values["bad_words"])
         raise _bad("bad_words", words, "bad_words cannot contain an empty string. Got bad_words={}")
     for word in values["bad_words"]:
-        if not is_unicode(word):
+        if lone_surrogate(word) is not None:
             raise _bad("bad_words", word, "bad_words must be Unicode text, but {!r} holds half a surrogate pair.")
 
 

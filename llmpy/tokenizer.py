@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, overload
 
-from .errors import UnsupportedError
+from .checks import lone_surrogate
+from .errors import InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
     from . import _core
@@ -48,6 +50,20 @@ class Backend(Protocol):
     def token_to_id(self, token: str) -> int | None: ...
     def get_vocab_size(self, with_added_tokens: bool = True) -> int: ...
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]: ...
+
+
+@contextmanager
+def _unicode(texts: Sequence[str]) -> Iterator[None]:
+    """A block that encodes texts. A backend raises TypeError of half a surrogate pair; here it is told what is wrong."""
+    try:
+        yield
+    except TypeError:
+        for text in texts:
+            start = lone_surrogate(text) if isinstance(text, str) else None
+            if start is not None:
+                message = f"text: wanted Unicode text, have a lone surrogate at {start}"
+                raise InvalidRequestError(message, parameter="text", value=text) from None
+        raise
 
 
 class Tokenizer:
@@ -163,6 +179,9 @@ class Tokenizer:
 
         Returns:
             The ids.
+
+        Raises:
+            InvalidRequestError: The text holds half of a surrogate pair; other methods that encode raise it, too.
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
@@ -180,7 +199,8 @@ class Tokenizer:
         """
         if not hasattr(self._backend, "post_processor"):
             raise UnsupportedError(f"{type(self._backend).__name__} encodes no pairs of texts")
-        encoding = self.backend.encode_batch([(first, second)])[0]
+        with _unicode((first, second)):
+            encoding = self.backend.encode_batch([(first, second)])[0]
         return encoding.ids, encoding.type_ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
@@ -190,12 +210,14 @@ class Tokenizer:
     def _encodings(self, texts: Sequence[str], add_special_tokens: bool) -> Sequence[Encoding]:
         """Encodings without offsets, which take most of the time of a long text. Other threads run meanwhile."""
         run = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
-        found: Sequence[Encoding] = run(list(texts), add_special_tokens=add_special_tokens)
+        with _unicode(texts):
+            found: Sequence[Encoding] = run(list(texts), add_special_tokens=add_special_tokens)
         return found
 
     def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
         """One with offsets. The backend's `encode` would hold the GIL; its `encode_batch` lets other threads run."""
-        return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        with _unicode((text,)):
+            return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def count(self, text: str) -> int:
         """Number of tokens of a text, without special ones around it."""

@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from llmpy import token_texts
-from llmpy.errors import CheckpointError, UnsupportedError
+from llmpy.errors import CheckpointError, InvalidRequestError, UnsupportedError
 from llmpy.hub import resolve
 from llmpy.tokenizer import Tokenizer, load_tokenizer
 
@@ -111,6 +112,24 @@ def test_forms(tmp_path: Path) -> None:
     assert tokenizer.max_token_id == 259
     assert tokenizer.decode([9999, 257, -3]) == "he"
     assert tokenizer.encode("x" * 10, add_special_tokens=False) == [tokenizer.encode("x")[0]] * 10  # not truncated
+
+
+def test_half_a_surrogate_pair_is_told(tmp_path: Path) -> None:
+    tokenizer = load(write_backend(tmp_path))
+    wrong = "ab\ud800"
+    calls: list[Callable[[], object]] = [
+        lambda: tokenizer.encode(wrong),
+        lambda: tokenizer.encode_batch(["ab", wrong]),
+        lambda: tokenizer.encode_pair("ab", wrong),
+        lambda: tokenizer.encode_with_ends(wrong),
+        lambda: tokenizer.count(wrong),
+        lambda: tokenizer(wrong),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidRequestError, match="text: wanted Unicode text, have a lone surrogate at 2"):
+            call()
+    with pytest.raises(TypeError):
+        tokenizer.encode_batch([5])  # type: ignore[list-item]
 
 
 def test_ends_are_characters(tmp_path: Path) -> None:
