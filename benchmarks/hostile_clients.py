@@ -64,7 +64,7 @@ def talk(tokens: int, **more: Any) -> dict[str, Any]:
 
 def giant_prompts() -> list[bytes]:
     """Texts that no model takes, on every path that takes text: words, one word, white space, few characters of many bytes."""
-    texts = ["hello world " * (10 * MIB // 12), "x" * (30 * MIB), " " * (10 * MIB), "字" * (3 * MIB)]
+    texts = ["hello world " * (10 * MIB // 12), "x" * (15 * MIB), " " * (10 * MIB), "字" * (3 * MIB)]
     made = [post({"prompt": text, "max_tokens": 1}) for text in texts]
     turns = [{"role": "user", "content": texts[0]}]
     made += [post({"messages": turns, "max_tokens": 1}, path) for path in ("/v1/chat/completions", "/v1/messages")]

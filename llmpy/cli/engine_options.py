@@ -56,7 +56,7 @@ def _serve(parser: ArgumentParser) -> None:
     parser.add_argument("--tool-call-parser", default="auto", metavar="NAME", help="auto (default), none, or a format's name")
     parser.add_argument("--reasoning-parser", default="auto", metavar="NAME", help="auto (default), none, or a format's name")
     parser.add_argument("--allow-request-template", action="store_true", help="requests may bring a chat template")
-    parser.add_argument("--max-body-bytes", type=int, default=32 << 20, metavar="N", help="longest body (default 32 MiB)")
+    parser.add_argument("--max-body-bytes", type=int, default=16 << 20, metavar="N", help="longest body (default 16 MiB)")
     parser.add_argument("--max-connections", type=int, default=16384, metavar="N", help="beyond them 503 (default 16384)")
     parser.add_argument("--stream-timeout", type=float, default=60.0, metavar="S", help="seconds a frame may stay unread")
     parser.add_argument("--metrics-compat", choices=("vllm", "none"), default="vllm", help="vllm (default): also its names")

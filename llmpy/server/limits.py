@@ -55,7 +55,7 @@ LIMITS: dict[str, Limit] = {
                       "--stream-timeout"),
     "linger_s": Limit("time to give out the rest of an answer behind the end", 10, "s", CLOSED, "connection"),
     "rest_bytes": Limit("the rest of a body that was refused", 4 * MIB, "bytes", CLOSED, "connection"),
-    "body_bytes": Limit("a body", "`--max-body-bytes` (32 MiB)", "bytes", 413, knob="--max-body-bytes"),
+    "body_bytes": Limit("a body", "`--max-body-bytes` (16 MiB)", "bytes", 413, knob="--max-body-bytes"),
     "progress_s": Limit("time in which the next 64 KiB of a body, or its end, must come", 10, "s", 408),
     "body_s": Limit("time in which a body must come", 600, "s", 408),
     "bodies": Limit("bodies of over 64 KiB that are held at once", "8 x `--max-body-bytes`", "bytes", 429, "server",

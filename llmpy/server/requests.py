@@ -85,9 +85,11 @@ async def beside(request: Request, call: Callable[[], Made]) -> Made:
 
 
 def _parse(pieces: list[bytes], kind: type[Body]) -> tuple[dict[str, Any], Body]:
-    """The fields of a body, and the same as a struct."""
+    """The fields of a body, and the same as a struct. The pieces are dropped: they take as much memory again."""
+    text = b"".join(pieces)
+    pieces.clear()
     try:
-        fields = msgspec.json.decode(b"".join(pieces))
+        fields = msgspec.json.decode(text)
         if not isinstance(fields, dict):
             raise HttpError(400, "the body is not a JSON object")
         return fields, msgspec.convert(fields, kind)

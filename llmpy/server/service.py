@@ -84,7 +84,7 @@ class Options:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     allow_request_template: bool = False
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 16 << 20
     stream_timeout: float = 60.0
     shutdown_timeout: float = 30.0
     stuck_timeout: float = STUCK_AFTER_S
