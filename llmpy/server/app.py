@@ -159,7 +159,7 @@ class _endpoint:
             request = Request(scope, receive)
             response = await self._answer(request)
             if self._service.options.log_prompts and scope["method"] == "POST":
-                log.info("%s %s", scope["path"], getattr(request, "_body", b"").decode(errors="replace"))
+                log.info("%s %s", scope["path"], getattr(request.state, "logged_body", b"").decode(errors="replace"))
             await response(scope, receive, noted)
         except asyncio.CancelledError:
             if has_begun or not self._service.is_over:

@@ -122,6 +122,8 @@ async def _body(request: Request) -> list[bytes]:
     except ClientDisconnect:
         raise ClientGone from None
     request.state.body = body
+    if request.app.state.service.options.log_prompts:
+        request.state.logged_body = b"".join(body)
     return body
 
 
