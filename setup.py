@@ -48,9 +48,9 @@ class Build(build_ext):
     def core_objects(self) -> list[Object]:
         """Objects of the extension."""
         version = compiling.read_version(CC).splitlines()[0]
-        headers = sorted([*(ROOT / "csrc").rglob("*.h"), *(ROOT / "kernels").rglob("*.h")])
+        shared_files = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.def"), *(ROOT / "kernels").rglob("*.h")]
         info = [f'-DLLMPY_COMPILER="{version}"', f'-DLLMPY_VERSION="{self.distribution.get_version()}"']
-        shared = version.encode() + b"".join(header.read_bytes() for header in headers)
+        shared = version.encode() + b"".join(path.read_bytes() for path in sorted(shared_files))
         units = [(source, [*extra, *info], name) for source, extra, name in compiling.units()]
         return compiling.plan(units, [*CC, *compiling.flags()], Path(self.build_temp), shared)
 

@@ -111,8 +111,8 @@ static struct rope_args rope_of(const struct running *run, const struct step *st
     struct rope_args rope = {.n_rows = run->view.n_rows, .head_dim = head_dim, .q = view_of(m, step->in[0]),
                              .k = view_of(m, step->in[1])};
     if (step->code == STEP_ROPE) {
-        rope.k_head_dim = step->op->u[2];
-        rope.is_tail = step->op->u[3];
+        rope.k_head_dim = step->op->rope.k_head_dim;
+        rope.is_tail = step->op->rope.is_tail;
     }
     if (step->rope != NO_INDEX) {
         rope.n_freqs = m->program->ropes[step->rope].n_freqs;
@@ -132,11 +132,12 @@ static enum rc run_cache_step(struct running *run, const struct step *step)
     struct qkv_args heads = {weights_vector(m->weights, step->norm[0]), weights_vector(m->weights, step->norm[1]), step->eps,
                              rope_of(run, step, layer->head_dim), write, step->has_own_norms ? layer->head_dim : 0};
     if (step->code == STEP_ATTENTION) {
+        const struct attention_attributes *given = &step->op->attention;
         struct attention_args args = {
             .batch = &run->view, .kv = kv_of(run, step->layer), .n_heads = layer->n_heads, .window = layer->window,
-            .scale = step->scale, .softcap = step->softcap, .q = view_of(m, step->in[0]), .out = view_of(m, step->out),
+            .scale = given->scale, .softcap = given->softcap, .q = view_of(m, step->in[0]), .out = view_of(m, step->out),
             .slopes = weights_vector(m->weights, step->op->weight[0]),
-            .sinks = weights_vector(m->weights, step->op->weight[1]), .chunk = step->op->u[1],
+            .sinks = weights_vector(m->weights, step->op->weight[1]), .chunk = given->chunk,
             .heads = step->in[1].width ? &heads : NULL,
         };
         return m->backend->attention(m->ctx, &args, run->err);
@@ -174,6 +175,7 @@ static enum rc sample_rows(struct running *run, uint32_t first, uint32_t n, uint
 static enum rc run_logits(struct running *run, const struct step *step)
 {
     struct model *m = run->m;
+    const struct logits_attributes *given = &step->op->logits;
     enum rc rc = RC_OK;
     uint32_t task = 0;
     for (uint32_t row = 0; row < run->n_logits_rows && !rc; row += m->max_logits_rows) {
@@ -181,8 +183,8 @@ static enum rc run_logits(struct running *run, const struct step *step)
         struct view x = view_of(m, step->in[0]), y = {m->logits, m->program->vocab_size, m->vocab_stride};
         x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
         rc = run_linear(run, step, n, x, y);
-        if (!rc && (step->scale != 1 || step->softcap != 0))
-            rc = m->backend->scale_logits(m->ctx, &(struct scale_logits_args){n, step->scale, step->softcap, y}, run->err);
+        if (!rc && (given->scale != 1 || given->softcap != 0))
+            rc = m->backend->scale_logits(m->ctx, &(struct scale_logits_args){n, given->scale, given->softcap, y}, run->err);
         if (!rc && run->batch)
             rc = sample_rows(run, row, n, &task);
     }
@@ -194,8 +196,9 @@ static enum rc run_embed(struct running *run, const struct step *step, struct vi
     const struct model *m = run->m;
     const int32_t *sources[] = {[EMBED_TOKENS] = run->view.token_ids, [EMBED_POSITIONS] = run->view.positions,
                                 [EMBED_TYPES] = run->token_types};
-    struct embed_args args = {weights_matrix(m->weights, step->weight), sources[step->source], run->view.n_rows, step->scale,
-                              out, step->first_row};
+    const struct embed_attributes *given = &step->op->embed;
+    struct embed_args args = {weights_matrix(m->weights, step->weight), sources[given->source], run->view.n_rows, given->scale,
+                              out, given->first_row};
     return m->backend->embed(m->ctx, &args, run->err);
 }
 
@@ -232,14 +235,14 @@ enum rc step_run(struct running *run, const struct step *step)
         return run_embed(run, step, out);
     case STEP_LINEAR:
         return run_linear(run, step, n_rows, in0, out);
-    case STEP_RMS_NORM:
-        return m->backend->rms_norm(
-            m->ctx,
-            &(struct rms_norm_args){n_rows, step->n_heads, in0, out, weights_vector(m->weights, step->weight), step->eps,
-                                    weight_stride(m, step->weight, step->n_heads, in0.width)},
-            run->err);
+    case STEP_RMS_NORM: {
+        uint32_t n_heads = step->op->rms_norm.n_heads;
+        struct rms_norm_args args = {n_rows, n_heads, in0, out, weights_vector(m->weights, step->weight), step->eps,
+                                     weight_stride(m, step->weight, n_heads, in0.width)};
+        return m->backend->rms_norm(m->ctx, &args, run->err);
+    }
     case STEP_ROPE: {
-        struct rope_args args = rope_of(run, step, step->n_heads);
+        struct rope_args args = rope_of(run, step, step->op->rope.head_dim);
         return m->backend->rope(m->ctx, &args, run->err);
     }
     case STEP_GATED:

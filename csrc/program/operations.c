@@ -5,23 +5,24 @@ static enum rc run_layer_norm(struct running *run, const struct op *op, uint32_t
     const struct model *m = run->m;
     uint32_t either = op->weight[0] == NO_INDEX ? op->weight[1] : op->weight[0];
     struct layer_norm_args args = {n_rows, x, out, weights_vector(m->weights, op->weight[0]),
-                                   weights_vector(m->weights, op->weight[1]), op->f[0], op->u[0],
-                                   weight_stride(m, either, op->u[0], x.width)};
+                                   weights_vector(m->weights, op->weight[1]), op->layer_norm.eps, op->layer_norm.n_heads,
+                                   weight_stride(m, either, op->layer_norm.n_heads, x.width)};
     return m->backend->layer_norm(m->ctx, &args, run->err);
 }
 
 static enum rc run_act(struct running *run, const struct op *op, uint32_t n_rows, struct view x, struct view out)
 {
     const struct model *m = run->m;
-    struct act_args args = {n_rows, op->u[0], x, out, op->f[0], weights_vector(m->weights, op->weight[0])};
+    struct act_args args = {n_rows, op->act.act, x, out, op->act.limit, weights_vector(m->weights, op->weight[0])};
     return m->backend->act(m->ctx, &args, run->err);
 }
 
 static enum rc run_row_attention(struct running *run, const struct op *op, const struct view *in, struct view out)
 {
     const struct model *m = run->m;
-    struct row_attention_args args = {&run->view, op->u[0], op->u[1], in[0].width / op->u[0], op->f[0], in[0], in[1], in[2],
-                                      out};
+    const struct row_attention_attributes *given = &op->row_attention;
+    struct row_attention_args args = {&run->view, given->n_heads, given->n_kv_heads, in[0].width / given->n_heads, given->scale,
+                                      in[0], in[1], in[2], out};
     return m->backend->row_attention(m->ctx, &args, run->err);
 }
 
@@ -47,9 +48,9 @@ static enum rc run_conv(struct running *run, const struct op *op, const struct v
 {
     const struct model *m = run->m;
     struct conv_args args = {
-        .batch = &run->view, .state = state_of(run, op->u[0]), .n_taps = op->u[1],
+        .batch = &run->view, .state = state_of(run, op->conv.state), .n_taps = op->conv.n_taps,
         .weight = weights_vector(m->weights, op->weight[0]), .bias = weights_vector(m->weights, op->weight[1]),
-        .has_act = op->u[2] != 0, .act = op->u[2] ? op->u[2] - 1 : 0, .x = in[0], .out = out,
+        .has_act = op->conv.act != 0, .act = op->conv.act ? op->conv.act - 1 : 0, .x = in[0], .out = out,
     };
     return m->backend->conv(m->ctx, &args, run->err);
 }
@@ -60,10 +61,11 @@ static enum rc run_ssm(struct running *run, const struct step *step, const struc
     const struct op *op = step->op;
     uint32_t n_heads = m->program->weights[op->weight[0]].rows;
     struct ssm_args args = {
-        .batch = &run->view, .state = state_of(run, op->u[0]), .n_heads = n_heads, .head_dim = in[0].width / n_heads,
-        .n_groups = op->u[1], .n_state = in[2].width / op->u[1], .a_log = weights_vector(m->weights, op->weight[0]),
+        .batch = &run->view, .state = state_of(run, op->ssm.state), .n_heads = n_heads, .head_dim = in[0].width / n_heads,
+        .n_groups = op->ssm.n_groups, .n_state = in[2].width / op->ssm.n_groups,
+        .a_log = weights_vector(m->weights, op->weight[0]),
         .dt_bias = weights_vector(m->weights, op->weight[1]), .skip = weights_vector(m->weights, op->weight[2]),
-        .dt_min = op->f[0], .dt_max = op->f[1], .x = in[0], .dt = in[1], .b = in[2], .c = in[3], .out = out,
+        .dt_min = op->ssm.dt_min, .dt_max = op->ssm.dt_max, .x = in[0], .dt = in[1], .b = in[2], .c = in[3], .out = out,
         .gate = in[4], .act = step->act, .b_norm = weights_vector(m->weights, step->norm[0]),
         .c_norm = weights_vector(m->weights, step->norm[1]), .dt_norm = weights_vector(m->weights, step->norm[2]),
         .norm_eps = step->norm_eps, .scratch = view_of(m, step->mid),
@@ -77,7 +79,7 @@ static enum rc run_selective_scan(struct running *run, const struct step *step, 
     const struct model *m = run->m;
     const struct op *op = step->op;
     struct selective_scan_args args = {
-        .batch = &run->view, .state = state_of(run, op->u[0]), .n_state = in[2].width,
+        .batch = &run->view, .state = state_of(run, op->selective_scan.state), .n_state = in[2].width,
         .a_log = weights_vector(m->weights, op->weight[0]), .skip = weights_vector(m->weights, op->weight[1]),
         .dt_bias = weights_vector(m->weights, op->weight[2]), .x = in[0], .dt = in[1], .b = in[2], .c = in[3], .out = out,
         .gate = in[4], .act = step->act,
@@ -89,8 +91,9 @@ static enum rc run_delta(struct running *run, const struct op *op, const struct 
 {
     const struct model *m = run->m;
     struct delta_args args = {
-        .batch = &run->view, .state = state_of(run, op->u[0]), .n_heads = in[3].width, .n_key_heads = op->u[1],
-        .key_dim = in[0].width / op->u[1], .value_dim = in[2].width / in[3].width,
+        .batch = &run->view, .state = state_of(run, op->delta.state), .n_heads = in[3].width,
+        .n_key_heads = op->delta.n_key_heads, .key_dim = in[0].width / op->delta.n_key_heads,
+        .value_dim = in[2].width / in[3].width,
         .a_log = weights_vector(m->weights, op->weight[0]), .dt_bias = weights_vector(m->weights, op->weight[1]),
         .q = in[0], .k = in[1], .v = in[2], .a = in[3], .b = in[4], .out = out,
     };
@@ -103,6 +106,7 @@ void routing_of(const struct running *run, const struct step *step, uint32_t n_r
 {
     const struct model *m = run->m;
     const struct op *op = step->op;
+    const struct route_attributes *given = &op->route;
     uint32_t n_experts = m->program->weights[op->weight[0]].rows;
     struct view routes = view_of(m, step->out), logits = view_of(m, step->mid);
     logits.width = n_experts;
@@ -116,8 +120,9 @@ void routing_of(const struct running *run, const struct step *step, uint32_t n_r
         .is_float_out = true,
     };
     *route = (struct route_args){
-        .n_rows = n_rows, .n_experts = n_experts, .n_chosen = op->u[0], .score = op->u[1], .n_groups = op->u[2],
-        .chosen_groups = op->u[3], .sums_two = op->u[4], .is_normalised = op->u[5], .sum_eps = op->f[0], .scale = op->f[1],
+        .n_rows = n_rows, .n_experts = n_experts, .n_chosen = given->n_chosen, .score = given->score,
+        .n_groups = given->n_groups, .chosen_groups = given->chosen_groups, .sums_two = given->sums_two,
+        .is_normalised = given->is_normalised, .sum_eps = given->sum_eps, .scale = given->scale,
         .logits = logits.data, .logits_stride = logits.stride, .selection_bias = weights_vector(m->weights, op->weight[2]),
         .routes = routes.data, .route_stride = (uint32_t)(routes.stride * m->item_bytes / sizeof(struct route)),
     };
@@ -137,10 +142,11 @@ static enum rc run_experts(struct running *run, const struct step *step, uint32_
 {
     const struct model *m = run->m;
     const struct op *op = step->op;
+    const struct experts_attributes *given = &op->experts;
     struct view routes = view_of(m, step->in[1]);
     struct experts_args args = {
-        .n_rows = n_rows, .n_experts = op->u[0], .n_chosen = op->u[1], .form = op->u[2], .act = op->u[3], .limit = op->f[0],
-        .is_input_scaled = op->u[4], .up = weights_matrix(m->weights, op->weight[0]),
+        .n_rows = n_rows, .n_experts = given->n_experts, .n_chosen = given->n_chosen, .form = given->form, .act = given->act,
+        .limit = given->limit, .is_input_scaled = given->is_input_scaled, .up = weights_matrix(m->weights, op->weight[0]),
         .down = weights_matrix(m->weights, op->weight[1]), .up_bias = weights_vector(m->weights, op->weight[2]),
         .down_bias = weights_vector(m->weights, op->weight[3]), .routes = routes.data,
         .route_stride = (uint32_t)(routes.stride * m->item_bytes / sizeof(struct route)), .x = view_of(m, step->in[0]),
@@ -152,23 +158,27 @@ static enum rc run_experts(struct running *run, const struct step *step, uint32_
 static enum rc run_head_linear(struct running *run, const struct op *op, uint32_t n_rows, struct view x, struct view out)
 {
     const struct model *m = run->m;
-    struct head_linear_args args = {weights_matrix(m->weights, op->weight[0]), n_rows, op->u[0], op->u[1], op->u[2], op->u[3],
-                                    op->u[4], x, out};
+    const struct head_linear_attributes *given = &op->head_linear;
+    struct head_linear_args args = {weights_matrix(m->weights, op->weight[0]), n_rows, given->n_heads, given->head_rows,
+                                    given->first_row, given->used_rows, given->is_transposed, x, out};
     return m->backend->head_linear(m->ctx, &args, run->err);
 }
 
 static enum rc run_latent_attention(struct running *run, const struct op *op, const struct view *in, struct view out)
 {
     const struct model *m = run->m;
+    uint32_t layer = op->latent_attention.layer;
     struct latent_attention_args args = {
-        &run->view, kv_of(run, op->u[0]), m->program->layers[op->u[0]].n_heads, op->f[0], in[0], in[1], in[2], in[3], out};
+        &run->view, kv_of(run, layer), m->program->layers[layer].n_heads, op->latent_attention.scale,
+        in[0], in[1], in[2], in[3], out};
     return m->backend->latent_attention(m->ctx, &args, run->err);
 }
 
 static enum rc run_position_scale(struct running *run, const struct op *op, struct view x, struct view out)
 {
     const struct model *m = run->m;
-    struct position_scale_args args = {run->view.n_rows, op->u[0], op->u[1], op->f[0], run->view.positions, x, out};
+    const struct position_scale_attributes *given = &op->position_scale;
+    struct position_scale_args args = {run->view.n_rows, given->every, given->first, given->slope, run->view.positions, x, out};
     return m->backend->position_scale(m->ctx, &args, run->err);
 }
 
@@ -199,20 +209,6 @@ enum rc operation_run(struct running *run, const struct step *step)
 
 bool operation_is_known(const struct backend *b, const struct op *op)
 {
-    switch (op->code) {
-    case OP_LOGITS: return b->scale_logits != NULL || (op->f[0] == 1 && op->f[1] == 0);
-    case OP_ACT: return b->act != NULL;
-    case OP_LAYER_NORM: return b->layer_norm != NULL;
-    case OP_ROW_ATTENTION: return b->row_attention != NULL;
-    case OP_CONV: return b->conv != NULL;
-    case OP_SSM: return b->ssm != NULL;
-    case OP_SELECTIVE_SCAN: return b->selective_scan != NULL;
-    case OP_DELTA: return b->delta != NULL;
-    case OP_ROUTE: return b->route != NULL;
-    case OP_EXPERTS: return b->experts != NULL;
-    case OP_HEAD_LINEAR: return b->head_linear != NULL;
-    case OP_LATENT_ATTENTION: return b->latent_attention != NULL;
-    case OP_POSITION_SCALE: return b->position_scale != NULL;
-    default: return true;
-    }
+    bool scales = op->code == OP_LOGITS && (op->logits.scale != 1 || op->logits.softcap != 0);
+    return op_is_known(b, op->code) && (!scales || b->scale_logits);
 }

@@ -105,11 +105,11 @@ static void absorb_input(struct planner *b, struct node *node, const struct op *
 {
     node->in[0] = ref_of(b->p, op->in[0]);
     uint32_t i = b->fusions & FUSION_NORM_LINEAR ? sole_producer(b, op->in[0], OP_RMS_NORM) : NO_INDEX;
-    if (i != NO_INDEX && b->p->ops[i].u[0] == 1) {
+    if (i != NO_INDEX && b->p->ops[i].rms_norm.n_heads == 1) {
         const struct op *norm = &b->p->ops[i];
         node->step.input = LINEAR_RMS_NORM;
         node->step.norm[0] = norm->weight[0];
-        node->step.eps = norm->f[0];
+        node->step.eps = norm->rms_norm.eps;
         node->in[0] = ref_of(b->p, norm->in[0]);
         b->absorbed[i] = 1;
         return;
@@ -122,7 +122,7 @@ static void absorb_input(struct planner *b, struct node *node, const struct op *
     if (gate.root != up.root || up.offset != gate.offset + gate.width || gate.width != up.width)
         return;
     node->step.input = LINEAR_GATED;
-    node->step.act = gated->u[0];
+    node->step.act = gated->gated.act;
     node->in[0] = (struct ref){gate.root, gate.offset, 2 * gate.width};
     b->absorbed[i] = 1;
 }
@@ -141,24 +141,25 @@ static bool norms_fit(const struct program *p, const struct cache_layer *layer, 
 /* Pattern 2: per-head norms of q and k, rope and the write into the cache become one. */
 static void absorb_qkv(struct planner *b, struct node *node, const struct op *op)
 {
-    const struct cache_layer *layer = &b->p->layers[op->u[0]];
+    const struct cache_layer *layer = &b->p->layers[op->attention.layer];
     uint32_t q = op->in[0], k = op->in[1];
     uint32_t rope = sole_producer(b, q, OP_ROPE);
     if (rope != NO_INDEX && rope == sole_producer(b, k, OP_ROPE) && b->p->ops[rope].out[0] == q &&
-        b->p->ops[rope].u[1] == layer->head_dim && !b->p->ops[rope].u[2] && !b->p->ops[rope].u[3]) {
-        node->step.rope = b->p->ops[rope].u[0];
+        b->p->ops[rope].rope.head_dim == layer->head_dim && !b->p->ops[rope].rope.k_head_dim && !b->p->ops[rope].rope.is_tail) {
+        node->step.rope = b->p->ops[rope].rope.rope;
         q = b->p->ops[rope].in[0];
         k = b->p->ops[rope].in[1];
         b->absorbed[rope] = 1;
     }
     uint32_t q_norm = sole_producer(b, q, OP_RMS_NORM), k_norm = sole_producer(b, k, OP_RMS_NORM);
-    bool fits = q_norm != NO_INDEX && k_norm != NO_INDEX && b->p->ops[q_norm].u[0] == layer->n_heads &&
-                b->p->ops[k_norm].u[0] == layer->n_kv_heads && b->p->ops[q_norm].f[0] == b->p->ops[k_norm].f[0] &&
+    bool fits = q_norm != NO_INDEX && k_norm != NO_INDEX && b->p->ops[q_norm].rms_norm.n_heads == layer->n_heads &&
+                b->p->ops[k_norm].rms_norm.n_heads == layer->n_kv_heads &&
+                b->p->ops[q_norm].rms_norm.eps == b->p->ops[k_norm].rms_norm.eps &&
                 readers(b->p, b->p->ops[q_norm].in[0]) == 1 && readers(b->p, b->p->ops[k_norm].in[0]) == 1;
     if (fits && norms_fit(b->p, layer, &b->p->ops[q_norm], &b->p->ops[k_norm], &node->step.has_own_norms)) {
         node->step.norm[0] = b->p->ops[q_norm].weight[0];
         node->step.norm[1] = b->p->ops[k_norm].weight[0];
-        node->step.eps = b->p->ops[q_norm].f[0];
+        node->step.eps = b->p->ops[q_norm].rms_norm.eps;
         q = b->p->ops[q_norm].in[0];
         k = b->p->ops[k_norm].in[0];
         b->absorbed[q_norm] = b->absorbed[k_norm] = 1;
@@ -202,7 +203,7 @@ static uint32_t linear_before_gated(const struct planner *b, uint32_t index)
 static uint32_t add_before_norm(struct planner *b, uint32_t index)
 {
     const struct op *norm = &b->p->ops[index];
-    bool fits = b->fusions & FUSION_ADD_NORM && index > 0 && norm->u[0] == 1 && norm[-1].code == OP_ADD &&
+    bool fits = b->fusions & FUSION_ADD_NORM && index > 0 && norm->rms_norm.n_heads == 1 && norm[-1].code == OP_ADD &&
                 norm[-1].out[0] == norm->in[0];
     return fits ? index - 1 : NO_INDEX;
 }
@@ -211,7 +212,7 @@ static uint32_t add_before_norm(struct planner *b, uint32_t index)
 static uint32_t sole_norm(const struct planner *b, uint32_t value)
 {
     uint32_t i = sole_producer(b, value, OP_RMS_NORM);
-    return i != NO_INDEX && b->p->ops[i].u[0] == 1 && b->p->ops[i].weight[0] != NO_INDEX ? i : NO_INDEX;
+    return i != NO_INDEX && b->p->ops[i].rms_norm.n_heads == 1 && b->p->ops[i].weight[0] != NO_INDEX ? i : NO_INDEX;
 }
 
 /* Pattern 6: the norm of a sum's second term, before pattern 5. */
@@ -224,7 +225,7 @@ static void absorb_term(struct planner *b, struct node *node, const struct op *a
         node->in[0] = ref_of(b->p, add->in[side]);
         node->in[1] = ref_of(b->p, b->p->ops[i].in[0]);
         node->step.norm[0] = b->p->ops[i].weight[0];
-        node->step.norm_eps = b->p->ops[i].f[0];
+        node->step.norm_eps = b->p->ops[i].rms_norm.eps;
         b->absorbed[i] = 1;
         return;
     }
@@ -235,11 +236,11 @@ static void absorb_inputs(struct planner *b, struct node *node, const struct op 
 {
     const struct op *ops = b->p->ops;
     uint32_t linear = sole_producer(b, op->in[1], OP_LINEAR), norms[3];
-    if (!(b->fusions & FUSION_SSM_INPUTS) || op->u[1] != 1 || linear == NO_INDEX || ops[linear].weight[1] != NO_INDEX)
+    if (!(b->fusions & FUSION_SSM_INPUTS) || op->ssm.n_groups != 1 || linear == NO_INDEX || ops[linear].weight[1] != NO_INDEX)
         return;
     for (uint32_t i = 0; i < 3; i++) {
         norms[i] = sole_norm(b, i < 2 ? op->in[2 + i] : ops[linear].in[0]);
-        if (norms[i] == NO_INDEX || ops[norms[i]].f[0] != ops[norms[0]].f[0])
+        if (norms[i] == NO_INDEX || ops[norms[i]].rms_norm.eps != ops[norms[0]].rms_norm.eps)
             return;
     }
     for (uint32_t i = 0; i < 3; i++) {
@@ -247,7 +248,7 @@ static void absorb_inputs(struct planner *b, struct node *node, const struct op 
         node->step.norm[i] = ops[norms[i]].weight[0];
         b->absorbed[norms[i]] = 1;
     }
-    node->step.norm_eps = ops[norms[0]].f[0];
+    node->step.norm_eps = ops[norms[0]].rms_norm.eps;
     node->step.weight = ops[linear].weight[0];
     b->absorbed[linear] = 1;
     uint32_t n_heads = b->p->values[op->in[1]].width, dt_width = node->in[1].width;
@@ -258,7 +259,7 @@ static void absorb_inputs(struct planner *b, struct node *node, const struct op 
 
 /* ---- operations to nodes ------------------------------------------------------------------------------------------ */
 
-static void emit_plain(struct planner *b, const struct op *op, enum step_code code)
+static struct node *emit_plain(struct planner *b, const struct op *op, enum step_code code)
 {
     struct node *node = node_add(b, code);
     for (int i = 0; i < OP_INPUTS; i++)
@@ -269,9 +270,7 @@ static void emit_plain(struct planner *b, const struct op *op, enum step_code co
     node->step.op = op;
     node->step.weight = op->weight[0];
     node->step.bias = op->weight[1];
-    node->step.act = node->step.n_heads = node->step.source = op->u[0];
-    node->step.first_row = op->u[1];
-    node->step.scale = node->step.eps = op->f[0];
+    return node;
 }
 
 static struct node *emit_linear(struct planner *b, const struct op *op, uint32_t add, uint32_t out)
@@ -280,8 +279,7 @@ static struct node *emit_linear(struct planner *b, const struct op *op, uint32_t
     absorb_input(b, node, op);
     node->step.weight = op->weight[0];
     node->step.bias = op->weight[1];
-    node->step.scale = op->f[0];
-    node->step.softcap = op->f[1];
+    node->step.op = op;
     node->add = ref_of(b->p, add);
     node->out = ref_of(b->p, out);
     node->step.made[0] = out;
@@ -291,8 +289,7 @@ static struct node *emit_linear(struct planner *b, const struct op *op, uint32_t
 /* A recurrence, and the product with its gate behind it if there is one. */
 static void emit_recurrence(struct planner *b, const struct op *op, const struct op *gated)
 {
-    emit_plain(b, op, STEP_OP);
-    struct node *node = &b->nodes[b->n_nodes - 1];
+    struct node *node = emit_plain(b, op, STEP_OP);
     node->step.weight = NO_INDEX;
     if (op->code == OP_SSM)
         absorb_inputs(b, node, op);
@@ -301,7 +298,7 @@ static void emit_recurrence(struct planner *b, const struct op *op, const struct
     node->in[4] = ref_of(b->p, gated->in[0]);
     node->out = ref_of(b->p, gated->out[0]);
     node->step.made[0] = gated->out[0];
-    node->step.act = gated->u[0];
+    node->step.act = gated->gated.act;
 }
 
 /* Pattern 8: the product of a recurrence and its gate. Gives the recurrence. */
@@ -323,13 +320,13 @@ static void emit_gated(struct planner *b, uint32_t index)
         return;
     }
     if (linear == NO_INDEX) {
-        emit_plain(b, op, STEP_GATED);
+        emit_plain(b, op, STEP_GATED)->step.act = op->gated.act;
         return;
     }
     b->absorbed[linear] = 1;
     struct node *node = emit_linear(b, &b->p->ops[linear], NO_INDEX, op->out[0]);
     node->step.output = LINEAR_PRODUCT;
-    node->step.act = op->u[0];
+    node->step.act = op->gated.act;
     node->mid = ref_of(b->p, b->p->ops[linear].out[0]);
 }
 
@@ -341,14 +338,12 @@ static void emit_attention(struct planner *b, const struct op *op)
     write->in[0] = ref_of(b->p, op->in[0]);
     write->in[1] = ref_of(b->p, op->in[1]);
     write->in[2] = ref_of(b->p, op->in[2]);
-    write->step.layer = node->step.layer = op->u[0];
+    write->step.layer = node->step.layer = op->attention.layer;
     if (b->has_qkv)
         absorb_qkv(b, write, op);
     node->in[0] = write->in[0];
     node->out = ref_of(b->p, op->out[0]);
     node->step.made[0] = op->out[0];
-    node->step.scale = op->f[0];
-    node->step.softcap = op->f[1];
     node->step.op = op;
 }
 
@@ -357,8 +352,7 @@ static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err
     if (readers(b->p, op->in[0]) != 1 || readers(b->p, op->in[1]) != 1)
         return err_set(err, RC_UNSUPPORTED, "rope: wanted inputs that nothing else reads; it turns them in place");
     struct node *node = node_add(b, STEP_ROPE);
-    node->step.rope = op->u[0];
-    node->step.n_heads = op->u[1];
+    node->step.rope = op->rope.rope;
     memcpy(node->step.made, op->out, sizeof op->out);
     node->step.op = op;
     for (int i = 0; i < 2; i++) {
@@ -388,14 +382,14 @@ static void emit_norm(struct planner *b, uint32_t index)
     const struct op *norm = &b->p->ops[index];
     uint32_t add = add_before_norm(b, index);
     if (add == NO_INDEX) {
-        emit_plain(b, norm, STEP_RMS_NORM);
+        struct node *alone = emit_plain(b, norm, STEP_RMS_NORM);
+        alone->step.eps = norm->rms_norm.eps;
         return;
     }
-    emit_plain(b, &b->p->ops[add], STEP_ADD_NORM);
-    struct node *node = &b->nodes[b->n_nodes - 1];
+    struct node *node = emit_plain(b, &b->p->ops[add], STEP_ADD_NORM);
     node->normed = ref_of(b->p, norm->out[0]);
     node->step.weight = norm->weight[0];
-    node->step.eps = norm->f[0];
+    node->step.eps = norm->rms_norm.eps;
     absorb_term(b, node, &b->p->ops[add]);
     b->absorbed[add] = 1;
     if (joins_route(b, norm) || joins_linear(b, norm, node))

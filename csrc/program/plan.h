@@ -28,16 +28,14 @@ struct step {
     uint32_t weight, bias;        /* weight numbers or NO_INDEX */
     uint32_t norm[3];             /* norms absorbed: of a linear's input; of q and of k; of a sum's second term; of b, c, dt */
     uint32_t input, output, act;  /* enum linear_input, enum linear_output and enum act */
-    uint32_t n_heads;
-    uint32_t source, first_row;   /* of STEP_EMBED: enum embed_source */
     uint32_t rope, layer;
-    float scale, softcap, eps;    /* softcap: of attention and of logits */
+    float eps;
     float norm_eps;               /* of norms absorbed, where eps is another's */
     bool has_own_norms;           /* of STEP_QKV: each head has weights of its own */
     bool is_joined;               /* of STEP_ADD_NORM: with the next step, a route or a linear, in one call; of that step: made
                                    * before */
-    const struct op *op;          /* of STEP_OP (in[4] is the gate, weight the matrix of dt that a recurrence has absorbed),
-                                   * STEP_ATTENTION and STEP_ROPE */
+    const struct op *op;          /* the operation that names the step; of STEP_ADD_NORM the sum. STEP_OP: in[4] is the gate,
+                                   * weight the matrix of dt that a recurrence has absorbed */
     uint32_t made[OP_OUTPUTS];    /* values of the program that this step completes, or NO_INDEX */
     bool on_selected;             /* rows are those whose logits are wanted, else all rows of the batch */
 };

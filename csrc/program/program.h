@@ -8,54 +8,42 @@
 
 #define NO_INDEX UINT32_MAX
 
+/* Operations and their attributes: operations.def. */
 enum op_code {
-    OP_EMBED,     /* out0 = embed(weight0) * f0, of what u0 says (enum embed_source), from row u1 on */
-    OP_LINEAR,    /* out0 = in0 weight0^T + weight1 (bias, optional) */
-    OP_RMS_NORM,  /* out0 = rms_norm(in0, weight0 (optional; of all heads or of each), eps f0) over u0 heads */
-    OP_ROPE,      /* out0, out1 = rope u0 of in0 (q), in1 (k), head_dim u1, k's u2 (0: the same); u3: at the heads' ends */
-    OP_ATTENTION, /* out0 = attention(in0 q, in1 k, in2 v), layer u0 of the cache; scale f0, softcap f1; slopes weight0, sinks
-                   * weight1 (optional); u1: 0, or the chunk, which is the layer's window then */
-    OP_GATED,     /* out0 = act u0 (in0) * in1; in0 may be one column wide, for all */
-    OP_ADD,       /* out0 = in0 + in1 */
-    OP_LOGITS,    /* logits = (in0 of the wanted rows, weight0^T, + weight1 (optional)) * f0, softly capped at f1 (0: not) */
-    OP_STATES,    /* in0 of the wanted rows is what pooling reads */
-    OP_ACT,       /* out0 = act u0 (in0); f0: ACT_CLIP's limit; weight0: ACT_XIELU's */
-    OP_LAYER_NORM, /* out0 = layer_norm(in0, weight0 and bias weight1 (both optional), eps f0) over u0 heads */
-    OP_ROW_ATTENTION, /* out0 = attention of a row over its whole sequence (in0 q, in1 k, in2 v), heads u0, u1; scale f0 */
-    /* Recurrent mixers, each with state u0 of every sequence (backend.h has the formulas). */
-    OP_CONV,           /* out0 = conv(in0) with weight0 and the bias weight1 (optional), u1 taps; act u2 - 1, 0: none */
-    OP_SSM,            /* out0 = ssm(in0 x, in1 dt, in2 b, in3 c), weights a_log, dt_bias, skip; u1 groups; dt within f0, f1 */
-    OP_SELECTIVE_SCAN, /* out0 = selective_scan(in0 x, in1 dt, in2 b, in3 c), weights a_log, skip, dt_bias (optional) */
-    OP_DELTA,          /* out0 = delta(in0 q, in1 k, in2 v, in3 a, in4 b), weights a_log, dt_bias; u1 key heads */
-    OP_ROUTE,     /* out0 = routes of in0 weight0^T + weight1 (optional), selection bias weight2 (optional); u0 chosen, u1 enum
-                   * route_score, u2 groups, u3 of them chosen, u4 sums_two, u5 is_normalised; f0 sum_eps, f1 scale; out0: 8
-                   * bytes a route in items of at least two, out1: room for the float logits */
-    OP_EXPERTS,   /* out0 = sum of experts of in0 by routes in1; weight0 up, weight1 down, weight2, weight3 their biases
-                   * (optional); u0 experts, u1 chosen, u2 enum expert_form, u3 act, u4 is_input_scaled; f0 limit; out1 is
-                   * scratch */
-    OP_HEAD_LINEAR, /* out0 = a product a head of u0 heads: in0 with rows u2 .. + u3 of every u1 of weight0; u4: transposed */
-    OP_LATENT_ATTENTION, /* out0 = attention of in0 (on the latents) and the tails of in1's heads (on the rope keys) over in2
-                          * latents and in3 rope keys, layer u0 of the cache; scale f0 */
-    OP_POSITION_SCALE, /* out0 = in0 * (1 + f0 * log1p((position + u1) / u0)), the quotient rounded down */
+#define OPERATION(CODE, ...) OP_##CODE,
+#include "operations.def"
     OP_COUNT
 };
 
 #define OP_INPUTS 6
 #define OP_OUTPUTS 2
 #define OP_WEIGHTS 6
-#define OP_INTEGERS 8
-#define OP_FLOATS 4
+#define OP_ATTRIBUTES 8
 
 /* Which rows of its matrix an embedding takes: those of the tokens, of their positions, or of their types, which are 0 unless a
  * request says otherwise. */
 enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_TYPES };
 
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) struct name##_attributes { attributes };
+#define INTEGER(field) uint32_t field;
+#define REAL(field) float field;
+#include "operations.def"
+
 struct op {
     uint32_t code;
     uint32_t in[OP_INPUTS], out[OP_OUTPUTS]; /* value numbers, NO_INDEX where unused */
     uint32_t weight[OP_WEIGHTS];
-    uint32_t u[OP_INTEGERS];
-    float f[OP_FLOATS];
+    union {
+        uint32_t words[OP_ATTRIBUTES]; /* of all attributes, floats too */
+#define OPERATION(CODE, name, ...) struct name##_attributes name;
+#include "operations.def"
+    };
+};
+
+enum attribute_kind { ATTRIBUTE_INTEGER, ATTRIBUTE_REAL };
+struct attribute {
+    const char *name;
+    enum attribute_kind kind;
 };
 
 /* A value, or a column range of another value (of = NO_INDEX: its own). */
@@ -122,8 +110,10 @@ struct program {
 };
 
 const char *op_name(uint32_t code);
-/* What a row gets depends on more than the row: on others of its sequence, or on its position. */
+const struct attribute *op_attributes(uint32_t code); /* in the order of op->words; behind the last is one without a name */
+/* Whether an output row depends on other rows of its sequence or on its position (attention, recurrence). */
 bool op_crosses_rows(uint32_t code);
+bool op_is_known(const struct backend *backend, uint32_t code); /* whether the backend has the operation's entry */
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */
 bool program_has_logits(const struct program *program);
 uint32_t program_states_width(const struct program *program); /* 0: it has none */

@@ -1,5 +1,5 @@
 /* py_module.c: the module llmpy._core. */
-#include "py.h"
+#include "py_program.h"
 
 #include "../base/mem.h"
 #include "../program/backend_library.h"
@@ -98,6 +98,7 @@ static PyMethodDef methods[] = {
     {"build_info", build_info, METH_NOARGS, "Compiler, version and backends of this build."},
     {"cpu_isas", cpu_isas, METH_NOARGS, "Instruction sets of this processor that have kernels, the best last."},
     {"device_info", device_info, METH_VARARGS, "Name, UUID, total and, where asked for, free bytes of a device."},
+    {"operations", py_operations, METH_NOARGS, "Names of the operations of programs, and of the attributes of each."},
     {"allocation_count", allocation_count, METH_NOARGS, "Host allocations made so far by the core."},
     {"held_count", held_count, METH_NOARGS, "Host allocations of the core that have not been freed."},
     {"fail_allocation_after", fail_allocation_after, METH_O, "Makes the n-th next host allocation fail; negative: none."},

@@ -44,21 +44,70 @@ static int numbers(PyObject *d, const char *key, uint32_t *out, Py_ssize_t n)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static int floats(PyObject *d, const char *key, float *out, Py_ssize_t n)
+/* One attribute into its word; -1 with an exception set. */
+static int parse_attribute(const struct op *op, const char *name, PyObject *value, uint32_t *words)
 {
-    PyObject *list = PyMapping_GetItemString(d, key);
-    if (!list) {
-        PyErr_Clear();
-        return 0;
+    const struct attribute *attributes = op_attributes(op->code);
+    uint32_t i = 0;
+    while (attributes[i].name && strcmp(attributes[i].name, name) != 0)
+        i++;
+    if (!attributes[i].name) {
+        PyErr_Format(PyExc_ValueError, "%s: has no attribute %s", op_name(op->code), name);
+        return -1;
     }
-    Py_ssize_t size = PySequence_Size(list);
-    for (Py_ssize_t i = 0; i < size && i < n && !PyErr_Occurred(); i++) {
-        PyObject *item = PySequence_GetItem(list, i);
-        out[i] = item ? (float)PyFloat_AsDouble(item) : 0;
-        Py_XDECREF(item);
+    if (attributes[i].kind == ATTRIBUTE_REAL) {
+        float real = (float)PyFloat_AsDouble(value);
+        memcpy(&words[i], &real, sizeof real);
+    } else {
+        words[i] = (uint32_t)PyLong_AsUnsignedLong(value);
     }
-    Py_DECREF(list);
     return PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_attributes(PyObject *d, struct op *op)
+{
+    PyObject *given = PyMapping_GetItemString(d, "attributes"), *key, *value;
+    if (!given || !PyDict_Check(given)) {
+        Py_XDECREF(given);
+        PyErr_Format(PyExc_TypeError, "%s: wanted a dict of attributes", op_name(op->code));
+        return -1;
+    }
+    int code = 0;
+    for (Py_ssize_t place = 0; !code && PyDict_Next(given, &place, &key, &value);) {
+        const char *name = PyUnicode_AsUTF8AndSize(key, NULL);
+        code = name ? parse_attribute(op, name, value, op->words) : -1;
+    }
+    Py_DECREF(given);
+    return code;
+}
+
+static PyObject *attribute_names(uint32_t code)
+{
+    const struct attribute *attributes = op_attributes(code);
+    Py_ssize_t n = 0;
+    while (attributes[n].name)
+        n++;
+    PyObject *names = PyTuple_New(n);
+    for (Py_ssize_t i = 0; names && i < n; i++) {
+        PyObject *name = PyUnicode_FromString(attributes[i].name);
+        if (!name || PyTuple_SetItem(names, i, name))
+            Py_CLEAR(names);
+    }
+    return names;
+}
+
+PyObject *py_operations(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    PyObject *found = PyDict_New();
+    for (uint32_t code = 0; found && code < OP_COUNT; code++) {
+        PyObject *names = attribute_names(code);
+        if (!names || PyDict_SetItemString(found, op_name(code), names))
+            Py_CLEAR(found);
+        Py_XDECREF(names);
+    }
+    return found;
 }
 
 static int parse_op(PyObject *item, struct op *op)
@@ -78,8 +127,7 @@ static int parse_op(PyObject *item, struct op *op)
         return -1;
     }
     return numbers(d, "in", op->in, OP_INPUTS) || numbers(d, "out", op->out, OP_OUTPUTS) ||
-                   numbers(d, "weights", op->weight, OP_WEIGHTS) || numbers(d, "u", op->u, OP_INTEGERS) ||
-                   floats(d, "f", op->f, OP_FLOATS)
+                   numbers(d, "weights", op->weight, OP_WEIGHTS) || parse_attributes(d, op)
                ? -1 : 0;
 }
 

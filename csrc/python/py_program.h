@@ -7,5 +7,7 @@
 #include "../program/program.h"
 
 struct program *py_program_parse(PyObject *spec);
+/* A dict of every operation's name and a tuple of its attributes' names. */
+PyObject *py_operations(PyObject *module, PyObject *unused);
 
 #endif

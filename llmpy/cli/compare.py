@@ -178,8 +178,8 @@ def _paired(llm: LLM) -> dict[int, int]:
     sorts = any(family.interleaved for family in gguf.FAMILIES if family.architecture == spec["architecture"])
     if not (sorts and str(llm.config.model).lower().endswith(".gguf")):
         return {}
-    turned = [op for kind, op in spec["ops"] if kind == "rope" and spec["ropes"][op["u"][0]]["interleaved"]]
-    return {value: op["u"][1] for op in turned for value in op["in"]}
+    turned = [op for kind, op in spec["ops"] if kind == "rope" and spec["ropes"][int(op["attributes"]["rope"])]["interleaved"]]
+    return {value: int(op["attributes"]["head_dim"]) for op in turned for value in op["in"]}
 
 
 def _in_pairs(rows: Rows, head_dim: int) -> Rows:
@@ -207,8 +207,8 @@ def uncompared(llm: LLM, theirs: dict[str, Rows]) -> list[str]:
 
 def _embedding_scales(llm: LLM) -> dict[str, float]:
     """Factors of embeddings, which transformers has in the module or behind it."""
-    spec = llm._tap.spec
-    return {one.name: spec["ops"][one.op][1]["f"][0] for one in llm._tap.named() if spec["ops"][one.op][0] == "embed"}
+    ops = llm._tap.spec["ops"]
+    return {one.name: ops[one.op][1]["attributes"]["scale"] for one in llm._tap.named() if ops[one.op][0] == "embed"}
 
 
 def _report(found: list[Difference], skipped: list[str], bound: float, shows_all: bool) -> int:

@@ -109,29 +109,30 @@ def _operation(spec: Spec, kind: str, op: Any, layer: str) -> str:
 
 
 def _told(spec: Spec, kind: str, op: Any) -> str:
-    """The numbers of an operation in words where they have some."""
+    """The attributes of an operation, in words where they have some."""
+    given = op["attributes"]
     if kind == "attention":
-        layer = spec["layers"][op["u"][0]]
+        layer = spec["layers"][given["layer"]]
         window = f", window {layer[3]}" if layer[3] else ""
-        cap = f", cap {op['f'][1]:g}" if op["f"][1] else ""
+        cap = f", cap {given['softcap']:g}" if given["softcap"] else ""
         return f"{layer[0]}/{layer[1]} heads of {layer[2]}{window}{cap}"
     if kind == "rope":
-        rope = spec["ropes"][op["u"][0]]
+        rope = spec["ropes"][given["rope"]]
         style = "pairs" if rope["interleaved"] else "halves"
-        return f"rope {op['u'][0]}, {len(rope['inv_freq']) // 2} of {op['u'][1]} in {style}"
+        return f"rope {given['rope']}, {len(rope['inv_freq']) // 2} of {given['head_dim']} in {style}"
     if kind in ("gated", "act"):
-        name = next((name for name, number in ACTIVATIONS.items() if number == op["u"][0]), "")
-        return " ".join([name, *(f"{number:g}" for number in op["f"])])
+        name = next((name for name, number in ACTIVATIONS.items() if number == given["act"]), "")
+        return f"{name} {given['limit']:g}" if "limit" in given else name
     if kind in ("rms_norm", "layer_norm"):
-        heads = f"{op['u'][0]} heads, " if op["u"][0] > 1 else ""
-        return f"{heads}eps {op['f'][0]:g}"
+        heads = f"{given['n_heads']} heads, " if given["n_heads"] > 1 else ""
+        return f"{heads}eps {given['eps']:g}"
     if kind == "position_scale":
-        return f"every {op['u'][0]} positions, from {op['u'][1]}, slope {op['f'][0]:g}"
+        return f"every {given['every']} positions, from {given['first']}, slope {given['slope']:g}"
     if kind == "logits":
-        scale, cap = (f"{word} {number:g}" for word, number in zip(("factor", "cap"), op["f"], strict=True))
-        return ", ".join([scale] * (op["f"][0] != 1) + [cap] * (op["f"][1] != 0))
-    is_cached = kind in ("conv", "ssm", "selective_scan", "delta", "latent_attention")  # u0 is its place in the cache
-    return " ".join(f"{number:g}" for number in (*op["u"][is_cached:], *op["f"]))
+        scale, cap = f"factor {given['scale']:g}", f"cap {given['softcap']:g}"
+        return ", ".join([scale] * (given["scale"] != 1) + [cap] * (given["softcap"] != 0))
+    places = ("state", "layer")  # in the cache; they differ from layer to layer
+    return " ".join(f"{name} {number:g}" for name, number in given.items() if name not in places)
 
 
 # ---- weights and cache -------------------------------------------------------------------------------------------------

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .pieces import Piece
 
 if TYPE_CHECKING:
     from .blocks import Model, Value
     from .rope import Rope
+
+
+class HeadRows(NamedTuple):
+    """A weight of heads and the attributes of `head_linear` that say which rows of a head are used, and how."""
+
+    weight: int
+    rows: dict[str, int]
+
+
+def _head_rows(weight: int, head_rows: int, first_row: int, used_rows: int, is_transposed: bool = False) -> HeadRows:
+    rows = {"head_rows": head_rows, "first_row": first_row, "used_rows": used_rows, "is_transposed": int(is_transposed)}
+    return HeadRows(weight, rows)
 
 
 class LatentBlock:
@@ -42,27 +54,26 @@ class LatentBlock:
                 f"wanted {n_heads} heads that end with {2 * rope.inv_freq.size} turned elements, have {q.width} and a key of "
                 f"{rope_key.width}",
             )
-        u = [m.rope_index(rope), q.width // n_heads, rope_key.width, 1]
-        q, rope_key = m.emit_pair("rope", q, rope_key, u=u)
+        sizes = {"head_dim": q.width // n_heads, "k_head_dim": rope_key.width}
+        q, rope_key = m.emit_pair("rope", q, rope_key, rope=m.rope_index(rope), **sizes, is_tail=True)
         keys, values = self._key_and_value_rows(where, n_heads, key_dim, value_dim, latent.width)
-        absorbed = m.emit("head_linear", [q], n_heads * latent.width, weights=[keys[0]], u=[n_heads, *keys[1:]])
+        absorbed = m.emit("head_linear", [q], n_heads * latent.width, weights=[keys.weight], n_heads=n_heads, **keys.rows)
         m.spec["layers"].append((n_heads, 0, latent.width + rope_key.width, 0))
         inputs, layer = [absorbed, q, latent, rope_key], len(m.spec["layers"]) - 1
-        out = m.emit("latent_attention", inputs, n_heads * latent.width, u=[layer], f=[scale])
-        return m.emit("head_linear", [out], n_heads * value_dim, weights=[values[0]], u=[n_heads, *values[1:]])
+        out = m.emit("latent_attention", inputs, n_heads * latent.width, layer=layer, scale=scale)
+        return m.emit("head_linear", [out], n_heads * value_dim, weights=[values.weight], n_heads=n_heads, **values.rows)
 
     def _key_and_value_rows(
         self, where: str, heads: int, key_dim: int, value_dim: int, latent: int
-    ) -> tuple[list[int], list[int]]:
-        """Of keys and of values the weight, its rows a head, the first and number of those that are used, and whether a head's
-        rows are the columns. Files may have two tensors instead, that of the keys with a head's rows turned already."""
+    ) -> tuple[HeadRows, HeadRows]:
+        """Of keys and of values. Files may have two tensors, that of the keys with a head's rows turned already."""
         m = self._model
         turned, plain = (where.removesuffix("kv_b_proj") + name for name in ("k_b_proj.weight", "v_b_proj.weight"))
         if m.source.is_gguf and m.shape_of(turned) is not None:
             m.spec["reordered"] = True
             keys = m.matrix("latent_attention", [Piece(turned, (heads, latent, key_dim), heads * latent)], key_dim)
             values = m.matrix("latent_attention", [Piece(plain, (heads, value_dim, latent), heads * value_dim)], latent)
-            return [keys, latent, 0, latent, 0], [values, value_dim, 0, value_dim, 0]
+            return _head_rows(keys, latent, 0, latent), _head_rows(values, value_dim, 0, value_dim)
         rows = key_dim + value_dim
         weight = m.matrix("latent_attention", [(where, heads * rows)], latent)
-        return [weight, rows, 0, key_dim, 1], [weight, rows, key_dim, value_dim, 0]
+        return _head_rows(weight, rows, 0, key_dim, True), _head_rows(weight, rows, key_dim, value_dim)

@@ -91,9 +91,21 @@ class MixtureBlock:
         weights.append(m.vector("route", [(f"{where}.bias", n_experts)]) if bias else -1)
         shape = selection_shape or (n_experts,)
         weights.append(m.vector("route", [(self.prefix + selection_bias, shape)]) if selection_bias else -1)
-        u = [n_chosen, ROUTE_SCORES[score], n_groups, chosen_groups, int(sums_two), int(normalised)]
-        out, logits = 4 * n_chosen, 2 * n_experts
-        routes = m.emit("route", [x], out, weights=weights, u=u, f=[sum_eps, scale], scratch=logits)
+        routes = m.emit(
+            "route",
+            [x],
+            4 * n_chosen,
+            weights=weights,
+            scratch=2 * n_experts,
+            n_chosen=n_chosen,
+            score=ROUTE_SCORES[score],
+            n_groups=n_groups,
+            chosen_groups=chosen_groups,
+            sums_two=sums_two,
+            is_normalised=normalised,
+            sum_eps=sum_eps,
+            scale=scale,
+        )
         return Routes(routes, n_experts, n_chosen)
 
     def experts(
@@ -154,9 +166,19 @@ class MixtureBlock:
         weights = [m.matrix("experts", ups, x.width), m.matrix("experts", downs, width)]
         if bias:
             weights += [m.vector("experts", part) for part in biases]
-        u = [routes.n_experts, routes.n_chosen, EXPERT_FORMS[form], m.activation("experts", where, act), int(input_scaled)]
-        scratch = routes.n_chosen * 4 * max(width, x.width) + 2 * routes.n_experts + 16
-        return m.emit("experts", [x, routes.value], x.width, weights=weights, u=u, f=[limit], scratch=scratch)
+        return m.emit(
+            "experts",
+            [x, routes.value],
+            x.width,
+            weights=weights,
+            scratch=routes.n_chosen * 4 * max(width, x.width) + 2 * routes.n_experts + 16,
+            n_experts=routes.n_experts,
+            n_chosen=routes.n_chosen,
+            form=EXPERT_FORMS[form],
+            act=m.activation("experts", where, act),
+            is_input_scaled=input_scaled,
+            limit=limit,
+        )
 
     def _up_in_gguf(self, form: str, width: int) -> tuple[list[str], int]:
         """The names of gate and up, or of both above each other where the file has them so, and their rows."""

@@ -45,7 +45,7 @@ class NormBlock:
         """
         m = self._model
         heads, weights = self._norm_weights("rms_norm", x, name, ["weight"], per_head, own_weights, offset)
-        return m.emit("rms_norm", [x], x.width, weights=weights, u=[heads], f=[eps])
+        return m.emit("rms_norm", [x], x.width, weights=weights, n_heads=heads, eps=eps)
 
     def layer_norm(
         self,
@@ -71,7 +71,7 @@ class NormBlock:
         """
         kinds = ["weight", "bias"] if bias else ["weight"]
         heads, weights = self._norm_weights("layer_norm", x, name, kinds, per_head, own_weights, offset)
-        return self._model.emit("layer_norm", [x], x.width, weights=weights, u=[heads], f=[eps])
+        return self._model.emit("layer_norm", [x], x.width, weights=weights, n_heads=heads, eps=eps)
 
     def _norm_weights(
         self,
@@ -110,7 +110,7 @@ class NormBlock:
         if all(factor == 1 for factor in factors):
             return x
         given = [float(factor) for factor in factors] * (x.width // len(factors))
-        return m.emit("act", [x], x.width, weights=[m.constant(given)], u=[SCALE])
+        return m.emit("act", [x], x.width, weights=[m.constant(given)], act=SCALE)
 
     def scale_by_position(self, x: Value, every: int, slope: float, *, first: int = 0) -> Value:
         """x * (1 + slope * log(1 + (position + first) // every)): queries of far positions grow.
@@ -126,7 +126,7 @@ class NormBlock:
         if every < 1 or first < 0 or not 0 <= slope < inf:
             given = f"every={every}, slope={slope}, first={first}"
             m.refuse("scale_by_position", self.prefix, f"wanted every at least 1, slope and first at least 0, have {given}")
-        return m.emit("position_scale", [x], x.width, u=[every, first], f=[slope])
+        return m.emit("position_scale", [x], x.width, every=every, first=first, slope=slope)
 
     def clip(self, x: Value, limit: float) -> Value:
         """x, not below -limit and not above limit."""
@@ -134,7 +134,7 @@ class NormBlock:
         m.expect("clip", self.prefix, x)
         if not limit > 0:
             m.refuse("clip", self.prefix, f"wanted a limit above 0, have {limit}")
-        return m.emit("act", [x], x.width, u=[CLIP], f=[limit])
+        return m.emit("act", [x], x.width, act=CLIP, limit=limit)
 
     def xielu(self, x: Value, name: str) -> Value:
         """p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x; p = softplus(alpha_p),
@@ -152,4 +152,4 @@ class NormBlock:
             Piece(f"{where}.{each}", m.scalar_shape(f"{where}.{each}", n_dims), 1, constant=constant)
             for each, n_dims, constant in tensors
         ]
-        return m.emit("act", [x], x.width, weights=[m.vector("xielu", parts)], u=[XIELU])
+        return m.emit("act", [x], x.width, weights=[m.vector("xielu", parts)], act=XIELU)

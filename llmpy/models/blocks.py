@@ -32,6 +32,9 @@ ACTIVATIONS = {
     "sigmoid": 6,
 }
 
+TOKENS, POSITIONS, TYPES = range(3)  # what an embedding looks up
+
+
 def _activation(op: str, where: str, act: str) -> int:
     if act not in ACTIVATIONS:
         raise UnsupportedError(f"{op} {where}: activation {act!r}; known: {', '.join(ACTIVATIONS)}")
@@ -160,7 +163,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
             m.heads("rope", self.prefix, x)
         if 2 * rope.inv_freq.size > m.head_dim:
             m.refuse("rope", self.prefix, f"{rope.inv_freq.size} frequencies turn more than head_dim {m.head_dim}")
-        return m.emit_pair("rope", q, k, u=[m.rope_index(rope), m.head_dim])
+        return m.emit_pair("rope", q, k, rope=m.rope_index(rope), head_dim=m.head_dim)
 
     def attention(
         self,
@@ -204,9 +207,10 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         if sinks is not None:
             weights.append(m.vector("attention", [(self.prefix + sinks, n_heads)]))
         m.spec["layers"].append((n_heads, n_kv_heads, m.head_dim, chunk or window))
-        u = [len(m.spec["layers"]) - 1, *([chunk] if chunk else [])]
-        f = [m.head_dim**-0.5 if scale is None else scale, softcap]
-        return m.emit("attention", [q, k, v], q.width, weights=weights, u=u, f=f)
+        scale = m.head_dim**-0.5 if scale is None else scale
+        layer = len(m.spec["layers"]) - 1
+        inputs = [q, k, v]
+        return m.emit("attention", inputs, q.width, weights=weights, layer=layer, chunk=chunk, scale=scale, softcap=softcap)
 
     def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:
         """Attention of every row over all rows of its prompt, those behind it too; there is no cache, so a prompt is computed
@@ -217,15 +221,16 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         """
         m = self._model
         m.expect("row_attention", self.prefix, q, k, v)
-        heads = [m.heads("row_attention", self.prefix, x) for x in (q, k)]
-        if k.width != v.width or heads[0] % heads[1] or m.spec["layers"]:
+        n_heads, n_kv_heads = (m.heads("row_attention", self.prefix, x) for x in (q, k))
+        if k.width != v.width or n_heads % n_kv_heads or m.spec["layers"]:
             m.refuse(
                 "row_attention",
                 self.prefix,
                 f"wanted k and v of equal width, a multiple of it in q, and no layer with a cache, have {q.width}, {k.width}, "
                 f"{v.width} and {len(m.spec['layers'])} layers",
             )
-        return m.emit("row_attention", [q, k, v], q.width, u=heads, f=[m.head_dim**-0.5 if scale is None else scale])
+        scale = m.head_dim**-0.5 if scale is None else scale
+        return m.emit("row_attention", [q, k, v], q.width, n_heads=n_heads, n_kv_heads=n_kv_heads, scale=scale)
 
     def conv(self, x: Value, name: str, taps: int, *, act: str | None = None, bias: bool = True) -> Value:
         """Causal convolution, each column alone: act(bias + sum over k of weight[:, k] * x of taps - 1 - k rows before).
@@ -245,7 +250,8 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         if bias:
             weights.append(m.flat("conv", f"{where}.bias", (x.width,)))
         code = 0 if act is None else 1 + _activation("conv", where, act)
-        return m.emit("conv", [x], x.width, weights=weights, u=[m.state_layer(x.width, taps - 1), taps, code])
+        state = m.state_layer(x.width, taps - 1)
+        return m.emit("conv", [x], x.width, weights=weights, state=state, n_taps=taps, act=code)
 
     def ssm(
         self, x: Value, dt: Value, b: Value, c: Value, name: str, *, groups: int = 1, limits: tuple[float, float] = (0.0, inf)
@@ -269,7 +275,9 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
             m.refuse("ssm", where, f"wanted heads of equal width in equal groups, have {sizes}")
         weights = [m.flat("ssm", f"{where}.{tensor}", (heads,)) for tensor in ("A_log", "dt_bias", "D")]
         state = m.state_layer(heads, x.width // heads * (b.width // groups))
-        return m.emit("ssm", [x, dt, b, c], x.width, weights=weights, u=[state, groups], f=[limits[0], min(limits[1], 3e38)])
+        low, high = limits[0], min(limits[1], 3e38)
+        inputs = [x, dt, b, c]
+        return m.emit("ssm", inputs, x.width, weights=weights, state=state, n_groups=groups, dt_min=low, dt_max=high)
 
     def selective_scan(self, x: Value, dt: Value, b: Value, c: Value, name: str, *, dt_bias: str | None) -> Value:
         """The recurrence of Mamba, a state for each column: S = e^(-e^A_log d) S + d x B, y = S . C + D x, with steps
@@ -290,7 +298,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         weights = [m.flat("selective_scan", f"{where}.A_log", (x.width, b.width))]
         for tensor in ("D", dt_bias) if dt_bias else ("D",):
             weights.append(m.flat("selective_scan", f"{where}.{tensor}", (x.width,)))
-        return m.emit("selective_scan", [x, dt, b, c], x.width, weights=weights, u=[m.state_layer(x.width, b.width)])
+        return m.emit("selective_scan", [x, dt, b, c], x.width, weights=weights, state=m.state_layer(x.width, b.width))
 
     def delta(self, q: Value, k: Value, v: Value, a: Value, b: Value, name: str, *, key_heads: int) -> Value:
         """The gated delta rule: S = g S, S += k (sigmoid(b) (v - k^T S))^T, y = S^T q, with k of length 1, q of key size^-0.5.
@@ -310,13 +318,13 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
             m.refuse("delta", where, f"wanted heads of equal width, a multiple of the key heads, have {sizes}")
         weights = [m.flat("delta", f"{where}.{tensor}", (heads,)) for tensor in ("A_log", "dt_bias")]
         state = m.state_layer(heads, q.width // key_heads * (v.width // heads))
-        return m.emit("delta", [q, k, v, a, b], v.width, weights=weights, u=[state, key_heads])
+        return m.emit("delta", [q, k, v, a, b], v.width, weights=weights, state=state, n_key_heads=key_heads)
 
     def act(self, x: Value, act: str) -> Value:
         """act(x)."""
         m = self._model
         m.expect("act", self.prefix, x)
-        return m.emit("act", [x], x.width, u=[_activation("act", self.prefix, act)])
+        return m.emit("act", [x], x.width, act=_activation("act", self.prefix, act))
 
     def mlp(
         self, x: Value, up: str, down: str, width: int, *, act: str, bias: bool = True, transposed: bool = False
@@ -341,7 +349,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         m.expect("gated", self.prefix, gate, up)
         if gate.width not in (1, up.width):
             m.refuse("gated", self.prefix, f"wanted equal widths, have {gate.width} and {up.width}")
-        return m.emit("gated", [gate, up], up.width, u=[_activation("gated", self.prefix, act)])
+        return m.emit("gated", [gate, up], up.width, act=_activation("gated", self.prefix, act))
 
     def gated_mlp(self, x: Value, gate: str, up: str, down: str, width: int, *, act: str, bias: bool = False) -> Value:
         """down(act(gate(x)) * up(x)), gate and up in one matrix.
@@ -376,19 +384,19 @@ class Model(Writer, Block):
         width = width or self.config.hidden_size
         weight = self.matrix("embed", [(name, self.config.vocab_size)], width)
         self._embeddings[name] = weight
-        return self.emit("embed", [], width, weights=[weight], f=[scale])
+        return self.emit("embed", [], width, weights=[weight], source=TOKENS, scale=scale)
 
     def embed_positions(self, name: str, rows: int, *, first: int = 0) -> Value:
         """Row NAME.weight[first + position], [rows, hidden_size]; the matrix has `rows` rows."""
         width = self.config.hidden_size
         weight = self.matrix("embed", [(name, rows)], width)
-        return self.emit("embed", [], width, weights=[weight], u=[1, first], f=[1.0])
+        return self.emit("embed", [], width, weights=[weight], source=POSITIONS, first_row=first, scale=1.0)
 
     def embed_types(self, name: str, rows: int) -> Value:
         """Row NAME.weight[token type], 0 unless a request gives types, [rows, hidden_size]; the matrix has `rows` rows."""
         width = self.config.hidden_size
         weight = self.matrix("embed", [(name, rows)], width)
-        return self.emit("embed", [], width, weights=[weight], u=[2, 0], f=[1.0])
+        return self.emit("embed", [], width, weights=[weight], source=TYPES, scale=1.0)
 
     def layers(self, prefix: str, n: int) -> Iterator[Block]:
         """One block for each i < n; its tensor names start with PREFIX.i."""
@@ -436,8 +444,8 @@ class Model(Writer, Block):
         if self.spec["weights"][weight]["cols"] != x.width:
             self.refuse("logits", name, f"wanted a row of {self.spec['weights'][weight]['cols']}, have {x.width}")
         weights = [weight, self.vector("logits", [(f"{name}.bias", self.config.vocab_size)])] if bias else [weight]
-        factors = [scale, softcap]
-        self.spec["ops"].append(("logits", {"in": [x.index], "out": [], "weights": weights, "u": [], "f": factors}))
+        given: dict[str, int | float] = {"scale": scale, "softcap": softcap}
+        self.spec["ops"].append(("logits", {"in": [x.index], "out": [], "weights": weights, "attributes": given}))
         self.generates = True
         self.states(x)
 
@@ -451,7 +459,7 @@ class Model(Writer, Block):
         """
         self.expect("states", "", x)
         self.tasks, self.pooling = tasks or ("embed", "token_embed"), pooling
-        self.spec["ops"].append(("states", {"in": [x.index], "out": [], "weights": [], "u": [], "f": []}))
+        self.spec["ops"].append(("states", {"in": [x.index], "out": [], "weights": [], "attributes": {}}))
 
     def stem(self, prefix: str, name: str) -> str:
         """`prefix`, or "" where the checkpoint has NAME.weight without it: models saved without a head have none."""

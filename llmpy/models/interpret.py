@@ -59,9 +59,9 @@ def _logits(x: Array, weights: Sequence[Array], scale: float, softcap: float) ->
     return softcap * np.tanh(y / softcap) if softcap else y
 
 
-def _act(x: Array, weights: Sequence[Array], act: int, f: Sequence[float]) -> Array:
+def _act(x: Array, weights: Sequence[Array], act: int, limit: float = 0.0) -> Array:
     if act == CLIP:
-        return np.clip(x, -f[0], f[0])
+        return np.clip(x, -limit, limit)
     if act in _ACTS:
         return _ACTS[act](x)
     if act == SCALE:
@@ -71,7 +71,7 @@ def _act(x: Array, weights: Sequence[Array], act: int, f: Sequence[float]) -> Ar
     return np.asarray(np.where(x > 0, np.logaddexp(0, alpha_p) * x * x, below) + beta * x)
 
 
-def _rope(x: Array, rope: RopeSpec, head_dim: int, is_tail: bool = False) -> Array:
+def _rope(x: Array, rope: RopeSpec, head_dim: int, is_tail: float = False) -> Array:
     inv_freq = np.frombuffer(rope["inv_freq"], dtype=np.float32)
     n = inv_freq.size
     angles = np.arange(len(x), dtype=np.float32)[:, None] * inv_freq  # a float32 product, as the kernels have it
@@ -140,8 +140,9 @@ def _scan(decay: Array, written: Array, c: Array) -> Array:
 
 
 def _ssm(op: Operands, x: list[Array], a_log: Array, dt_bias: Array, skip: Array) -> Array:
-    n, groups, heads = len(x[0]), op["u"][1], len(a_log)
-    step = np.clip(np.logaddexp(0, x[1] + dt_bias), op["f"][0], op["f"][1])
+    given = op["attributes"]
+    n, groups, heads = len(x[0]), int(given["n_groups"]), len(a_log)
+    step = np.clip(np.logaddexp(0, x[1] + dt_bias), given["dt_min"], given["dt_max"])
     b, c = (part.reshape(n, groups, 1, -1).repeat(heads // groups, 1) for part in x[2:])
     rows = x[0].reshape(n, heads, -1)
     written = (step[..., None] * rows)[..., None] * b
@@ -156,8 +157,8 @@ def _selective_scan(x: list[Array], a_log: Array, skip: Array, dt_bias: Array | 
 
 
 def _delta(op: Operands, x: list[Array], a_log: Array, dt_bias: Array) -> Array:
-    n, heads = x[3].shape
-    q, k = (part.reshape(n, op["u"][1], -1).repeat(heads // op["u"][1], 1) for part in x[:2])
+    (n, heads), n_keys = x[3].shape, int(op["attributes"]["n_key_heads"])
+    q, k = (part.reshape(n, n_keys, -1).repeat(heads // n_keys, 1) for part in x[:2])
     q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True) + 1e-6) for part in (q, k))
     values, beta = x[2].reshape(n, heads, -1), 1 / (1 + np.exp(-x[4]))
     decay = np.exp(-np.exp(a_log) * np.logaddexp(0, x[3] + dt_bias))
@@ -177,26 +178,30 @@ def _softmax(x: Array) -> Array:
 
 def _route(logits: Array, bias: Array | None, op: Operands) -> Array:
     """Pairs of an expert and its weight, [rows, 4 * chosen]; the second half is not used."""
-    n_chosen, score, n_groups, chosen_groups, sums_two, is_normalised = op["u"]
+    given = op["attributes"]
+    n_chosen, score, n_groups = int(given["n_chosen"]), given["score"], int(given["n_groups"])
     scores = _softmax(logits) if score == 0 else _ACTS[6](logits) if score == 1 else logits
     values = scores if bias is None else scores + bias
     groups = np.sort(values.reshape(len(logits), n_groups, -1), -1)
-    promise = groups[..., -2:].sum(-1) if sums_two else groups[..., -1]
-    best = np.argsort(-promise, -1, kind="stable")[:, :chosen_groups]
+    promise = groups[..., -2:].sum(-1) if given["sums_two"] else groups[..., -1]
+    best = np.argsort(-promise, -1, kind="stable")[:, : int(given["chosen_groups"])]
     allowed = np.zeros((len(logits), n_groups), bool)
     np.put_along_axis(allowed, best, True, 1)
     values = np.where(allowed.repeat(logits.shape[1] // n_groups, 1), values, -np.inf)
     experts = np.argsort(-values, -1, kind="stable")[:, :n_chosen]
     chosen = np.take_along_axis(scores, experts, 1)
     weights = _softmax(chosen) if score == 2 else _ACTS[6](chosen) if score == 3 else chosen
-    if is_normalised:
-        weights = weights / (weights.sum(-1, keepdims=True) + op["f"][0])
-    routes = np.stack([experts, weights * op["f"][1]], -1).reshape(len(logits), -1)
+    if given["is_normalised"]:
+        weights = weights / (weights.sum(-1, keepdims=True) + given["sum_eps"])
+    routes = np.stack([experts, weights * given["scale"]], -1).reshape(len(logits), -1)
     return np.concatenate([routes, np.zeros_like(routes)], 1)
 
 
 def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) -> Array:
-    n_experts, n_chosen, form, act, is_input_scaled = op["u"]
+    given = op["attributes"]
+    n_experts, n_chosen, form, is_input_scaled = (
+        int(given[name]) for name in ("n_experts", "n_chosen", "form", "is_input_scaled")
+    )
     up, down, up_bias, down_bias = (
         weight.reshape(n_experts, -1, *weight.shape[1:]) for weight in [*weights, *[np.zeros(n_experts)] * 2][:4]
     )
@@ -207,15 +212,16 @@ def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) ->
             h = up[e] @ (row * weight if is_input_scaled else row) + up_bias[e]
             gate, linear = np.split(h, 2) if form != 2 else (h, 1.0)
             if form == 1:
-                gate, linear = np.minimum(gate, op["f"][0]), np.clip(linear, -op["f"][0], op["f"][0]) + 1
+                gate, linear = np.minimum(gate, given["limit"]), np.clip(linear, -given["limit"], given["limit"]) + 1
                 h = gate * _ACTS[6](1.702 * gate) * linear
             else:
-                h = _ACTS[act](gate) * linear
+                h = _ACTS[int(given["act"])](gate) * linear
             y += (down[e] @ h + down_bias[e]) * (1 if is_input_scaled else weight)
     return out
 
 
-def _head_linear(x: Array, w: Array, heads: int, head_rows: int, first: int, used: int, is_transposed: int) -> Array:
+def _head_linear(x: Array, w: Array, op: Operands) -> Array:
+    heads, head_rows, first, used, is_transposed = (int(number) for number in op["attributes"].values())
     matrices = w.reshape(heads, head_rows, -1)[:, first : first + used]
     if not is_transposed:
         matrices = matrices.transpose(0, 2, 1)
@@ -278,11 +284,11 @@ class Interpreter:
         self.values = values
         for name, op in self._spec["ops"]:
             if name == "embed":
-                source, first = (*op["u"], 0, 0)[:2]
-                rows = [ids, np.arange(len(ids)), types][source] + first
-                self._put(values, op, self._weights[op["weights"][0]][rows] * op["f"][0])
+                given = op["attributes"]
+                rows = [ids, np.arange(len(ids)), types][int(given["source"])] + int(given.get("first_row", 0))
+                self._put(values, op, self._weights[op["weights"][0]][rows] * given["scale"])
             elif name == "logits" == wanted:
-                return _logits(values[op["in"][0]], [self._weights[i] for i in op["weights"]], *op["f"])
+                return _logits(values[op["in"][0]], [self._weights[i] for i in op["weights"]], **op["attributes"])
             elif name == "states" == wanted:
                 return values[op["in"][0]]
             elif name not in ("logits", "states"):
@@ -304,6 +310,7 @@ class Interpreter:
 
     def _run(self, name: str, op: Operands, x: list[Array]) -> list[Array]:
         """The results of one operation."""
+        given = op["attributes"]
         if name == "route":
             router, bias, selection_bias = (self._weights[i] if i >= 0 else None for i in op["weights"])
             assert router is not None
@@ -315,28 +322,30 @@ class Interpreter:
             y = x[0] @ weights[0].T
             return [y + weights[1] if len(weights) > 1 else y]
         if name == "rms_norm":
-            return [_rms_norm(x[0], weights, op["f"][0], op["u"][0])]
+            return [_rms_norm(x[0], weights, given["eps"], int(given["n_heads"]))]
         if name == "rope":
-            number, head_dim, k_head_dim, is_tail = (*op["u"], 0, 0)[:4]
-            sizes = [head_dim, k_head_dim or head_dim]
-            return [_rope(x[i], self._spec["ropes"][number], sizes[i], bool(is_tail)) for i in range(2)]
+            rope, head_dim = self._spec["ropes"][int(given["rope"])], int(given["head_dim"])
+            sizes = [head_dim, int(given.get("k_head_dim", 0)) or head_dim]
+            return [_rope(x[i], rope, sizes[i], given.get("is_tail", False)) for i in range(2)]
         if name == "head_linear":
-            return [_head_linear(x[0], weights[0], *op["u"])]
+            return [_head_linear(x[0], weights[0], op)]
         if name == "latent_attention":
-            return [_latent_attention(x[0], x[1], x[2], x[3], self._spec["layers"][op["u"][0]][0], op["f"][0])]
+            n_heads = self._spec["layers"][int(given["layer"])][0]
+            return [_latent_attention(x[0], x[1], x[2], x[3], n_heads, given["scale"])]
         if name == "attention":
             slopes, sinks = (self._weights[i] if i >= 0 else None for i in (*op["weights"], -1, -1)[:2])
-            layer = self._spec["layers"][op["u"][0]]
-            scale, softcap, chunk = *op["f"], (*op["u"], 0)[1]
-            return [_attention(x[0], x[1], x[2], layer, scale, softcap, True, slopes, sinks, chunk)]
+            layer = self._spec["layers"][int(given["layer"])]
+            numbers = given["scale"], given["softcap"], True, slopes, sinks, int(given["chunk"])
+            return [_attention(x[0], x[1], x[2], layer, *numbers)]
         if name == "layer_norm":
-            return [_layer_norm(x[0], weights, op["f"][0], op["u"][0])]
+            return [_layer_norm(x[0], weights, given["eps"], int(given["n_heads"]))]
         if name == "row_attention":
-            layer = (op["u"][0], op["u"][1], x[0].shape[1] // op["u"][0], 0)
-            return [_attention(x[0], x[1], x[2], layer, op["f"][0], 0.0, is_causal=False)]
+            n_heads = int(given["n_heads"])
+            layer = (n_heads, int(given["n_kv_heads"]), x[0].shape[1] // n_heads, 0)
+            return [_attention(x[0], x[1], x[2], layer, given["scale"], 0.0, is_causal=False)]
         if name == "conv":
-            y = _conv(x[0], weights[0], weights[1] if len(weights) > 1 else 0.0, op["u"][1])
-            return [_ACTS[op["u"][2] - 1](y) if op["u"][2] else y]
+            y = _conv(x[0], weights[0], weights[1] if len(weights) > 1 else 0.0, int(given["n_taps"]))
+            return [_ACTS[int(given["act"]) - 1](y) if given["act"] else y]
         if name == "ssm":
             return [_ssm(op, x, *weights)]
         if name == "selective_scan":
@@ -344,12 +353,12 @@ class Interpreter:
         if name == "delta":
             return [_delta(op, x, *weights)]
         if name == "position_scale":
-            n_steps = (np.arange(len(x[0])) + op["u"][1]) // op["u"][0]
-            return [x[0] * (1 + op["f"][0] * np.log1p(n_steps))[:, None]]
+            n_steps = (np.arange(len(x[0])) + given["first"]) // given["every"]
+            return [x[0] * (1 + given["slope"] * np.log1p(n_steps))[:, None]]
         if name == "act":
-            return [_act(x[0], weights, op["u"][0], op["f"])]
+            return [_act(x[0], weights, int(given["act"]), given.get("limit", 0.0))]
         if name == "gated":
-            return [_ACTS[op["u"][0]](x[0]) * x[1]]
+            return [_ACTS[int(given["act"])](x[0]) * x[1]]
         if name == "add":
             return [x[0] + x[1]]
         raise ValueError(f"unknown operation {name!r}")

@@ -12,7 +12,10 @@ from .pieces import Part, Piece, flat, whole
 from .rope import Floats, Rope
 from .source import Source
 
-Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": list[int], "u": list[int], "f": list[float]})
+Operands = TypedDict(
+    "Operands", {"in": list[int], "out": list[int], "weights": list[int], "attributes": dict[str, int | float]}
+)
+"""Numbers of values and weights, and attributes as csrc/program/operations.def names them; one that is left out is 0."""
 
 
 class Weight(TypedDict):
@@ -107,7 +110,7 @@ class Value:
         self.model.expect("product", "", self, other)
         if other.width != self.width:
             self.model.refuse("product", "", f"wanted equal widths, have {self.width} and {other.width}")
-        return self.model.emit("gated", [self, other], self.width, u=[IDENTITY])
+        return self.model.emit("gated", [self, other], self.width, act=IDENTITY)
 
 
 class Writer:
@@ -197,31 +200,28 @@ class Writer:
         width: int,
         *,
         weights: Sequence[int] = (),
-        u: Sequence[int] = (),
-        f: Sequence[float] = (),
         scratch: int = 0,
+        **attributes: float,
     ) -> Value:
-        """Writes an operation with one output, and with so many columns of scratch."""
+        """Writes an operation with one output, and with so many columns of scratch; attributes as in operations.def."""
         out = self.value(width)
         operands: Operands = {
             "in": [x.index for x in inputs],
             "out": [out.index, self.value(scratch).index] if scratch else [out.index],
             "weights": list(weights),
-            "u": list(u),
-            "f": list(f),
+            "attributes": attributes,
         }
         self.spec["ops"].append((op, operands))
         return out
 
-    def emit_pair(self, op: str, a: Value, b: Value, *, u: Sequence[int]) -> tuple[Value, Value]:
+    def emit_pair(self, op: str, a: Value, b: Value, **attributes: float) -> tuple[Value, Value]:
         """Writes an operation that gives both of its inputs anew."""
         outs = self.value(a.width), self.value(b.width)
         operands: Operands = {
             "in": [a.index, b.index],
             "out": [out.index for out in outs],
             "weights": [],
-            "u": list(u),
-            "f": [],
+            "attributes": attributes,
         }
         self.spec["ops"].append((op, operands))
         return outs

@@ -42,12 +42,13 @@ def test_a_program_as_plain_data():
         *("linear", "gated", "linear", "logits", "states"),
     ]
     assert spec["values"][:5] == [(16, -1, 0), (32, -1, 0), (16, 1, 0), (8, 1, 16), (8, 1, 24)]
-    assert spec["ops"][1][1] == {"in": [0], "out": [1], "weights": [1, 2], "u": [], "f": []}
-    assert spec["ops"][2][1] == {"in": [2], "out": [5], "weights": [3], "u": [4], "f": [1e-6]}
-    assert spec["ops"][3][1] == {"in": [5, 3], "out": [6, 7], "weights": [], "u": [0, 4], "f": []}
-    assert spec["ops"][4][1] == {"in": [6, 7, 4], "out": [8], "weights": [], "u": [0], "f": [0.5, 30.0]}
-    assert spec["ops"][8][1]["u"] == [4]
-    assert spec["ops"][-2][1] == {"in": [15], "out": [], "weights": [7], "u": [], "f": [2.0, 0.0]}
+    assert spec["ops"][1][1] == {"in": [0], "out": [1], "weights": [1, 2], "attributes": {}}
+    assert spec["ops"][2][1] == {"in": [2], "out": [5], "weights": [3], "attributes": {"n_heads": 4, "eps": 1e-6}}
+    assert spec["ops"][3][1] == {"in": [5, 3], "out": [6, 7], "weights": [], "attributes": {"rope": 0, "head_dim": 4}}
+    given = {"layer": 0, "chunk": 0, "scale": 0.5, "softcap": 30.0}
+    assert spec["ops"][4][1] == {"in": [6, 7, 4], "out": [8], "weights": [], "attributes": given}
+    assert spec["ops"][8][1]["attributes"] == {"act": 4}
+    assert spec["ops"][-2][1] == {"in": [15], "out": [], "weights": [7], "attributes": {"scale": 2.0, "softcap": 0.0}}
     assert spec["ops"][-1][1]["in"] == [15]
     parts = [("layers.0.q", 16), ("layers.0.k", 8), ("layers.0.v", 8)]
     matrix, bias, norm = spec["weights"][1:4]

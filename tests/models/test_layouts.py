@@ -45,9 +45,9 @@ def laid_out(cfg, m):
         q, k, v = m.linear(x, "qkv", [share * kv, kv, kv], groups=groups, bias=True)
     x = x + m.linear(m.attention(q, k, v), "o", H, bias=True, transposed=not plain)
     norm = m.vector("norm", [whole("norm", H) if plain else Piece("norms", (3, 1, H), H, H)], 1.0)
-    x = m.emit("rms_norm", [x], H, weights=[norm], u=[1], f=[1e-6])
+    x = m.emit("rms_norm", [x], H, weights=[norm], n_heads=1, eps=1e-6)
     held = m.vector("norm", [whole("held", H)]) if plain else m.constant(HELD)
-    h = m.emit("rms_norm", [x], H, weights=[held], u=[1], f=[1e-6])
+    h = m.emit("rms_norm", [x], H, weights=[held], n_heads=1, eps=1e-6)
     pieces = []
     for e in range(n_experts):
         if plain:
@@ -63,7 +63,7 @@ def laid_out(cfg, m):
         pieces.append(own)
     x = x + experts(m, h, pieces)
     head = m.matrix("logits", [whole("head", V, H) if plain else Piece("head", (PADDED, H), V)], H)
-    m.spec["ops"].append(("logits", {"in": [x.index], "out": [], "weights": [head], "u": [], "f": [1.0]}))
+    m.spec["ops"].append(("logits", {"in": [x.index], "out": [], "weights": [head], "attributes": {"scale": 1.0}}))
     m.generates = True
     m.states(x)
 
