@@ -1,4 +1,4 @@
-"""The vocabulary of architecture functions: each call writes one or a few operations (csrc/program/program.h).
+"""The vocabulary of architecture functions: each call writes one or a few operations (csrc/program/operations.def).
 
 Nothing is computed here. A `Value` stands for rows of activations, one row per token; every call checks widths at
 once and the shapes of the weights against the checkpoint, and a mistake names the operation, the tensor and the sizes.

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SUFFIXES = {".c", ".h", ".cu", ".cuh"}
+SUFFIXES = {".c", ".h", ".def", ".cu", ".cuh"}
 C_FILES = sorted(p for part in ("csrc", "kernels") for p in (ROOT / part).rglob("*") if p.suffix in SUFFIXES)
 C_TESTS = sorted((ROOT / "tests/c").glob("*.[ch]"))
 PYTHON_FILES = sorted((ROOT / "llmpy").rglob("*.py"))
