@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from llmpy import _core, hub, models
+from llmpy.models.program import Spec
+
 BASE = {
     "vocab_size": 131, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
@@ -94,3 +97,24 @@ recurrent_models = sys.modules.get("recurrent_models") or _load("recurrent_model
 def recurrent_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a tiny checkpoint of a model with recurrent state, with attention and without."""
     return recurrent_models.save(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def open_model(
+    device: str, core_options: Callable[[str], dict[str, str]], tiny_model: Callable[[str, str], Path]
+) -> Callable[..., _core.Model]:
+    """Opens a tiny model; a function may change its program first, and keywords are options of the core."""
+    files = hub.resolve(tiny_model("llama", "float32"))
+    checkpoint = _core.Checkpoint([str(path) for path in files.weights])
+    options = {
+        **core_options(device), "num_threads": 1, "dtype": "auto", "kv_dtype": "auto", "activation_dtype": "auto",
+        "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "kv_cache_bytes": 16 << 20,
+        "fit_model_len": False, "dummy_seed": None, "dummy_mxfp4": False,
+    }  # fmt: skip
+
+    def make(change: Callable[[Spec], None] = lambda spec: None, **changes: object) -> _core.Model:
+        spec = models.load(files, checkpoint).spec
+        change(spec)
+        return _core.Model(spec, checkpoint, options | changes)
+
+    return make

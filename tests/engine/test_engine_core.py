@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmpy import LLM, _core, errors, hub, models
+from llmpy import LLM, _core, errors
 
 VOCAB = 131
 TOKEN_BYTES = [bytes([97 + i % 26]) for i in range(VOCAB)]
@@ -18,21 +18,6 @@ TOKEN_BYTES = [bytes([97 + i % 26]) for i in range(VOCAB)]
 
 def ids(*tokens: int) -> bytes:
     return np.array(tokens, np.int32).tobytes()
-
-
-@pytest.fixture(scope="module")
-def open_model(
-    device: str, core_options: Callable[[str], dict[str, str]], tiny_model: Callable[[str, str], Path]
-) -> Callable[..., _core.Model]:
-    """Opens a model; its options may be changed."""
-    files = hub.resolve(tiny_model("llama", "float32"))
-    checkpoint = _core.Checkpoint([str(path) for path in files.weights])
-    options = {
-        **core_options(device), "num_threads": 1, "dtype": "auto", "kv_dtype": "auto", "activation_dtype": "auto",
-        "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "kv_cache_bytes": 16 << 20,
-        "fit_model_len": False, "dummy_seed": None, "dummy_mxfp4": False,
-    }  # fmt: skip
-    return lambda **changes: _core.Model(models.load(files, checkpoint).spec, checkpoint, options | changes)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,13 @@
 import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmpy import _core, hub, models
+from llmpy import _core
 from llmpy.models import interpret
+from llmpy.models.program import Spec
 
 TABLE = _core.operations()
 
@@ -27,23 +27,17 @@ def test_attributes_have_names_of_their_own() -> None:
 
 
 @pytest.fixture
-def open_changed(core_options: Callable[[str], dict[str, str]], tiny_model: Callable[[str, str], Path]) -> Callable[..., Any]:
+def open_changed(open_model: Callable[..., _core.Model]) -> Callable[..., Any]:
     """Opens a model whose first operation of a kind has other attributes."""
-    files = hub.resolve(tiny_model("llama", "float32"))
-    checkpoint = _core.Checkpoint([str(path) for path in files.weights])
-    options = {
-        **core_options("cpu"), "num_threads": 1, "dtype": "auto", "kv_dtype": "auto", "activation_dtype": "auto",
-        "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "kv_cache_bytes": 16 << 20,
-        "fit_model_len": False, "dummy_seed": None, "dummy_mxfp4": False,
-    }  # fmt: skip
 
-    def open_model(kind: str, **changes: object) -> _core.Model:
-        spec = models.load(files, checkpoint).spec
-        first = next(op for name, op in spec["ops"] if name == kind)
-        first["attributes"].update(changes)  # type: ignore[arg-type]
-        return _core.Model(spec, checkpoint, options)
+    def open_it(kind: str, **changes: object) -> _core.Model:
+        def change(spec: Spec) -> None:
+            first = next(op for name, op in spec["ops"] if name == kind)
+            first["attributes"].update(changes)  # type: ignore[arg-type]
 
-    return open_model
+        return open_model(change)
+
+    return open_it
 
 
 WRONG = {
