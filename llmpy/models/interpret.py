@@ -221,9 +221,10 @@ def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) ->
 
 
 def _head_linear(x: Array, w: Array, op: Operands) -> Array:
-    heads, head_rows, first, used, is_transposed = (int(number) for number in op["attributes"].values())
-    matrices = w.reshape(heads, head_rows, -1)[:, first : first + used]
-    if not is_transposed:
+    given = op["attributes"]
+    heads, first = int(given["n_heads"]), int(given["first_row"])
+    matrices = w.reshape(heads, int(given["head_rows"]), -1)[:, first : first + int(given["used_rows"])]
+    if not given["is_transposed"]:
         matrices = matrices.transpose(0, 2, 1)
     parts = x.reshape(len(x), heads, -1)[..., : matrices.shape[1]]
     return np.asarray(np.einsum("rhk,hkn->rhn", parts, matrices).reshape(len(x), -1))
