@@ -52,6 +52,22 @@ MODELS = {
         "quantization_config": {"quant_method": "mxfp4"}, "tie_word_embeddings": False,
     },
 }  # fmt: skip
+HYBRIDS = {
+    "qwen3_next-bfloat16": {
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "torch_dtype": "bfloat16", "hidden_size": 1024,
+        "intermediate_size": 2048, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "num_experts": 16, "num_experts_per_tok": 4,
+        "norm_topk_prob": True, "linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "layer_types": ["linear_attention", "full_attention"], "tie_word_embeddings": False,
+    },
+    "plamo2-bfloat16": {
+        "architectures": ["Plamo2ForCausalLM"], "model_type": "plamo2", "torch_dtype": "bfloat16", "hidden_size": 2048,
+        "intermediate_size": 4096, "num_attention_heads": 16, "num_key_value_heads": 1, "hidden_size_per_head": 128,
+        "mamba_num_heads": 32, "mamba_d_state": 64, "mamba_d_conv": 4, "mamba_step": 2, "attention_window_size": 2048,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
 OPTIONS = [
     {},
     {"enforce_eager": True},
@@ -83,8 +99,11 @@ def bits(output: RequestOutput) -> tuple[bytes, ...]:
 
 @pytest.fixture(scope="module", params=list(MODELS))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    (path / "config.json").write_text(json.dumps(COMMON | MODELS[request.param]))
+    return write(tmp_path_factory.mktemp(request.param), MODELS[request.param])
+
+
+def write(path: Path, config: dict[str, object]) -> Path:
+    (path / "config.json").write_text(json.dumps(COMMON | config))
     return path
 
 
@@ -124,6 +143,21 @@ def test_a_crowd_again_and_again(model: Path, cuda: str) -> None:
         for _ in range(1000):
             again = [bits(output) for output in llm.generate(prompts, params, use_tqdm=False)]
             assert [i for i, (a, b) in enumerate(zip(first, again, strict=True)) if a != b] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [*MODELS, *HYBRIDS])
+def test_few_requests_again_and_again(config: str, cuda: str, tmp_path: Path) -> None:
+    """Kernels for few sequences read pages of earlier steps before their wait: pages that other requests had change no bit."""
+    rng, model = np.random.default_rng(6), write(tmp_path, (MODELS | HYBRIDS)[config])
+    prompts = [rng.integers(3, 8192, n).tolist() for n in rng.integers(1, 900, 64)]
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, ignore_eos=True)
+    with open_llm(model, cuda, enable_prefix_caching=False, max_model_len=1024, kv_cache_memory_bytes=48 << 20) as llm:
+        first = [bits(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+        for _ in range(10_000):
+            chosen = rng.choice(64, rng.integers(1, 9), replace=False).tolist()
+            outputs = llm.generate([prompts[i] for i in chosen], params, use_tqdm=False)
+            assert [i for i, output in zip(chosen, outputs, strict=True) if bits(output) != first[i]] == []
 
 
 def test_without_cublaslt(model: Path, cuda: str, alone: dict[int, tuple[bytes, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
