@@ -3,7 +3,7 @@
 With nvcc (NVCC, CUDA_HOME/bin, PATH) and LLMPY_CUDA other than 0 (require: nvcc must be there) it also builds
 llmpy/_backends/libllmpy_cuda13.so, a backend that is loaded only when a CUDA device is asked for.
 
-docs/environment.md lists the variables that a build reads. How far a build is can be seen on the terminal, even under pip.
+docs/use/environment.md lists the variables that a build reads. How far a build is can be seen on the terminal, even under pip.
 """
 
 import shutil

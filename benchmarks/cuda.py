@@ -19,8 +19,8 @@ rows that take seconds have rounds of their own.
 
 "floor" counts the bytes and operations that the work cannot do without, at the read bandwidth and the bf16 matmul rate that
 this script measures first; share = floor / measured. --out DIR writes results.csv, --merge adds such files to the table beside
-this script and renews docs/cuda-speed.md: a newer run of a row replaces the older one of the same commit. --profile prints the
-time of every kernel.
+this script and renews docs/develop/cuda-speed.md: a newer run of a row replaces the older one of the same commit. --profile
+prints the time of every kernel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 
 TABLE = Path(__file__).with_name("results_h200.csv")
-PAGE = Path(__file__).parents[1] / "docs/cuda-speed.md"
+PAGE = Path(__file__).parents[1] / "docs/develop/cuda-speed.md"
 MARKS = "<!-- begin: benchmarks/cuda.py --merge -->\n", "<!-- end -->\n"
 FIELDS = ["device", "date", "commit", "command", "row", "value", "unit", "must", "aim"]
 BUDGET, LENGTH, SEQUENCES = 8192, 8192 + 128, 256  # tokens a step, longest sequence, sequences at a time

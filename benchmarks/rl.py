@@ -24,7 +24,7 @@ of update_weights(), from Python to the end of the commit; every update is check
   at_once nothing: the driver clears what was given back, in the background, before anybody gets it again.
 
 "floor" is what moving the bytes takes at the rate of a plain copy on the device, or of the link. --out DIR writes results.csv;
---merge adds such files to the table beside this script and renews docs/rl.md.
+--merge adds such files to the table beside this script and renews docs/use/rl.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from typing import Any
 import cuda as table
 import rl_trainer
 
-PAGE = Path(__file__).parents[1] / "docs/rl.md"
+PAGE = Path(__file__).parents[1] / "docs/use/rl.md"
 MARKS = "<!-- begin: benchmarks/rl.py --merge -->\n", "<!-- end -->\n"
 LINK_BYTES = 1 << 30
 BROADCAST_ROUNDS = 5

@@ -1,4 +1,4 @@
-"""Writes the table of docs/models.md from what the package knows: python docs/models_table.py.
+"""Writes the table of docs/use/models.md from what the package knows: python docs/models_table.py.
 
 A family's file says in its docstring what it is, in CHECKPOINTS which released models are of it, in REFERENCE what it is tested
 against (else transformers), and in LIMITS what it lacks. Formats and devices are looked up.
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/models.md"
+PAGE = ROOT / "docs/use/models.md"
 BEGIN, END = "<!-- models_table.py: from here -->", "<!-- models_table.py: to here -->"
 HEAD = "| family | architectures | released models | formats | CPU | CUDA | tested against | limits |"
 # Methods of the vocabulary whose operation has another name; the others are called as their operation is.

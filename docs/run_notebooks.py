@@ -6,7 +6,7 @@ from pathlib import Path
 import nbclient
 import nbformat
 
-FOLDER = Path(__file__).parent / "notebooks"
+FOLDER = Path(__file__).parent / "use/notebooks"
 
 
 def run(name: str) -> nbformat.NotebookNode:

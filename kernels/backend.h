@@ -475,7 +475,7 @@ struct token_seen {
     uint32_t in_prompt;
 };
 
-/* One token to draw, or one given token to score (is_score), from one row of logits. Steps are those of docs/sampling.md.
+/* One token to draw, or one given token to score (is_score), from one row of logits. Steps are those of docs/use/sampling.md.
  * The lists lie in host memory and stay unchanged until the results are there. */
 struct sample_task {
     uint32_t logits_row;               /* row of the logits given to the call; several tasks may name one row */

@@ -263,7 +263,7 @@ class EngineBase(ABC):
             text: The whole answer, with the special tokens that mark calls and reasoning.
             tools: Those that the answer may call, in OpenAI's form.
             prompt: The rendered conversation, where it ends with an open reasoning.
-            tool_call_parser: How calls are written: "hermes", "llama3", "mistral", "pythonic", ... (docs/server.md lists
+            tool_call_parser: How calls are written: "hermes", "llama3", "mistral", "pythonic", ... (docs/use/server.md lists
                 them), "none", or "auto", the default: as the chat template tells.
             reasoning_parser: How reasoning is marked: "think", "mistral", ..., "none", or "auto", the default.
 

@@ -1,4 +1,4 @@
-"""Looking at an engine's weights and replacing them: the calls of LLM and AsyncEngine (docs/rl.md)."""
+"""Looking at an engine's weights and replacing them: the calls of LLM and AsyncEngine (docs/use/rl.md)."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class UpdateCalls:
         )
 
     def weight_checksum(self, names: str | Iterable[str] | None = None) -> dict[str, int]:
-        """Checksums of the weights as they are stored, whatever their layout (docs/rl.md has the formula).
+        """Checksums of the weights as they are stored, whatever their layout (docs/use/rl.md has the formula).
 
         Args:
             names: Names of the checkpoint; None = all.

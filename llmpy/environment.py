@@ -13,7 +13,7 @@ VARIABLES = {
     "LLMPY_LIB_PATH": ("folders, joined by `:`, that are searched first for NCCL and cuBLASLt", "none"),
     "LLMPY_SYNC": ("`1`: wait for every operation of a device, so that a fault names it", "0"),
 }
-"""Read at run time: meaning and default of each. docs/environment.md shows this table."""
+"""Read at run time: meaning and default of each. docs/use/environment.md shows this table."""
 
 BUILD_VARIABLES = {
     "LLMPY_CUDA": ("`0`: build without CUDA; `1`: with CUDA if there is nvcc; `require`: fail without nvcc", "1"),

@@ -1,6 +1,6 @@
 /* dtype.h: the types that a tensor can be stored in, numbered as GGUF numbers them (one numbering in the whole house).
  * Part of the public backend ABI: append only. dtype.c has the table and the exact conversion to float32, which is the
- * oracle of every kernel (formulas: docs/quantization.md). */
+ * oracle of every kernel (formulas: docs/use/quantization.md). */
 #ifndef LLMPY_DTYPE_H
 #define LLMPY_DTYPE_H
 

@@ -2,7 +2,7 @@
  * there is work, sleeps otherwise, and waits for nobody: what a reader has not taken merges in the request's mail, outside the
  * engine. Readers wait for one mail, or through a channel for many: its file descriptor becomes readable, written at most once
  * between two calls of channel_take. All calls may come from any thread; one leaf mutex is held for a few microseconds. A mail
- * has one reader at a time. Semantics: docs/async-engine.md. */
+ * has one reader at a time. Semantics: docs/use/async-engine.md. */
 #ifndef LLMPY_DRIVER_H
 #define LLMPY_DRIVER_H
 

@@ -1,6 +1,6 @@
 /* engine.h: requests in, tokens out. The engine owns the scheduler, the block manager and every sequence; it is driven by one
  * thread at a time (engine_step), while engine_submit and engine_abort may be called from any thread (one leaf mutex, held
- * O(1)). It knows no Python and no device: a struct runner computes its steps. Semantics: docs/engine.md. */
+ * O(1)). It knows no Python and no device: a struct runner computes its steps. Semantics: docs/develop/engine.md. */
 #ifndef LLMPY_ENGINE_H
 #define LLMPY_ENGINE_H
 

@@ -1,5 +1,5 @@
 /* request_check.h: everything that can be wrong with a request, found before it is queued. A pure function of its arguments,
- * any thread. Texts: docs/api.md. */
+ * any thread. Texts: docs/use/api.md. */
 #ifndef LLMPY_REQUEST_CHECK_H
 #define LLMPY_REQUEST_CHECK_H
 

@@ -1,7 +1,7 @@
 /* scheduler.h: which rows a step computes, and in which pages. Owns the waiting queue, the running sequences with their slots
  * and page tables, and the block manager. There are no phases: a step spends a budget of rows on running
  * sequences in rank, decodes first, then admits waiting ones in rank. Driver's thread only; nothing here allocates after
- * scheduler_create. Semantics: docs/engine.md 3 and 4.
+ * scheduler_create. Semantics: docs/develop/engine.md.
  *
  * BLOCKED(prefix) needs no state: a prompt that still owes rows when its turn is over has taken the last row of the step, so
  * nobody is admitted who would have to wait for blocks that it has yet to compute. Only where it was cut for a snapshot of

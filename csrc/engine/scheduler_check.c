@@ -1,4 +1,4 @@
-/* scheduler_check.c: the invariants of docs/engine.md 12 that can be seen between two steps. */
+/* scheduler_check.c: the invariants of docs/develop/engine.md that can be seen between two steps. */
 #include "recurrent.h"
 
 #include <string.h>

@@ -276,7 +276,7 @@ enum finish sequence_grammar_rule(struct sequence *q)
     return q->finish;
 }
 
-/* The first rule that ends the sequence with its newest token, in the order of api.md 6.6. */
+/* The first rule that ends the sequence with its newest token, in the order of docs/develop/engine.md, Ends. */
 static enum finish stop_rule(struct sequence *q, int32_t id)
 {
     const struct request_spec *spec = &q->request->spec;

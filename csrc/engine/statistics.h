@@ -1,7 +1,7 @@
 /* statistics.h: what an engine counts: totals, histograms with fixed buckets, and a ring of the last steps. The driver's thread
  * writes and publishes; any thread reads a consistent snapshot at any time. Nobody takes a lock: a snapshot, and each step of
  * the ring, carries a counter by which a reader notices that it was overwritten meanwhile. Nothing here allocates after
- * statistics_create. Semantics: docs/engine.md. */
+ * statistics_create. Semantics: docs/develop/engine.md. */
 #ifndef LLMPY_STATISTICS_H
 #define LLMPY_STATISTICS_H
 

@@ -1,4 +1,4 @@
-/* sample.c: one token for each task from a row of logits, in the order of docs/sampling.md; all in float32.
+/* sample.c: one token for each task from a row of logits, in the order of docs/use/sampling.md; all in float32.
  * logits [n_logits_rows][vocab_stride]; the row is read, never written (several tasks may name it).
  *
  * Sums: log_softmax over chunks of SAMPLE_CHUNK ids, each with its own greatest m_c and s_c = sum of e^(z - m_c) by lane, then

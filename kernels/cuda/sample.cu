@@ -1,4 +1,4 @@
-/* sample.cu: one token for each task from a row of logits, in the order of docs/sampling.md; all in float32, no sort.
+/* sample.cu: one token for each task from a row of logits, in the order of docs/use/sampling.md; all in float32, no sort.
  * logits [n_logits_rows][vocab_stride]; the row is read, never written.
  *
  * A cluster of 8 blocks does one task: each reads its eighth of the row into shared memory once, and every pass runs from

@@ -1,4 +1,4 @@
-"""Architectures: short Python functions that write a model's program once, at load (docs/adding-an-architecture.md)."""
+"""Architectures: short Python functions that write a model's program once, at load (docs/develop/adding-an-architecture.md)."""
 
 from __future__ import annotations
 

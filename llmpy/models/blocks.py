@@ -56,7 +56,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
             known = sorted(each for kind in type(self).__mro__ for each in vars(kind) if not each.startswith("_"))
             raise UnsupportedError(
                 f"operation {name!r} is not in the vocabulary; known: {', '.join(dict.fromkeys(known))}. "
-                "docs/adding-an-architecture.md says what a new one takes"
+                "docs/develop/adding-an-architecture.md says what a new one takes"
             )
 
     @overload

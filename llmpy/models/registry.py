@@ -70,9 +70,9 @@ def find(name: str) -> Architecture:
         _load_plugin(name)
     if name not in _REGISTRY:
         raise UnsupportedError(
-            f"architecture {name!r} is not supported{similar(name, _REGISTRY)}; docs/models.md lists those that are. "
-            "A function with @llmpy.architecture adds one (docs/adding-an-architecture.md): import its file before LLM(), "
-            "or name it with --import FILE"
+            f"architecture {name!r} is not supported{similar(name, _REGISTRY)}; docs/use/models.md lists those that are. "
+            "A function with @llmpy.architecture adds one (docs/develop/adding-an-architecture.md): import its file before "
+            "LLM(), or name it with --import FILE"
         )
     return _REGISTRY[name]
 

@@ -1,7 +1,7 @@
 """What a client can send, as one table: how much of each, who is counted, which option changes it, and the answer beyond it.
 
 The rows are the whole truth. Whatever enforces a row takes its number from here; `check` enforces those of bodies' fields;
-docs/server.md shows `table()`, and a test compares the two.
+docs/use/server.md shows `table()`, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def seconds(name: str) -> float:
 
 
 def table() -> str:
-    """The rows as the table of docs/server.md."""
+    """The rows as the table of docs/use/server.md."""
     rows = ["| what | at most | of one | beyond it | where |", "| --- | --- | --- | --- | --- |"]
     for limit in LIMITS.values():
         number = limit.most if isinstance(limit.most, str) else _shown(int(limit.most))

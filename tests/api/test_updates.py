@@ -355,7 +355,7 @@ def test_arguments(pair, tmp_path):
 
 
 def test_checksum_is_of_the_checkpoints_tensor(open_tiny, tiny_model):
-    """The formula of docs/rl.md, computed here from the file."""
+    """The formula of docs/use/rl.md, computed here from the file."""
     llm = open_tiny(dtype="bfloat16")
     sums = llm.weight_checksum()
     stored = load_file(tiny_model / "model.safetensors")

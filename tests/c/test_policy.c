@@ -1,5 +1,5 @@
 /* What is decided by policy, not by correctness: who is admitted, who is preempted, which page goes first. Outputs are the same
- * whatever is decided; docs/engine.md promises these decisions all the same. */
+ * whatever is decided; docs/develop/engine.md promises these decisions all the same. */
 #include "fake_model.h"
 
 #include "../../csrc/engine/block_manager.h"

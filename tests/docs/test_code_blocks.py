@@ -1,4 +1,4 @@
-"""Every code block of README.md and docs/*.md: Python and shell run, quotations are in the file that they name.
+"""Every code block of README.md and the pages of docs/: Python and shell run, quotations are in the file that they name.
 
 What a fence says behind its language:
 
@@ -62,7 +62,7 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 RUN = [block for block in BLOCKS if block.language in ("python", "sh") and not block.note.startswith(("from ", "not run: "))]
 

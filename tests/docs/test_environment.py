@@ -1,4 +1,4 @@
-"""docs/environment.md and the code name the same variables, with the same words."""
+"""docs/use/environment.md and the code name the same variables, with the same words."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from llmpy.environment import BUILD_VARIABLES, VARIABLES
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/environment.md").read_text()
+PAGE = (ROOT / "docs/use/environment.md").read_text()
 RUN, BUILD = PAGE.split("## At build time")
 
 

@@ -17,6 +17,8 @@ pytest.importorskip("furo")
 pytest.importorskip("myst_nb")
 
 ROOT = Path(__file__).parents[2]
+PAGE = re.compile(r"\bdocs/[\w/-]+\\?\.(?:md|py|ipynb)\b")
+TEXTS = {".py", ".pyi", ".c", ".h", ".def", ".cu", ".cuh", ".toml", ".sh", ".md"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -41,13 +43,13 @@ def test_every_page_is_there(site: Path) -> None:
 
 
 def test_every_public_name_is_documented(site: Path) -> None:
-    text = (site / "api.html").read_text()
+    text = (site / "use/api.html").read_text()
     names = [(module.__name__, name) for module in (llmpy, llmpy.rl) for name in module.__all__ if name != "__version__"]
     assert not [name for name in names if not any(f'id="{home}.{name[1]}"' in text for home in (name[0], "llmpy.errors"))]
 
 
 def test_everything_that_a_call_returns_is_documented(site: Path) -> None:
-    text = (site / "api.html").read_text()
+    text = (site / "use/api.html").read_text()
     modules = (llmpy.outputs, llmpy.pooling_outputs, llmpy.logprobs)
     classes = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     names = {one.__name__ for one in classes if one.__module__ in {module.__name__ for module in modules}}
@@ -61,6 +63,15 @@ def test_a_broken_link_would_fail(tmp_path: Path) -> None:
     (tmp_path / "index.md").write_text("# Title\n\n[nowhere](absent.md), [no heading](index.md#absent)\n")
     found = build(tmp_path, tmp_path / "html")
     assert found.returncode != 0 and "absent.md" in found.stderr and "'absent'" in found.stderr, found.stderr
+
+
+def test_pages_that_files_name_exist() -> None:
+    """Errors, docstrings, comments and scripts name pages by their paths."""
+    folders = ("llmpy", "csrc", "kernels", "benchmarks", "examples", "tests", "docs")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
+    named = {(page, path) for path in files for page in PAGE.findall(path.read_text())}
+    assert len(named) > 30
+    assert not [f"{path}: {page}" for page, path in named if not (ROOT / page.replace("\\", "")).exists()]
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])

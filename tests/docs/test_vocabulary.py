@@ -1,4 +1,4 @@
-"""The calls that docs/adding-an-architecture.md lists against the code."""
+"""The calls that docs/develop/adding-an-architecture.md lists against the code."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llmpy.models.blocks import Block, Model
 
-PAGE = (Path(__file__).parents[2] / "docs/adding-an-architecture.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/develop/adding-an-architecture.md").read_text()
 TABLE = PAGE.partition("## The vocabulary")[2].partition("\n\n`b` is")[0]
 CALL = re.compile(r"`(b|m)\.(\w+)\((.*?)\)`")
 

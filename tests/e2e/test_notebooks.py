@@ -1,4 +1,4 @@
-"""The notebooks of docs/ run, and show the kinds of outputs that they were saved with."""
+"""The notebooks of docs/use/ run, and show the kinds of outputs that they were saved with."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ SLOW = {"small_rl_run"}
 
 
 def cases():
-    for path in sorted(DOCS.glob("notebooks/*.ipynb")):
+    for path in sorted(DOCS.glob("use/notebooks/*.ipynb")):
         yield pytest.param(path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
 
 
@@ -26,7 +26,7 @@ def kinds(notebook):
     return [[(output.output_type, *sorted(output.get("data", ()))) for output in outputs] for outputs in shown]
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(DOCS.glob("use/notebooks/*.ipynb")), ids=lambda path: path.stem)
 def test_a_saved_notebook_has_no_state_of_widgets_that_nothing_shows(path: Path) -> None:
     text = path.read_text()
     assert "widget-view" in text or '"widgets"' not in text

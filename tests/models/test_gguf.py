@@ -47,7 +47,7 @@ def test_the_old_spelling_of_linear_scaling(tiny, gguf_of, oracle, tmp_path):
         ("llama.block_count", "two", CheckpointError, "block_count: wanted int, have 'two'"),
         ("llama.feed_forward_length", 0, CheckpointError, "intermediate_size: wanted 1 to 2147483647, have 0"),
         ("llama.attention.head_count", 0, CheckpointError, "have 0"),
-        ("general.architecture", "rwkv6", UnsupportedError, "'rwkv6' is not supported; docs/models.md lists"),
+        ("general.architecture", "rwkv6", UnsupportedError, "'rwkv6' is not supported; docs/use/models.md lists"),
     ],
 )
 def test_metadata_that_does_not_fit(tiny, gguf_of, host_checkpoint, files_of, tmp_path, key, value, error, text):

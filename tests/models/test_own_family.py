@@ -11,7 +11,7 @@ from llmpy import UnsupportedError, cli, models
 from llmpy.models import registry
 from llmpy.models.source import Source
 
-PAGE = Path(__file__).parents[2] / "docs/adding-an-architecture.md"
+PAGE = Path(__file__).parents[2] / "docs/develop/adding-an-architecture.md"
 IDS = ",".join(str(3 + 11 * i % 90) for i in range(20))
 COMMANDS = [["inspect"], ["compare"], ["generate"], ["chat"], ["score"], ["serve"], ["run-batch"]]
 COMMANDS += [["bench", each] for each in ("throughput", "latency", "startup")]
@@ -98,5 +98,5 @@ def test_similar_names() -> None:
     with pytest.raises(UnsupportedError, match=r"'LamaForCausalLM' is not supported; similar: .*LlamaForCausalLM") as caught:
         registry.find("LamaForCausalLM")
     assert len(str(caught.value)) < 400
-    with pytest.raises(UnsupportedError, match=r"'Zq' is not supported; docs/models\.md lists those that are"):
+    with pytest.raises(UnsupportedError, match=r"'Zq' is not supported; docs/use/models\.md lists those that are"):
         registry.find("Zq")

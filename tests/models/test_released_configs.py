@@ -1,4 +1,4 @@
-"""What docs/models.md calls a released model has a configuration that compiles, with as many parameters as published.
+"""What docs/use/models.md calls a released model has a configuration that compiles, with as many parameters as published.
 
 released.json has for each name in the column "released models" of that page one release: its repository, billions of
 parameters and the fields of its config.json, written down from what the publishers say. Left out are ids of tokens and most
@@ -48,7 +48,8 @@ def names_on_the_page() -> set[str]:
 
 def test_every_name_on_the_page_has_a_configuration() -> None:
     missing = names_on_the_page() - RELEASED.keys()
-    told = re.search(r"Not checked so, for want of their fields:\s+(.*?)\.\n", (ROOT / "docs/models.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs/use/models.md").read_text()
+    told = re.search(r"Not checked so, for want of their fields:\s+(.*?)\.\n", page, re.DOTALL)
     assert told and missing == set(re.split(r"; ", re.sub(r"\s+", " ", told[1])))
     assert not RELEASED.keys() - names_on_the_page()
 

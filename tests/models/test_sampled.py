@@ -2,7 +2,7 @@
 
 The logits are those of the engine itself: its raw logprobs of the whole vocabulary, which prompt_logprobs gives for the same
 tokens with the same bits, plus the logarithm of the sum that they lack, from the float64 interpreter of the program (a constant
-of the row, which only the repetition penalty can see). Steps 1 to 8 of docs/sampling.md are then done in float64.
+of the row, which only the repetition penalty can see). Steps 1 to 8 of docs/use/sampling.md are then done in float64.
 
 Bound: a raw logprob r was rounded once, by |r| 2^-24 or less; the temperature divides that error, and the engine's own
 subtraction, division and logarithm of a sum of float32 err by as much again. With T >= 1/2 that is less than 8 * 2^-24 times

@@ -56,7 +56,7 @@ def refused(app, path, body):
 
 
 def test_the_page_shows_the_table():
-    assert limits.table() in (ROOT / "docs/server.md").read_text()
+    assert limits.table() in (ROOT / "docs/use/server.md").read_text()
 
 
 def test_every_row_of_a_field_exists():

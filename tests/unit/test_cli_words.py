@@ -158,7 +158,7 @@ def test_flags_of_vllm_lead_to_ours() -> None:
     """In messages and in the page on coming from it."""
     ours = options_of("serve")
     assert not ours & set(MEANINGS) and not MEANINGS.keys() & PASSED.keys()
-    page = (Path(__file__).parents[2] / "docs/coming-from-vllm.md").read_text().partition("## The server")[2]
+    page = (Path(__file__).parents[2] / "docs/use/coming-from-vllm.md").read_text().partition("## The server")[2]
     right = [row.split("|")[2] for row in page.splitlines() if row.startswith("| `--")]
     named = re.findall(r"--[a-z-]+", " ".join([*MEANINGS.values(), *(why for _, why in PASSED.values()), *right]))
     assert len(right) > 15 and not set(named) - ours

@@ -1,4 +1,4 @@
-"""The table of docs/models.md is what the package is."""
+"""The table of docs/use/models.md is what the package is."""
 
 import importlib.util
 import re

@@ -79,7 +79,7 @@ def _family(meta: Metadata) -> Family:
             return family
     near = similar(meta.architecture, {family.name for family in FAMILIES})
     raise UnsupportedError(
-        f"{meta.file}: GGUF architecture {meta.architecture!r} is not supported{near}; docs/models.md lists those that are"
+        f"{meta.file}: GGUF architecture {meta.architecture!r} is not supported{near}; docs/use/models.md lists those that are"
     )
 
 
