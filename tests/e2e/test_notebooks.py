@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+NOTEBOOKS = DOCS / "use/notebooks"
 SLOW = {"small_rl_run"}
 
 
 def cases():
-    for path in sorted(DOCS.glob("use/notebooks/*.ipynb")):
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         yield pytest.param(path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
 
 
@@ -26,7 +27,7 @@ def kinds(notebook):
     return [[(output.output_type, *sorted(output.get("data", ()))) for output in outputs] for outputs in shown]
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.glob("use/notebooks/*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_saved_notebook_has_no_state_of_widgets_that_nothing_shows(path: Path) -> None:
     text = path.read_text()
     assert "widget-view" in text or '"widgets"' not in text
@@ -38,7 +39,7 @@ NEEDS = {"first_steps": {"pandas"}, "probabilities_and_taps": set(), "small_rl_r
 
 @pytest.mark.parametrize("name", sorted(NEEDS))
 def test_an_extra_brings_what_a_notebook_imports(name: str) -> None:
-    text = (DOCS / f"notebooks/{name}.ipynb").read_text()
+    text = (NOTEBOOKS / f"{name}.ipynb").read_text()
     given = {"llmpy", "numpy", *sys.stdlib_module_names}
     source = "".join(line for cell in json.loads(text)["cells"] if cell["cell_type"] == "code" for line in cell["source"])
     imported = set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)) - given
@@ -62,4 +63,4 @@ def test_notebook(name: str, device: str, demo_model: Path, monkeypatch: pytest.
     runner = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(runner)
     monkeypatch.setenv("LLMPY_DEVICE", device)
-    assert kinds(runner.run(name)) == kinds(nbformat.read(DOCS / f"notebooks/{name}.ipynb", 4))
+    assert kinds(runner.run(name)) == kinds(nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4))
