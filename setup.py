@@ -48,7 +48,7 @@ class Build(build_ext):
     def core_objects(self) -> list[Object]:
         """Objects of the extension."""
         version = compiling.read_version(CC).splitlines()[0]
-        shared_files = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.def"), *(ROOT / "kernels").rglob("*.h")]
+        shared_files = [path for folder in ("csrc", "kernels") for end in ("h", "def") for path in (ROOT / folder).rglob(f"*.{end}")]
         info = [f'-DLLMPY_COMPILER="{version}"', f'-DLLMPY_VERSION="{self.distribution.get_version()}"']
         shared = version.encode() + b"".join(path.read_bytes() for path in sorted(shared_files))
         units = [(source, [*extra, *info], name) for source, extra, name in compiling.units()]
@@ -57,7 +57,8 @@ class Build(build_ext):
     def cuda_objects(self, nvcc: str) -> list[Object]:
         """Objects of the CUDA backend."""
         folder = ROOT / "kernels/cuda"
-        headers = sorted([*folder.glob("*.*h"), *(ROOT / "csrc/base").glob("*.h"), ROOT / "kernels/backend.h"])
+        doors = [ROOT / "kernels/backend.h", ROOT / "kernels/entries.def"]
+        headers = sorted([*folder.glob("*.*h"), *(ROOT / "csrc/base").glob("*.h"), *doors])
         shared = compiling.read_version([nvcc]).encode() + b"".join(header.read_bytes() for header in headers)
         units: list[compiling.Unit] = [(source, [], f"cuda_{source.stem}.o") for source in sorted(folder.glob("*.cu"))]
         return compiling.plan(units, [nvcc, *compiling.cuda_flags()], Path(self.build_temp), shared)

@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-#define BACKEND_ABI 1u
+#define BACKEND_ABI 2u
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -675,20 +675,6 @@ struct backend {
     /* Bytes of one layer's keys and values in a page. */
     size_t (*kv_layer_bytes)(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens);
 
-    enum rc (*embed)(void *ctx, const struct embed_args *args, struct err *err);
-    enum rc (*linear)(void *ctx, const struct linear_args *args, struct err *err);
-    enum rc (*rms_norm)(void *ctx, const struct rms_norm_args *args, struct err *err);
-    enum rc (*gated)(void *ctx, const struct gated_args *args, struct err *err);
-    enum rc (*add)(void *ctx, const struct add_args *args, struct err *err);
-    enum rc (*select)(void *ctx, const struct select_args *args, struct err *err);
-    enum rc (*rope_table)(void *ctx, const struct rope_table_args *args, struct err *err);
-    enum rc (*rope)(void *ctx, const struct rope_args *args, struct err *err);
-    enum rc (*kv_write)(void *ctx, const struct kv_write_args *args, struct err *err);
-    enum rc (*attention)(void *ctx, const struct attention_args *args, struct err *err);
-    enum rc (*copy_pages)(void *ctx, const struct copy_pages_args *args, struct err *err);
-    enum rc (*sample)(void *ctx, const struct sample_args *args, struct err *err);
-
-    enum rc (*qkv)(void *ctx, const struct qkv_args *args, struct err *err); /* optional */
     uint32_t (*activations)(void *ctx); /* enum dtype of the rows in views; CPU: DTYPE_F32 */
     /* What a device is, without opening it; an error says why it cannot be used. free_bytes is 0 unless it is asked for, which
      * may take a while. Optional. */
@@ -696,8 +682,6 @@ struct backend {
     /* Fills rows of a part with csrc/base/dummy.h's values of the source's rows, rounded to its type. Optional. */
     enum rc (*matrix_fill)(void *ctx, struct matrix *matrix, uint32_t part, const struct row_run *rows, uint64_t key,
                            struct err *err);
-    /* Optional; the executor reads the host's arrays in place where it is NULL. */
-    enum rc (*begin)(void *ctx, const struct begin_args *args, struct err *err);
     /* Optional: without it `sample` returns with its results. With it `sample` only enqueues, keeps the pointers of its
      * arguments, and this waits until the device has done all that was enqueued up to the slot's last `sample` (which may have
      * had no task), and fills results and top_*. A slot has one sample in flight. */
@@ -708,7 +692,6 @@ struct backend {
     enum rc (*graph_end)(void *ctx, void **graph, struct err *err);
     enum rc (*graph_launch)(void *ctx, void *graph, struct err *err);
     void (*graph_destroy)(void *ctx, void *graph);
-    enum rc (*add_rms_norm)(void *ctx, const struct add_rms_norm_args *args, struct err *err); /* FUSION_ADD_NORM */
     /* Chooses, once the matrices are written and before they are used, the kernel for each of their shapes and for classes of
      * row counts, among those whose bits it finds equal. Optional; without the call a backend's own kernels serve. */
     enum rc (*prepare)(void *ctx, struct err *err);
@@ -726,32 +709,20 @@ struct backend {
      * RC_UNSUPPORTED. tensor_write enqueues: `from` in device memory may be changed by what its stream runs afterwards, in host
      * memory once tensor_finish has returned. Nothing else may use the weights between the first write and tensor_finish, which
      * waits for all that was written. tensor_sum waits for its result. */
-    enum rc (*tensor_write)(void *ctx, const struct tensor_write_args *args, struct err *err);
     enum rc (*tensor_finish)(void *ctx, struct err *err);
-    enum rc (*tensor_sum)(void *ctx, const struct tensor_sum_args *args, struct err *err);
     const struct peers *peers; /* optional */
     /* Copies what all buffers and matrices of a use hold to the host, or only enqueues that, before a release; restore brings
      * it back. The host's memory stays taken for the next time; forget gives it back, with what was saved. Optional. */
     enum rc (*pool_save)(void *ctx, uint32_t use, struct err *err);
     void (*pool_forget)(void *ctx, uint32_t use);
-    /* What encoders and older decoders need; programs that use one that is NULL are refused. */
-    enum rc (*act)(void *ctx, const struct act_args *args, struct err *err);
-    enum rc (*layer_norm)(void *ctx, const struct layer_norm_args *args, struct err *err);
-    enum rc (*row_attention)(void *ctx, const struct row_attention_args *args, struct err *err);
-    enum rc (*conv)(void *ctx, const struct conv_args *args, struct err *err);
-    enum rc (*ssm)(void *ctx, const struct ssm_args *args, struct err *err);
-    enum rc (*selective_scan)(void *ctx, const struct selective_scan_args *args, struct err *err);
-    enum rc (*delta)(void *ctx, const struct delta_args *args, struct err *err);
-    enum rc (*route)(void *ctx, const struct route_args *args, struct err *err);
-    enum rc (*experts)(void *ctx, const struct experts_args *args, struct err *err);
-    /* Without it programs whose logits have a factor or a cap are refused. */
-    enum rc (*scale_logits)(void *ctx, const struct scale_logits_args *args, struct err *err);
-    enum rc (*head_linear)(void *ctx, const struct head_linear_args *args, struct err *err);
-    enum rc (*latent_attention)(void *ctx, const struct latent_attention_args *args, struct err *err);
-    enum rc (*position_scale)(void *ctx, const struct position_scale_args *args, struct err *err);
     /* As matrix_write, of rows that the backend reads itself, on its threads. Optional: matrix_write serves. */
     enum rc (*matrix_load)(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
                            const struct row_source *source, struct err *err);
+
+    /* The kernels; a new row of the table goes to its end. */
+#define ENTRY(name) enum rc (*name)(void *ctx, const struct name##_args *args, struct err *err);
+#define HOST_ENTRY(name) ENTRY(name)
+#include "entries.def"
 };
 
 /* The one symbol that a backend's library exports. */

@@ -283,39 +283,13 @@ static enum rc cpu_matrix_read(void *ctx, const struct matrix *matrix, uint32_t 
     return cpu->kernels->matrix_read(cpu, matrix, first_row, n_rows, rows, err);
 }
 
-#define FORWARD(op)                                                                                                            \
-    static enum rc cpu_##op(void *ctx, const struct op##_args *args, struct err *err)                                          \
+#define ENTRY(name)                                                                                                            \
+    static enum rc cpu_##name(void *ctx, const struct name##_args *args, struct err *err)                                      \
     {                                                                                                                          \
         struct cpu *cpu = ctx;                                                                                                 \
-        return cpu->kernels->op(cpu, args, err);                                                                               \
+        return cpu->kernels->name(cpu, args, err);                                                                             \
     }
-FORWARD(embed)
-FORWARD(linear)
-FORWARD(rms_norm)
-FORWARD(gated)
-FORWARD(add)
-FORWARD(select)
-FORWARD(rope_table)
-FORWARD(rope)
-FORWARD(kv_write)
-FORWARD(attention)
-FORWARD(sample)
-FORWARD(qkv)
-FORWARD(tensor_write)
-FORWARD(tensor_sum)
-FORWARD(act)
-FORWARD(layer_norm)
-FORWARD(scale_logits)
-FORWARD(row_attention)
-FORWARD(conv)
-FORWARD(ssm)
-FORWARD(selective_scan)
-FORWARD(delta)
-FORWARD(route)
-FORWARD(experts)
-FORWARD(head_linear)
-FORWARD(latent_attention)
-FORWARD(position_scale)
+#include "../entries.def"
 
 static const struct backend BACKEND = {
     .abi = BACKEND_ABI,
@@ -339,41 +313,16 @@ static const struct backend BACKEND = {
     .matrix_load = cpu_matrix_load,
     .matrix_read = cpu_matrix_read,
     .kv_layer_bytes = cpu_kv_layer_bytes,
-    .embed = cpu_embed,
-    .linear = cpu_linear,
-    .rms_norm = cpu_rms_norm,
-    .gated = cpu_gated,
-    .add = cpu_add,
-    .select = cpu_select,
-    .rope_table = cpu_rope_table,
-    .rope = cpu_rope,
-    .kv_write = cpu_kv_write,
-    .attention = cpu_attention,
+#define ENTRY(name) .name = cpu_##name,
+#include "../entries.def"
     .copy_pages = cpu_copy_pages,
-    .sample = cpu_sample,
-    .qkv = cpu_qkv,
     .activations = cpu_activations,
-    .tensor_write = cpu_tensor_write,
     .tensor_finish = cpu_synchronize,
-    .tensor_sum = cpu_tensor_sum,
     .pool_create = cpu_pool_create,
     .pool_release = cpu_pool_release,
     .pool_restore = cpu_pool_restore,
     .pool_save = cpu_pool_save,
     .pool_forget = cpu_pool_forget,
-    .act = cpu_act,
-    .layer_norm = cpu_layer_norm,
-    .scale_logits = cpu_scale_logits,
-    .row_attention = cpu_row_attention,
-    .conv = cpu_conv,
-    .ssm = cpu_ssm,
-    .selective_scan = cpu_selective_scan,
-    .delta = cpu_delta,
-    .route = cpu_route,
-    .experts = cpu_experts,
-    .head_linear = cpu_head_linear,
-    .latent_attention = cpu_latent_attention,
-    .position_scale = cpu_position_scale,
 };
 
 const struct backend *backend_cpu(void)

@@ -74,33 +74,8 @@ struct cpu_kernels {
                            const struct row_source *source, struct err *err);
     enum rc (*matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
                            struct err *err);
-    enum rc (*embed)(struct cpu *cpu, const struct embed_args *args, struct err *err);
-    enum rc (*linear)(struct cpu *cpu, const struct linear_args *args, struct err *err);
-    enum rc (*rms_norm)(struct cpu *cpu, const struct rms_norm_args *args, struct err *err);
-    enum rc (*gated)(struct cpu *cpu, const struct gated_args *args, struct err *err);
-    enum rc (*add)(struct cpu *cpu, const struct add_args *args, struct err *err);
-    enum rc (*select)(struct cpu *cpu, const struct select_args *args, struct err *err);
-    enum rc (*rope_table)(struct cpu *cpu, const struct rope_table_args *args, struct err *err);
-    enum rc (*rope)(struct cpu *cpu, const struct rope_args *args, struct err *err);
-    enum rc (*kv_write)(struct cpu *cpu, const struct kv_write_args *args, struct err *err);
-    enum rc (*attention)(struct cpu *cpu, const struct attention_args *args, struct err *err);
-    enum rc (*sample)(struct cpu *cpu, const struct sample_args *args, struct err *err);
-    enum rc (*qkv)(struct cpu *cpu, const struct qkv_args *args, struct err *err);
-    enum rc (*tensor_write)(struct cpu *cpu, const struct tensor_write_args *args, struct err *err);
-    enum rc (*tensor_sum)(struct cpu *cpu, const struct tensor_sum_args *args, struct err *err);
-    enum rc (*act)(struct cpu *cpu, const struct act_args *args, struct err *err);
-    enum rc (*layer_norm)(struct cpu *cpu, const struct layer_norm_args *args, struct err *err);
-    enum rc (*scale_logits)(struct cpu *cpu, const struct scale_logits_args *args, struct err *err);
-    enum rc (*row_attention)(struct cpu *cpu, const struct row_attention_args *args, struct err *err);
-    enum rc (*conv)(struct cpu *cpu, const struct conv_args *args, struct err *err);
-    enum rc (*ssm)(struct cpu *cpu, const struct ssm_args *args, struct err *err);
-    enum rc (*selective_scan)(struct cpu *cpu, const struct selective_scan_args *args, struct err *err);
-    enum rc (*delta)(struct cpu *cpu, const struct delta_args *args, struct err *err);
-    enum rc (*route)(struct cpu *cpu, const struct route_args *args, struct err *err);
-    enum rc (*experts)(struct cpu *cpu, const struct experts_args *args, struct err *err);
-    enum rc (*head_linear)(struct cpu *cpu, const struct head_linear_args *args, struct err *err);
-    enum rc (*latent_attention)(struct cpu *cpu, const struct latent_attention_args *args, struct err *err);
-    enum rc (*position_scale)(struct cpu *cpu, const struct position_scale_args *args, struct err *err);
+#define ENTRY(name) enum rc (*name)(struct cpu *cpu, const struct name##_args *args, struct err *err);
+#include "../entries.def"
 };
 
 const struct cpu_kernels *cpu_kernels_avx2(void);

@@ -462,7 +462,7 @@ static __global__ void __launch_bounds__(COPY_THREADS) copy_listed(uint4 *pool, 
     __threadfence(); /* before the blocks of the next kernel begin, which do so when these have ended */
 }
 
-static enum rc copy_pages(void *ctx, const struct copy_pages_args *args, struct err *err)
+enum rc cuda_copy_pages(void *ctx, const struct copy_pages_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
@@ -504,24 +504,12 @@ static struct backend make_table(void)
     b.matrix_load = matrix_load;
     b.matrix_read = matrix_read;
     b.kv_layer_bytes = kv_layer_bytes;
-    b.embed = cuda_embed;
-    b.linear = cuda_linear;
-    b.rms_norm = cuda_rms_norm;
-    b.gated = cuda_gated;
-    b.add = cuda_add;
-    b.select = cuda_select;
-    b.rope_table = cuda_rope_table;
-    b.rope = cuda_rope;
-    b.kv_write = cuda_kv_write;
-    b.attention = cuda_attention;
-    b.copy_pages = copy_pages;
-    b.sample = cuda_sample;
-    b.qkv = cuda_qkv;
+#define ENTRY(name) b.name = cuda_##name;
+#define HOST_ENTRY(name) ENTRY(name)
+#include "../entries.def"
     b.activations = activations;
     b.device_info = device_describe;
-    b.add_rms_norm = cuda_add_rms_norm;
     b.matrix_fill = cuda_matrix_fill;
-    b.begin = cuda_begin;
     b.sample_finish = cuda_sample_finish;
     b.graph_begin = cuda_graph_begin;
     b.graph_end = cuda_graph_end;
@@ -535,23 +523,8 @@ static struct backend make_table(void)
     b.pool_forget = cuda_pool_forget;
     b.memory = cuda_memory;
     b.allocations = cuda_allocations;
-    b.tensor_write = cuda_tensor_write;
     b.tensor_finish = cuda_tensor_finish;
-    b.tensor_sum = cuda_tensor_sum;
     b.peers = &cuda_peers;
-    b.act = cuda_act;
-    b.layer_norm = cuda_layer_norm;
-    b.scale_logits = cuda_scale_logits;
-    b.row_attention = cuda_row_attention;
-    b.conv = cuda_conv;
-    b.ssm = cuda_ssm;
-    b.selective_scan = cuda_selective_scan;
-    b.delta = cuda_delta;
-    b.head_linear = cuda_head_linear;
-    b.latent_attention = cuda_latent_attention;
-    b.position_scale = cuda_position_scale;
-    b.route = cuda_route;
-    b.experts = cuda_experts;
     return b;
 }
 

@@ -263,9 +263,7 @@ enum rc cuda_memory(void *ctx, struct backend_memory *memory, struct err *err);
 uint64_t cuda_allocations(void *ctx);
 enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, const struct row_run *rows, uint64_t key,
                          struct err *err);
-enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struct err *err);
 enum rc cuda_tensor_finish(void *ctx, struct err *err);
-enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct err *err);
 void cuda_tensors_close(struct cuda *cuda);
 enum rc linear_open(struct cuda *cuda, struct err *err);
 void linear_close(struct cuda *cuda);
@@ -275,36 +273,13 @@ void linear_drop(struct cuda *cuda, const struct matrix *matrix);
 /* What add_rms_norm and its linear make, in one launch; false: nothing was done. */
 bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args);
 enum rc cuda_prepare(void *ctx, struct err *err);
-enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err);
-enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err);
-enum rc cuda_rms_norm(void *ctx, const struct rms_norm_args *args, struct err *err);
-enum rc cuda_add_rms_norm(void *ctx, const struct add_rms_norm_args *args, struct err *err);
-enum rc cuda_gated(void *ctx, const struct gated_args *args, struct err *err);
-enum rc cuda_add(void *ctx, const struct add_args *args, struct err *err);
-enum rc cuda_select(void *ctx, const struct select_args *args, struct err *err);
-enum rc cuda_rope_table(void *ctx, const struct rope_table_args *args, struct err *err);
-enum rc cuda_rope(void *ctx, const struct rope_args *args, struct err *err);
-enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *err);
-enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err);
-enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err);
-enum rc cuda_act(void *ctx, const struct act_args *args, struct err *err);
-enum rc cuda_layer_norm(void *ctx, const struct layer_norm_args *args, struct err *err);
-enum rc cuda_scale_logits(void *ctx, const struct scale_logits_args *args, struct err *err);
-enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, struct err *err);
-enum rc cuda_conv(void *ctx, const struct conv_args *args, struct err *err);
-enum rc cuda_ssm(void *ctx, const struct ssm_args *args, struct err *err);
-enum rc cuda_selective_scan(void *ctx, const struct selective_scan_args *args, struct err *err);
-enum rc cuda_delta(void *ctx, const struct delta_args *args, struct err *err);
-enum rc cuda_head_linear(void *ctx, const struct head_linear_args *args, struct err *err);
-enum rc cuda_latent_attention(void *ctx, const struct latent_attention_args *args, struct err *err);
-enum rc cuda_position_scale(void *ctx, const struct position_scale_args *args, struct err *err);
+#define ENTRY(name) enum rc cuda_##name(void *ctx, const struct name##_args *args, struct err *err);
+#define HOST_ENTRY(name) ENTRY(name)
+#include "../entries.def"
 enum rc cuda_router_open(struct cuda *cuda, struct err *err);
 enum rc cuda_router(struct cuda *cuda, const struct linear_args *args, struct err *err);
-enum rc cuda_route(void *ctx, const struct route_args *args, struct err *err);
-enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err);
 enum rc cuda_experts_open(struct cuda *cuda, struct err *err);
 void cuda_experts_close(struct cuda *cuda);
-enum rc cuda_sample(void *ctx, const struct sample_args *args, struct err *err);
 void cuda_sample_size(struct cuda *cuda); /* how much memory the sampler wants */
 enum rc cuda_sample_open(struct cuda *cuda, struct err *err);
 void cuda_sample_close(struct cuda *cuda);
@@ -312,7 +287,6 @@ enum rc cuda_sample_finish(void *ctx, uint32_t slot, struct err *err);
 
 /* staging.cu */
 size_t cuda_begun_values(const struct backend_options *options);
-enum rc cuda_begin(void *ctx, const struct begin_args *args, struct err *err);
 enum rc cuda_graph_begin(void *ctx, struct err *err);
 enum rc cuda_graph_end(void *ctx, void **graph, struct err *err);
 enum rc cuda_graph_launch(void *ctx, void *graph, struct err *err);
