@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) \
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) \
     static const struct attribute name##_attributes[] = {attributes{NULL, ATTRIBUTE_INTEGER}}; \
     _Static_assert(sizeof(struct name##_attributes) <= OP_ATTRIBUTES * sizeof(uint32_t), "op->words holds them");
 #define INTEGER(field) {#field, ATTRIBUTE_INTEGER},
@@ -326,7 +326,7 @@ static const struct {
     const struct attribute *attributes;
     size_t entry; /* offset in struct backend */
 } OPS[OP_COUNT] = {
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) \
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) \
     [OP_##CODE] = {#name, n_in, n_out, WEIGHT0_##WEIGHT, ROWS_##ROWS, check, name##_attributes, \
                    offsetof(struct backend, entry)},
 #include "operations.def"
@@ -358,7 +358,7 @@ bool op_is_known(const struct backend *backend, uint32_t code)
 static const char *check_choices(const struct op *op)
 {
     switch (op->code) {
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) \
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) \
     case OP_##CODE: { \
         const struct name##_attributes *given = &op->name; \
         (void)given; \

@@ -24,7 +24,7 @@ enum op_code {
  * request says otherwise. */
 enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_TYPES };
 
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) struct name##_attributes { attributes };
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) struct name##_attributes { attributes };
 #define INTEGER(field) uint32_t field;
 #define REAL(field) float field;
 #include "operations.def"
