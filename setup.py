@@ -48,7 +48,8 @@ class Build(build_ext):
     def core_objects(self) -> list[Object]:
         """Objects of the extension."""
         version = compiling.read_version(CC).splitlines()[0]
-        shared_files = [path for folder in ("csrc", "kernels") for end in ("h", "def") for path in (ROOT / folder).rglob(f"*.{end}")]
+        folders = (ROOT / "csrc", ROOT / "kernels")
+        shared_files = [path for folder in folders for ending in ("h", "def") for path in folder.rglob(f"*.{ending}")]
         info = [f'-DLLMPY_COMPILER="{version}"', f'-DLLMPY_VERSION="{self.distribution.get_version()}"']
         shared = version.encode() + b"".join(path.read_bytes() for path in sorted(shared_files))
         units = [(source, [*extra, *info], name) for source, extra, name in compiling.units()]
