@@ -1,10 +1,12 @@
 """Decode at batch 1 and 32 and prefill of 512 tokens on the CPU, against this machine's ceilings and against llama.cpp.
 
     python benchmarks/cpu.py [--types bf16,q8_0,q4_0,f32] [--model FILE.gguf] [--rounds 7] [--threads N] [--csv OUT.csv]
+    python benchmarks/cpu.py --page
 
 Without --model: Qwen3-0.6B's shape with random weights, one file a type. Greedy, token-id prompts, ignore_eos, prefix caching
 off.
 Every round measures the ceilings, llmpy and llama.cpp (if `llama_cpp` is installed) one after another; medians are printed.
+--page writes the tables of docs/develop/cpu-speed.md from the results_cpu_*.csv beside this script.
 """
 
 import argparse
@@ -12,8 +14,10 @@ import csv
 import ctypes
 import os
 import platform
+import re
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +29,8 @@ import random_gguf
 DECODE_TOKENS, PROMPT = 24, 16
 REST_S = 0.7  # the peer's workers spin on for a while after a call; nobody shall be measured beside them
 BUFFER_BYTES = 1 << 30
+PAGE = Path(__file__).parents[1] / "docs/develop/cpu-speed.md"
+MARKS = "<!-- begin: benchmarks/cpu.py --page -->\n", "<!-- end -->\n"
 
 
 class Engine(Protocol):
@@ -178,6 +184,34 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def rate(text: str) -> str:
+    """Tokens a second with three digits or more."""
+    value = float(text)
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def table(path: Path) -> str:
+    """The results of a file as Markdown, below what its first line says of the run."""
+    about, *lines = path.read_text().splitlines()
+    of_types: dict[str, dict[str, str]] = {}
+    for line in csv.DictReader(lines):
+        of_types.setdefault(line["type"], {})[line["job"]] = f"{rate(line['llmpy tok/s'])} ({float(line['ratio']):.2f})"
+    model = re.search(r"--model (\S+)\.gguf", about)
+    names = {"f32": "float32", "bf16": "bf16", "file": model[1] if model else ""}
+    text = re.sub(r"(python benchmarks/[^;]+)", r"`\1`", about.removeprefix("# ")) + ":\n\n"
+    text += f"| weights | {', tok/s | '.join(JOBS)}, tok/s |\n|{'---|' * (1 + len(JOBS))}\n"
+    for kind, cells in of_types.items():
+        text += f"| {names.get(kind, kind.upper())} | {' | '.join(cells[job] for job in JOBS)} |\n"
+    return text
+
+
+def page(text: str) -> str:
+    """The page with the tables of all committed results."""
+    tables = "\n".join(table(path) for path in sorted(Path(__file__).parent.glob("results_cpu_*.csv")))
+    before, _, rest = text.partition(MARKS[0])
+    return before + MARKS[0] + "\n" + tables + "\n" + MARKS[1] + rest.partition(MARKS[1])[2]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", default="bf16,q8_0,q4_0,f32")
@@ -186,7 +220,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()) / "llmpy-bench")
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--page", action="store_true")
     args = parser.parse_args()
+    if args.page:
+        PAGE.write_text(page(PAGE.read_text()))
+        return
     args.dir.mkdir(parents=True, exist_ok=True)
     peaks, rows = Peaks(args.threads), []
     for kind in ["file"] if args.model else args.types.split(","):
@@ -195,7 +233,8 @@ def main() -> None:
     if args.csv:
         fields = list(dict.fromkeys(key for row in rows for key in row))
         with args.csv.open("w", newline="") as file:
-            file.write(f"# {processor()}, {args.threads} threads, {time.strftime('%Y-%m-%d')}, python benchmarks/cpu.py\n")
+            command = " ".join(["python benchmarks/cpu.py", *sys.argv[1:]])
+            file.write(f"# {processor()}, {args.threads} threads, {time.strftime('%Y-%m-%d')}, {command}\n")
             writer = csv.DictWriter(file, fields)
             writer.writeheader()
             writer.writerows(rows)

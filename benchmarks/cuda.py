@@ -439,19 +439,20 @@ def merge_lines(paths: list[Path]) -> list[dict[str, object]]:
 def merge(paths: list[Path]) -> None:
     """Adds results to the table and the last ones to the page, but for those of rl.py, which has a page of its own."""
     lines = merge_lines(paths)
-    write_page({str(line["row"]): line for line in lines if not str(line["row"]).startswith("rl.")})
+    PAGE.write_text(page(PAGE.read_text(), lines))
     print(f"{TABLE}: {len(lines)} rows; {PAGE}")
 
 
-def write_page(latest: dict[str, dict[str, object]]) -> None:
-    """Puts the last result of every row into the page's table."""
+def page(text: str, lines: list[dict[str, object]]) -> str:
+    """The page with the last result of every row in its table."""
+    latest = {str(line["row"]): line for line in lines if not str(line["row"]).startswith("rl.")}
     table = "| row | measured | must | aim | vLLM (batch-invariant) | commit | command |\n|---|---|---|---|---|---|---|\n"
     for name, line in sorted(latest.items(), key=lambda item: list(ROWS).index(item[0]) if item[0] in ROWS else -1):
         row = ROWS.get(name, Row(str(line["unit"])))
         goals = " | ".join(f"{goal:g}" if goal else "" for goal in (row.must, row.aim))
         table += f"| {name} | {line['value']} {line['unit']} | {goals} | {row.vllm} | {line['commit']} | {line['command']} |\n"
-    before, _, rest = PAGE.read_text().partition(MARKS[0])
-    PAGE.write_text(before + MARKS[0] + "\n" + table + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
+    before, _, rest = text.partition(MARKS[0])
+    return before + MARKS[0] + "\n" + table + "\n" + MARKS[1] + rest.partition(MARKS[1])[2]
 
 
 def in_fresh_process(*arguments: str) -> dict[str, float]:

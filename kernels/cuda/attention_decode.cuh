@@ -8,7 +8,7 @@
  * one, and a unit left unfinished, go to `partials`, and the last block to arrive folds them in order. What a group does with a
  * split is in attention_worker.cuh. For each group a warp streams tiles of keys and values through a ring, after the wait for
  * the predecessor. With the pages of earlier steps read before that wait, test_a_crowd_again_and_again finds other bits within
- * a few hundred rounds; docs/use/cuda.md lists what was tried.
+ * a few hundred rounds (benchmarks/notebook/2026-11-23-early-reads-of-keys.md).
  *
  * For few sequences it does the work of qkv, too. Blocks with items then start under the linear before, on the processors that
  * this leaves free, and fetch all that earlier steps wrote: after the wait only the row's own q, key and value are missing.

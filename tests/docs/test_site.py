@@ -17,7 +17,7 @@ pytest.importorskip("furo")
 pytest.importorskip("myst_nb")
 
 ROOT = Path(__file__).parents[2]
-PAGE = re.compile(r"\bdocs/[\w/-]+\\?\.(?:md|py|ipynb)\b")
+PAGE = re.compile(r"\b(?:docs|benchmarks/notebook)/[\w/-]+\\?\.(?:md|py|ipynb)\b")
 TEXTS = {".py", ".pyi", ".c", ".h", ".def", ".cu", ".cuh", ".toml", ".sh", ".md"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -74,8 +74,12 @@ def test_pages_that_files_name_exist() -> None:
     assert not [f"{path}: {page}" for page, path in named if not (ROOT / page.replace("\\", "")).exists()]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_links_outside_the_site(name: str) -> None:
-    for target in LINK.findall((ROOT / name).read_text()):
+OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+OUTSIDE += sorted((ROOT / "benchmarks/notebook").glob("*.md"))
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: path.stem)
+def test_links_outside_the_site(path: Path) -> None:
+    for target in LINK.findall(path.read_text()):
         if not target.startswith(("http:", "https:")):
-            assert (ROOT / target.partition("#")[0]).exists(), f"{name}: {target}"
+            assert (path.parent / target.partition("#")[0]).exists(), target
