@@ -5,11 +5,28 @@
 #include <stddef.h>
 #include <string.h>
 
+/* Names of enums, as programs and Python have them. */
+#define ACTS(NAME) \
+    NAME(ACT_SILU, "silu") NAME(ACT_GELU, "gelu") NAME(ACT_GELU_TANH, "gelu_tanh") NAME(ACT_RELU, "relu") \
+    NAME(ACT_RELU2, "relu2") NAME(ACT_TANH, "tanh") NAME(ACT_SIGMOID, "sigmoid") NAME(ACT_CLIP, "clip") \
+    NAME(ACT_XIELU, "xielu") NAME(ACT_IDENTITY, "identity") NAME(ACT_SCALE, "scale")
+#define NAME(value, name) [value] = name,
+#define NAME_BEHIND_NONE(value, name) [value + 1] = name,
+static const char *const acts[] = {ACTS(NAME) NULL}, *const acts_or_none[] = {"none", ACTS(NAME_BEHIND_NONE) NULL};
+static const char *const embed_sources[] = {
+    [EMBED_TOKENS] = "tokens", [EMBED_POSITIONS] = "positions", [EMBED_TYPES] = "types", NULL};
+static const char *const route_scores[] = {
+    [ROUTE_SOFTMAX] = "softmax", [ROUTE_SIGMOID] = "sigmoid", [ROUTE_CHOSEN_SOFTMAX] = "chosen_softmax",
+    [ROUTE_CHOSEN_SIGMOID] = "chosen_sigmoid", NULL};
+static const char *const expert_forms[] = {
+    [EXPERT_GATED] = "gated", [EXPERT_CLAMPED] = "clamped", [EXPERT_PLAIN] = "plain", NULL};
+
 #define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) \
-    static const struct attribute name##_attributes[] = {attributes{NULL, ATTRIBUTE_INTEGER}}; \
+    static const struct attribute name##_attributes[] = {attributes{0}}; \
     _Static_assert(sizeof(struct name##_attributes) <= OP_ATTRIBUTES * sizeof(uint32_t), "op->words holds them");
-#define INTEGER(field) {#field, ATTRIBUTE_INTEGER},
-#define REAL(field) {#field, ATTRIBUTE_REAL},
+#define INTEGER(field) {#field, ATTRIBUTE_INTEGER, NULL},
+#define CHOICE(field, names, last) {#field, ATTRIBUTE_INTEGER, names},
+#define REAL(field) {#field, ATTRIBUTE_REAL, NULL},
 #include "operations.def"
 
 static bool has_op(const struct program *p, uint32_t code)
@@ -365,7 +382,7 @@ static const char *check_choices(const struct op *op)
         attributes \
         return NULL; \
     }
-#define CHOICE(field, last) if (given->field > (last)) return #field " is known";
+#define CHOICE(field, names, last) if (given->field > (last)) return #field " is known";
 #include "operations.def"
     default: return "the operation is known";
     }

@@ -44,6 +44,7 @@ enum attribute_kind { ATTRIBUTE_INTEGER, ATTRIBUTE_REAL };
 struct attribute {
     const char *name;
     enum attribute_kind kind;
+    const char *const *choices; /* names of its values, NULL behind the last; NULL: numbers */
 };
 
 /* A value, or a column range of another value (of = NO_INDEX: its own). */

@@ -44,6 +44,19 @@ static int numbers(PyObject *d, const char *key, uint32_t *out, Py_ssize_t n)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* The place of a name among an attribute's choices; -1 with an exception set. */
+static int parse_choice(uint32_t code, const struct attribute *attribute, PyObject *value, uint32_t *word)
+{
+    const char *name = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, NULL) : "";
+    if (!name)
+        return -1;
+    for (*word = 0; attribute->choices[*word]; ++*word)
+        if (strcmp(attribute->choices[*word], name) == 0)
+            return 0;
+    PyErr_Format(PyExc_ValueError, "%s: wanted the name of a known %s, have %R", op_name(code), attribute->name, value);
+    return -1;
+}
+
 /* One attribute into its word; -1 with an exception set. */
 static int parse_attribute(const struct op *op, const char *name, PyObject *value, uint32_t *words)
 {
@@ -55,6 +68,8 @@ static int parse_attribute(const struct op *op, const char *name, PyObject *valu
         PyErr_Format(PyExc_ValueError, "%s: has no attribute %s", op_name(op->code), name);
         return -1;
     }
+    if (attributes[i].choices)
+        return parse_choice(op->code, &attributes[i], value, &words[i]);
     if (attributes[i].kind == ATTRIBUTE_REAL) {
         float real = (float)PyFloat_AsDouble(value);
         memcpy(&words[i], &real, sizeof real);

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..models.blocks import ACTIVATIONS
 from .common import model_path
 
 if TYPE_CHECKING:
@@ -121,8 +120,7 @@ def _told(spec: Spec, kind: str, op: Any) -> str:
         style = "pairs" if rope["interleaved"] else "halves"
         return f"rope {given['rope']}, {len(rope['inv_freq']) // 2} of {given['head_dim']} in {style}"
     if kind in ("gated", "act"):
-        name = next((name for name, number in ACTIVATIONS.items() if number == given["act"]), "")
-        return f"{name} {given['limit']:g}" if "limit" in given else name
+        return f"{given['act']} {given['limit']:g}" if "limit" in given else str(given["act"])
     if kind in ("rms_norm", "layer_norm"):
         heads = f"{given['n_heads']} heads, " if given["n_heads"] > 1 else ""
         return f"{heads}eps {given['eps']:g}"
@@ -132,7 +130,8 @@ def _told(spec: Spec, kind: str, op: Any) -> str:
         scale, cap = f"factor {given['scale']:g}", f"cap {given['softcap']:g}"
         return ", ".join([scale] * (given["scale"] != 1) + [cap] * (given["softcap"] != 0))
     places = ("state", "layer")  # in the cache; they differ from layer to layer
-    return " ".join(f"{name} {number:g}" for name, number in given.items() if name not in places)
+    told = {name: value if isinstance(value, str) else f"{value:g}" for name, value in given.items() if name not in places}
+    return " ".join(f"{name} {value}" for name, value in told.items())
 
 
 # ---- weights and cache -------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from .pieces import Piece, whole
 if TYPE_CHECKING:
     from .blocks import Model, Value
 
-ROUTE_SCORES = {"softmax": 0, "sigmoid": 1, "chosen_softmax": 2, "chosen_sigmoid": 3}
-EXPERT_FORMS = {"gated": 0, "clamped": 1, "plain": 2}
+ROUTE_SCORES = ("softmax", "sigmoid", "chosen_softmax", "chosen_sigmoid")
+EXPERT_FORMS = ("gated", "clamped", "plain")
 
 
 class Routing(TypedDict, total=False):
@@ -98,7 +98,7 @@ class MixtureBlock:
             weights=weights,
             scratch=2 * n_experts,
             n_chosen=n_chosen,
-            score=ROUTE_SCORES[score],
+            score=score,
             n_groups=n_groups,
             chosen_groups=chosen_groups,
             sums_two=sums_two,
@@ -174,7 +174,7 @@ class MixtureBlock:
             scratch=routes.n_chosen * 4 * max(width, x.width) + 2 * routes.n_experts + 16,
             n_experts=routes.n_experts,
             n_chosen=routes.n_chosen,
-            form=EXPERT_FORMS[form],
+            form=form,
             act=m.activation("experts", where, act),
             is_input_scaled=input_scaled,
             limit=limit,

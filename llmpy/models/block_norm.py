@@ -11,7 +11,6 @@ from .pieces import Piece
 if TYPE_CHECKING:
     from .blocks import Model, Value
 
-CLIP, XIELU, SCALE = 7, 8, 10  # activations with a limit and with weights
 XIELU_BETA, XIELU_EPS = 0.5, -1.046875 * 2**-20  # in models that train it: 0.5 and -1e-6, of bfloat16
 
 
@@ -110,7 +109,7 @@ class NormBlock:
         if all(factor == 1 for factor in factors):
             return x
         given = [float(factor) for factor in factors] * (x.width // len(factors))
-        return m.emit("act", [x], x.width, weights=[m.constant(given)], act=SCALE)
+        return m.emit("act", [x], x.width, weights=[m.constant(given)], act="scale")
 
     def scale_by_position(self, x: Value, every: int, slope: float, *, first: int = 0) -> Value:
         """x * (1 + slope * log(1 + (position + first) // every)): queries of far positions grow.
@@ -134,7 +133,7 @@ class NormBlock:
         m.expect("clip", self.prefix, x)
         if not limit > 0:
             m.refuse("clip", self.prefix, f"wanted a limit above 0, have {limit}")
-        return m.emit("act", [x], x.width, act=CLIP, limit=limit)
+        return m.emit("act", [x], x.width, act="clip", limit=limit)
 
     def xielu(self, x: Value, name: str) -> Value:
         """p x^2 + beta x above 0, else n (exp(min(x, eps)) - 1 - x) + beta x; p = softplus(alpha_p),
@@ -152,4 +151,4 @@ class NormBlock:
             Piece(f"{where}.{each}", m.scalar_shape(f"{where}.{each}", n_dims), 1, constant=constant)
             for each, n_dims, constant in tensors
         ]
-        return m.emit("act", [x], x.width, weights=[m.vector("xielu", parts)], act=XIELU)
+        return m.emit("act", [x], x.width, weights=[m.vector("xielu", parts)], act="xielu")

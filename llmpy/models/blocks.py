@@ -20,22 +20,21 @@ from .rope import Rope
 from .source import Source
 
 ACTIVATIONS = {
-    "silu": 0,
-    "swish": 0,
-    "gelu": 1,
-    "gelu_new": 2,
-    "gelu_fast": 2,
-    "gelu_pytorch_tanh": 2,
-    "relu": 3,
-    "relu2": 4,
-    "tanh": 5,
-    "sigmoid": 6,
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
 }
+"""What configurations call the activations of csrc/program/operations.def."""
 
-TOKENS, POSITIONS, TYPES = range(3)  # what an embedding looks up
 
-
-def _activation(op: str, where: str, act: str) -> int:
+def _activation(op: str, where: str, act: str) -> str:
     if act not in ACTIVATIONS:
         raise UnsupportedError(f"{op} {where}: activation {act!r}; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[act]
@@ -249,9 +248,9 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         weights = [m.flat("conv", f"{where}.weight", (x.width, 1, taps))]
         if bias:
             weights.append(m.flat("conv", f"{where}.bias", (x.width,)))
-        code = 0 if act is None else 1 + _activation("conv", where, act)
+        named = "none" if act is None else _activation("conv", where, act)
         state = m.state_layer(x.width, taps - 1)
-        return m.emit("conv", [x], x.width, weights=weights, state=state, n_taps=taps, act=code)
+        return m.emit("conv", [x], x.width, weights=weights, state=state, n_taps=taps, act=named)
 
     def ssm(
         self, x: Value, dt: Value, b: Value, c: Value, name: str, *, groups: int = 1, limits: tuple[float, float] = (0.0, inf)
@@ -384,19 +383,19 @@ class Model(Writer, Block):
         width = width or self.config.hidden_size
         weight = self.matrix("embed", [(name, self.config.vocab_size)], width)
         self._embeddings[name] = weight
-        return self.emit("embed", [], width, weights=[weight], source=TOKENS, scale=scale)
+        return self.emit("embed", [], width, weights=[weight], source="tokens", scale=scale)
 
     def embed_positions(self, name: str, rows: int, *, first: int = 0) -> Value:
         """Row NAME.weight[first + position], [rows, hidden_size]; the matrix has `rows` rows."""
         width = self.config.hidden_size
         weight = self.matrix("embed", [(name, rows)], width)
-        return self.emit("embed", [], width, weights=[weight], source=POSITIONS, first_row=first, scale=1.0)
+        return self.emit("embed", [], width, weights=[weight], source="positions", first_row=first, scale=1.0)
 
     def embed_types(self, name: str, rows: int) -> Value:
         """Row NAME.weight[token type], 0 unless a request gives types, [rows, hidden_size]; the matrix has `rows` rows."""
         width = self.config.hidden_size
         weight = self.matrix("embed", [(name, rows)], width)
-        return self.emit("embed", [], width, weights=[weight], source=TYPES, scale=1.0)
+        return self.emit("embed", [], width, weights=[weight], source="types", scale=1.0)
 
     def layers(self, prefix: str, n: int) -> Iterator[Block]:
         """One block for each i < n; its tensor names start with PREFIX.i."""
@@ -470,6 +469,6 @@ class Model(Writer, Block):
             return prefix
         return "" if f"{name}.weight" in self._tensors else prefix
 
-    def activation(self, op: str, name: str, act: str) -> int:
-        """The number of an activation."""
+    def activation(self, op: str, name: str, act: str) -> str:
+        """An activation's name in operations, by its name in configurations."""
         return _activation(op, name, act)

@@ -6,7 +6,6 @@ from math import erf, pi, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from .block_norm import CLIP, SCALE
 from .program import Operands, RopeSpec, Spec, Weight
 
 Array = NDArray[np.float64]
@@ -23,15 +22,16 @@ def _gelu_tanh(x: Array) -> Array:
     return x * (1 + tanh) / 2
 
 
-_ACTS: dict[int, Callable[[Array], Array]] = {
-    0: lambda x: x / (1 + np.exp(-x)),
-    1: _gelu,
-    2: _gelu_tanh,
-    3: lambda x: np.maximum(x, 0),
-    4: lambda x: np.maximum(x, 0) ** 2,
-    5: np.tanh,
-    6: lambda x: 1 / (1 + np.exp(-x)),
-    9: lambda x: x,
+_ACTS: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "identity": lambda x: x,
+    "none": lambda x: x,
 }
 
 
@@ -59,12 +59,12 @@ def _logits(x: Array, weights: Sequence[Array], scale: float, softcap: float) ->
     return softcap * np.tanh(y / softcap) if softcap else y
 
 
-def _act(x: Array, weights: Sequence[Array], act: int, limit: float = 0.0) -> Array:
-    if act == CLIP:
+def _act(x: Array, weights: Sequence[Array], act: str, limit: float = 0.0) -> Array:
+    if act == "clip":
         return np.clip(x, -limit, limit)
     if act in _ACTS:
         return _ACTS[act](x)
-    if act == SCALE:
+    if act == "scale":
         return x * weights[0]
     alpha_p, alpha_n, beta, eps = weights[0]
     below = (np.expm1(np.minimum(x, eps)) - x) * (beta + np.logaddexp(0, alpha_n))
@@ -141,7 +141,7 @@ def _scan(decay: Array, written: Array, c: Array) -> Array:
 
 def _ssm(op: Operands, x: list[Array], a_log: Array, dt_bias: Array, skip: Array) -> Array:
     given = op["attributes"]
-    n, groups, heads = len(x[0]), int(given["n_groups"]), len(a_log)
+    n, groups, heads = len(x[0]), given["n_groups"], len(a_log)
     step = np.clip(np.logaddexp(0, x[1] + dt_bias), given["dt_min"], given["dt_max"])
     b, c = (part.reshape(n, groups, 1, -1).repeat(heads // groups, 1) for part in x[2:])
     rows = x[0].reshape(n, heads, -1)
@@ -179,18 +179,18 @@ def _softmax(x: Array) -> Array:
 def _route(logits: Array, bias: Array | None, op: Operands) -> Array:
     """Pairs of an expert and its weight, [rows, 4 * chosen]; the second half is not used."""
     given = op["attributes"]
-    n_chosen, score, n_groups = int(given["n_chosen"]), given["score"], int(given["n_groups"])
-    scores = _softmax(logits) if score == 0 else _ACTS[6](logits) if score == 1 else logits
+    n_chosen, score, n_groups = given["n_chosen"], given["score"], given["n_groups"]
+    scores = {"softmax": _softmax, "sigmoid": _ACTS["sigmoid"]}.get(score, _ACTS["identity"])(logits)
     values = scores if bias is None else scores + bias
     groups = np.sort(values.reshape(len(logits), n_groups, -1), -1)
     promise = groups[..., -2:].sum(-1) if given["sums_two"] else groups[..., -1]
-    best = np.argsort(-promise, -1, kind="stable")[:, : int(given["chosen_groups"])]
+    best = np.argsort(-promise, -1, kind="stable")[:, : given["chosen_groups"]]
     allowed = np.zeros((len(logits), n_groups), bool)
     np.put_along_axis(allowed, best, True, 1)
     values = np.where(allowed.repeat(logits.shape[1] // n_groups, 1), values, -np.inf)
     experts = np.argsort(-values, -1, kind="stable")[:, :n_chosen]
     chosen = np.take_along_axis(scores, experts, 1)
-    weights = _softmax(chosen) if score == 2 else _ACTS[6](chosen) if score == 3 else chosen
+    weights = {"chosen_softmax": _softmax, "chosen_sigmoid": _ACTS["sigmoid"]}.get(score, _ACTS["identity"])(chosen)
     if given["is_normalised"]:
         weights = weights / (weights.sum(-1, keepdims=True) + given["sum_eps"])
     routes = np.stack([experts, weights * given["scale"]], -1).reshape(len(logits), -1)
@@ -199,9 +199,7 @@ def _route(logits: Array, bias: Array | None, op: Operands) -> Array:
 
 def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) -> Array:
     given = op["attributes"]
-    n_experts, n_chosen, form, is_input_scaled = (
-        int(given[name]) for name in ("n_experts", "n_chosen", "form", "is_input_scaled")
-    )
+    n_experts, n_chosen, form, is_input_scaled = (given[name] for name in ("n_experts", "n_chosen", "form", "is_input_scaled"))
     up, down, up_bias, down_bias = (
         weight.reshape(n_experts, -1, *weight.shape[1:]) for weight in [*weights, *[np.zeros(n_experts)] * 2][:4]
     )
@@ -210,20 +208,20 @@ def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) ->
         for number, weight in pairs:
             e = int(number)
             h = up[e] @ (row * weight if is_input_scaled else row) + up_bias[e]
-            gate, linear = np.split(h, 2) if form != 2 else (h, 1.0)
-            if form == 1:
+            gate, linear = np.split(h, 2) if form != "plain" else (h, 1.0)
+            if form == "clamped":
                 gate, linear = np.minimum(gate, given["limit"]), np.clip(linear, -given["limit"], given["limit"]) + 1
-                h = gate * _ACTS[6](1.702 * gate) * linear
+                h = gate * _ACTS["sigmoid"](1.702 * gate) * linear
             else:
-                h = _ACTS[int(given["act"])](gate) * linear
+                h = _ACTS[given["act"]](gate) * linear
             y += (down[e] @ h + down_bias[e]) * (1 if is_input_scaled else weight)
     return out
 
 
 def _head_linear(x: Array, w: Array, op: Operands) -> Array:
     given = op["attributes"]
-    heads, first = int(given["n_heads"]), int(given["first_row"])
-    matrices = w.reshape(heads, int(given["head_rows"]), -1)[:, first : first + int(given["used_rows"])]
+    heads, first = given["n_heads"], given["first_row"]
+    matrices = w.reshape(heads, given["head_rows"], -1)[:, first : first + given["used_rows"]]
     if not given["is_transposed"]:
         matrices = matrices.transpose(0, 2, 1)
     parts = x.reshape(len(x), heads, -1)[..., : matrices.shape[1]]
@@ -286,7 +284,8 @@ class Interpreter:
         for name, op in self._spec["ops"]:
             if name == "embed":
                 given = op["attributes"]
-                rows = [ids, np.arange(len(ids)), types][int(given["source"])] + int(given.get("first_row", 0))
+                sources = {"tokens": ids, "positions": np.arange(len(ids)), "types": types}
+                rows = sources[given["source"]] + given.get("first_row", 0)
                 self._put(values, op, self._weights[op["weights"][0]][rows] * given["scale"])
             elif name == "logits" == wanted:
                 return _logits(values[op["in"][0]], [self._weights[i] for i in op["weights"]], **op["attributes"])
@@ -323,30 +322,30 @@ class Interpreter:
             y = x[0] @ weights[0].T
             return [y + weights[1] if len(weights) > 1 else y]
         if name == "rms_norm":
-            return [_rms_norm(x[0], weights, given["eps"], int(given["n_heads"]))]
+            return [_rms_norm(x[0], weights, given["eps"], given["n_heads"])]
         if name == "rope":
-            rope, head_dim = self._spec["ropes"][int(given["rope"])], int(given["head_dim"])
+            rope, head_dim = self._spec["ropes"][given["rope"]], given["head_dim"]
             sizes = [head_dim, int(given.get("k_head_dim", 0)) or head_dim]
             return [_rope(x[i], rope, sizes[i], given.get("is_tail", False)) for i in range(2)]
         if name == "head_linear":
             return [_head_linear(x[0], weights[0], op)]
         if name == "latent_attention":
-            n_heads = self._spec["layers"][int(given["layer"])][0]
+            n_heads = self._spec["layers"][given["layer"]][0]
             return [_latent_attention(x[0], x[1], x[2], x[3], n_heads, given["scale"])]
         if name == "attention":
             slopes, sinks = (self._weights[i] if i >= 0 else None for i in (*op["weights"], -1, -1)[:2])
-            layer = self._spec["layers"][int(given["layer"])]
-            numbers = given["scale"], given["softcap"], True, slopes, sinks, int(given["chunk"])
+            layer = self._spec["layers"][given["layer"]]
+            numbers = given["scale"], given["softcap"], True, slopes, sinks, given["chunk"]
             return [_attention(x[0], x[1], x[2], layer, *numbers)]
         if name == "layer_norm":
-            return [_layer_norm(x[0], weights, given["eps"], int(given["n_heads"]))]
+            return [_layer_norm(x[0], weights, given["eps"], given["n_heads"])]
         if name == "row_attention":
-            n_heads = int(given["n_heads"])
-            layer = (n_heads, int(given["n_kv_heads"]), x[0].shape[1] // n_heads, 0)
+            n_heads = given["n_heads"]
+            layer = (n_heads, given["n_kv_heads"], x[0].shape[1] // n_heads, 0)
             return [_attention(x[0], x[1], x[2], layer, given["scale"], 0.0, is_causal=False)]
         if name == "conv":
-            y = _conv(x[0], weights[0], weights[1] if len(weights) > 1 else 0.0, int(given["n_taps"]))
-            return [_ACTS[int(given["act"]) - 1](y) if given["act"] else y]
+            y = _conv(x[0], weights[0], weights[1] if len(weights) > 1 else 0.0, given["n_taps"])
+            return [_ACTS[given["act"]](y)]
         if name == "ssm":
             return [_ssm(op, x, *weights)]
         if name == "selective_scan":
@@ -357,9 +356,9 @@ class Interpreter:
             n_steps = (np.arange(len(x[0])) + given["first"]) // given["every"]
             return [x[0] * (1 + given["slope"] * np.log1p(n_steps))[:, None]]
         if name == "act":
-            return [_act(x[0], weights, int(given["act"]), given.get("limit", 0.0))]
+            return [_act(x[0], weights, given["act"], given.get("limit", 0.0))]
         if name == "gated":
-            return [_ACTS[int(given["act"])](x[0]) * x[1]]
+            return [_ACTS[given["act"]](x[0]) * x[1]]
         if name == "add":
             return [x[0] + x[1]]
         raise ValueError(f"unknown operation {name!r}")

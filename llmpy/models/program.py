@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from .rope import Floats, Rope
 from .source import Source
 
 Operands = TypedDict(
-    "Operands", {"in": list[int], "out": list[int], "weights": list[int], "attributes": dict[str, int | float]}
+    "Operands", {"in": list[int], "out": list[int], "weights": list[int], "attributes": dict[str, Any]}
 )
-"""Numbers of values and weights, and attributes as csrc/program/operations.def names them; one that is left out is 0."""
+"""Numbers of values and weights, and attributes as csrc/program/operations.def names them; one that is left out is 0, or the
+first of its choices."""
 
 
 class Weight(TypedDict):
@@ -67,7 +68,6 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape
 
 NEAR = 3  # names of the checkpoint that the error of a missing tensor shows
 
-IDENTITY = 9  # the activation that makes a product of `gated`
 _SCALE = "b.scale(x, [factor]) multiplies a value by a number"
 
 
@@ -110,7 +110,7 @@ class Value:
         self.model.expect("product", "", self, other)
         if other.width != self.width:
             self.model.refuse("product", "", f"wanted equal widths, have {self.width} and {other.width}")
-        return self.model.emit("gated", [self, other], self.width, act=IDENTITY)
+        return self.model.emit("gated", [self, other], self.width, act="identity")
 
 
 class Writer:
@@ -201,7 +201,7 @@ class Writer:
         *,
         weights: Sequence[int] = (),
         scratch: int = 0,
-        **attributes: float,
+        **attributes: float | str,
     ) -> Value:
         """Writes an operation with one output, and with so many columns of scratch; attributes as in operations.def."""
         out = self.value(width)
@@ -214,7 +214,7 @@ class Writer:
         self.spec["ops"].append((op, operands))
         return out
 
-    def emit_pair(self, op: str, a: Value, b: Value, **attributes: float) -> tuple[Value, Value]:
+    def emit_pair(self, op: str, a: Value, b: Value, **attributes: float | str) -> tuple[Value, Value]:
         """Writes an operation that gives both of its inputs anew."""
         outs = self.value(a.width), self.value(b.width)
         operands: Operands = {

@@ -43,7 +43,9 @@ def open_changed(open_model: Callable[..., _core.Model]) -> Callable[..., Any]:
 WRONG = {
     "rms_norm: has no attribute heads": ("rms_norm", {"heads": 4}, ValueError),
     "integer": ("rms_norm", {"n_heads": 1.5}, TypeError),
-    "wanted that source is known": ("embed", {"source": 3}, ValueError),
+    "embed: wanted the name of a known source, have 'ids'": ("embed", {"source": "ids"}, ValueError),
+    "embed: wanted the name of a known source, have 1": ("embed", {"source": 1}, ValueError),
+    "gated.: wanted that act is known": ("gated", {"act": "scale"}, ValueError),
     "wanted that is_tail is known": ("rope", {"is_tail": 2}, ValueError),
     "wanted that the first row is in the matrix": ("embed", {"first_row": 1 << 20}, ValueError),
 }

@@ -47,7 +47,7 @@ def test_a_program_as_plain_data():
     assert spec["ops"][3][1] == {"in": [5, 3], "out": [6, 7], "weights": [], "attributes": {"rope": 0, "head_dim": 4}}
     given = {"layer": 0, "chunk": 0, "scale": 0.5, "softcap": 30.0}
     assert spec["ops"][4][1] == {"in": [6, 7, 4], "out": [8], "weights": [], "attributes": given}
-    assert spec["ops"][8][1]["attributes"] == {"act": 4}
+    assert spec["ops"][8][1]["attributes"] == {"act": "relu2"}
     assert spec["ops"][-2][1] == {"in": [15], "out": [], "weights": [7], "attributes": {"scale": 2.0, "softcap": 0.0}}
     assert spec["ops"][-1][1]["in"] == [15]
     parts = [("layers.0.q", 16), ("layers.0.k", 8), ("layers.0.v", 8)]
