@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from .. import demo
 from .._feeds import RequestStream
 from .._frontend import check_text
 from .._health import STUCK_AFTER_S, TORN
@@ -23,7 +24,7 @@ from .._scoring import render
 from ..async_engine import AsyncEngine
 from ..chat import choose, within
 from ..errors import ConfigError, EngineStuckError, WeightsMissingError
-from ..hub import REPOSITORY
+from ..hub import DEMO, REPOSITORY
 from ..inputs import Prompt
 from ..outputs import RequestOutput
 from ..sampling_params import RequestOutputKind
@@ -361,7 +362,8 @@ def model_names(engine: AsyncEngine | Renderer) -> tuple[str, ...]:
     """What an engine's model is called where nothing else is said: first its id on the hub, or its short name."""
     given = str(engine.config.model)
     is_path = Path(given).expanduser().exists() or not REPOSITORY.fullmatch(given)
-    return tuple(dict.fromkeys((engine.name, given) if is_path else (given, engine.name)))
+    names = (engine.name, given) if is_path else (given, engine.name)
+    return tuple(dict.fromkeys((*names, DEMO) if Path(given).name == demo.NAME else names))
 
 
 def _spread(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,3 +86,17 @@ def test_a_server_that_only_renders(client, engine, tmp_path):
     assert refused.status_code == 501 and "--render-only" in refused.json()["error"]["message"]
     with pytest.raises(FileNotFoundError):
         (tmp_path / "model.safetensors").open()
+
+
+def test_the_demo_model_answers_to_demo(demo_model):
+    """The command line turns the word "demo" into the file's path."""
+    app = build_app(Renderer(demo_model))
+
+    async def statuses():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
+            told = [entry["id"] for entry in (await http.get("/v1/models")).json()["data"]]
+            asked = {name: {**TALK, "model": name} for name in ("demo", demo_model.stem, "other")}
+            answers = {name: await http.post("/v1/chat/completions/render", json=body) for name, body in asked.items()}
+            return told, {name: answer.status_code for name, answer in answers.items()}
+
+    assert asyncio.run(statuses()) == ([demo_model.stem], {"demo": 200, demo_model.stem: 200, "other": 404})
