@@ -30,6 +30,7 @@ HELP = """\
 /system [TEXT]  sets the system message; alone, shows it
 /stats          tokens and speed of the last answer, and of the engine
 /save FILE      writes the conversation, as Markdown to a .md file, else as JSON
+/load FILE      goes on with a conversation in JSON, as /save wrote it
 /help           this
 A line that ends with \\ goes on in the next one; so does all between \"\"\" and \"\"\".
 Ctrl-C stops an answer, Ctrl-D ends. When the conversation outgrows the context, its oldest turns are left out."""
@@ -293,6 +294,20 @@ class Talk:
         else:
             self._terminal.note(f"{len(self._messages(self._said))} messages written to {rest}")
 
+    def _load(self, rest: str) -> None:
+        if not rest:
+            self._terminal.problem("/load: wanted the name of a file")
+            return
+        try:
+            messages = _read_messages(Path(rest).expanduser())
+        except (OSError, ValueError) as error:
+            self._terminal.problem(f"/load: {error}")
+            return
+        start = int(bool(messages) and messages[0]["role"] == "system")
+        self._system = messages[0]["content"] if start else None
+        self._said, self._told_dropped = messages[start:], 0
+        self._terminal.note(f"{len(messages)} messages read from {rest}")
+
     def _written(self, is_markdown: bool) -> str:
         messages = self._messages(self._said)
         if is_markdown:
@@ -311,8 +326,25 @@ COMMANDS: dict[str, Callable[[Talk, str], None]] = {
     "/system": Talk._set_system,
     "/stats": Talk._stats,
     "/save": Talk._save,
+    "/load": Talk._load,
     "/help": Talk._help,
 }
+
+
+def _read_messages(path: Path) -> list[Message]:
+    """The messages of a file that /save wrote.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        read = None
+    fields = {"role", "content"}
+    if isinstance(read, list) and all(isinstance(one, dict) and one.keys() == fields for one in read):
+        return [{"role": str(one["role"]), "content": str(one["content"])} for one in read]
+    raise ValueError(f"{path}: wanted a JSON list of messages with role and content, as /save FILE.json writes it")
 
 
 def _value(text: str) -> Any:

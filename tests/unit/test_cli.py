@@ -88,6 +88,29 @@ def test_chat(demo_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert talk[3]["content"] == "And of \nFrance?" and talk[4]["content"] == france
 
 
+def test_chat_goes_on_with_a_file(
+    demo_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    talk = [
+        {"role": "system", "content": "Answer with one word."},
+        {"role": "user", "content": "Name a colour."},
+        {"role": "assistant", "content": "Blue."},
+    ]
+    first, second, torn = tmp_path / "first.json", tmp_path / "second.json", tmp_path / "torn.md"
+    first.write_text(json.dumps(talk))
+    torn.write_text("**user**")
+    lines = [f"/load {torn}", "/load", "/load absent.json", f"/load {first}", "/system", "And two?", f"/save {second}"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    assert run("chat", "--max-tokens", "3", "--temperature", "0", "--max-model-len", "256") == 0
+    shown = capsys.readouterr()
+    assert "3 messages read from" in shown.out and "system message: Answer with one word." in shown.out
+    wanted = "torn.md: wanted a JSON list of messages with role and content, as /save FILE.json writes it"
+    for problem in (wanted, "/load: wanted the name of a file", "No such file or directory"):
+        assert problem in shown.out + shown.err
+    saved = json.loads(second.read_text())
+    assert saved[:4] == [*talk, {"role": "user", "content": "And two?"}] and len(saved) == 5
+
+
 def test_chat_without_a_home(demo_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose user has no entry in /etc/passwd."""
 
