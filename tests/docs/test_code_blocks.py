@@ -8,6 +8,7 @@ What a fence says behind its language:
     python not run: REASON  (or sh) cannot run here
     sh                      `llmpy ...` runs; `llmpy serve` in the background, while the page lasts
     text, toml              are no programs; toml is read
+    new, in, check          belong to a guide for developers, see test_guides.py; c is always one of these
 """
 
 import ast
@@ -64,14 +65,20 @@ def blocks_of(page: Path) -> list[Block]:
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-RUN = [block for block in BLOCKS if block.language in ("python", "sh") and not block.note.startswith(("from ", "not run: "))]
+OF_A_GUIDE = re.compile(r"new \S+$|in \S+ (behind|before) \S|check( sh)?$")
+RUN = [
+    block
+    for block in BLOCKS
+    if block.language in ("python", "sh") and not block.note.startswith(("from ", "not run: ")) and not OF_A_GUIDE.match(block.note)
+]
 
 
 def test_every_block_says_what_it_is() -> None:
-    unknown = [str(block) for block in BLOCKS if block.language not in ("python", "sh", "text", "toml")]
+    unknown = [str(block) for block in BLOCKS if block.language not in ("c", "python", "sh", "text", "toml")]
     assert not unknown, f"a fence needs a language: {unknown}"
-    unknown = [str(block) for block in BLOCKS if block.note and not re.match(r"trainer$|from \S+$|not run: \S", block.note)]
-    assert not unknown
+    known = re.compile(rf"trainer$|from \S+$|not run: \S|{OF_A_GUIDE.pattern}")
+    assert not [str(block) for block in BLOCKS if block.note and not known.match(block.note)]
+    assert not [str(block) for block in BLOCKS if block.language == "c" and not OF_A_GUIDE.match(block.note)]
     not_run = [str(block) for block in BLOCKS if block.note.startswith("not run: ")]
     assert len(not_run) <= MOST_NOT_RUN, not_run
 

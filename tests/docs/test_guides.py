@@ -1,0 +1,87 @@
+"""The guides for developers: their code is put into a copy of the tree, which is built and passes the checks of the guides.
+
+What a fence says behind its language:
+
+    new FILE              the whole of a new file
+    in FILE behind TEXT   lines that belong right behind the one line of the file that has this text
+    in FILE before TEXT   ... right before it
+    check                 a Python program that must run in the changed tree
+    check sh              commands, run in the changed tree before the next check
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(?:c|python|sh) (?P<note>(?:new|in|check)\b[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+PLACE = re.compile(r"in (\S+) (behind|before) (.+)")
+PAGES = sorted((ROOT / "docs/develop").glob("adding-a*.md"))
+GUIDES = {page.stem: FENCE.findall(page.read_text()) for page in PAGES if FENCE.search(page.read_text())}
+COPIED = ("csrc", "kernels", "llmpy", "tests", "benchmarks", "docs", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+NOT_COPIED = shutil.ignore_patterns("*.so", "__pycache__", "_backends", "build")
+# Tests of the tree that the guides extend
+TESTS = {"adding-a-weight-type": ["tests/unit/test_checkpoint.py", "tests/kernels/test_linear.py", "-k", "iq4_nl or IQ4_NL"]}
+
+
+def apply(tree: Path, note: str, text: str) -> None:
+    """Puts a fence's text where it says."""
+    if note.startswith("new "):
+        path = tree / note.removeprefix("new ")
+        assert not path.exists(), note
+        path.write_text(text)
+        return
+    place = PLACE.fullmatch(note)
+    assert place, note
+    path, (_, where, anchor) = tree / place[1], place.groups()
+    lines = path.read_text().splitlines(keepends=True)
+    found = [i for i, line in enumerate(lines) if anchor in line]
+    assert len(found) == 1, f"{note}: {len(found)} lines have it"
+    lines.insert(found[0] + (where == "behind"), text)
+    path.write_text("".join(lines))
+
+
+def run(tree: Path, *command: str) -> None:
+    """Runs a command in the changed tree, whose llmpy it finds first."""
+    env = {**os.environ, "PYTHONPATH": str(tree), "LLMPY_CUDA": "0", "LLMPY_DEBUG": "1", "LLMPY_WERROR": "1"}
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree with the code of all guides, built."""
+    if not shutil.which(os.environ.get("CC", "cc").split()[0]):
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("guides")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=NOT_COPIED)
+        else:
+            shutil.copy(source, folder)
+    for fences in GUIDES.values():
+        for note, text in fences:
+            if not note.startswith("check"):
+                apply(folder, note, text)
+    run(folder, sys.executable, "setup.py", "-q", "build_ext", "--inplace")
+    return folder
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_checks_of_a_guide(guide: str, tree: Path) -> None:
+    checks = [(note, text) for note, text in GUIDES[guide] if note.startswith("check")]
+    assert checks
+    for note, text in checks:
+        command = ("sh", "-ec", text) if note == "check sh" else (sys.executable, "-c", text)
+        run(tree, *command)
+
+
+@pytest.mark.parametrize("guide", TESTS)
+def test_tests_that_a_guide_extends(guide: str, tree: Path) -> None:
+    run(tree, sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS[guide])
