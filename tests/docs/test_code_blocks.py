@@ -35,6 +35,8 @@ from llmpy.server.formats import FORMATS
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALL = {"device": "cpu", "kv_cache_memory_bytes": "16MiB"}
+SHOWN = re.compile(r"^print\(.*\) +# (.+)$", re.MULTILINE)
+"""What an unindented line says that it prints."""
 MOST_NOT_RUN = 6
 DEMO = '("demo"'
 
@@ -326,7 +328,10 @@ def page(request: pytest.FixtureRequest, tools: Tools) -> Iterator[tuple[Page, l
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in RUN}), indirect=True, ids=lambda path: path.stem)
-def test_blocks(page: tuple[Page, list[Block]]) -> None:
+def test_blocks(page: tuple[Page, list[Block]], capsys: pytest.CaptureFixture[str]) -> None:
     runner, blocks = page
     for block in blocks:
         runner.run(block)
+        printed = capsys.readouterr().out.splitlines()
+        for shown in SHOWN.findall(block.text):
+            assert shown in printed, f"{block}: prints no line {shown}"
