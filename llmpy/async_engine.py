@@ -72,6 +72,11 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         ModelNotFoundError: No such path, repository or revision.
         CheckpointError: The files are torn or do not fit the architecture.
         UnsupportedError: Something that llmpy does not do; the message names it.
+
+    Example:
+        >>> async with AsyncEngine.create("demo") as engine:
+        ...     output = await engine.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))
+        ...     print(output.text)
     """
 
     _driver: ThreadDriver
