@@ -1,4 +1,4 @@
-"""Token probabilities as a table. Needs pandas: pip install "llmpy[data]". Usage: python examples/logprobs.py [MODEL]"""
+"""Token probabilities as a table. Needs pandas: pip install ".[data]" in a clone. Usage: python examples/logprobs.py [MODEL]"""
 
 import sys
 
