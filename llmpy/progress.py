@@ -77,6 +77,7 @@ class Progress:
         )
         if hasattr(self._bar, "set_counts"):
             self._bar.set_counts(*self._base)
+        _backdate(self._bar, self._start)
 
     def _refresh(self) -> None:
         assert self._bar is not None
@@ -124,9 +125,18 @@ class LoadBar:
         self._total = total
         if self._bar is None and done < total and time.perf_counter() - self._start >= self._delay:
             self._bar = self._make(total=total, desc="Loading weights", unit="B", unit_scale=True, dynamic_ncols=True)
+            _backdate(self._bar, self._start)
         if self._bar is not None and done > self._shown:
             self._bar.update(done - self._shown)
             self._shown = done
+
+
+def _backdate(bar: _Bar, start: float) -> None:
+    """Lets the times and rates of a bar that appears late count from the start of the call, under tqdm's names."""
+    late = time.perf_counter() - start
+    for name in ("start_t", "last_print_t"):
+        if hasattr(bar, name):
+            setattr(bar, name, getattr(bar, name) - late)
 
 
 def _maker(use_tqdm: UseTqdm, total: int) -> Callable[..., _Bar] | None:

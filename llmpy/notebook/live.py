@@ -28,9 +28,9 @@ class LiveBar:
         display: Any = import_module("IPython.display").display
         self._total, self._desc, self._done = total, desc, 0
         self._told = size if unit == "B" else str
-        self._start = self._last = time.perf_counter()
+        self.start_t = self.last_print_t = time.perf_counter()
         self._first_counts: tuple[int, int] | None = None
-        self._counts = (0, 0)
+        self._counts = self._drawn_counts = (0, 0)
         self._speeds: list[float] = []
         self._seconds_a_sample = 0.0
         self._handle = display(self, display_id=True)
@@ -44,14 +44,15 @@ class LiveBar:
         """The engine's counters, as they stand."""
         now, counts = time.perf_counter(), (prompt_tokens, output_tokens)
         if self._first_counts is None:
-            self._first_counts, self._last, self._counts = counts, now, counts
-        elif now - self._last >= max(self._seconds_a_sample, 0.1):
-            self._speeds.append((output_tokens - self._counts[1]) / (now - self._last))
-            self._last, self._counts = now, counts
+            self._first_counts, self.last_print_t, self._drawn_counts = counts, now, counts
+        elif now - self.last_print_t >= max(self._seconds_a_sample, 0.1):
+            self._speeds.append((output_tokens - self._drawn_counts[1]) / (now - self.last_print_t))
+            self.last_print_t, self._drawn_counts = now, counts
             if len(self._speeds) > SAMPLES:
                 pairs = zip(self._speeds[::2], self._speeds[1::2], strict=False)
                 self._speeds = [(a + b) / 2 for a, b in pairs]
                 self._seconds_a_sample = 2 * max(self._seconds_a_sample, 0.1)
+        self._counts = counts
         self._draw()
 
     def close(self) -> None:
@@ -62,7 +63,7 @@ class LiveBar:
         self._handle.update(self)
 
     def _line(self) -> str:
-        elapsed = max(time.perf_counter() - self._start, 1e-9)
+        elapsed = max(time.perf_counter() - self.start_t, 1e-9)
         line = f"{self._desc}: {self._told(self._done)}/{self._told(self._total)}, {elapsed:.1f} s"
         if self._first_counts is None:
             return line

@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 import sys
+import time
 import types
 
 import pytest
@@ -260,6 +261,32 @@ def test_a_notebook_shows_throughput_while_it_runs(fake_llm, shown, monkeypatch)
     assert len(shown) > 3 and "<polyline" in shown[-1] and "read 0 " not in shown[-1] and "wrote 0 " not in shown[-1]
     assert "Processed prompts: 3/3" in Check(shown[-1]).text and outs.num_generation_tokens == 27
     assert "Processed prompts: 0/3" in Check(shown[0]).text
+
+
+@pytest.mark.parametrize("in_notebook", [True, False])
+def test_a_bar_that_appears_late_counts_from_the_start(shown, monkeypatch, in_notebook):
+    now, tokens, stream = [100.0], [(0, 0)], io.StringIO()
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress, "_is_terminal", lambda: True)
+    monkeypatch.setattr(progress, "_in_notebook", lambda: in_notebook)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress(None, 2, lambda: tokens[0]) as bar:
+        for seconds, done in ((1.9, 0), (2.0, 2)):
+            now[0], tokens[0] = 100 + seconds, (int(10 * seconds), int(100 * seconds))
+            bar.update(done)
+    now[0] = 200.0
+    with LoadBar(None) as update:
+        for seconds in (0, 3, 4):
+            now[0] = 200 + seconds
+            update(1_000_000 * seconds, 4_000_000)
+    if in_notebook:
+        texts = [Check(state).text for state in shown]
+        assert any("Processed prompts: 2/2, 2.0 s, read 10 tokens/s, wrote 100 tokens/s" in text for text in texts)
+        assert texts[-1].startswith("Loading weights: 4 MB/4 MB, 4.0 s")
+    else:
+        lines = stream.getvalue().replace("\r", "\n").split("\n")
+        assert any(re.search(r" 2/2 \[00:0[1-9]<", line) for line in lines), lines  # tqdm keeps its own clock
+        assert any(re.search(r"4.00M/4.00M \[00:0[3-9]<", line) for line in lines), lines
 
 
 def test_the_chart_of_a_long_call_keeps_its_size(shown, monkeypatch):
