@@ -9,12 +9,15 @@ weights of finite bits, different in every layer. "tok/s" is rows per second of 
 
 import argparse
 import statistics
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from cpu import Peaks
 
-from llmpy import _core
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from binding import Backend
 
 SHAPES = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
 HEAD = (151936, 1024)
@@ -43,7 +46,7 @@ def random_rows(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> n
 class Weights:
     """One type's matrices on the backend."""
 
-    def __init__(self, backend: _core.Backend, dtype: str, arithmetic: int, layers: int) -> None:
+    def __init__(self, backend: Backend, dtype: str, arithmetic: int, layers: int) -> None:
         rng = np.random.default_rng(0)
         self.backend = backend
         self.linears = []
@@ -94,7 +97,7 @@ def main() -> None:
     parser.add_argument("--float", action="store_true", help="float arithmetic for quantised types, too")
     args = parser.parse_args()
     counts = [int(rows) for rows in args.rows.split(",")]
-    backend = _core.Backend("cpu", args.isa, args.threads, max(counts), 4096)
+    backend = Backend("cpu", args.isa, args.threads, max(counts), 4096)
     peaks = Peaks(int(backend.description.split()[2]))
     x = np.random.default_rng(1).standard_normal(max(counts) * 3072).astype(np.float32)
     y = np.zeros(max(max(counts) * 6144, min(MAX_HEAD_ROWS, max(counts)) * HEAD[0]), np.float32)

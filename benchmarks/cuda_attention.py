@@ -16,11 +16,11 @@ import ctypes
 import statistics
 import time
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_bool, c_float, c_size_t, c_uint32, c_void_p
+from ctypes import Structure, byref, c_size_t, c_void_p
 from dataclasses import dataclass, field
 
 import numpy as np
-from cuda_linear import BF16, Backend, View
+from cuda_linear import BF16, STRUCTS, Backend, View
 
 Array = np.ndarray
 READ, MATMUL, COLD_BYTES = 4.55e12, 790e12, 400 << 20
@@ -28,47 +28,6 @@ DECODE = [(1, 128), (1, 256), (1, 384), (1, 1024), (1, 8192), (1, 32768), (8, 25
           (64, 1024), (128, 384), (256, 256), (256, 1536)]  # fmt: skip
 PREFILL = [(16, 16), (32, 32), (128, 128), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (2048, 32768)]
 QKV = [1, 8, 64, 256, 1024, 8192]
-
-
-class BatchView(Structure):
-    _fields_ = [
-        ("n_rows", c_uint32), ("n_seqs", c_uint32), ("token_ids", c_void_p), ("positions", c_void_p), ("row_seq", c_void_p),
-        ("seq_first_row", c_void_p), ("block_tokens", c_uint32), ("host_seq_first_row", c_void_p),
-        ("shares_new_keys", c_bool), ("max_tokens", c_uint32),
-    ]  # fmt: skip
-
-
-class KvView(Structure):
-    _fields_ = [
-        ("pool", c_void_p), ("page_bytes", c_size_t), ("layer_offset", c_size_t), ("table", c_void_p),
-        ("table_stride", c_uint32), ("n_kv_heads", c_uint32), ("head_dim", c_uint32), ("dtype", c_uint32),
-    ]  # fmt: skip
-
-
-class RopeArgs(Structure):
-    _fields_ = [
-        ("n_rows", c_uint32), ("n_freqs", c_uint32), ("head_dim", c_uint32), ("interleaved", c_bool), ("table", c_void_p),
-        ("q", View), ("k", View), ("k_head_dim", c_uint32), ("is_tail", c_bool),
-    ]  # fmt: skip
-
-
-class KvWriteArgs(Structure):
-    _fields_ = [("batch", ctypes.POINTER(BatchView)), ("kv", KvView), ("k", View), ("v", View)]
-
-
-class QkvArgs(Structure):
-    _fields_ = [
-        ("q_norm", c_void_p), ("k_norm", c_void_p), ("eps", c_float), ("rope", RopeArgs), ("write", KvWriteArgs),
-        ("norm_stride", c_uint32),
-    ]  # fmt: skip
-
-
-class AttentionArgs(Structure):
-    _fields_ = [
-        ("batch", ctypes.POINTER(BatchView)), ("kv", KvView), ("n_heads", c_uint32), ("window", c_uint32), ("scale", c_float),
-        ("softcap", c_float), ("q", View), ("out", View), ("slopes", c_void_p), ("sinks", c_void_p), ("chunk", c_uint32),
-        ("heads", ctypes.POINTER(QkvArgs)),
-    ]  # fmt: skip
 
 
 def random_halves(n: int, seed: int) -> Array:
@@ -103,13 +62,13 @@ class Case:
         positions = np.tile(np.arange(self.length - self.n_rows, self.length, dtype=np.int32), self.n_seqs)
         self.first = np.arange(self.n_seqs + 1, dtype=np.int32) * self.n_rows
         self.rows = len(positions)
-        self.batch = BatchView(
+        self.batch = STRUCTS["batch_view"](
             self.rows, self.n_seqs, None, self.give(positions), self.give(np.repeat(np.arange(self.n_seqs), self.n_rows)),
             self.give(self.first), self.block, self.first.ctypes.data, False,
         )  # fmt: skip
         on_device = self.give(table)
         self.kv = [
-            KvView(pool, layer * self.layers, i * layer, on_device, pages, self.kv_heads, self.head_dim, BF16)
+            STRUCTS["kv_view"](pool, layer * self.layers, i * layer, on_device, pages, self.kv_heads, self.head_dim, BF16)
             for i in range(self.layers)
         ]
         self.width = (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -140,9 +99,11 @@ class Case:
         """heads: of every layer, what qkv would do first."""
         q, out = self.view(0, self.heads), View(self.out, self.heads * self.head_dim, self.heads * self.head_dim)
         scale = float(self.head_dim) ** -0.5
-        calls = [AttentionArgs(ctypes.pointer(self.batch), kv, self.heads, 0, scale, 0.0, q, out) for kv in self.kv]
+        args, batch = STRUCTS["attention_args"], ctypes.addressof(self.batch)
+        calls = [args(batch, kv, self.heads, 0, scale, 0.0, q, out) for kv in self.kv]
+        self.joint = heads  # the calls have their addresses alone
         for call, its in zip(calls, heads, strict=bool(heads)):
-            call.heads = ctypes.pointer(its)
+            call.heads = ctypes.addressof(its)
         return calls
 
     def qkv(self) -> list[Structure]:
@@ -150,8 +111,9 @@ class Case:
         norm = self.give(np.ones(self.head_dim, np.float32))
         q, k = self.view(0, self.heads), self.view(self.heads, self.kv_heads)
         v = self.view(self.heads + self.kv_heads, self.kv_heads)
-        rope = RopeArgs(self.rows, self.head_dim // 2, self.head_dim, False, table, q, k)
-        return [QkvArgs(norm, norm, 1e-6, rope, KvWriteArgs(ctypes.pointer(self.batch), kv, k, v)) for kv in self.kv]
+        rope = STRUCTS["rope_args"](self.rows, self.head_dim // 2, self.head_dim, False, table, q, k)
+        writes = [STRUCTS["kv_write_args"](ctypes.addressof(self.batch), kv, k, v) for kv in self.kv]
+        return [STRUCTS["qkv_args"](norm, norm, 1e-6, rope, write) for write in writes]
 
     def seconds(self, **calls: list[Structure]) -> float:
         """Of a call of each of the operations in turn: the median of 7 rounds of a graph of up to 256 such turns."""

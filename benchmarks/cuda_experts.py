@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from ctypes import Structure, byref, c_bool, c_float, c_size_t, c_uint32, c_void_p
+from ctypes import byref, c_size_t, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
-from cuda_linear import BF16, Backend, View
+from cuda_linear import BF16, STRUCTS, Backend, View
 
 READ, MATMUL = 4.55e12, 790e12
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -26,24 +26,6 @@ LAYERS, CALLS = 2, 16
 LINEAR, EXPERTS = 1, 4  # enum matrix_use
 GATED, CLAMPED = 0, 1  # enum expert_form
 MXFP4 = 39  # csrc/base/dtype.h
-
-
-class RouteArgs(Structure):
-    _fields_ = [
-        ("n_rows", c_uint32), ("n_experts", c_uint32), ("n_chosen", c_uint32), ("score", c_uint32), ("n_groups", c_uint32),
-        ("chosen_groups", c_uint32), ("sums_two", c_bool), ("is_normalised", c_bool), ("sum_eps", c_float),
-        ("scale", c_float), ("logits", c_void_p), ("logits_stride", c_uint32), ("selection_bias", c_void_p),
-        ("routes", c_void_p), ("route_stride", c_uint32),
-    ]  # fmt: skip
-
-
-class ExpertsArgs(Structure):
-    _fields_ = [
-        ("n_rows", c_uint32), ("n_experts", c_uint32), ("n_chosen", c_uint32), ("form", c_uint32), ("act", c_uint32),
-        ("limit", c_float), ("is_input_scaled", c_bool), ("up", c_void_p), ("down", c_void_p), ("up_bias", c_void_p),
-        ("down_bias", c_void_p), ("routes", c_void_p), ("route_stride", c_uint32), ("x", View), ("y", View),
-        ("scratch", View),
-    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,10 +95,10 @@ class Bench:
             logits.append(self.give(values))
         self.backend("graph_begin")
         for values, (up, down) in zip(logits, itertools.cycle(self.layers), strict=False):
-            route = RouteArgs(
+            route = STRUCTS["route_args"](
                 rows, s.experts, s.chosen, 0, 1, 1, False, True, 0.0, 1.0, values, s.experts, None, self.routes, s.chosen
             )
-            experts = ExpertsArgs(
+            experts = STRUCTS["experts_args"](
                 rows, s.experts, s.chosen, s.form, 0, 7.0, False, up, down, *self.biases, self.routes, s.chosen,
                 View(self.x, s.hidden, s.hidden), View(self.y, s.hidden, s.hidden),
                 View(self.scratch, self.width, self.width),

@@ -12,22 +12,15 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
-from ctypes import Structure, c_float, c_uint32
+from ctypes import Structure
 
-from cuda_attention import COLD_BYTES, MATMUL, READ, BatchView, Case, KvView, random_halves
-from cuda_linear import BF16, Backend, View
+from cuda_attention import COLD_BYTES, MATMUL, READ, Case, random_halves
+from cuda_linear import BF16, STRUCTS, Backend, View
 
 LATENT, ROPE, PART, BLOCK = 512, 64, 192, 16
 # sequences, rows of each, tokens up to the last one
 CASES = [(1, 1, 256), (1, 1, 1024), (1, 1, 8192), (8, 1, 1024), (32, 1, 256), (32, 1, 1024), (32, 1, 4096), (128, 1, 1024),
          (256, 1, 1024), (1, 128, 128), (1, 1024, 1024), (1, 8192, 8192), (8, 1024, 1024), (1, 512, 8192)]  # fmt: skip
-
-
-class LatentArgs(Structure):
-    _fields_ = [
-        ("batch", ctypes.POINTER(BatchView)), ("kv", KvView), ("n_heads", c_uint32), ("scale", c_float), ("q", View),
-        ("q_rope", View), ("latent", View), ("rope_key", View), ("out", View),
-    ]  # fmt: skip
 
 
 class LatentCase(Case):
@@ -38,11 +31,11 @@ class LatentCase(Case):
         super().__init__(backend, n_seqs, n_rows, length, 1, 1, (LATENT + ROPE) // 2, BLOCK, layers)
         views = [View(self.give(random_halves(self.rows * w, w)), w, w) for w in (heads * LATENT, heads * PART, LATENT, ROPE)]
         out = View(self.give(random_halves(self.rows * heads * LATENT, 6)), heads * LATENT, heads * LATENT)
-        batch = ctypes.pointer(self.batch)
+        batch = ctypes.addressof(self.batch)
         self.calls: list[Structure] = []
         for kv in self.kv:
             kv.n_kv_heads, kv.head_dim, kv.dtype = 0, LATENT + ROPE, BF16
-            self.calls.append(LatentArgs(batch, kv, heads, PART**-0.5, *views, out))
+            self.calls.append(STRUCTS["latent_attention_args"](batch, kv, heads, PART**-0.5, *views, out))
 
 
 def main() -> None:

@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import re
 import statistics
+import sys
 import time
-from ctypes import POINTER, Structure, byref, c_bool, c_char, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import addressof, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llmpy import hardware
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from header import Header
+
+STRUCTS = Header().structs
+"""Structures of kernels/backend.h."""
+View = STRUCTS["view"]
 
 # (name, rows of the weight, columns, launches of it in a step)
 MODELS = {
@@ -37,58 +44,24 @@ PRODUCT = 1  # enum linear_output
 BF16 = 30  # csrc/base/dtype.h
 
 
-class View(Structure):
-    _fields_ = [("data", c_void_p), ("width", c_uint32), ("stride", c_uint32)]
-
-
-class LinearArgs(Structure):
-    _fields_ = [
-        ("matrix", c_void_p), ("n_rows", c_uint32), ("x", View), ("y", View), ("bias", c_void_p), ("add", POINTER(View)),
-        ("input", c_uint32), ("norm_weight", c_void_p), ("norm_eps", c_float), ("act", c_uint32), ("is_float_out", c_bool),
-        ("output", c_uint32), ("mid", View), ("later", c_char * 128),
-    ]  # fmt: skip
-
-
-class Options(Structure):
-    _fields_ = [
-        ("device", c_char_p), ("isa", c_char_p), ("n_threads", c_uint32), ("max_rows", c_uint32),
-        ("max_logits_rows", c_uint32), ("max_cols", c_uint32), ("vocab_size", c_uint32), ("dtype", c_uint32),
-        ("attention", c_uint32 * 3), ("cublaslt", c_char_p), ("later", c_char * 128),
-    ]  # fmt: skip
-
-
-class Part(Structure):
-    _fields_ = [("n_rows", c_uint32), ("dtype", c_uint32)]
-
-
-class MatrixDesc(Structure):
-    _fields_ = [("parts", POINTER(Part)), ("n_parts", c_uint32), ("n_cols", c_uint32), ("use", c_uint32), ("math", c_uint32)]
-
-
-class RowRun(Structure):
-    _fields_ = [("first_row", c_uint32), ("n_rows", c_uint32), ("source_row", c_int64), ("step", c_int64)]
-
-
-class Err(Structure):
-    _fields_ = [("rc", c_int), ("code", c_int64), ("message", c_char * 512), ("what", c_char * 256), ("tensor", c_char * 192)]
-
-
 class Backend:
     """The backend's table by name, as its header lists it; a call that fails raises with its message."""
 
     def __init__(self, max_rows: int, vocab_size: int, library: str, attention: tuple[int, int, int] = (0, 0, 0)) -> None:
         """attention: max_model_len, max_group and max_head_dim of the options."""
-        header = (Path(__file__).parents[1] / "kernels/backend.h").read_text()
-        names = re.findall(r"(?:\(\*|struct peers \*)(\w+)(?:\)\(|;)", header[header.index("struct backend {") :])
         own = ctypes.CDLL(hardware.cuda_library())
         own.llmpy_backend.restype = c_void_p
-        self.table, self.places = own.llmpy_backend(), {name: 16 + 8 * i for i, name in enumerate(names)}
-        self.ctx, self.err = c_void_p(), Err()
-        options = Options(b"cuda:0", b"", 0, max_rows, HEAD_ROWS, 16384, vocab_size, BF16, attention, library.encode())
+        self.table = STRUCTS["backend"].from_address(own.llmpy_backend())
+        self.ctx, self.err = c_void_p(), STRUCTS["err"]()
+        limits = dict(zip(("max_model_len", "max_group", "max_head_dim"), attention, strict=True))
+        options = STRUCTS["backend_options"](
+            device=b"cuda:0", isa=b"", max_rows=max_rows, max_logits_rows=HEAD_ROWS, max_cols=16384, vocab_size=vocab_size,
+            dtype=BF16, cublaslt=library.encode(), **limits,
+        )  # fmt: skip
         self.check(self.function("open")(byref(options), byref(self.ctx), byref(self.err)))
 
     def function(self, name: str) -> Any:
-        return ctypes.CFUNCTYPE(c_int)(c_void_p.from_address(self.table + self.places[name]).value or 0)
+        return ctypes.CFUNCTYPE(c_int)(getattr(self.table, name) or 0)
 
     def description(self) -> str:
         function = self.function("describe")
@@ -109,8 +82,9 @@ class Backend:
 
     def matrix(self, n: int, k: int, key: int, use: int = 1, dtype: int = BF16) -> c_void_p:
         made = c_void_p()
-        self("matrix_create", byref(MatrixDesc((Part * 1)(Part(n, dtype)), 1, k, use, 0)), byref(made))
-        self("matrix_fill", made, c_uint32(0), byref(RowRun(0, n, 0, 1)), ctypes.c_uint64(key))
+        part = STRUCTS["matrix_part"](n, dtype)
+        self("matrix_create", byref(STRUCTS["matrix_desc"](addressof(part), 1, k, use, 0)), byref(made))
+        self("matrix_fill", made, c_uint32(0), byref(STRUCTS["row_run"](0, n, 0, 1)), ctypes.c_uint64(key))
         return made
 
     def seconds(self, graph: c_void_p, launches: int) -> float:
@@ -139,8 +113,9 @@ class Bench:
         print(self.backend.description())
         self.backend.function("close")(self.backend.ctx)
 
-    def args(self, name: str, matrix: c_void_p, n: int, k: int, rows: int) -> LinearArgs:
-        args = LinearArgs(matrix=matrix, n_rows=rows, x=View(self.x, k, k), y=View(self.y, n, n), is_float_out=name == "head")
+    def args(self, name: str, matrix: c_void_p, n: int, k: int, rows: int) -> Any:
+        x, y = View(self.x, k, k), View(self.y, n, n)
+        args = STRUCTS["linear_args"](matrix=matrix, n_rows=rows, x=x, y=y, is_float_out=name == "head")
         if name.endswith("*"):
             args.output, args.y, args.mid = PRODUCT, View(self.y, n // 2, n // 2), View(self.mid, n, n)
         return args

@@ -13,11 +13,11 @@ import argparse
 import ctypes
 import statistics
 import time
-from ctypes import Structure, byref, c_bool, c_float, c_size_t, c_uint32, c_void_p
+from ctypes import Structure, byref, c_size_t, c_void_p
 
 import numpy as np
-from cuda_attention import BatchView, random_halves
-from cuda_linear import Backend, View
+from cuda_attention import random_halves
+from cuda_linear import STRUCTS, Backend, View
 
 Array = np.ndarray
 COPY, LANES, COLD_BYTES, PAGE = 3.94e12, 128 * 132 * 1.755e9, 400 << 20, 1 << 18
@@ -30,45 +30,6 @@ SHAPES = {
     "conv 4096": ("conv", 4096, 3, 4096, 0, 1),
 }
 ROWS = [(1, 1), (8, 1), (32, 1), (256, 1), (1, 128), (1, 8192), (8, 1024)]
-
-
-class StateView(Structure):
-    _fields_ = [
-        ("pool", c_void_p), ("page_bytes", c_size_t), ("table", c_void_p), ("table_stride", c_uint32),
-        ("first_entry", c_uint32), ("n_units", c_uint32), ("unit_bytes", c_uint32), ("units_per_page", c_uint32),
-    ]  # fmt: skip
-
-
-class ConvArgs(Structure):
-    _fields_ = [
-        ("batch", ctypes.POINTER(BatchView)), ("state", StateView), ("n_taps", c_uint32), ("weight", c_void_p),
-        ("bias", c_void_p), ("has_act", c_bool), ("act", c_uint32), ("x", View), ("out", View),
-    ]  # fmt: skip
-
-
-class SsmArgs(Structure):
-    _fields_ = [
-        ("batch", ctypes.POINTER(BatchView)), ("state", StateView), ("n_heads", c_uint32), ("head_dim", c_uint32),
-        ("n_groups", c_uint32), ("n_state", c_uint32), ("a_log", c_void_p), ("dt_bias", c_void_p), ("skip", c_void_p),
-        ("dt_min", c_float), ("dt_max", c_float), ("x", View), ("dt", View), ("b", View), ("c", View), ("out", View),
-        ("gate", View), ("act", c_uint32), ("later", ctypes.c_char * 256),
-    ]  # fmt: skip
-
-
-class ScanArgs(Structure):
-    _fields_ = [
-        ("batch", ctypes.POINTER(BatchView)), ("state", StateView), ("n_state", c_uint32), ("a_log", c_void_p),
-        ("dt_bias", c_void_p), ("skip", c_void_p), ("x", View), ("dt", View), ("b", View), ("c", View), ("out", View),
-        ("gate", View), ("act", c_uint32), ("later", ctypes.c_char * 256),
-    ]  # fmt: skip
-
-
-class DeltaArgs(Structure):
-    _fields_ = [
-        ("batch", ctypes.POINTER(BatchView)), ("state", StateView), ("n_heads", c_uint32), ("n_key_heads", c_uint32),
-        ("key_dim", c_uint32), ("value_dim", c_uint32), ("a_log", c_void_p), ("dt_bias", c_void_p), ("q", View), ("k", View),
-        ("v", View), ("a", View), ("b", View), ("out", View),
-    ]  # fmt: skip
 
 
 class Case:
@@ -85,11 +46,12 @@ class Case:
         first = np.arange(n_seqs + 1, dtype=np.int32) * n_rows
         self.first = first
         positions = np.tile(np.arange(5, 5 + n_rows, dtype=np.int32), n_seqs)
-        self.batch = BatchView(
+        self.batch = STRUCTS["batch_view"](
             self.rows, n_seqs, None, self.give(positions), self.give(np.repeat(np.arange(n_seqs, dtype=np.int32), n_rows)),
             self.give(first), 16, first.ctypes.data, False,
         )  # fmt: skip
-        states = [StateView(pool, PAGE, table, order.shape[1], i * entries, units, 4 * floats, per_page) for i in range(layers)]
+        view, rest = STRUCTS["state_view"], (units, 4 * floats, per_page)
+        states = [view(pool, PAGE, table, order.shape[1], i * entries, *rest) for i in range(layers)]
         n_vectors = max(4 * self.width, self.width * 16 if self.name == "selective_scan" else 0)
         self.vector = self.give(np.random.default_rng(2).uniform(-1, 1, n_vectors).astype(np.float32))
         self.calls = [self.call(state, units) for state in states]
@@ -104,20 +66,20 @@ class Case:
     def view(self, width: int) -> View:
         return View(self.give(random_halves(self.rows * width, len(self.buffers))), width, width)
 
-    def call(self, state: StateView, units: int) -> Structure:
-        batch, v, wide = ctypes.pointer(self.batch), self.vector, self.view(self.width)
-        out = self.view(self.width)
+    def call(self, state: Structure, units: int) -> Structure:
+        batch, v, wide = ctypes.addressof(self.batch), self.vector, self.view(self.width)
+        out, args = self.view(self.width), STRUCTS[f"{self.name}_args"]
         if self.name == "conv":
-            return ConvArgs(batch, state, 4, v, v, True, 0, wide, out)
+            return args(batch, state, 4, v, v, True, 0, wide, out)
         b, c = self.view(self.inputs), self.view(self.inputs)
         if self.name == "delta":
-            return DeltaArgs(batch, state, units, self.inputs // 128, 128, 128, v, v, b, c, wide, self.view(units),
-                             self.view(units), out)  # fmt: skip
+            decays = self.view(units), self.view(units)
+            return args(batch, state, units, self.inputs // 128, 128, 128, v, v, b, c, wide, *decays, out)
         if self.name == "selective_scan":
-            return ScanArgs(batch, state, self.inputs, v, v, v, wide, self.view(self.width), b, c, out, self.view(self.width))
+            return args(batch, state, self.inputs, v, v, v, wide, self.view(self.width), b, c, out, self.view(self.width))
         groups = max(1, self.inputs // 128)
-        return SsmArgs(batch, state, units, self.width // units, groups, self.inputs // groups, v, v, v, 0, 1e30, wide,
-                       self.view(units), b, c, out, self.view(self.width))  # fmt: skip
+        sizes = units, self.width // units, groups, self.inputs // groups
+        return args(batch, state, *sizes, v, v, v, 0, 1e30, wide, self.view(units), b, c, out, self.view(self.width))
 
     def seconds(self) -> float:
         n = len(self.calls) * max(1, 64 // len(self.calls)) if self.rows <= 256 else 2

@@ -21,7 +21,8 @@ void py_deallocate(PyObject *object);
 
 /* Each file adds its type to the module; 0 or -1 with an exception set. */
 int py_checkpoint_register(PyObject *module);
-int py_backend_register(PyObject *module);
+PyObject *py_backend_table(PyObject *module, PyObject *args); /* py_backend.c */
+PyObject *py_weights_fill(PyObject *module, PyObject *args);
 int py_model_register(PyObject *module);
 int py_engine_register(PyObject *module);
 int py_async_engine_register(PyObject *module);

@@ -86,7 +86,7 @@ static PyObject *fail_allocation_after(PyObject *self, PyObject *number)
 
 static int module_exec(PyObject *module)
 {
-    int (*const registers[])(PyObject *) = {py_checkpoint_register, py_backend_register, py_model_register, py_engine_register,
+    int (*const registers[])(PyObject *) = {py_checkpoint_register, py_model_register, py_engine_register,
                                                  py_async_engine_register, py_update_register, py_ipc_register};
     for (size_t i = 0; i < sizeof registers / sizeof *registers; i++)
         if (registers[i](module) < 0)
@@ -99,6 +99,8 @@ static PyMethodDef methods[] = {
     {"cpu_isas", cpu_isas, METH_NOARGS, "Instruction sets of this processor that have kernels, the best last."},
     {"device_info", device_info, METH_VARARGS, "Name, UUID, total and, where asked for, free bytes of a device."},
     {"operations", py_operations, METH_NOARGS, "Names of the operations of programs, and of the attributes of each."},
+    {"backend_table", py_backend_table, METH_VARARGS, "Address of the struct backend of a device and its library."},
+    {"weights_fill", py_weights_fill, METH_VARARGS, "Fills rows of a backend's matrix as load_format 'dummy' does."},
     {"allocation_count", allocation_count, METH_NOARGS, "Host allocations made so far by the core."},
     {"held_count", held_count, METH_NOARGS, "Host allocations of the core that have not been freed."},
     {"fail_allocation_after", fail_allocation_after, METH_O, "Makes the n-th next host allocation fail; negative: none."},

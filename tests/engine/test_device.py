@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import llmpy
+from binding import Backend
 from llmpy import _core, hardware
 
 pytestmark = pytest.mark.alone
@@ -68,7 +69,7 @@ def greedy(llm, n=12): return llm.generate(PROMPTS, temperature=0, max_tokens=n,
 def free_bytes(): return _core.device_info("cuda:0", hardware.cuda_library(), True)[3]
 def arm():
     '''What selects a row far outside of all memory when it is called.'''
-    backend = _core.Backend("cuda:0", max_rows=8, max_cols=4096, vocab_size=8, library=hardware.cuda_library())
+    backend = Backend("cuda:0", max_rows=8, max_cols=4096, vocab_size=8, library=hardware.cuda_library())
     x = np.zeros((1, 4096), np.float32)
     def fire():
         try:
@@ -143,7 +144,7 @@ def test_types_follow_the_checkpoint(tiny_model: Callable[[str, str], Path]) -> 
 
 @needs_device
 def test_pools_keep_their_addresses() -> None:
-    backend = _core.Backend("cuda:0", max_rows=64, max_cols=4096, vocab_size=64, dtype="bfloat16", library=LIBRARY)
+    backend = Backend("cuda:0", max_rows=64, max_cols=4096, vocab_size=64, dtype="bfloat16", library=LIBRARY)
     data = np.arange(32 * MIB, dtype=np.uint32).astype(np.uint16) & 0x3FFF  # 64 MiB of finite bfloat16
     matrix = backend.matrix([("bfloat16", 8192, data)], 4096)
     pool = backend.kv_pool(64, 8, 128, "bfloat16", 64, fill=1)
@@ -223,7 +224,7 @@ def pool(share):
     with open_engine(sys.argv[1], gpu_memory_utilization=share, **options) as llm:
         return llm.memory()["kv"]
 first = pool(0.2)
-backend = _core.Backend("cuda:0", max_rows=8, max_cols=4096, vocab_size=8, library=hardware.cuda_library())
+backend = Backend("cuda:0", max_rows=8, max_cols=4096, vocab_size=8, library=hardware.cuda_library())
 other = backend.kv_pool(1024, 8, 128, "bfloat16", 64)  # 256 MiB of somebody else's
 assert pool(0.2) == first
 total = backend.memory()["total"]

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from binding import Backend
 from llmpy import _core
 
 Array = np.ndarray
@@ -32,7 +33,7 @@ class Paged:
 
     def __init__(
         self,
-        backend: "_core.Backend",
+        backend: Backend,
         keys: Sequence[Array],
         values: Sequence[Array],
         dtype: str,
@@ -115,7 +116,7 @@ class Recurrence:
 
     def __init__(
         self,
-        open_backend: Callable[..., _core.Backend],
+        open_backend: Callable[..., Backend],
         name: str,
         lengths: Sequence[int],
         units: tuple[int, int, int],
@@ -137,7 +138,7 @@ class Recurrence:
         return pool, table, 2, units_per_page
 
     def call(
-        self, backend: _core.Backend, state: tuple[Array, Array, int, int], spans: Sequence[tuple[int, int, int]]
+        self, backend: Backend, state: tuple[Array, Array, int, int], spans: Sequence[tuple[int, int, int]]
     ) -> Array:
         """The outputs of the rows first .. end of sequences, spans of (sequence, first, end)."""
         take = np.concatenate([np.arange(self.starts[s] + first, self.starts[s] + end) for s, first, end in spans])
@@ -182,7 +183,7 @@ class Recurrence:
         if self.open_backend(1).description.startswith("cpu"):
             for isa in _core.cpu_isas():
                 spans = [(s, 0, n) for s, n in enumerate(self.lengths)]
-                assert self.call(_core.Backend("cpu", isa=isa), self.fresh(3), spans).tobytes() == out.tobytes()
+                assert self.call(Backend("cpu", isa=isa), self.fresh(3), spans).tobytes() == out.tobytes()
 
 
 @pytest.fixture(scope="session")
@@ -192,13 +193,13 @@ def recurrence() -> type[Recurrence]:
 
 
 @pytest.fixture(scope="module")
-def open_backend(each_device: str, core_options: Callable[[str], dict[str, str]]) -> Callable[..., _core.Backend]:
+def open_backend(each_device: str, core_options: Callable[[str], dict[str, str]]) -> Callable[..., Backend]:
     """Opens each device's backend, on CUDA with float32 activations: (num_threads, max_rows, max_cols, vocab_size)."""
     options = core_options(each_device)
     names = ("num_threads", "max_rows", "max_cols", "vocab_size")
 
-    def open_backend(*args: int, **kwargs: object) -> _core.Backend:
-        return _core.Backend(**options, **dict(zip(names, args, strict=False)), **kwargs)
+    def open_backend(*args: int, **kwargs: object) -> Backend:
+        return Backend(**options, **dict(zip(names, args, strict=False)), **kwargs)
 
     return open_backend
 

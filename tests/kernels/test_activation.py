@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 Array = np.ndarray
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -40,7 +40,7 @@ def sigmoid(x: Array) -> Array:
 ACTS = [silu, gelu, gelu_tanh, relu, relu2, np.tanh, sigmoid]
 
 
-def gated(backend: _core.Backend, gate: Array, up: Array, act: int) -> Array:
+def gated(backend: Backend, gate: Array, up: Array, act: int) -> Array:
     out = np.full(gate.shape, np.nan, np.float32)
     backend.gated(gate, up, out, act)
     assert backend.allocations == 0

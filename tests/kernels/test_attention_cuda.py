@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
 Span = tuple[int, int, int]
@@ -16,9 +17,9 @@ EDGES = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 320, 5
 
 
 @pytest.fixture(scope="module")
-def opened(cuda: str) -> Callable[[str], _core.Backend]:
+def opened(cuda: str) -> Callable[[str], Backend]:
     """The device's backend with a type of activations."""
-    return lambda dtype: _core.Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
+    return lambda dtype: Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
 
 
 class Tokens:
@@ -49,7 +50,7 @@ class Cache:
     """Sequences (tokens, length) in random pages; the rest of the pool is NaN, the rest of the table leads nowhere."""
 
     def __init__(
-        self, backend: "_core.Backend", sequences: Sequence[tuple[Tokens, int]], block: int, seed: int = 0, window: int = 0
+        self, backend: Backend, sequences: Sequence[tuple[Tokens, int]], block: int, seed: int = 0, window: int = 0
     ) -> None:
         """window: no row before the last one of a sequence will ask, so what that one cannot see has no page."""
         self.backend, self.sequences = backend, sequences
@@ -126,7 +127,7 @@ SHAPES = [
 @pytest.mark.parametrize(("heads", "kv", "dim", "n", "dtype", "block", "window", "cap"), SHAPES)
 def test_one_order(
     heads: int, kv: int, dim: int, n: int, dtype: str, block: int, window: int, cap: float,
-    opened: Callable[[str], _core.Backend],
+    opened: Callable[[str], Backend],
 ) -> None:  # fmt: skip
     """Decode alone, decode in a batch, prefill and chunked prefill give a row the same bits, and the right ones."""
     backend = opened(dtype)
@@ -148,7 +149,7 @@ def test_one_order(
 
 
 @pytest.mark.parametrize("window", [0, 200])
-def test_mixed_batches(window: int, opened: Callable[[str], _core.Backend]) -> None:
+def test_mixed_batches(window: int, opened: Callable[[str], Backend]) -> None:
     """Rows of many sequences with none, one or several rows, and rows that pad a batch, change nothing for the others."""
     rng = np.random.default_rng(3)
     backend = opened("bfloat16")
@@ -173,7 +174,7 @@ def test_mixed_batches(window: int, opened: Callable[[str], _core.Backend]) -> N
             at += end - first
 
 
-def test_long_sequences_are_folded(opened: Callable[[str], _core.Backend]) -> None:
+def test_long_sequences_are_folded(opened: Callable[[str], Backend]) -> None:
     """Splits of several blocks meet in one order, however the blocks share them, and leave nothing behind."""
     backend = opened("bfloat16")
     tokens = [Tokens(i, n, 8, 2, 64, "bfloat16") for i, n in enumerate((9000, 5000, 3, 700))]
@@ -190,7 +191,7 @@ def test_long_sequences_are_folded(opened: Callable[[str], _core.Backend]) -> No
     assert many.tobytes() == batch.tobytes() * 60
 
 
-def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
+def test_refusals(opened: Callable[[str], Backend]) -> None:
     tokens = Tokens(0, 4, 2, 1, 64, "float16")
     cache = Cache(opened("float16"), [(tokens, 4)], 16)
     q, out = tokens.q.reshape(4, -1).view(np.uint16), np.zeros((4, 128), np.uint16)
@@ -214,7 +215,7 @@ def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
 )
 def test_heads_on_the_way(
     heads: int, kv: int, dim: int, dtype: str, block: int, window: int, has_sinks: bool, parts: str,
-    opened: Callable[[str], _core.Backend],
+    opened: Callable[[str], Backend],
 ) -> None:  # fmt: skip
     """Attention that does qkv's work gives the bits of both, in the rows and in the pages: few short sequences, longer ones,
     many, and prompts."""

@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -147,7 +148,7 @@ TILED = [(64, 8, 8, 0.0), (64, 16, 1, 0.0), (128, 8, 1, 30.0), (128, 12, 1, 0.0)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_on_tensor_cores(cuda: str, paged: type, dim: int, heads: int, kv: int, cap: float, dtype: str) -> None:
     """Decode and prefill with extras: near float64, and of equal bits."""
-    backend = _core.Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
     n = 700
     q, k, v = (x.astype(KINDS[dtype]) for x in (normal(1, n, heads, dim), normal(2, n, kv, dim), normal(3, n, kv, dim)))
     table = np.random.default_rng(3).permutation(np.arange(1, 1 + -(-n // 16), dtype=np.int32))[None]

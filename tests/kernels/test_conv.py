@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 Array = np.ndarray
 LENGTHS = [1, 7, 2, 40, 3]
@@ -24,7 +24,7 @@ def exact(x: Array, weight: Array, bias: Array | None, n_taps: int, is_silu: boo
 
 
 @pytest.mark.parametrize("case", ["4 144 30 silu bias", "4 37 5 silu", "3 64 64 bias", "2 5 1", "7 33 8 silu bias"])
-def test_values_and_rows(case: str, open_backend: Callable[..., _core.Backend], recurrence: type) -> None:
+def test_values_and_rows(case: str, open_backend: Callable[..., Backend], recurrence: type) -> None:
     n_taps, width, per_page = map(int, case.split()[:3])
     random = np.random.default_rng(width)
     x = random.standard_normal((sum(LENGTHS), width)).astype(np.float32)
@@ -37,7 +37,7 @@ def test_values_and_rows(case: str, open_backend: Callable[..., _core.Backend], 
     operation.check(exact(x, weight, bias, n_taps, "silu" in case), 1e-6)
 
 
-def test_too_many_taps_are_refused(open_backend: Callable[..., _core.Backend], recurrence: type) -> None:
+def test_too_many_taps_are_refused(open_backend: Callable[..., Backend], recurrence: type) -> None:
     x, weight = np.zeros((1, 8), np.float32), np.zeros((8, 600), np.float32)
     operation = recurrence(open_backend, "conv", [1], (8, 599, 8), {"x": x}, 8, weight=weight, bias=None, n_taps=600)
     with pytest.raises(NotImplementedError, match="taps"):

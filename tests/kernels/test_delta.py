@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 Array = np.ndarray
 LENGTHS = [1, 7, 2, 90, 3]
@@ -36,7 +36,7 @@ def exact(rows: dict[str, Array], weights: dict[str, Array], key_heads: int) -> 
 )
 def test_values_and_rows(
     heads: int, key_heads: int, key_dim: int, value_dim: int, per_page: int,
-    open_backend: Callable[..., _core.Backend], recurrence: type,
+    open_backend: Callable[..., Backend], recurrence: type,
 ) -> None:  # fmt: skip
     random, n = np.random.default_rng(value_dim), sum(LENGTHS)
     widths = {"q": key_heads * key_dim, "k": key_heads * key_dim, "v": heads * value_dim, "a": heads, "b": heads}

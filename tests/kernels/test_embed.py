@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

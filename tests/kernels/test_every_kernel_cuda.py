@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 pytestmark = pytest.mark.sanitize
 Array = np.ndarray
@@ -28,8 +28,8 @@ class Both:
 
     def __init__(self, cuda: dict[str, str], dtype: str) -> None:
         self.dtype, self.kind = dtype, KINDS[dtype]
-        self.cuda = _core.Backend(**cuda, dtype=dtype, vocab_size=300)
-        self.cpu = _core.Backend("cpu", num_threads=1, vocab_size=300)
+        self.cuda = Backend(**cuda, dtype=dtype, vocab_size=300)
+        self.cpu = Backend("cpu", num_threads=1, vocab_size=300)
 
     def draw(self, *shape: int) -> Array:
         return np.random.default_rng(shape[-1]).standard_normal(shape).astype(self.kind)

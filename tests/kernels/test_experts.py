@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 gguf = pytest.importorskip("gguf")
 
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 Array = np.ndarray
 GATED, CLAMPED, PLAIN = range(3)
 SILU, GELU_TANH, RELU2 = 0, 2, 4
@@ -52,7 +52,7 @@ class Experts:
             return (values.view(np.uint32) >> 16).astype(np.uint16)
         return values.astype(np.float16) if self.dtype == "float16" else values
 
-    def matrices(self, backend: _core.Backend, arithmetic: int = 1) -> tuple[object, object]:
+    def matrices(self, backend: Backend, arithmetic: int = 1) -> tuple[object, object]:
         parts = self.up.reshape(self.n_experts * self.n_parts, -1, self.cols)
         up = [(self.dtype, part.shape[0], self._stored(part)) for part in parts]
         down = [(self.dtype, self.cols, self._stored(part)) for part in self.down]
@@ -82,7 +82,7 @@ class Experts:
         }[act](gate)
         return acted if self.form == PLAIN else acted * up
 
-    def run(self, backend: _core.Backend, matrices: tuple[object, object], x: Array, routes: Array, **options: object) -> Array:
+    def run(self, backend: Backend, matrices: tuple[object, object], x: Array, routes: Array, **options: object) -> Array:
         y = np.full((len(x), self.cols + 3), -7, np.float32)
         backend.experts(
             *matrices, np.ascontiguousarray(routes), x, y[:, :-3], self.n_experts, self.inner, self.form,
@@ -180,7 +180,7 @@ def test_equals_the_linears(isa: str) -> None:
     rng = np.random.default_rng(5)
     experts = Experts(3, 64, 48, has_bias=True)
     x = rng.standard_normal((21, 64)).astype(np.float32)
-    backend = _core.Backend("cpu", isa, 2, 64, 64)
+    backend = Backend("cpu", isa, 2, 64, 64)
     matrices = experts.matrices(backend)
     for expert in range(3):
         routes = np.zeros((21, 2), np.int32)
@@ -203,7 +203,7 @@ def test_types_of_weights(dtype: str, arithmetic: int, isa: str) -> None:
     x, routes = rng.standard_normal((70, 96)).astype(np.float32), random_routes(70, 6, 2, rng)
     whole = None
     for threads in (1, 3):
-        backend = _core.Backend("cpu", isa, threads, 128, 128)
+        backend = Backend("cpu", isa, threads, 128, 128)
         matrices = experts.matrices(backend, arithmetic)
         have = experts.run(backend, matrices, x, routes)
         whole = have if whole is None else whole
@@ -240,7 +240,7 @@ def test_quantised_weights(up_type: str, down_type: str, arithmetic: int, isa: s
     x, routes = rng.standard_normal((37, cols)).astype(np.float32), random_routes(37, n, k, rng)
     whole = None
     for threads in (1, 2):
-        backend = _core.Backend("cpu", isa, threads, 64, 512)
+        backend = Backend("cpu", isa, threads, 64, 512)
         parts = [part for g, u in zip(gates, ups, strict=True) for part in ((up_type, inner, g), (down_type, inner, u))]
         up = backend.matrix(parts, cols, 1, arithmetic)
         down = backend.matrix([(down_type, cols, d) for d in downs], inner, 1, arithmetic)
@@ -270,7 +270,7 @@ def test_not_finite(isa: str) -> None:
     """A NaN in one row shows in that row alone, and one in an expert in the rows that it serves."""
     rng = np.random.default_rng(8)
     experts = Experts(4, 64, 32)
-    backend = _core.Backend("cpu", isa, 2, 64, 64)
+    backend = Backend("cpu", isa, 2, 64, 64)
     matrices = experts.matrices(backend)
     x, routes = rng.standard_normal((9, 64)).astype(np.float32), random_routes(9, 4, 2, rng)
     good = experts.run(backend, matrices, x, routes)

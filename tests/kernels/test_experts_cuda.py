@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -23,9 +24,9 @@ BLOCKS = {
 
 
 @pytest.fixture(scope="module")
-def opened(cuda: str) -> Callable[[str], _core.Backend]:
+def opened(cuda: str) -> Callable[[str], Backend]:
     """The device's backend with a type of activations."""
-    return lambda dtype: _core.Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
+    return lambda dtype: Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
 
 
 def stored(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -46,7 +47,7 @@ class Mixture:
     """Random experts, and what their linears alone give."""
 
     def __init__(
-        self, backend: _core.Backend, activations: str, n: int, cols: int, inner: int, form: int = GATED, act: int = SILU,
+        self, backend: Backend, activations: str, n: int, cols: int, inner: int, form: int = GATED, act: int = SILU,
         dtype: str = "", has_bias: bool = False, limit: float = 0.7, scaled: bool = False, seed: int = 0,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
@@ -138,7 +139,7 @@ ROWS = (1, 2, 3, 5, 8, 9, 12, 16, 20, 25, 33, 47, 64, 65, 90, 128, 150, 200, 257
 
 @pytest.mark.parametrize("dtype", list(KINDS))
 @pytest.mark.parametrize("case", CASES)
-def test_bits(case: str, dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_bits(case: str, dtype: str, opened: Callable[[str], Backend]) -> None:
     """The bits of the experts' linears, for any number of rows; a bad row shows in itself alone."""
     n, k, cols, inner, made = CASES[case]
     options = dict(made)
@@ -162,7 +163,7 @@ def test_bits(case: str, dtype: str, opened: Callable[[str], _core.Backend]) -> 
         assert y.tobytes() == expected[:rows].tobytes(), rows
 
 
-def test_all_rows_to_the_same(opened: Callable[[str], _core.Backend]) -> None:
+def test_all_rows_to_the_same(opened: Callable[[str], Backend]) -> None:
     """Experts that have all rows, more than a unit holds, while others have none."""
     rng = np.random.default_rng(2)
     mixture = Mixture(opened("bfloat16"), "bfloat16", 64, 192, 128)
@@ -189,7 +190,7 @@ def test_all_rows_to_the_same(opened: Callable[[str], _core.Backend]) -> None:
         (9, 128, 128, GATED),
     ],
 )
-def test_one_row(k: int, cols: int, inner: int, form: int, dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_one_row(k: int, cols: int, inner: int, form: int, dtype: str, opened: Callable[[str], Backend]) -> None:
     """A row alone, of any number of experts, has the bits that it has among others, one launch after the other."""
     rng = np.random.default_rng(k)
     mixture = Mixture(opened(dtype), dtype, 12, cols, inner, form, has_bias=form == CLAMPED)
@@ -201,7 +202,7 @@ def test_one_row(k: int, cols: int, inner: int, form: int, dtype: str, opened: C
 
 
 @pytest.mark.parametrize("dtype", list(KINDS))
-def test_clamped(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_clamped(dtype: str, opened: Callable[[str], Backend]) -> None:
     """The clamped product against float64, and its bits over the rows."""
     rng = np.random.default_rng(3)
     for cols, inner in ((128, 192), (40, 24)):
@@ -224,7 +225,7 @@ def test_clamped(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(BLOCKS))
-def test_quantised(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_quantised(dtype: str, opened: Callable[[str], Backend]) -> None:
     """Types of GGUF files: the bits of the linears."""
     rng = np.random.default_rng(4)
     activations = "float16" if dtype == "mxfp4" else "bfloat16"
@@ -245,7 +246,7 @@ def packed_blocks(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Arr
     return blocks.reshape(*shape[:-1], -1), values.reshape(shape).astype(np.float32)
 
 
-def twins(backend: _core.Backend, activations: str, n: int, cols: int, inner: int, form: int) -> tuple[Mixture, Mixture]:
+def twins(backend: Backend, activations: str, n: int, cols: int, inner: int, form: int) -> tuple[Mixture, Mixture]:
     """A mixture in MXFP4, and one in bfloat16 with the same values."""
     rng = np.random.default_rng(cols)
     act = RELU2 if form == PLAIN else SILU
@@ -276,7 +277,7 @@ def twins(backend: _core.Backend, activations: str, n: int, cols: int, inner: in
         (3, 3, 128, 1088, CLAMPED),
     ],
 )
-def test_mxfp4(n: int, k: int, cols: int, inner: int, form: int, opened: Callable[[str], _core.Backend]) -> None:
+def test_mxfp4(n: int, k: int, cols: int, inner: int, form: int, opened: Callable[[str], Backend]) -> None:
     """The bits of the same values in bfloat16, for any number of rows."""
     packed, plain = twins(opened("bfloat16"), "bfloat16", n, cols, inner, form)
     rng = np.random.default_rng(n)
@@ -300,7 +301,7 @@ def test_mxfp4(n: int, k: int, cols: int, inner: int, form: int, opened: Callabl
         (5, 448, 320, CLAMPED),
     ],
 )
-def test_one_row_of_mxfp4(k: int, cols: int, inner: int, form: int, opened: Callable[[str], _core.Backend]) -> None:
+def test_one_row_of_mxfp4(k: int, cols: int, inner: int, form: int, opened: Callable[[str], Backend]) -> None:
     """A row alone has the bits that it has among others, one launch after the other."""
     rng = np.random.default_rng(k)
     mixture, _ = twins(opened("bfloat16"), "bfloat16", 6, cols, inner, form)
@@ -312,7 +313,7 @@ def test_one_row_of_mxfp4(k: int, cols: int, inner: int, form: int, opened: Call
 
 @pytest.mark.parametrize(("cols", "inner"), [(96, 64), (64, 160), (32, 96)])
 @pytest.mark.parametrize("dtype", list(KINDS))
-def test_mxfp4_that_is_not_packed(dtype: str, cols: int, inner: int, opened: Callable[[str], _core.Backend]) -> None:
+def test_mxfp4_that_is_not_packed(dtype: str, cols: int, inner: int, opened: Callable[[str], Backend]) -> None:
     """Columns that end within 64, or other activations: near the same values, and equal bits for any number of rows."""
     packed, plain = twins(opened("bfloat16"), "bfloat16", 5, cols, inner, GATED)
     if dtype == "float16":
@@ -327,13 +328,13 @@ def test_mxfp4_that_is_not_packed(dtype: str, cols: int, inner: int, opened: Cal
         assert packed.run(x[:rows], routes[:rows]).tobytes() == whole[:rows].tobytes()
 
 
-def test_large_exponents_of_mxfp4(opened: Callable[[str], _core.Backend]) -> None:
+def test_large_exponents_of_mxfp4(opened: Callable[[str], Backend]) -> None:
     blocks = np.full((8, 34), 129, np.uint8)
     with pytest.raises(Exception, match="at most 12"):
         opened("bfloat16").matrix([("mxfp4", 8, blocks)], 64, LINEAR | EXPERTS)
 
 
-def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
+def test_refusals(opened: Callable[[str], Backend]) -> None:
     backend = opened("bfloat16")
     y, routes = np.zeros((1, 64), np.uint16), np.zeros((1, 2), np.int32)
     down = backend.matrix([("bfloat16", 128, np.zeros((128, 64), np.uint16))], 64)
@@ -347,7 +348,7 @@ def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [(128, 8), (512, 10), (8, 2), (60, 4)])
-def test_routes_do_not_depend_on_other_rows(n: int, k: int, opened: Callable[[str], _core.Backend]) -> None:
+def test_routes_do_not_depend_on_other_rows(n: int, k: int, opened: Callable[[str], Backend]) -> None:
     backend, rng = opened("bfloat16"), np.random.default_rng(n)
     logits = rng.standard_normal((300, n)).astype(np.float32)
     whole = np.zeros((300, 2 * k), np.int32)

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -14,9 +15,9 @@ ROWS = (65, 100, 128, 129, 191, 200, 256, 300, 448, 512, 700, 1000, 1100)
 
 
 @pytest.fixture(scope="module")
-def opened(cuda: str) -> Callable[[str], _core.Backend]:
+def opened(cuda: str) -> Callable[[str], Backend]:
     """The device's backend with a type of activations."""
-    return lambda dtype: _core.Backend(cuda, max_rows=1100, dtype=dtype, library=hardware.cuda_library())
+    return lambda dtype: Backend(cuda, max_rows=1100, dtype=dtype, library=hardware.cuda_library())
 
 
 def wide(rng: np.random.Generator, rows: int, cols: int, kind: type) -> Array:
@@ -24,7 +25,7 @@ def wide(rng: np.random.Generator, rows: int, cols: int, kind: type) -> Array:
     return (rng.standard_normal((rows, cols)) * 10.0 ** rng.uniform(-3, 1, (rows, cols))).astype(kind)
 
 
-def plain(backend: _core.Backend, matrix: object, x: Array, n: int, is_float: bool, bias: Array | None = None) -> Array:
+def plain(backend: Backend, matrix: object, x: Array, n: int, is_float: bool, bias: Array | None = None) -> Array:
     """The linear of rows that lie at odd addresses, where no copy engine reads them."""
     shifted = np.zeros((len(x), x.shape[1] + 1), np.uint16)
     shifted[:, 1:] = x.view(np.uint16)
@@ -37,7 +38,7 @@ def plain(backend: _core.Backend, matrix: object, x: Array, n: int, is_float: bo
 @pytest.mark.parametrize("activations", list(KINDS))
 @pytest.mark.parametrize(("n", "k"), [(1032, 1024), (4096, 192), (6144, 576), (8200, 128), (19, 64), (1001, 320)])
 def test_bits_of_the_plain_chain(
-    n: int, k: int, activations: str, is_float: bool, opened: Callable[[str], _core.Backend]
+    n: int, k: int, activations: str, is_float: bool, opened: Callable[[str], Backend]
 ) -> None:
     """Any number of rows, any number of columns of y, one row without numbers that shows in itself alone."""
     rng = np.random.default_rng(n)
@@ -61,7 +62,7 @@ def test_bits_of_the_plain_chain(
 
 @pytest.mark.parametrize("activations", list(KINDS))
 @pytest.mark.parametrize("pad", [8, 3])
-def test_strides_and_sums(pad: int, activations: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_strides_and_sums(pad: int, activations: str, opened: Callable[[str], Backend]) -> None:
     """Rows that lie apart on both sides, a sum with other rows in place, parts of one type side by side."""
     rng = np.random.default_rng(pad)
     backend, kind, n, k = opened(activations), KINDS[activations], 1000, 256
@@ -83,7 +84,7 @@ def test_strides_and_sums(pad: int, activations: str, opened: Callable[[str], _c
 @pytest.mark.parametrize("act", range(5))
 @pytest.mark.parametrize("activations", list(KINDS))
 @pytest.mark.parametrize(("n", "k"), [(4104, 256), (200, 576)])
-def test_products_equal_two_steps(n: int, k: int, activations: str, act: int, opened: Callable[[str], _core.Backend]) -> None:
+def test_products_equal_two_steps(n: int, k: int, activations: str, act: int, opened: Callable[[str], Backend]) -> None:
     """act(gate) * up of one launch has the bits of the plain chain, rounded, and the separate product; with bias, too."""
     rng = np.random.default_rng(n)
     backend, kind = opened(activations), KINDS[activations]

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -55,7 +56,7 @@ def test_tensor_cores(dtype: str, cuda: str) -> None:
     rng, kind = np.random.default_rng(2), TYPES[dtype]
     w = (rng.standard_normal((heads, keys + values, cols), np.float32) / 16).astype(kind)
     x, y = (rng.standard_normal((n, heads, width), np.float32).astype(kind) for width in (keys + 64, cols))
-    backend = _core.Backend(cuda, max_rows=256, max_cols=512, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, max_rows=256, max_cols=512, dtype=dtype, library=hardware.cuda_library())
     matrix = backend.matrix([(dtype, heads * (keys + values), w.reshape(-1, cols))], cols)
     exact = w.astype(np.float64)
     for a, width, first, used, is_transposed, want in (

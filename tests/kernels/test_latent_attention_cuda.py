@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
 Span = tuple[int, int, int]
@@ -17,16 +18,16 @@ EDGES = [1, 2, 17, 63, 64, 65, 129, 192, 255, 256, 257, 320, 511, 512, 513, 770]
 
 
 @pytest.fixture(scope="module")
-def opened(cuda: str) -> Callable[[str], _core.Backend]:
+def opened(cuda: str) -> Callable[[str], Backend]:
     """The device's backend with a type of activations."""
-    return lambda dtype: _core.Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
+    return lambda dtype: Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
 
 
 class Sequences:
     """The first tokens of one text, so many for every sequence, in random pages; the rest of the pool is NaN."""
 
     def __init__(
-        self, backend: "_core.Backend", dtype: str, heads: int, lengths: Sequence[int], block: int = 16, seed: int = 0
+        self, backend: Backend, dtype: str, heads: int, lengths: Sequence[int], block: int = 16, seed: int = 0
     ) -> None:
         rng = np.random.default_rng(5)
         n, kind = max(lengths), KINDS[dtype]
@@ -70,7 +71,7 @@ class Sequences:
 @pytest.mark.parametrize(
     ("heads", "n", "dtype", "block"), [(16, 1100, "bfloat16", 16), (128, 600, "bfloat16", 64), (20, 700, "float16", 32)]
 )
-def test_one_order(heads: int, n: int, dtype: str, block: int, opened: Callable[[str], _core.Backend]) -> None:
+def test_one_order(heads: int, n: int, dtype: str, block: int, opened: Callable[[str], Backend]) -> None:
     """Decode alone, decode in a batch, prompts and their chunks give a row the same bits, and the right ones."""
     backend = opened(dtype)
     prompt = Sequences(backend, dtype, heads, [n], block)
@@ -91,7 +92,7 @@ def test_one_order(heads: int, n: int, dtype: str, block: int, opened: Callable[
         assert chunks.step([(0, first, end)]).tobytes() == whole[first:end].tobytes(), (first, end)
 
 
-def test_long_sequences_are_folded(opened: Callable[[str], _core.Backend]) -> None:
+def test_long_sequences_are_folded(opened: Callable[[str], Backend]) -> None:
     """Splits of several blocks meet in one order, however the blocks share them, beside prompts, and leave nothing behind."""
     lengths = [3300, 3000, 3, 700, *range(200, 280)]
     x = Sequences(opened("bfloat16"), "bfloat16", 16, lengths)

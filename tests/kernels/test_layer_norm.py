@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 TYPES: dict[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -47,7 +48,7 @@ def test_values_and_rows(width: int, has_bias: bool, open_backend: Open) -> None
 @pytest.mark.parametrize("width", [40, 384, 1001, 4096])
 def test_device_types(width: int, dtype: str, cuda: str) -> None:
     rng = np.random.default_rng(width)
-    backend = _core.Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, dtype=dtype, library=hardware.cuda_library())
     x, out = rng.standard_normal((37, width)).astype(TYPES[dtype]), np.zeros((37, width), TYPES[dtype])
     weight, bias = rng.standard_normal((2, width)).astype(np.float32)
     form = "f4" if dtype == "float32" else "i2"

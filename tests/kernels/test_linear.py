@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 gguf = pytest.importorskip("gguf")
 
@@ -44,12 +44,12 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
 
 
 @pytest.fixture(scope="module")
-def backends(isa: str) -> list[_core.Backend]:
+def backends(isa: str) -> list[Backend]:
     """The same instruction set on one to five threads."""
-    return [_core.Backend("cpu", isa, threads, 512, 4096) for threads in (1, 2, 7)]
+    return [Backend("cpu", isa, threads, 512, 4096) for threads in (1, 2, 7)]
 
 
-def linear(backend: _core.Backend, matrix: object, x: Array, n_out: int, **options: object) -> Array:
+def linear(backend: Backend, matrix: object, x: Array, n_out: int, **options: object) -> Array:
     y = np.full((len(x), n_out), np.nan, np.float32)
     backend.linear(matrix, x, y, **options)
     return y
@@ -61,7 +61,7 @@ def equal_bits(a: Array, b: Array) -> bool:
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), CASES)
 @pytest.mark.parametrize("shape", [(40, 256), (203, 1280)])
-def test_values_and_rows(dtype: str, arithmetic: int, shape: tuple[int, int], backends: list[_core.Backend]) -> None:
+def test_values_and_rows(dtype: str, arithmetic: int, shape: tuple[int, int], backends: list[Backend]) -> None:
     """Every row count from 1 to 512, every thread count: the same bits, and near float64."""
     rng = np.random.default_rng(1)
     n, k = shape
@@ -89,7 +89,7 @@ def test_values_and_rows(dtype: str, arithmetic: int, shape: tuple[int, int], ba
 def test_read_back(dtype: str, arithmetic: int, isa: str) -> None:
     """matrix_read and embed give the checkpoint's exact values, written in pieces or at once."""
     rng = np.random.default_rng(2)
-    backend = _core.Backend("cpu", isa, 2)
+    backend = Backend("cpu", isa, 2)
     n, k = 77, 768
     raw, values = random_weights(dtype, n, k, rng)
     matrix = backend.matrix([(dtype, n, np.zeros_like(raw))], k, 3, arithmetic)
@@ -113,7 +113,7 @@ def test_read_back(dtype: str, arithmetic: int, isa: str) -> None:
 def test_any_columns(dtype: str, k: int, isa: str) -> None:
     """Float types take any number of columns."""
     rng = np.random.default_rng(3)
-    backend = _core.Backend("cpu", isa, 2)
+    backend = Backend("cpu", isa, 2)
     raw, values = random_weights(dtype, 19, k, rng)
     x = rng.standard_normal((9, k)).astype(np.float32)
     matrix = backend.matrix([(dtype, 19, raw)], k)
@@ -124,7 +124,7 @@ def test_any_columns(dtype: str, k: int, isa: str) -> None:
 
 
 @pytest.mark.parametrize("arithmetic", [FLOAT, INT8])
-def test_mixed_parts(arithmetic: int, backends: list[_core.Backend]) -> None:
+def test_mixed_parts(arithmetic: int, backends: list[Backend]) -> None:
     """Parts of unlike types and ragged row counts give what each gives alone."""
     rng = np.random.default_rng(4)
     k = 512
@@ -144,7 +144,7 @@ def test_mixed_parts(arithmetic: int, backends: list[_core.Backend]) -> None:
 def test_fused_equals_composed(dtype: str, arithmetic: int, rows: int, isa: str) -> None:
     """rms_norm, gated, bias and add inside the linear have the bits of the separate operations; y may be add."""
     rng = np.random.default_rng(5)
-    backend = _core.Backend("cpu", isa, 2)
+    backend = Backend("cpu", isa, 2)
     n, k = 70, 512
     raw, _ = random_weights(dtype, n, k, rng)
     matrix = backend.matrix([(dtype, n, raw)], k, 1, arithmetic)
@@ -172,7 +172,7 @@ def test_odd_places(dtype: str, arithmetic: int, isa: str) -> None:
     """Rows that lie apart at odd addresses: nothing beside them is read into a result, nothing beside y is written."""
     rng = np.random.default_rng(7)
     for n, rows, threads in ((1, 1, 1), (17, 5, 2), (31, 60, 3), (129, 2, 2)):
-        backend = _core.Backend("cpu", isa, threads, 64, 512)
+        backend = Backend("cpu", isa, threads, 64, 512)
         raw, _ = random_weights(dtype, n, 512, rng)
         matrix = backend.matrix([(dtype, n, raw)], 512, 1, arithmetic)
         x = np.full((rows, 519), np.nan, np.float32)
@@ -189,7 +189,7 @@ def test_odd_places(dtype: str, arithmetic: int, isa: str) -> None:
 def test_not_finite(dtype: str, arithmetic: int, isa: str) -> None:
     """A NaN or an infinity in one row shows in that row alone."""
     rng = np.random.default_rng(6)
-    backend = _core.Backend("cpu", isa, 1)
+    backend = Backend("cpu", isa, 1)
     raw, _ = random_weights(dtype, 32, 256, rng)
     matrix = backend.matrix([(dtype, 32, raw)], 256, 1, arithmetic)
     x = rng.standard_normal((7, 256)).astype(np.float32)
@@ -204,7 +204,7 @@ def test_not_finite(dtype: str, arithmetic: int, isa: str) -> None:
 @pytest.mark.parametrize("dtype", QUANTS)
 def test_extreme_integers(dtype: str, isa: str) -> None:
     """The largest weights against the largest activations overflow no integer."""
-    backend = _core.Backend("cpu", isa, 1)
+    backend = Backend("cpu", isa, 1)
     n_bytes, n_values, scales = BLOCKS[dtype]
     for byte in (0, 255, 0x80, 0x7F):
         raw = np.full((16, 1024 // n_values, n_bytes), byte, np.uint8)
@@ -225,7 +225,7 @@ def test_extreme_integers(dtype: str, isa: str) -> None:
 
 def test_refusals(isa: str) -> None:
     """A type or a size that cannot be served is an error that names it."""
-    backend = _core.Backend("cpu", isa, 1, 8, 512)
+    backend = Backend("cpu", isa, 1, 8, 512)
     assert backend.supports("q4_k") and not backend.supports("int8")
     with pytest.raises(Exception, match="multiples of 256"):
         backend.matrix([("q4_k", 1, np.zeros(144, np.uint8))], 96)
@@ -237,6 +237,6 @@ def test_refusals(isa: str) -> None:
     with pytest.raises(Exception, match="max_rows"):
         linear(backend, matrix, np.zeros((9, 512), np.float32), 1)
     with pytest.raises(Exception, match="isa"):
-        _core.Backend("cpu", "sse9")
+        Backend("cpu", "sse9")
     with pytest.raises(Exception, match="num_threads"):
-        _core.Backend("cpu", isa, 100_000)
+        Backend("cpu", isa, 100_000)

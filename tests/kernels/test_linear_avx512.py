@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from binding import Backend
 from llmpy import _core
 
 BF16 = 3
@@ -19,7 +20,7 @@ def to_float(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def linear(backend: _core.Backend, matrix: object, x: np.ndarray, n: int) -> np.ndarray:
+def linear(backend: Backend, matrix: object, x: np.ndarray, n: int) -> np.ndarray:
     y = np.full((len(x), n), np.nan, np.float32)
     backend.linear(matrix, x, y)
     return y
@@ -36,7 +37,7 @@ def test_bf16_activations(n: int, k: int) -> None:
     exact, size = rounded @ to_float(weights).T.astype(np.float64), np.abs(rounded) @ np.abs(to_float(weights)).T
     whole = None
     for threads in (1, 2, 5):
-        backend = _core.Backend("cpu", "avx512", threads, 512, 2048)
+        backend = Backend("cpu", "avx512", threads, 512, 2048)
         matrix = backend.matrix([("bfloat16", n, weights)], k)
         assert backend.matrix_info(matrix, 0)[1] == BF16
         full = linear(backend, matrix, x, n)
@@ -51,7 +52,7 @@ def test_bf16_activations(n: int, k: int) -> None:
 def test_bf16_not_finite() -> None:
     """A NaN or an infinity in one row shows in that row alone."""
     rng = np.random.default_rng(2)
-    backend = _core.Backend("cpu", "avx512", 2)
+    backend = Backend("cpu", "avx512", 2)
     matrix = backend.matrix([("bfloat16", 32, to_bf16(rng.standard_normal((32, 64)).astype(np.float32)))], 64)
     x = rng.standard_normal((14, 64)).astype(np.float32)
     good = linear(backend, matrix, x, 32)

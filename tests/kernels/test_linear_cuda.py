@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
 KINDS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -18,12 +19,12 @@ BLOCKS = {
 
 
 @pytest.fixture(scope="module")
-def opened(cuda: str) -> Callable[[str], _core.Backend]:
+def opened(cuda: str) -> Callable[[str], Backend]:
     """The device's backend with a type of activations."""
-    return lambda dtype: _core.Backend(cuda, max_rows=512, dtype=dtype, library=hardware.cuda_library())
+    return lambda dtype: Backend(cuda, max_rows=512, dtype=dtype, library=hardware.cuda_library())
 
 
-def weights(backend: _core.Backend, dtype: str, rows: int, cols: int, rng: np.random.Generator) -> tuple[object, Array]:
+def weights(backend: Backend, dtype: str, rows: int, cols: int, rng: np.random.Generator) -> tuple[object, Array]:
     """(a matrix, its exact values as the CPU reads them)."""
     if dtype in KINDS:
         raw = (0.05 * rng.standard_normal((rows, cols))).astype(KINDS[dtype]).view(np.uint8).reshape(rows, -1)
@@ -36,12 +37,12 @@ def weights(backend: _core.Backend, dtype: str, rows: int, cols: int, rng: np.ra
         raw = blocks.reshape(rows, -1)
     raw = np.ascontiguousarray(raw)
     values = np.empty((rows, cols), np.float32)
-    cpu = _core.Backend("cpu")
+    cpu = Backend("cpu")
     cpu.matrix_read(cpu.matrix([(dtype, rows, raw)], cols), 0, rows, values)
     return backend.matrix([(dtype, rows, raw)], cols, 3), values
 
 
-def linear(backend: _core.Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
+def linear(backend: Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
     y = np.zeros((len(x), n), x.dtype)
     words = np.float32 if x.dtype == np.float32 else np.uint16
     backend.linear(matrix, x.view(words), y.view(words), **options)
@@ -50,7 +51,7 @@ def linear(backend: _core.Backend, matrix: object, x: Array, n: int, **options: 
 
 @pytest.mark.parametrize("activations", list(KINDS))
 @pytest.mark.parametrize("dtype", [*KINDS, *BLOCKS])
-def test_values_and_rows(dtype: str, activations: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_values_and_rows(dtype: str, activations: str, opened: Callable[[str], Backend]) -> None:
     """Near float64 (one rounding of the result, and of float32 sums), and the same bits for every number of rows."""
     rng = np.random.default_rng(1)
     backend = opened(activations)
@@ -75,7 +76,7 @@ def test_values_and_rows(dtype: str, activations: str, opened: Callable[[str], _
 
 @pytest.mark.parametrize("activations", list(KINDS))
 @pytest.mark.parametrize("k", [1, 7, 24, 40, 95, 96])
-def test_any_columns_and_places(k: int, activations: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_any_columns_and_places(k: int, activations: str, opened: Callable[[str], Backend]) -> None:
     """Tails of k, rows that lie apart at odd addresses among NaN, bias and sum; a bad row shows in itself alone."""
     rng = np.random.default_rng(k)
     backend, kind = opened(activations), KINDS[activations]
@@ -104,7 +105,7 @@ def spoiled(x: Array, rng: np.random.Generator) -> Array:
     return (x.astype(np.float32) * 10.0 ** rng.integers(-3, 4, x.shape)).astype(x.dtype)
 
 
-def chain(backend: _core.Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
+def chain(backend: Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
     """The linear by the plain kernel: it alone reads rows that lie at odd addresses."""
     odd = np.zeros((len(x), x.shape[1] + 1), x.dtype)
     odd[:, 1:] = x
@@ -116,7 +117,7 @@ def chain(backend: _core.Backend, matrix: object, x: Array, n: int, **options: o
 # columns that are whole stages of the rings, that end in the middle of one, and rows of a few tiles or of a part of one
 @pytest.mark.parametrize(("n", "k"), [(40, 64), (203, 576), (576, 1536), (1000, 1024), (3072, 1088), (4096, 14336)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_chain(dtype: str, n: int, k: int, opened: Callable[[str], _core.Backend]) -> None:
+def test_chain(dtype: str, n: int, k: int, opened: Callable[[str], Backend]) -> None:
     """Every kernel gives the bits of the plain chain, for every number of rows; a bad row shows in itself alone."""
     rng = np.random.default_rng(n + k)
     backend, kind = opened(dtype), KINDS[dtype]
@@ -143,7 +144,7 @@ def test_chain(dtype: str, n: int, k: int, opened: Callable[[str], _core.Backend
 def test_rows_that_shared_memory_does_not_hold(dtype: str, cuda: str) -> None:
     n, k, kind = 40, 98304, KINDS[dtype]
     rng = np.random.default_rng(9)
-    backend = _core.Backend(cuda, max_rows=16, max_cols=k, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, max_rows=16, max_cols=k, dtype=dtype, library=hardware.cuda_library())
     raw = (0.05 * rng.standard_normal((n, k), np.float32)).astype(kind).view(np.uint16)
     matrix = backend.matrix([(dtype, n, raw)], k)
     x = rng.standard_normal((9, k), np.float32).astype(kind)
@@ -153,7 +154,7 @@ def test_rows_that_shared_memory_does_not_hold(dtype: str, cuda: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_epilogues(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_epilogues(dtype: str, opened: Callable[[str], Backend]) -> None:
     """Bias, a sum in place, float32 logits; rows that lie apart between guards."""
     rng = np.random.default_rng(7)
     backend, kind, n, k = opened(dtype), KINDS[dtype], 392, 640
@@ -179,7 +180,7 @@ def test_epilogues(dtype: str, opened: Callable[[str], _core.Backend]) -> None:
 # halves that are whole eights, that are not, and columns that the streaming kernels do not read
 @pytest.mark.parametrize(("n", "k"), [(24, 64), (200, 1088), (1536, 576), (4096, 1024), (203, 128), (40, 72)])
 @pytest.mark.parametrize("dtype", list(KINDS))
-def test_products(dtype: str, n: int, k: int, opened: Callable[[str], _core.Backend]) -> None:
+def test_products(dtype: str, n: int, k: int, opened: Callable[[str], Backend]) -> None:
     """act(gate) * up out of the linear has the bits of the linear, then the product, for every number of rows."""
     rng = np.random.default_rng(n + k)
     backend, kind = opened(dtype), KINDS[dtype]
@@ -211,7 +212,7 @@ def test_library(dtype: str, n: int, k: int, cuda: str) -> None:
     if not library:
         pytest.skip("no cuBLASLt")
     is_head = n == 32000
-    backend = _core.Backend(
+    backend = Backend(
         cuda, max_rows=4200, max_cols=k, vocab_size=n if is_head else 0, dtype=dtype, library=hardware.cuda_library(),
         cublaslt=library,
     )  # fmt: skip
@@ -238,7 +239,7 @@ def test_library(dtype: str, n: int, k: int, cuda: str) -> None:
             assert y[first : first + there, :n].tobytes() == expected[:there].tobytes(), (rows, first)
 
 
-def test_refusals(opened: Callable[[str], _core.Backend]) -> None:
+def test_refusals(opened: Callable[[str], Backend]) -> None:
     backend = opened("bfloat16")
     assert not any(backend.supports(dtype) for dtype in ("q5_0", "q5_1", "q2_k", "q3_k", "q5_k"))
     with pytest.raises(Exception, match="q5_0"):
@@ -256,7 +257,7 @@ NORMED = {"qwen": (5120, 2048, False, False), "gpt-oss": (5120, 2880, True, Fals
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("case", NORMED)
-def test_norm_and_linear_are_both_operations(case: str, dtype: str, opened: Callable[[str], _core.Backend]) -> None:
+def test_norm_and_linear_are_both_operations(case: str, dtype: str, opened: Callable[[str], Backend]) -> None:
     n, k, is_biased, is_product = NORMED[case]
     rng = np.random.default_rng(n)
     backend = opened(dtype)

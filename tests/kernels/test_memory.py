@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from binding import Backend
 from llmpy import DeviceMemoryError, _core
 
 ROWS, COLS = 512, 256
@@ -15,12 +16,12 @@ WEIGHTS, PAGES = 0, 1
 
 
 @pytest.fixture
-def backend(device: str, core_options: Callable[[str], dict[str, str]]) -> _core.Backend:
+def backend(device: str, core_options: Callable[[str], dict[str, str]]) -> Backend:
     dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    return _core.Backend(**core_options(device), max_rows=64, max_cols=COLS, vocab_size=64, dtype=dtype)
+    return Backend(**core_options(device), max_rows=64, max_cols=COLS, vocab_size=64, dtype=dtype)
 
 
-def matrices(backend: _core.Backend, count: int) -> list[tuple[_core.Matrix, np.ndarray]]:
+def matrices(backend: Backend, count: int) -> list[tuple[_core.Matrix, np.ndarray]]:
     """Matrices of unlike sizes, with what they hold."""
     rng, made = np.random.default_rng(3), []
     for i in range(count):
@@ -29,13 +30,13 @@ def matrices(backend: _core.Backend, count: int) -> list[tuple[_core.Matrix, np.
     return made
 
 
-def holds(backend: _core.Backend, matrix: _core.Matrix, wanted: np.ndarray) -> bool:
+def holds(backend: Backend, matrix: _core.Matrix, wanted: np.ndarray) -> bool:
     have = np.empty_like(wanted)
     backend.matrix_read(matrix, 0, len(wanted), have)
     return have.tobytes() == wanted.tobytes()
 
 
-def test_what_was_saved_comes_back(backend: _core.Backend) -> None:
+def test_what_was_saved_comes_back(backend: Backend) -> None:
     made = matrices(backend, 4)
     for _ in range(3):
         backend.pool_save(WEIGHTS)
@@ -46,7 +47,7 @@ def test_what_was_saved_comes_back(backend: _core.Backend) -> None:
         assert all(holds(backend, matrix, wanted) for matrix, wanted in made)
 
 
-def test_what_was_not_saved_is_zero(backend: _core.Backend) -> None:
+def test_what_was_not_saved_is_zero(backend: Backend) -> None:
     made = matrices(backend, 2)
     for _ in range(2):
         backend.pool_release(WEIGHTS)
@@ -57,7 +58,7 @@ def test_what_was_not_saved_is_zero(backend: _core.Backend) -> None:
         assert all(holds(backend, matrix, wanted) for matrix, wanted in made)
 
 
-def test_uses_sleep_apart(backend: _core.Backend) -> None:
+def test_uses_sleep_apart(backend: Backend) -> None:
     [(matrix, wanted)] = matrices(backend, 1)
     pool = backend.kv_pool(8, 2, 64, "bfloat16" if backend.description.startswith("cuda") else "float32", 16, fill=7)
     backend.pool_save(WEIGHTS)
@@ -75,7 +76,7 @@ def test_uses_sleep_apart(backend: _core.Backend) -> None:
     assert (out == k).all()
 
 
-def ones(backend: _core.Backend) -> np.ndarray:
+def ones(backend: Backend) -> np.ndarray:
     """A row of ones, as the bits of the activations' type."""
     row = np.ones((1, 128), np.float32)
     return row.astype(ml_dtypes.bfloat16).view(np.uint16) if backend.description.startswith("cuda") else row
@@ -83,7 +84,7 @@ def ones(backend: _core.Backend) -> np.ndarray:
 
 def test_all_come_back_or_none(core_options: Callable[[str], dict[str, str]]) -> None:
     """On the processor, where memory can be made to fail."""
-    backend = _core.Backend(**core_options("cpu"), max_rows=64, max_cols=COLS, vocab_size=64)
+    backend = Backend(**core_options("cpu"), max_rows=64, max_cols=COLS, vocab_size=64)
     made = matrices(backend, 2)
     pools = [backend.kv_pool(8, 2, 64, "float32", 16, fill=7) for _ in range(3)]
     for use, count in ((WEIGHTS, 1), (PAGES, len(pools))):

@@ -6,10 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 
 
 @pytest.mark.parametrize(("width", "heads"), [(1, 1), (24, 1), (40, 1), (576, 1), (1024, 8), (1030, 1), (4096, 32)])
@@ -43,7 +44,7 @@ def test_values_and_rows(width: int, heads: int, open_backend: Open) -> None:
 TYPES: dict[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def normed(backend: _core.Backend, x: Array, weight: Array, heads: int = 1) -> Array:
+def normed(backend: Backend, x: Array, weight: Array, heads: int = 1) -> Array:
     out = np.zeros_like(x)
     backend.rms_norm(x.view(code(x)), weight, out.view(code(x)), 1e-6, heads)
     assert backend.allocations == 0
@@ -61,7 +62,7 @@ def test_device_types(width_heads: str, dtype: str, cuda: str) -> None:
     """Every way through the kernels: bits of a row alone, near float64 for each type; unaligned rows have the same bits."""
     width, heads = (*map(int, width_heads.split("/")), 1)[:2]
     rng = np.random.default_rng(width)
-    backend = _core.Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, dtype=dtype, library=hardware.cuda_library())
     x = rng.standard_normal((37, width + 8)).astype(TYPES[dtype])
     weight = rng.standard_normal(width // heads).astype(np.float32)
     whole = normed(backend, x[:, :width], weight, heads)
@@ -80,7 +81,7 @@ def test_device_types(width_heads: str, dtype: str, cuda: str) -> None:
 @pytest.mark.parametrize("width", [40, 256, 576, 1001, 4096, 8192, 12288])
 def test_add_norm_is_add_and_norm(width: int, dtype: str, cuda: str) -> None:
     rng = np.random.default_rng(width)
-    backend = _core.Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, dtype=dtype, library=hardware.cuda_library())
     a, b = rng.standard_normal((2, 23, width)).astype(TYPES[dtype])
     weight = rng.standard_normal(width).astype(np.float32)
     form = code(a)

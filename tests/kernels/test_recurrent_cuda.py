@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
 TYPES: dict[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -116,7 +117,7 @@ def code(x: Array) -> Array:
 class Runs:
     """The operation on a backend, its states in scattered pages, aligned as the engine's are."""
 
-    def __init__(self, backend: _core.Backend, operation: Operation, seed: int) -> None:
+    def __init__(self, backend: Backend, operation: Operation, seed: int) -> None:
         self.backend, self.o = backend, operation
         units, floats, per_page = operation.unit
         entries = -(-units // per_page)
@@ -165,12 +166,12 @@ class Runs:
 
 
 @pytest.fixture(scope="module", params=list(TYPES))
-def typed(request: pytest.FixtureRequest, cuda: str) -> tuple[_core.Backend, str]:
-    return _core.Backend(cuda, dtype=request.param, library=hardware.cuda_library()), request.param
+def typed(request: pytest.FixtureRequest, cuda: str) -> tuple[Backend, str]:
+    return Backend(cuda, dtype=request.param, library=hardware.cuda_library()), request.param
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_rows(case: str, typed: tuple[_core.Backend, str]) -> None:
+def test_values_and_rows(case: str, typed: tuple[Backend, str]) -> None:
     backend, dtype = typed
     o = Operation(case, dtype)
     whole = Runs(backend, o, 0).whole()
@@ -187,7 +188,7 @@ def test_values_and_rows(case: str, typed: tuple[_core.Backend, str]) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("ssm", "scan"))])
-def test_gate_is_the_gated_product(case: str, typed: tuple[_core.Backend, str]) -> None:
+def test_gate_is_the_gated_product(case: str, typed: tuple[Backend, str]) -> None:
     backend, dtype = typed
     o = Operation(case, dtype)
     plain = Runs(backend, o, 0).whole()
@@ -203,7 +204,7 @@ def test_gate_is_the_gated_product(case: str, typed: tuple[_core.Backend, str]) 
     ("heads", "size", "n_state", "rank"), [(32, 128, 64, 128), (6, 24, 8, 64), (5, 40, 128, 256), (3, 8, 20, 24)]
 )
 def test_norms_of_inputs_are_the_norms(
-    heads: int, size: int, n_state: int, rank: int, typed: tuple[_core.Backend, str]
+    heads: int, size: int, n_state: int, rank: int, typed: tuple[Backend, str]
 ) -> None:
     """What ssm does to b, c and dt itself has the bits of rms_norm and linear, in steps, prompts and both."""
     backend, dtype = typed
@@ -233,13 +234,13 @@ def test_norms_of_inputs_are_the_norms(
 
 
 def test_sizes_that_no_kernel_has_are_refused(cuda: str) -> None:
-    backend = _core.Backend(cuda, dtype="float32", library=hardware.cuda_library())
+    backend = Backend(cuda, dtype="float32", library=hardware.cuda_library())
     for case in ("ssm 1 4 1 260", "scan 8 68", "delta 1 1 260 4", "conv 8 9"):
         with pytest.raises(NotImplementedError, match=r"columns|keys|taps"):
             Runs(backend, Operation(case, "float32"), 0).whole()
 
 
-def test_graph_pads_are_harmless(open_backend: Callable[..., _core.Backend], recurrence: type) -> None:
+def test_graph_pads_are_harmless(open_backend: Callable[..., Backend], recurrence: type) -> None:
     """Rows that pad a captured batch lie at position 0 of page 0: its contents are anybody's, no other page changes."""
     random = np.random.default_rng(0)
     x, weight = random.standard_normal((3, 64)).astype(np.float32), random.standard_normal((64, 4)).astype(np.float32)

@@ -6,14 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 Array = np.ndarray
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 
 
-def table_of(backend: "_core.Backend", positions: Array, n_freqs: int, magnitude: float = 1.0) -> Array:
+def table_of(backend: Backend, positions: Array, n_freqs: int, magnitude: float = 1.0) -> Array:
     inv_freq = (10000.0 ** (-np.arange(n_freqs) / n_freqs)).astype(np.float32)
     table = np.empty((len(positions), n_freqs, 2), np.float32)
     backend.rope_table(positions.astype(np.int32), inv_freq, table, magnitude)
@@ -144,7 +145,7 @@ def test_fused_equals_composed_in_two_bytes(
 ) -> None:
     """q in its place and the pages, by memcmp; k's own place is left to the backend."""
     rng = np.random.default_rng(dim)
-    backend = _core.Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, dtype=dtype, library=hardware.cuda_library())
     lengths = (300, 1, 23)
     n = sum(lengths)
     batch = paged.batch([(s, 3, 3 + m) for s, m in enumerate(lengths)], 3)

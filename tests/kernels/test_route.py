@@ -6,15 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 Array = np.ndarray
 SOFTMAX, SIGMOID, CHOSEN_SOFTMAX, CHOSEN_SIGMOID = range(4)
 ROUTER = 9  # enum matrix_use
 
 
-def route(backend: _core.Backend, logits: Array, k: int, **options: object) -> tuple[Array, Array]:
+def route(backend: Backend, logits: Array, k: int, **options: object) -> tuple[Array, Array]:
     """(experts, weights), each [rows, k]."""
     routes = np.full((len(logits), 2 * k), -7, np.int32)
     backend.route(logits, routes, **options)
@@ -136,7 +137,7 @@ def test_norm_and_route_are_the_three_operations(case: str, dtype: str, cuda: st
     kind = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}[dtype]
     form = np.float32 if dtype == "float32" else np.uint16
     rng = np.random.default_rng(n)
-    backend = _core.Backend(cuda, max_rows=64, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, max_rows=64, dtype=dtype, library=hardware.cuda_library())
     weight = rng.standard_normal(width).astype(np.float32)
     values = (rng.standard_normal((n, width)) / width**0.5).astype(kind).view(form)
     matrix = backend.matrix([(dtype, n, values)], width, ROUTER)
@@ -164,7 +165,7 @@ def test_logits_of_a_row_are_its_own(n: int, width: int, dtype: str, cuda: str) 
     """Whatever number of rows they are made with, and wherever the rows lie."""
     kind = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
     rng = np.random.default_rng(n)
-    backend = _core.Backend(cuda, max_rows=2048, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, max_rows=2048, dtype=dtype, library=hardware.cuda_library())
     w = (rng.standard_normal((n, width)) / width**0.5).astype(kind)
     x = rng.standard_normal((1100, width)).astype(kind)
     matrix = backend.matrix([(dtype, n, w.view(np.uint16))], width, ROUTER)
@@ -180,7 +181,7 @@ def test_logits_of_a_row_are_its_own(n: int, width: int, dtype: str, cuda: str) 
 
 
 def test_refusals(isa: str) -> None:
-    backend = _core.Backend("cpu", isa, 1)
+    backend = Backend("cpu", isa, 1)
     logits = np.zeros((1, 8), np.float32)
     for k, options in ((9, {}), (2, {"n_groups": 3}), (5, {"n_groups": 2}), (1, {"n_groups": 2, "chosen_groups": 3})):
         with pytest.raises(Exception, match="equal groups"):

@@ -7,10 +7,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 TYPES: dict[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 LENGTHS = [1, 7, 64, 130, 16]
 
@@ -76,7 +77,7 @@ def test_long_and_peaked(open_backend: Open) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_device_types(dtype: str, cuda: str) -> None:
     rng, heads, n = np.random.default_rng(3), (4, 2), sum(LENGTHS)
-    backend = _core.Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    backend = Backend(cuda, dtype=dtype, library=hardware.cuda_library())
     q, k, v = (rng.standard_normal((n, width)).astype(TYPES[dtype]) for width in (128, 64, 64))
     out = np.zeros((n, 128), TYPES[dtype])
     form = "f4" if dtype == "float32" else "i2"

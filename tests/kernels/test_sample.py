@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 RAW, FULL, PROCESSED = 0, 1, 2
 ID, STATUS, RAW_VALUE, FULL_VALUE, PROCESSED_VALUE, MASS, RANK, TOP = range(8)
 
 
-def sampler(open_backend: Open, vocab: int, threads: int = 1) -> "_core.Backend":
+def sampler(open_backend: Open, vocab: int, threads: int = 1) -> Backend:
     return open_backend(threads, vocab_size=vocab)
 
 
-def sample(backend: "_core.Backend", logits: Array, tasks: list[dict[str, Any]], **kwargs: Any) -> list[tuple[Any, ...]]:
+def sample(backend: Backend, logits: Array, tasks: list[dict[str, Any]], **kwargs: Any) -> list[tuple[Any, ...]]:
     before = logits.tobytes()
     results = backend.sample(logits, tasks, **kwargs)
     assert backend.allocations == 0
@@ -404,14 +405,14 @@ def test_device_rows_alone_and_in_company(vocab: int, cuda: str) -> None:
     logits[::5] = np.round(logits[::5] * 4) / 4  # many ties
     tasks = [mixed(rng, row, vocab, (0, 0, 5, 20)[row % 4]) for row in range(rows)]
     tasks[7] |= {"wants_logprobs": 1, "n_top": 1000}
-    backend = _core.Backend(cuda, max_rows=rows, vocab_size=vocab, library=hardware.cuda_library())
+    backend = Backend(cuda, max_rows=rows, vocab_size=vocab, library=hardware.cuda_library())
     banned, limit = np.array([3, vocab // 2], np.int32), vocab - 30
     together = sample(backend, logits, tasks, vocab_limit=limit, banned=banned)
     assert sample(backend, logits, tasks, vocab_limit=limit, banned=banned, slots=2) == together
     for row in (0, 1, 2, 7, 11, rows - 1):
         alone = sample(backend, logits[row : row + 1], [tasks[row] | {"logits_row": 0}], vocab_limit=limit, banned=banned)
         assert alone == [together[row]]
-    cpu = _core.Backend("cpu", num_threads=2, max_rows=rows, vocab_size=vocab)
+    cpu = Backend("cpu", num_threads=2, max_rows=rows, vocab_size=vocab)
     n_unlike = 0
     for task, own, other in zip(tasks, together, sample(cpu, logits, tasks, vocab_limit=limit, banned=banned), strict=True):
         assert own[STATUS] == other[STATUS]
@@ -440,7 +441,7 @@ def test_device_greedy_alone(vocab: int, rows: int, cuda: str) -> None:
         logits[7] = -np.inf
         logits[8] = -np.inf
         logits[8, vocab // 3] = -5
-    backend = _core.Backend(cuda, max_rows=rows + 2, vocab_size=vocab, library=hardware.cuda_library())
+    backend = Backend(cuda, max_rows=rows + 2, vocab_size=vocab, library=hardware.cuda_library())
     tasks: list[dict[str, Any]] = [{"logits_row": row + 1, "is_greedy": 1} for row in range(rows)]
     for limit in (vocab, max(1, vocab - 5)):
         plain = sample(backend, logits, tasks, vocab_limit=limit)
@@ -454,7 +455,7 @@ def test_device_lists_everything(cuda: str) -> None:
     """The whole vocabulary as alternatives, with ties."""
     vocab = 20_000
     logits = coarse(5, vocab)[None]
-    backend = _core.Backend(cuda, vocab_size=vocab, library=hardware.cuda_library())
+    backend = Backend(cuda, vocab_size=vocab, library=hardware.cuda_library())
     task = {"wants_logprobs": 1, "n_top": vocab, "seed": 3}
     result = sample(backend, logits, [task])[0]
     check(result, reference(logits[0], task), task, 1e-5)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 Array = np.ndarray
-Open = Callable[..., _core.Backend]
+Open = Callable[..., Backend]
 ID, PROCESSED_VALUE, PROCESSED = 0, 4, 2
 VOCAB = 9000
 

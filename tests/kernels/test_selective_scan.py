@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 Array = np.ndarray
 LENGTHS = [1, 7, 2, 90, 3]
@@ -27,7 +27,7 @@ def exact(rows: dict[str, Array], weights: dict[str, Array | None]) -> Array:
 
 @pytest.mark.parametrize(("width", "n_state", "per_page"), [(64, 8, 20), (37, 16, 37), (130, 5, 64), (5, 64, 1)])
 def test_values_and_rows(
-    width: int, n_state: int, per_page: int, open_backend: Callable[..., _core.Backend], recurrence: type
+    width: int, n_state: int, per_page: int, open_backend: Callable[..., Backend], recurrence: type
 ) -> None:
     random, n = np.random.default_rng(width), sum(LENGTHS)
     widths = {"x": width, "dt": width, "b": n_state, "c": n_state}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 Array = np.ndarray
 LENGTHS = [1, 7, 2, 90, 3]
@@ -35,7 +35,7 @@ def exact(rows: dict[str, Array], weights: dict[str, Array], groups: int, limits
 )
 def test_values_and_rows(
     heads: int, size: int, groups: int, n_state: int, per_page: int, limits: tuple[float, float],
-    open_backend: Callable[..., _core.Backend], recurrence: type,
+    open_backend: Callable[..., Backend], recurrence: type,
 ) -> None:  # fmt: skip
     random, n = np.random.default_rng(size), sum(LENGTHS)
     widths = {"x": heads * size, "dt": heads, "b": groups * n_state, "c": groups * n_state}

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from llmpy import _core, hardware
+from binding import Backend
+from llmpy import hardware
 
 Array = np.ndarray
 
 
 @pytest.fixture(scope="module")
-def backend(cuda: str) -> "_core.Backend":
-    return _core.Backend(cuda, max_rows=3000, vocab_size=50, library=hardware.cuda_library())
+def backend(cuda: str) -> Backend:
+    return Backend(cuda, max_rows=3000, vocab_size=50, library=hardware.cuda_library())
 
 
 def ints(*values: object) -> Array:
@@ -21,7 +22,7 @@ def ints(*values: object) -> Array:
     ("n_rows", "n_seqs", "n_wanted"), [(1, 1, 1), (1, 1, 0), (255, 3, 3), (257, 257, 257), (3000, 40, 2999)]
 )
 @pytest.mark.parametrize("slot", [0, 1])
-def test_a_batch_arrives(backend: "_core.Backend", slot: int, n_rows: int, n_seqs: int, n_wanted: int) -> None:
+def test_a_batch_arrives(backend: Backend, slot: int, n_rows: int, n_seqs: int, n_wanted: int) -> None:
     rng = np.random.default_rng(n_rows)
     rows = [rng.integers(0, 2**31 - 1, n, dtype=np.int32) for n in (n_rows, n_rows, n_rows, n_seqs + 1, n_wanted)]
     to = [np.full(n_rows + 4, -5, np.int32) for _ in rows]
@@ -37,7 +38,7 @@ def test_a_batch_arrives(backend: "_core.Backend", slot: int, n_rows: int, n_seq
 
 
 @pytest.mark.parametrize(("n_rows", "n_pad"), [(0, 1), (0, 300), (5, 3), (200, 56), (255, 2)])
-def test_padding(backend: "_core.Backend", n_rows: int, n_pad: int) -> None:
+def test_padding(backend: Backend, n_rows: int, n_pad: int) -> None:
     rows = (
         ints(range(n_rows)) + 9,
         ints(range(n_rows)) + 70,
@@ -56,7 +57,7 @@ def test_padding(backend: "_core.Backend", n_rows: int, n_pad: int) -> None:
     assert (logits_rows[:n] == range(n)).all() and (logits_rows[n:] == -5).all()
 
 
-def test_more_changes_than_one_kernel_brings(backend: "_core.Backend") -> None:
+def test_more_changes_than_one_kernel_brings(backend: Backend) -> None:
     tables = np.random.default_rng(0).integers(0, 9999, 100_000, dtype=np.int32)
     to, to_tables = tuple(np.zeros(3, np.int32) for _ in range(5)), np.full(100_000, -5, np.int32)
     rows = (ints(1, 2), ints(3, 4), ints(5, 6), ints(0, 2), ints([1]))
@@ -66,7 +67,7 @@ def test_more_changes_than_one_kernel_brings(backend: "_core.Backend") -> None:
     assert to[0][:2].tolist() == [1, 2] and to[3][:2].tolist() == [0, 2] and to[4][0] == 1
 
 
-def test_ids_of_the_step_before(backend: "_core.Backend") -> None:
+def test_ids_of_the_step_before(backend: Backend) -> None:
     logits = np.random.default_rng(1).standard_normal((20, 50)).astype(np.float32)
     tasks = [{"logits_row": i, "is_greedy": True} for i in range(20)]
     backend.sample(logits, tasks)  # of slot 0

@@ -9,17 +9,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmpy import _core
+from binding import Backend
 
 Array = np.ndarray
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-Opened = tuple[_core.Backend, _core.Backend, type]
+Opened = tuple[Backend, Backend, type]
 
 
 @pytest.fixture(scope="module", params=list(TYPES))
 def opened(request: pytest.FixtureRequest, cuda: str, core_options: Callable[[str], dict[str, str]]) -> Opened:
     """The backend with a type of activations, the one with float32, and the type."""
-    narrow, wide = (_core.Backend(**core_options(cuda), dtype=dtype) for dtype in (request.param, "float32"))
+    narrow, wide = (Backend(**core_options(cuda), dtype=dtype) for dtype in (request.param, "float32"))
     return narrow, wide, TYPES[request.param]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from binding import Backend
 from llmpy import LLM, InvalidRequestError, _core
 from llmpy.models import names
 
@@ -46,7 +47,7 @@ def test_the_logits_are_those_of_a_step(case, tiny, device, core_options, oracle
     case, dtype = (*case.split(), "float32")[:2]
     path = tiny(case, dtype).directory
     spec = oracle(path).compiled.spec
-    sampler = _core.Backend(**core_options(device), vocab_size=99)
+    sampler = Backend(**core_options(device), vocab_size=99)
     with engine(path, dtype=dtype, kv_dtype=dtype) as model:
         for ids in prompts[1:]:
             answer = model.run([ids], top=99)[0]

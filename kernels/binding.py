@@ -1,0 +1,777 @@
+"""One backend's functions on NumPy arrays, for kernel tests and benchmarks: `Backend` calls the table of backend.h by ctypes.
+
+Views are two-dimensional arrays of the activations' type (any two-byte items for two-byte types) with rows that may lie apart;
+other arrays are contiguous float32 or int32. A batch is (positions, row_seq, seq_first_row), a table int32 [n_seqs, pages].
+Outputs are written in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from llmpy import _core
+from staging import Array, Batch, Matrix, Pool, Stage, State, Table, address, as_bytes, dtype_number, header, struct
+
+F32, LINEAR = 0, 1  # enum dtype, enum matrix_use
+
+
+class Backend:
+    """One backend, opened.
+
+    Args:
+        device: "cpu", "cuda:0", ...
+        isa: Of the CPU: "auto", "avx2", "avx512".
+        num_threads: Of the CPU; 0: as many as there are cores.
+        max_rows: Most rows of a step.
+        max_cols: Widest input of a linear.
+        vocab_size: Of the sampler; 0: no sampler.
+        dtype: Of the activations that are wanted.
+        library: The backend's library; "" for the CPU.
+        cublaslt: Path of a library that may serve linears of many rows; "": none.
+    """
+
+    def __init__(
+        self, device: str = "cpu", isa: str = "auto", num_threads: int = 0, max_rows: int = 512, max_cols: int = 16384,
+        vocab_size: int = 0, dtype: str = "float32", library: str = "", cublaslt: str = "",
+    ) -> None:  # fmt: skip
+        self.ctx: int | None = None
+        self.table = Table(device, library)
+        self.seconds, self.allocations = 0.0, 0
+        """Of the last operation alone: its time, and the allocations of the core that it made."""
+        options = struct(
+            "backend_options", device=_text(device), isa=_text(isa), n_threads=num_threads, max_rows=max_rows,
+            max_logits_rows=max_rows, max_cols=max_cols, vocab_size=vocab_size, dtype=dtype_number(dtype),
+            cublaslt=_text(cublaslt),
+        )  # fmt: skip
+        opened = ctypes.c_void_p()
+        self.table.call("open", ctypes.addressof(options), ctypes.addressof(opened))
+        self.ctx = opened.value
+        self.item_bytes = 4 if self.table.function("activations")(self.ctx) == F32 else 2
+
+    def __del__(self) -> None:
+        if self.ctx:
+            self.table.function("close")(self.ctx)
+
+    @property
+    def description(self) -> str:
+        """Such as "cpu avx512 2 threads"."""
+        return str(self.table.function("describe")(self.ctx).decode())
+
+    @property
+    def fusions(self) -> int:
+        """enum fusion, or-ed."""
+        return int(self.table.function("fusions")(self.ctx))
+
+    def new_buffer(self, n_bytes: int) -> int:
+        """Zeroed memory of the device, for buffer_destroy."""
+        made = ctypes.c_void_p()
+        self.table.call("buffer_create", self.ctx, n_bytes, ctypes.addressof(made))
+        return made.value or 0
+
+    # ---- matrices and memory --------------------------------------------------------------------------------------------
+
+    def matrix(self, parts: Sequence[tuple[str, int, Array]], cols: int, use: int = LINEAR, arithmetic: int = 0) -> Matrix:
+        """A matrix of parts (type, rows, their bytes)."""
+        if not 1 <= len(parts) <= 512:
+            raise ValueError("parts: wanted 1 to 512 of them")
+        listed = (header().structs["matrix_part"] * len(parts))(*((rows, dtype_number(name)) for name, rows, _ in parts))
+        desc = struct("matrix_desc", parts=ctypes.addressof(listed), n_parts=len(parts), n_cols=cols, use=use,
+                      arithmetic=arithmetic)  # fmt: skip
+        made = ctypes.c_void_p()
+        self.table.call("matrix_create", self.ctx, ctypes.addressof(desc), ctypes.addressof(made))
+        matrix = Matrix(self, made.value or 0)
+        for i, (_, rows, data) in enumerate(parts):
+            self.matrix_write(matrix, i, 0, rows, data)
+        return matrix
+
+    def matrix_info(self, matrix: Matrix, part: int) -> tuple[int, int]:
+        """Bytes of the matrix, and the arithmetic of a part."""
+        return (self.table.function("matrix_bytes")(matrix.address),
+                self.table.function("matrix_arithmetic")(matrix.address, part))  # fmt: skip
+
+    def matrix_write(self, matrix: Matrix, part: int, first_row: int, n_rows: int, data: Array) -> None:
+        """Rows of a part, as a file has them."""
+        rows = as_bytes(data)
+        self.table.call("matrix_write", self.ctx, matrix.address, part, first_row, n_rows, address(rows))
+
+    def matrix_fill(
+        self, matrix: Matrix, part: int, key: int, dtype: str, n_rows: int, cols: int, first_row: int = 0, source_row: int = 0,
+        step: int = 1,
+    ) -> None:  # fmt: skip
+        """The rows of csrc/base/dummy.h."""
+        table, rows = ctypes.addressof(self.table._table), (first_row, n_rows, source_row, step)
+        _core.weights_fill(table, self.ctx or 0, matrix.address, part, dtype_number(dtype), rows, cols, key)
+
+    def matrix_read(self, matrix: Matrix, first_row: int, n_rows: int, out: np.ndarray) -> None:
+        """The exact values as float32, in place."""
+        self.table.call("matrix_read", self.ctx, matrix.address, first_row, n_rows, address(out))
+
+    def supports(self, dtype: str, use: int = LINEAR) -> bool:
+        """Whether a part of a matrix can have the type."""
+        return bool(self.table.function("supports")(self.ctx, dtype_number(dtype), use))
+
+    def prepare(self) -> None:
+        """Chooses kernels for the matrices made so far."""
+        if "prepare" in self.table:
+            self.table.call("prepare", self.ctx)
+
+    def memory(self) -> dict[str, int] | None:
+        """Bytes held of each use, and the device's; None where the backend does not tell."""
+        if "memory" not in self.table:
+            return None
+        told = struct("backend_memory")
+        self.table.call("memory", self.ctx, ctypes.addressof(told))
+        held = dict(zip(("weights", "kv", "work", "pinned"), told.held_bytes, strict=True))
+        return held | {"total": told.total_bytes, "free": told.free_bytes}
+
+    def _of_pools(self, name: str, use: int) -> None:
+        if name in self.table:
+            self.table.call(name, self.ctx, use)
+
+    def pool_release(self, use: int) -> None:
+        """Gives the memory of weights (0) or pages (1) back, where the backend can."""
+        self._of_pools("pool_release", use)
+
+    def pool_restore(self, use: int) -> None:
+        """Takes it again."""
+        self._of_pools("pool_restore", use)
+
+    def pool_save(self, use: int) -> None:
+        """Keeps what there is now for the next restore."""
+        self._of_pools("pool_save", use)
+
+    # ---- operations on rows ---------------------------------------------------------------------------------------------
+
+    def _rows(
+        self, entry: str, reads: Mapping[str, Array | None], writes: Mapping[str, Array | None],
+        vectors: Mapping[str, Array | None] | None = None, item_bytes: int | None = None, **fields: Any,
+    ) -> None:  # fmt: skip
+        """An operation on views of equally many rows, float32 vectors and numbers."""
+        self.table.function(entry)
+        stage, args = Stage(self, item_bytes), struct(f"{entry}_args", **fields)
+        for views, is_written in ((reads, False), (writes, True)):
+            for name, value in views.items():
+                if value is not None:
+                    stage.view(getattr(args, name), name, value, is_written)
+        for name, value in (vectors or {}).items():
+            stage.array(args, name, value)
+        args.n_rows = stage.n_rows
+        self._run(stage, entry, args)
+
+    def _run(self, stage: Stage, entry: str, args: Any) -> None:
+        stage.run(lambda: self.table.call(entry, self.ctx, ctypes.addressof(args)))
+
+    def embed(self, matrix: Matrix, token_ids: Array | None, out: Array, scale: float = 1.0, first_row: int = 0) -> None:
+        """Rows of a matrix; None: its first row for all."""
+        stage, args = Stage(self), struct("embed_args", matrix=matrix.address, scale=scale, first_row=first_row)
+        args.n_rows = stage.any_view(args.out, "out", out, True)
+        if token_ids is not None and stage.array(args, "token_ids", token_ids, "i") != args.n_rows:
+            raise ValueError("token_ids: wanted one id for each row of out")
+        self._run(stage, "embed", args)
+
+    def linear(
+        self, matrix: Matrix, x: Array, y: Array, bias: Array | None = None, add: Array | None = None, input: int = 0,
+        norm_weight: Array | None = None, norm_eps: float = 0.0, act: int = 0, is_float_out: bool = False,
+        mid: Array | None = None,
+    ) -> None:  # fmt: skip
+        """y = f(x) W^T; with `mid` twice as wide as y: act(gate) * up."""
+        stage = Stage(self)
+        args = struct("linear_args", matrix=matrix.address, input=input, norm_eps=norm_eps, act=act, is_float_out=is_float_out)
+        self._stage_linear(stage, args, y, bias, mid, norm_weight)
+        stage.view(args.x, "x", x)
+        added = struct("view")
+        if add is not None:
+            stage.view(added, "add", add)
+            args.add = ctypes.addressof(added)
+        args.n_rows = stage.n_rows
+        self._run(stage, "linear", args)
+
+    def _stage_linear(
+        self, stage: Stage, args: Any, y: Array, bias: Array | None, mid: Array | None, norm: Array | None = None
+    ) -> None:
+        of_activations, stage.item_bytes = stage.item_bytes, 4 if args.is_float_out else stage.item_bytes
+        stage.view(args.y, "y", y, True)
+        stage.item_bytes = of_activations
+        stage.array(args, "bias", bias)
+        stage.array(args, "norm_weight", norm)
+        if mid is not None:
+            stage.view(args.mid, "mid", mid, True)
+            args.output = args.mid.width == 2 * args.y.width
+
+    def rms_norm(
+        self, x: Array, weight: Array | None, out: Array, eps: float, n_heads: int = 1, weight_stride: int = 0
+    ) -> None:
+        """Of each of n_heads equal parts of a row."""
+        numbers = {"eps": eps, "n_heads": n_heads, "weight_stride": weight_stride}
+        self._rows("rms_norm", {"x": x}, {"out": out}, {"weight": weight}, **numbers)
+
+    def layer_norm(
+        self, x: Array, weight: Array | None, bias: Array | None, out: Array, eps: float, n_heads: int = 1,
+        weight_stride: int = 0,
+    ) -> None:  # fmt: skip
+        """Of each of n_heads equal parts of a row."""
+        numbers = {"eps": eps, "n_heads": n_heads, "weight_stride": weight_stride}
+        self._rows("layer_norm", {"x": x}, {"out": out}, {"weight": weight, "bias": bias}, **numbers)
+
+    def gated(self, gate: Array, up: Array, out: Array, act: int = 0) -> None:
+        """act(gate) * up."""
+        self._rows("gated", {"gate": gate, "up": up}, {"out": out}, act=act)
+
+    def act(self, x: Array, out: Array, act: int = 0, limit: float = 0.0, weights: Array | None = None) -> None:
+        """act(x)."""
+        self._rows("act", {"x": x}, {"out": out}, {"weights": weights}, act=act, limit=limit)
+
+    def add(self, a: Array, b: Array, out: Array) -> None:
+        """a + b."""
+        self._rows("add", {"a": a, "b": b}, {"out": out})
+
+    def scale_logits(self, logits: Array, scale: float, softcap: float) -> None:
+        """float32, in place."""
+        self._rows("scale_logits", {}, {"logits": logits}, item_bytes=4, scale=scale, softcap=softcap)
+
+    def head_linear(
+        self, matrix: Matrix, x: Array, out: Array, n_heads: int, head_rows: int, first_row: int, used_rows: int,
+        is_transposed: bool = False,
+    ) -> None:  # fmt: skip
+        """A product a head."""
+        numbers = {"n_heads": n_heads, "head_rows": head_rows, "first_row": first_row, "used_rows": used_rows}
+        self._rows("head_linear", {"x": x}, {"out": out}, matrix=matrix.address, is_transposed=is_transposed, **numbers)
+
+    def add_rms_norm(
+        self, a: Array, b: Array, sum: Array, weight: Array, out: Array, eps: float, inner_weight: Array | None = None,
+        inner_eps: float = 0.0,
+    ) -> None:  # fmt: skip
+        """sum = a + b, or a + rms_norm(b); out = rms_norm(sum)."""
+        vectors = {"weight": weight, "inner_weight": inner_weight}
+        self._rows("add_rms_norm", {"a": a, "b": b}, {"sum": sum, "out": out}, vectors, eps=eps, inner_eps=inner_eps)
+
+    def position_scale(self, x: Array, positions: Array, out: Array, every: int, slope: float, first: int) -> None:
+        """Rows times a factor of their positions."""
+        stage, args = Stage(self), struct("position_scale_args", every=every, slope=slope, first=first)
+        stage.view(args.x, "x", x)
+        stage.view(args.out, "out", out, True)
+        if stage.array(args, "positions", positions, "i") != stage.n_rows or not every:
+            raise ValueError("positions: wanted one for each row, and steps of at least 1")
+        args.n_rows = stage.n_rows
+        self._run(stage, "position_scale", args)
+
+    def select(self, x: Array, rows: Array, out: Array) -> None:
+        """out row i = x row rows[i]."""
+        stage, args = Stage(self), struct("select_args")
+        stage.any_view(args.x, "x", x)
+        stage.n_rows = args.n_selected = stage.array(args, "rows", rows, "i")
+        stage.view(args.out, "out", out, True)
+        self._run(stage, "select", args)
+
+    # ---- mixtures -------------------------------------------------------------------------------------------------------
+
+    def route(
+        self, logits: Array, routes: Array, score: int = 0, bias: Array | None = None, n_groups: int = 1,
+        chosen_groups: int = 1, sums_two: bool = False, normalised: bool = False, sum_eps: float = 0.0, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        """routes: int32 pairs of an expert and the bits of its float32 weight."""
+        stage, args = Stage(self), struct(
+            "route_args", score=score, n_groups=n_groups, chosen_groups=chosen_groups, sums_two=sums_two,
+            is_normalised=normalised, sum_eps=sum_eps, scale=scale,
+        )  # fmt: skip
+        self.table.function("route")
+        args.n_rows = self._stage_routes(stage, args, routes, True)
+        n = stage.array(args, "logits", logits)
+        if not args.n_rows or n % args.n_rows:
+            raise ValueError("logits: wanted as many rows as routes")
+        args.n_experts = args.logits_stride = n // args.n_rows
+        if bias is not None and stage.array(args, "selection_bias", bias) != args.n_experts:
+            raise ValueError("bias: wanted one for each expert")
+        self._run(stage, "route", args)
+
+    @staticmethod
+    def _stage_routes(stage: Stage, args: Any, routes: Array, is_written: bool) -> int:
+        """Their rows."""
+        stage.array(args, "routes", routes, "i", is_written)
+        if routes.ndim != 2 or routes.shape[1] < 2 or routes.shape[1] % 2:
+            raise ValueError("routes: wanted a two-dimensional array of pairs")
+        args.route_stride = args.n_chosen = routes.shape[1] // 2
+        return int(routes.shape[0])
+
+    def _stage_sum(self, stage: Stage, args: Any, a: Array, b: Array, sum: Array, weight: Array, out: Array) -> None:
+        stage.view(args.a, "a", a)
+        stage.view(args.b, "b", b)
+        stage.view(args.sum, "sum", sum, True)
+        stage.view(args.out, "out", out, True)
+        stage.array(args, "weight", weight)
+        args.n_rows = stage.n_rows
+
+    def _need_fusion(self, name: str, what: str) -> None:
+        if not self.fusions & header().enums[name]:
+            raise NotImplementedError(f"this backend has no {what}")
+
+    def norm_route(
+        self, a: Array, b: Array, sum: Array, weight: Array, out: Array, eps: float, router: Matrix, router_bias: Array | None,
+        logits: Array, routes: Array, score: int = 0, bias: Array | None = None, normalised: bool = False,
+    ) -> None:  # fmt: skip
+        """add_rms_norm, linear and route; logits may stay as they are."""
+        self._need_fusion("FUSION_NORM_ROUTE", "fused norm and route")
+        stage, args = Stage(self), struct("add_rms_norm_args", eps=eps)
+        linear = struct("linear_args", matrix=router.address, is_float_out=True)
+        route = struct("route_args", n_groups=1, chosen_groups=1, scale=1.0, score=score, is_normalised=normalised)
+        self._stage_sum(stage, args, a, b, sum, weight, out)
+        stage.array(linear, "bias", router_bias)
+        n_experts = stage.array(linear.y, "data", logits, is_written=True) // (stage.n_rows or 1)
+        route.n_rows = self._stage_routes(stage, route, routes, True)
+        stage.array(route, "selection_bias", bias)
+        linear.n_rows = args.n_rows
+        linear.y.width = linear.y.stride = route.n_experts = route.logits_stride = n_experts
+
+        def work() -> None:  # what lies on the device has its address now
+            linear.x, route.logits = args.out, linear.y.data
+            args.router, args.route = ctypes.addressof(linear), ctypes.addressof(route)
+            self.table.call("add_rms_norm", self.ctx, ctypes.addressof(args))
+
+        stage.run(work)
+
+    def norm_linear(
+        self, a: Array, b: Array, sum: Array, weight: Array, out: Array, eps: float, matrix: Matrix, y: Array,
+        bias: Array | None = None, mid: Array | None = None, act: int = 0,
+    ) -> None:  # fmt: skip
+        """add_rms_norm and linear; out may stay as it is."""
+        self._need_fusion("FUSION_ADD_NORM_LINEAR", "fused norm and linear")
+        stage, args = Stage(self), struct("add_rms_norm_args", eps=eps)
+        linear = struct("linear_args", matrix=matrix.address, act=act)
+        self._stage_sum(stage, args, a, b, sum, weight, out)
+        self._stage_linear(stage, linear, y, bias, mid)
+        linear.n_rows, linear.output = args.n_rows, mid is not None
+
+        def work() -> None:  # what lies on the device has its address now
+            linear.x, args.linear = args.out, ctypes.addressof(linear)
+            self.table.call("add_rms_norm", self.ctx, ctypes.addressof(args))
+
+        stage.run(work)
+
+    def experts(
+        self, up: Matrix, down: Matrix, routes: Array, x: Array, y: Array, n_experts: int, inner: int, form: int = 0,
+        act: int = 0, limit: float = 0.0, up_bias: Array | None = None, down_bias: Array | None = None,
+        input_scaled: bool = False,
+    ) -> None:  # fmt: skip
+        """The sum of the chosen experts."""
+        stage, args = Stage(self), struct(
+            "experts_args", n_experts=n_experts, form=form, act=act, limit=limit, is_input_scaled=input_scaled,
+            up=up.address, down=down.address,
+        )  # fmt: skip
+        self.table.function("experts")
+        stage.view(args.x, "x", x)
+        stage.view(args.y, "y", y, True)
+        args.n_rows = stage.n_rows
+        if self._stage_routes(stage, args, routes, False) != args.n_rows:
+            raise ValueError("routes: wanted as many rows as x")
+        stage.array(args, "up_bias", up_bias)
+        stage.array(args, "down_bias", down_bias)
+        width = (args.n_chosen * 4 * max(inner, args.y.width) + 2 * n_experts + 16 + 15) // 16 * 16
+        args.scratch.width = args.scratch.stride = width
+        n_bytes = width * args.n_rows * self.item_bytes
+        args.scratch.data = self.new_buffer(n_bytes)
+        try:
+            self._run(stage, "experts", args)
+        finally:
+            self.table.function("buffer_destroy")(self.ctx, args.scratch.data, n_bytes)
+
+    # ---- the cache and attention ----------------------------------------------------------------------------------------
+
+    def kv_pool(
+        self, n_pages: int, n_kv_heads: int, head_dim: int, dtype: str = "float32", block_tokens: int = 16, n_layers: int = 1,
+        fill: int = 0xFF,
+    ) -> Pool:  # fmt: skip
+        """Pages with one byte everywhere; 0xFF: every value is NaN."""
+        number = dtype_number(dtype)
+        layer_bytes = self.table.function("kv_layer_bytes")(self.ctx, n_kv_heads, head_dim, number, block_tokens)
+        view = struct("kv_view", n_kv_heads=n_kv_heads, head_dim=head_dim, dtype=number, page_bytes=layer_bytes * n_layers)
+        if not view.page_bytes:
+            raise ValueError(f"kv_pool: no pages of {dtype}")
+        made = ctypes.c_void_p()
+        if "pool_create" in self.table:
+            use = header().enums["MEMORY_KV"]
+            self.table.call("pool_create", self.ctx, use, n_pages * view.page_bytes, ctypes.addressof(made))
+        else:
+            made.value = self.new_buffer(n_pages * view.page_bytes)
+        view.pool = made.value
+        pool = Pool(self, view, n_pages, n_layers, block_tokens)
+        page = np.full(view.page_bytes, fill, np.uint8)
+        for i in range(n_pages):
+            self.table.call("upload", self.ctx, view.pool + i * view.page_bytes, address(page), page.nbytes)
+        return pool
+
+    def kv_read(self, pool: Pool) -> bytes:
+        """All pages."""
+        data = np.empty(pool.size_bytes, np.uint8)
+        self.table.call("download", self.ctx, address(data), pool.view.pool, data.nbytes)
+        return data.tobytes()
+
+    def kv_write(self, pool: Pool, batch: Batch, table: Array, k: Array, v: Array, layer: int = 0) -> None:
+        """Stores the rows' keys and values."""
+        stage, args = Stage(self), struct("kv_write_args")
+        self._stage_write(stage, args, pool, batch, table, k, v, layer)
+        self._run(stage, "kv_write", args)
+
+    @staticmethod
+    def _stage_write(
+        stage: Stage, args: Any, pool: Pool, batch: Batch, table: Array, k: Array, v: Array, layer: int, writes_k: bool = False
+    ) -> None:
+        view = stage.batch(batch)
+        stage._kept.append(view)
+        args.batch = ctypes.addressof(view)
+        stage.kv(args.kv, pool, table, layer, view)
+        stage.view(args.k, "k", k, writes_k)
+        stage.view(args.v, "v", v)
+
+    def copy_pages(self, pool: Pool, copies: Array) -> None:
+        """copies: int32 pairs of a source and a target."""
+        listed = np.ascontiguousarray(copies, np.int32)
+        args = struct("copy_pages_args", pool=pool.view.pool, page_bytes=pool.view.page_bytes, copies=address(listed),
+                      n_copies=listed.size // 2)  # fmt: skip
+        self._run(Stage(self), "copy_pages", args)
+
+    def rope_table(self, positions: Array, inv_freq: Array, out: Array, magnitude: float = 1.0) -> None:
+        """Cosines and sines, [rows, frequencies, 2]."""
+        stage, args = Stage(self), struct("rope_table_args", magnitude=magnitude)
+        args.n_rows = stage.array(args, "positions", positions, "i")
+        args.n_freqs = stage.array(args, "inv_freq", inv_freq)
+        if stage.array(args, "table", out, is_written=True) != 2 * args.n_rows * args.n_freqs:
+            raise ValueError("out: wanted positions x inv_freq x 2 items")
+        self._run(stage, "rope_table", args)
+
+    def rope(self, table: Array, q: Array, k: Array, head_dim: int, interleaved: bool = False) -> None:
+        """In place."""
+        stage, args = Stage(self), struct("rope_args", head_dim=head_dim, interleaved=interleaved)
+        self._stage_rope(stage, args, table, q, k)
+        self._run(stage, "rope", args)
+
+    @staticmethod
+    def _stage_rope(stage: Stage, args: Any, table: Array | None, q: Array, k: Array) -> None:
+        stage.view(args.q, "q", q, True)
+        stage.view(args.k, "k", k, True)
+        args.n_rows = stage.n_rows
+        n = stage.array(args, "table", table)
+        args.n_freqs = n // 2 // args.n_rows if args.n_rows else 0
+        if n != 2 * args.n_rows * args.n_freqs:
+            raise ValueError("table: wanted rows x frequencies x 2 items")
+
+    def _stage_heads(
+        self, stage: Stage, args: Any, q: Array, k: Array, q_norm: Array | None, k_norm: Array | None, rope: Array | None,
+        interleaved: bool,
+    ) -> None:  # fmt: skip
+        head_dim = args.write.kv.head_dim
+        self._stage_rope(stage, args.rope, rope, q, k)
+        args.norm_stride = head_dim if stage.array(args, "q_norm", q_norm) > head_dim else 0
+        stage.array(args, "k_norm", k_norm)
+        args.rope.head_dim, args.rope.interleaved = head_dim, interleaved
+
+    def qkv(
+        self, pool: Pool, batch: Batch, table: Array, q: Array, k: Array, v: Array, q_norm: Array | None = None,
+        k_norm: Array | None = None, eps: float = 0.0, rope: Array | None = None, interleaved: bool = False, layer: int = 0,
+    ) -> None:  # fmt: skip
+        """Norms of q and k, rope and kv_write."""
+        self.table.function("qkv")
+        stage, args = Stage(self), struct("qkv_args", eps=eps)
+        self._stage_write(stage, args.write, pool, batch, table, k, v, layer, writes_k=True)
+        self._stage_heads(stage, args, q, k, q_norm, k_norm, rope, interleaved)
+        self._run(stage, "qkv", args)
+
+    def attention(
+        self, pool: Pool, batch: Batch, table: Array, q: Array, out: Array, scale: float, window: int = 0, softcap: float = 0.0,
+        layer: int = 0, slopes: Array | None = None, sinks: Array | None = None, chunk: int = 0,
+        heads: tuple[Array, Array, Array | None, Array | None, Array | None, float, bool] | None = None,
+    ) -> None:  # fmt: skip
+        """heads: k, v, q_norm, k_norm, rope, eps and interleaved of what qkv would do first."""
+        stage = Stage(self)
+        args = struct("attention_args", scale=scale, window=window, softcap=softcap, chunk=chunk)
+        joint = struct("qkv_args")
+        if heads:
+            self._need_fusion("FUSION_QKV_ATTENTION", "attention that does qkv")
+            k, v, q_norm, k_norm, rope, joint.eps, interleaved = heads
+            self._stage_write(stage, joint.write, pool, batch, table, k, v, layer, writes_k=True)
+            self._stage_heads(stage, joint, q, k, q_norm, k_norm, rope, interleaved)
+            args.heads = ctypes.addressof(joint)
+        view = stage.batch(batch)
+        args.batch = ctypes.addressof(view)
+        stage.kv(args.kv, pool, table, layer, view)
+        stage.view(args.q, "q", q)
+        stage.view(args.out, "out", out, True)
+        args.n_heads = args.q.width // args.kv.head_dim
+        for name, value in (("slopes", slopes), ("sinks", sinks)):
+            if stage.array(args, name, value) not in (0, args.n_heads):
+                raise ValueError(f"{name}: wanted one number a head")
+        self._run(stage, "attention", args)
+
+    def latent_attention(
+        self, pool: Pool, batch: Batch, table: Array, q: Array, q_rope: Array, latent: Array, rope_key: Array, out: Array,
+        n_heads: int, scale: float, layer: int = 0,
+    ) -> None:  # fmt: skip
+        """Absorbed; stores latents and rope keys first."""
+        self.table.function("latent_attention")
+        stage, args = Stage(self), struct("latent_attention_args", n_heads=n_heads, scale=scale)
+        view = stage.batch(batch)
+        args.batch = ctypes.addressof(view)
+        stage.kv(args.kv, pool, table, layer, view)
+        for name, value in (("q", q), ("q_rope", q_rope), ("latent", latent), ("rope_key", rope_key), ("out", out)):
+            stage.view(getattr(args, name), name, value, name == "out")
+        self._run(stage, "latent_attention", args)
+
+    def row_attention(
+        self, seq_first_row: Array, q: Array, k: Array, v: Array, out: Array, n_heads: int, n_kv_heads: int, scale: float
+    ) -> None:
+        """Over whole sequences, without a cache."""
+        stage, batch = Stage(self), struct("batch_view", host_seq_first_row=address(seq_first_row))
+        args = struct("row_attention_args", batch=ctypes.addressof(batch), n_heads=n_heads, n_kv_heads=n_kv_heads, scale=scale)
+        for name, value in (("q", q), ("k", k), ("v", v), ("out", out)):
+            stage.view(getattr(args, name), name, value, name == "out")
+        batch.n_seqs = stage.array(batch, "seq_first_row", seq_first_row, "i") - 1
+        batch.n_rows, args.head_dim = stage.n_rows, args.q.width // n_heads
+        self._run(stage, "row_attention", args)
+
+    # ---- recurrent mixers -----------------------------------------------------------------------------------------------
+
+    def _mix(
+        self, entry: str, args: Any, state: State, batch: Batch, views: Mapping[str, Array | None],
+        shape: Callable[[Any], tuple[int, int, Mapping[str, int]]], vectors: Mapping[str, Array | None],
+        stage: Stage | None = None,
+    ) -> None:  # fmt: skip
+        """shape: of the arguments, behind their views: units of the state, the floats of one, and the items of vectors."""
+        stage = stage or Stage(self)
+        view = stage.batch(batch)
+        args.batch = ctypes.addressof(view)
+        for name, value in views.items():
+            if value is not None:
+                stage.view(getattr(args, name), name, value, name in ("out", "scratch"))
+        n_units, unit_floats, wanted = shape(args)
+        for name, value in vectors.items():
+            if value is not None and stage.array(args, name, value) != wanted[name]:
+                raise ValueError(f"{name}: wanted as many items as the other arrays ask for")
+        stage.state(args.state, state, n_units, unit_floats)
+        self._run(stage, entry, args)
+
+    def conv(
+        self, state: State, batch: Batch, x: Array, weight: Array, bias: Array | None, out: Array, n_taps: int, act: int = -1
+    ) -> None:
+        """act -1: none."""
+        args = struct("conv_args", n_taps=n_taps, has_act=act >= 0, act=max(act, 0))
+        self._mix("conv", args, state, batch, {"x": x, "out": out},
+                  lambda a: (a.x.width, n_taps - 1, {"weight": a.x.width * n_taps, "bias": a.x.width}),
+                  {"weight": weight, "bias": bias})  # fmt: skip
+
+    def ssm(
+        self, state: State, batch: Batch, x: Array, dt: Array, b: Array, c: Array, a_log: Array, dt_bias: Array, skip: Array,
+        out: Array, n_groups: int = 1, dt_min: float = 0.0, dt_max: float = 3.4e38, gate: Array | None = None, act: int = 0,
+        norms: tuple[Array, Array, Array, float, Matrix, Array] | None = None,
+    ) -> None:  # fmt: skip
+        """norms, of CUDA alone: weights of b, c and dt, eps, the matrix of dt, and scratch [rows, 2 n_state + dt + heads, each
+        up to a multiple of 16]."""
+        args = struct("ssm_args", n_groups=n_groups, dt_min=dt_min, dt_max=dt_max, act=act, n_heads=a_log.size)
+        of_b, of_c, of_dt, args.norm_eps, matrix, scratch = norms or (None, None, None, 0.0, None, None)
+        args.dt_matrix = matrix.address if matrix else None
+
+        def shape(a: Any) -> tuple[int, int, Mapping[str, int]]:
+            in_heads = n_groups and a.n_heads and not a.x.width % a.n_heads and not a.n_heads % n_groups
+            if not in_heads or a.b.width % n_groups or (not norms and a.dt.width != a.n_heads):
+                raise ValueError("x: wanted heads in groups")
+            a.head_dim, a.n_state = a.x.width // a.n_heads, a.b.width // n_groups
+            widths = {"b_norm": a.b.width, "c_norm": a.c.width, "dt_norm": a.dt.width}
+            return a.n_heads, a.head_dim * a.n_state, dict.fromkeys(("a_log", "dt_bias", "skip"), a.n_heads) | widths
+
+        views = {"x": x, "dt": dt, "b": b, "c": c, "out": out, "gate": gate, "scratch": scratch}
+        vectors = {"a_log": a_log, "dt_bias": dt_bias, "skip": skip, "b_norm": of_b, "c_norm": of_c, "dt_norm": of_dt}
+        self._mix("ssm", args, state, batch, views, shape, vectors)
+
+    def selective_scan(
+        self, state: State, batch: Batch, x: Array, dt: Array, b: Array, c: Array, a_log: Array, dt_bias: Array | None,
+        skip: Array, out: Array, gate: Array | None = None, act: int = 0,
+    ) -> None:  # fmt: skip
+        """Mamba's."""
+
+        def shape(a: Any) -> tuple[int, int, Mapping[str, int]]:
+            a.n_state = a.b.width
+            return a.x.width, a.n_state, {"a_log": a.x.width * a.n_state, "dt_bias": a.x.width, "skip": a.x.width}
+
+        views = {"x": x, "dt": dt, "b": b, "c": c, "out": out, "gate": gate}
+        vectors = {"a_log": a_log, "dt_bias": dt_bias, "skip": skip}
+        self._mix("selective_scan", struct("selective_scan_args", act=act), state, batch, views, shape, vectors)
+
+    def delta(
+        self, state: State, batch: Batch, q: Array, k: Array, v: Array, a: Array, b: Array, a_log: Array, dt_bias: Array,
+        out: Array, n_key_heads: int,
+    ) -> None:  # fmt: skip
+        """The gated delta rule."""
+
+        def shape(args: Any) -> tuple[int, int, Mapping[str, int]]:
+            n = args.n_heads = args.a.width
+            if not n_key_heads or not n or n % n_key_heads or args.q.width % n_key_heads or args.v.width % n:
+                raise ValueError("v: wanted value heads, a multiple of the key heads")
+            args.key_dim, args.value_dim = args.q.width // n_key_heads, args.v.width // n
+            return n, args.key_dim * args.value_dim, {"a_log": n, "dt_bias": n}
+
+        views = {"q": q, "k": k, "v": v, "a": a, "b": b, "out": out}
+        vectors = {"a_log": a_log, "dt_bias": dt_bias}
+        self._mix("delta", struct("delta_args", n_key_heads=n_key_heads), state, batch, views, shape, vectors)
+
+    # ---- tensors of the caller's as new weights -------------------------------------------------------------------------
+
+    @staticmethod
+    def _stage_place(stage: Stage, to: Any, place: Any, offset: float, is_written: bool) -> None:
+        """A place is (matrix, part, first row, rows, index of the first element, what a row and a column add to it), or a
+        float32 array that stands for a vector."""
+        if isinstance(place, tuple):
+            matrix, to.part, to.first_row, to.n_rows, to.first_index, to.row_step, to.col_step = place
+            to.matrix = matrix.address
+        else:
+            to.n_values, to.offset, to.col_step = stage.array(to, "vector", place, is_written=is_written), offset, 1
+
+    @staticmethod
+    def _stage_tensor(stage: Stage, view: Any, data: Array, shape: tuple[int, ...], dtype: str, on_device: bool) -> int:
+        """Of the tensor's elements, of whatever type, in 4-byte items; returns the bytes before the first."""
+        first, view.n_rows, view.n_cols, view.row_stride, view.col_stride = shape
+        view.dtype, view.is_host = dtype_number(dtype), not on_device
+        if on_device:
+            stage.array(view, "data", data, "i")
+        else:
+            view.data = address(data)
+        return first * (4 if dtype == "float32" else 2)
+
+    def tensor_write(
+        self, place: Any, data: Array, shape: tuple[int, ...], dtype: str, on_device: bool = True, offset: float = 0.0
+    ) -> None:
+        """shape: first item, rows, columns, strides of both."""
+        stage, args = Stage(self), struct("tensor_write_args")
+        self._stage_place(stage, args.to, place, offset, True)
+        first = self._stage_tensor(stage, getattr(args, "from"), data, shape, dtype, on_device)
+
+        def work() -> None:
+            self.table.call("synchronize", self.ctx)  # before another stream than the backend's looks at it
+            getattr(args, "from").data += first
+            self.table.call("tensor_write", self.ctx, ctypes.addressof(args))
+            self.table.call("tensor_finish", self.ctx)
+
+        stage.run(work)
+
+    def tensor_sum(
+        self, place: Any, data: Array | None = None, shape: tuple[int, ...] | None = None, dtype: str | None = None,
+        on_device: bool = True, offset: float = 0.0,
+    ) -> tuple[int, int]:  # fmt: skip
+        """The checksum, and how many values are not finite; of data: as if it had been written."""
+        found, view = struct("tensor_sum"), struct("tensor_view")
+        stage, args = Stage(self), struct("tensor_sum_args", result=ctypes.addressof(found))
+        self._stage_place(stage, args.of, place, offset, False)
+        first = 0 if data is None else self._stage_tensor(stage, view, data, shape or (), dtype or "", on_device)
+
+        def work() -> None:
+            self.table.call("synchronize", self.ctx)
+            if data is not None:
+                view.data += first
+                setattr(args, "from", ctypes.addressof(view))
+            self.table.call("tensor_sum", self.ctx, ctypes.addressof(args))
+
+        stage.run(work)
+        return found.sum, found.n_non_finite
+
+    # ---- steps ----------------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, slot: int, rows: tuple[Array, ...], tables: Array, runs: Array, to: tuple[Array, ...], to_tables: Array,
+        n_pad_rows: int = 0, pad_row_seq: int = 0,
+    ) -> None:  # fmt: skip
+        """rows and to: token_ids, positions, row_seq, seq_first_row, logits_rows; runs: first, count, first, ..."""
+        self.table.function("begin")
+        names = ("token_ids", "positions", "row_seq", "seq_first_row", "logits_rows")
+        n_rows = len(rows[0])
+        if len(rows[1]) != n_rows or len(rows[2]) != n_rows or not len(rows[3]):
+            raise ValueError("rows: wanted as many positions and row_seq as token ids, and a seq_first_row")
+        stage, args = Stage(self), struct(
+            "begin_args", slot=slot, n_rows=n_rows, n_seqs=len(rows[3]) - 1, n_logits_rows=len(rows[4]), n_pad_rows=n_pad_rows,
+            pad_row_seq=pad_row_seq, tables=address(tables), runs=address(runs), n_runs=runs.size // 2,
+            **{name: address(values) for name, values in zip(names, rows, strict=True)},
+        )  # fmt: skip
+        for name, values in zip(names, to, strict=True):
+            if stage.array(args.to, name, values, "i", True) <= n_rows + n_pad_rows:
+                raise ValueError("to: wanted one item more than there are rows")
+        if stage.array(args.to, "tables", to_tables, "i", True) != tables.size:
+            raise ValueError("to_tables: wanted as many entries as tables")
+        if any(first + count > tables.size for first, count in runs.reshape(-1, 2)):
+            raise ValueError("runs: wanted runs of entries")
+        self._run(stage, "begin", args)
+
+    def sample(
+        self, logits: Array, tasks: Sequence[Mapping[str, Any]], vocab_limit: int = 0, banned: Array | None = None,
+        slots: int = 1,
+    ) -> list[tuple[Any, ...]]:  # fmt: skip
+        """Draws and scores of float32 logits.
+
+        Args:
+            logits: [rows, vocab].
+            tasks: Fields of struct sample_task, its lists as Python lists.
+            vocab_limit: Ids from here on are never sampled; 0: all may be.
+            banned: int32 ids that no draw gives.
+            slots: 2: half of the tasks in each slot, both in flight at once.
+
+        Returns:
+            (id, status, raw, full, processed, kept_mass, rank, [(id, value, rank), ...]) of each task.
+        """
+        kept: list[Any] = []
+        made = (header().structs["sample_task"] * len(tasks))(*(self._task(task, kept) for task in tasks))
+        n_top = 0
+        for task in made:
+            task.top_offset, n_top = n_top, n_top + task.n_top
+        results = (header().structs["sample_result"] * len(tasks))()
+        ids, values, ranks = np.zeros(n_top, np.int32), np.zeros(n_top, np.float32), np.zeros(n_top, np.int32)
+        stage, view = Stage(self, 4), struct("view")
+        stage.view(view, "logits", logits)
+        args = struct(
+            "sample_args", vocab_size=view.width, vocab_stride=view.stride, n_logits_rows=stage.n_rows,
+            vocab_limit=vocab_limit or view.width, top_ids=address(ids), top_values=address(values), top_ranks=address(ranks),
+            banned=None if banned is None else address(banned), n_banned=0 if banned is None else banned.size,
+        )  # fmt: skip
+
+        def work() -> None:
+            args.logits = view.data
+            copies = []
+            for slot in range(slots):
+                first, end = len(tasks) * slot // slots, len(tasks) * (slot + 1) // slots
+                one = type(args).from_buffer_copy(args)
+                one.slot, one.first_task, one.n_tasks = slot, first, end - first
+                one.tasks = ctypes.addressof(made) + first * ctypes.sizeof(made) // max(len(tasks), 1)
+                one.results = ctypes.addressof(results) + first * ctypes.sizeof(results) // max(len(tasks), 1)
+                copies.append(one)
+                self.table.call("sample", self.ctx, ctypes.addressof(one))
+            for slot in range(slots if "sample_finish" in self.table else 0):
+                self.table.call("sample_finish", self.ctx, slot)
+
+        stage.run(work)
+        tops = [range(task.top_offset, task.top_offset + task.n_top) for task in made]
+        return [
+            (r.id, r.status, r.raw, r.full, r.processed, r.kept_mass, r.rank,
+             [(int(ids[i]), float(values[i]), int(ranks[i])) for i in top])
+            for r, top in zip(results, tops, strict=True)
+        ]  # fmt: skip
+
+    @staticmethod
+    def _task(given: Mapping[str, Any], kept: list[Any]) -> Any:
+        """A struct sample_task; what its lists point to goes to `kept`."""
+        task = struct("sample_task", temperature=1.0, top_p=1.0, repetition_penalty=1.0)
+        kinds = {"bias": "token_bias", "seen": "token_seen"}
+        for name, value in given.items():
+            if name in kinds:
+                items = (header().structs[kinds[name]] * len(value))(*value)
+            elif name in ("banned", "allowed", "mask"):
+                items = (ctypes.c_uint32 * len(value))(*(item & 0xFFFFFFFF for item in value))
+            else:
+                setattr(task, name, value)
+                continue
+            kept.append(items)
+            setattr(task, name, ctypes.addressof(items) if len(value) else None)
+            if name != "mask":
+                setattr(task, f"n_{name}", len(value))
+        return task
+
+
+def _text(text: str) -> bytes:
+    return text.encode()

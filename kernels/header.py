@@ -1,0 +1,85 @@
+"""backend.h as ctypes structures, read from the header itself: for tests and benchmarks that call a backend's functions."""
+
+import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SCALARS: dict[str, Any] = {
+    "uint8_t": ctypes.c_uint8, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64, "size_t": ctypes.c_size_t, "float": ctypes.c_float, "double": ctypes.c_double,
+    "bool": ctypes.c_bool, "char": ctypes.c_char, "int": ctypes.c_int,
+}  # fmt: skip
+
+
+class Header:
+    """Structures and enums of the headers that a backend includes.
+
+    A pointer is a `c_void_p`, so its value is an address; a function is one as well, and `functions` has its prototype.
+    """
+
+    def __init__(self) -> None:
+        self.structs: dict[str, Any] = {}
+        self.enums: dict[str, int] = {}
+        self.functions: dict[str, Any] = {}
+        for name in ("csrc/base/dtype.h", "csrc/base/status.h", "kernels/backend.h"):
+            self._read(_plain(ROOT / name))
+
+    def _read(self, text: str) -> None:
+        for kind, name, body in re.findall(r"^(struct|enum) (\w+) \{(.*?)\};", text, re.M | re.S):
+            if kind == "enum":
+                self._add_enum(body)
+            else:
+                fields = [field for line in body.split(";") for field in self._fields(" ".join(line.split()))]
+                self.structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+
+    def _add_enum(self, body: str) -> None:
+        number = -1
+        for entry in body.split(","):
+            name, _, value = (part.strip() for part in entry.partition("="))
+            if name:
+                number = int(value, 0) if value else number + 1
+                self.enums[name] = number
+
+    def _fields(self, line: str) -> Iterator[tuple[str, Any]]:
+        """The fields that one declaration makes."""
+        if function := re.fullmatch(r"(.*?)\(\*(\w+)\)\((.*)\)", line):
+            result, name, arguments = function.groups()
+            self.functions[name] = ctypes.CFUNCTYPE(self._type(result), *(self._type(one) for one in _arguments(arguments)))
+            yield name, ctypes.c_void_p
+            return
+        if not line:
+            return
+        base, names = re.fullmatch(r"((?:const )?(?:struct |enum )?\w+ )(.*)", line).groups()  # type: ignore[union-attr]
+        for declared in names.split(","):
+            stars, name, length = re.fullmatch(r"\s*((?:\*|const )*)(\w+)(?:\[(\w+)\])?", declared).groups()  # type: ignore[union-attr]
+            kind = self._type(base + stars)
+            yield name, kind * int(length) if length else kind
+
+    def _type(self, text: str) -> Any:
+        words = text.replace("const ", "").replace("const", "").strip()
+        if "*" in words:
+            return ctypes.c_char_p if words == "char *" else ctypes.c_void_p
+        if words.split()[0] == "enum":
+            return ctypes.c_int
+        if words.split()[0] == "struct":
+            return self.structs[words.split()[1]]
+        return None if words == "void" else SCALARS[words.split()[0]]
+
+
+def _arguments(text: str) -> list[str]:
+    """Types of a prototype's parameters, with or without their names."""
+    return [re.sub(r"\w+$", "", one.strip()) if "*" in one or " " in one.strip() else one for one in text.split(",")]
+
+
+def _plain(path: Path) -> str:
+    """A header without comments, its table of entries written out."""
+    text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+    if '#include "entries.def"' not in text:
+        return text
+    rows = re.findall(r"^(?:HOST_)?ENTRY\((\w+)\)", (path.parent / "entries.def").read_text(), re.M)
+    shape = "enum rc (*{0})(void *ctx, const struct {0}_args *args, struct err *err);"
+    text = re.sub(r"^#define (?:HOST_)?ENTRY\(name\).*\n", "", text, flags=re.M)
+    return text.replace('#include "entries.def"', "\n".join(shape.format(row) for row in rows))
