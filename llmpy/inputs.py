@@ -94,7 +94,9 @@ def batch(prompts: object) -> list[object]:
 
 
 def listed(items: Iterable[object]) -> list[Any]:
-    """The items as a list; those of an array as Python's own objects."""
+    """The items as a list; those of an array, or of a column of Arrow, as Python's own objects."""
+    if hasattr(items, "to_pylist"):
+        return list(items.to_pylist())
     plain = items.tolist() if hasattr(items, "ndim") and hasattr(items, "tolist") else items
     return list(plain)
 

@@ -147,6 +147,19 @@ def test_any_iterable_of_prompts_is_a_batch(fake_llm):
         assert [out.prompt for out in llm.chat(form, ONE)] == [out.prompt for out in llm.chat(texts, ONE)]
 
 
+def test_columns_of_arrow(fake_llm):
+    arrow = pytest.importorskip("pyarrow")
+    llm, texts = fake_llm(), ["a b", "c"]
+    wanted = ids_of(llm, texts)
+    talks = [[{"role": "user", "content": text}] for text in texts]
+    table = arrow.table({"prompt": texts, "ids": [[5, 6], [7]], "talk": talks})
+    for column in (table["prompt"], table["prompt"].combine_chunks()):
+        assert ids_of(llm, column) == wanted
+    assert ids_of(llm, table["ids"]) == [[5, 6], [7]] and ids_of(llm, arrow.array([5, 6])) == [[5, 6]]
+    assert [len(out.token_ids) for out in llm.score(table["prompt"])] == [len(ids) for ids in wanted]
+    assert [out.prompt for out in llm.chat(table["talk"], ONE)] == [out.prompt for out in llm.chat(texts, ONE)]
+
+
 def test_what_is_no_batch_says_what_to_pass(fake_llm):
     pandas = pytest.importorskip("pandas")
     llm = fake_llm()
