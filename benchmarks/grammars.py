@@ -20,7 +20,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from llmpy import LLM, SamplingParams
-from llmpy.token_texts import byte_characters
+from llmpy.text.token_texts import byte_characters
 
 TEXT = {"type": "string"}
 ITEM = {

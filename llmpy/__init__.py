@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .replies import Reply, ToolCall
     from .sampling_params import RequestOutputKind, SamplingParams
     from .structured_outputs import StructuredOutputsParams
-    from .tokenizer import Tokenizer
+    from .text.tokenizer import Tokenizer
 
     __version__: str
 
@@ -83,7 +83,7 @@ _MODULES = {
     "replies": "Reply ToolCall",
     "sampling_params": "RequestOutputKind SamplingParams",
     "structured_outputs": "StructuredOutputsParams",
-    "tokenizer": "Tokenizer",
+    "text.tokenizer": "Tokenizer",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

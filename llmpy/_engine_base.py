@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .progress import UseTqdm
     from .replies import Reply, ReplyReader
     from .server.dialect import Dialect
-    from .tokenizer import Tokenizer
+    from .text.tokenizer import Tokenizer
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Messages: TypeAlias = str | Conversation | Iterable[str | Conversation]
@@ -236,9 +236,9 @@ class EngineBase(ABC):
 
     def _reader(self, template: str | None, tools: Tools | None) -> ReplyReader:
         """What takes the answers apart."""
-        from . import chat
         from .replies import ReplyReader
         from .server.dialect import Dialect
+        from .text import chat
 
         text = chat.choose(self.tokenizer.chat_templates, template, tools is not None)
         if text not in self._dialects:

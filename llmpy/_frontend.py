@@ -16,7 +16,7 @@ from .inputs import Prompt, parse, parse_ids
 if TYPE_CHECKING:
     from ._loading import Loaded
     from .sampling_params import SamplingParams
-    from .tokenizer import Tokenizer
+    from .text.tokenizer import Tokenizer
 
 MAX_PROMPT_LOGPROBS_BYTES = 1 << 30
 
@@ -224,7 +224,7 @@ def check_text(tokenizer: Tokenizer, text: str, max_model_len: int, by_length: b
     Raises:
         InvalidRequestError: It has more.
     """
-    from .text_bounds import USUAL_CHARS, exceeds_by_length, surely_exceeds, text_bytes
+    from .text.bounds import USUAL_CHARS, exceeds_by_length, surely_exceeds, text_bytes
 
     if len(text) <= USUAL_CHARS * max_model_len:
         return

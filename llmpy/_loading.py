@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .hub import ModelFiles
     from .models import ModelConfig, Spec
-    from .tokenizer import Tokenizer
+    from .text.tokenizer import Tokenizer
 
 logger = logging.getLogger("llmpy")
 
@@ -197,7 +197,7 @@ def _wrong_default(found: Mapping[str, Any]) -> str:
 
 
 def _load_tokenizer(config: EngineConfig, files: ModelFiles, checkpoint: _core.Checkpoint | None) -> Tokenizer:
-    from .tokenizer import load_tokenizer
+    from .text.tokenizer import load_tokenizer
 
     template = _template_text(config.chat_template)
     if config.tokenizer is None or config.tokenizer == config.model:
@@ -234,7 +234,7 @@ def open_tokenizer(
         chat_template: As in `load_tokenizer`.
     """
     from . import hub
-    from .tokenizer import load_tokenizer
+    from .text.tokenizer import load_tokenizer
 
     files = hub.resolve(name, revision, token, weights=False)
     checkpoint = _core.Checkpoint([str(path) for path in files.weights]) if files.kind == "gguf" else None
@@ -246,7 +246,7 @@ def _template_text(template: str | None) -> str | None:
     if template is None or "{" in template or "\n" in template:
         return template
     try:
-        from .tokenizer import TemplateText
+        from .text.tokenizer import TemplateText
 
         path = Path(template).expanduser()
         return TemplateText(path.read_text(encoding="utf-8"), path)

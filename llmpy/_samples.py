@@ -8,7 +8,7 @@ import numpy as np
 
 from .logprobs import Floats, Ints, Logprobs, PromptLogprobs, SampledLogprobs, Top
 from .outputs import CompletionOutput, VersionSpan, sum_in_order
-from .text import HIDDEN_ENDS, SampleText
+from .text.sample_text import HIDDEN_ENDS, SampleText
 
 if TYPE_CHECKING:
     from ._context import Context

@@ -15,7 +15,7 @@ from .inputs import Prompt, listed, parse, parse_ids
 from .sampling_params import GREEDY_BELOW, SamplingParams
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from .text.tokenizer import Tokenizer
 
 
 def score_params(temperature: object, logprobs: object, max_logprobs: int) -> SamplingParams:
@@ -95,7 +95,7 @@ def _tokenize_pair(tokenizer: Tokenizer, text: str, prompt_chars: int) -> tuple[
 
 def render(tokenizer: Tokenizer, conversation: list[dict[str, Any]], how: Mapping[str, Any]) -> Prompt:
     """One conversation as text, its content as the template reads it."""
-    from . import chat
+    from .text import chat
 
     template = chat.choose(tokenizer.chat_templates, how["chat_template"], how["tools"] is not None)
     chat.check_reads(template, how)

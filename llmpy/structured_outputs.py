@@ -14,7 +14,7 @@ from .lark import lark_of, quoted, schema_text
 from .structural_tags import language_of
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from .text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..chat_window import fitted, prompt_room
 from ..environment import cache_dir
 from ..errors import ConfigError, LlmpyError
+from ..text.chat_window import fitted, prompt_room
 from .common import open_model, sampling
 from .remote import Server, open_server
 from .terminal import Terminal, keeping_typed_lines

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .._feeds import RequestStream
-from ..chat import reads
-from ..chat_window import fitted, prompt_room
-from ..detokenizer import Detokenizer
 from ..outputs import CompletionOutput, RequestOutput
-from ..tokenizer import Tokenizer
+from ..text.chat import reads
+from ..text.chat_window import fitted, prompt_room
+from ..text.detokenizer import Detokenizer
+from ..text.tokenizer import Tokenizer
 from .errors import HttpError, answer, to_http
 from .frames import DONE, EventStream, attended
 from .grammars import Constraint

@@ -12,7 +12,7 @@ from .harmony import HarmonyParser
 from .parsing import Parser, PlainParser, ReasoningParser, ToolParser
 
 if TYPE_CHECKING:
-    from ..tokenizer import Tokenizer
+    from ..text.tokenizer import Tokenizer
 
 Known = TypeVar("Known")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..lark import Rules, slashed
 from ..structured_outputs import StructuredOutputsParams
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 from .errors import HttpError
 from .formats import FORMATS, HARMONY, Format, Markers
 from .limits import most

@@ -6,10 +6,10 @@ import math
 from collections import deque
 from typing import Any
 
-from ..detokenizer import Detokenizer
 from ..logprobs import Logprob, Logprobs, LogprobsView
 from ..outputs import CompletionOutput, RequestOutput
-from ..tokenizer import Tokenizer
+from ..text.detokenizer import Detokenizer
+from ..text.tokenizer import Tokenizer
 
 NEVER = -9999.0  # JSON has no infinity
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from .._loading import load_renderer
 from ..config import EngineConfig
 from ..hub import resolve
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 from .chat import Chat
 from .completions import Completion
 from .errors import answer

@@ -19,17 +19,17 @@ from .._feeds import RequestStream
 from .._frontend import check_text
 from .._health import STUCK_AFTER_S, TORN
 from .._jobs import Lanes
-from .._sandbox import Limits as TemplateLimits
 from .._scoring import render
 from ..async_engine import AsyncEngine
-from ..chat import choose, within
 from ..errors import ConfigError, EngineStuckError, WeightsMissingError
 from ..hub import DEMO, REPOSITORY
 from ..inputs import Prompt
 from ..outputs import RequestOutput
 from ..sampling_params import RequestOutputKind
-from ..text_bounds import surely_exceeds
-from ..tokenizer import Tokenizer
+from ..text.bounds import surely_exceeds
+from ..text.chat import choose, within
+from ..text.sandbox import Limits as TemplateLimits
+from ..text.tokenizer import Tokenizer
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
 from .limits import RANGES, Sizes, most, option_problem, seconds

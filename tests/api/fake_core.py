@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from llmpy.token_texts import of_backend
-from llmpy.tokenizer import Tokenizer
+from llmpy.text.token_texts import of_backend
+from llmpy.text.tokenizer import Tokenizer
 
 VOCAB = 300
 TEMPLATE = (

@@ -20,7 +20,7 @@ from llmpy import (
     _jobs,
     async_engine,
 )
-from llmpy.tokenizer import Tokenizer
+from llmpy.text.tokenizer import Tokenizer
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 

@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import numpy
-import llmpy, llmpy.models, llmpy.tokenizer, tokenizers
+import llmpy, llmpy.models, llmpy.text.tokenizer, tokenizers
 from llmpy import LLM, DeviceMemoryError
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()

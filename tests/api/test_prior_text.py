@@ -7,8 +7,8 @@ import pytest
 from fake_core import make_tokenizer
 
 from llmpy import LLM, SamplingParams
-from llmpy.detokenizer import Detokenizer
-from llmpy.text import SampleText
+from llmpy.text.detokenizer import Detokenizer
+from llmpy.text.sample_text import SampleText
 
 PROMPT = [40, 41, 42]
 FREE = {"temperature": 1.5, "seed": 4, "max_tokens": 24, "ignore_eos": True, "use_tqdm": False}

@@ -5,7 +5,7 @@ from fake_core import make_tokenizer
 
 from llmpy import SamplingParams
 from llmpy._samples import Sample
-from llmpy.text import SampleText
+from llmpy.text.sample_text import SampleText
 
 
 def news(first, ids, finish=None, epochs=None):

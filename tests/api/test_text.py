@@ -8,7 +8,7 @@ import pytest
 from fake_core import make_tokenizer
 
 from llmpy import SamplingParams
-from llmpy.text import SampleText, held_back
+from llmpy.text.sample_text import SampleText, held_back
 
 
 def ids_of(text, texts=True):

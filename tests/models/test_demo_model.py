@@ -54,7 +54,7 @@ class Reference:
 @pytest.fixture(scope="module")
 def texts(demo_model):
     """Token ids of the texts."""
-    from llmpy.tokenizer import load_tokenizer
+    from llmpy.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(resolve(str(demo_model)), _core.Checkpoint([str(demo_model)]))
     ids = {name: tokenizer.encode(text) for name, text in TEXTS.items()}

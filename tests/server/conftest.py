@@ -12,7 +12,7 @@ import uvicorn
 
 from llmpy import AsyncEngine
 from llmpy.server import build_app
-from llmpy.tokenizer import Tokenizer
+from llmpy.text.tokenizer import Tokenizer
 
 LENGTH = 16384
 """Of the longest sequence: answers of so many tokens take seconds, so that they can be interrupted."""

@@ -7,9 +7,9 @@ import time
 import msgspec
 import pytest
 
-from llmpy import text_bounds
 from llmpy.server import build_app, generate, logprobs, service
 from llmpy.server.batch import call
+from llmpy.text import bounds
 
 LONG = "hello " * 2000
 TOOLS = [{"type": "function", "function": {"name": "f", "description": LONG}}]
@@ -128,7 +128,7 @@ async def with_stall(app, path, content):
 @pytest.mark.parametrize("ask", HUGE_ASKS)
 def test_nothing_stands_still_while_a_huge_text_is_worked_on(engine, longest_stall, monkeypatch, ask):
     """Neither the event loop nor any other thread, on any path, though nothing is refused by its length."""
-    monkeypatch.setattr(text_bounds, "USUAL_CHARS", len(HUGE))
+    monkeypatch.setattr(bounds, "USUAL_CHARS", len(HUGE))
     app = build_app(engine, allow_request_template=True)
     path, body = HUGE_ASKS[ask]
     content = msgspec.json.encode(body)

@@ -9,7 +9,6 @@ import numpy as np
 import openai
 import pytest
 
-from llmpy.detokenizer import Detokenizer
 from llmpy.logprobs import Logprobs
 from llmpy.server.chat import Message
 from llmpy.server.errors import HttpError
@@ -20,6 +19,7 @@ from llmpy.server.parsing import ReasoningParser, ToolParser
 from llmpy.server.responses_input import items_of, messages_of
 from llmpy.server.responses_output import Output
 from llmpy.server.responses_store import Kept, ResponseStore
+from llmpy.text.detokenizer import Detokenizer
 
 ASK = {"model": "tiny", "input": "hello", "max_output_tokens": 8, "temperature": 0}
 PATH = "/v1/responses"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from llmpy import chat, token_texts
 from llmpy.errors import ChatTemplateError, InvalidRequestError, UnsupportedError
-from llmpy.tokenizer import Tokenizer
+from llmpy.text import chat, token_texts
+from llmpy.text.tokenizer import Tokenizer
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
 {{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}\

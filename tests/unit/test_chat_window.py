@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmpy.chat_window import fitted, prompt_room
+from llmpy.text.chat_window import fitted, prompt_room
 
 SYSTEM = {"role": "system", "content": "s"}
 

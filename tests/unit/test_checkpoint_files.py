@@ -14,7 +14,7 @@ from llmpy.errors import ChatTemplateError, CheckpointError, ConfigError
 from llmpy.hub import resolve
 from llmpy.json_files import read_json
 from llmpy.sampling_params import SamplingParams
-from llmpy.tokenizer import Tokenizer
+from llmpy.text.tokenizer import Tokenizer
 
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>"}
 NESTED = '{"a":' * 100_000

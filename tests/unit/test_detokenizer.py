@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmpy import _core, token_texts
-from llmpy.detokenizer import Detokenizer
+from llmpy import _core
 from llmpy.hub import resolve
-from llmpy.tokenizer import Backend, Tokenizer, load_tokenizer
+from llmpy.text import token_texts
+from llmpy.text.detokenizer import Detokenizer
+from llmpy.text.tokenizer import Backend, Tokenizer, load_tokenizer
 
 SPACE = "▁"
 WORDS = ["a", "b", SPACE, f"{SPACE}a", f"{SPACE}b", "ab", "€", "é", f"{SPACE}€"]

@@ -11,10 +11,10 @@ import pytest
 
 from llmpy import _core
 from llmpy.errors import CheckpointError, UnsupportedError
-from llmpy.gguf_pre_tokenizers import KINDS
-from llmpy.gguf_tokenizer import from_metadata
 from llmpy.hub import resolve
-from llmpy.tokenizer import Tokenizer, load_tokenizer
+from llmpy.text.gguf_pre_tokenizers import KINDS
+from llmpy.text.gguf_tokenizer import from_metadata
+from llmpy.text.tokenizer import Tokenizer, load_tokenizer
 
 Reference = Callable[[str, bool], list[int]]
 

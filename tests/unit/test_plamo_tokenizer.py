@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmpy.errors import CheckpointError
-from llmpy.gguf_tokenizer import from_metadata
-from llmpy.plamo_tokenizer import PlamoTokenizer
-from llmpy.tokenizer import load_tokenizer
+from llmpy.text.gguf_tokenizer import from_metadata
+from llmpy.text.plamo_tokenizer import PlamoTokenizer
+from llmpy.text.tokenizer import load_tokenizer
 
 SPECIAL = ["<|plamo:unk|>", "<|plamo:bos|>", "<|plamo:eos|>", "<|plamo:pad|>", "<|plamo:op|>"]
 BYTES = [(f"<0x{byte:02X}>", 0.0, "BYTE") for byte in range(256)]

@@ -63,11 +63,11 @@ def test_every_form_of_import_gets_it(clone: Path, installed: Path, code: str) -
 
 
 def test_an_edited_clone_is_told(clone: Path, installed: Path) -> None:
-    with (clone / "llmpy/text.py").open("a") as file:
+    with (clone / "llmpy/text/sample_text.py").open("a") as file:
         file.write("# edited\n")
     done = run(clone, "-c", SHOW, path=installed)
     assert done.returncode == 0 and str(installed) in done.stdout
-    assert "it differs: text.py; run `pip install .` again" in done.stderr
+    assert "it differs: text/sample_text.py; run `pip install .` again" in done.stderr
 
 
 def test_nothing_installed(clone: Path) -> None:

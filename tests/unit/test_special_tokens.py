@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from llmpy import token_texts
-from llmpy.chat import token_mask
 from llmpy.hub import resolve
-from llmpy.tokenizer import Tokenizer, load_tokenizer
+from llmpy.text import token_texts
+from llmpy.text.chat import token_mask
+from llmpy.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def load(directory: Path, settings: dict[str, Any], unknown: str | None = None) -> Tokenizer:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmpy import chat
 from llmpy.errors import ChatTemplateError, InvalidRequestError
+from llmpy.text import chat
 
 LONG = "{% set long = 'a' * 1000000 %}"
 DOUBLED = "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = MADE %}{% endfor %}"
@@ -76,7 +76,7 @@ BOMBS = {
 }
 RUN = """
 import json, resource, sys, time
-from llmpy import chat
+from llmpy.text import chat
 messages, limits = [{"role": "user", "content": "x"}], chat.Limits(seconds=2)
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 for name, template in json.load(sys.stdin).items():

@@ -7,10 +7,10 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from llmpy import text_bounds
-from llmpy.text_bounds import exceeds_by_length, surely_exceeds, text_bytes
-from llmpy.token_texts import byte_characters, of_backend
-from llmpy.tokenizer import Tokenizer
+from llmpy.text import bounds
+from llmpy.text.bounds import exceeds_by_length, surely_exceeds, text_bytes
+from llmpy.text.token_texts import byte_characters, of_backend
+from llmpy.text.tokenizer import Tokenizer
 
 WORDS = {"he": 256, "hello": 257, "Ġhello": 258, "Ġ" * 20: 259}
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
@@ -102,8 +102,8 @@ def pieces(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_that_fits_is_never_refused(kind, monkeypatch):
     """Random texts of the pieces that shrink most, looked at as closely as can be."""
-    monkeypatch.setattr(text_bounds, "USUAL_CHARS", 0)
-    monkeypatch.setattr(text_bounds, "LEAST_CHARS", 60)
+    monkeypatch.setattr(bounds, "USUAL_CHARS", 0)
+    monkeypatch.setattr(bounds, "LEAST_CHARS", 60)
     tokenizer, chance = tokenizer_of(KINDS[kind][0]()), random.Random(7)
     choices = pieces(kind)
     for _ in range(300):
@@ -133,7 +133,7 @@ def test_long_texts_are_refused_early(kind, monkeypatch):
 
 
 def test_texts_up_to_the_bound_are_looked_at(monkeypatch):
-    monkeypatch.setattr(text_bounds, "USUAL_CHARS", 1)
+    monkeypatch.setattr(bounds, "USUAL_CHARS", 1)
     tokenizer = tokenizer_of(byte_level())
     mark = "<|a_long_mark|>"
     assert tokenizer.encode(mark * 1000) == [tokenizer.encode(mark)[0]] * 1000

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmpy import token_texts
 from llmpy.errors import CheckpointError, InvalidRequestError, UnsupportedError
 from llmpy.hub import resolve
-from llmpy.tokenizer import Tokenizer, load_tokenizer
+from llmpy.text import token_texts
+from llmpy.text.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = ["Hello world", "  naïve 😀 中文\n\n", "he said: 'a a'", "<s>he</s> <|im_end|>x", "", "100%"]
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -178,7 +178,7 @@ def test_missing_and_damaged(tmp_path: Path) -> None:
 
 
 def test_library_is_imported_late() -> None:
-    script = "import sys, llmpy.tokenizer; print({'tokenizers', 'jinja2', 'huggingface_hub'} & set(sys.modules))"
+    script = "import sys, llmpy.text.tokenizer; print({'tokenizers', 'jinja2', 'huggingface_hub'} & set(sys.modules))"
     command = [sys.executable, "-P", "-c", script]
     run = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)})
     assert run.stdout.strip() == "set()", run.stderr

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, overload
 
-from .checks import lone_surrogate
-from .errors import InvalidRequestError, UnsupportedError
+from ..checks import lone_surrogate
+from ..errors import InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
-    from . import _core
+    from .. import _core
+    from ..hub import ModelFiles
     from .chat import Message
-    from .hub import ModelFiles
     from .token_texts import TokenTexts
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -226,7 +226,7 @@ class Tokenizer:
     @cached_property
     def max_token_bytes(self) -> int | None:
         """Most bytes of a text that one token can stand for; None: there is no bound, since some text is dropped."""
-        from .text_bounds import max_token_bytes
+        from .bounds import max_token_bytes
 
         return max_token_bytes(self)
 

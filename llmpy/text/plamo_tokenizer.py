@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from .json_files import damaged, parse_json
+from ..json_files import damaged, parse_json
 from .token_texts import TokenTexts, byte_fallback
 
 FILE = "tokenizer.jsonl"

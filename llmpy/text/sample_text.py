@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .sampling_params import SamplingParams
+    from ..sampling_params import SamplingParams
     from .tokenizer import Tokenizer
 
 HIDDEN_ENDS = ("eos", "stop_id")

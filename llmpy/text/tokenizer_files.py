@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .errors import CheckpointError, UnsupportedError
-from .json_files import check_token_ids, damaged, read_json
+from ..errors import CheckpointError, UnsupportedError
+from ..json_files import check_token_ids, damaged, read_json
 from .tokenizer import DEFAULT_TEMPLATE, SPECIAL_NAMES, Backend, TemplateText, Tokenizer
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from .errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError
+from ..json_files import damaged
 from .gguf_pre_tokenizers import KINDS, regex
-from .json_files import damaged
 from .token_texts import SPACE_MARK, TokenTexts, byte_characters, byte_fallback, byte_level_text
 from .tokenizer import DEFAULT_TEMPLATE, Backend, TemplateText, Tokenizer
 

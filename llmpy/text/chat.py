@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 
-from ._sandbox import DEFAULT_LIMITS, MAX_TEMPLATE, METER, Environment, Limits, Meter, TemplateLimitError
-from .checks import lone_surrogate
-from .errors import ChatTemplateError, InvalidRequestError, UnsupportedError
+from ..checks import lone_surrogate
+from ..errors import ChatTemplateError, InvalidRequestError, UnsupportedError
+from .sandbox import DEFAULT_LIMITS, MAX_TEMPLATE, METER, Environment, Limits, Meter, TemplateLimitError
 
 if TYPE_CHECKING:
     from jinja2 import Template

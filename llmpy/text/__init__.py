@@ -1,0 +1,1 @@
+"""Text: tokenizers, detokenizers, chat templates, the text of a running sample."""
