@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .pooling_params import PoolingParams
     from .replies import Reply, ToolCall
     from .sampling_params import RequestOutputKind, SamplingParams
-    from .structured_outputs import StructuredOutputsParams
+    from .structured.params import StructuredOutputsParams
     from .text.tokenizer import Tokenizer
 
     __version__: str
@@ -82,7 +82,7 @@ _MODULES = {
     "pooling_params": "PoolingParams",
     "replies": "Reply ToolCall",
     "sampling_params": "RequestOutputKind SamplingParams",
-    "structured_outputs": "StructuredOutputsParams",
+    "structured.params": "StructuredOutputsParams",
     "text.tokenizer": "Tokenizer",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -67,7 +67,7 @@ class Translator:
         if params.bad_words or params.bad_token_ids:
             found["bad_words"] = self._bad_sequences(params)
         if params.constraint is not None:
-            from .lark import library_path
+            from .structured.lark import library_path
 
             assert self._context.tokenizer is not None  # else it was refused
             parts = (*params.constraint.language_of(self._context.tokenizer), library_path())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from .progress import UseTqdm
     from .sampling_params import RequestOutputKind
-    from .structured_outputs import StructuredOutputsParams
+    from .structured.params import StructuredOutputsParams
 
 
 class SamplingKeywords(TypedDict, total=False):

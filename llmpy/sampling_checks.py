@@ -113,7 +113,7 @@ def _strings(name: str, value: object, alone: bool = True) -> tuple[str, ...]:
 def _structured(value: object) -> object:
     if value is None:
         return None
-    from .structured_outputs import StructuredOutputsParams
+    from .structured.params import StructuredOutputsParams
 
     if isinstance(value, Mapping):
         return StructuredOutputsParams(**value)

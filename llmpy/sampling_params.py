@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ._later import BeamSearchParams as BeamSearchParams
     from .keywords import SamplingKeywords
-    from .structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from .structured.params import StructuredOutputsParams as StructuredOutputsParams
 
 LOGPROBS_MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 GREEDY_BELOW = 1e-5
@@ -242,7 +242,7 @@ def _finish() -> None:
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
 _finish()
 
-_MOVED = {"StructuredOutputsParams": "structured_outputs", "BeamSearchParams": "_later"}
+_MOVED = {"StructuredOutputsParams": "structured.params", "BeamSearchParams": "_later"}
 
 if not TYPE_CHECKING:  # code written for vLLM looks for these here
 

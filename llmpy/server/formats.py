@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..lark import Rules
+from ..structured.lark import Rules
 from . import grammars_json, grammars_python, grammars_text
 from .formats_json import deepseek, hermes, llama3, mistral, plamo
 from .formats_text import glm, lfm2, olmo3, pythonic, qwen_coder

@@ -6,8 +6,8 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from ..lark import Rules, slashed
-from ..structured_outputs import StructuredOutputsParams
+from ..structured.lark import Rules, slashed
+from ..structured.params import StructuredOutputsParams
 from ..text.tokenizer import Tokenizer
 from .errors import HttpError
 from .formats import FORMATS, HARMONY, Format, Markers

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..lark import Rules, schema_text
+from ..structured.lark import Rules, schema_text
 from .scanning import Schemas
 
 

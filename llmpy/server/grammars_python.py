@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..errors import InvalidRequestError
-from ..lark import Rules, quoted
+from ..structured.lark import Rules, quoted
 from .grammars_json import repeated
 from .scanning import NAME, Schemas
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidRequestError
-from ..lark import ANY_TEXT, Rules, schema_text, slashed
+from ..structured.lark import ANY_TEXT, Rules, schema_text, slashed
 from .grammars_json import repeated
 from .scanning import Schemas
 

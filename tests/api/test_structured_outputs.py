@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 
-from llmpy import LLM, AsyncEngine, InvalidRequestError, SamplingParams, UnsupportedError, lark
+from llmpy import LLM, AsyncEngine, InvalidRequestError, SamplingParams, UnsupportedError
 from llmpy import StructuredOutputsParams as Structured
+from llmpy.structured import lark
 
 pytest.importorskip("llguidance")
 

@@ -8,12 +8,12 @@ import openai
 import pytest
 
 from llmpy.errors import InvalidRequestError
-from llmpy.lark import Rules
 from llmpy.server import build_app
 from llmpy.server.errors import to_http
 from llmpy.server.formats import FORMATS, Format, register_tool_format
 from llmpy.server.parsing import ToolParser
-from llmpy.structured_outputs import StructuredOutputsParams
+from llmpy.structured.lark import Rules
+from llmpy.structured.params import StructuredOutputsParams
 
 pytest.importorskip("llguidance")
 

@@ -15,7 +15,7 @@ from llmpy.server.errors import HttpError
 from llmpy.server.formats import FORMATS, REASONING
 from llmpy.server.grammars import Constraint
 from llmpy.server.protocol import ChatRequest
-from llmpy.structured_outputs import StructuredOutputsParams
+from llmpy.structured.params import StructuredOutputsParams
 
 pytest.importorskip("llguidance")
 

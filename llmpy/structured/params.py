@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from .checks import frozen, refuse_names
-from .errors import InvalidRequestError
+from ..checks import frozen, refuse_names
+from ..errors import InvalidRequestError
 from .lark import lark_of, quoted, schema_text
 from .structural_tags import language_of
 
 if TYPE_CHECKING:
-    from .text.tokenizer import Tokenizer
+    from ..text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

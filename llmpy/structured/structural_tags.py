@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .errors import InvalidRequestError, UnsupportedError
+from ..errors import InvalidRequestError, UnsupportedError
 from .lark import ANY_TEXT, Rules, lark_of, schema_text, slashed
 
 Ends = tuple[str, ...]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import InvalidRequestError
+from ..errors import InvalidRequestError
 
 ANY_TEXT = "/(?s:.*)/"
 WHITESPACE = r"[ \t\n\r]{0,32}"

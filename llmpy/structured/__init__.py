@@ -1,0 +1,1 @@
+"""Structured outputs: what a request's text must be, in the words of llguidance."""
