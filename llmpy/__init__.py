@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .outputs import Chunk, CompletionOutput, EngineStats, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
     from .pooling_outputs import ClassificationRequestOutput, EmbeddingRequestOutput, PoolingOutputs, PoolingRequestOutput
     from .pooling_params import PoolingParams
-    from .replies import Reply, ToolCall
+    from .results.replies import Reply, ToolCall
     from .sampling_params import RequestOutputKind, SamplingParams
     from .structured.params import StructuredOutputsParams
     from .text.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ _MODULES = {
     "outputs": "Chunk CompletionOutput EngineStats RequestOutput RequestOutputs ScoreOutput ScoreOutputs",
     "pooling_outputs": "ClassificationRequestOutput EmbeddingRequestOutput PoolingOutputs PoolingRequestOutput",
     "pooling_params": "PoolingParams",
-    "replies": "Reply ToolCall",
+    "results.replies": "Reply ToolCall",
     "sampling_params": "RequestOutputKind SamplingParams",
     "structured.params": "StructuredOutputsParams",
     "text.tokenizer": "Tokenizer",

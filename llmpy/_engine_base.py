@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ._loading import Loaded
     from .keywords import AlwaysSo
     from .progress import UseTqdm
-    from .replies import Reply, ReplyReader
+    from .results.replies import Reply, ReplyReader
     from .server.dialect import Dialect
     from .text.tokenizer import Tokenizer
 
@@ -236,7 +236,7 @@ class EngineBase(ABC):
 
     def _reader(self, template: str | None, tools: Tools | None) -> ReplyReader:
         """What takes the answers apart."""
-        from .replies import ReplyReader
+        from .results.replies import ReplyReader
         from .server.dialect import Dialect
         from .text import chat
 
@@ -277,7 +277,7 @@ class EngineBase(ABC):
             >>> reply = llm.parse_reply("<think>2 + 2</think>4", reasoning_parser="think")
             >>> reply.reasoning, reply.content
         """
-        from .replies import parse_reply
+        from .results.replies import parse_reply
         from .server.dialect import Dialect
 
         return parse_reply(Dialect(self.tokenizer, tool_call_parser, reasoning_parser), text, prompt, tools)

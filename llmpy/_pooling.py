@@ -11,7 +11,6 @@ import numpy as np
 from ._calls import Submission, raise_failure, run
 from ._frontend import Frontend, at
 from ._requests import Request
-from ._samples import NO_FLOATS, NO_IDS
 from .checks import refuse_names
 from .errors import InvalidRequestError, LlmpyError, NonFiniteLogitsError, UnsupportedError
 from .inputs import Prompt
@@ -26,6 +25,7 @@ from .pooling_outputs import (
     PoolingRequestOutput,
 )
 from .pooling_params import PoolingParams
+from .results.samples import NO_FLOATS, NO_IDS
 from .sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from ._core import News
     from ._driver import Driver
-    from ._samples import Sample
     from .hub import ModelFiles
     from .logprobs import Floats
     from .models import Compiled
     from .progress import UseTqdm
+    from .results.samples import Sample
 
 TASKS = ("embed", "token_embed", "classify", "token_classify")
 _WHAT = {

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
 from .errors import InvalidRequestError, LlmpyError, NoAllowedTokenError, NonFiniteLogitsError, RequestFailedError
 from .outputs import RequestMetrics, RequestOutput, ScoreOutput
+from .results.samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
 
 if TYPE_CHECKING:
     from ._context import Context

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from .replies import ReplyReader
+    from .results.replies import ReplyReader
 
     Ids: TypeAlias = npt.NDArray[np.int32]
 

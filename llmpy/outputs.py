@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import LlmpyError
-from .output_lists import OutputList
-from .replies import LazyReply, Reply, ToolCall
+from .results.output_lists import OutputList
+from .results.replies import LazyReply, Reply, ToolCall
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .errors import LlmpyError
-from .output_lists import OutputList
 from .outputs import to_plain
+from .results.output_lists import OutputList
 
 if TYPE_CHECKING:
     from .logprobs import Floats, Ints

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from llmpy import ConfigError, Reply, SamplingParams, ToolCall
-from llmpy.replies import ReplyReader
+from llmpy.results.replies import ReplyReader
 from llmpy.server.dialect import Dialect
 
 TOOLS = [
@@ -126,6 +126,6 @@ def test_neither_the_server_nor_its_packages_are_needed():
     code = (
         "import sys\n"
         "for name in ('msgspec', 'starlette', 'uvicorn', 'llguidance', 'h11'): sys.modules[name] = None\n"
-        "import llmpy.server.dialect, llmpy.replies\n"
+        "import llmpy.server.dialect, llmpy.results.replies\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

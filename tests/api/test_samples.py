@@ -4,7 +4,7 @@ import numpy as np
 from fake_core import make_tokenizer
 
 from llmpy import SamplingParams
-from llmpy._samples import Sample
+from llmpy.results.samples import Sample
 from llmpy.text.sample_text import SampleText
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar, overload
 
-from .errors import LlmpyError
+from ..errors import LlmpyError
 
 if TYPE_CHECKING:
     from typing import Self

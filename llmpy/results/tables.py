@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-    from .outputs import RequestOutput, ScoreOutput
-    from .pooling_outputs import PoolingRequestOutput
+    from ..outputs import RequestOutput, ScoreOutput
+    from ..pooling_outputs import PoolingRequestOutput
 
 Columns = dict[str, list[Any]]
 TYPES = {
@@ -95,8 +95,8 @@ def _error(output: RequestOutput | ScoreOutput | PoolingRequestOutput[Any]) -> s
 
 def _columns(outputs: Any) -> Columns:
     """The columns of a list's kind."""
-    from .outputs import ScoreOutputs
-    from .pooling_outputs import PoolingOutputs
+    from ..outputs import ScoreOutputs
+    from ..pooling_outputs import PoolingOutputs
 
     kinds: dict[type, Callable[[Any], Columns]] = {ScoreOutputs: _score_columns, PoolingOutputs: _pooling_columns}
     make = next((found for kind, found in kinds.items() if isinstance(outputs, kind)), columns)

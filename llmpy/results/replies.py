@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .inputs import Ids
-    from .outputs import CompletionOutput
-    from .sampling_params import SamplingParams
-    from .server.dialect import Dialect
-    from .text.tokenizer import Tokenizer
+    from ..inputs import Ids
+    from ..outputs import CompletionOutput
+    from ..sampling_params import SamplingParams
+    from ..server.dialect import Dialect
+    from ..text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class ReplyReader:
 
     def _with_marks(self, prompt_ids: Ids, ids: Ids, stop: str | None, kept: bool) -> str:
         """The text with its special tokens, which the output's text does not show, cut at the stop string."""
-        from .text.detokenizer import Detokenizer
+        from ..text.detokenizer import Detokenizer
 
         text = Detokenizer(self._tokenizer, prompt_ids.tolist(), skip_special_tokens=False).push(ids.tolist(), True)
         place = -1 if stop is None else text.rfind(stop)

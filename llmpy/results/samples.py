@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .logprobs import Floats, Ints, Logprobs, PromptLogprobs, SampledLogprobs, Top
-from .outputs import CompletionOutput, VersionSpan, sum_in_order
-from .text.sample_text import HIDDEN_ENDS, SampleText
+from ..logprobs import Floats, Ints, Logprobs, PromptLogprobs, SampledLogprobs, Top
+from ..outputs import CompletionOutput, VersionSpan, sum_in_order
+from ..text.sample_text import HIDDEN_ENDS, SampleText
 
 if TYPE_CHECKING:
-    from ._context import Context
-    from ._core import News
-    from .sampling_params import SamplingParams
+    from .._context import Context
+    from .._core import News
+    from ..sampling_params import SamplingParams
 
 _REASONS = {"eos": "stop", "stop_id": "stop", "stop_string": "stop", "grammar": "stop", None: None}
 _MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs")
