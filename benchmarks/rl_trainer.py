@@ -68,7 +68,7 @@ class Trainer:
 
 def bare(channel: Any) -> float:
     """Seconds of broadcasts of BARE_BYTES, two of them in flight, that nobody reads."""
-    from llmpy._weight_group import Deadline
+    from llmpy.weights.group import Deadline
 
     deadline = Deadline(120, "the other side", lambda: False)
     begin = time.perf_counter()
@@ -93,8 +93,8 @@ def main() -> None:
         out.flush()
 
     if kind == "ipc":
-        from llmpy._weight_group import packed
         from llmpy.rl import ipc_bucket
+        from llmpy.weights.group import packed
 
         pairs = list(weights.items())
         chunks = packed([t.numel() * t.element_size() for t in weights.values()], bucket_bytes)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ._core import Engine
     from ._driver import Driver
     from ._requests import Request
-    from ._weights import Weights
     from .outputs import RequestOutput
+    from .weights.calls import Weights
 
 PAUSES = {"wait": 1, "keep": 2, "abort": 3}
 """enum pause_mode"""

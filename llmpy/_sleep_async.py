@@ -11,7 +11,7 @@ from ._thread import OVER, PAUSED
 
 if TYPE_CHECKING:
     from ._thread import ThreadDriver
-    from ._weights import Weights
+    from .weights.calls import Weights
 
 
 class SleepingAsyncEngine:

@@ -20,13 +20,13 @@ from ._requests import Request
 from ._sleep import check_mode
 from ._sleep_async import SleepingAsyncEngine
 from ._thread import CLOSED, DEAD, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
-from ._weight_group import AsyncWeightGroups
-from ._weights import AsyncUpdateCalls, Weights
 from .checks import as_int
 from .errors import EngineDeadError, InvalidRequestError, LlmpyError, QueueFullError, UnsupportedError
 from .hub import DEMO
 from .inputs import Prompt, is_single, parse
 from .outputs import EngineStats, RequestOutput, ScoreOutput
+from .weights.calls import AsyncUpdateCalls, Weights
+from .weights.group import AsyncWeightGroups
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,14 +14,14 @@ from ._frontend import one_each, special_tokens_wanted
 from ._later import LaterCalls, LaterMethods
 from ._sleep import SleepingLLM
 from ._tap import Tap
-from ._weight_group import WeightGroups
-from ._weights import UpdateCalls, Weights
 from .advice import advised
 from .checks import as_int
 from .errors import InvalidRequestError, UnsupportedError
 from .inputs import batch, is_single
 from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOutputs
 from .sampling_params import RequestOutputKind, SamplingParams
+from .weights.calls import UpdateCalls, Weights
+from .weights.group import WeightGroups
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -1,6 +1,7 @@
 /* py_update.c: the class _core.WeightUpdate: a transaction over the weights of a _core.Model, and the hold on the steps of the
  * _core.Engine or _core.EngineThread that runs it. A list of tensors is looked at and checked as a whole before the first of
- * them is written; while they are, the GIL is free. One thread at a time (the callers in llmpy/_updates.py see to it). */
+ * them is written; while they are, the GIL is free. One thread at a time (the callers in
+ * llmpy/weights/updates.py see to it). */
 #include "py_engine.h"
 #include "py_tensor.h"
 

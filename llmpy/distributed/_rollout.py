@@ -12,10 +12,10 @@ from ..async_engine import AsyncEngine
 from ..sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from .._updates import UpdateReport
-    from .._weight_group import WeightGroup
     from ..inputs import PromptType
     from ..outputs import EngineStats, RequestOutput, ScoreOutput
+    from ..weights.group import WeightGroup
+    from ..weights.updates import UpdateReport
 
 
 class Rollout:

@@ -3,19 +3,19 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .._buckets import IpcBucket, IpcItem, ipc_bucket, ipc_from_torch
-    from .._updates import AsyncWeightUpdate, UpdateReport, WeightUpdate
-    from .._weight_group import WeightGroup
-    from .._weights import WeightComparison
+    from ..weights.buckets import IpcBucket, IpcItem, ipc_bucket, ipc_from_torch
+    from ..weights.calls import WeightComparison
+    from ..weights.group import WeightGroup
+    from ..weights.updates import AsyncWeightUpdate, UpdateReport, WeightUpdate
     from .compare import LogprobComparison, compare_logprobs
     from .partial import concat
     from .sender import SendReport, WeightSender, weight_metadata
 
 _MODULES = {
-    "._buckets": "IpcBucket IpcItem ipc_bucket ipc_from_torch",
-    "._updates": "AsyncWeightUpdate UpdateReport WeightUpdate",
-    "._weight_group": "WeightGroup",
-    "._weights": "WeightComparison",
+    ".weights.buckets": "IpcBucket IpcItem ipc_bucket ipc_from_torch",
+    ".weights.updates": "AsyncWeightUpdate UpdateReport WeightUpdate",
+    ".weights.group": "WeightGroup",
+    ".weights.calls": "WeightComparison",
     "compare": "LogprobComparison compare_logprobs",
     "partial": "concat",
     "sender": "SendReport WeightSender weight_metadata",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from .._updates import DEFAULT_BUCKET_BYTES
+from ..weights.updates import DEFAULT_BUCKET_BYTES
 
 T = TypeVar("T")
 logger = logging.getLogger("llmpy")

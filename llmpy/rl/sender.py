@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _core, hardware
-from .._buckets import NamedTensors, dtype_name, host_bytes, named, num_bytes
-from .._tcp_store import StoreServer
-from .._weight_group import ID_KEY, MAX_BUFFERS, SENDER_KEY, TCP_ID, Deadline, NcclChannel, find_nccl, packed, update_key
 from ..errors import DeviceError
 from ..options import parse_size
+from ..weights.buckets import NamedTensors, dtype_name, host_bytes, named, num_bytes
+from ..weights.group import ID_KEY, MAX_BUFFERS, SENDER_KEY, TCP_ID, Deadline, NcclChannel, find_nccl, packed, update_key
+from ..weights.tcp_store import StoreServer
 
 if TYPE_CHECKING:
     from typing import Self

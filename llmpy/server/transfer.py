@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from .._buckets import IpcBucket
-from .._updates import AsyncWeightUpdate, UpdateReport
 from ..async_engine import AsyncEngine
 from ..errors import InvalidRequestError
+from ..weights.buckets import IpcBucket
+from ..weights.updates import AsyncWeightUpdate, UpdateReport
 from .errors import HttpError, log
 
 GROUP = "default"

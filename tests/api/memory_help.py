@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from llmpy._buckets import ITEM_BYTES, host_bytes, span
+from llmpy.weights.buckets import ITEM_BYTES, host_bytes, span
 
 
 class Taken:

@@ -15,15 +15,15 @@ import torch
 from memory_help import Process, Taken, raw
 
 from llmpy import _core
-from llmpy._buckets import _count_down, write
 from llmpy.errors import DeviceError, UnsupportedError, WeightUpdateError
 from llmpy.rl import IpcBucket, IpcItem, ipc_bucket, ipc_from_torch
+from llmpy.weights.buckets import _count_down, write
 
 ONE = ("w", "float32", (2, 3), 0)
 
 DEVICE = """
 import torch
-from llmpy._buckets import host_bytes
+from llmpy.weights.buckets import host_bytes
 from llmpy.rl import ipc_bucket
 made = {f"layer.{i}.weight": torch.randn(257, 31 + i, device="cuda").to(torch.bfloat16) for i in range(4)}
 made["half"] = torch.randn(5, device="cuda").to(torch.float16)
@@ -47,7 +47,8 @@ def test_a_bucket_pickles_without_code() -> None:
     bucket = IpcBucket(bytes(range(64)), 4096, [item], "GPU-1", event=b"e" * 64)
     data = pickle.dumps(bucket)
     names = {argument for opcode, argument, _ in pickletools.genops(data) if opcode.name in ("SHORT_BINUNICODE", "GLOBAL")}
-    assert "llmpy._buckets" in names and not any(str(name).startswith("torch") for name in names if name != "torch.bfloat16")
+    of_torch = [name for name in names if str(name).startswith("torch") and name != "torch.bfloat16"]
+    assert "llmpy.weights.buckets" in names and not of_torch
     other = pickle.loads(data)
     assert (other.handle, other.nbytes, other.device_uuid, other.event) == (bucket.handle, 4096, "GPU-1", b"e" * 64)
     assert other.items == (IpcItem("w", "bfloat16", (2, 3), 256, (1, 2)),)
@@ -318,7 +319,7 @@ def test_cuda_memory_of_this_process(cuda: str) -> None:
 TUPLES = """
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
-from llmpy._buckets import host_bytes
+from llmpy.weights.buckets import host_bytes
 first = torch.randn(1000, device="cuda")
 small = torch.randn(33, 7, device="cuda")  # behind it in torch's segment
 large = torch.randn(64 << 20, device="cuda")

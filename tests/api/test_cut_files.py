@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from llmpy import CheckpointError, DeviceError, SamplingParams, WeightsMissingError, _core, _loading
-from llmpy._updates import stored_tensors
+from llmpy.weights.updates import stored_tensors
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
 

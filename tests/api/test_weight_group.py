@@ -18,10 +18,10 @@ from memory_help import Process, Taken, raw
 from torch.distributed import DistStoreError, TCPStore
 
 from llmpy import _core, hardware
-from llmpy._tcp_store import StoreClient, StoreServer
-from llmpy._weight_group import ID_KEY, Deadline, NcclChannel, WeightGroup, _nccl_id, packed, receive, receive_all
 from llmpy.errors import DeviceError, InvalidRequestError, UnsupportedError, WeightUpdateError
 from llmpy.rl import WeightSender, weight_metadata
+from llmpy.weights.group import ID_KEY, Deadline, NcclChannel, WeightGroup, _nccl_id, packed, receive, receive_all
+from llmpy.weights.tcp_store import StoreClient, StoreServer
 
 HOST = "127.0.0.1"
 PATIENCE = 600
@@ -184,7 +184,7 @@ def sender(world_size: int = 2, **options: object) -> WeightSender:
 ENGINE = """
 import sys
 from memory_help import Taken
-from llmpy._weight_group import WeightGroup, receive, receive_all
+from llmpy.weights.group import WeightGroup, receive, receive_all
 port, rank, world_size, metadata = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), eval(sys.argv[4])
 group = WeightGroup("cpu", "default", "127.0.0.1", port, rank, world_size, 60, 100, 2)
 for turn in range(2):
@@ -466,7 +466,7 @@ from torch.distributed import TCPStore
 from memory_help import raw
 from test_weight_group import tensors
 from llmpy import _core, hardware
-from llmpy._weight_group import Deadline, NcclChannel, packed
+from llmpy.weights.group import Deadline, NcclChannel, packed
 
 class ncclUniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_byte * 128)]

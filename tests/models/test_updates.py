@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmpy import LLM, SamplingParams, UnsupportedError, WeightUpdateError
-from llmpy._updates import stored_tensors
+from llmpy.weights.updates import stored_tensors
 
 CASES = ["llama", "llama-bias", "llama-tied", "mistral", "qwen2", "qwen3", "qwen3-window", "phi3", "nemotron", "gpt2", "cohere"]
 MORE = ["arcee", "exaone4", "gemma", "gemma3", "glm4", "granite", "olmo2", "olmo3", "phi3-longrope", "smollm3", "stablelm",

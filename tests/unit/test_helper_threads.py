@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from llmpy import DeviceError
-from llmpy._tcp_store import MAX_KEYS, MAX_MEMBER_BYTES, StoreClient, StoreServer
 from llmpy.rl._loop import LoopThread
 from llmpy.rl._rpc import Client, Server
 from llmpy.rl._trl_worker import RolloutWorker
+from llmpy.weights.tcp_store import MAX_KEYS, MAX_MEMBER_BYTES, StoreClient, StoreServer
 
 HOST, WAIT_S = "127.0.0.1", 30
 

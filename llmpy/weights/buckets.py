@@ -17,9 +17,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from . import _core, hardware
-from .checks import as_int
-from .errors import DeviceError, WeightUpdateError
+from .. import _core, hardware
+from ..checks import as_int
+from ..errors import DeviceError, WeightUpdateError
 
 ITEM_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,

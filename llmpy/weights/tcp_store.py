@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 
-from .errors import DeviceError
+from ..errors import DeviceError
 
 _VALIDATE, _SET, _GET, _ADD, _CHECK, _WAIT, _DELETE, _CANCEL, _PING = 0, 1, 3, 4, 5, 6, 8, 12, 13
 _MAGIC = 0x3C85F7CE

@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from . import _core, _stacked
-from ._jobs import JobQueue
-from .errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
-from .options import parse_size
+from .. import _core
+from .._jobs import JobQueue
+from ..errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
+from ..options import parse_size
+from . import stacked
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ._buckets import IpcBucket
-    from ._weight_group import WeightGroup
-    from ._weights import Weights
+    from .buckets import IpcBucket
+    from .calls import Weights
+    from .group import WeightGroup
 
 Named: TypeAlias = "tuple[str, Any]"
 Rename: TypeAlias = "Callable[[str], str | None] | None"
@@ -82,7 +83,7 @@ class WeightUpdate:
         bucket_bytes: int | str,
         check_finite: bool,
     ) -> None:
-        from ._engine_base import check_label
+        from .._engine_base import check_label
 
         self._is_over = True
         for name, value, known in (
@@ -153,7 +154,7 @@ class WeightUpdate:
             WeightUpdateError: A tensor is unknown or does not fit; nothing was written.
             DeviceError: The handle has expired, or is of another device or of this process.
         """
-        from ._buckets import write
+        from .buckets import write
 
         write(self, [bucket])
 
@@ -190,7 +191,7 @@ class WeightUpdate:
             WeightUpdateError: A tensor is unknown or does not fit; nothing was received.
             DeviceError: The trainer has gone, does not answer or sends something else; the group has ended.
         """
-        from ._weight_group import receive
+        from .group import receive
 
         with self._claimed():
             self.core.check_awake()  # before the trainer begins to send
@@ -240,7 +241,7 @@ class WeightUpdate:
         kept = [
             (name, descriptor, *rest)
             for own, descriptor, *item in items
-            for name, *rest in self._places([cast("_stacked.Item", (own, *item))])
+            for name, *rest in self._places([cast("stacked.Item", (own, *item))])
         ]
         with self._writing():
             self._pass_over(self.core.write_shared(kept, self._check_finite))
@@ -252,7 +253,7 @@ class WeightUpdate:
 
     def _write(self, items: list[Named]) -> None:
         renamed = items if self._rename is None else self._rename_all(items)
-        renamed = [one for name, tensor in renamed for one in _stacked.slices(name, tensor, self.core.knows)]
+        renamed = [one for name, tensor in renamed for one in stacked.slices(name, tensor, self.core.knows)]
         stream = stream_of(renamed, self._host.ordinal)
         with self._writing():
             self._pass_over(self.core.write(renamed, stream, self._check_finite))
@@ -271,13 +272,13 @@ class WeightUpdate:
     def _rename_all(self, items: Iterable[Named]) -> list[Named]:
         return [(found, tensor) for name, tensor in items if (found := self._renamed(name)) is not None]
 
-    def _places(self, items: Iterable[_stacked.Item]) -> list[Any]:
+    def _places(self, items: Iterable[stacked.Item]) -> list[Any]:
         """Items of memory under the checkpoint's names."""
-        from ._buckets import ITEM_BYTES
+        from .buckets import ITEM_BYTES
 
         renamed = ((self._renamed(name), *rest) for name, *rest in items)
         kept: list[Any] = [item for item in renamed if item[0] is not None]
-        return [one for item in kept for one in _stacked.memory_slices(item, ITEM_BYTES.get(item[2], 0), self.core.knows)]
+        return [one for item in kept for one in stacked.memory_slices(item, ITEM_BYTES.get(item[2], 0), self.core.knows)]
 
     def _pass_over(self, names: Iterable[str]) -> None:
         self._skipped.update(dict.fromkeys(names))
@@ -312,7 +313,7 @@ class WeightUpdate:
         Raises:
             WeightUpdateError: Names were not written, and `partial` is False; the update stays open.
         """
-        from ._engine_base import check_label
+        from .._engine_base import check_label
 
         label = self._version if version is None else check_label(version)
         with self._writing():
@@ -410,16 +411,17 @@ class WeightUpdate:
 
     def run(self, source: Any) -> UpdateReport:
         """Writes a source of any kind and commits."""
-        from . import _buckets, _weight_group
+        from .buckets import IpcBucket
+        from .group import WeightGroup, receive_all
 
         with self:
             if isinstance(source, str | os.PathLike):
                 self._write_source(stored_tensors(source))
-            elif isinstance(source, _weight_group.WeightGroup):
-                _weight_group.receive_all(self, source)
-            elif isinstance(source, _buckets.IpcBucket):
+            elif isinstance(source, WeightGroup):
+                receive_all(self, source)
+            elif isinstance(source, IpcBucket):
                 self._write_buckets([source])
-            elif isinstance(source, list | tuple) and source and isinstance(source[0], _buckets.IpcBucket):
+            elif isinstance(source, list | tuple) and source and isinstance(source[0], IpcBucket):
                 self._write_buckets(source)
             else:
                 self._write_source(source)
@@ -435,7 +437,7 @@ class WeightUpdate:
 
     def _write_buckets(self, buckets: Sequence[IpcBucket]) -> None:
         """All are opened and checked before the first byte is written."""
-        from ._buckets import write
+        from .buckets import write
 
         self._check_complete(item.name for bucket in buckets for item in getattr(bucket, "items", ()))
         write(self, buckets)
@@ -443,7 +445,7 @@ class WeightUpdate:
     def _check_complete(self, names: Iterable[str]) -> None:
         """Refuses an update of these names alone that would leave others out; what is unknown is found when it is written."""
         renamed = {name if self._rename is None else self._rename(name) for name in names}
-        given = {place.name for name in renamed if name is not None for place in _stacked.places(name, self.core.knows)}
+        given = {place.name for name in renamed if name is not None for place in stacked.places(name, self.core.knows)}
         missing = [name for name in self.core.missing() if name not in given]
         unknown = [name for name in given if not self.core.knows(name)]
         if missing and not unknown:

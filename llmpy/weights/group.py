@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from . import _core, hardware
-from ._buckets import ITEM_BYTES, MemoryTensor, MemoryUpdate, num_bytes
-from ._jobs import beside
-from ._tcp_store import StoreClient, is_gone
-from .checks import as_float, as_int
-from .errors import DeviceError, InvalidRequestError, UnsupportedError, WeightUpdateError
-from .options import parse_size
+from .. import _core, hardware
+from .._jobs import beside
+from ..checks import as_float, as_int
+from ..errors import DeviceError, InvalidRequestError, UnsupportedError, WeightUpdateError
+from ..options import parse_size
+from .buckets import ITEM_BYTES, MemoryTensor, MemoryUpdate, num_bytes
+from .tcp_store import StoreClient, is_gone
 
 if TYPE_CHECKING:
     import numpy
 
-    from ._weights import Weights
+    from .calls import Weights
 
 ID_KEY = "broadcast_from/0/0"
 """Where vLLM's trainers put the id of the NCCL group."""

@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import _core
-from ._updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
-from .errors import EngineBusyError, UnsupportedError
+from .. import _core
+from ..errors import EngineBusyError, UnsupportedError
+from .updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
 
 if TYPE_CHECKING:
-    from ._frontend import Frontend
-    from ._updates import Rename
-    from ._weight_group import WeightGroup
+    from .._frontend import Frontend
+    from .group import WeightGroup
+    from .updates import Rename
 
 _opening = threading.Lock()
 FLOATS = ("float32", "float16", "bfloat16")

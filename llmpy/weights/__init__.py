@@ -1,0 +1,1 @@
+"""Weights: looking at an engine's weights, replacing them, receiving them from a trainer."""
