@@ -10,17 +10,18 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, S
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import _calls, _pooling
-from ._engine_base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
-from ._feeds import DeferredSubmission, Feed, PendingResult, RequestHandle, RequestStream
-from ._health import STUCK_AFTER_S, check_serving
-from ._jobs import beside
 from ._later import LaterMethods
-from ._requests import Request
-from ._sleep import check_mode
-from ._sleep_async import SleepingAsyncEngine
-from ._thread import CLOSED, DEAD, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
 from .checks import as_int
+from .engine import calls
+from .engine.base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
+from .engine.feeds import DeferredSubmission, Feed, PendingResult, RequestHandle, RequestStream
+from .engine.health import STUCK_AFTER_S, check_serving
+from .engine.jobs import beside
+from .engine.pooling import params_of, request_of, wish
+from .engine.requests import Request
+from .engine.sleep import check_mode
+from .engine.sleep_async import SleepingAsyncEngine
+from .engine.thread import CLOSED, DEAD, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
 from .errors import EngineDeadError, InvalidRequestError, LlmpyError, QueueFullError, UnsupportedError
 from .hub import DEMO
 from .inputs import Prompt, is_single, parse
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self, Unpack
 
-    from ._loading import Loaded
     from .config import EngineConfig
+    from .engine.loading import Loaded
     from .inputs import PromptType
     from .keywords import EngineKeywords, PoolingKeywords, SamplingKeywords
     from .pooling_outputs import (
@@ -229,7 +230,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         """
         if sampling_params is not None:
             raise UnsupportedError("score(sampling_params=...) is not supported yet; use temperature")
-        from ._scoring import pair, score_params
+        from .engine.scoring import pair, score_params
 
         self._driver.check_alive()
         self._frontend.pooler.check("generate", "AsyncEngine.score()")
@@ -241,7 +242,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             raise TypeError("start cannot be given with completion")
         else:
             prompts, starts = pair(self._frontend, [_one(sequence, "score")], [_one(completion, "score")])
-        request, core = _calls.prepare_scores(self._frontend, prompts, starts, params)[0]
+        request, core = calls.prepare_scores(self._frontend, prompts, starts, params)[0]
         if request.error is not None:
             raise request.error
         request.request_id = f"score-{self._frontend.next_seed()[0]}"
@@ -339,12 +340,12 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         cache_salt: str | None,
     ) -> PendingResult[Any]:
         self._driver.check_alive()
-        params = _pooling.params_of(pooling_params, pooling, call)
-        wanted = _pooling.wish(self._frontend.pooler, "AsyncEngine", call, task, params)
+        params = params_of(pooling_params, pooling, call)
+        wanted = wish(self._frontend.pooler, "AsyncEngine", call, task, params)
         found = self._frontend.prompts([_one(prompt, call)])[0]
         if cache_salt is not None and isinstance(found, Prompt):
             found.salt = cache_salt or None
-        request, core = _pooling.request_of(self._frontend, found, wanted)
+        request, core = request_of(self._frontend, found, wanted)
         if request.error is not None:
             raise request.error
         request.request_id = f"{call}-{request.request_id}" if request_id is None else request_id
@@ -400,7 +401,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             self._frontend.check_text(text, by_length=True)
         if not is_long:
             self._tokenize(prompt, special_tokens, params)
-        request = _calls.new_request(self._frontend, prompt, params)
+        request = calls.new_request(self._frontend, prompt, params)
         if request_id is not None:
             request.request_id = request_id
         feed = Feed(driver, request)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
-    from .progress import UseTqdm
+    from .engine.progress import UseTqdm
     from .sampling_params import RequestOutputKind
     from .structured.params import StructuredOutputsParams
 

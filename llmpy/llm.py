@@ -7,15 +7,16 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from . import _calls, _pooling
-from ._driver import Driver
-from ._engine_base import Conversation, EngineBase, Messages, Tools, check_params_type, refuse_adapters
-from ._frontend import one_each, special_tokens_wanted
 from ._later import LaterCalls, LaterMethods
-from ._sleep import SleepingLLM
-from ._tap import Tap
 from .advice import advised
 from .checks import as_int
+from .engine import calls
+from .engine.base import Conversation, EngineBase, Messages, Tools, check_params_type, refuse_adapters
+from .engine.driver import Driver
+from .engine.frontend import one_each, special_tokens_wanted
+from .engine.pooling import params_of, pool, request_of, wish
+from .engine.sleep import SleepingLLM
+from .engine.tap import Tap
 from .errors import InvalidRequestError, UnsupportedError
 from .inputs import batch, is_single
 from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOutputs
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ._loading import Loaded
-    from ._requests import Request
     from .config import EngineConfig
+    from .engine.loading import Loaded
+    from .engine.progress import UseTqdm
+    from .engine.requests import Request
     from .inputs import Prompts, PromptType
     from .keywords import PoolingKeywords, SamplingKeywords
     from .pooling_outputs import (
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
     )
     from .pooling_params import PoolingParams
-    from .progress import UseTqdm
 
 
 class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterMethods):
@@ -245,7 +246,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
     ) -> RequestOutputs:
         with self._driver.driving():
             submissions = self._prepared(items, sampling_params, sampling, lora_request, priority, special_tokens)
-            return _calls.generate(self._driver, submissions, use_tqdm, on_error)
+            return calls.generate(self._driver, submissions, use_tqdm, on_error)
 
     def _prepared(
         self,
@@ -255,7 +256,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         lora_request: object,
         priority: int | Sequence[int],
         special_tokens: bool,
-    ) -> list[_calls.Submission]:
+    ) -> list[calls.Submission]:
         """Checked requests, a bad one with its error."""
         params = one_each(self._params(sampling_params, sampling), len(items))
         for param in params:
@@ -263,7 +264,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         refuse_adapters(one_each(lora_request, len(items), "lora_request"))
         priorities = [as_int("priority", item) for item in one_each(priority, len(items), "priority")]
         prompts = self._frontend.prompts(items, special_tokens)
-        return _calls.prepare(self._frontend, prompts, params, priorities)
+        return calls.prepare(self._frontend, prompts, params, priorities)
 
     @advised
     def as_completed(
@@ -299,8 +300,8 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         special = special_tokens_wanted(tokenization_kwargs, True)
         with self._driver.driving():
             submissions = self._prepared(items, sampling_params, sampling, lora_request, priority, special)
-        _calls.check_submissions(submissions, on_error)
-        return _calls.as_completed(self._driver, submissions, use_tqdm, on_error, self)
+        calls.check_submissions(submissions, on_error)
+        return calls.as_completed(self._driver, submissions, use_tqdm, on_error, self)
 
     @advised
     def score(
@@ -349,7 +350,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         """
         if sampling_params is not None:
             raise UnsupportedError("score(sampling_params=...) is not supported yet; use temperature")
-        from ._scoring import pair, score_params
+        from .engine.scoring import pair, score_params
 
         self._frontend.pooler.check("generate", "LLM.score()")
         params = score_params(temperature, logprobs, self.config.max_logprobs)
@@ -364,8 +365,8 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
                 if is_single(sequences):
                     before = before * len(behind)
                 prompts, starts = pair(self._frontend, before, behind)
-            submissions = _calls.prepare_scores(self._frontend, prompts, starts, params)
-            return _calls.score(self._driver, submissions, use_tqdm, on_error)
+            submissions = calls.prepare_scores(self._frontend, prompts, starts, params)
+            return calls.score(self._driver, submissions, use_tqdm, on_error)
 
     # ---- states -----------------------------------------------------------------------------------------------------
 
@@ -477,16 +478,16 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         on_error: str,
     ) -> PoolingOutputs[Any]:
         with self._driver.driving():
-            items, given = batch(prompts), _pooling.params_of(pooling_params, pooling, call)
+            items, given = batch(prompts), params_of(pooling_params, pooling, call)
             refuse_adapters(one_each(lora_request, len(items), "lora_request"))
             each = one_each(given, len(items)) or [None]  # what the model lacks is refused for no prompt, too
-            wishes = [_pooling.wish(self._frontend.pooler, "LLM", call, task, params) for params in each]
+            wishes = [wish(self._frontend.pooler, "LLM", call, task, params) for params in each]
             found = self._frontend.prompts(items, special_tokens_wanted(tokenization_kwargs, True))
             submissions = [
-                _pooling.request_of(self._frontend, prompt, wanted, index)
+                request_of(self._frontend, prompt, wanted, index)
                 for index, (prompt, wanted) in enumerate(zip(found, wishes, strict=False))
             ]
-            return _pooling.pool(self._driver, submissions, use_tqdm, on_error)
+            return pool(self._driver, submissions, use_tqdm, on_error)
 
     @advised
     def stream(
@@ -550,7 +551,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         if param.n != 1:
             raise InvalidRequestError(f"n must be 1 in a stream, got {param.n}.", parameter="n", value=param.n)
         request, core = self._single(item, param, special_tokens)
-        return _calls.stream(self._driver, request, core, self)
+        return calls.stream(self._driver, request, core, self)
 
     # ---- stepping ---------------------------------------------------------------------------------------------------
 

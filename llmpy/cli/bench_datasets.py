@@ -54,7 +54,7 @@ async def asks_of(chosen: Namespace, client: HttpClient, seed: int) -> list[Ask]
 
     tokenizer: Any = None
     if chosen.tokenizer is not None:
-        from .._loading import open_tokenizer
+        from ..engine.loading import open_tokenizer
 
         tokenizer = open_tokenizer(chosen.tokenizer)
     elif chosen.endpoint == "chat":

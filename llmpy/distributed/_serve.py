@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
-from .._jobs import as_exception, is_cancellation
 from ..async_engine import AsyncEngine
+from ..engine.jobs import as_exception, is_cancellation
 from ..server import build_app
 from ..server.service import Options
 from ._beginnings import Owners, beginnings

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .._engine_base import EngineBase
+    from ..engine.base import EngineBase
     from ..outputs import CompletionOutput, RequestOutput, ScoreOutput
 
 LINE_CHARS = 120

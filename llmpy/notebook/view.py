@@ -11,7 +11,7 @@ from .lines import llm_line, reason, score_line, size
 from .tokens import tokens_html
 
 if TYPE_CHECKING:
-    from .._engine_base import EngineBase
+    from ..engine.base import EngineBase
     from ..outputs import CompletionOutput, EngineStats, RequestOutput, RequestOutputs, ScoreOutput
 
 TABLE_ROWS = 50

@@ -11,8 +11,8 @@ from ..outputs import CompletionOutput, VersionSpan, sum_in_order
 from ..text.sample_text import HIDDEN_ENDS, SampleText
 
 if TYPE_CHECKING:
-    from .._context import Context
     from .._core import News
+    from ..engine.context import Context
     from ..sampling_params import SamplingParams
 
 _REASONS = {"eos": "stop", "stop_id": "stop", "stop_string": "stop", "grammar": "stop", None: None}

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .._jobs import is_cancellation
+from ..engine.jobs import is_cancellation
 
 Methods = Mapping[str, Callable[..., Awaitable[Any]]]
 _LINE_BYTES = 1 << 28

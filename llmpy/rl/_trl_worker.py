@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._jobs import beside
+from ..engine.jobs import beside
 from ..sampling_params import RequestOutputKind, SamplingParams
 from ._loop import LoopThread
 

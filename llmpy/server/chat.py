@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from .._feeds import RequestStream
+from ..engine.feeds import RequestStream
 from ..outputs import CompletionOutput, RequestOutput
 from ..text.chat import reads
 from ..text.chat_window import fitted, prompt_room

@@ -11,8 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from .._feeds import RequestStream
-from .._jobs import as_exception, is_cancellation
+from ..engine.feeds import RequestStream
+from ..engine.jobs import as_exception, is_cancellation
 from ..inputs import parse
 from ..outputs import CompletionOutput, RequestOutput
 from ..sampling_params import RequestOutputKind

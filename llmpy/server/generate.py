@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from .._feeds import RequestStream
+from ..engine.feeds import RequestStream
 from ..logprobs import Logprobs
 from ..outputs import CompletionOutput, RequestOutput
 from ..sampling_params import RequestOutputKind, SamplingParams

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .._frontend import too_long
+from ..engine.frontend import too_long
 from .errors import HttpError
 
 KIB, MIB = 1 << 10, 1 << 20

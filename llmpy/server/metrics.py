@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from .._health import STATES
+from ..engine.health import STATES
 from ..outputs import EngineStats, Histogram
 from .service import METRICS, Service
 

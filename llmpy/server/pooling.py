@@ -11,7 +11,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from .._pooling import TASKS
+from ..engine.pooling import TASKS
 from .errors import HttpError, answer
 from .frames import attended
 from .protocol import ClassifyRequest, EmbeddingRequest, Pooling, PoolingRequest

@@ -9,8 +9,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from .._loading import load_renderer
 from ..config import EngineConfig
+from ..engine.loading import load_renderer
 from ..hub import resolve
 from ..text.tokenizer import Tokenizer
 from .chat import Chat

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from .._feeds import RequestStream
-from .._jobs import as_exception, is_cancellation
+from ..engine.feeds import RequestStream
+from ..engine.jobs import as_exception, is_cancellation
 from ..outputs import CompletionOutput, RequestOutput
 from .chat import Chat, Message
 from .errors import HttpError, answer, to_http

@@ -8,7 +8,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from .._frontend import check_text
+from ..engine.frontend import check_text
 from ..inputs import TokensPrompt
 from .errors import HttpError, answer
 from .frames import attended

@@ -15,12 +15,12 @@ import msgspec
 from starlette.requests import Request
 
 from .. import demo
-from .._feeds import RequestStream
-from .._frontend import check_text
-from .._health import STUCK_AFTER_S, TORN
-from .._jobs import Lanes
-from .._scoring import render
 from ..async_engine import AsyncEngine
+from ..engine.feeds import RequestStream
+from ..engine.frontend import check_text
+from ..engine.health import STUCK_AFTER_S, TORN
+from ..engine.jobs import Lanes
+from ..engine.scoring import render
 from ..errors import ConfigError, EngineStuckError, WeightsMissingError
 from ..hub import DEMO, REPOSITORY
 from ..inputs import Prompt

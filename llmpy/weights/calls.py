@@ -14,7 +14,7 @@ from ..errors import EngineBusyError, UnsupportedError
 from .updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
 
 if TYPE_CHECKING:
-    from .._frontend import Frontend
+    from ..engine.frontend import Frontend
     from .group import WeightGroup
     from .updates import Rename
 

@@ -21,8 +21,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .. import _core, hardware
-from .._jobs import beside
 from ..checks import as_float, as_int
+from ..engine.jobs import beside
 from ..errors import DeviceError, InvalidRequestError, UnsupportedError, WeightUpdateError
 from ..options import parse_size
 from .buckets import ITEM_BYTES, MemoryTensor, MemoryUpdate, num_bytes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import _core
-from .._jobs import JobQueue
+from ..engine.jobs import JobQueue
 from ..errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
 from ..options import parse_size
 from . import stacked
@@ -83,7 +83,7 @@ class WeightUpdate:
         bucket_bytes: int | str,
         check_finite: bool,
     ) -> None:
-        from .._engine_base import check_label
+        from ..engine.base import check_label
 
         self._is_over = True
         for name, value, known in (
@@ -313,7 +313,7 @@ class WeightUpdate:
         Raises:
             WeightUpdateError: Names were not written, and `partial` is False; the update stays open.
         """
-        from .._engine_base import check_label
+        from ..engine.base import check_label
 
         label = self._version if version is None else check_label(version)
         with self._writing():

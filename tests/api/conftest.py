@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmpy import LLM, AsyncEngine, _loading
-from llmpy._pooling import Pooler
+from llmpy import LLM, AsyncEngine
+from llmpy.engine import loading
+from llmpy.engine.pooling import Pooler
 
 
 def _load(name):
@@ -34,7 +35,7 @@ def fake_llm(monkeypatch):
 
     def make(tokenizer=True, texts=True, template=fake_core.TEMPLATE, step_s=0.0, defaults=None, **options):
         def load(config, on_progress=None):
-            loaded = _loading.Loaded()
+            loaded = loading.Loaded()
             loaded.tokenizer = fake_core.make_tokenizer(texts, template) if tokenizer else None
             loaded.token_bytes = loaded.tokenizer.token_bytes() if tokenizer else None
             loaded.name, loaded.weight_type, loaded.vocab_size = "Fake", "float32", fake_core.VOCAB
@@ -47,7 +48,7 @@ def fake_llm(monkeypatch):
             loaded.config = config.replace(device="cpu", max_model_len=length, max_num_seqs=8)
             return loaded
 
-        monkeypatch.setattr(_loading, "load", load)
+        monkeypatch.setattr(loading, "load", load)
         llm = LLM("fake", **options)
         llm.fake = llm._driver.engine
         made.append(llm)

@@ -11,15 +11,8 @@ import numpy as np
 import pytest
 from async_help import LONG, PARAMS, SECONDS, bits, read, run, wait_until_free
 
-from llmpy import (
-    LLM,
-    InvalidRequestError,
-    QueueFullError,
-    RequestOutputKind,
-    UnsupportedError,
-    _jobs,
-    async_engine,
-)
+from llmpy import LLM, InvalidRequestError, QueueFullError, RequestOutputKind, UnsupportedError, async_engine
+from llmpy.engine import jobs
 from llmpy.text.tokenizer import Tokenizer
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
@@ -216,7 +209,7 @@ def held(monkeypatch):
 
     monkeypatch.setattr(Tokenizer, "encode_batch", waiting)
     monkeypatch.setattr(async_engine, "LONG_TEXT_CHARS", 40)
-    monkeypatch.setattr(_jobs, "LONG_WORK", 100)
+    monkeypatch.setattr(jobs, "LONG_WORK", 100)
     yield gate
     gate.set()
 

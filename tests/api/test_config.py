@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llmpy import LLM, ConfigError, DeviceError, EngineConfig, UnsupportedError, environment, hardware
+from llmpy.engine.progress import LoadBar
 from llmpy.options import ALWAYS_SO, parse_size
-from llmpy.progress import LoadBar
 
 BAD = [
     ("dtype", "int3"), ("load_format", "pt"), ("max_model_len", 0), ("max_model_len", "long"), ("max_num_seqs", 0),

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from llmpy import CheckpointError, DeviceError, SamplingParams, WeightsMissingError, _core, _loading
+from llmpy import CheckpointError, DeviceError, SamplingParams, WeightsMissingError, _core
+from llmpy.engine import loading
 from llmpy.weights.updates import stored_tensors
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
@@ -44,7 +45,7 @@ def test_a_file_that_is_cut_off_while_a_model_loads(open_tiny, copy, monkeypatch
         os.truncate(file, 5000)
         return checkpoint
 
-    monkeypatch.setattr(_loading._core, "Checkpoint", open_and_cut)
+    monkeypatch.setattr(loading._core, "Checkpoint", open_and_cut)
     with pytest.raises(CheckpointError, match=cut_off(file, 5000)) as caught:
         open_tiny(path, dtype=dtype)
     assert caught.value.file == str(file)

@@ -258,7 +258,7 @@ def test_checks_that_need_the_model(fake_llm, fields, text):
 
 
 def test_logprobs_of_a_prompt_are_bounded(fake_llm, monkeypatch):
-    monkeypatch.setattr("llmpy._frontend.MAX_PROMPT_LOGPROBS_BYTES", 1000)
+    monkeypatch.setattr("llmpy.engine.frontend.MAX_PROMPT_LOGPROBS_BYTES", 1000)
     with pytest.raises(InvalidRequestError, match="prompt_logprobs=20 for 10 tokens would take 2520 bytes"):
         fake_llm().generate([1] * 10, prompt_logprobs=20)
 

@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from llmpy import GenerationInterrupted, PoolingParams, SamplingParams, progress
+from llmpy import GenerationInterrupted, PoolingParams, SamplingParams
+from llmpy.engine import progress
 
 WAIT_S = 60
 SCRIPT = """

@@ -7,9 +7,10 @@ import threading
 import pytest
 from async_help import run
 
-from llmpy import SamplingParams, _jobs, async_engine
-from llmpy._feeds import Feed
-from llmpy._thread import Link
+from llmpy import SamplingParams, async_engine
+from llmpy.engine import jobs
+from llmpy.engine.feeds import Feed
+from llmpy.engine.thread import Link
 
 LONG_TEXT = "hello " * 100
 SHORT = SamplingParams(max_tokens=2, ignore_eos=True)
@@ -174,7 +175,7 @@ def test_threads_that_cannot_start(open_async, monkeypatch):
     async def main():
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", fail)
-            patch.setattr(_jobs, "_shared", None)
+            patch.setattr(jobs, "_shared", None)
             assert await serves(engine)
             for call in (engine.sleep, engine.weight_checksum):
                 with pytest.raises(RuntimeError, match="wanted a helper thread"):

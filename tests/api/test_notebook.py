@@ -11,12 +11,13 @@ import types
 
 import pytest
 
-from llmpy import SamplingParams, progress
+from llmpy import SamplingParams
+from llmpy.engine import progress
+from llmpy.engine.progress import LoadBar, Progress
 from llmpy.notebook import LineChart, LiveBar
 from llmpy.notebook.lines import request_line, score_line, size
 from llmpy.notebook.view import completion_html, request_html, table_html
 from llmpy.outputs import CompletionOutput, RequestOutput, RequestOutputs
-from llmpy.progress import LoadBar, Progress
 
 NASTY = "<script>alert('&')</script>\n\"quoted\" \u202e"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmpy import LLM, RequestOutput, SamplingParams, _loading
+from llmpy import LLM, RequestOutput, SamplingParams
+from llmpy.engine import loading
 
 Make = Callable[[str, str], Path]
 Case = tuple[Path, str, list[list[tuple[bytes, ...]]]]
@@ -153,7 +154,7 @@ def test_overlap_and_graphs(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
     path, device, _ = case
     batch = [p for p in prompts() for _ in range(3)]
     settings = [plain(i) for i in range(len(batch))]
-    engine_options = _loading._engine_options
+    engine_options = loading._engine_options
     found = {}
     page = 16 * 3 * 2 * 2 * 32 * 4
     pools: list[dict[str, object]] = [{}, {"kv_cache_memory_bytes": 24 * page, "max_model_len": 160}]
@@ -161,7 +162,7 @@ def test_overlap_and_graphs(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
         for serial in (False, True):
             for eager in (False, True):
                 with monkeypatch.context() as patch:
-                    patch.setattr(_loading, "_engine_options", lambda x, s=serial: engine_options(x) | {"is_serial": s})
+                    patch.setattr(loading, "_engine_options", lambda x, s=serial: engine_options(x) | {"is_serial": s})
                     llm = open_llm(path, device, enforce_eager=eager, max_num_seqs=11, max_num_batched_tokens=60, **pool)
                 with llm:
                     outputs = llm.generate(batch, settings, use_tqdm=False)

@@ -29,7 +29,7 @@ import soak_actors as actors
 import soak_requests as requests
 
 from llmpy import AsyncEngine, _core
-from llmpy._jobs import MAX_SHARED_THREADS
+from llmpy.engine.jobs import MAX_SHARED_THREADS
 from llmpy.outputs import EngineStats
 
 KEPT_BYTES = 8 << 20

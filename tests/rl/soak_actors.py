@@ -14,7 +14,7 @@ import numpy as np
 from soak_requests import Catalogue, Job, Received, label
 
 from llmpy import AsyncEngine, QueueFullError, RequestFailedError, RequestOutputKind, WeightUpdateError
-from llmpy._feeds import RequestHandle, RequestStream
+from llmpy.engine.feeds import RequestHandle, RequestStream
 
 KINDS = list(RequestOutputKind)
 PATIENCE = 90.0

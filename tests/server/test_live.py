@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from llmpy import AsyncEngine
-from llmpy._feeds import Feed, RequestStream
+from llmpy.engine.feeds import Feed, RequestStream
 from llmpy.server import build_app, connections, frames
 from llmpy.server.app import find_service
 from llmpy.server.batch import call

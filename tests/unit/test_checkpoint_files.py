@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmpy._loading import _generation_defaults, open_tokenizer
 from llmpy.config import EngineConfig
+from llmpy.engine.loading import _generation_defaults, open_tokenizer
 from llmpy.errors import ChatTemplateError, CheckpointError, ConfigError
 from llmpy.hub import resolve
 from llmpy.json_files import read_json
@@ -132,7 +132,7 @@ def test_large_ids_take_no_memory(tmp_path: Path) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(content))
     script = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
-        "from llmpy._loading import open_tokenizer\nopen_tokenizer(sys.argv[1])"
+        "from llmpy.engine.loading import open_tokenizer\nopen_tokenizer(sys.argv[1])"
     )
     done = subprocess.run([sys.executable, "-c", script, str(directory)], capture_output=True, text=True)
     assert "tokenizer.json: token 'b': wanted an id below 1048576, have 1000000000" in done.stderr

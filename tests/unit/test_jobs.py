@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from llmpy import EngineClosedError, _jobs
-from llmpy._jobs import JobQueue, beside
+from llmpy import EngineClosedError
+from llmpy.engine.jobs import JobQueue, beside
 
 WAIT_S = 30
 PACKAGE = Path(__file__).parents[2] / "llmpy"
@@ -257,7 +257,7 @@ def test_a_process_without_threads_fails_one_call(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_jobs, "_shared", None)
+        patch.setattr("llmpy.engine.jobs._shared", None)
         patch.setattr(threading.Thread, "start", fail)
         with pytest.raises(RuntimeError, match="wanted a helper thread"):
             call(len, "a")
@@ -276,11 +276,11 @@ def test_a_child_process_has_threads_of_its_own():
 # ---- the whole package ---------------------------------------------------------------------------------------------------
 
 SERVED_BESIDE = {
-    "_jobs.py:_start_thread": "tests/unit/test_jobs.py::test_threads_that_cannot_start_cost_no_job",
-    "_jobs.py:_tell": "tests/unit/test_jobs.py::test_a_result_is_told_again_once_there_is_memory",
-    "_thread.py:__init__": "tests/api/test_live.py::test_an_error_while_news_are_told",
-    "_thread.py:_on_news": "tests/api/test_live.py::test_an_error_while_news_are_told",
-    "_thread.py:wake": "tests/api/test_live.py::test_a_request_that_fails_once_its_engine_is_closed",
+    "engine/jobs.py:_start_thread": "tests/unit/test_jobs.py::test_threads_that_cannot_start_cost_no_job",
+    "engine/jobs.py:_tell": "tests/unit/test_jobs.py::test_a_result_is_told_again_once_there_is_memory",
+    "engine/thread.py:__init__": "tests/api/test_live.py::test_an_error_while_news_are_told",
+    "engine/thread.py:_on_news": "tests/api/test_live.py::test_an_error_while_news_are_told",
+    "engine/thread.py:wake": "tests/api/test_live.py::test_a_request_that_fails_once_its_engine_is_closed",
     "weights/tcp_store.py:__init__": "tests/unit/test_helper_threads.py::test_the_store_goes_on",
     "weights/tcp_store.py:_admit": "tests/unit/test_helper_threads.py::test_the_store_goes_on",
     "rl/_loop.py:__init__": "tests/unit/test_helper_threads.py::test_a_loop_thread_goes_on",

@@ -100,6 +100,15 @@ def test_file_sizes() -> None:
     assert not over, "\n".join(over)
 
 
+def test_the_top_level_of_the_package_is_short() -> None:
+    """What is neither public by its path nor shared by the packages has a package; in internal ones no underscores."""
+    assert len(list((ROOT / "llmpy").glob("*.py"))) <= 25
+    internal = ("engine", "results", "structured", "text", "weights")
+    files = [path for path in PYTHON_FILES if path.parent.name in internal and path.parents[1].name == "llmpy"]
+    assert len(files) > 40
+    assert not [name(path) for path in files if path.name.startswith("_") and path.name != "__init__.py"]
+
+
 def test_function_sizes() -> None:
     over, seen = [], 0
     for path in [*C_FILES, *C_TESTS]:

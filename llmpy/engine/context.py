@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .inputs import Prompt
-    from .sampling_params import SamplingParams
-    from .text.sample_text import SampleText
-    from .text.tokenizer import Tokenizer
+    from ..inputs import Prompt
+    from ..sampling_params import SamplingParams
+    from ..text.sample_text import SampleText
+    from ..text.tokenizer import Tokenizer
 
 
 class Context:
@@ -54,7 +54,7 @@ class Context:
         """Makes the text of one sample; None where no text is wanted."""
         if self.tokenizer is None or prompt.ids is None or not params.detokenize:
             return None
-        from .text.sample_text import SampleText
+        from ..text.sample_text import SampleText
 
         text = SampleText(self.tokenizer, prompt.ids.tolist(), params)
         if prompt.prior is not None:

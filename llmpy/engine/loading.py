@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _core, environment, hardware
-from .errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError
-from .json_files import damaged, read_json
-from .options import refuse
-from .sampling_params import SamplingParams, sampling_fields
+from .. import _core, environment, hardware
+from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError
+from ..json_files import damaged, read_json
+from ..options import refuse
+from ..sampling_params import SamplingParams, sampling_fields
 
 if TYPE_CHECKING:
-    from ._pooling import Pooler
-    from .config import EngineConfig
-    from .hub import ModelFiles
-    from .models import ModelConfig, Spec
-    from .text.tokenizer import Tokenizer
+    from ..config import EngineConfig
+    from ..hub import ModelFiles
+    from ..models import ModelConfig, Spec
+    from ..text.tokenizer import Tokenizer
+    from .pooling import Pooler
 
 logger = logging.getLogger("llmpy")
 
@@ -103,7 +103,8 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
 
 def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) -> Loaded:
     """The same, with options that say every size but those that depend on the weights."""
-    from . import _pooling, hub, models
+    from .. import hub, models
+    from . import pooling
 
     result = Loaded()
     files = hub.resolve(config.model, config.revision, config.hf_token, weights=config.load_format != "dummy")
@@ -115,7 +116,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
     compiled = models.load(files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted)
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
-    result.pooler = _pooling.pooler_of(files, compiled)
+    result.pooler = pooling.pooler_of(files, compiled)
     result.spec = compiled.spec
     result.vocab_size = compiled.spec["vocab_size"]
     result.eos_token_ids = _eos_ids(result, compiled.config.eos_token_ids)
@@ -197,7 +198,7 @@ def _wrong_default(found: Mapping[str, Any]) -> str:
 
 
 def _load_tokenizer(config: EngineConfig, files: ModelFiles, checkpoint: _core.Checkpoint | None) -> Tokenizer:
-    from .text.tokenizer import load_tokenizer
+    from ..text.tokenizer import load_tokenizer
 
     template = _template_text(config.chat_template)
     if config.tokenizer is None or config.tokenizer == config.model:
@@ -214,7 +215,7 @@ def load_renderer(config: EngineConfig) -> tuple[EngineConfig, Tokenizer]:
     Returns:
         The options with the longest sequence, and the tokenizer.
     """
-    from . import hub, models
+    from .. import hub, models
 
     files = hub.resolve(config.model, config.revision, config.hf_token, weights=False)
     checkpoint = _core.Checkpoint([str(path) for path in files.weights]) if files.kind == "gguf" else None
@@ -233,8 +234,8 @@ def open_tokenizer(
         name, revision, token: As in EngineConfig.
         chat_template: As in `load_tokenizer`.
     """
-    from . import hub
-    from .text.tokenizer import load_tokenizer
+    from .. import hub
+    from ..text.tokenizer import load_tokenizer
 
     files = hub.resolve(name, revision, token, weights=False)
     checkpoint = _core.Checkpoint([str(path) for path in files.weights]) if files.kind == "gguf" else None
@@ -246,7 +247,7 @@ def _template_text(template: str | None) -> str | None:
     if template is None or "{" in template or "\n" in template:
         return template
     try:
-        from .text.tokenizer import TemplateText
+        from ..text.tokenizer import TemplateText
 
         path = Path(template).expanduser()
         return TemplateText(path.read_text(encoding="utf-8"), path)

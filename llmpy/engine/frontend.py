@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from ._context import Context
-from ._translate import Translator
-from .checks import as_bool
-from .errors import InvalidRequestError, LlmpyError, UnsupportedError
-from .inputs import Prompt, parse, parse_ids
+from ..checks import as_bool
+from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
+from ..inputs import Prompt, parse, parse_ids
+from .context import Context
+from .translate import Translator
 
 if TYPE_CHECKING:
-    from ._loading import Loaded
-    from .sampling_params import SamplingParams
-    from .text.tokenizer import Tokenizer
+    from ..sampling_params import SamplingParams
+    from ..text.tokenizer import Tokenizer
+    from .loading import Loaded
 
 MAX_PROMPT_LOGPROBS_BYTES = 1 << 30
 
@@ -224,7 +224,7 @@ def check_text(tokenizer: Tokenizer, text: str, max_model_len: int, by_length: b
     Raises:
         InvalidRequestError: It has more.
     """
-    from .text.bounds import USUAL_CHARS, exceeds_by_length, surely_exceeds, text_bytes
+    from ..text.bounds import USUAL_CHARS, exceeds_by_length, surely_exceeds, text_bytes
 
     if len(text) <= USUAL_CHARS * max_model_len:
         return

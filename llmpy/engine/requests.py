@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import InvalidRequestError, LlmpyError, NoAllowedTokenError, NonFiniteLogitsError, RequestFailedError
-from .outputs import RequestMetrics, RequestOutput, ScoreOutput
-from .results.samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
+from ..errors import InvalidRequestError, LlmpyError, NoAllowedTokenError, NonFiniteLogitsError, RequestFailedError
+from ..outputs import RequestMetrics, RequestOutput, ScoreOutput
+from ..results.samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
 
 if TYPE_CHECKING:
-    from ._context import Context
-    from ._core import News
-    from .inputs import Prompt
-    from .pooling_outputs import PoolingRequestOutput
-    from .sampling_params import SamplingParams
+    from .._core import News
+    from ..inputs import Prompt
+    from ..pooling_outputs import PoolingRequestOutput
+    from ..sampling_params import SamplingParams
+    from .context import Context
 
 
 class Request:

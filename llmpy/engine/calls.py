@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._frontend import Frontend, at
-from ._requests import Request, ScoreRequest
-from .errors import EngineBusyError, InvalidRequestError, LlmpyError, RequestFailedError, interrupted
-from .inputs import Prompt
-from .outputs import Chunk, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
+from ..errors import EngineBusyError, InvalidRequestError, LlmpyError, RequestFailedError, interrupted
+from ..inputs import Prompt
+from ..outputs import Chunk, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
+from .frontend import Frontend, at
 from .progress import Progress
+from .requests import Request, ScoreRequest
 
 if TYPE_CHECKING:
-    from ._driver import Driver
-    from .pooling_outputs import PoolingRequestOutput
+    from ..pooling_outputs import PoolingRequestOutput
+    from ..sampling_params import SamplingParams
+    from .driver import Driver
     from .progress import UseTqdm
-    from .sampling_params import SamplingParams
 
 Submission = tuple[Request, dict[str, Any]]
 Output = TypeVar("Output", RequestOutput, ScoreOutput)

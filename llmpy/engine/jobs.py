@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from .errors import EngineClosedError
+from ..errors import EngineClosedError
 
 Result = TypeVar("Result")
 logger = logging.getLogger("llmpy")

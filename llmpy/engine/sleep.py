@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .checks import as_int
-from .errors import InvalidRequestError
+from ..checks import as_int
+from ..errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from ._core import Engine
-    from ._driver import Driver
-    from ._requests import Request
-    from .outputs import RequestOutput
-    from .weights.calls import Weights
+    from .._core import Engine
+    from ..outputs import RequestOutput
+    from ..weights.calls import Weights
+    from .driver import Driver
+    from .requests import Request
 
 PAUSES = {"wait": 1, "keep": 2, "abort": 3}
 """enum pause_mode"""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .errors import EngineAsleepError, EngineBusyError, EngineClosedError, LlmpyError, with_partial
-from .outputs import RequestOutputs
+from ..errors import EngineAsleepError, EngineBusyError, EngineClosedError, LlmpyError, with_partial
+from ..outputs import RequestOutputs
 
 if TYPE_CHECKING:
-    from ._core import Engine, Model, News
-    from ._requests import Request
+    from .._core import Engine, Model, News
+    from .requests import Request
 
 logger = logging.getLogger("llmpy")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from . import _jobs
-from .errors import EngineAsleepError, EngineStuckError
+from ..errors import EngineAsleepError, EngineStuckError
+from . import jobs
 
 if TYPE_CHECKING:
-    from ._core import Engine
-    from ._thread import ThreadDriver
+    from .._core import Engine
+    from .thread import ThreadDriver
 
 STUCK_AFTER_S = 300.0
 """Seconds without progress after which an engine counts as stuck, unless the caller says otherwise."""
@@ -65,7 +65,7 @@ class Watch:
         found = (
             (self._step_seconds(), "a step of the engine has not ended", RESTART),
             (self._driver.jobs.stuck_seconds(), "the text of a request is being tokenised", RESTART),
-            (_jobs.shared_stuck_seconds(), "every helper thread of the process is busy", RESTART),
+            (jobs.shared_stuck_seconds(), "every helper thread of the process is busy", RESTART),
             (self._update_seconds(), "a weight update is open", "commit or abort it"),
         )
         for age, what, advice in found:

@@ -8,21 +8,21 @@ import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from ._jobs import as_exception
-from ._requests import ScoreRequest
-from ._thread import SLICE_S
-from .errors import RequestFailedError
-from .outputs import RequestOutput
-from .sampling_params import RequestOutputKind
+from ..errors import RequestFailedError
+from ..outputs import RequestOutput
+from ..sampling_params import RequestOutputKind
+from .jobs import as_exception
+from .requests import ScoreRequest
+from .thread import SLICE_S
 
 Result = TypeVar("Result")
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ._core import Mail
-    from ._requests import Request
-    from ._thread import Link, ThreadDriver
+    from .._core import Mail
+    from .requests import Request
+    from .thread import Link, ThreadDriver
 
 
 class Feed:

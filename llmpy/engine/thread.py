@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ._core import Channel, EngineThread
-from ._health import Watch
-from ._jobs import RETRY_S, Lanes
-from .errors import EngineClosedError, EngineDeadError
+from .._core import Channel, EngineThread
+from ..errors import EngineClosedError, EngineDeadError
+from .health import Watch
+from .jobs import RETRY_S, Lanes
 
 if TYPE_CHECKING:
-    from ._core import Engine, Model
-    from ._feeds import Feed
+    from .._core import Engine, Model
+    from .feeds import Feed
 
 # enum driver_state
 IDLE, HAS_ROOM, PAUSED, DEAD, CLOSED, BOUNDARY = (1 << bit for bit in range(6))

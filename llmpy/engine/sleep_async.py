@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ._jobs import beside
-from ._sleep import PAUSES, check_level, check_mode, drops_weights, parts_of, sleeps_so
-from ._thread import OVER, PAUSED
+from .jobs import beside
+from .sleep import PAUSES, check_level, check_mode, drops_weights, parts_of, sleeps_so
+from .thread import OVER, PAUSED
 
 if TYPE_CHECKING:
-    from ._thread import ThreadDriver
-    from .weights.calls import Weights
+    from ..weights.calls import Weights
+    from .thread import ThreadDriver
 
 
 class SleepingAsyncEngine:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from .errors import InvalidRequestError, LlmpyError
-from .inputs import batch
+from ..errors import InvalidRequestError, LlmpyError
+from ..inputs import batch
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from . import _core
-    from ._frontend import Frontend
-    from .inputs import Prompts
-    from .models import Spec
-    from .models.names import Named
+    from .. import _core
+    from ..inputs import Prompts
+    from ..models import Spec
+    from ..models.names import Named
+    from .frontend import Frontend
 
 
 class Tap:
@@ -37,13 +37,13 @@ class Tap:
 
     def named(self) -> list[Named]:
         """The values that have names."""
-        from .models import names
+        from ..models import names
 
         return names.of_program(self.spec)
 
     def width(self, one: Named) -> int:
         """Columns of a value."""
-        from .models import names
+        from ..models import names
 
         return names.width(self.spec, one.value)
 
@@ -64,7 +64,7 @@ class Tap:
         """The values of each prompt, as `LLM.tap`."""
         import numpy as np
 
-        from .models import names
+        from ..models import names
 
         chosen = _listed(wanted)
         known = {one.name: one for one in self.named()}

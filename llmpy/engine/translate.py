@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ._context import Context
-    from ._requests import Request
-    from .config import EngineConfig
-    from .sampling_params import SamplingParams
+    from ..config import EngineConfig
+    from ..sampling_params import SamplingParams
+    from .context import Context
+    from .requests import Request
 
 _FLOAT32_MAX = 3.4028234663852886e38
 
@@ -67,7 +67,7 @@ class Translator:
         if params.bad_words or params.bad_token_ids:
             found["bad_words"] = self._bad_sequences(params)
         if params.constraint is not None:
-            from .structured.lark import library_path
+            from ..structured.lark import library_path
 
             assert self._context.tokenizer is not None  # else it was refused
             parts = (*params.constraint.language_of(self._context.tokenizer), library_path())

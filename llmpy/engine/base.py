@@ -8,33 +8,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
-from . import hardware
-from ._calls import new_request
-from ._frontend import Frontend
-from ._health import states_of
-from ._sleep import parts_asleep
-from .advice import METHODS, missing
-from .checks import as_int, refuse_names
-from .config import EngineConfig
-from .errors import InvalidRequestError, LlmpyError, UnsupportedError
-from .hub import DEMO
-from .inputs import Prompt
-from .options import check_keywords
-from .outputs import EngineStats, Histogram, KvEvent, StepRecord
-from .sampling_params import SamplingParams, default_params
+from .. import hardware
+from ..advice import METHODS, missing
+from ..checks import as_int, refuse_names
+from ..config import EngineConfig
+from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
+from ..hub import DEMO
+from ..inputs import Prompt
+from ..options import check_keywords
+from ..outputs import EngineStats, Histogram, KvEvent, StepRecord
+from ..sampling_params import SamplingParams, default_params
+from .calls import new_request
+from .frontend import Frontend
+from .health import states_of
+from .sleep import parts_asleep
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self, Unpack
 
-    from ._calls import Submission
-    from ._core import Engine, Model
-    from ._loading import Loaded
-    from .keywords import AlwaysSo
+    from .._core import Engine, Model
+    from ..keywords import AlwaysSo
+    from ..results.replies import Reply, ReplyReader
+    from ..server.dialect import Dialect
+    from ..text.tokenizer import Tokenizer
+    from .calls import Submission
+    from .loading import Loaded
     from .progress import UseTqdm
-    from .results.replies import Reply, ReplyReader
-    from .server.dialect import Dialect
-    from .text.tokenizer import Tokenizer
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Messages: TypeAlias = str | Conversation | Iterable[str | Conversation]
@@ -122,7 +122,7 @@ class EngineBase(ABC):
         options["override_generation_config"] = override_generation_config or {}
         config = EngineConfig(**options)
         self._check_config(config)
-        from ._loading import load
+        from .loading import load
         from .progress import LoadBar
 
         with LoadBar(use_tqdm_on_load) as on_progress:
@@ -220,7 +220,7 @@ class EngineBase(ABC):
 
     def _render(self, messages: Any, how: Mapping[str, Any]) -> list[Prompt | LlmpyError]:
         """The conversations as text, or what is wrong with them."""
-        from ._scoring import conversations, render
+        from .scoring import conversations, render
 
         rendered: list[Prompt | LlmpyError] = []
         for index, conversation in enumerate(conversations(messages)):
@@ -236,9 +236,9 @@ class EngineBase(ABC):
 
     def _reader(self, template: str | None, tools: Tools | None) -> ReplyReader:
         """What takes the answers apart."""
-        from .results.replies import ReplyReader
-        from .server.dialect import Dialect
-        from .text import chat
+        from ..results.replies import ReplyReader
+        from ..server.dialect import Dialect
+        from ..text import chat
 
         text = chat.choose(self.tokenizer.chat_templates, template, tools is not None)
         if text not in self._dialects:
@@ -277,8 +277,8 @@ class EngineBase(ABC):
             >>> reply = llm.parse_reply("<think>2 + 2</think>4", reasoning_parser="think")
             >>> reply.reasoning, reply.content
         """
-        from .results.replies import parse_reply
-        from .server.dialect import Dialect
+        from ..results.replies import parse_reply
+        from ..server.dialect import Dialect
 
         return parse_reply(Dialect(self.tokenizer, tool_call_parser, reasoning_parser), text, prompt, tools)
 
@@ -463,12 +463,12 @@ class EngineBase(ABC):
         raise TypeError(f"cannot pickle an {name}: pickle {what}.config, and make another with {name}.from_config(config)")
 
     def __repr__(self) -> str:
-        from .notebook.lines import llm_line
+        from ..notebook.lines import llm_line
 
         return llm_line(self)
 
     def _repr_html_(self) -> str:
-        from .notebook.view import llm_html
+        from ..notebook.view import llm_html
 
         return llm_html(self)
 

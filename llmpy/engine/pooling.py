@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._calls import Submission, raise_failure, run
-from ._frontend import Frontend, at
-from ._requests import Request
-from .checks import refuse_names
-from .errors import InvalidRequestError, LlmpyError, NonFiniteLogitsError, UnsupportedError
-from .inputs import Prompt
-from .json_files import read_json
-from .pooling_outputs import (
+from ..checks import refuse_names
+from ..errors import InvalidRequestError, LlmpyError, NonFiniteLogitsError, UnsupportedError
+from ..inputs import Prompt
+from ..json_files import read_json
+from ..pooling_outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
@@ -24,20 +21,23 @@ from .pooling_outputs import (
     PoolingOutputs,
     PoolingRequestOutput,
 )
-from .pooling_params import PoolingParams
-from .results.samples import NO_FLOATS, NO_IDS
-from .sampling_params import RequestOutputKind, SamplingParams
+from ..pooling_params import PoolingParams
+from ..results.samples import NO_FLOATS, NO_IDS
+from ..sampling_params import RequestOutputKind, SamplingParams
+from .calls import Submission, raise_failure, run
+from .frontend import Frontend, at
+from .requests import Request
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ._core import News
-    from ._driver import Driver
-    from .hub import ModelFiles
-    from .logprobs import Floats
-    from .models import Compiled
+    from .._core import News
+    from ..hub import ModelFiles
+    from ..logprobs import Floats
+    from ..models import Compiled
+    from ..results.samples import Sample
+    from .driver import Driver
     from .progress import UseTqdm
-    from .results.samples import Sample
 
 TASKS = ("embed", "token_embed", "classify", "token_classify")
 _WHAT = {

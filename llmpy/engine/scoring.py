@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._frontend import Frontend, at
-from .checks import as_float, as_int
-from .errors import InvalidRequestError, LlmpyError
-from .inputs import Prompt, listed, parse, parse_ids
-from .sampling_params import GREEDY_BELOW, SamplingParams
+from ..checks import as_float, as_int
+from ..errors import InvalidRequestError, LlmpyError
+from ..inputs import Prompt, listed, parse, parse_ids
+from ..sampling_params import GREEDY_BELOW, SamplingParams
+from .frontend import Frontend, at
 
 if TYPE_CHECKING:
-    from .text.tokenizer import Tokenizer
+    from ..text.tokenizer import Tokenizer
 
 
 def score_params(temperature: object, logprobs: object, max_logprobs: int) -> SamplingParams:
@@ -95,7 +95,7 @@ def _tokenize_pair(tokenizer: Tokenizer, text: str, prompt_chars: int) -> tuple[
 
 def render(tokenizer: Tokenizer, conversation: list[dict[str, Any]], how: Mapping[str, Any]) -> Prompt:
     """One conversation as text, its content as the template reads it."""
-    from .text import chat
+    from ..text import chat
 
     template = chat.choose(tokenizer.chat_templates, how["chat_template"], how["tools"] is not None)
     chat.check_reads(template, how)

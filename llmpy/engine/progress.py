@@ -153,7 +153,7 @@ def _maker(use_tqdm: UseTqdm, total: int) -> Callable[..., _Bar] | None:
 def bar_class() -> Callable[..., Any]:
     """A bar with a chart of throughput in a notebook, else tqdm's."""
     if _in_notebook():
-        from .notebook import LiveBar
+        from ..notebook import LiveBar
 
         return LiveBar
     from tqdm import tqdm

@@ -1,0 +1,1 @@
+"""The engine as Python drives it: loading, requests, threads, the calls that LLM and AsyncEngine share."""
