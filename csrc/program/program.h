@@ -115,6 +115,8 @@ const struct attribute *op_attributes(uint32_t code); /* in the order of op->wor
 /* Whether an output row depends on other rows of its sequence or on its position (attention, recurrence). */
 bool op_crosses_rows(uint32_t code);
 bool op_is_known(const struct backend *backend, uint32_t code); /* whether the backend has the operation's entry */
+/* What the operation lacks, or NULL; written: values that operations before it have made. */
+const char *op_check(const struct program *program, const struct op *op, const uint8_t *written);
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */
 bool program_has_logits(const struct program *program);
 uint32_t program_states_width(const struct program *program); /* 0: it has none */

@@ -124,8 +124,6 @@ def _told(spec: Spec, kind: str, op: Any) -> str:
     if kind in ("rms_norm", "layer_norm"):
         heads = f"{given['n_heads']} heads, " if given["n_heads"] > 1 else ""
         return f"{heads}eps {given['eps']:g}"
-    if kind == "position_scale":
-        return f"every {given['every']} positions, from {given['first']}, slope {given['slope']:g}"
     if kind == "logits":
         scale, cap = f"factor {given['scale']:g}", f"cap {given['softcap']:g}"
         return ", ".join([scale] * (given["scale"] != 1) + [cap] * (given["softcap"] != 0))

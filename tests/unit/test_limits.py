@@ -210,3 +210,22 @@ def test_needed_libraries() -> None:
     needed = set(re.findall(r"NEEDED.*\[(.+?)\]", run_tool("readelf", "-d", core_path())))
     allowed = {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
     assert "libc.so.6" in needed and needed <= allowed
+
+
+PLAIN_OPERATIONS = ("conv", "delta", "head_linear", "latent_attention", "position_scale")  # no fusion knows them
+MAX_PLACES = 8
+
+
+@pytest.mark.parametrize("op", PLAIN_OPERATIONS)
+def test_places_of_an_operation(op: str) -> None:
+    """Files that know an operation: its rows in operations.def and entries.def, its arguments in backend.h, check and run in
+    operations.c, both kernels, the block's verb and the interpreter. Tests come on top."""
+    knows = re.compile(
+        rf'\b(run|check|cuda)_{op}\b|K\({op}\)|struct {op}_args \{{|OPERATION\(\w+, {op},|ENTRY\({op}\)|\bOP_{op.upper()}\b'
+        rf'|emit\w*\(\s*"{op}"|(name|kind) == "{op}"'
+    )
+    sources = [path for folder in ("csrc", "kernels", "llmpy") for path in (ROOT / folder).rglob("*")]
+    texts = {path: path.read_text() for path in sources if path.suffix in {*SUFFIXES, ".py"} and path.name != "binding.py"}
+    places = [str(path.relative_to(ROOT)) for path, text in texts.items() if knows.search(text)]
+    assert len(places) <= MAX_PLACES, places
+    assert {"csrc/program/operations.def", "kernels/entries.def", "kernels/backend.h"} <= set(places)
