@@ -5,6 +5,25 @@ from typing import Any, Self, TypedDict, final, type_check_only
 
 Buffer = Any  # whatever has the buffer protocol
 
+# Numbers of enums of the core.
+PAUSE_WAIT: int
+PAUSE_KEEP: int
+PAUSE_ABORT: int
+PART_WEIGHTS: int
+PART_POOL: int
+PART_SCHEDULING: int
+HOLD_UPDATE: int
+HOLD_TORN: int
+HOLD_SCHEDULING: int
+HOLD_WEIGHTS: int
+HOLD_POOL: int
+DRIVER_IDLE: int
+DRIVER_HAS_ROOM: int
+DRIVER_PAUSED: int
+DRIVER_DEAD: int
+DRIVER_CLOSED: int
+DRIVER_BOUNDARY: int
+
 def build_info() -> dict[str, str]: ...
 def cpu_isas() -> list[str]: ...
 def device_info(device: str, library: str, wants_free: bool = False, /) -> tuple[str, str, int, int]:

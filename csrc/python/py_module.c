@@ -2,6 +2,7 @@
 #include "py_program.h"
 
 #include "../base/mem.h"
+#include "../engine/driver.h"
 #include "../program/backend_library.h"
 
 #ifndef LLMPY_COMPILER
@@ -84,6 +85,26 @@ static PyObject *fail_allocation_after(PyObject *self, PyObject *number)
     Py_RETURN_NONE;
 }
 
+/* Numbers of the core that Python compares with: of enums, with their names in C. */
+static int add_numbers(PyObject *module)
+{
+#define NUMBER(name) {#name, name}
+    static const struct {
+        const char *name;
+        long number;
+    } numbers[] = {
+        NUMBER(PAUSE_WAIT), NUMBER(PAUSE_KEEP), NUMBER(PAUSE_ABORT), NUMBER(PART_WEIGHTS), NUMBER(PART_POOL),
+        NUMBER(PART_SCHEDULING), NUMBER(HOLD_UPDATE), NUMBER(HOLD_TORN), NUMBER(HOLD_SCHEDULING), NUMBER(HOLD_WEIGHTS),
+        NUMBER(HOLD_POOL), NUMBER(DRIVER_IDLE), NUMBER(DRIVER_HAS_ROOM), NUMBER(DRIVER_PAUSED), NUMBER(DRIVER_DEAD),
+        NUMBER(DRIVER_CLOSED), NUMBER(DRIVER_BOUNDARY),
+    };
+#undef NUMBER
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (PyModule_AddIntConstant(module, numbers[i].name, numbers[i].number) < 0)
+            return -1;
+    return 0;
+}
+
 static int module_exec(PyObject *module)
 {
     int (*const registers[])(PyObject *) = {py_checkpoint_register, py_model_register, py_engine_register,
@@ -91,7 +112,7 @@ static int module_exec(PyObject *module)
     for (size_t i = 0; i < sizeof registers / sizeof *registers; i++)
         if (registers[i](module) < 0)
             return -1;
-    return 0;
+    return add_numbers(module);
 }
 
 static PyMethodDef methods[] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from .. import _core
 from ..errors import EngineAsleepError, EngineStuckError
 from . import jobs
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 STUCK_AFTER_S = 300.0
 """Seconds without progress after which an engine counts as stuck, unless the caller says otherwise."""
-UPDATING, TORN, ASLEEP = 1, 2, 4 | 8 | 16
-"""enum engine_hold"""
+UPDATING, TORN = _core.HOLD_UPDATE, _core.HOLD_TORN
+ASLEEP = _core.HOLD_SCHEDULING | _core.HOLD_WEIGHTS | _core.HOLD_POOL
 RESTART = "restart the process, or raise the limit"
 STATES = ("serving", "paused", "updating", "weights missing", "asleep", "dead", "stuck", "draining")
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .. import _core
 from ..checks import as_int
 from ..errors import InvalidRequestError
 
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from .driver import Driver
     from .requests import Request
 
-PAUSES = {"wait": 1, "keep": 2, "abort": 3}
-"""enum pause_mode"""
-PARTS = {"weights": 1, "kv_cache": 2, "scheduling": 4}
-"""enum sleep_part"""
-_HOLDS = {8: 1, 16: 2, 4: 4}
-"""enum engine_hold to enum sleep_part"""
+PAUSES = {"wait": _core.PAUSE_WAIT, "keep": _core.PAUSE_KEEP, "abort": _core.PAUSE_ABORT}
+PARTS = {"weights": _core.PART_WEIGHTS, "kv_cache": _core.PART_POOL, "scheduling": _core.PART_SCHEDULING}
+_HOLDS = {
+    _core.HOLD_WEIGHTS: _core.PART_WEIGHTS,
+    _core.HOLD_POOL: _core.PART_POOL,
+    _core.HOLD_SCHEDULING: _core.PART_SCHEDULING,
+}
+"""What an engine says of a part that sleeps, and the part."""
 
 
 def parts_of(tags: str | Iterable[str] | None) -> int:
@@ -69,9 +72,9 @@ def parts_asleep(engine: Engine) -> int:
 def sleeps_so(engine: Engine, level: int, parts: int) -> bool:
     """Whether an engine is in the state already that a call asks for."""
     asleep = parts_asleep(engine)
-    memory = parts & 3 if level else 0
+    memory = parts & (_core.PART_WEIGHTS | _core.PART_POOL) if level else 0
     has_copy = drops_weights(level, parts) and engine.stats()["sleep_level"] < 2
-    return bool(asleep & 4) and asleep & memory == memory and not has_copy
+    return bool(asleep & _core.PART_SCHEDULING) and asleep & memory == memory and not has_copy
 
 
 def drops_weights(level: int, parts: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from .. import _core
 from .._core import Channel, EngineThread
 from ..errors import EngineClosedError, EngineDeadError
 from .health import Watch
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from .._core import Engine, Model
     from .feeds import Feed
 
-# enum driver_state
-IDLE, HAS_ROOM, PAUSED, DEAD, CLOSED, BOUNDARY = (1 << bit for bit in range(6))
+IDLE, HAS_ROOM, PAUSED = _core.DRIVER_IDLE, _core.DRIVER_HAS_ROOM, _core.DRIVER_PAUSED
+DEAD, CLOSED, BOUNDARY = _core.DRIVER_DEAD, _core.DRIVER_CLOSED, _core.DRIVER_BOUNDARY
 OVER = DEAD | CLOSED
 SLICE_S = 0.05
 """Longest stay in the core without looking for signals."""
