@@ -70,6 +70,12 @@ class ModelFiles:
         return f"ModelFiles({self.kind}, {self.name}, {where}, {len(self.weights)} weight files)"
 
 
+def is_demo(model: str | Path) -> bool:
+    """Whether this names the demo model: the word, unless a file or a model's folder here has that name."""
+    path = Path(DEMO)
+    return model == DEMO and not (path.is_file() or (path / "config.json").is_file() or any(path.glob("*.gguf")))
+
+
 def resolve(model: str | Path, revision: str | None = None, token: str | None = None, *, weights: bool = True) -> ModelFiles:
     """Finds the files of a model, downloading those of a hub repository that the cache lacks.
 
@@ -88,15 +94,15 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
         CheckpointError: A JSON file that does not parse, or an index that names absent files.
         UnsupportedError: Weights in another format only.
     """
+    if is_demo(model):
+        from .demo import fetch_model
+
+        return _from_gguf(fetch_model())
     path = Path(model).expanduser()
     if path.is_dir():
         return _from_directory(path, weights)
     if path.is_file():
         return _from_gguf(path)
-    if model == DEMO:
-        from .demo import fetch_model
-
-        return _from_gguf(fetch_model())
     text = str(model)
     if found := ADDRESS.match(text):
         raise ModelNotFoundError(f"model: {text} is an address; give the hub id {found[1]!r}, a branch or commit as revision")

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def model_path(chosen: Namespace) -> str:
     """The model that the command line names, by an option or a word, else the demo model."""
-    from ..hub import DEMO
+    from ..hub import is_demo
 
     given = getattr(chosen, "name", None) or chosen.model
-    if given is not None and (given != DEMO or Path(DEMO).exists()):
+    if given is not None and not is_demo(given):
         return str(given)
     from ..demo import fetch_model
 

@@ -168,8 +168,12 @@ def test_its_name_is_demo(cache: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert (files.kind, files.weights) == ("gguf", [cache / demo.NAME])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").mkdir()
-    with pytest.raises(ModelNotFoundError, match="demo"):  # a folder of that name is the folder
-        hub.resolve("demo")
-    assert demo_path(Namespace(name=None, model="demo")) == "demo"
-    (tmp_path / "demo").rmdir()
+    (tmp_path / "demo/notes.txt").touch()
+    assert hub.resolve("demo").weights == files.weights  # a folder without a model does not stand in the way
     assert demo_path(Namespace(name=None, model="demo")) == demo_path(Namespace(name=None, model=None)) == str(files.weights[0])
+    for folder in ("./demo", tmp_path / "demo"):
+        with pytest.raises(ModelNotFoundError, match="has neither config"):
+            hub.resolve(folder)
+    (tmp_path / "demo/own.gguf").write_bytes(CONTENT)  # a folder with a model is that model
+    assert hub.resolve("demo").weights == [Path("demo/own.gguf")]
+    assert demo_path(Namespace(name=None, model="demo")) == "demo"
