@@ -19,14 +19,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^```(?:c|python|sh) (?P<note>(?:new|in|check)\b[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(?:c|python|sh|text) (?P<note>(?:new|in|check)\b[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 PLACE = re.compile(r"in (\S+) (behind|before) (.+)")
 PAGES = sorted((ROOT / "docs/develop").glob("adding-a*.md"))
 GUIDES = {page.stem: FENCE.findall(page.read_text()) for page in PAGES if FENCE.search(page.read_text())}
 COPIED = ("csrc", "kernels", "llmpy", "tests", "benchmarks", "docs", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 NOT_COPIED = shutil.ignore_patterns("*.so", "__pycache__", "_backends", "build")
 # Tests of the tree that the guides extend
-TESTS = {"adding-a-weight-type": ["tests/unit/test_checkpoint.py", "tests/kernels/test_linear.py", "-k", "iq4_nl or IQ4_NL"]}
+TESTS = {
+    "adding-an-operation": ["tests/kernels/test_shrink.py", "tests/docs/test_vocabulary.py", "tests/engine/test_operations.py"],
+    "adding-a-weight-type": ["tests/unit/test_checkpoint.py", "tests/kernels/test_linear.py", "-k", "iq4_nl or IQ4_NL"],
+}
 
 
 def apply(tree: Path, note: str, text: str) -> None:
@@ -47,8 +50,8 @@ def apply(tree: Path, note: str, text: str) -> None:
 
 
 def run(tree: Path, *command: str) -> None:
-    """Runs a command in the changed tree, whose llmpy it finds first."""
-    env = {**os.environ, "PYTHONPATH": str(tree), "LLMPY_CUDA": "0", "LLMPY_DEBUG": "1", "LLMPY_WERROR": "1"}
+    """Runs a command in the changed tree, whose llmpy and kernels/binding.py it finds first."""
+    env = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/kernels", "LLMPY_CUDA": "0", "LLMPY_DEBUG": "1", "LLMPY_WERROR": "1"}
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
@@ -80,6 +83,17 @@ def test_checks_of_a_guide(guide: str, tree: Path) -> None:
     for note, text in checks:
         command = ("sh", "-ec", text) if note == "check sh" else (sys.executable, "-c", text)
         run(tree, *command)
+
+
+def test_cuda_code_compiles(tree: Path, tmp_path: Path) -> None:
+    if not shutil.which("nvcc"):
+        pytest.skip("no nvcc")
+    places = [PLACE.fullmatch(note) for fences in GUIDES.values() for note, _ in fences]
+    files = {place[1] for place in places if place and place[1].endswith(".cu")}
+    assert files
+    for name in files:
+        options = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-Werror", "all-warnings"]
+        run(tree, "nvcc", *options, "-c", name, "-o", str(tmp_path / "object.o"))
 
 
 @pytest.mark.parametrize("guide", TESTS)

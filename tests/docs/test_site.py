@@ -17,7 +17,7 @@ pytest.importorskip("furo")
 pytest.importorskip("myst_nb")
 
 ROOT = Path(__file__).parents[2]
-PAGE = re.compile(r"\b(?:docs|benchmarks/notebook)/[\w/-]+\\?\.(?:md|py|ipynb)\b")
+PAGE = re.compile(r"(?<![\w/])(?:docs|benchmarks/notebook)/[\w/-]+\\?\.(?:md|py|ipynb)\b")
 TEXTS = {".py", ".pyi", ".c", ".h", ".def", ".cu", ".cuh", ".toml", ".sh", ".md"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
