@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-#define BACKEND_ABI 2u
+#define BACKEND_ABI 3u
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -639,6 +639,17 @@ struct device_info {
 /* What memory of a device is for. The first two are given back and taken again at the same addresses (pool_release). */
 enum memory_use { MEMORY_WEIGHTS = 0, MEMORY_KV = 1, MEMORY_WORK = 2, MEMORY_PINNED = 3 /* the host's */ };
 
+/* What every device of a backend is like; known before one is opened. */
+struct device_traits {
+    bool has_host_memory;      /* memory of the device is the host's */
+    uint32_t default_tokens;   /* of a step, where the user says nothing */
+    uint32_t default_seqs;     /* at a time, likewise */
+    uint32_t quantised_dtype;  /* of activations, where the weights are quantised: enum dtype */
+    uint32_t library_rows;     /* `cublaslt` may serve linears of more rows; 0: no library is used */
+    uint32_t short_rows;       /* batches of up to so many sequences have a graph of their own ... */
+    uint32_t short_tokens;     /* ... while every sequence is this short, for which attention is faster */
+};
+
 /* Bytes that a context holds, and the device's. */
 struct backend_memory {
     uint64_t held_bytes[4]; /* by enum memory_use */
@@ -648,6 +659,7 @@ struct backend_memory {
 struct backend {
     uint32_t abi, size_bytes;
     const char *name;
+    const struct device_traits *traits;
 
     enum rc (*open)(const struct backend_options *options, void **ctx, struct err *err);
     void (*close)(void *ctx);

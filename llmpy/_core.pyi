@@ -5,6 +5,14 @@ from typing import Any, Self, TypedDict, final, type_check_only
 
 Buffer = Any  # whatever has the buffer protocol
 
+@type_check_only
+class DeviceTraits(TypedDict):
+    has_host_memory: bool
+    default_tokens: int  # of a step
+    default_seqs: int
+    quantised_dtype: str  # of activations, where the weights are quantised
+    library_rows: int  # cuBLASLt may serve linears of more rows; 0: no library is used
+
 # Numbers of enums of the core.
 PAUSE_WAIT: int
 PAUSE_KEEP: int
@@ -28,6 +36,7 @@ def build_info() -> dict[str, str]: ...
 def cpu_isas() -> list[str]: ...
 def device_info(device: str, library: str, wants_free: bool = False, /) -> tuple[str, str, int, int]:
     """Name, UUID, total and (where asked for) free bytes; raises what keeps the device from being used."""
+def device_traits(device: str, library: str, /) -> DeviceTraits: ...
 def operations() -> dict[str, tuple[str, ...]]: ...
 def backend_table(device: str, library: str, /) -> int: ...  # address of its struct backend
 # addresses of table, context and matrix; part, dtype, (first_row, n_rows, source_row, step), cols, key

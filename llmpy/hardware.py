@@ -170,16 +170,32 @@ def _with_uuid(uuid: str) -> str:
     raise DeviceError(f"device {uuid!r}: {wrong}; have {have}", operation="open")
 
 
+def library(device: str) -> str:
+    """Path of the backend's library; "": the core has it."""
+    return cuda_library() if ordinal(device) >= 0 else ""
+
+
+def traits(device: str) -> _core.DeviceTraits:
+    """What the devices of a backend are like."""
+    return _core.device_traits("cpu" if ordinal(device) < 0 else device, library(device))
+
+
+def ordinal(device: str) -> int:
+    """The number of a CUDA device; -1: the CPU."""
+    kind, _, number = device.partition(":")
+    return int(number or 0) if kind == "cuda" else -1
+
+
 def memory_bytes(device: str) -> tuple[int, int]:
     """Total and free memory of a device."""
-    if device.startswith("cuda"):
+    if ordinal(device) >= 0:
         return _core.device_info(device, cuda_library(), True)[2:]
     return total_memory_bytes(), free_memory_bytes()
 
 
 def name_and_uuid(device: str) -> tuple[str, str | None]:
     """What a device calls itself, and the UUID of a GPU."""
-    return _core.device_info(device, cuda_library(), False)[:2] if device.startswith("cuda") else (cpu_name(), None)
+    return _core.device_info(device, cuda_library(), False)[:2] if ordinal(device) >= 0 else (cpu_name(), None)
 
 
 def cpu_name() -> str:

@@ -309,10 +309,6 @@ static enum rc run_program(struct running *run)
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------------ */
 
-/* Up to so many sequences have graphs of their own while they are short: a backend may have faster attention for them. */
-#define SHORT_ROWS 8u
-#define SHORT_TOKENS 512u
-
 /* The next size behind n rows. */
 static uint32_t next_size(uint32_t n)
 {
@@ -357,9 +353,9 @@ enum rc model_capture(struct model *m, struct err *err)
         first_rows[i] = (int32_t)i;
     for (uint32_t n = 0; n < most && !rc;) {
         n = next_size(n) < most ? next_size(n) : most;
-        for (uint32_t is_any = n > SHORT_ROWS; is_any < 2 && !rc; is_any++) {
+        for (uint32_t is_any = n > m->backend->traits->short_rows; is_any < 2 && !rc; is_any++) {
             struct captured *next = &m->graphs[m->n_graphs];
-            *next = (struct captured){.n_rows = n, .max_tokens = is_any ? 0 : SHORT_TOKENS};
+            *next = (struct captured){.n_rows = n, .max_tokens = is_any ? 0 : m->backend->traits->short_tokens};
             rc = capture(m, first_rows, next, err);
             m->n_graphs += !rc;
         }

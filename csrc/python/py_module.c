@@ -61,6 +61,23 @@ static PyObject *device_info(PyObject *self, PyObject *args)
     return Py_BuildValue("ssKK", info.name, info.uuid, info.total_bytes, info.free_bytes);
 }
 
+/* device_traits(device, library) -> dict of struct device_traits */
+static PyObject *device_traits(PyObject *self, PyObject *args)
+{
+    (void)self;
+    const char *device, *library;
+    if (!PyArg_ParseTuple(args, "ss", &device, &library))
+        return NULL;
+    const struct backend *backend;
+    struct err err = {0};
+    if (backend_find(device, library, &backend, &err))
+        return py_raise(&err);
+    const struct device_traits *t = backend->traits;
+    return Py_BuildValue("{sOsIsIsssI}", "has_host_memory", t->has_host_memory ? Py_True : Py_False, "default_tokens",
+                         t->default_tokens, "default_seqs", t->default_seqs, "quantised_dtype",
+                         dtype_info(t->quantised_dtype)->name, "library_rows", t->library_rows);
+}
+
 static PyObject *allocation_count(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -119,6 +136,7 @@ static PyMethodDef methods[] = {
     {"build_info", build_info, METH_NOARGS, "Compiler, version and backends of this build."},
     {"cpu_isas", cpu_isas, METH_NOARGS, "Instruction sets of this processor that have kernels, the best last."},
     {"device_info", device_info, METH_VARARGS, "Name, UUID, total and, where asked for, free bytes of a device."},
+    {"device_traits", device_traits, METH_VARARGS, "What every device of a backend is like."},
     {"operations", py_operations, METH_NOARGS, "Names of the operations of programs, and of the attributes of each."},
     {"backend_table", py_backend_table, METH_VARARGS, "Address of the struct backend of a device and its library."},
     {"weights_fill", py_weights_fill, METH_VARARGS, "Fills rows of a backend's matrix as load_format 'dummy' does."},

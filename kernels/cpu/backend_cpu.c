@@ -291,10 +291,14 @@ static enum rc cpu_matrix_read(void *ctx, const struct matrix *matrix, uint32_t 
     }
 #include "../entries.def"
 
+static const struct device_traits TRAITS = {
+    .has_host_memory = true, .default_tokens = 512, .default_seqs = 64, .quantised_dtype = DTYPE_F32};
+
 static const struct backend BACKEND = {
     .abi = BACKEND_ABI,
     .size_bytes = sizeof(struct backend),
     .name = "cpu",
+    .traits = &TRAITS,
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,

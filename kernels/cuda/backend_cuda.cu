@@ -480,12 +480,18 @@ enum rc cuda_copy_pages(void *ctx, const struct copy_pages_args *args, struct er
 
 /* ---- the table ---------------------------------------------------------------------------------------------------------- */
 
+static const struct device_traits TRAITS = {
+    false, 8192, 256, DTYPE_BF16, /* its own memory; tokens and sequences of a step; activations over quantised weights */
+    64,                           /* up to here the backend's own kernels serve every linear */
+    8, 512};                      /* attention_few.cuh */
+
 static struct backend make_table(void)
 {
     struct backend b = {};
     b.abi = BACKEND_ABI;
     b.size_bytes = sizeof b;
     b.name = "cuda";
+    b.traits = &TRAITS;
     b.open = cuda_open;
     b.close = cuda_close;
     b.describe = describe;

@@ -139,17 +139,18 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
 def _resolve_sizes(config: EngineConfig) -> EngineConfig:
     """Fills in the sizes that depend on the machine alone."""
     tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
-    on_cuda = str(config.device).startswith("cuda")
-    most_tokens, most_seqs = (8192, 256) if on_cuda else (512, 64)
-    total, free = (0, 0) if on_cuda else hardware.memory_bytes(str(config.device))
+    device = str(config.device)
+    traits = hardware.traits(device)
+    most_tokens, most_seqs = traits["default_tokens"], traits["default_seqs"]
+    total, free = hardware.memory_bytes(device) if traits["has_host_memory"] else (0, 0)
     if seqs is None:
         seqs = most_seqs if tokens is None else min(most_seqs, tokens)
     if tokens is None:
         tokens = max(most_tokens, seqs)
     pool = config.kv_cache_memory_bytes
     if pool is None:  # 0: what gpu_memory_utilization leaves once the weights are there
-        pool = 0 if on_cuda else min(total // 4, MAX_CPU_POOL_BYTES)
-    elif isinstance(pool, int) and pool > free and not on_cuda:
+        pool = min(total // 4, MAX_CPU_POOL_BYTES) if traits["has_host_memory"] else 0
+    elif isinstance(pool, int) and pool > free and traits["has_host_memory"]:
         raise DeviceMemoryError(
             f"kv_cache_memory_bytes: wanted {pool} bytes, have {free} free of {total}; lower it, or close() another engine",
             wanted_bytes=pool,
@@ -272,14 +273,11 @@ def _eos_ids(loaded: Loaded, of_config: list[int]) -> list[int]:
 def _resolve_dtypes(config: EngineConfig, stored: str) -> EngineConfig:
     dtype = config.dtype
     if dtype == "auto" and stored == "quantized":
-        dtype = "bfloat16" if str(config.device).startswith("cuda") else "float32"
+        dtype = hardware.traits(str(config.device))["quantised_dtype"]
     elif dtype == "auto":
         dtype = stored
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     return config.replace(dtype=dtype, kv_cache_dtype=kv_dtype)
-
-
-_OWN_ROWS = 64  # up to here the CUDA backend's own kernels serve every linear
 
 
 def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
@@ -287,7 +285,8 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     longest = model.max_position_embeddings
     length = config.max_model_len
     device = str(config.device)
-    on_cuda = device.startswith("cuda")
+    is_cpu, most_own_rows = hardware.ordinal(device) < 0, hardware.traits(device)["library_rows"]
+    needs_library = 0 < most_own_rows < (config.max_num_batched_tokens or 0)
     if isinstance(length, int) and length > longest:
         raise ConfigError(
             f"max_model_len must be at most {longest}, the model's max_position_embeddings, got {length}. "
@@ -296,11 +295,11 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
             value=length,
         )
     return {
-        "device": device if on_cuda else "cpu",
-        "library": hardware.cuda_library() if on_cuda else "",
-        "cublaslt": hardware.cublaslt_library() if on_cuda and (config.max_num_batched_tokens or 0) > _OWN_ROWS else "",
+        "device": "cpu" if is_cpu else device,
+        "library": hardware.library(device),
+        "cublaslt": hardware.cublaslt_library() if needs_library else "",
         "memory_share": config.gpu_memory_utilization,
-        "isa": "auto" if on_cuda else device.partition(":")[2] or "auto",
+        "isa": (device.partition(":")[2] if is_cpu else "") or "auto",
         "num_threads": environment.num_threads(),
         "dtype": config.dtype,
         "kv_dtype": config.kv_cache_dtype,

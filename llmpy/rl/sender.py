@@ -80,7 +80,7 @@ class WeightSender:
         self.device = _device_name(device)
         self._num_updates = 0
         self._channel: _TcpSender | _NcclSender | None = None
-        self._id = _core.nccl_id(hardware.cuda_library(), find_nccl()) if self.device.startswith("cuda") else b""
+        self._id = _core.nccl_id(hardware.library(self.device), find_nccl()) if hardware.ordinal(self.device) >= 0 else b""
         self._listener = None if self._id else socket.create_server((master_address, 0), family=_family(master_address))
         self._store = StoreServer(master_address, master_port)
         self.master_port = self._store.port

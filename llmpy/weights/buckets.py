@@ -226,7 +226,7 @@ def _open(bucket: IpcBucket, device: str) -> _HostMemory | _core.ImportedMemory:
     if bucket.device_uuid == "":
         return _HostMemory(bucket)
     have = bucket.device_uuid or "a GPU"
-    if not device.startswith("cuda"):
+    if hardware.ordinal(device) < 0:
         message = f"IPC bucket: wanted host memory, have that of {have}; pack it with ipc_bucket() of CPU tensors"
         raise DeviceError(message, operation="ipc_open")
     if bucket.device_uuid is not None and bucket.device_uuid != _uuid(device):
@@ -235,7 +235,7 @@ def _open(bucket: IpcBucket, device: str) -> _HostMemory | _core.ImportedMemory:
     if isinstance(bucket.handle, str):
         message = "IPC bucket: wanted a CUDA handle or a descriptor, have a path; for host memory device_uuid is ''"
         raise DeviceError(message, operation="ipc_open")
-    return _core.ImportedMemory(device, hardware.cuda_library(), bucket.handle, bucket.nbytes, bucket.event)
+    return _core.ImportedMemory(device, hardware.library(device), bucket.handle, bucket.nbytes, bucket.event)
 
 
 def _find_all(buckets: Sequence[IpcBucket]) -> None:
@@ -449,7 +449,7 @@ def _pack_device(pairs: Sequence[tuple[str, Any]], items: Sequence[IpcItem], n_b
         part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
     torch.cuda.current_stream(memory.device).synchronize()
     index = f"cuda:{memory.device.index}"
-    handle, offset, _ = _core.export_memory(index, hardware.cuda_library(), memory.data_ptr())
+    handle, offset, _ = _core.export_memory(index, hardware.library(index), memory.data_ptr())
     shifted = [item._replace(offset=offset + item.offset) for item in items]
     bucket = IpcBucket(handle, offset + n_bytes, shifted, _uuid(index))
     bucket._memory = memory

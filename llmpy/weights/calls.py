@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import _core
+from .. import _core, hardware
 from ..errors import EngineBusyError, UnsupportedError
 from .updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
 
@@ -65,7 +65,7 @@ class Weights:
         self.device = device
         self.groups: dict[str, WeightGroup] = {}
         """Those that the engine has joined, by name."""
-        self.ordinal = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
+        self.ordinal = hardware.ordinal(device)
         """Of the CUDA device; -1: the CPU."""
         self._is_open = False
         self.abandoned: _core.WeightUpdate | None = None

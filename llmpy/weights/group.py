@@ -136,7 +136,7 @@ class NcclChannel:
     on_device = True
 
     def __init__(self, device: str, id: bytes, rank: int, world_size: int, deadline: Deadline) -> None:
-        self._group = _core.NcclGroup(device, hardware.cuda_library(), find_nccl(), id, rank, world_size)
+        self._group = _core.NcclGroup(device, hardware.library(device), find_nccl(), id, rank, world_size)
         self._lock = threading.Lock()  # another thread may close it between two waits, not within one
         self._is_closing = False
         self._addresses = [0] * MAX_BUFFERS
@@ -362,7 +362,7 @@ class WeightGroup:
         if value.startswith(TCP_ID):
             host, _, port = value[len(TCP_ID) :].decode().rpartition(" ")
             return TcpChannel(host, int(port), self.rank, deadline)
-        if not device.startswith("cuda"):
+        if hardware.ordinal(device) < 0:
             message = "weight group: the trainer sends over NCCL, the engine is on the CPU; make WeightSender with device='cpu'"
             raise DeviceError(message, operation="init_weight_group")
         return NcclChannel(device, _nccl_id(value), self.rank, self.world_size, deadline)

@@ -229,3 +229,20 @@ def test_places_of_an_operation(op: str) -> None:
     places = [str(path.relative_to(ROOT)) for path, text in texts.items() if knows.search(text)]
     assert len(places) <= MAX_PLACES, places
     assert {"csrc/program/operations.def", "kernels/entries.def", "kernels/backend.h"} <= set(places)
+
+
+NAMES_CUDA = {
+    "llmpy/hardware.py": "the one place that knows kinds of devices",
+    "llmpy/rl/sender.py": "torch's name of a trainer's device",
+    "llmpy/weights/buckets.py": "CUDA's handles of memory",
+}
+
+
+def test_one_file_knows_the_kinds_of_devices() -> None:
+    """What a device is like is asked of its backend (struct device_traits), not of its name."""
+    named = set()
+    for path in PYTHON_FILES:
+        texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        if any(isinstance(text, str) and re.fullmatch(r"cuda(:\d*)?", text) for text in texts):
+            named.add(name(path))
+    assert named == set(NAMES_CUDA)
