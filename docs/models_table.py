@@ -1,10 +1,9 @@
 """Writes the table of docs/use/models.md from what the package knows: python docs/models_table.py.
 
 A family's file says in its docstring what it is, in CHECKPOINTS which released models are of it, in REFERENCE what it is tested
-against (else transformers), and in LIMITS what it lacks. Formats and devices are looked up.
+against (else transformers), and in LIMITS what it lacks. Formats are looked up.
 """
 
-import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -13,11 +12,7 @@ from types import ModuleType
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/use/models.md"
 BEGIN, END = "<!-- models_table.py: from here -->", "<!-- models_table.py: to here -->"
-HEAD = "| family | architectures | released models | formats | CPU | CUDA | tested against | limits |"
-# Methods of the vocabulary whose operation has another name; the others are called as their operation is.
-NO_HELPERS = ("blocks", "block_norm", "block_mixture", "config", "pieces", "program", "registry", "rope", "source")
-OPERATIONS = {"mlp": "linear", "gated_mlp": "linear", "logits": "linear", "clip": "act", "xielu": "act",
-              "scale_by_position": "position_scale"}  # fmt: skip
+HEAD = "| family | architectures | released models | formats | tested against | limits |"
 
 
 def families() -> dict[ModuleType, list[str]]:
@@ -37,48 +32,21 @@ def title(module: ModuleType) -> str:
     return str(module.__doc__).splitlines()[0].rstrip(".")
 
 
-def backend_operations(path: str, pattern: str) -> set[str]:
-    """Names that a backend's table has."""
-    return set(re.findall(pattern, (ROOT / path).read_text()))
-
-
-def used_operations(module: ModuleType) -> set[str]:
-    """Operations that the family's file calls by name, with those of its helpers in the package."""
-    text, read, waiting = "", set(NO_HELPERS), [module.__name__.rsplit(".", 1)[1]]
-    while waiting:
-        name = waiting.pop()
-        path = ROOT / f"llmpy/models/{name}.py"
-        if name in read or not path.is_file():
-            continue
-        read.add(name)
-        own = path.read_text()
-        text += own
-        for several, one in re.findall(r"^from \. import (.+)$|^from \.(\w+) import", own, flags=re.M):
-            waiting += [one] if one else [each.strip() for each in several.split(",")]
-    calls = set(re.findall(r"\b(?:m|layer|block|b)\.([a-z_]+)\(", text))
-    return {OPERATIONS.get(call, call) for call in calls}
-
-
 def cells() -> list[list[str]]:
     """The rows of the table."""
     from llmpy.models import gguf
 
-    cpu = backend_operations("kernels/cpu/backend_cpu.c", r"\n    \.(\w+) = cpu_")
-    cuda = backend_operations("kernels/cuda/backend_cuda.cu", r"\n    b\.(\w+) = cuda_")
     in_gguf = {family.architecture for family in gguf.FAMILIES}
     # under the names of Llama, of Granite and of its hybrids
     in_gguf |= {"InternLM2ForCausalLM", "InternLM3ForCausalLM", "MiniCPMForCausalLM", "BambaForCausalLM"}
     rows = []
     for module, names in families().items():
-        missing = {op for op in used_operations(module) & (cpu | cuda) if op not in cuda}
         has_gguf = any(name in in_gguf for name in names)
         rows.append([
             title(module),
             ", ".join(f"`{name}`" for name in shortened(names)),
             getattr(module, "CHECKPOINTS", ""),
             "safetensors, GGUF" if has_gguf else "safetensors",
-            "yes",
-            f"no: {', '.join(sorted(missing))}" if missing else "yes",
             getattr(module, "REFERENCE", "transformers"),
             getattr(module, "LIMITS", ""),
         ])  # fmt: skip
