@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEAST_CAUGHT = 0.95  # share of the mutations
 LEAST_TIMEOUT = 120.0  # seconds
 SLOWDOWN = 10  # a test that takes so many times as long as on the unbroken copy hangs
-C_PARTS = ("base", "program", "engine")  # folders of csrc that the programs of tests/c are linked with
+C_PARTS = ("base", "step", "program", "engine")  # folders of csrc that the programs of tests/c are linked with
 
 
 class Mutation(NamedTuple):

@@ -4,7 +4,8 @@
 #ifndef LLMPY_ENGINE_H
 #define LLMPY_ENGINE_H
 
-#include "batch.h"
+#include "../step/kv_layout.h"
+#include "../step/runner.h"
 #include "kv_events.h"
 #include "statistics.h"
 

@@ -1,7 +1,6 @@
 #include "engine_config.h"
 
 #include "../base/mem.h"
-#include "kv_cache.h"
 
 #include <errno.h>
 #include <string.h>

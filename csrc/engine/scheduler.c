@@ -1,7 +1,7 @@
 #include "scheduler.h"
 
 #include "../base/mem.h"
-#include "kv_cache.h"
+#include "../step/kv_layout.h"
 #include "recurrent.h"
 
 #include <string.h>

@@ -4,7 +4,7 @@
 #ifndef LLMPY_MODEL_H
 #define LLMPY_MODEL_H
 
-#include "../engine/batch.h"
+#include "../step/runner.h"
 #include "checkpoint.h"
 #include "program.h"
 #include "weights.h"

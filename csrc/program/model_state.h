@@ -2,7 +2,7 @@
 #ifndef LLMPY_MODEL_STATE_H
 #define LLMPY_MODEL_STATE_H
 
-#include "../engine/kv_cache.h"
+#include "../step/kv_layout.h"
 #include "model.h"
 #include "plan.h"
 

@@ -3,7 +3,7 @@
 #include "py.h"
 
 #include "../base/mem.h"
-#include "../engine/kv_cache.h"
+#include "../step/kv_layout.h"
 #include "../program/tap.h"
 #include "py_program.h"
 

@@ -3,7 +3,7 @@
  * release's flags and guards the numbers. */
 #define _GNU_SOURCE
 #include "../../csrc/engine/engine.h"
-#include "../../csrc/engine/kv_cache.h"
+#include "../../csrc/step/kv_layout.h"
 
 #include <stdio.h>
 #include <stdlib.h>

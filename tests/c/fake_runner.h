@@ -4,7 +4,7 @@
 #define LLMPY_FAKE_RUNNER_H
 
 #include "../../csrc/engine/engine.h"
-#include "../../csrc/engine/kv_cache.h"
+#include "../../csrc/step/kv_layout.h"
 #include "check.h"
 
 #include <math.h>

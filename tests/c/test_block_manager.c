@@ -1,7 +1,7 @@
 /* The block manager against a plain model that keeps the free pages in a sorted array; the cache's layout; the hash. */
 #include "../../csrc/engine/block_manager.h"
 #include "../../csrc/base/mem.h"
-#include "../../csrc/engine/kv_cache.h"
+#include "../../csrc/step/kv_layout.h"
 #include "check.h"
 
 #define N_PAGES 24u

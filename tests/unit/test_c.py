@@ -52,7 +52,7 @@ def core_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if subprocess.run([*COMPILER, *FLAGS, probe, "-o", folder / "probe"], capture_output=True).returncode:
         pytest.skip("the C compiler has no address and undefined-behaviour sanitizers")
 
-    return build_core(folder, FLAGS, "base", "program", "engine")
+    return build_core(folder, FLAGS, "base", "step", "program", "engine")
 
 
 @pytest.mark.parametrize("source", TESTS, ids=lambda source: source.stem)
@@ -75,7 +75,7 @@ def thread_checked_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the C compiler has no thread sanitizer")
     if subprocess.run([folder / "probe"], capture_output=True).returncode:
         pytest.skip("the thread sanitizer does not run here")
-    return build_core(folder, THREAD_FLAGS, "base", "engine")
+    return build_core(folder, THREAD_FLAGS, "base", "step", "engine")
 
 
 @pytest.mark.parametrize("source", THREADED, ids=lambda source: source.stem)

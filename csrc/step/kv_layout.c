@@ -1,4 +1,4 @@
-#include "kv_cache.h"
+#include "kv_layout.h"
 
 struct kinds {
     uint32_t n, windows[BATCH_MAX_GROUPS], n_layers[BATCH_MAX_GROUPS];
