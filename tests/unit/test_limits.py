@@ -246,3 +246,38 @@ def test_one_file_knows_the_kinds_of_devices() -> None:
         if any(isinstance(text, str) and re.fullmatch(r"cuda(:\d*)?", text) for text in texts):
             named.add(name(path))
     assert named == set(NAMES_CUDA)
+
+
+MAX_CLASS_LINES = 250
+LONG_CLASSES = {
+    "llmpy/llm.py LLM": "the public calls, each with its docstring",
+    "llmpy/async_engine.py AsyncEngine": "the public calls, each with its docstring",
+    "llmpy/engine/base.py EngineBase": "the calls that both have",
+    "llmpy/models/blocks.py Block": "the vocabulary of architecture functions",
+    "llmpy/models/program.py Writer": "the other half of that vocabulary",
+    "llmpy/text/tokenizer.py Tokenizer": "the public calls of a tokenizer",
+    "llmpy/weights/updates.py WeightUpdate": "one transaction; every method needs its state",
+    "kernels/cuda/attention_few.cuh few_worker": "the registers of one warp",
+    "kernels/cuda/attention_worker.cuh decode_worker": "the registers of one warp",
+}
+
+
+def long_classes() -> Iterator[str]:
+    """Classes, and structs with functions in them, that are longer than the limit."""
+    for path in PYTHON_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno >= MAX_CLASS_LINES:
+                yield f"{name(path)} {node.name}"
+    for path in C_FILES:
+        opened: tuple[int, str] | None = None
+        for number, line in enumerate(path.read_text().splitlines()):
+            if match := re.match(r"(?:template .*)?struct (\w+)[^;]*\{$", line):
+                opened = number, match[1]
+            elif line.startswith("};") and opened:
+                if number - opened[0] >= MAX_CLASS_LINES:
+                    yield f"{name(path)} {opened[1]}"
+                opened = None
+
+
+def test_class_sizes() -> None:
+    assert set(long_classes()) == set(LONG_CLASSES)
