@@ -20,18 +20,18 @@ F32, LINEAR = 0, 1  # enum dtype, enum matrix_use
 
 
 class Backend:
-    """One backend, opened.
+    """One opened backend.
 
     Args:
         device: "cpu", "cuda:0", ...
-        isa: Of the CPU: "auto", "avx2", "avx512".
-        num_threads: Of the CPU; 0: as many as there are cores.
+        isa: CPU only: "auto", "avx2", "avx512".
+        num_threads: CPU only: number of threads; 0: one for each core.
         max_rows: Most rows of a step.
-        max_cols: Widest input of a linear.
-        vocab_size: Of the sampler; 0: no sampler.
-        dtype: Of the activations that are wanted.
-        library: The backend's library; "" for the CPU.
-        cublaslt: Path of a library that may serve linears of many rows; "": none.
+        max_cols: Widest input of a linear, in elements.
+        vocab_size: Vocabulary size of the sampler; 0: no sampler.
+        dtype: Wanted type of activations.
+        library: Path of the backend's library; "" for the CPU.
+        cublaslt: Path of cuBLASLt, which may compute linears of many rows; "": not used.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Backend:
         self.ctx: int | None = None
         self.table = Table(device, library)
         self.seconds, self.allocations = 0.0, 0
-        """Of the last operation alone: its time, and the allocations of the core that it made."""
+        """Duration of the last operation in seconds, and the core's allocations during it."""
         options = struct(
             "backend_options", device=_text(device), isa=_text(isa), n_threads=num_threads, max_rows=max_rows,
             max_logits_rows=max_rows, max_cols=max_cols, vocab_size=vocab_size, dtype=dtype_number(dtype),
@@ -58,16 +58,16 @@ class Backend:
 
     @property
     def description(self) -> str:
-        """Such as "cpu avx512 2 threads"."""
+        """The backend's description, such as "cpu avx512 2 threads"."""
         return str(self.table.function("describe")(self.ctx).decode())
 
     @property
     def fusions(self) -> int:
-        """enum fusion, or-ed."""
+        """The backend's fusions: enum fusion, or-ed."""
         return int(self.table.function("fusions")(self.ctx))
 
     def new_buffer(self, n_bytes: int) -> int:
-        """Zeroed memory of the device, for buffer_destroy."""
+        """Address of a new zeroed device buffer; the caller frees it with buffer_destroy."""
         made = ctypes.c_void_p()
         self.table.call("buffer_create", self.ctx, n_bytes, ctypes.addressof(made))
         return made.value or 0
@@ -75,7 +75,7 @@ class Backend:
     # ---- matrices and memory --------------------------------------------------------------------------------------------
 
     def matrix(self, parts: Sequence[tuple[str, int, Array]], cols: int, use: int = LINEAR, arithmetic: int = 0) -> Matrix:
-        """A matrix of parts (type, rows, their bytes)."""
+        """A matrix of parts; each part is (type, rows, bytes of the rows)."""
         if not 1 <= len(parts) <= 512:
             raise ValueError("parts: wanted 1 to 512 of them")
         listed = (header().structs["matrix_part"] * len(parts))(*((rows, dtype_number(name)) for name, rows, _ in parts))
@@ -89,12 +89,12 @@ class Backend:
         return matrix
 
     def matrix_info(self, matrix: Matrix, part: int) -> tuple[int, int]:
-        """Bytes of the matrix, and the arithmetic of a part."""
+        """Bytes of the matrix and the arithmetic of a part."""
         return (self.table.function("matrix_bytes")(matrix.address),
                 self.table.function("matrix_arithmetic")(matrix.address, part))  # fmt: skip
 
     def matrix_write(self, matrix: Matrix, part: int, first_row: int, n_rows: int, data: Array) -> None:
-        """Rows of a part, as a file has them."""
+        """Writes rows of a part, given in the file's format."""
         rows = as_bytes(data)
         self.table.call("matrix_write", self.ctx, matrix.address, part, first_row, n_rows, address(rows))
 
@@ -102,12 +102,12 @@ class Backend:
         self, matrix: Matrix, part: int, key: int, dtype: str, n_rows: int, cols: int, first_row: int = 0, source_row: int = 0,
         step: int = 1,
     ) -> None:  # fmt: skip
-        """The rows of csrc/base/dummy.h."""
+        """Fills rows with the dummy values of csrc/base/dummy.h."""
         table, rows = ctypes.addressof(self.table._table), (first_row, n_rows, source_row, step)
         _core.weights_fill(table, self.ctx or 0, matrix.address, part, dtype_number(dtype), rows, cols, key)
 
     def matrix_read(self, matrix: Matrix, first_row: int, n_rows: int, out: np.ndarray) -> None:
-        """The exact values as float32, in place."""
+        """Reads exact values as float32 into the given array."""
         self.table.call("matrix_read", self.ctx, matrix.address, first_row, n_rows, address(out))
 
     def supports(self, dtype: str, use: int = LINEAR) -> bool:
@@ -120,7 +120,7 @@ class Backend:
             self.table.call("prepare", self.ctx)
 
     def memory(self) -> dict[str, int] | None:
-        """Bytes held of each use, and the device's; None where the backend does not tell."""
+        """Bytes held of each use, and the device's total and free bytes; None if the backend does not report memory."""
         if "memory" not in self.table:
             return None
         told = struct("backend_memory")
@@ -133,15 +133,15 @@ class Backend:
             self.table.call(name, self.ctx, use)
 
     def pool_release(self, use: int) -> None:
-        """Gives the memory of weights (0) or pages (1) back, where the backend can."""
+        """Frees the memory of weights (0) or pages (1), if the backend can."""
         self._of_pools("pool_release", use)
 
     def pool_restore(self, use: int) -> None:
-        """Takes it again."""
+        """Restores the memory that `pool_release` freed."""
         self._of_pools("pool_restore", use)
 
     def pool_save(self, use: int) -> None:
-        """Keeps what there is now for the next restore."""
+        """Saves the current contents for the next restore."""
         self._of_pools("pool_save", use)
 
     # ---- operations on rows ---------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Backend:
         self, entry: str, reads: Mapping[str, Array | None], writes: Mapping[str, Array | None],
         vectors: Mapping[str, Array | None] | None = None, item_bytes: int | None = None, **fields: Any,
     ) -> None:  # fmt: skip
-        """An operation on views of equally many rows, float32 vectors and numbers."""
+        """Runs an operation on float32 vectors, numbers, and views with equally many rows."""
         self.table.function(entry)
         stage, args = Stage(self, item_bytes), struct(f"{entry}_args", **fields)
         for views, is_written in ((reads, False), (writes, True)):
@@ -166,7 +166,7 @@ class Backend:
         stage.run(lambda: self.table.call(entry, self.ctx, ctypes.addressof(args)))
 
     def embed(self, matrix: Matrix, token_ids: Array | None, out: Array, scale: float = 1.0, first_row: int = 0) -> None:
-        """Rows of a matrix; None: its first row for all."""
+        """Rows of a matrix by token id; token_ids None: its first row for all."""
         stage, args = Stage(self), struct("embed_args", matrix=matrix.address, scale=scale, first_row=first_row)
         args.n_rows = stage.any_view(args.out, "out", out, True)
         if token_ids is not None and stage.array(args, "token_ids", token_ids, "i") != args.n_rows:
@@ -178,7 +178,7 @@ class Backend:
         norm_weight: Array | None = None, norm_eps: float = 0.0, act: int = 0, is_float_out: bool = False,
         mid: Array | None = None,
     ) -> None:  # fmt: skip
-        """y = f(x) W^T; with `mid` twice as wide as y: act(gate) * up."""
+        """y = f(x) W^T; with `mid` (twice as wide as y) y = act(gate) * up."""
         stage = Stage(self)
         args = struct("linear_args", matrix=matrix.address, input=input, norm_eps=norm_eps, act=act, is_float_out=is_float_out)
         self._stage_linear(stage, args, y, bias, mid, norm_weight)
@@ -205,7 +205,7 @@ class Backend:
     def rms_norm(
         self, x: Array, weight: Array | None, out: Array, eps: float, n_heads: int = 1, weight_stride: int = 0
     ) -> None:
-        """Of each of n_heads equal parts of a row."""
+        """Normalises each of n_heads equal parts of a row."""
         numbers = {"eps": eps, "n_heads": n_heads, "weight_stride": weight_stride}
         self._rows("rms_norm", {"x": x}, {"out": out}, {"weight": weight}, **numbers)
 
@@ -213,7 +213,7 @@ class Backend:
         self, x: Array, weight: Array | None, bias: Array | None, out: Array, eps: float, n_heads: int = 1,
         weight_stride: int = 0,
     ) -> None:  # fmt: skip
-        """Of each of n_heads equal parts of a row."""
+        """Normalises each of n_heads equal parts of a row."""
         numbers = {"eps": eps, "n_heads": n_heads, "weight_stride": weight_stride}
         self._rows("layer_norm", {"x": x}, {"out": out}, {"weight": weight, "bias": bias}, **numbers)
 
@@ -230,14 +230,14 @@ class Backend:
         self._rows("add", {"a": a, "b": b}, {"out": out})
 
     def scale_logits(self, logits: Array, scale: float, softcap: float) -> None:
-        """float32, in place."""
+        """Scales and caps float32 logits in place."""
         self._rows("scale_logits", {}, {"logits": logits}, item_bytes=4, scale=scale, softcap=softcap)
 
     def head_linear(
         self, matrix: Matrix, x: Array, out: Array, n_heads: int, head_rows: int, first_row: int, used_rows: int,
         is_transposed: bool = False,
     ) -> None:  # fmt: skip
-        """A product a head."""
+        """One matrix-vector product a head."""
         numbers = {"n_heads": n_heads, "head_rows": head_rows, "first_row": first_row, "used_rows": used_rows}
         self._rows("head_linear", {"x": x}, {"out": out}, matrix=matrix.address, is_transposed=is_transposed, **numbers)
 
@@ -250,7 +250,7 @@ class Backend:
         self._rows("add_rms_norm", {"a": a, "b": b}, {"sum": sum, "out": out}, vectors, eps=eps, inner_eps=inner_eps)
 
     def position_scale(self, x: Array, positions: Array, out: Array, every: int, slope: float, first: int) -> None:
-        """Rows times a factor of their positions."""
+        """Multiplies rows by a factor that depends on their positions."""
         stage, args = Stage(self), struct("position_scale_args", every=every, slope=slope, first=first)
         stage.view(args.x, "x", x)
         stage.view(args.out, "out", out, True)
@@ -273,7 +273,7 @@ class Backend:
         self, logits: Array, routes: Array, score: int = 0, bias: Array | None = None, n_groups: int = 1,
         chosen_groups: int = 1, sums_two: bool = False, normalised: bool = False, sum_eps: float = 0.0, scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """routes: int32 pairs of an expert and the bits of its float32 weight."""
+        """Writes routes: int32 pairs of an expert and the bits of its float32 weight."""
         stage, args = Stage(self), struct(
             "route_args", score=score, n_groups=n_groups, chosen_groups=chosen_groups, sums_two=sums_two,
             is_normalised=normalised, sum_eps=sum_eps, scale=scale,
@@ -313,7 +313,7 @@ class Backend:
         self, a: Array, b: Array, sum: Array, weight: Array, out: Array, eps: float, router: Matrix, router_bias: Array | None,
         logits: Array, routes: Array, score: int = 0, bias: Array | None = None, normalised: bool = False,
     ) -> None:  # fmt: skip
-        """add_rms_norm, linear and route; logits may stay as they are."""
+        """add_rms_norm, linear and route in one; writing the logits is optional."""
         self._need_fusion("FUSION_NORM_ROUTE", "fused norm and route")
         stage, args = Stage(self), struct("add_rms_norm_args", eps=eps)
         linear = struct("linear_args", matrix=router.address, is_float_out=True)
@@ -326,7 +326,7 @@ class Backend:
         linear.n_rows = args.n_rows
         linear.y.width = linear.y.stride = route.n_experts = route.logits_stride = n_experts
 
-        def work() -> None:  # what lies on the device has its address now
+        def work() -> None:  # the device addresses are known only now
             linear.x, route.logits = args.out, linear.y.data
             args.router, args.route = ctypes.addressof(linear), ctypes.addressof(route)
             self.table.call("add_rms_norm", self.ctx, ctypes.addressof(args))
@@ -337,7 +337,7 @@ class Backend:
         self, a: Array, b: Array, sum: Array, weight: Array, out: Array, eps: float, matrix: Matrix, y: Array,
         bias: Array | None = None, mid: Array | None = None, act: int = 0,
     ) -> None:  # fmt: skip
-        """add_rms_norm and linear; out may stay as it is."""
+        """add_rms_norm and linear in one; writing out is optional."""
         self._need_fusion("FUSION_ADD_NORM_LINEAR", "fused norm and linear")
         stage, args = Stage(self), struct("add_rms_norm_args", eps=eps)
         linear = struct("linear_args", matrix=matrix.address, act=act)
@@ -345,7 +345,7 @@ class Backend:
         self._stage_linear(stage, linear, y, bias, mid)
         linear.n_rows, linear.output = args.n_rows, mid is not None
 
-        def work() -> None:  # what lies on the device has its address now
+        def work() -> None:  # the device addresses are known only now
             linear.x, args.linear = args.out, ctypes.addressof(linear)
             self.table.call("add_rms_norm", self.ctx, ctypes.addressof(args))
 
@@ -356,7 +356,7 @@ class Backend:
         act: int = 0, limit: float = 0.0, up_bias: Array | None = None, down_bias: Array | None = None,
         input_scaled: bool = False,
     ) -> None:  # fmt: skip
-        """The sum of the chosen experts."""
+        """The weighted sum of the chosen experts."""
         stage, args = Stage(self), struct(
             "experts_args", n_experts=n_experts, form=form, act=act, limit=limit, is_input_scaled=input_scaled,
             up=up.address, down=down.address,
@@ -384,7 +384,7 @@ class Backend:
         self, n_pages: int, n_kv_heads: int, head_dim: int, dtype: str = "float32", block_tokens: int = 16, n_layers: int = 1,
         fill: int = 0xFF,
     ) -> Pool:  # fmt: skip
-        """Pages with one byte everywhere; 0xFF: every value is NaN."""
+        """A pool with all bytes set to one value; 0xFF makes every element NaN."""
         number = dtype_number(dtype)
         layer_bytes = self.table.function("kv_layer_bytes")(self.ctx, n_kv_heads, head_dim, number, block_tokens)
         view = struct("kv_view", n_kv_heads=n_kv_heads, head_dim=head_dim, dtype=number, page_bytes=layer_bytes * n_layers)
@@ -404,13 +404,13 @@ class Backend:
         return pool
 
     def kv_read(self, pool: Pool) -> bytes:
-        """All pages."""
+        """The bytes of all pages."""
         data = np.empty(pool.size_bytes, np.uint8)
         self.table.call("download", self.ctx, address(data), pool.view.pool, data.nbytes)
         return data.tobytes()
 
     def kv_write(self, pool: Pool, batch: Batch, table: Array, k: Array, v: Array, layer: int = 0) -> None:
-        """Stores the rows' keys and values."""
+        """Stores the keys and values of all rows."""
         stage, args = Stage(self), struct("kv_write_args")
         self._stage_write(stage, args, pool, batch, table, k, v, layer)
         self._run(stage, "kv_write", args)
@@ -427,14 +427,14 @@ class Backend:
         stage.view(args.v, "v", v)
 
     def copy_pages(self, pool: Pool, copies: Array) -> None:
-        """copies: int32 pairs of a source and a target."""
+        """Copies pages; `copies` holds int32 pairs of a source and a target page."""
         listed = np.ascontiguousarray(copies, np.int32)
         args = struct("copy_pages_args", pool=pool.view.pool, page_bytes=pool.view.page_bytes, copies=address(listed),
                       n_copies=listed.size // 2)  # fmt: skip
         self._run(Stage(self), "copy_pages", args)
 
     def rope_table(self, positions: Array, inv_freq: Array, out: Array, magnitude: float = 1.0) -> None:
-        """Cosines and sines, [rows, frequencies, 2]."""
+        """Writes cosines and sines, [rows, frequencies, 2]."""
         stage, args = Stage(self), struct("rope_table_args", magnitude=magnitude)
         args.n_rows = stage.array(args, "positions", positions, "i")
         args.n_freqs = stage.array(args, "inv_freq", inv_freq)
@@ -443,7 +443,7 @@ class Backend:
         self._run(stage, "rope_table", args)
 
     def rope(self, table: Array, q: Array, k: Array, head_dim: int, interleaved: bool = False) -> None:
-        """In place."""
+        """Rotates q and k in place."""
         stage, args = Stage(self), struct("rope_args", head_dim=head_dim, interleaved=interleaved)
         self._stage_rope(stage, args, table, q, k)
         self._run(stage, "rope", args)
@@ -472,7 +472,7 @@ class Backend:
         self, pool: Pool, batch: Batch, table: Array, q: Array, k: Array, v: Array, q_norm: Array | None = None,
         k_norm: Array | None = None, eps: float = 0.0, rope: Array | None = None, interleaved: bool = False, layer: int = 0,
     ) -> None:  # fmt: skip
-        """Norms of q and k, rope and kv_write."""
+        """Norms of q and k, rope and kv_write in one."""
         self.table.function("qkv")
         stage, args = Stage(self), struct("qkv_args", eps=eps)
         self._stage_write(stage, args.write, pool, batch, table, k, v, layer, writes_k=True)
@@ -484,7 +484,7 @@ class Backend:
         layer: int = 0, slopes: Array | None = None, sinks: Array | None = None, chunk: int = 0,
         heads: tuple[Array, Array, Array | None, Array | None, Array | None, float, bool] | None = None,
     ) -> None:  # fmt: skip
-        """heads: k, v, q_norm, k_norm, rope, eps and interleaved of what qkv would do first."""
+        """Attention over the cache; `heads` (k, v, q_norm, k_norm, rope, eps, interleaved) makes it run qkv first."""
         stage = Stage(self)
         args = struct("attention_args", scale=scale, window=window, softcap=softcap, chunk=chunk)
         joint = struct("qkv_args")
@@ -509,7 +509,7 @@ class Backend:
         self, pool: Pool, batch: Batch, table: Array, q: Array, q_rope: Array, latent: Array, rope_key: Array, out: Array,
         n_heads: int, scale: float, layer: int = 0,
     ) -> None:  # fmt: skip
-        """Absorbed; stores latents and rope keys first."""
+        """Latent attention in the absorbed form; stores latents and rope keys first."""
         self.table.function("latent_attention")
         stage, args = Stage(self), struct("latent_attention_args", n_heads=n_heads, scale=scale)
         view = stage.batch(batch)
@@ -522,7 +522,7 @@ class Backend:
     def row_attention(
         self, seq_first_row: Array, q: Array, k: Array, v: Array, out: Array, n_heads: int, n_kv_heads: int, scale: float
     ) -> None:
-        """Over whole sequences, without a cache."""
+        """Attention over whole sequences, without a cache."""
         stage, batch = Stage(self), struct("batch_view", host_seq_first_row=address(seq_first_row))
         args = struct("row_attention_args", batch=ctypes.addressof(batch), n_heads=n_heads, n_kv_heads=n_kv_heads, scale=scale)
         for name, value in (("q", q), ("k", k), ("v", v), ("out", out)):
@@ -538,7 +538,11 @@ class Backend:
         shape: Callable[[Any], tuple[int, int, Mapping[str, int]]], vectors: Mapping[str, Array | None],
         stage: Stage | None = None,
     ) -> None:  # fmt: skip
-        """shape: of the arguments, behind their views: units of the state, the floats of one, and the items of vectors."""
+        """Runs a recurrent operation.
+
+        `shape` gets the arguments after their views are set and returns the units of the state, the floats of a unit and the
+        wanted number of items of each vector.
+        """
         stage = stage or Stage(self)
         view = stage.batch(batch)
         args.batch = ctypes.addressof(view)
@@ -555,7 +559,7 @@ class Backend:
     def conv(
         self, state: State, batch: Batch, x: Array, weight: Array, bias: Array | None, out: Array, n_taps: int, act: int = -1
     ) -> None:
-        """act -1: none."""
+        """Depthwise convolution; act -1: no activation."""
         args = struct("conv_args", n_taps=n_taps, has_act=act >= 0, act=max(act, 0))
         self._mix("conv", args, state, batch, {"x": x, "out": out},
                   lambda a: (a.x.width, n_taps - 1, {"weight": a.x.width * n_taps, "bias": a.x.width}),
@@ -566,8 +570,11 @@ class Backend:
         out: Array, n_groups: int = 1, dt_min: float = 0.0, dt_max: float = 3.4e38, gate: Array | None = None, act: int = 0,
         norms: tuple[Array, Array, Array, float, Matrix, Array] | None = None,
     ) -> None:  # fmt: skip
-        """norms, of CUDA alone: weights of b, c and dt, eps, the matrix of dt, and scratch [rows, 2 n_state + dt + heads, each
-        up to a multiple of 16]."""
+        """State space of Mamba-2.
+
+        `norms` (CUDA only): norm weights of b, c and dt, eps, dt_matrix, and scratch [rows, 2 n_state + dt + heads, each
+        rounded up to a multiple of 16].
+        """
         args = struct("ssm_args", n_groups=n_groups, dt_min=dt_min, dt_max=dt_max, act=act, n_heads=a_log.size)
         of_b, of_c, of_dt, args.norm_eps, matrix, scratch = norms or (None, None, None, 0.0, None, None)
         args.dt_matrix = matrix.address if matrix else None
@@ -588,7 +595,7 @@ class Backend:
         self, state: State, batch: Batch, x: Array, dt: Array, b: Array, c: Array, a_log: Array, dt_bias: Array | None,
         skip: Array, out: Array, gate: Array | None = None, act: int = 0,
     ) -> None:  # fmt: skip
-        """Mamba's."""
+        """Selective scan of Mamba."""
 
         def shape(a: Any) -> tuple[int, int, Mapping[str, int]]:
             a.n_state = a.b.width
@@ -615,12 +622,12 @@ class Backend:
         vectors = {"a_log": a_log, "dt_bias": dt_bias}
         self._mix("delta", struct("delta_args", n_key_heads=n_key_heads), state, batch, views, shape, vectors)
 
-    # ---- tensors of the caller's as new weights -------------------------------------------------------------------------
+    # ---- weight updates from the caller's tensors -----------------------------------------------------------------------
 
     @staticmethod
     def _stage_place(stage: Stage, to: Any, place: Any, offset: float, is_written: bool) -> None:
-        """A place is (matrix, part, first row, rows, index of the first element, what a row and a column add to it), or a
-        float32 array that stands for a vector."""
+        """Fills a struct tensor_place. A place is (matrix, part, first_row, n_rows, first_index, row_step, col_step), or a
+        float32 array for a vector."""
         if isinstance(place, tuple):
             matrix, to.part, to.first_row, to.n_rows, to.first_index, to.row_step, to.col_step = place
             to.matrix = matrix.address
@@ -629,7 +636,8 @@ class Backend:
 
     @staticmethod
     def _stage_tensor(stage: Stage, view: Any, data: Array, shape: tuple[int, ...], dtype: str, on_device: bool) -> int:
-        """Of the tensor's elements, of whatever type, in 4-byte items; returns the bytes before the first."""
+        """Fills a struct tensor_view. Device data of any type is passed as 4-byte items. Returns the byte offset of the first
+        element."""
         first, view.n_rows, view.n_cols, view.row_stride, view.col_stride = shape
         view.dtype, view.is_host = dtype_number(dtype), not on_device
         if on_device:
@@ -641,13 +649,13 @@ class Backend:
     def tensor_write(
         self, place: Any, data: Array, shape: tuple[int, ...], dtype: str, on_device: bool = True, offset: float = 0.0
     ) -> None:
-        """shape: first item, rows, columns, strides of both."""
+        """Writes a tensor to a place; `shape` is (first item, rows, columns, row stride, column stride)."""
         stage, args = Stage(self), struct("tensor_write_args")
         self._stage_place(stage, args.to, place, offset, True)
         first = self._stage_tensor(stage, getattr(args, "from"), data, shape, dtype, on_device)
 
         def work() -> None:
-            self.table.call("synchronize", self.ctx)  # before another stream than the backend's looks at it
+            self.table.call("synchronize", self.ctx)  # the write may run on another stream than the uploads
             getattr(args, "from").data += first
             self.table.call("tensor_write", self.ctx, ctypes.addressof(args))
             self.table.call("tensor_finish", self.ctx)
@@ -658,7 +666,7 @@ class Backend:
         self, place: Any, data: Array | None = None, shape: tuple[int, ...] | None = None, dtype: str | None = None,
         on_device: bool = True, offset: float = 0.0,
     ) -> tuple[int, int]:  # fmt: skip
-        """The checksum, and how many values are not finite; of data: as if it had been written."""
+        """The checksum of a place and the number of its values that are not finite; with data: as after a write of data."""
         found, view = struct("tensor_sum"), struct("tensor_view")
         stage, args = Stage(self), struct("tensor_sum_args", result=ctypes.addressof(found))
         self._stage_place(stage, args.of, place, offset, False)
@@ -680,7 +688,7 @@ class Backend:
         self, slot: int, rows: tuple[Array, ...], tables: Array, runs: Array, to: tuple[Array, ...], to_tables: Array,
         n_pad_rows: int = 0, pad_row_seq: int = 0,
     ) -> None:  # fmt: skip
-        """rows and to: token_ids, positions, row_seq, seq_first_row, logits_rows; runs: first, count, first, ..."""
+        """Uploads a batch. rows and to: token_ids, positions, row_seq, seq_first_row, logits_rows; runs: first, count, .."""
         self.table.function("begin")
         names = ("token_ids", "positions", "row_seq", "seq_first_row", "logits_rows")
         n_rows = len(rows[0])
@@ -704,14 +712,14 @@ class Backend:
         self, logits: Array, tasks: Sequence[Mapping[str, Any]], vocab_limit: int = 0, banned: Array | None = None,
         slots: int = 1,
     ) -> list[tuple[Any, ...]]:  # fmt: skip
-        """Draws and scores of float32 logits.
+        """Draws tokens from float32 logits, or scores given tokens.
 
         Args:
             logits: [rows, vocab].
             tasks: Fields of struct sample_task, its lists as Python lists.
-            vocab_limit: Ids from here on are never sampled; 0: all may be.
-            banned: int32 ids that no draw gives.
-            slots: 2: half of the tasks in each slot, both in flight at once.
+            vocab_limit: Ids >= vocab_limit are never sampled; 0: no limit.
+            banned: int32 ids that are never sampled.
+            slots: 1, or 2: each slot has half of the tasks, and both are in flight at once.
 
         Returns:
             (id, status, raw, full, processed, kept_mass, rank, [(id, value, rank), ...]) of each task.
@@ -755,7 +763,7 @@ class Backend:
 
     @staticmethod
     def _task(given: Mapping[str, Any], kept: list[Any]) -> Any:
-        """A struct sample_task; what its lists point to goes to `kept`."""
+        """A struct sample_task; the arrays that it points to are appended to `kept`."""
         task = struct("sample_task", temperature=1.0, top_p=1.0, repetition_penalty=1.0)
         kinds = {"bias": "token_bias", "seen": "token_seen"}
         for name, value in given.items():

@@ -1,4 +1,4 @@
-"""backend.h as ctypes structures, read from the header itself: for tests and benchmarks that call a backend's functions."""
+"""Parses backend.h into ctypes structures, for tests and benchmarks that call a backend's functions."""
 
 import ctypes
 import re
@@ -17,7 +17,7 @@ SCALARS: dict[str, Any] = {
 class Header:
     """Structures and enums of the headers that a backend includes.
 
-    A pointer is a `c_void_p`, so its value is an address; a function is one as well, and `functions` has its prototype.
+    A pointer field is a `c_void_p`, so its value is an address. A function pointer is too; `functions` holds its prototype.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Header:
                 self.enums[name] = number
 
     def _fields(self, line: str) -> Iterator[tuple[str, Any]]:
-        """The fields that one declaration makes."""
+        """The (name, ctypes type) pairs of one declaration; a function's prototype is added to `functions`."""
         if function := re.fullmatch(r"(.*?)\(\*(\w+)\)\((.*)\)", line):
             result, name, arguments = function.groups()
             self.functions[name] = ctypes.CFUNCTYPE(self._type(result), *(self._type(one) for one in _arguments(arguments)))
@@ -70,12 +70,12 @@ class Header:
 
 
 def _arguments(text: str) -> list[str]:
-    """Types of a prototype's parameters, with or without their names."""
+    """Types of a prototype's parameters, which may have names or not."""
     return [re.sub(r"\w+$", "", one.strip()) if "*" in one or " " in one.strip() else one for one in text.split(",")]
 
 
 def _plain(path: Path) -> str:
-    """A header without comments, its table of entries written out."""
+    """The text of a header without comments and with entries.def expanded."""
     text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
     if '#include "entries.def"' not in text:
         return text

@@ -1,8 +1,7 @@
-"""How binding.py hands NumPy arrays to a backend's functions, and calls them.
+"""Copies NumPy arrays to device buffers, calls a backend's function and copies the results back; binding.py uses it.
 
-Arrays go through buffers of the device, so the same tests run on every device: arrays that overlap in host memory share one
-buffer (an operation in place works, and a stray write comes back to the guard bytes that a test laid), and alignment modulo 64
-is kept.
+The same tests therefore run on every device. Arrays that overlap in host memory share one device buffer. So operations in place
+work, and a write outside an array reaches the guard bytes around it. Addresses keep their alignment modulo 64.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
     from binding import Backend
 
 Array = Any
-"""Anything that NumPy sees as an array without a copy."""
+"""Anything that NumPy can use as an array without a copy."""
 Batch = tuple[Array, Array, Array]
 State = tuple[Array, Array, int, int]
-"""Pool [pages, floats of a page], table [n_seqs, entries], first entry, units of a page."""
+"""Pool [pages, floats per page], table [n_seqs, entries], first entry, units per page."""
 ERRORS = {
     "RC_MEMORY": MemoryError, "RC_INVALID": errors.InvalidRequestError, "RC_CONFIG": errors.ConfigError,
     "RC_UNSUPPORTED": errors.UnsupportedError, "RC_DEVICE": errors.DeviceError, "RC_DEVICE_MEMORY": errors.DeviceMemoryError,
@@ -34,39 +33,39 @@ ERRORS = {
 
 @cache
 def header() -> Header:
-    """backend.h."""
+    """backend.h, parsed once."""
     return Header()
 
 
 def struct(name: str, **fields: Any) -> Any:
-    """A structure of backend.h with some fields."""
+    """A structure of backend.h with the given fields set; a field of None stays zero."""
     return header().structs[name](**{key: value for key, value in fields.items() if value is not None})
 
 
 def dtype_number(name: str) -> int:
-    """enum dtype by the names that checkpoints have."""
+    """The enum dtype of a checkpoint's type name, such as "bfloat16"; DTYPE_NONE if unknown."""
     short = name.upper().replace("BFLOAT", "BF").replace("FLOAT", "F").replace("UINT", "U").replace("INT", "I")
     return header().enums.get(f"DTYPE_{short}", header().enums["DTYPE_NONE"])
 
 
 def address(array: Array) -> int:
-    """Where an array of NumPy begins."""
+    """The address of a NumPy array's first item."""
     return int(np.asarray(array).__array_interface__["data"][0])
 
 
 def as_bytes(data: Array) -> np.ndarray:
-    """The items of a contiguous array, or bytes."""
+    """An array made contiguous, or a bytes object as an array of uint8."""
     if isinstance(data, np.ndarray):
         return data if data.flags.c_contiguous else np.ascontiguousarray(data)
     return np.frombuffer(data, np.uint8)
 
 
 class Table:
-    """The functions of one backend; a failure is the exception of its enum rc.
+    """The functions of one backend. A failed call raises the exception of its enum rc (ERRORS).
 
     Args:
         device: "cpu", "cuda:0", ...
-        library: The backend's library; "" for the CPU.
+        library: Path of the backend's library; "" for the CPU.
     """
 
     def __init__(self, device: str, library: str) -> None:
@@ -82,7 +81,7 @@ class Table:
         return header().functions[name](getattr(self._table, name))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function that fills a struct err, which comes last."""
+        """Calls a function that returns an enum rc and has a struct err as its last parameter."""
         err = struct("err")
         if self.function(name)(*arguments, ctypes.addressof(err)):
             number = {value: key for key, value in header().enums.items() if key.startswith("RC_")}[err.rc]
@@ -90,7 +89,7 @@ class Table:
 
 
 class Matrix:
-    """A matrix of a backend, which it keeps open."""
+    """A matrix of a backend. The object keeps the backend open."""
 
     def __init__(self, backend: Backend, number: int) -> None:
         self.backend, self.address = backend, number
@@ -100,7 +99,7 @@ class Matrix:
 
 
 class Pool:
-    """Pages of keys and values of a backend, which it keeps open."""
+    """Pages of keys and values on a backend. The object keeps the backend open."""
 
     def __init__(self, backend: Backend, view: Any, n_pages: int, n_layers: int, block_tokens: int) -> None:
         self.backend, self.view, self.n_layers, self.block_tokens = backend, view, n_layers, block_tokens
@@ -111,18 +110,18 @@ class Pool:
 
 
 class Stage:
-    """The arrays of one call on their way to the device and back.
+    """The arrays of one call: uploads them, runs the call, downloads what the call wrote.
 
     Args:
         backend: The backend.
-        item_bytes: Of an element of views; None: of the activations.
+        item_bytes: Bytes of an element of a view; None: bytes of an activation.
     """
 
     def __init__(self, backend: Backend, item_bytes: int | None = None) -> None:
         self.backend, self.item_bytes = backend, item_bytes or backend.item_bytes
         self.n_rows: int | None = None
-        self._ranges: list[tuple[int, int, bool]] = []  # host bytes [low, high), and whether they are written
-        self._targets: list[tuple[Any, str, int]] = []  # a pointer's structure and field, and the host address it stands for
+        self._ranges: list[tuple[int, int, bool]] = []  # host bytes [low, high); true if the call writes them
+        self._targets: list[tuple[Any, str, int]] = []  # structure and field of a pointer, and its host address
         self._kept: list[Any] = []
 
     def _join(self, low: int, high: int, is_written: bool) -> None:
@@ -139,7 +138,7 @@ class Stage:
         self._targets.append((to, field, address(array)))
 
     def array(self, to: Any, field: str, value: Array | None, kind: str = "f", is_written: bool = False) -> int:
-        """A contiguous float32 ("f") or int32 ("i") array for a pointer of a structure; None leaves it NULL.
+        """Binds a contiguous float32 ("f") or int32 ("i") array to a pointer of a structure; None leaves the pointer NULL.
 
         Returns:
             The number of items.
@@ -153,7 +152,7 @@ class Stage:
         return array.size
 
     def any_view(self, view: Any, name: str, value: Array, is_written: bool = False) -> int:
-        """A two-dimensional array for a struct view; returns its rows."""
+        """Binds a two-dimensional array to a struct view; returns the number of rows."""
         array, item = np.asarray(value), self.item_bytes
         is_type = array.dtype.char == "f" if item == 4 else array.dtype.itemsize == item
         if not is_type or array.ndim != 2 or not self._has_rows(array, item):
@@ -171,14 +170,14 @@ class Stage:
         return is_apart and (beside == item or array.shape[1] <= 1)
 
     def view(self, view: Any, name: str, value: Array, is_written: bool = False) -> None:
-        """The same, of as many rows as all others."""
+        """Like `any_view`, but all arrays bound by `view` must have equally many rows."""
         n_rows = self.any_view(view, name, value, is_written)
         if self.n_rows not in (None, n_rows):
             raise ValueError(f"{name}: wanted as many rows as the other arrays")
         self.n_rows = n_rows
 
     def batch(self, batch: Batch) -> Any:
-        """A struct batch_view."""
+        """A struct batch_view of positions, row_seq and seq_first_row."""
         positions, row_seq, first = batch
         view = struct("batch_view")
         view.n_rows = self.n_rows = self.array(view, "positions", positions, "i")
@@ -189,7 +188,7 @@ class Stage:
         return view
 
     def kv(self, to: Any, pool: Pool, table: Array, layer: int, batch: Any) -> None:
-        """A struct kv_view of a pool with its table."""
+        """Fills a struct kv_view for one layer of a pool, with its page table."""
         ctypes.pointer(to)[0] = pool.view
         to.layer_offset = layer * (pool.view.page_bytes // pool.n_layers)
         batch.block_tokens = pool.block_tokens
@@ -199,7 +198,7 @@ class Stage:
             raise ValueError("table: wanted one row a sequence, and a layer of the pool")
 
     def state(self, to: Any, state: State, n_units: int, unit_floats: int) -> None:
-        """A struct state_view."""
+        """Fills a struct state_view."""
         pool, table, to.first_entry, to.units_per_page = state
         self.array(to, "pool", pool, is_written=True)
         self.array(to, "table", table, "i")
@@ -210,9 +209,9 @@ class Stage:
             raise ValueError("state: wanted pages with room for their units, and a table with room for the pages")
 
     def run(self, work: Callable[[], None]) -> None:
-        """Uploads everything, times the work, and downloads what was written."""
+        """Uploads all arrays, times the work, and downloads the arrays that it writes."""
         table, ctx = self.backend.table, self.backend.ctx
-        made: list[tuple[int, int, int, bool, int]] = []  # the buffer; its array's bytes there and here; whether written; size
+        made: list[tuple[int, int, int, bool, int]] = []  # buffer; device and host address of its bytes; is written; size
         try:
             for low, high, is_written in self._ranges:
                 buffer = self.backend.new_buffer(high - low + 64)
