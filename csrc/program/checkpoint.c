@@ -8,8 +8,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define SPAN_BYTES ((size_t)1 << 20) /* of items that lie apart, read at once */
-#define GAP_BYTES ((size_t)64 << 10) /* items that lie further apart are read one by one */
+#define SPAN_BYTES ((size_t)1 << 20) /* of items with gaps between them, read at once */
+#define GAP_BYTES ((size_t)64 << 10) /* items further apart than this are read one by one */
 
 struct checkpoint {
     struct file_view *files; /* [n_files] */
@@ -60,7 +60,7 @@ static enum rc open_file(struct checkpoint *checkpoint, const char *path, uint32
     return read_file(checkpoint, file, n_paths, err);
 }
 
-/* Tensors NAME_blocks [..., n, 16] and NAME_scales [..., n] of bytes are one more, NAME [..., 32 n] in MXFP4. */
+/* For each pair of byte tensors NAME_blocks [..., n, 16] and NAME_scales [..., n], adds an MXFP4 tensor NAME [..., 32 n]. */
 static enum rc pair_blocks(struct checkpoint *checkpoint, struct err *err)
 {
     struct tensor_list *list = &checkpoint->list;
@@ -103,7 +103,7 @@ static enum rc pair_blocks(struct checkpoint *checkpoint, struct err *err)
 
 /* ---- reading ---------------------------------------------------------------------------------------------------------- */
 
-/* Of which tensor, for messages, and where its bytes begin. */
+/* Where the bytes of a tensor begin. tensor: its name, for messages. */
 struct source {
     const struct file_view *file;
     uint64_t offset;
@@ -115,7 +115,7 @@ static struct source source_of(const struct checkpoint *checkpoint, const struct
     return (struct source){&checkpoint->files[tensor->file], tensor->offset, tensor->name};
 }
 
-/* The file has no byte up to `wanted`. */
+/* The error for a file that has become shorter than `wanted` bytes. */
 static enum rc cut_off(const struct source *source, uint64_t wanted, struct err *err)
 {
     uint64_t have;
@@ -177,12 +177,12 @@ enum rc checkpoint_items(const struct checkpoint *checkpoint, const struct check
     return read_items(&source, item_bytes, first, step, n_items, to, err);
 }
 
-/* Exponents and nibbles of n blocks become blocks of MXFP4. */
+/* Joins the exponents and nibbles of n blocks into blocks of DTYPE_MXFP4. */
 static void join_blocks(const uint8_t *exponents, const uint8_t *nibbles, uint64_t n, uint8_t *to)
 {
     for (uint64_t b = 0; b < n; b++, nibbles += 16, to += 17) {
         to[0] = exponents[b];
-        for (uint32_t j = 0; j < 16; j++) /* values j and j + 16 share a byte there, 2j and 2j + 1 here */
+        for (uint32_t j = 0; j < 16; j++) /* from values 2j, 2j + 1 in a byte to values j, j + 16 */
             to[1 + j] = (uint8_t)((nibbles[j / 2] >> j % 2 * 4 & 15) | (nibbles[8 + j / 2] >> j % 2 * 4 & 15) << 4);
     }
 }

@@ -1,7 +1,6 @@
-/* checkpoint.h: an opened checkpoint: one or more safetensors files, or one GGUF v3 file, completely validated (every offset,
- * count and size) before the first byte of a tensor can be asked for. Tensors are read from the files as they are asked for; a
- * file that others have cut off meanwhile is an error. Used by weights.c, py_checkpoint.c and py_update.c; immutable once it is
- * open, so any thread may read. */
+/* checkpoint.h: an opened checkpoint, which is one or more safetensors files or one GGUF file. checkpoint_open validates every
+ * offset, count and size, so reads need no more checks than that the file has not been truncated since. Each read goes to the
+ * file. Used by weights.c, py_checkpoint.c and py_update.c. An open checkpoint is immutable, so any thread may read it. */
 #ifndef LLMPY_CHECKPOINT_H
 #define LLMPY_CHECKPOINT_H
 
@@ -18,22 +17,24 @@ struct gguf;
 struct checkpoint_tensor {
     const char *name;                     /* NUL-terminated UTF-8, owned by the checkpoint */
     const char *type;                     /* the type as the file names it: "BF16", "Q4_K", "F8_E4M3" */
-    uint32_t dtype;                       /* enum dtype; DTYPE_NONE: a type that we do not read (checkpoint_need refuses it) */
+    uint32_t dtype;                       /* enum dtype; DTYPE_NONE: llmpy cannot read the type (checkpoint_need refuses it) */
     uint32_t n_dims;
-    uint64_t shape[CHECKPOINT_MAX_DIMS];  /* outermost first, as safetensors and NumPy have it (GGUF's order reversed) */
-    uint64_t offset;                      /* of its data in the file */
-    uint64_t size_bytes;                  /* of a GGUF type that we do not read: up to the next tensor */
+    uint64_t shape[CHECKPOINT_MAX_DIMS];  /* outermost first, as in safetensors and NumPy (the reverse of GGUF's order) */
+    uint64_t offset;                      /* of the tensor's data in the file */
+    uint64_t size_bytes;                  /* of a GGUF type that llmpy cannot read: bytes up to the next tensor */
     uint32_t file;                        /* index into the paths */
-    /* MXFP4 of safetensors: its data are nibbles alone, 16 bytes a block in the order of the values, and the blocks' exponents
-     * lie elsewhere; checkpoint_rows gives what DTYPE_MXFP4 is. */
+    /* MXFP4 in safetensors: this tensor holds only the nibbles, 16 bytes a block, in the order of the values. Another tensor
+     * holds the blocks' exponents, at scales_offset of scales_file. checkpoint_rows joins both into blocks of DTYPE_MXFP4. */
     bool has_scales;
     uint32_t scales_file;
     uint64_t scales_offset;
 };
 
-/* Files are told apart by their first bytes. Errors: RC_IO (cannot open, what = path), RC_CHECKPOINT (what = file, tensor),
- * RC_UNSUPPORTED (a GGUF of another version or byte order, or split over several files). A tensor of a type that we do not read
- * does not keep a file from being opened: it may be one that the model does not use. */
+/* Recognises the file format by the first bytes. A file opens even if it has tensors of types that llmpy cannot read, since
+ * the model may not use them. Errors:
+ *   RC_IO           a file cannot be opened; what = path
+ *   RC_CHECKPOINT   a file is malformed; what = file, tensor
+ *   RC_UNSUPPORTED  a GGUF of another version or byte order, or split over several files */
 enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct checkpoint **checkpoint, struct err *err);
 void checkpoint_close(struct checkpoint *checkpoint);
 int checkpoint_is_gguf(const struct checkpoint *checkpoint);
@@ -41,23 +42,24 @@ const struct gguf *checkpoint_gguf(const struct checkpoint *checkpoint); /* key-
 const char *checkpoint_path(const struct checkpoint *checkpoint, uint32_t file);
 uint32_t checkpoint_n_tensors(const struct checkpoint *checkpoint);
 const struct checkpoint_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, uint32_t index);
-/* NULL: absent. Hashed. */
+/* NULL: the checkpoint has no tensor of this name. A hash lookup. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name);
-/* The same for a tensor that must be there and readable: RC_CHECKPOINT when absent, RC_UNSUPPORTED for its type. */
+/* Finds a tensor that the caller needs: RC_CHECKPOINT if it is absent, RC_UNSUPPORTED if llmpy cannot read its type. */
 enum rc checkpoint_need(const struct checkpoint *checkpoint, const char *name, const struct checkpoint_tensor **tensor,
                         struct err *err);
-/* All that follows reads; RC_CHECKPOINT where the file has fewer bytes than when it was opened, RC_IO where it cannot be read.
- * n_bytes of a tensor's data from byte `first` on, as they lie in the file. */
+/* The functions below read from the files. Errors: RC_CHECKPOINT if the file was truncated after checkpoint_open, RC_IO if it
+ * cannot be read. */
+/* Reads n_bytes of the tensor's data, unchanged, from byte `first` on. */
 enum rc checkpoint_read(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
                         size_t n_bytes, void *to, struct err *err);
-/* Items of so many bytes, step apart, the first of them number `first`, one after the other. */
+/* Reads the items first, first + step, ... of item_bytes each and writes them to `to` without gaps. */
 enum rc checkpoint_items(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, size_t item_bytes,
                          uint64_t first, uint64_t step, uint64_t n_items, void *to, struct err *err);
-/* Rows of the last dimension, step apart, one after the other, as blocks of the tensor's type. */
+/* Reads the rows first, first + step, ... of the last dimension without gaps, as blocks of the tensor's type. */
 enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
                         uint64_t step, uint64_t n_rows, void *rows, struct err *err);
-/* Whether the file still has all of the tensor's bytes. */
+/* Checks that the file still has all bytes of the tensor. */
 enum rc checkpoint_has(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, struct err *err);
-uint64_t checkpoint_bytes(const struct checkpoint_tensor *tensor); /* of all its rows, as blocks of its type */
+uint64_t checkpoint_bytes(const struct checkpoint_tensor *tensor); /* of all rows, as checkpoint_rows gives them */
 
 #endif

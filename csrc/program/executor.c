@@ -24,7 +24,7 @@ static void use_arrays(struct running *run, const struct batch_arrays *arrays, u
         run->tables[g] = arrays->tables + (size_t)g * (m->options.max_num_seqs + 1) * m->table_stride;
 }
 
-/* Brings the batch to the device, padded up to n_rows; a backend without `begin` reads it where it is. */
+/* Copies the batch to the device and pads it to n_rows. A backend without `begin` reads the batch in host memory. */
 static enum rc begin_batch(struct running *run, uint32_t n_rows)
 {
     struct model *m = run->m;
@@ -75,7 +75,7 @@ struct kv_view kv_of(const struct running *run, uint32_t layer)
     };
 }
 
-/* add: where what is added is described, which has to stay. */
+/* add: storage for the view of the added tensor; it must outlive the result. */
 static struct linear_args linear_of(const struct running *run, const struct step *step, uint32_t n_rows, struct view x,
                                     struct view y, struct view *add)
 {
@@ -145,13 +145,13 @@ static enum rc run_cache_step(struct running *run, const struct step *step)
     return m->backend->qkv(m->ctx, &heads, run->err);
 }
 
-/* Samples the wanted rows first .. first + n, whose logits lie in the buffer; *task: the next task to be done. */
+/* Samples the wanted rows first .. first + n; the buffer holds their logits. *task: the next sampling task. */
 static enum rc sample_rows(struct running *run, uint32_t first, uint32_t n, uint32_t *task)
 {
     struct model *m = run->m;
     struct batch *b = run->batch;
     uint32_t first_task = *task;
-    if (first_task && m->backend->sample_finish) { /* the slot is used again within one step */
+    if (first_task && m->backend->sample_finish) { /* the step has used the slot before */
         enum rc rc = m->backend->sample_finish(m->ctx, b->slot, run->err);
         if (rc)
             return rc;
@@ -170,8 +170,8 @@ static enum rc sample_rows(struct running *run, uint32_t first, uint32_t n, uint
     return m->backend->sample(m->ctx, &args, run->err);
 }
 
-/* Logits of the wanted rows and their sampling tasks, as many rows at a time as the buffers hold. A captured graph ends with
- * the logits. */
+/* Computes and samples the logits of the wanted rows, as many rows at a time as the buffer holds. A captured graph ends with
+ * the logits; sampling is not captured. */
 static enum rc run_logits(struct running *run, const struct step *step)
 {
     struct model *m = run->m;
@@ -202,7 +202,7 @@ static enum rc run_embed(struct running *run, const struct step *step, struct vi
     return m->backend->embed(m->ctx, &args, run->err);
 }
 
-/* And the routes of what is normed, or its linear, where the next step is joined. */
+/* Runs a sum and its norm. If the step is joined, the same call runs the next step, a route or a linear. */
 static enum rc run_add_norm(struct running *run, const struct step *step, uint32_t n_rows)
 {
     const struct model *m = run->m;
@@ -257,7 +257,7 @@ enum rc step_run(struct running *run, const struct step *step)
         return run_logits(run, step);
     case STEP_OP:
         return operation_run(run, step);
-    case STEP_STATES: /* they stay where they are until they are read */
+    case STEP_STATES: /* model_read_states reads them from the arena */
         return RC_OK;
     default:
         return run_cache_step(run, step);
@@ -276,7 +276,7 @@ enum rc rope_tables_run(struct running *run)
     return rc;
 }
 
-/* Waits until operation i has ended, so that it is named if it is the one that faults. */
+/* Waits until step i has ended, so that an error names the step that faulted. */
 static enum rc wait_for(struct running *run, uint32_t i)
 {
     char text[256] = "", reason[sizeof run->err->message];
@@ -309,7 +309,7 @@ static enum rc run_program(struct running *run)
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------------ */
 
-/* The next size behind n rows. */
+/* The smallest graph size above n rows. */
 static uint32_t next_size(uint32_t n)
 {
     static const uint32_t sizes[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256};
@@ -319,7 +319,7 @@ static uint32_t next_size(uint32_t n)
     return n + 64;
 }
 
-/* Runs rows of padding, then captures the same: what a kernel needs at its first launch is there before. */
+/* Runs a step of padding rows and then captures the same step. The first run completes what kernels set up at first launch. */
 static enum rc capture(struct model *m, int32_t *first_rows, struct captured *captured, struct err *err)
 {
     const uint32_t n = captured->n_rows;
@@ -372,7 +372,8 @@ static bool is_within(const struct batch *b, uint32_t max_tokens)
     return true;
 }
 
-/* The first graph that holds a batch of which every sequence has one row, wants its logits and reads older keys alone. */
+/* The first graph that fits a batch, or NULL. Graphs fit only batches where every sequence has one row, every row wants its
+ * logits, and no row reads keys that this step writes for another sequence. */
 static const struct captured *graph_for(const struct model *m, const struct batch *b)
 {
     if (b->n_seqs != b->n_rows || b->n_logits_rows != b->n_rows || b->shares_new_keys)
@@ -420,7 +421,7 @@ enum rc model_read_states(void *ctx, const struct batch *batch, uint32_t first, 
     const char *source = m->arena + place->offset * m->item_bytes + (batch->n_logits_rows + first) * row_bytes;
     enum rc rc = RC_OK;
     for (uint32_t row = 0; row < n && !rc; row += most) {
-        uint32_t count = n - row < most ? n - row : most; /* of the last row only what is its own */
+        uint32_t count = n - row < most ? n - row : most; /* without the padding of the last row */
         rc = m->backend->download(m->ctx, m->read, source + row * row_bytes,
                                   (count - 1) * row_bytes + (size_t)place->width * m->item_bytes, err);
         for (uint32_t i = 0; i < count && !rc; i++)

@@ -9,7 +9,7 @@
 
 #define MAX_NESTING 4
 #define MAX_TENSOR_DIMS 4
-#define LEAST_KEY_BYTES 13    /* an empty key, its type, one byte of value */
+#define LEAST_KEY_BYTES 13    /* an empty key, its type and one byte of value */
 #define LEAST_TENSOR_BYTES 24 /* an empty name, no dimension, type, offset */
 #define DEFAULT_ALIGNMENT 32
 #define MAX_HEADER_BYTES ((uint64_t)1 << 30)
@@ -40,7 +40,7 @@ struct reader {
     struct tensor_list *list;
     struct file_view *file;
     struct gguf *gguf;
-    uint64_t at;      /* offset */
+    uint64_t at;      /* offset in the file */
     const char *item; /* what is being read, for messages */
     struct err *err;
 };
@@ -105,7 +105,7 @@ static uint64_t left(const struct reader *reader)
     return reader->file->size_bytes - reader->at;
 }
 
-/* Steps over n_bytes and gives where they begin, until the next step. */
+/* Advances by n_bytes. *bytes: where they begin; valid until the next call. */
 static enum rc take(struct reader *reader, uint64_t n_bytes, const uint8_t **bytes)
 {
     if (n_bytes > left(reader)) {
@@ -166,7 +166,7 @@ static enum rc check_bools(const struct reader *reader, const uint8_t *bytes, ui
     return RC_OK;
 }
 
-/* Steps over `count` values of one type; each takes at least a byte, so the loops end with the file. */
+/* Advances over `count` values of one type. Each value has at least one byte, so the size of the file bounds the loops. */
 static enum rc skip_values(struct reader *reader, uint32_t type, uint64_t count, uint32_t depth)
 {
     const uint8_t *bytes;
@@ -243,7 +243,7 @@ static enum rc read_key_value(struct reader *reader)
     return rc;
 }
 
-/* A key that must have one type when it is there; else value stays as it is. */
+/* Reads a number under a key. RC_CHECKPOINT if its type is not `type`; *value is unchanged if the key is absent. */
 static enum rc find_number(const struct reader *reader, const char *key, uint32_t type, uint32_t *value)
 {
     struct gguf_value found;
@@ -282,7 +282,7 @@ static enum rc read_shape(struct reader *reader, struct checkpoint_tensor *tenso
     return rc;
 }
 
-/* Leaves the tensor's offset in size_bytes: where the data start is known only behind the last info. */
+/* Stores the tensor's relative offset in size_bytes for now, since the start of the data is known only after the last info. */
 static enum rc read_tensor(struct reader *reader)
 {
     const char *name;
@@ -304,7 +304,7 @@ static enum rc read_tensor(struct reader *reader)
     return rc;
 }
 
-/* Turns the offset that read_tensor left into a place and a size. */
+/* Sets the tensor's offset and size from the relative offset that read_tensor stored. */
 static enum rc place_tensor(const struct reader *reader, struct checkpoint_tensor *tensor, uint32_t alignment)
 {
     char shape[128];

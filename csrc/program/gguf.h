@@ -1,6 +1,6 @@
-/* gguf.h: reads one GGUF file, version 2 or 3 (they differ in nothing that a little-endian file shows): header, key-values,
- * tensor infos. Every length is checked against the bytes that are really there before it is used, so what comes out can be
- * walked without checks. Called by checkpoint.c and the fuzzer; py_checkpoint.c turns the key-values into Python objects. */
+/* gguf.h: reads the header, key-values and tensor infos of one GGUF file, version 2 or 3 (little-endian files of both have the
+ * same layout). Every length is checked against the size of the file before it is used, so callers may walk the values without
+ * checks. Called by checkpoint.c and the fuzzer; py_checkpoint.c turns the key-values into Python objects. */
 #ifndef LLMPY_GGUF_H
 #define LLMPY_GGUF_H
 
@@ -8,13 +8,13 @@
 
 enum gguf_type {
     GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL,
-    GGUF_STRING, /* u64 length, bytes of no promised encoding */
+    GGUF_STRING, /* u64 length, then bytes, which need not be UTF-8 */
     GGUF_ARRAY,  /* u32 type, u64 count, values */
     GGUF_U64, GGUF_I64, GGUF_F64,
     GGUF_TYPE_COUNT
 };
 
-/* A validated value in the header, which lies in memory: `at` is unaligned; bools are 0 or 1. */
+/* A validated value. `at` points into the header in memory and may be unaligned. Bools are 0 or 1. */
 struct gguf_value {
     uint32_t type;
     const uint8_t *at;
@@ -22,16 +22,16 @@ struct gguf_value {
 
 struct gguf;
 
-/* Appends the file's tensors to the list. The file's view outlives the result, whose values lie in its bytes. On failure the
- * list holds a part of them and is only good to be destroyed. */
+/* Appends the file's tensors to the list. The values of the result point into file->bytes, so the view must outlive the result.
+ * After a failure the list is incomplete and may only be destroyed. */
 enum rc gguf_read(struct tensor_list *list, struct file_view *file, struct gguf **gguf, struct err *err);
 void gguf_destroy(struct gguf *gguf);
 uint32_t gguf_n_keys(const struct gguf *gguf);
-const char *gguf_key(const struct gguf *gguf, uint32_t index); /* valid UTF-8, each once */
+const char *gguf_key(const struct gguf *gguf, uint32_t index); /* valid UTF-8 and unique */
 struct gguf_value gguf_value(const struct gguf *gguf, uint32_t index);
 bool gguf_find(const struct gguf *gguf, const char *key, struct gguf_value *value);
 
-uint32_t gguf_type_bytes(uint32_t type); /* of one value; 0 for strings, arrays and unknown types */
+uint32_t gguf_type_bytes(uint32_t type); /* bytes of one value; 0 for strings, arrays and unknown types */
 uint32_t gguf_load_u32(const uint8_t *at);
 uint64_t gguf_load_u64(const uint8_t *at);
 

@@ -7,11 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Of a device's share: the driver's context, kernels and graphs. Of what is free once the context is there: the graphs. */
+/* Reserves of fill_device. CONTEXT_BYTES of the device's share are left for the driver's context, kernels and graphs.
+ * GRAPHS_BYTES of the memory that is free once the context exists are left for graphs. */
 #define CONTEXT_BYTES ((uint64_t)1 << 30)
 #define GRAPHS_BYTES ((uint64_t)256 << 20)
-#define NO_CACHE_BYTES 16 /* of a page where no layer has a cache: pages are counted all the same */
-#define READ_BYTES ((size_t)256 << 10) /* of states at once, unless a row is longer */
+#define NO_CACHE_BYTES 16 /* of a page of a model without a cache; the engine still counts pages */
+#define READ_BYTES ((size_t)256 << 10) /* of states downloaded at once; more if a row is longer */
 
 static enum rc out_of_memory(struct err *err)
 {
@@ -75,13 +76,13 @@ static enum rc choose_layout(struct model *m, struct err *err)
     return rc;
 }
 
-/* Pages that a lone sequence of n tokens needs, the reserved one included. */
+/* The number of pages that one sequence of n tokens needs, including the reserved page 0. */
 static uint64_t pages_for(const struct model *m, uint32_t n_tokens)
 {
     return 1 + kv_layout_pages(&m->layout, n_tokens, m->options.max_num_batched_tokens);
 }
 
-/* Of one array of the batch's rows, one more than there are rows, on whole lines. */
+/* The length of one array of the batch: max_num_batched_tokens + 1, rounded up to whole 128-byte lines. */
 static size_t array_values(const struct model *m)
 {
     return ((size_t)m->options.max_num_batched_tokens + 1 + 31) & ~(size_t)31;
@@ -108,7 +109,7 @@ static void lay_arrays(struct model *m)
         *arrays[i] = at;
 }
 
-/* The device has less than the share. */
+/* The error for a device that has less free memory than the share needs. */
 static enum rc refuse_share(const struct model *m, const struct backend_memory *have, uint64_t planned, uint64_t pool,
                             struct err *err)
 {
@@ -129,8 +130,8 @@ static enum rc refuse_share(const struct model *m, const struct backend_memory *
     return RC_DEVICE_MEMORY;
 }
 
-/* No size was given: the pool gets what is left of the device's share once everything else of this engine has its place.
- * What others use does not matter as long as that much is free: the same options give the same pool. */
+/* Chooses the pool's size if the options give none: the device's share less all other memory of this engine. Memory of other
+ * processes does not change the size, so the same options give the same pool; if too little is free, this fails. */
 static enum rc fill_device(struct model *m, struct err *err)
 {
     struct backend_memory have;
@@ -150,7 +151,8 @@ static enum rc fill_device(struct model *m, struct err *err)
     return RC_OK;
 }
 
-/* Without a cache pages hold nothing: as many as the rows of two steps fill. */
+/* The pool's size for a model without a cache. Its pages hold nothing; there are enough for twice the longest sequence and
+ * twice the rows of a step. */
 static uint64_t empty_pool_bytes(const struct model *m)
 {
     const struct model_options *o = &m->options;
@@ -254,7 +256,7 @@ static enum rc create_buffers(struct model *m, struct err *err)
     return rc;
 }
 
-/* What the graphs take is known only afterwards, by what is free on the device: others' changes meanwhile count, too. */
+/* Graph memory is measured as the drop in free device memory, so allocations by other processes meanwhile are counted too. */
 static enum rc capture(struct model *m, struct err *err)
 {
     struct backend_memory before, after;
@@ -265,7 +267,7 @@ static enum rc capture(struct model *m, struct err *err)
     return rc;
 }
 
-/* A backend may lack operations that came later. */
+/* A backend may lack operations that are newer than the backend. */
 static enum rc check_operations(const struct model *m, struct err *err)
 {
     const struct backend *b = m->backend;
@@ -428,7 +430,7 @@ enum rc model_memory(const struct model *m, struct model_memory *memory, struct 
         .sampler_bytes = m->logits_bytes,
         .staging_bytes = m->staged_bytes,
     };
-    if ((m->asleep & PART_WEIGHTS) && !m->has_copy) /* where the host's memory is the device's, the copy is the weights */
+    if ((m->asleep & PART_WEIGHTS) && !m->has_copy) /* if the device uses host memory, the copy is the weights */
         memory->weights_bytes = 0;
     if (m->asleep & PART_POOL)
         memory->kv_bytes = 0;

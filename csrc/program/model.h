@@ -1,6 +1,7 @@
 /* model.h: a model ready to run on one backend: compiled program, weights, arena, page pool (model.c). model_start (executor.c)
- * walks the plan once per batch, one backend call a step, or replays a captured graph, and hands the logits of the wanted rows
- * to the sampler in slices. It is the engine's runner; one thread at a time. Nothing is allocated after model_create. */
+ * runs the steps of the plan once per batch, one backend call a step, or replays a captured graph. Then it passes the logits of
+ * the wanted rows to the sampler in slices. The model is the engine's runner; one thread at a time. Nothing is allocated after
+ * model_create. */
 #ifndef LLMPY_MODEL_H
 #define LLMPY_MODEL_H
 
@@ -13,31 +14,32 @@ struct model;
 
 struct model_options {
     const char *device, *isa;
-    const char *library;          /* path of the device's backend; unused on the CPU */
+    const char *library;          /* path of the backend's shared library; unused on the CPU */
     const char *cublaslt;         /* as in struct backend_options */
     uint32_t n_threads;
-    uint32_t kv_dtype;            /* DTYPE_F32, DTYPE_F16, DTYPE_BF16; DTYPE_NONE: that of the first matrix, quantised: F32 */
+    uint32_t kv_dtype;            /* DTYPE_F32, DTYPE_F16 or DTYPE_BF16; DTYPE_NONE: see default_kv_dtype in model.c */
     uint32_t block_tokens, max_num_seqs, max_num_batched_tokens;
     uint32_t max_model_len;
-    bool fits_model_len;          /* a pool too small lowers max_model_len instead of failing */
-    uint64_t kv_cache_bytes;      /* 0: what is left of memory_share of the device's memory */
+    bool fits_model_len;          /* if the pool is too small, lower max_model_len instead of failing */
+    uint64_t kv_cache_bytes;      /* 0: use what is left of memory_share of the device's memory */
     double memory_share;
     bool is_eager;                /* no captured graphs */
-    bool is_synchronous;          /* nor that: every operation is waited for, so that a fault names it */
+    bool is_synchronous;          /* no captured graphs, and wait for each operation, so that a fault names it */
     struct weights_options weights;
 };
 
 struct model_memory {
     uint64_t weights_bytes, kv_bytes, activations_bytes, sampler_bytes, staging_bytes;
-    uint64_t workspaces_bytes, graphs_bytes, pinned_bytes; /* what the backend holds besides; pinned: host memory */
-    uint64_t device_total_bytes, device_free_bytes;       /* 0: host memory is the device's */
+    uint64_t workspaces_bytes, graphs_bytes, pinned_bytes; /* other memory of the backend; pinned is host memory */
+    uint64_t device_total_bytes, device_free_bytes;       /* 0: the device uses host memory */
 };
 
-/* Takes the program: it is destroyed with the model, or at once when this fails. The checkpoint is not needed afterwards. */
+/* Takes ownership of the program: model_destroy destroys it, or model_create does when it fails. The checkpoint may be closed
+ * afterwards. */
 enum rc model_create(struct program *program, const struct checkpoint *checkpoint, const struct model_options *options,
                      struct model **model, struct err *err);
 void model_destroy(struct model *model);
-/* As struct runner wants them; ctx is the model. */
+/* The functions of struct runner; ctx is the model. */
 enum rc model_start(void *ctx, struct batch *batch, struct err *err);
 enum rc model_finish(void *ctx, struct batch *batch, struct err *err);
 enum rc model_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err);
@@ -53,10 +55,10 @@ uint32_t model_n_pages(const struct model *model);
 uint32_t model_max_len(const struct model *model);
 uint32_t model_n_graphs(const struct model *model);
 uint32_t model_kv_dtype(const struct model *model);
-uint32_t model_arithmetic(const struct model *model); /* of the quantised matrices; ARITHMETIC_AUTO: there are none */
+uint32_t model_arithmetic(const struct model *model); /* of quantised matrices; ARITHMETIC_AUTO: the model has none */
 const char *model_description(const struct model *model);
 enum rc model_memory(const struct model *model, struct model_memory *memory, struct err *err);
-/* One line of text a step; false behind the last. */
+/* Writes a one-line description of step `index`; false if there is no such step. */
 bool model_step_text(const struct model *model, uint32_t index, char *text, size_t size_bytes);
 
 #endif

@@ -1,6 +1,6 @@
-/* model_sleep.c: what a sleeping model gives back, and how it comes again. The backend keeps the addresses, so that captured
- * graphs and pointers stay good; everything that is neither weights nor pages (tables, scales, staging) stays where it is. The
- * weights are on their way to or from the host while pages are unmapped or mapped. */
+/* model_sleep.c: releases and restores the memory of weights and KV pages when a model sleeps and wakes. The backend keeps the
+ * address ranges, so captured graphs and pointers stay valid. All other memory (tables, scales, staging) stays allocated. The
+ * copy of the weights to or from the host overlaps with unmapping or mapping the pages. */
 #include "model_state.h"
 
 enum rc model_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
@@ -11,7 +11,7 @@ enum rc model_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
         return err_set(err, RC_UNSUPPORTED, "sleep: the backend \"%s\" cannot give memory back; use level 0", b->name);
     enum rc rc = b->synchronize(m->ctx, err);
     if (!rc && (parts & PART_WEIGHTS) && keeps)
-        rc = b->pool_save(m->ctx, MEMORY_WEIGHTS, err); /* first: there may be no room on the host */
+        rc = b->pool_save(m->ctx, MEMORY_WEIGHTS, err); /* first, as it fails if the host lacks memory */
     if (!rc && (parts & PART_WEIGHTS) && !keeps)
         b->pool_forget(m->ctx, MEMORY_WEIGHTS);
     if (!rc && (parts & PART_POOL))

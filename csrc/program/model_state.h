@@ -6,10 +6,10 @@
 #include "model.h"
 #include "plan.h"
 
-/* A step of so many rows, one a sequence, up to the logits. */
+/* A captured graph of a step up to the logits, for n_rows sequences of one row each. */
 struct captured {
     uint32_t n_rows, max_tokens; /* as in struct batch_view */
-    void *graph; /* the backend's */
+    void *graph;
 };
 
 struct model {
@@ -22,27 +22,27 @@ struct model {
     struct kv_layout layout;
     struct kv_place *places;      /* [n_layers + n_states] */
     uint32_t n_pages;
-    char *arena;                  /* items of the type of activations */
-    uint32_t item_bytes;          /* one of them */
+    char *arena;                  /* items have the type of activations */
+    uint32_t item_bytes;          /* of one item of the arena */
     float *logits;                /* [max_logits_rows][vocab_stride] */
     float **rope_freqs, **rope_tables; /* [n_ropes] */
     void *pool;
-    char *staged;                 /* the batch's integers in device memory; NULL where the backend has no `begin` */
-    struct batch_arrays arrays;   /* in there */
-    int32_t *token_types;         /* there, too */
+    char *staged;                 /* the batch's integers in device memory; NULL if the backend has no `begin` */
+    struct batch_arrays arrays;   /* inside `staged` */
+    int32_t *token_types;         /* inside `staged` */
     uint32_t table_stride;
-    struct captured *graphs;      /* [n_graphs] by size, of one size the short ones first */
+    struct captured *graphs;      /* [n_graphs] sorted by n_rows; at equal n_rows, graphs with a max_tokens limit come first */
     uint32_t n_graphs;
     size_t logits_bytes, staged_bytes, ropes_bytes;
     uint32_t vocab_stride, max_logits_rows;
     uint64_t graphs_bytes;
-    char *read;                   /* host memory: states on their way from the arena */
+    char *read;                   /* host buffer for states that are copied from the arena */
     size_t read_bytes;
     uint32_t asleep;              /* of enum sleep_part */
-    bool has_copy;                /* of sleeping weights, on the host */
+    bool has_copy;                /* the host holds a copy of the sleeping weights */
 };
 
-/* Captures steps of every size at which a backend replays them; nothing where it does not. */
+/* Captures a graph for each batch size that is replayed. Does nothing if the backend cannot capture or graphs are off. */
 enum rc model_capture(struct model *model, struct err *err);
 
 #endif

@@ -1,11 +1,11 @@
-/* operations.c: all that C knows of each operation beyond its row in operations.def: what it asks of widths and weights
- * (check_name), and how it runs where no fusion takes it (run_name). */
+/* operations.c: the functions of each operation beside its row in operations.def: check_name checks widths, weights and
+ * attributes, run_name runs an operation that plan.c leaves as STEP_OP. */
 #include "running.h"
 
 #include <stddef.h>
 #include <string.h>
 
-/* Names of enums, as programs and Python have them. */
+/* Names of enum values in programs and in Python. */
 #define ACTS(NAME) \
     NAME(ACT_SILU, "silu") NAME(ACT_GELU, "gelu") NAME(ACT_GELU_TANH, "gelu_tanh") NAME(ACT_RELU, "relu") \
     NAME(ACT_RELU2, "relu2") NAME(ACT_TANH, "tanh") NAME(ACT_SIGMOID, "sigmoid") NAME(ACT_CLIP, "clip") \
@@ -41,7 +41,7 @@ static bool is_vector(const struct program *p, uint32_t weight, uint32_t width)
     return p->weights[weight].kind == WEIGHT_VECTOR && p->weights[weight].rows == width;
 }
 
-/* A weight of so many heads, of all or of each, or none. */
+/* Whether a weight is absent, a vector shared by all heads, or a vector with elements for each head. */
 static bool is_of_heads(const struct program *p, uint32_t n_heads, uint32_t weight, uint32_t width)
 {
     return weight == NO_INDEX || is_vector(p, weight, width) || is_vector(p, weight, width / n_heads);
@@ -306,7 +306,7 @@ static const struct {
     enum { ROWS_ALONE, ROWS_ACROSS } rows;
     const char *(*check)(const struct program *p, const struct op *op);
     const struct attribute *attributes;
-    size_t entry; /* offset in struct backend */
+    size_t entry; /* offset of the required function in struct backend */
 } OPS[OP_COUNT] = {
 #define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) \
     [OP_##CODE] = {#name, n_in, n_out, WEIGHT0_##WEIGHT, ROWS_##ROWS, check, name##_attributes, \
@@ -336,7 +336,7 @@ bool op_is_known(const struct backend *backend, uint32_t code)
     return entry != NULL;
 }
 
-/* What a CHOICE or a FLAG wants. */
+/* Checks that CHOICE and FLAG attributes have known values. */
 static const char *check_choices(const struct op *op)
 {
     switch (op->code) {
@@ -491,7 +491,7 @@ static enum rc run_delta(struct running *run, const struct step *step, const str
     return m->backend->delta(m->ctx, &args, run->err);
 }
 
-/* The router's logits stay in float32: they lie in the operation's second result. */
+/* The router's logits are float32 and lie in the operation's second output. */
 void routing_of(const struct running *run, const struct step *step, uint32_t n_rows, struct linear_args *router,
                 struct route_args *route)
 {

@@ -4,12 +4,12 @@
 
 #include <string.h>
 
-/* A range of columns of a root value (one that is no range of another). width 0: none. */
+/* A range of columns of a root value, which is a value that is no range of another one. width 0: no value. */
 struct ref {
     uint32_t root, offset, width;
 };
 
-/* A step whose tensors are still values. */
+/* A step whose tensors do not have places in the arena yet. */
 struct node {
     struct step step;
     struct ref in[OP_INPUTS], add, mid, out, normed;
@@ -19,13 +19,13 @@ struct planner {
     const struct program *p;
     uint32_t fusions;
     bool has_qkv;
-    uint32_t *absorbed;   /* [n_ops] 1: another operation's node does this one's work */
-    struct node *nodes;   /* at most two an operation, and the selections */
+    uint32_t *absorbed;   /* [n_ops] 1: the node of another operation computes this one */
+    struct node *nodes;   /* at most two for each operation, and the selections */
     uint32_t n_nodes;
-    uint32_t *widths;     /* of the roots; selections append */
+    uint32_t *widths;     /* [n_roots]; selections and scratch append roots */
     uint32_t n_roots;
-    uint32_t *first, *last, *column; /* of the roots: life in nodes, place in the arena's columns */
-    struct ref *alias;               /* of the roots: lies in another root's columns */
+    uint32_t *first, *last, *column; /* [n_roots] lifetime in nodes; column in the arena */
+    struct ref *alias;               /* [n_roots] columns of another root that hold this one */
 };
 
 static const char *const NAMES[STEP_COUNT] = {
@@ -57,7 +57,7 @@ static bool overlaps(struct ref a, struct ref b)
     return a.width && b.width && a.root == b.root && a.offset < b.offset + b.width && b.offset < a.offset + a.width;
 }
 
-/* How many inputs of the whole program read any column of a value. */
+/* The number of inputs in the whole program that read any column of a value. */
 static uint32_t readers(const struct program *p, uint32_t value)
 {
     struct ref ref = ref_of(p, value);
@@ -68,7 +68,7 @@ static uint32_t readers(const struct program *p, uint32_t value)
     return n;
 }
 
-/* The operation that wrote exactly this value for a single reader, or NO_INDEX. */
+/* The operation of this code that writes exactly this value, if the value has a single reader; else NO_INDEX. */
 static uint32_t sole_producer(const struct planner *b, uint32_t value, uint32_t code)
 {
     for (uint32_t i = 0; i < b->p->n_ops; i++)
@@ -100,7 +100,7 @@ static struct node *node_add(struct planner *b, enum step_code code)
 
 /* ---- patterns ---------------------------------------------------------------------------------------------------- */
 
-/* Pattern 1: the norm or gated product that only this linear reads moves into its input. */
+/* Pattern 1: a linear computes the norm or gated product of its input if no other operation reads that input. */
 static void absorb_input(struct planner *b, struct node *node, const struct op *op)
 {
     node->in[0] = ref_of(b->p, op->in[0]);
@@ -127,7 +127,7 @@ static void absorb_input(struct planner *b, struct node *node, const struct op *
     b->absorbed[i] = 1;
 }
 
-/* Both norms have weights, shared by all heads or (*is_own) for each. */
+/* Whether both norms have weights of a form that the fused qkv takes. *is_own: each head has separate weights. */
 static bool norms_fit(const struct program *p, const struct cache_layer *layer, const struct op *q, const struct op *k,
                       bool *is_own)
 {
@@ -138,7 +138,7 @@ static bool norms_fit(const struct program *p, const struct cache_layer *layer, 
     return q_rows == (*is_own ? layer->n_heads * size : size) && k_rows == (*is_own ? layer->n_kv_heads * size : size);
 }
 
-/* Pattern 2: per-head norms of q and k, rope and the write into the cache become one. */
+/* Pattern 2: fuses the per-head norms of q and k, rope and the write to the cache. */
 static void absorb_qkv(struct planner *b, struct node *node, const struct op *op)
 {
     const struct cache_layer *layer = &b->p->layers[op->attention.layer];
@@ -168,7 +168,7 @@ static void absorb_qkv(struct planner *b, struct node *node, const struct op *op
     node->in[1] = ref_of(b->p, k);
 }
 
-/* Pattern 3: the sum behind a linear moves into its epilogue. Marks the linear absorbed; gives it and the other term. */
+/* Pattern 3: a linear adds the other term of the sum that follows it. Returns the linear's index; *other: the other term. */
 static uint32_t linear_before_add(struct planner *b, uint32_t index, uint32_t *other)
 {
     const struct op *add = &b->p->ops[index];
@@ -184,14 +184,14 @@ static uint32_t linear_before_add(struct planner *b, uint32_t index, uint32_t *o
     return NO_INDEX;
 }
 
-/* Pattern 4: the gated product of the two halves of a linear moves into its epilogue. Gives the linear. */
+/* Pattern 4: a linear computes the gated product of its output's halves. Returns the linear's index. */
 static uint32_t linear_before_gated(const struct planner *b, uint32_t index)
 {
     const struct op *gated = &b->p->ops[index];
     struct ref gate = ref_of(b->p, gated->in[0]), up = ref_of(b->p, gated->in[1]);
     bool is_pair = gate.root == up.root && gate.offset == 0 && up.offset == gate.width && up.width == gate.width &&
                    b->p->values[gate.root].width == 2 * gate.width && readers(b->p, gate.root) == 2;
-    /* A linear has one act, so its input may hold no gated product. */
+    /* A linear has one act, so it cannot have gated products at both its input and its output. */
     bool is_alone = b->fusions & FUSION_LINEAR_GATED && !(b->fusions & FUSION_GATED_LINEAR);
     if (!is_pair || !is_alone || index == 0 || b->absorbed[index - 1])
         return NO_INDEX;
@@ -199,7 +199,7 @@ static uint32_t linear_before_gated(const struct planner *b, uint32_t index)
     return linear->code == OP_LINEAR && linear->out[0] == gate.root ? index - 1 : NO_INDEX;
 }
 
-/* Pattern 5: the norm of the sum right before it; the sum stays readable. Gives the sum's number or NO_INDEX. */
+/* Pattern 5: fuses a sum and the norm right after it; the sum stays readable. Returns the sum's index or NO_INDEX. */
 static uint32_t add_before_norm(struct planner *b, uint32_t index)
 {
     const struct op *norm = &b->p->ops[index];
@@ -208,14 +208,14 @@ static uint32_t add_before_norm(struct planner *b, uint32_t index)
     return fits ? index - 1 : NO_INDEX;
 }
 
-/* The norm of a whole row, with a weight, that only one operation reads, or NO_INDEX. */
+/* The norm that writes a value, if it is over whole rows, has a weight and has a single reader; else NO_INDEX. */
 static uint32_t sole_norm(const struct planner *b, uint32_t value)
 {
     uint32_t i = sole_producer(b, value, OP_RMS_NORM);
     return i != NO_INDEX && b->p->ops[i].rms_norm.n_heads == 1 && b->p->ops[i].weight[0] != NO_INDEX ? i : NO_INDEX;
 }
 
-/* Pattern 6: the norm of a sum's second term, before pattern 5. */
+/* Pattern 6: the fused sum and norm of pattern 5 also computes the norm of the sum's second term. */
 static void absorb_term(struct planner *b, struct node *node, const struct op *add)
 {
     for (uint32_t side = 0; side < 2 && b->fusions & FUSION_NORM_ADD_NORM && add->in[0] != add->in[1]; side++) {
@@ -231,7 +231,7 @@ static void absorb_term(struct planner *b, struct node *node, const struct op *a
     }
 }
 
-/* Pattern 7: norms of b, c and dt, and dt's product behind its norm, move into the recurrence. */
+/* Pattern 7: a recurrence computes the norms of b, c and dt, and the linear of dt that follows dt's norm. */
 static void absorb_inputs(struct planner *b, struct node *node, const struct op *op)
 {
     const struct op *ops = b->p->ops;
@@ -286,7 +286,7 @@ static struct node *emit_linear(struct planner *b, const struct op *op, uint32_t
     return node;
 }
 
-/* A recurrence, and the product with its gate behind it if there is one. */
+/* Emits a recurrence with the gated product of its output, if there is one (else NULL). */
 static void emit_recurrence(struct planner *b, const struct op *op, const struct op *gated)
 {
     struct node *node = emit_plain(b, op, STEP_OP);
@@ -301,7 +301,7 @@ static void emit_recurrence(struct planner *b, const struct op *op, const struct
     node->step.act = gated->gated.act;
 }
 
-/* Pattern 8: the product of a recurrence and its gate. Gives the recurrence. */
+/* Pattern 8: a recurrence computes the gated product of its output. Returns the recurrence's index or NO_INDEX. */
 static uint32_t recurrence_before_gated(const struct planner *b, const struct op *gated)
 {
     uint32_t i = sole_producer(b, gated->in[1], OP_SSM);
@@ -309,7 +309,7 @@ static uint32_t recurrence_before_gated(const struct planner *b, const struct op
     return b->fusions & FUSION_SSM_GATED ? i : NO_INDEX;
 }
 
-/* The linear or the recurrence that the gated product ends, or the product alone. */
+/* Emits a gated product: fused with the recurrence or linear before it, or alone. */
 static void emit_gated(struct planner *b, uint32_t index)
 {
     const struct op *op = &b->p->ops[index];
@@ -362,14 +362,15 @@ static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err
     return RC_OK;
 }
 
-/* Pattern 9: the route right behind a norm is made in the same call. */
+/* Pattern 9: the call of a sum and its norm also computes the route right after the norm. */
 static bool joins_route(const struct planner *b, const struct op *norm)
 {
     return b->fusions & FUSION_NORM_ROUTE && norm + 1 < b->p->ops + b->p->n_ops && norm[1].code == OP_ROUTE &&
            norm[1].in[0] == norm->out[0];
 }
 
-/* Pattern 10: so is the linear that alone reads the norm; as the walk goes backwards, its node is the one before. */
+/* Pattern 10: the call of a sum and its norm also computes the linear that is the norm's only reader. Nodes are emitted
+ * backwards, so the linear's node is node[-1]. */
 static bool joins_linear(const struct planner *b, const struct op *norm, const struct node *node)
 {
     return b->fusions & FUSION_ADD_NORM_LINEAR && norm + 1 < b->p->ops + b->p->n_ops && node[-1].step.code == STEP_LINEAR &&
@@ -396,7 +397,7 @@ static void emit_norm(struct planner *b, uint32_t index)
         node->step.is_joined = node[-1].step.is_joined = true;
 }
 
-/* Emits one operation, and with it those that it absorbs. */
+/* Emits the node of one operation and of the operations that it absorbs. */
 static enum rc emit(struct planner *b, uint32_t index, struct err *err)
 {
     const struct op *op = &b->p->ops[index];
@@ -425,7 +426,8 @@ static enum rc emit(struct planner *b, uint32_t index, struct err *err)
     }
 }
 
-/* Readers come before what they absorb, so the walk goes backwards and the nodes are turned round afterwards. */
+/* A reader must be emitted before the operations that it absorbs. So the loop runs backwards, and the nodes are reversed at the
+ * end. */
 static enum rc emit_all(struct planner *b, struct err *err)
 {
     for (uint32_t i = b->p->n_ops; i-- > 0;)
@@ -454,7 +456,8 @@ static bool crosses_rows(const struct step *step)
     return step->code == STEP_ATTENTION || (step->code == STEP_OP && op_crosses_rows(step->op->code));
 }
 
-/* Behind the last operation that crosses rows every step works row by row, on the wanted rows alone. */
+/* After the last operation that crosses rows, all steps work row by row. So the wanted rows of each value that is read from
+ * there on are selected, and the steps compute the wanted rows only. */
 static void insert_selection(struct planner *b)
 {
     uint32_t at = 0;
@@ -509,7 +512,7 @@ static void live(struct planner *b, struct ref ref, uint32_t node)
     b->last[ref.root] = node;
 }
 
-/* What a node reads and writes lives when it is number i. */
+/* Extends the lifetimes of a node's inputs and outputs to step i. */
 static void live_all(struct planner *b, struct node *node, uint32_t i)
 {
     for (uint32_t j = 0; j <= OP_INPUTS; j++)
@@ -532,7 +535,7 @@ static void find_lives(struct planner *b)
     }
 }
 
-/* A sum may be written over a term that nothing reads afterwards. */
+/* Writes a sum over one of its terms if no later step reads the term. */
 static void alias_sums(struct planner *b)
 {
     for (uint32_t i = 0; i < b->n_nodes; i++) {
@@ -560,7 +563,7 @@ static bool share_time(const struct planner *b, uint32_t x, uint32_t y)
     return b->first[x] <= b->last[y] && b->first[y] <= b->last[x];
 }
 
-/* First fit: the lowest columns that no value alive at the same time occupies. */
+/* First fit: gives each root the lowest columns that no root with an overlapping lifetime occupies. */
 static uint32_t place_roots(struct planner *b)
 {
     uint32_t columns = 0;

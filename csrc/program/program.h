@@ -1,6 +1,6 @@
-/* program.h: a model as plain arrays, written by the Python front end (llmpy/models), checked once here, then constant.
- * Values are tensors of rows; an operation reads values and weights and writes new values. plan.c gives the values their places
- * in one arena and fuses neighbours; executor.c walks the result. */
+/* program.h: a model as plain arrays. The Python front end (llmpy/models) writes it, program_check checks it once, and it is
+ * constant afterwards. Values are tensors of rows; an operation reads values and weights and writes new values. plan.c fuses
+ * operations and gives each value a place in one arena; executor.c runs the steps. */
 #ifndef LLMPY_PROGRAM_H
 #define LLMPY_PROGRAM_H
 
@@ -20,8 +20,7 @@ enum op_code {
 #define OP_WEIGHTS 6
 #define OP_ATTRIBUTES 8
 
-/* Which rows of its matrix an embedding takes: those of the tokens, of their positions, or of their types, which are 0 unless a
- * request says otherwise. */
+/* What indexes an embedding's matrix: token ids, positions, or token types. Token types are 0 unless a request sets them. */
 enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_TYPES };
 
 #define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) struct name##_attributes { attributes };
@@ -34,7 +33,7 @@ struct op {
     uint32_t in[OP_INPUTS], out[OP_OUTPUTS]; /* value numbers, NO_INDEX where unused */
     uint32_t weight[OP_WEIGHTS];
     union {
-        uint32_t words[OP_ATTRIBUTES]; /* of all attributes, floats too */
+        uint32_t words[OP_ATTRIBUTES]; /* all attributes by index; floats as their bits */
 #define OPERATION(CODE, name, ...) struct name##_attributes name;
 #include "operations.def"
     };
@@ -44,37 +43,37 @@ enum attribute_kind { ATTRIBUTE_INTEGER, ATTRIBUTE_REAL };
 struct attribute {
     const char *name;
     enum attribute_kind kind;
-    const char *const *choices; /* names of its values, NULL behind the last; NULL: numbers */
+    const char *const *choices; /* names of its values, ended by NULL; NULL: any number */
 };
 
-/* A value, or a column range of another value (of = NO_INDEX: its own). */
+/* A value, or columns offset .. offset + width of the value `of`. of = NO_INDEX: not a range of another value. */
 struct value {
     uint32_t width, of, offset;
 };
 
 enum weight_kind { WEIGHT_MATRIX, WEIGHT_VECTOR };
 
-/* Rows of a matrix, or elements of a vector, that come from one named tensor of the checkpoint, which others may come from too:
- * row r is row base + r / inner * stride + r % inner of the tensor (layout.h). */
+/* Rows of a matrix, or elements of a vector, that come from one named tensor of the checkpoint. Several parts may come from the
+ * same tensor. Row r of the part is row base + r / inner * stride + r % inner of the tensor (layout.h). */
 #define PART_MAX_DIMS 4
 struct weight_part {
-    char *name;    /* the Hugging Face name, the one that users and updates see */
+    char *name;    /* the Hugging Face name, which users and updates give */
     char *source;  /* the name in the file */
     uint32_t rows; /* matrix: rows; vector: elements */
     uint32_t n_dims, dims[PART_MAX_DIMS]; /* of the whole tensor */
     uint32_t base, inner, stride;
-    bool is_transposed;                   /* its last two dimensions are [columns, rows] */
-    bool is_constant;                     /* a buffer of a vector: updates may leave it out, and it keeps its values then */
-    float constant;                       /* its values where no checkpoint is read */
+    bool is_transposed;                   /* the tensor's last two dimensions are [columns, rows] */
+    bool is_constant;                     /* a constant vector: if an update leaves it out, it keeps its values */
+    float constant;                       /* the value of its elements if no checkpoint is read */
 };
 struct weight {
     enum weight_kind kind;
     uint32_t rows, cols;  /* a vector has rows elements, cols 1 */
     uint32_t n_parts;
     struct weight_part *parts;
-    float offset;         /* added to every element of a vector at load */
-    float *values;        /* [rows] of a vector that is no tensor of the checkpoint, and has no parts; else NULL */
-    bool has_unit_rows;   /* a matrix whose rows are divided by their lengths once they are written */
+    float offset;         /* added to every element of a vector at load and update */
+    float *values;        /* [rows] values of a vector that has no parts, so no tensor of the checkpoint; else NULL */
+    bool has_unit_rows;   /* each row of the matrix is divided by its length after it is written */
 };
 
 struct rope {
@@ -85,11 +84,11 @@ struct rope {
 };
 
 struct cache_layer {
-    uint32_t n_heads, n_kv_heads, head_dim; /* n_kv_heads 0: latents with their rope keys, head_dim together */
+    uint32_t n_heads, n_kv_heads, head_dim; /* n_kv_heads 0: latents and rope keys, head_dim values in all */
     uint32_t window;      /* 0: full attention */
 };
 
-/* The recurrent state of one operation, for every sequence: pieces that stay together, of float32. */
+/* The recurrent state of one operation, per sequence: n_units units of unit_floats float32. A unit is never split. */
 struct state_layer {
     uint32_t n_units, unit_floats;
 };
@@ -103,26 +102,26 @@ struct program {
     struct cache_layer *layers;
     struct state_layer *states;
     uint32_t vocab_size;  /* rows of the logits */
-    char *architecture;   /* NULL: has no name */
-    /* Shell patterns of names that the checkpoint may have and that have no weight: tied aliases, what is derived. */
+    char *architecture;   /* NULL: the program has no name */
+    /* Shell patterns of tensor names that a checkpoint may have but the program does not use: tied aliases, derived buffers. */
     uint32_t n_ignored;
     char **ignored;
-    bool is_reordered;    /* the file orders rows otherwise than the checkpoints whose names updates bring */
+    bool is_reordered;    /* the file has another order of rows than the safetensors that updates bring */
 };
 
 const char *op_name(uint32_t code);
-const struct attribute *op_attributes(uint32_t code); /* in the order of op->words; behind the last is one without a name */
+const struct attribute *op_attributes(uint32_t code); /* in the order of op->words; ended by a row without a name */
 /* Whether an output row depends on other rows of its sequence or on its position (attention, recurrence). */
 bool op_crosses_rows(uint32_t code);
 bool op_is_known(const struct backend *backend, uint32_t code); /* whether the backend has the operation's entry */
-/* What the operation lacks, or NULL; written: values that operations before it have made. */
+/* The requirement that the operation does not meet, or NULL. written: nonzero for values that earlier operations write. */
 const char *op_check(const struct program *program, const struct op *op, const uint8_t *written);
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */
 bool program_has_logits(const struct program *program);
-uint32_t program_states_width(const struct program *program); /* 0: it has none */
-uint32_t program_n_token_types(const struct program *program); /* 0: it has none */
-bool program_takes_whole_prompts(const struct program *program); /* rows see later ones, so a prompt is never cut */
-/* RC_INVALID with a text that names the operation and what does not fit. */
+uint32_t program_states_width(const struct program *program); /* 0: the program has no states */
+uint32_t program_n_token_types(const struct program *program); /* 0: the program reads no token types */
+bool program_takes_whole_prompts(const struct program *program); /* rows attend to later rows, so prompts are not split */
+/* RC_INVALID with a text that names the operation and the requirement that it does not meet. */
 enum rc program_check(const struct program *program, struct err *err);
 void program_destroy(struct program *program);
 

@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define MAX_HEADER_BYTES 100000000 /* the format's own limit */
+#define MAX_HEADER_BYTES 100000000 /* limit of the format */
 
 static const struct {
     const char *name;
@@ -19,7 +19,7 @@ struct reader {
     struct tensor_list *list;
     const struct file_view *file;
     struct json json;
-    uint64_t data, data_bytes; /* the offset behind the header, and what is there */
+    uint64_t data, data_bytes; /* offset and size of the data after the header */
     struct err *err;
 };
 
@@ -102,7 +102,7 @@ static enum rc check_size(struct reader *reader, const struct checkpoint_tensor 
     return RC_OK;
 }
 
-/* Steps over a member that the format may gain later. */
+/* Skips an unknown member, which a later version of the format may have. */
 static enum rc skip_member(struct reader *reader, const char *tensor)
 {
     return json_skip(&reader->json) ? RC_OK : json_error(reader, tensor);
@@ -141,7 +141,7 @@ static enum rc read_tensor(struct reader *reader, struct json_string name)
     return check_size(reader, tensor);
 }
 
-/* "__metadata__": strings by strings, checked and not kept. */
+/* "__metadata__" is an object of strings. It is checked and discarded. */
 static enum rc read_metadata(struct reader *reader)
 {
     struct json_string text;

@@ -4,10 +4,10 @@
 
 #include <math.h>
 
-#define CHUNK_BYTES ((size_t)1 << 20) /* of rows on the host at a time */
-#define LEAST_LENGTH 1e-12            /* of a row that is divided by it */
+#define CHUNK_BYTES ((size_t)1 << 20) /* of rows copied to the host at a time */
+#define LEAST_LENGTH 1e-12            /* a shorter row is divided by this instead of its length */
 
-/* Rows of a part before it. */
+/* The weight's row at which a part begins. */
 static uint32_t first_row_of(const struct weight *weight, uint32_t part)
 {
     uint32_t row = 0;

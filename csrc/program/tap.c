@@ -6,15 +6,15 @@
 
 #include <string.h>
 
-#define MOST_ROWS 256u /* of a chunk: its values lie in an arena of their own */
+#define MOST_ROWS 256u /* of a chunk */
 
-/* A copy of a model that shares its weights and tables of frequencies, with a plan without fusions, and an arena, pages and
- * integers of its own: what the engine has in flight stays as it is. */
+/* A copy of a model. It shares the model's weights and rope tables. Its plan has no fusions, and it has a separate arena, page
+ * pool and batch integers, so the engine's state stays unchanged. */
 struct tap {
     struct model m;
     struct running run;
-    int32_t *host;             /* of the integers: token ids, positions, rows' sequences, ends, wanted rows, page tables */
-    uint32_t n_rows, n_pages;  /* rows of a chunk at most; pages of the tables of the one sequence */
+    int32_t *host;             /* [n_integers] token ids, positions, row_seq, wanted rows, seq_first_row, page tables */
+    uint32_t n_rows, n_pages;  /* most rows of a chunk; entries of the sequence's page tables */
     size_t n_integers;
     char *read;
     int32_t first_rows[2];
@@ -40,10 +40,10 @@ static size_t arena_bytes(const struct tap *t)
 
 static size_t pool_bytes(const struct tap *t)
 {
-    return (1 + (size_t)t->n_pages) * t->m.layout.page_bytes; /* page 0 is nobody's */
+    return (1 + (size_t)t->n_pages) * t->m.layout.page_bytes; /* page 0 is reserved */
 }
 
-/* Widest row that is read, in bytes as it lies on the device. */
+/* The bytes on the device of the longest row that is read. */
 static size_t row_bytes(const struct model *m)
 {
     size_t widest = (size_t)m->vocab_stride * sizeof(float);
@@ -92,7 +92,7 @@ static void tap_close(struct tap *t)
     mem_free(t->read);
 }
 
-/* The batch of rows first .. first + n of the one sequence, all of which are wanted. */
+/* Makes and uploads the batch of rows first .. first + n of the sequence. All of them are wanted. */
 static enum rc begin_chunk(struct tap *t, const int32_t *ids, uint32_t first, uint32_t n, struct err *err)
 {
     int32_t *lists[] = {t->host, t->host + t->n_rows, t->host + 2 * t->n_rows, t->host + 3 * t->n_rows};
@@ -117,7 +117,7 @@ static enum rc begin_chunk(struct tap *t, const int32_t *ids, uint32_t first, ui
     return t->m.backend->upload(t->m.ctx, device, t->host, t->n_integers * sizeof(int32_t), err);
 }
 
-/* n rows of a view to rows of float32. */
+/* Downloads n rows and converts them to float32. */
 static enum rc read_rows(struct tap *t, const void *data, uint32_t dtype, uint32_t width, uint32_t stride, uint32_t n,
                          float *rows, struct err *err)
 {
@@ -128,7 +128,7 @@ static enum rc read_rows(struct tap *t, const void *data, uint32_t dtype, uint32
     return rc;
 }
 
-/* Where a value lies once a step has made it; false: the step makes another one. */
+/* Finds where a value lies after a step. False: the step does not compute this value. */
 static bool find_value(const struct program *p, const struct step *step, uint32_t value, struct place *place)
 {
     uint32_t offset = 0, root = value;

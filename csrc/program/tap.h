@@ -1,6 +1,6 @@
-/* tap.h: intermediate values of a prompt, for people who look into a model. The program runs operation by operation, without
- * fusions, in memory of its own beside the engine's; fused operations equal composed ones bit for bit, so the values are those
- * of a step. Called while nothing steps the engine, by whoever has claimed it; allocates. */
+/* tap.h: intermediate values of a prompt, for inspecting a model. The program runs operation by operation, without fusions, in
+ * memory apart from the engine's. Fused operations equal composed ones bit for bit, so the values are those of an engine step.
+ * The caller must have claimed the engine, so that no step runs meanwhile. Allocates. */
 #ifndef LLMPY_TAP_H
 #define LLMPY_TAP_H
 

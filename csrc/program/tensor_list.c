@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define READ_BYTES ((uint64_t)64 << 10) /* of a header at once, at least */
+#define READ_BYTES ((uint64_t)64 << 10) /* least number of header bytes read at once */
 
 struct quoted quote(const char *bytes, size_t n_bytes)
 {
@@ -132,7 +132,7 @@ bool tensor_size(uint32_t dtype, uint32_t n_dims, const uint64_t *shape, uint64_
 {
     const struct dtype_info *info = dtype_info(dtype);
     uint64_t columns = n_dims ? shape[n_dims - 1] : 1, rows = 1, least;
-    /* Empty dimensions count as one here, so that no product of any dimensions can overflow later on. */
+    /* A dimension of 0 counts as 1 here, so that callers may multiply any subset of the dimensions without overflow. */
     bool empty = !columns;
     for (uint32_t i = 0; i + 1 < n_dims; i++) {
         empty = empty || !shape[i];

@@ -12,9 +12,9 @@
 #include <string.h>
 
 #define NEAREST_LETTERS 160
-#define WINDOW_BYTES ((size_t)8 << 20) /* read at once of a tensor that is no memory; more where a row is wider */
+#define WINDOW_BYTES ((size_t)8 << 20) /* read at once by tensor->read; more if a row is longer */
 
-/* A part of a weight, and the next one of the same tensor. */
+/* A part of a weight. next: another part that comes from the same tensor, or NO_INDEX. */
 struct piece {
     uint32_t weight, part, next;
 };
@@ -23,11 +23,11 @@ struct update {
     struct model *model;
     struct name_table names;      /* numbered as the entries */
     struct update_entry *entries; /* [n_entries] */
-    struct piece *pieces;         /* of all parts */
+    struct piece *pieces;         /* one for each part of each weight */
     uint32_t n_entries, n_written;
     uint64_t n_bytes;
     bool has_written;
-    void *window;                 /* what was read last */
+    void *window;                 /* what tensor->read gave last */
     size_t window_bytes;
 };
 
@@ -46,7 +46,7 @@ static const struct weight_part *part_of(const struct update *u, const struct pi
     return &weight_of(u, piece)->parts[piece->part];
 }
 
-/* Of an entry; NULL after the last one. */
+/* Loop over an entry's pieces: first_piece, then next_piece until it returns NULL. */
 static const struct piece *first_piece(const struct update *u, const struct update_entry *entry)
 {
     return &u->pieces[entry->piece];
@@ -95,7 +95,8 @@ static enum rc list_entries(struct update *u, struct err *err)
     return RC_OK;
 }
 
-/* GGUF files of Llamas order them for interleaved rotation; the tensors that updates bring do not. */
+/* Whether the model's file has the rows of q and k in another order than the tensors of updates. GGUF files of Llama models
+ * order them for interleaved rope. */
 static bool reorders_rows(const struct program *p)
 {
     const struct weight_part *first = p->n_weights && p->weights[0].n_parts ? &p->weights[0].parts[0] : NULL;
@@ -140,7 +141,7 @@ void update_end(struct update *u)
 
 /* ---- checks ------------------------------------------------------------------------------------------------------------ */
 
-/* Letters to insert, remove or replace to get from one name to the other (Levenshtein's distance), of their first so many. */
+/* Levenshtein distance of the first NEAREST_LETTERS letters of two names. */
 static uint32_t distance(const char *a, const char *b)
 {
     uint32_t row[NEAREST_LETTERS + 1];
@@ -190,7 +191,7 @@ static bool is_ignored(const struct program *p, const char *name)
     return false;
 }
 
-/* NULL: a name that is passed over, or (*rc) an unknown one. */
+/* The entry of a name. NULL: the name is skipped (*rc is RC_OK) or unknown (*rc is RC_WEIGHTS). */
 static struct update_entry *find(const struct update *u, const char *name, enum rc *rc, struct err *err)
 {
     uint32_t number = name_table_find(&u->names, name, strlen(name));
@@ -215,7 +216,6 @@ static void print_shape(char *text, size_t size, uint32_t n_dims, const int64_t 
         snprintf(text + at, size - at, n_dims == 1 ? ",)" : ")");
 }
 
-/* Type that a piece is stored in. */
 static uint32_t stored_type(const struct update *u, const struct piece *piece)
 {
     return weight_of(u, piece)->kind == WEIGHT_VECTOR ? (uint32_t)DTYPE_F32
@@ -244,7 +244,7 @@ static bool is_float(uint32_t dtype)
     return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
 }
 
-/* Whether a tensor can be written to the entry's weights. */
+/* Checks that a tensor can be written to the entry's weights: shape, type, and no quantised weight. */
 static enum rc check_tensor(const struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
                             struct err *err)
 {
@@ -261,13 +261,13 @@ static enum rc check_tensor(const struct update *u, const struct update_entry *e
     return RC_OK;
 }
 
-/* The dimensions of a tensor that its rows are counted over, from the innermost one on. */
+/* The dimensions that the rows of a tensor are counted over, innermost first. */
 struct row_dims {
     uint32_t n;
     int64_t shape[PART_MAX_DIMS], strides[PART_MAX_DIMS];
 };
 
-/* Neighbours that are one walk through memory become one dimension. */
+/* Merges adjacent dimensions into one if a single stride steps through both. */
 static struct row_dims row_dims_of(const struct weight *weight, const struct weight_part *part,
                                    const struct update_tensor *tensor)
 {
@@ -289,7 +289,7 @@ static struct row_dims row_dims_of(const struct weight *weight, const struct wei
     return dims;
 }
 
-/* Bytes from the first item of a view's rows to behind the last. */
+/* The bytes from the first item of a view to the end of its last item. */
 static uint64_t span_of(const struct tensor_view *view)
 {
     uint64_t items = (uint64_t)(view->n_rows - 1) * (uint64_t)view->row_stride +
@@ -297,7 +297,7 @@ static uint64_t span_of(const struct tensor_view *view)
     return items * dtype_info(view->dtype)->block_bytes;
 }
 
-/* So many rows of a view as are read at once; all of them where a single one reaches over as much (columns become rows). */
+/* The number of rows of a view to read at once. All rows, if one row alone spans WINDOW_BYTES (as in a transposed tensor). */
 static uint32_t rows_at_once(const struct tensor_view *view)
 {
     struct tensor_view one = *view;
@@ -310,7 +310,7 @@ static uint32_t rows_at_once(const struct tensor_view *view)
     return n < view->n_rows ? (uint32_t)n : view->n_rows;
 }
 
-/* Reads the items of a view, the first of which is number `at` of the tensor's. */
+/* Reads the items of a view into the window. The view's first item is item `at` of the tensor. */
 static enum rc read_view(struct update *u, const struct update_tensor *tensor, int64_t at, struct tensor_view *view,
                          struct err *err)
 {
@@ -327,7 +327,7 @@ static enum rc read_view(struct update *u, const struct update_tensor *tensor, i
     return tensor->read(tensor->read_ctx, (uint64_t)at * dtype_info(tensor->dtype)->block_bytes, n_bytes, u->window, err);
 }
 
-/* Calls f with every place of an entry and the rows of the tensor that belong there, or NULL. */
+/* Called for each place of an entry, with the tensor's rows that belong there (NULL if the caller gave no tensor). */
 typedef enum rc (*place_visit)(struct update *update, const struct tensor_place *place, const struct tensor_view *view,
                                void *stream, void *ctx, struct err *err);
 
@@ -369,7 +369,7 @@ static enum rc visit_piece(struct update *u, const struct piece *piece, const st
         struct tensor_place place = weights_place(u->model->weights, piece->weight, piece->part, &run);
         rc = rc ? rc : f(u, &place, &view, tensor->stream, ctx, err);
         if (tensor->read && !rc)
-            rc = update_finish(u, err); /* the next piece takes its place in memory */
+            rc = update_finish(u, err); /* the next read overwrites the window */
     }
     return rc;
 }

@@ -1,8 +1,8 @@
-/* update.h: new weights for a model, under the names of its checkpoint: begin, write in any order, commit or abort. Names are
- * resolved through the program's table of weights, a tensor is checked completely before its first byte is written, and writes
- * go in place, so the model must not run between the first write and update_commit. Aliases of tied weights and other names
- * that a checkpoint may have without a place here (program->ignored) are accepted and passed over. py_update.c calls it and
- * holds the engine's steps meanwhile; one thread at a time. */
+/* update.h: writes new weights to a model, by the tensor names of its checkpoint: update_begin, update_write in any order,
+ * update_finish, update_settle, update_end. A tensor is checked completely before its first byte is written. Writes are in
+ * place, so the model must not run between the first update_write and update_settle. Names in program->ignored, such as
+ * aliases of tied weights, are accepted and skipped. py_update.c calls these functions and pauses the engine meanwhile; one
+ * thread at a time. */
 #ifndef LLMPY_UPDATE_H
 #define LLMPY_UPDATE_H
 
@@ -12,14 +12,14 @@
 
 struct update;
 
-/* A tensor as whoever brings it describes it; no framework is known here. */
+/* A tensor as the caller describes it; this module knows no framework. */
 struct update_tensor {
     const void *data;            /* of the first item */
-    /* Where there is no data: bytes from the first item on are read in pieces as they are wanted, into memory of the update's;
-     * then no stride is negative. */
+    /* Used if `data` is not set: reads n_bytes from byte `first` of the tensor. The update reads window by window into a buffer
+     * that it owns. No stride may be negative then. */
     enum rc (*read)(void *ctx, uint64_t first, size_t n_bytes, void *to, struct err *err);
     void *read_ctx;
-    uint32_t dtype;              /* DTYPE_NONE: one that we do not have, called `type` in messages */
+    uint32_t dtype;              /* DTYPE_NONE: llmpy has no such type; messages call it `type` */
     char type[24];
     uint32_t n_dims;
     int64_t shape[UPDATE_MAX_DIMS], strides[UPDATE_MAX_DIMS]; /* outermost first; strides in items, of either sign */
@@ -29,40 +29,42 @@ struct update_tensor {
 
 enum update_fate { UPDATE_FRESH, UPDATE_REPEATED, UPDATE_SKIPPED };
 
-/* One name of the table, and what has become of it. Several parts of weights may come from its tensor. */
+/* A tensor name of the model, and what was written to it. Several parts of weights may come from one tensor. */
 struct update_entry {
     const char *name;
-    uint32_t piece; /* the first one */
+    uint32_t piece; /* index of the first piece */
     uint32_t n_writes;
-    bool is_constant; /* it keeps its values where no tensor is written to it */
+    bool is_constant; /* if no tensor is written to it, it keeps its values */
 };
 
-/* RC_UNSUPPORTED: the backend takes no tensors. */
+/* RC_UNSUPPORTED: the backend has no tensor_write, or the model's GGUF file has another order of rows. */
 enum rc update_begin(struct model *model, struct update **update, struct err *err);
-/* Checks the name and the tensor, and with is_finite its values too, without writing. RC_WEIGHTS: code is of enum
- * weights_fault, what is the name. RC_UNSUPPORTED: the weight is quantised. *fate: what a write would do. */
+/* Checks the name and the tensor without writing; with is_finite also that all values are finite. *fate: what update_write
+ * would do. Errors:
+ *   RC_WEIGHTS      code is of enum weights_fault, what is the name
+ *   RC_UNSUPPORTED  the weight is quantised */
 enum rc update_check(struct update *update, const char *name, const struct update_tensor *tensor, bool is_finite,
                      enum update_fate *fate, struct err *err);
-/* The same, and enqueues the write. A tensor in host memory stays unchanged until update_finish; one in device memory may be
- * changed by what its stream runs later. */
+/* Checks as update_check does, then enqueues the write. The caller must not change a tensor in host memory until update_finish.
+ * Work that is enqueued later on the stream of a tensor in device memory may change that tensor. */
 enum rc update_write(struct update *update, const char *name, const struct update_tensor *tensor, bool is_finite,
                      enum update_fate *fate, struct err *err);
-/* Waits until all that was written has arrived. */
+/* Waits until all writes have completed. */
 enum rc update_finish(struct update *update, struct err *err);
-/* Behind update_finish, before the model runs: what follows from the tensors that were written and from those that were not. */
+/* Completes the weights (settle.h). Called after update_finish and before the model runs. */
 enum rc update_settle(struct update *update, struct err *err);
-bool update_knows(const struct update *update, const char *name); /* a weight's, or one that is passed over */
-bool update_skips(const struct update *update, const char *name); /* it is passed over, whatever the tensor */
+bool update_knows(const struct update *update, const char *name); /* the name of a weight, or a name that is skipped */
+bool update_skips(const struct update *update, const char *name); /* the name is skipped, whatever the tensor */
 uint32_t update_n_entries(const struct update *update);
 const struct update_entry *update_entry(const struct update *update, uint32_t index);
-uint32_t update_n_written(const struct update *update); /* names that something was written to */
-bool update_is_missing(const struct update_entry *entry); /* nothing was written, and it is no constant */
+uint32_t update_n_written(const struct update *update); /* names with at least one write */
+bool update_is_missing(const struct update_entry *entry); /* it has no write and is no constant */
 bool update_has_written(const struct update *update);   /* whether a weight may have changed */
-uint64_t update_bytes(const struct update *update);     /* read from the tensors written so far */
-/* Checksums: of what the model holds under a name, or (tensor not NULL) of what it would hold had the tensor been written.
- * *fate may be UPDATE_SKIPPED; then there is no sum. */
+uint64_t update_bytes(const struct update *update);     /* total size of the tensors written so far */
+/* The checksum of the weights under a name. With a tensor: the checksum that the weights would have after writing it. If *fate
+ * is UPDATE_SKIPPED, there is no sum. */
 enum rc update_sum(struct update *update, const char *name, const struct update_tensor *tensor, struct tensor_sum *sum,
                    enum update_fate *fate, struct err *err);
-void update_end(struct update *update); /* NULL is fine; what was written stays */
+void update_end(struct update *update); /* NULL is allowed; does not undo writes */
 
 #endif

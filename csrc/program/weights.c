@@ -7,14 +7,14 @@
 
 #include <string.h>
 
-#define CHUNK_BYTES ((size_t)1 << 20) /* converted at a time, so that a load needs no second copy of a tensor */
+#define CHUNK_BYTES ((size_t)1 << 20) /* converted at a time, so a load holds no second copy of a tensor */
 #define PANEL_ROWS 64
-#define WINDOW_BYTES ((size_t)64 << 20) /* of columns that become rows, read at once: a read for each column's part */
+#define WINDOW_BYTES ((size_t)64 << 20) /* of a transposed tensor in host memory at once; filled by one read for each column */
 
 struct stored {
     struct matrix *matrix;
     float *vector;
-    float *kept;      /* [rows] what a vector with constants held last, in host memory */
+    float *kept;      /* [rows] last values of a vector with constant parts, in host memory */
     uint32_t *dtypes; /* [n_parts] */
 };
 
@@ -33,7 +33,7 @@ struct loader {
     const struct weights_options *options;
     float *floats;          /* [PANEL_ROWS or more rows][cols] */
     void *converted;
-    char *gathered;         /* as many rows of any type */
+    char *gathered;         /* room for as many rows of any type */
     size_t floats_bytes;
     uint64_t done_bytes, all_bytes;
 };
@@ -49,13 +49,13 @@ static size_t row_bytes(uint32_t dtype, uint32_t cols)
     return (size_t)cols / info->block_values * info->block_bytes;
 }
 
-/* What the made-up values of a tensor come from: the seed and its name, not its place in the program. */
+/* The key of a tensor's dummy values: a hash of the seed and the tensor's name, independent of its place in the program. */
 static uint64_t dummy_key(const struct loader *l, const struct weight_part *part)
 {
     return hash_bytes(&(struct hash){l->options->seed, 0}, part->source, strlen(part->source)).lo;
 }
 
-/* The tensor that a part is loaded from; NULL: the checkpoint has none, or none is asked for. */
+/* The tensor that a part is loaded from. NULL: the weights are dummies, or the checkpoint lacks the tensor. */
 static const struct checkpoint_tensor *tensor_of(const struct loader *l, const struct weight_part *part)
 {
     return l->options->is_dummy ? NULL : checkpoint_find(l->checkpoint, part->source);
@@ -110,7 +110,7 @@ static enum rc progress(struct loader *l, const struct weight *weight, uint32_t 
     return RC_OK;
 }
 
-/* Rows as the file has them become rows of the stored type, and go to the backend. */
+/* Converts rows from the file's type to the stored type and writes them to the backend. */
 static enum rc write_rows(struct loader *l, uint32_t w, uint32_t part, uint32_t dtype, uint32_t first_row, uint32_t n_rows,
                           const void *rows, struct err *err)
 {
@@ -124,7 +124,8 @@ static enum rc write_rows(struct loader *l, uint32_t w, uint32_t part, uint32_t 
     return l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, part, first_row, n_rows, rows, err);
 }
 
-/* Rows of a run whose tensor has them as columns. So many at once that the reads, one for each column, are long. */
+/* Writes a run of rows of a transposed part. Each window takes one read for each column, so a window holds many rows to make
+ * the reads long. */
 static enum rc write_columns(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor,
                              const struct row_run *run, uint32_t most, struct err *err)
 {
@@ -152,7 +153,7 @@ static enum rc write_columns(struct loader *l, uint32_t w, uint32_t part, const 
     return rc;
 }
 
-/* A run of rows that the backend reads itself. */
+/* A run of rows that the backend reads through read_run. */
 struct run_source {
     const struct loader *loader;
     const struct checkpoint_tensor *tensor;
@@ -165,8 +166,8 @@ static enum rc read_run(void *ctx, uint32_t first, uint32_t n_rows, void *to, st
     return checkpoint_rows(run->loader->checkpoint, run->tensor, run->first + first, 1, n_rows, to, err);
 }
 
-/* Writes a part of a matrix run by run. What the backend stores as the file has it, it reads itself; the rest is gathered and
- * converted here, some rows at a time. */
+/* Writes a part of a matrix run by run. If the stored type is the file's and the rows are adjacent, the backend's matrix_load
+ * reads them. Other rows are gathered and converted here, some at a time. */
 static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor, struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
@@ -193,7 +194,7 @@ static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const str
     return rc;
 }
 
-/* The same for a part of a weight that no file has. */
+/* Writes dummy values to a part of a matrix. */
 static enum rc fill_part(struct loader *l, uint32_t w, uint32_t part, struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
@@ -252,7 +253,7 @@ static uint32_t uses_of(const struct program *p, uint32_t weight)
     return use;
 }
 
-/* A router's rows are few and decide what is computed at all, so nothing is rounded on their way. */
+/* A router is small and its result decides which experts run, so it is computed in float without rounding its inputs. */
 static uint32_t arithmetic_of(const struct program *p, uint32_t weight, uint32_t wanted)
 {
     for (uint32_t i = 0; i < p->n_ops; i++)
@@ -327,7 +328,8 @@ static bool has_constants(const struct weight *weight)
     return false;
 }
 
-/* Values of a vector's part as the file has them, or made up. `items` has room for as many of any type. */
+/* Reads the values of a vector's part, or generates dummies, without the weight's offset. `items` has room for part->rows items
+ * of any type. */
 static enum rc read_values(const struct loader *l, const struct weight *weight, const struct weight_part *part, void *items,
                            float *to, struct err *err)
 {
@@ -383,7 +385,7 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     return rc;
 }
 
-/* Refuses at once what the device has no room for: an allocation would say so only when all the others are made. */
+/* Fails before anything is allocated if the weights do not fit the device's free memory. */
 static enum rc check_room(const struct loader *l, struct err *err)
 {
     const struct program *p = l->weights->program;
@@ -492,7 +494,7 @@ struct tensor_place weights_place(const struct weights *w, uint32_t weight, uint
         .row_step = steps.row, .col_step = steps.col};
     for (uint32_t i = 0; place.vector && i < part; i++)
         place.vector += of->parts[i].rows;
-    if (place.vector) { /* one row of elements */
+    if (place.vector) { /* a vector is one row of elements */
         place.vector += rows->first_row;
         place.col_step = steps.row;
     }
