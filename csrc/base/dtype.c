@@ -1,6 +1,6 @@
-/* dtype.c: the table of storage types and their exact values. Plain portable C: readable before fast, because kernels are
- * tested against it. Products and sums round once each, in the order that the format's own reference uses: (scale * s) * q and
- * then the offset, so the build's -ffp-contract=off is part of the meaning. */
+/* dtype.c: the table of storage types and their exact values, in plain portable C. Kernels are tested against it, so it is
+ * readable rather than fast. Each product and sum rounds once, in the order of the format's reference: (scale * s) * q, then
+ * the offset. The results therefore need the build's -ffp-contract=off. */
 #include "dtype.h"
 
 #include <string.h>
@@ -29,8 +29,8 @@ static uint32_t load_u32(const uint8_t *p)
     return load_u16(p) | (uint32_t)load_u16(p + 2) << 16;
 }
 
-/* A NaN becomes quiet and keeps its payload, as the processors' own conversions do it. All cases are computed and one is
- * selected, so that the compiler can do many values at a time. */
+/* A NaN becomes quiet and keeps its payload, as in the processors' conversion instructions. The code computes all cases and
+ * selects one, so that the compiler can vectorise it. */
 static float f32_from_f16(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
@@ -46,7 +46,7 @@ static uint16_t f16_from_f32(float value)
         return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
     if (magnitude >= 0x477ff000u) /* 65520 and more round to infinity */
         return (uint16_t)(sign | 0x7c00);
-    if (magnitude >= 0x38800000u) { /* normal: the carry out of the fraction raises the exponent by itself */
+    if (magnitude >= 0x38800000u) { /* normal: a carry out of the fraction increments the exponent */
         uint32_t rebased = magnitude - (112u << 23);
         return (uint16_t)(sign | (rebased + 0xfff + (rebased >> 13 & 1)) >> 13);
     }
@@ -165,7 +165,7 @@ static void q3_k_block(const uint8_t *b, float *y)
     }
 }
 
-/* The 6-bit scale and minimum of sub-block j (0..7) out of the 12 bytes that Q4_K and Q5_K share. */
+/* Unpacks the 6-bit scale and minimum of sub-block j (0..7) from the 12 bytes that Q4_K and Q5_K have in common. */
 static void k_scale(const uint8_t *packed, int j, float *scale, float *minimum)
 {
     if (j < 4) {
@@ -220,7 +220,7 @@ static void q6_k_block(const uint8_t *b, float *y)
     }
 }
 
-/* Microscaling: an exponent, then 4-bit floats (e2m1) whose values are doubled in the table and halved in the scale. */
+/* Microscaling: an exponent, then 4-bit floats (e2m1). The table has twice their values; the scale has the factor 1/2. */
 static void mxfp4_block(const uint8_t *b, float *y)
 {
     static const float values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};

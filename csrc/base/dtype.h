@@ -1,6 +1,6 @@
-/* dtype.h: the types that a tensor can be stored in, numbered as GGUF numbers them (one numbering in the whole house).
- * Part of the public backend ABI: append only. dtype.c has the table and the exact conversion to float32, which is the
- * oracle of every kernel (formulas: docs/use/quantization.md). */
+/* dtype.h: the types that a tensor can be stored in. All of llmpy numbers them as GGUF does. Part of the public backend ABI:
+ * append only. dtype.c has the table and the exact conversion to float32, against which every kernel is tested (formulas:
+ * docs/use/quantization.md). */
 #ifndef LLMPY_DTYPE_H
 #define LLMPY_DTYPE_H
 
@@ -27,24 +27,24 @@ enum dtype {
     DTYPE_F64 = 28,
     DTYPE_BF16 = 30,
     DTYPE_MXFP4 = 39,
-    DTYPE_COUNT = 42, /* GGUF's numbers lie below; those that it does not have come after */
+    DTYPE_COUNT = 42, /* GGUF's numbers are below; types that GGUF lacks are above */
     DTYPE_U8 = 64,
     DTYPE_BOOL = 65,
     DTYPE_NONE = 255
 };
 
 struct dtype_info {
-    const char *name;      /* "float32", "bfloat16", "q4_0", ...; NULL: a number that we do not read */
+    const char *name;      /* "float32", "bfloat16", "q4_0", ...; NULL: an unsupported type */
     uint32_t block_values; /* values in a block */
     uint32_t block_bytes;
 };
 
-const struct dtype_info *dtype_info(uint32_t dtype); /* NULL for a number that we do not read */
+const struct dtype_info *dtype_info(uint32_t dtype); /* NULL for an unsupported type */
 uint32_t dtype_from_name(const char *name);          /* DTYPE_NONE when unknown */
-/* Converts n values (a multiple of the block) to float32, exactly as the format defines them. Returns 0 where the type has no
- * float value (integers); then nothing is written. */
+/* Converts n values (a multiple of block_values) to float32, exactly as the format defines them. Returns 0 and writes nothing
+ * for types without a float value (integers). */
 int dtype_to_float(uint32_t dtype, const void *source, float *target, size_t n);
-/* Rounds to nearest even: f32 to DTYPE_F32, DTYPE_F16 or DTYPE_BF16. Returns 0 for other types. */
+/* Converts float32 to DTYPE_F32, DTYPE_F16 or DTYPE_BF16, rounded to nearest even. Returns 0 for other types. */
 int dtype_from_float(uint32_t dtype, const float *source, void *target, size_t n);
 
 #endif

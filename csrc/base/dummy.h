@@ -1,7 +1,7 @@
-/* dummy.h: values of weights that no file gives: odd 24-bit numbers from a counter's hash, times 0.0692 / 2^24: never zero,
- * uniform, of standard deviation 0.02. The value of row r and column c is a function of (key, r, c) alone and is rounded once,
- * so every backend that makes its own gets the host's bits. The key comes from the seed and the tensor's name (weights.c).
- * MXFP4 has blocks of random 4-bit floats with one exponent, of standard deviation 0.023. */
+/* dummy.h: dummy values of weights, for models without a checkpoint. A value is an odd 24-bit number from a counter's hash,
+ * times 0.0692 / 2^24: never zero, uniform, standard deviation 0.02. The value of row r and column c depends on (key, r, c)
+ * only and is rounded once, so a backend that generates values gets the same bits as the host. The key comes from the seed and
+ * the tensor's name (weights.c). MXFP4 blocks have random 4-bit floats and one fixed exponent; standard deviation 0.023. */
 #ifndef LLMPY_DUMMY_H
 #define LLMPY_DUMMY_H
 
@@ -13,7 +13,7 @@
 #define DUMMY_EVERYWHERE static inline
 #endif
 
-/* A row's own key: one round of splitmix64. */
+/* The key of a row: one round of splitmix64. */
 DUMMY_EVERYWHERE uint64_t dummy_row(uint64_t key, uint32_t row)
 {
     uint64_t z = key + (row + (uint64_t)1) * 0x9E3779B97F4A7C15u;

@@ -1,5 +1,5 @@
-/* hash.h: SipHash-2-4 with a 128-bit result, as Aumasson and Bernstein define it. Keyed, so that nobody who chooses prompts can
- * choose collisions of the prefix cache. Pure functions, any thread. */
+/* hash.h: SipHash-2-4 with a 128-bit result, as Aumasson and Bernstein define it. The secret key prevents clients from choosing
+ * prompts that collide in the prefix cache. Pure functions, any thread. */
 #ifndef LLMPY_HASH_H
 #define LLMPY_HASH_H
 

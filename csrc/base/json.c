@@ -67,7 +67,7 @@ static void skip_space(struct json *json)
         json->at++;
 }
 
-/* Takes the character c after white space, if it is the next one. */
+/* Skips white space, then consumes the character c if it is next. */
 static bool take(struct json *json, char c)
 {
     skip_space(json);
@@ -95,7 +95,7 @@ static bool enter(struct json *json, char open, const char *wanted)
     return true;
 }
 
-/* True when another member follows; closes the object or array when none does. */
+/* True if another member follows; else closes the object or array. */
 static bool next_member(struct json *json, char close, const char *wanted)
 {
     if (json->wanted)
@@ -170,7 +170,7 @@ static size_t encode_utf8(uint32_t code, char *target)
     return n;
 }
 
-/* Decodes the escape behind a backslash; writes at most 4 bytes, never more than the escape took. */
+/* Decodes the escape after a backslash. Writes at most 4 bytes and never more than the escape's length. */
 static bool decode_escape(struct json *json, char *target, size_t *n)
 {
     static const char NAMES[] = "\"\\/bfnrt", VALUES[] = "\"\\/\b\f\n\r\t";
@@ -203,7 +203,7 @@ static bool decode_escape(struct json *json, char *target, size_t *n)
     return true;
 }
 
-/* Steps over the characters up to a quote, a backslash or a fault. */
+/* Advances to the next quote, backslash or error. */
 static bool plain_run(struct json *json)
 {
     while (json->at < json->end && *json->at != '"' && *json->at != '\\') {
@@ -232,7 +232,7 @@ static bool reserve_scratch(struct json *json, size_t n_bytes)
     return true;
 }
 
-/* Where the string that starts at json->at ends, escapes stepped over, nothing checked. */
+/* The length of the undecoded string that starts at json->at, without checks. */
 static size_t raw_length(const struct json *json)
 {
     const char *p = json->at;

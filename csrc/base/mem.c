@@ -99,7 +99,7 @@ int mem_show(void *block, size_t size_bytes)
 {
     if (must_fail())
         return -1;
-    atomic_fetch_add(&releases, 1); /* it is held already */
+    atomic_fetch_add(&releases, 1); /* must_fail counted it as a new block, but mem_map has counted it before */
     return mprotect(block, mapped_bytes(size_bytes), PROT_READ | PROT_WRITE);
 }
 

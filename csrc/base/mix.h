@@ -1,6 +1,6 @@
-/* mix.h: what an element of a weight adds to the weight's checksum: a function of its place in the checkpoint's tensor and of
- * the bits that are stored. Sums do not depend on any order, so neither does a checksum. The host and every device compute the
- * same one. The finaliser is that of splitmix64. */
+/* mix.h: the term that one element adds to a weight's checksum. It depends on the element's index in the checkpoint's tensor
+ * and on the stored bits. A checksum is a sum, so it does not depend on the order of the elements, and the host and every
+ * device compute the same one. The finaliser is that of splitmix64. */
 #ifndef LLMPY_MIX_H
 #define LLMPY_MIX_H
 

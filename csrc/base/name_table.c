@@ -44,7 +44,7 @@ char *name_table_copy(struct name_table *table, const char *bytes, size_t n_byte
     return copy;
 }
 
-/* FNV-1a with a last mixing, since the low bits choose the slot. */
+/* FNV-1a with a final mixing step, since the low bits select the slot. */
 static uint64_t hash_name(const char *bytes, size_t n_bytes)
 {
     uint64_t hash = 0xcbf29ce484222325u;
@@ -53,7 +53,7 @@ static uint64_t hash_name(const char *bytes, size_t n_bytes)
     return hash ^ hash >> 29 ^ hash >> 47;
 }
 
-/* The slot that holds the name, or the empty one where it belongs. There is always an empty one. */
+/* The slot that holds the name, or the empty slot where it belongs. The table always has an empty slot. */
 static uint32_t *find_slot(const struct name_table *table, const char *bytes, size_t n_bytes)
 {
     uint32_t mask = table->n_slots - 1, at = (uint32_t)hash_name(bytes, n_bytes) & mask;

@@ -1,6 +1,6 @@
-/* status.h: how every fallible function in csrc and kernels reports.
- * A function returns enum rc and, when it fails, has filled the caller's struct err; it never prints, aborts or exits.
- * py_error.c alone turns an err into a Python exception. Part of the public backend ABI: append only. */
+/* status.h: how the functions of csrc and kernels report errors. A function that can fail returns enum rc and, on failure,
+ * fills the caller's struct err. It never prints, aborts or exits. Only py_error.c turns an err into a Python exception. Part
+ * of the public backend ABI: append only. */
 #ifndef LLMPY_STATUS_H
 #define LLMPY_STATUS_H
 
@@ -11,18 +11,18 @@ enum rc {
     RC_MEMORY,        /* host memory: MemoryError */
     RC_INVALID,       /* a request that cannot run: InvalidRequestError, what = parameter */
     RC_CONFIG,        /* an engine option: ConfigError, what = option */
-    RC_CHECKPOINT,    /* a torn or wrong file: CheckpointError, what = file, tensor = tensor */
+    RC_CHECKPOINT,    /* a damaged or wrong file: CheckpointError, what = file, tensor = tensor */
     RC_UNSUPPORTED,   /* UnsupportedError */
     RC_IO,            /* the operating system refused: OSError, what = path, code = errno */
-    RC_DEVICE,        /* DeviceError, what = operation, code = the driver's */
-    RC_DEVICE_MEMORY, /* DeviceMemoryError, code = wanted bytes, free_bytes */
+    RC_DEVICE,        /* DeviceError, what = operation, code = the device driver's error code */
+    RC_DEVICE_MEMORY, /* DeviceMemoryError, code = wanted bytes, free_bytes = free bytes */
     RC_DEAD,          /* use after a device fault: EngineDeadError */
-    RC_BUSY,          /* a second driver: EngineBusyError */
+    RC_BUSY,          /* another thread drives the engine: EngineBusyError */
     RC_CLOSED,        /* EngineClosedError */
-    RC_INTERNAL,      /* a broken invariant of ours: RuntimeError */
-    RC_QUEUE_FULL,    /* QueueFullError, code = sequences that wait */
+    RC_INTERNAL,      /* a bug in llmpy: RuntimeError */
+    RC_QUEUE_FULL,    /* QueueFullError, code = number of waiting sequences */
     RC_ASLEEP,        /* EngineAsleepError */
-    RC_WEIGHTS_MISSING, /* torn or dropped: WeightsMissingError */
+    RC_WEIGHTS_MISSING, /* the weights are incomplete or discarded: WeightsMissingError */
     RC_WEIGHTS        /* weights that do not fit: WeightUpdateError, code = enum weights_fault, what = name */
 };
 
