@@ -1,5 +1,5 @@
-/* py.h: what the files of csrc/python share. They are the only C that knows Python: they parse arguments, release the GIL and
- * turn errors into exceptions. Limited API of CPython 3.11. */
+/* py.h: declarations shared by the files of csrc/python. Only these C files use Python's API: they parse arguments, release the
+ * GIL and turn errors into exceptions. Limited API of CPython 3.11. */
 #ifndef LLMPY_PY_H
 #define LLMPY_PY_H
 
@@ -9,12 +9,13 @@
 #include "../engine/engine.h"
 #include "../program/checkpoint.h"
 
-/* Raises the exception that err stands for (classes of llmpy.errors); returns NULL. */
+/* Raises the exception of an err (classes of llmpy.errors); returns NULL. */
 PyObject *py_raise(const struct err *err);
 /* The class llmpy.errors.<name>, or NULL with an exception set. */
 PyObject *py_error_class(const char *name);
 
-/* py_type.c: a type under the last part of its name; an object of a type that is made on the heap, zeroed, and its end. */
+/* py_type.c. py_add_type adds a type to the module under the last part of its name. py_allocate makes a zeroed object of a heap
+ * type, and py_deallocate frees it. */
 int py_add_type(PyObject *module, PyType_Spec *spec);
 void *py_allocate(PyTypeObject *type);
 void py_deallocate(PyObject *object);
@@ -29,16 +30,16 @@ int py_async_engine_register(PyObject *module);
 int py_update_register(PyObject *module);
 int py_ipc_register(PyObject *module);
 
-/* The checkpoint of a _core.Checkpoint, or NULL with TypeError; borrowed, lives as long as the object. */
+/* The checkpoint of a _core.Checkpoint, or NULL with TypeError. Borrowed: it lives as long as the object. */
 struct checkpoint *py_checkpoint_get(PyObject *object);
-/* What an engine needs of a _core.Model; everything lives as long as the object. 0 or -1 with an exception set. */
+/* What an engine needs from a _core.Model. All of it lives as long as the object. 0, or -1 with an exception set. */
 struct model_parts {
     struct kv_layout layout;
     uint32_t n_pages, vocab_size, max_num_seqs, max_num_batched_tokens, max_model_len;
     struct runner runner;
 };
 int py_model_get(PyObject *object, struct model_parts *parts);
-/* The model of a _core.Model, which will not be closed before py_model_return; NULL with an exception. */
+/* The model of a _core.Model, or NULL with an exception set. The model cannot be closed before py_model_return. */
 struct model;
 struct model *py_model_borrow(PyObject *object);
 void py_model_return(PyObject *object);

@@ -1,5 +1,6 @@
-/* py_async_engine.c: the classes _core.EngineThread, Mail and Channel. The thread that they talk to never takes the GIL. A
- * child process that inherits them may only forget them: the thread, and whatever it had locked, stayed behind. */
+/* py_async_engine.c: the classes _core.EngineThread, Mail and Channel. The driver's thread never takes the GIL. A forked child
+ * does not have that thread, and locks may be held for ever, so its calls fail and its deallocators free nothing of the
+ * driver. */
 #define _GNU_SOURCE
 #include "py_engine.h"
 
@@ -16,13 +17,13 @@ typedef struct {
     PyTypeObject *mail_type;
     struct driver *driver;
     pid_t pid;
-    unsigned generation; /* of the process that made it */
+    unsigned generation; /* of the process that made the object */
 } Thread;
 
 typedef struct {
     PyObject_HEAD PyObject *thread;
     struct mail *mail;
-    bool is_taken; /* somebody looks at what take gave: only without a GIL */
+    bool is_taken; /* a call reads what mail_take gave; another call sees this only if there is no GIL */
 } Mail;
 
 typedef struct {
@@ -37,8 +38,8 @@ static PyObject *raise_rc(enum rc rc, const char *message)
     return py_raise(&err);
 }
 
-/* How many forks lie between this process and the one that loaded the module. Asking the system for the process's number takes
- * longer than all else that a reader does here for an object. */
+/* The number of forks between the process that loaded the module and this one. getpid() would take longer than the rest of a
+ * call. */
 static atomic_uint generation;
 
 static void count_fork(void)
@@ -56,7 +57,7 @@ static bool is_foreign(PyObject *thread)
     return ((Thread *)thread)->generation != atomic_load_explicit(&generation, memory_order_relaxed);
 }
 
-/* The driver, or NULL with an exception. */
+/* The driver, or NULL with an exception set. */
 static struct driver *driver_of(PyObject *object)
 {
     Thread *self = (Thread *)object;
@@ -151,7 +152,7 @@ static PyObject *thread_stop(PyObject *object, PyObject *args)
 
 static int channel_init(PyObject *object, PyObject *args, PyObject *kwargs);
 
-/* The channel of a Channel or None; false with an exception. */
+/* Gets the channel of a Channel, or NULL of None. False with an exception set. */
 static bool parse_channel(PyObject *object, struct channel **channel)
 {
     *channel = NULL;

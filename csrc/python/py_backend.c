@@ -1,5 +1,5 @@
-/* py_backend.c: what kernels/binding.py needs of the core to call a backend's functions by itself: the table's address, and the
- * rows of csrc/base/dummy.h for a matrix of any backend. */
+/* py_backend.c: what kernels/binding.py needs from the core to call a backend's functions directly: the address of the
+ * backend's table, and a function that writes the dummy values of csrc/base/dummy.h to a matrix. */
 #include "py.h"
 
 #include "../program/backend_library.h"

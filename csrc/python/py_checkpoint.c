@@ -1,4 +1,4 @@
-/* py_checkpoint.c: _core.Checkpoint, an opened checkpoint: its tensors, and a GGUF file's key-values as Python objects. */
+/* py_checkpoint.c: the class _core.Checkpoint: the tensors of an opened checkpoint, and a GGUF file's key-values. */
 #include "py.h"
 
 #include "../program/gguf.h"
@@ -13,7 +13,7 @@ struct checkpoint_object {
 
 /* ---- opening ---------------------------------------------------------------------------------------------------------- */
 
-/* Fills n paths with pointers into n bytes objects that the returned list owns. */
+/* Fills *paths with n pointers into bytes objects, which the returned list owns. */
 static PyObject *encode_paths(PyObject *sequence, const char ***paths, uint32_t *n)
 {
     Py_ssize_t length = PySequence_Size(sequence);
@@ -83,7 +83,7 @@ static void checkpoint_dealloc(PyObject *object)
 
 struct checkpoint *py_checkpoint_get(PyObject *object)
 {
-    /* The type is final, so its deallocator tells it from every other. */
+    /* The type is final, so no other type has its deallocator. */
     if (PyType_GetSlot(Py_TYPE(object), Py_tp_dealloc) == (void *)checkpoint_dealloc)
         return ((struct checkpoint_object *)object)->checkpoint;
     PyErr_Format(PyExc_TypeError, "checkpoint: wanted a _core.Checkpoint, have %R", (PyObject *)Py_TYPE(object));
@@ -94,7 +94,7 @@ struct checkpoint *py_checkpoint_get(PyObject *object)
 
 static PyObject *value_object(uint32_t type, const uint8_t **at);
 
-/* A string of no promised encoding: bytes that are not UTF-8 come back as lone surrogates, so nothing is lost. */
+/* A string may have any encoding. Bytes that are not UTF-8 become lone surrogates, so no information is lost. */
 static PyObject *string_object(const uint8_t **at)
 {
     Py_ssize_t n = (Py_ssize_t)gguf_load_u64(*at);
@@ -147,7 +147,7 @@ static PyObject *number_object(uint32_t type, const uint8_t *at)
     }
 }
 
-/* Makes the value at *at and steps behind it; the reader has validated every length and the nesting. */
+/* Makes an object of the value at *at and advances *at past it. gguf.c has validated every length and the nesting. */
 static PyObject *value_object(uint32_t type, const uint8_t **at)
 {
     if (type == GGUF_STRING)
@@ -179,7 +179,7 @@ static PyObject *get_metadata(PyObject *object, void *closure)
     if (!self->metadata) {
         PyObject *dict = metadata_dict(checkpoint_gguf(self->checkpoint));
         if (self->metadata)
-            Py_XDECREF(dict); /* another thread was first, while ours made the objects */
+            Py_XDECREF(dict); /* another thread has set it meanwhile */
         else
             self->metadata = dict;
     }
@@ -195,7 +195,7 @@ static PyObject *get_format(PyObject *object, void *closure)
     return PyUnicode_FromString(is_gguf ? "gguf" : "safetensors");
 }
 
-/* The name of our type, or for one that we do not read the file's own in lower case. */
+/* The name of the tensor's dtype; of an unsupported type the file's name in lower case. */
 static PyObject *type_object(const struct checkpoint_tensor *tensor)
 {
     char lower[64] = {0};
@@ -234,7 +234,7 @@ static PyObject *tensors(PyObject *object, PyObject *unused)
     return dict;
 }
 
-/* The tensor of this name, readable; else NULL with an exception set. */
+/* The tensor of this name, or NULL with an exception set if it is absent or of an unsupported type. */
 static const struct checkpoint_tensor *find_tensor(PyObject *object, PyObject *name)
 {
     struct err err;
@@ -253,7 +253,7 @@ static const struct checkpoint_tensor *find_tensor(PyObject *object, PyObject *n
     return tensor;
 }
 
-/* Reads a whole tensor, its blocks joined, without the GIL. */
+/* Reads a whole tensor, with MXFP4 blocks joined. Called without the GIL. */
 static enum rc read_whole(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, void *to,
                           struct err *err)
 {

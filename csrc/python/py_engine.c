@@ -12,10 +12,10 @@ typedef struct {
     PyObject_HEAD
     PyObject *model;           /* keeps the runner alive */
     struct engine *engine;     /* NULL once closed */
-    bool is_driven;            /* by a call that may let go of the GIL */
-    unsigned long driver;      /* its thread */
-    bool closes_later;         /* closed from within such a call */
-    atomic_bool stops;         /* asks run() to come back */
+    bool is_driven;            /* a call that drives the engine is in progress; it may release the GIL */
+    unsigned long driver;      /* the thread of that call */
+    bool closes_later;         /* close() was called from within that call */
+    atomic_bool stops;         /* asks run() to return */
     pid_t pid;
 } Engine;
 

@@ -1,4 +1,4 @@
-/* py_engine_news.c: records of news as Python dictionaries; arrays become bytes, copied once. */
+/* py_engine_news.c: makes Python dictionaries of news (what requests produced). Arrays become bytes, copied once. */
 #include "py_engine.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ static PyObject *bytes_of(const void *data, size_t count, size_t size_bytes)
     return PyBytes_FromStringAndSize(data, (Py_ssize_t)(count * size_bytes));
 }
 
-/* One field of an array of results as an array of its own. */
+/* One field of all results, as the bytes of an array. */
 static PyObject *column(const struct sample_result *results, uint32_t n, size_t offset)
 {
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n * 4);
@@ -58,7 +58,7 @@ static PyObject *news_top(const struct news *news)
     return top_of(news->top_ids, news->top_values, news->top_ranks, (size_t)news->n_new * news->n_logprobs);
 }
 
-/* At temperature 1 and without biases `full` has the bits of `raw`, so one field serves scoring and prompt logprobs. */
+/* `full` serves scoring and prompt logprobs: at temperature 1 and without biases it has the bits of `raw`. */
 static PyObject *prompt_logprobs_of(const struct news *news)
 {
     if (!news->prompt_results)
@@ -75,7 +75,7 @@ static PyObject *prompt_top_of(const struct news *news)
                   (size_t)news->n_prompt_results * news->n_prompt_logprobs);
 }
 
-/* ((tokens, epoch), ...): runs of tokens that were made by the same weights. */
+/* ((tokens, epoch), ...): runs of tokens from the same weights. */
 static PyObject *epochs_of(const struct news *news)
 {
     PyObject *list = PyList_New(0), *result = NULL;
@@ -104,7 +104,7 @@ static PyObject *error_of(const struct news *news)
 {
     if (!news->error)
         return Py_NewRef(Py_None);
-    return PyUnicode_DecodeUTF8(news->error, (Py_ssize_t)strlen(news->error), "replace"); /* it may have been cut */
+    return PyUnicode_DecodeUTF8(news->error, (Py_ssize_t)strlen(news->error), "replace"); /* it may end inside a character */
 }
 
 PyObject *py_news(const struct news *news)

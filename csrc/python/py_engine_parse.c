@@ -1,4 +1,4 @@
-/* py_engine_parse.c: dictionaries of requests and engine options as C structs. */
+/* py_engine_parse.c: parses the dictionaries of requests and engine options into C structs. */
 #include "py_engine.h"
 
 #include "../base/mem.h"
@@ -33,7 +33,7 @@ void py_scratch_free(struct py_scratch *scratch)
 
 /* ---- values ---- */
 
-/* One value of a dictionary: where it goes, and under which name errors speak of it. */
+/* One value of a dictionary. name: the key, for error texts. scratch: owns what parsing allocates. */
 struct item {
     const char *name;
     PyObject *value;
@@ -124,11 +124,11 @@ static int parse_id(const struct item *item, int32_t *id)
     long long number;
     if (parse_integer(item, &number) < 0)
         return -1;
-    *id = number >= INT32_MIN && number <= INT32_MAX ? (int32_t)number : -1; /* out of every vocabulary */
+    *id = number >= INT32_MIN && number <= INT32_MAX ? (int32_t)number : -1; /* -1 is outside every vocabulary */
     return 0;
 }
 
-/* Calls `parse_element` for each element of a sequence, with the i-th place of an array. */
+/* Calls parse_element for each element of a sequence, with a pointer to element i of *array. */
 static int parse_sequence(const struct item *item, size_t size_bytes, int (*parse_element)(const struct item *, void *),
                           void **array, uint32_t *n)
 {
@@ -173,7 +173,7 @@ static int element_bytes(const struct item *item, void *place)
     const char *bytes = NULL;
     if (parse_bytes(item, &bytes, &string->n) < 0)
         return -1;
-    char *copy = scratch_alloc(item->scratch, string->n, 1); /* a computed element dies with its reference */
+    char *copy = scratch_alloc(item->scratch, string->n, 1); /* an element that the sequence computes dies with its reference */
     string->bytes = copy;
     return copy ? (memcpy(copy, bytes, string->n), 0) : -1;
 }
@@ -316,7 +316,7 @@ static int request_grammar(const struct item *item, struct request_spec *spec)
     if (!PyTuple_Check(parts) || PyTuple_Size(parts) != 3)
         return refuse(item, "a tuple of kind, text and library");
     for (Py_ssize_t i = 0; i < 3; i++)
-        if (PyBytes_AsStringAndSize(PyTuple_GetItem(parts, i), (char **)places[i], NULL) < 0) /* no zero within */
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(parts, i), (char **)places[i], NULL) < 0) /* refuses a NUL within */
             return -1;
     return 0;
 }

@@ -1,4 +1,4 @@
-/* py_engine_stats.c: what an engine has counted as Python numbers. */
+/* py_engine_stats.c: makes Python objects of an engine's statistics. */
 #define PY_SSIZE_T_CLEAN
 #include "py_engine.h"
 
@@ -77,7 +77,7 @@ PyObject *py_step_log(struct engine *engine, uint32_t max)
 {
     max = max < STEP_LOG_LENGTH ? max : STEP_LOG_LENGTH;
     PyObject *memory = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(max * sizeof(struct step_record)));
-    if (!memory) /* Python's memory: the engine's allocations are counted, perhaps in a step right now */
+    if (!memory) /* Python's heap, since mem_alloc would count as an allocation of a step that runs now */
         return NULL;
     struct step_record *steps = (struct step_record *)(void *)PyBytes_AsString(memory);
     uint64_t first;

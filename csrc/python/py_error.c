@@ -1,4 +1,4 @@
-/* py_error.c: the one place where an enum rc becomes a Python exception. */
+/* py_error.c: turns an enum rc into a Python exception; no other file does. */
 #include "py.h"
 
 #include <string.h>
@@ -32,7 +32,7 @@ PyObject *py_error_class(const char *name)
     return class;
 }
 
-/* Messages may quote a file and may be cut inside a character: never a UnicodeDecodeError in their place. */
+/* Messages may quote bytes of a file or end inside a character, so invalid UTF-8 is replaced, not raised. */
 static PyObject *decode(const char *text)
 {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
@@ -54,7 +54,7 @@ static int set_number(PyObject *error, const char *attribute, int64_t number)
     return result;
 }
 
-/* WeightUpdateError lists the name under what is wrong with it. */
+/* Sets the list of the WeightUpdateError that matches err->code to the weight's name. */
 static int set_weight(PyObject *error, const struct err *err)
 {
     static const char *const lists[] = {

@@ -1,6 +1,5 @@
-/* py_ipc.c: memory of other processes and groups of processes: _core.ImportedMemory, _core.NcclGroup, and the functions that
- * make what they take. The memory is read, and the group driven, by one thread at a time; the calls that wait release the GIL.
- */
+/* py_ipc.c: memory of other processes (_core.ImportedMemory), groups of processes (_core.NcclGroup), and the functions that
+ * make their arguments. One thread at a time may use an object. Calls that wait release the GIL. */
 #define PY_SSIZE_T_CLEAN
 #include "py.h"
 
@@ -142,7 +141,7 @@ typedef struct {
     struct process_group *group;
 } NcclGroup;
 
-/* nccl_id(library, nccl) -> bytes, of a group that rank 0 is about to make */
+/* nccl_id(library, nccl) -> bytes. Rank 0 calls this for a new group and sends the id to the other ranks. */
 static PyObject *nccl_id(PyObject *module, PyObject *args)
 {
     (void)module;

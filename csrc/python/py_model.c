@@ -14,7 +14,7 @@ typedef struct {
     PyObject_HEAD
     struct model *model;
     uint32_t max_num_seqs, max_num_batched_tokens;
-    uint32_t n_borrowers; /* calls elsewhere that use the model without the GIL */
+    uint32_t n_borrowers; /* calls of other files that use the model without the GIL */
 } Model;
 
 /* ---- options --------------------------------------------------------------------------------------------------------- */
@@ -29,7 +29,7 @@ static int get_number(PyObject *options, const char *key, uint64_t *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* A borrowed text that lives as long as the options. */
+/* A text under a key, borrowed from the options. */
 static const char *get_text(PyObject *options, const char *key)
 {
     PyObject *item = PyMapping_GetItemString(options, key);
@@ -186,7 +186,7 @@ static struct model *opened(PyObject *self)
     return model;
 }
 
-/* The model of any object, or NULL with an exception. */
+/* The model of an object, or NULL with an exception set if the object is no _core.Model. */
 static struct model *model_of(PyObject *object)
 {
     if (PyType_GetSlot(Py_TYPE(object), Py_tp_init) == (void *)model_init)
@@ -299,7 +299,7 @@ static PyObject *program_text(PyObject *self, PyObject *args)
     return list;
 }
 
-/* Bytes of float32 [n_tokens][width] for every wanted number of a value; -1: the logits. */
+/* tap(ids, value numbers) -> list of bytes, float32 [n_tokens][width]. The number -1 is the logits. */
 static PyObject *tap(PyObject *self, PyObject *args)
 {
     Py_buffer ids;

@@ -39,8 +39,8 @@ static PyObject *cpu_isas(PyObject *self, PyObject *args)
     return list;
 }
 
-/* device_info(device, library, wants_free=False) -> (name, UUID, total bytes, free bytes); raises what keeps the device from
- * being used. */
+/* device_info(device, library, wants_free=False) -> (name, UUID, total bytes, free bytes). Raises the reason if the device
+ * cannot be used. */
 static PyObject *device_info(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -102,7 +102,7 @@ static PyObject *fail_allocation_after(PyObject *self, PyObject *number)
     Py_RETURN_NONE;
 }
 
-/* Numbers of the core that Python compares with: of enums, with their names in C. */
+/* Adds the enum values that Python needs, under their names in C. */
 static int add_numbers(PyObject *module)
 {
 #define NUMBER(name) {#name, name}

@@ -1,11 +1,11 @@
-/* py_program.c: the spec dictionary that llmpy/models writes becomes a struct program. */
+/* py_program.c: makes a struct program from the spec dictionary that llmpy/models writes. */
 #include "py_program.h"
 
 #include "../base/mem.h"
 
 #include <string.h>
 
-/* The list under a key as a fast sequence, with an array of n records allocated for it. */
+/* The value under a key as a list. Allocates *array for its *n records. */
 static PyObject *take_list(PyObject *spec, const char *key, size_t record_bytes, void *array, uint32_t *n)
 {
     PyObject *item = PyMapping_GetItemString(spec, key);
@@ -23,7 +23,7 @@ static PyObject *take_list(PyObject *spec, const char *key, size_t record_bytes,
     return list;
 }
 
-/* Fills at most n unsigned numbers from d[key]; -1 in Python is NO_INDEX here; what is missing stays as it was. */
+/* Fills at most n unsigned numbers from d[key]. -1 becomes NO_INDEX. Numbers that d[key] lacks are unchanged. */
 static int numbers(PyObject *d, const char *key, uint32_t *out, Py_ssize_t n)
 {
     PyObject *list = PyMapping_GetItemString(d, key);
@@ -44,7 +44,7 @@ static int numbers(PyObject *d, const char *key, uint32_t *out, Py_ssize_t n)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The place of a name among an attribute's choices; -1 with an exception set. */
+/* Sets *word to the index of a name among an attribute's choices. -1 with an exception set. */
 static int parse_choice(uint32_t code, const struct attribute *attribute, PyObject *value, uint32_t *word)
 {
     const char *name = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, NULL) : "";
@@ -57,7 +57,7 @@ static int parse_choice(uint32_t code, const struct attribute *attribute, PyObje
     return -1;
 }
 
-/* One attribute into its word; -1 with an exception set. */
+/* Parses one attribute into its word. -1 with an exception set. */
 static int parse_attribute(const struct op *op, const char *name, PyObject *value, uint32_t *words)
 {
     const struct attribute *attributes = op_attributes(op->code);
@@ -296,7 +296,7 @@ static int parse_text(PyObject *item, char **text)
     return *text ? 0 : -1;
 }
 
-/* Parses the list under key into records with parse. */
+/* Parses each element of the list under key into a record with `parse`. */
 #define PARSE_LIST(key, records, count, parse)                                                                                 \
     do {                                                                                                                       \
         PyObject *list = take_list(spec, key, sizeof *(records), &(records), &(count));                                        \

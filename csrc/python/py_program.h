@@ -1,4 +1,4 @@
-/* py_program.h: from the spec dictionary to a struct program, which the caller owns. NULL with an exception set. */
+/* py_program.h: makes a struct program from the spec dictionary. The caller owns the program. NULL with an exception set. */
 #ifndef LLMPY_PY_PROGRAM_H
 #define LLMPY_PY_PROGRAM_H
 
@@ -7,7 +7,7 @@
 #include "../program/program.h"
 
 struct program *py_program_parse(PyObject *spec);
-/* A dict of every operation's name and a tuple of its attributes' names. */
+/* A dictionary from each operation's name to a tuple of its attributes' names. */
 PyObject *py_operations(PyObject *module, PyObject *unused);
 
 #endif

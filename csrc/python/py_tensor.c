@@ -1,5 +1,5 @@
-/* py_tensor.c: DLPack (https://dmlc.github.io/dlpack, version 0 of the structures, which every producer speaks) and NumPy's
- * array interface, read into a struct update_tensor. */
+/* py_tensor.c: fills a struct update_tensor from DLPack (https://dmlc.github.io/dlpack; version 0 of the structures, which
+ * every producer supports) or from NumPy's array interface. */
 #include "py_tensor.h"
 
 #include <stdio.h>
@@ -18,7 +18,7 @@ struct dl_tensor {
         uint8_t code, bits;
         uint16_t lanes;
     } dtype;
-    int64_t *shape, *strides; /* strides NULL: rows one after the other */
+    int64_t *shape, *strides; /* strides NULL: C-contiguous */
     uint64_t byte_offset;
 };
 struct dl_managed {
@@ -27,7 +27,7 @@ struct dl_managed {
     void (*deleter)(struct dl_managed *self);
 };
 
-/* The default stream, as both DLPack and the CUDA runtime number it. */
+/* The number of the default stream in both DLPack and the CUDA runtime. */
 #define DEFAULT_STREAM 1
 
 void py_tensor_release(struct py_tensor *t)
@@ -117,7 +117,7 @@ static int read_capsule(PyObject *capsule, int ordinal, struct update_tensor *t)
     return -1;
 }
 
-/* Whether the tensor lies on a CUDA device; -1 with an exception. */
+/* 1 if the tensor is on a CUDA device, else 0; -1 with an exception set. */
 static int is_on_cuda(PyObject *object)
 {
     PyObject *device = PyObject_CallMethod(object, "__dlpack_device__", NULL);
@@ -142,7 +142,7 @@ static PyObject *call_dlpack(PyObject *object, bool on_cuda, uintptr_t stream)
     return capsule;
 }
 
-/* A new reference to the object without its gradient: parameters refuse to be exported. */
+/* A new reference to the object, detached if it requires a gradient, since such tensors refuse an export. */
 static PyObject *detached(PyObject *object)
 {
     PyObject *requires_grad = PyObject_GetAttrString(object, "requires_grad");
@@ -169,7 +169,7 @@ static int read_numbers(PyObject *tuple, uint32_t n, int64_t *numbers)
     return 0;
 }
 
-/* The name of a NumPy type: "bfloat16" of ml_dtypes looks like two bytes of anything. */
+/* Reads the type by its name, since the typestr of ml_dtypes' "bfloat16" says only that an item has two bytes. */
 static int read_numpy_type(PyObject *array, PyObject *interface, struct update_tensor *t)
 {
     PyObject *typestr = PyDict_GetItemString(interface, "typestr");
@@ -244,7 +244,7 @@ int py_tensor_take(PyObject *object, int ordinal, uintptr_t stream, struct py_te
         return -1;
     }
     t->kept = detached(object);
-    int on_cuda = !t->kept ? -1 : stream ? 1 : is_on_cuda(t->kept); /* what has a stream is on the device */
+    int on_cuda = !t->kept ? -1 : stream ? 1 : is_on_cuda(t->kept); /* a tensor with a stream is on the device */
     if (on_cuda >= 0)
         t->keeps = call_dlpack(t->kept, on_cuda, stream);
     if (!t->keeps || read_capsule(t->keeps, ordinal, &t->tensor) < 0) {

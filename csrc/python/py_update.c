@@ -1,7 +1,6 @@
-/* py_update.c: the class _core.WeightUpdate: a transaction over the weights of a _core.Model, and the hold on the steps of the
- * _core.Engine or _core.EngineThread that runs it. A list of tensors is looked at and checked as a whole before the first of
- * them is written; while they are, the GIL is free. One thread at a time (the callers in
- * llmpy/weights/updates.py see to it). */
+/* py_update.c: the class _core.WeightUpdate: a transaction over the weights of a _core.Model. It holds the steps of the
+ * _core.Engine or _core.EngineThread that runs the model. All tensors of a list are checked before the first is written; checks
+ * and writes release the GIL. One thread at a time, which llmpy/weights/updates.py ensures. */
 #include "py_engine.h"
 #include "py_tensor.h"
 
@@ -16,13 +15,13 @@
 typedef struct {
     PyObject_HEAD PyObject *model, *engine;
     struct update *update;
-    int ordinal; /* of the CUDA device; -1: the CPU */
+    int ordinal; /* of the CUDA device; -1: CPU */
     bool is_held, is_over;
 } Update;
 
-/* Where a tensor lies that is read when its turn comes: a checkpoint's, or bytes of a file that another process shares. */
+/* Where a tensor lies that update_write reads piece by piece: in a checkpoint, or in a file that another process shares. */
 struct item_file {
-    const struct checkpoint *checkpoint; /* NULL: none */
+    const struct checkpoint *checkpoint; /* NULL: the shared file of `descriptor` */
     const struct checkpoint_tensor *stored;
     int descriptor;
     uint64_t offset;
@@ -32,9 +31,9 @@ struct item_file {
 /* One tensor of a list. */
 struct item {
     PyObject *name;
-    const char *text; /* of the name */
+    const char *text; /* the name as UTF-8, owned by `name` */
     struct py_tensor tensor;
-    struct item_file file; /* of a tensor that is read */
+    struct item_file file; /* used if tensor.tensor.read is set */
     enum update_fate fate;
 };
 struct batch_of {
@@ -82,7 +81,7 @@ static void update_dealloc(PyObject *object)
     py_deallocate(object);
 }
 
-/* Borrows the model for one call, at whose end py_model_return gives it back. */
+/* Borrows the model for one call. The call must end with py_model_return. */
 static bool begin(Update *self)
 {
     if (!self->update || self->is_over) {
@@ -148,7 +147,7 @@ static bool batch_make(struct batch_of *batch, PyObject *list)
     return batch->items != NULL;
 }
 
-/* The next item of a batch, with its name; NULL with an exception. */
+/* Adds an item of this name to a batch; NULL with an exception set. */
 static struct item *batch_add(struct batch_of *batch, PyObject *name)
 {
     struct item *item = &batch->items[batch->n_taken];
@@ -160,7 +159,7 @@ static struct item *batch_add(struct batch_of *batch, PyObject *name)
     return item;
 }
 
-/* The error of a tensor that could not be looked at. Without memory for it NULL. */
+/* Makes the error for a tensor that cannot be read; NULL if out of memory. */
 static PyObject *unreadable(PyObject *class, const char *name, PyObject *cause)
 {
     PyObject *error = PyObject_CallFunction(class, "N", PyUnicode_FromFormat("weight '%s': cannot be read: %S", name, cause));
@@ -171,8 +170,8 @@ static PyObject *unreadable(PyObject *class, const char *name, PyObject *cause)
     return error;
 }
 
-/* Names the tensor that could not be looked at; the exception becomes the cause, and says whether that is a thing that llmpy
- * does not do. */
+/* Replaces the current exception by one that names the tensor. The current one becomes the cause; if it is an UnsupportedError,
+ * so is the new one. */
 static void raise_unreadable(const char *name)
 {
     PyObject *type, *value, *trace;
@@ -207,7 +206,7 @@ static enum rc bucket_is_short(const struct item *item, uint64_t have, struct er
     return RC_DEVICE;
 }
 
-/* Whether the bytes are there now: found out before the first weight is written. */
+/* Checks that the file has the tensor's bytes. Called before the first weight is written. */
 static enum rc check_file(const struct item *item, struct err *err)
 {
     uint64_t size_bytes;
@@ -220,7 +219,7 @@ static enum rc check_file(const struct item *item, struct err *err)
     return bucket_is_short(item, size_bytes, err);
 }
 
-/* Of struct update_tensor; ctx: the item. */
+/* The `read` of struct update_tensor; ctx: the item. */
 static enum rc read_item(void *ctx, uint64_t first, size_t n_bytes, void *to, struct err *err)
 {
     const struct item *item = ctx;
@@ -269,8 +268,8 @@ static int take_stored(PyObject *tuple, struct item *item)
     return stored ? 0 : -1;
 }
 
-/* Anybody's tensor, or (checkpoint, name) of a _core.Checkpoint, which outlives the call. One that is passed over is not looked
- * at. False with an exception. */
+/* Views a Python tensor (py_tensor.h), or (checkpoint, name) of a _core.Checkpoint, which must outlive the call. Ignores the
+ * tensor if its name is skipped. False with an exception set. */
 static bool take_tensor(const Update *self, struct item *item, PyObject *tensor, uintptr_t stream)
 {
     if (update_skips(self->update, item->text))
@@ -282,7 +281,7 @@ static bool take_tensor(const Update *self, struct item *item, PyObject *tensor,
     return false;
 }
 
-/* The list's tensors, all of them looked at: pairs of name and tensor. */
+/* Adds each (name, tensor) of a list to the batch. False with an exception set. */
 static bool take_tensors(Update *self, struct batch_of *batch, PyObject *list, uintptr_t stream)
 {
     if (!batch_make(batch, list))
@@ -322,14 +321,14 @@ static enum rc write_all(struct update *update, struct batch_of *batch, struct e
         rc = update_write(update, item->text, &item->tensor.tensor, false, &item->fate, err);
         waits |= item->tensor.tensor.is_host && !item->tensor.tensor.read && item->fate != UPDATE_SKIPPED;
     }
-    if (waits) { /* the caller may do with host memory what he likes then, also after an error */
+    if (waits) { /* the caller may change host memory after this call, also after an error */
         enum rc end = update_finish(update, rc ? NULL : err);
         rc = rc ? rc : end;
     }
     return rc;
 }
 
-/* Names that were passed over. */
+/* The list of skipped names. */
 static PyObject *skipped_of(const struct batch_of *batch)
 {
     PyObject *list = PyList_New(0);
@@ -339,7 +338,7 @@ static PyObject *skipped_of(const struct batch_of *batch)
     return list;
 }
 
-/* Checks the whole batch, then writes it. Values are looked at only while no step runs: that takes the device. */
+/* Checks the whole batch, then writes it. The check for finite values uses the device, so it holds the engine's steps first. */
 static PyObject *put(Update *self, struct batch_of *batch)
 {
     struct err err;
@@ -404,7 +403,7 @@ static int parse_dims(PyObject *sequence, uint32_t *n_dims, int64_t *numbers)
     return 0;
 }
 
-/* What an item of memory says of its tensor. False with an exception. */
+/* Sets type, shape and strides of a tensor from an item's tuple. False with an exception set. */
 static bool take_form(struct update_tensor *t, const char *type, PyObject *shape, PyObject *strides)
 {
     uint32_t n_strides;
@@ -443,7 +442,8 @@ static bool take_memory(struct batch_of *batch, PyObject *tuple, bool on_device,
     return take_form(t, type, shape, strides);
 }
 
-/* Bytes from a tensor's first item to behind its last; false: there is no such tensor. */
+/* The bytes from a tensor's first item to the end of its last. False: a size or stride is negative, or the bytes overflow. If
+ * the type is unsupported, *n_bytes stays unchanged. */
 static bool span_of(const struct update_tensor *t, size_t *n_bytes)
 {
     const struct dtype_info *info = dtype_info(t->dtype);
@@ -482,7 +482,7 @@ static bool take_shared(struct batch_of *batch, PyObject *tuple)
     return false;
 }
 
-/* The check alone of what write_memory will be given. */
+/* Checks the items of a later write_memory without writing. */
 static PyObject *check_memory(PyObject *object, PyObject *list)
 {
     Update *self = (Update *)object;
@@ -637,7 +637,7 @@ static PyObject *epoch_now(PyObject *object, PyObject *args)
     return py_engine_call(((Update *)object)->engine, read_epoch, &epoch) < 0 ? NULL : PyLong_FromUnsignedLong(epoch);
 }
 
-/* Names of entries that lack a tensor, or (repeated) that more than one was written to. */
+/* Names of missing entries (update_is_missing); with `repeated`, names that were written more than once. */
 static PyObject *names_of(Update *self, bool repeated)
 {
     PyObject *list = PyList_New(0);
@@ -700,7 +700,7 @@ static enum rc add_up(struct engine *engine, void *ctx, struct err *err)
                                 &s->item->fate, err);
 }
 
-/* checksum(name, tensor=None, stream=0): None where the name is passed over. */
+/* checksum(name, tensor=None, stream=0) -> the checksum, or None if the name is skipped. */
 static PyObject *checksum(PyObject *object, PyObject *args)
 {
     Update *self = (Update *)object;
