@@ -4,7 +4,7 @@ struct kinds {
     uint32_t n, windows[BATCH_MAX_GROUPS], n_layers[BATCH_MAX_GROUPS];
 };
 
-#define MAX_PIECES 16  /* into which a layer's state may be cut for the size of pages */
+#define MAX_PIECES 16  /* most pieces into which a layer's state may be split to choose the page size */
 #define PAGE_ALIGNMENT 256
 
 static bool kinds_count(const struct kv_need *needs, uint32_t n_layers, struct kinds *kinds)
@@ -36,7 +36,7 @@ static uint32_t groups_needed(const struct kinds *kinds, uint32_t size)
     return n;
 }
 
-/* The number of layers in a group: least padding among the sizes that make few enough groups, the largest such. */
+/* Layers in a group: among the sizes that make at most BATCH_MAX_GROUPS groups, the largest with the least padding. */
 static uint32_t group_size(const struct kinds *kinds, uint32_t n_layers)
 {
     uint32_t best = 0, best_padded = UINT32_MAX;
@@ -61,7 +61,7 @@ static uint64_t pages_of(const struct kv_need *need, size_t page_bytes)
     return need->n_units ? (need->n_units + units_a_page - 1) / units_a_page : 0;
 }
 
-/* Pages of all states. */
+/* Number of pages for the states of all layers. */
 static uint64_t state_pages(const struct kv_need *needs, uint32_t n_layers, size_t page_bytes)
 {
     uint64_t n = 0;
@@ -70,11 +70,12 @@ static uint64_t state_pages(const struct kv_need *needs, uint32_t n_layers, size
     return n;
 }
 
-/* Among the sizes that cut some layer's state into a few equal pieces the largest that leaves little empty. */
+/* Page size for a model without attention. The candidates split some layer's state into at most MAX_PIECES equal pieces; the
+ * largest that takes at most 1/16 more memory than the best one wins. */
 static size_t page_of_states(const struct kv_need *needs, uint32_t n_layers, size_t least)
 {
     size_t best = 0, fewest_bytes = SIZE_MAX;
-    for (int is_choice = 0; is_choice < 2; is_choice++) /* first what the least is */
+    for (int is_choice = 0; is_choice < 2; is_choice++) /* pass 0 finds the least memory, pass 1 chooses */
         for (uint32_t l = 0; l < n_layers; l++)
             for (uint32_t n = 1; n <= MAX_PIECES; n++) {
                 size_t size = aligned((needs[l].n_units + n - 1) / n * needs[l].unit_bytes);
@@ -87,7 +88,7 @@ static size_t page_of_states(const struct kv_need *needs, uint32_t n_layers, siz
     return best;
 }
 
-/* The page's size for groups of so many layers, and the pages of a state. */
+/* Enlarges or chooses the page size for the states, and places each layer's state in pages. */
 static void lay_states(const struct kv_need *needs, uint32_t n_layers, struct kv_layout *layout, struct kv_place *places)
 {
     size_t least = 0;
@@ -160,7 +161,7 @@ uint32_t kv_group_blocks(const struct kv_layout *layout, uint32_t group, uint32_
 {
     uint64_t block = layout->block_tokens, window = layout->groups[group].window;
     uint64_t all = (n_tokens + block - 1) / block;
-    /* The keys that a chunk's rows see, plus the chunk, at the worst place against the block boundaries. */
+    /* The positions that a chunk's rows see, including the chunk, at the worst alignment to block boundaries. */
     uint64_t seen = window ? (window - 1 + chunk_tokens + block - 2) / block + 1 : all;
     return (uint32_t)(seen < all ? seen : all);
 }
