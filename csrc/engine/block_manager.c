@@ -2,16 +2,17 @@
 
 #include "../base/mem.h"
 
-enum page_kind { PAGE_ALONE, PAGE_FIRST, PAGE_PART }; /* the latter two: of a bundle, whose counts and key the first has */
+/* The last two belong to a bundle; its first page has the bundle's counts and key. */
+enum page_kind { PAGE_ALONE, PAGE_FIRST, PAGE_PART };
 
 struct page {
     struct hash key;
     uint32_t refs, holds;
-    uint32_t generation;             /* of the key; an older one than the manager's: stale, as good as none */
-    uint32_t step;                   /* boundary behind which it was published */
+    uint32_t generation;             /* of the key; if older than the manager's, the key is stale and counts as none */
+    uint32_t step;                   /* step in which the page was published */
     uint32_t prev, next;             /* free list */
     uint32_t chain_prev, chain_next; /* pages in the same bucket of the key table; 0 ends */
-    uint32_t next_part;              /* of the same bundle; 0 ends */
+    uint32_t next_part;              /* next page of the same bundle; 0 ends */
     uint16_t group;
     uint8_t kind;                    /* enum page_kind */
     bool has_key, is_passing;
@@ -22,7 +23,7 @@ struct block_manager {
     uint32_t *buckets;   /* [mask + 1] first page of the chain, or 0 */
     uint32_t n_pages, n_free, n_cached, n_keys, mask, generation, step;
     uint32_t bundle_pages, n_bundles;
-    uint32_t blank;      /* list of free pages that hold nothing findable, most recently released first */
+    uint32_t blank;      /* list of free pages without a findable key, most recently released first */
     uint32_t cached;     /* list of free pages that can be found, least recently released first */
     uint64_t n_evictions;
     struct kv_events *events;
@@ -35,7 +36,7 @@ static void list_clear(struct page *pages, uint32_t head)
     pages[head].prev = pages[head].next = head;
 }
 
-/* Between two neighbours: (last, head) makes it the list's last, (head, first) its first. */
+/* Inserts a page between two neighbours: (last, head) makes it the list's last page, (head, first) its first. */
 static void list_insert(struct page *pages, uint32_t before, uint32_t behind, uint32_t page)
 {
     pages[page].prev = before;
@@ -54,7 +55,7 @@ static void list_remove(struct page *pages, uint32_t page)
     pages[pages[page].next].prev = pages[page].prev;
 }
 
-/* Moves all of `from` behind the last of `to`. */
+/* Moves all pages of the list `from` to the end of the list `to`. */
 static void list_append(struct page *pages, uint32_t to, uint32_t from)
 {
     uint32_t first = pages[from].next, last = pages[from].prev;
@@ -79,13 +80,13 @@ static bool is_findable(const struct block_manager *manager, const struct page *
     return page->has_key && page->generation == manager->generation;
 }
 
-/* Pages that a free list's entry, a reference or a key stands for. */
+/* Number of pages that an entry of a free list stands for: of the whole bundle for its first page. */
 static uint32_t n_pages_of(const struct block_manager *manager, const struct page *page)
 {
     return page->kind == PAGE_FIRST ? manager->bundle_pages : 1;
 }
 
-/* The last page that carried the key has lost it. */
+/* Notes that a key of a block is no longer findable, if no other page has the key. */
 static void note_removed(struct block_manager *manager, const struct page *page)
 {
     struct kv_event event = {.kind = KV_REMOVED, .hash = page->key.lo, .group = page->group};
@@ -158,7 +159,7 @@ bool block_manager_is_settled(const struct block_manager *manager, int32_t page)
 
 void block_manager_reset(struct block_manager *manager)
 {
-    /* Stale keys stay in the table until somebody meets them. */
+    /* Stale keys stay in the table until a lookup meets them or their page is reused. */
     manager->generation++;
     kv_events_note(manager->events, &(struct kv_event){.kind = KV_CLEARED}, NULL);
     list_append(manager->pages, manager->blank, manager->cached);
@@ -234,13 +235,13 @@ static bool is_unused(const struct page *page)
     return page->refs == 0 && page->holds == 0;
 }
 
-/* The page touched last is the cheapest to write again, and one never touched the dearest. */
+/* Reuses the page released last first: a page touched recently is the cheapest to write, a page never touched the dearest. */
 static void blank_insert(struct block_manager *manager, uint32_t number)
 {
     list_insert(manager->pages, manager->blank, manager->pages[manager->blank].next, number);
 }
 
-/* The parts of a bundle become free pages of their own; the first page is the caller's. */
+/* Splits a bundle: its other parts become single free pages; the caller handles the first page. */
 static void bundle_dissolve(struct block_manager *manager, uint32_t first)
 {
     struct page *pages = manager->pages;
@@ -254,7 +255,7 @@ static void bundle_dissolve(struct block_manager *manager, uint32_t first)
     pages[first].next_part = 0;
 }
 
-/* A state is of no use without the block that ends where it stands. */
+/* Withdraws the free snapshot with the key of an evicted block: a snapshot is useless without the block that ends there. */
 static void evict_state_of(struct block_manager *manager, const struct hash *key, uint32_t group)
 {
     int32_t bundle = block_manager_find(manager, key, BUNDLE_GROUP);
@@ -405,7 +406,7 @@ bool block_manager_is_shared(const struct block_manager *manager, int32_t page)
 
 /* ---- invariants ---- */
 
-/* Counts a free list, or returns n_pages + 1 for one that is torn, holds a used page, or a page of the other list. */
+/* Counts a free list. Returns n_pages + 1 if its links are broken, or if it has a used page or a page of the other list. */
 static uint32_t list_count(const struct block_manager *manager, uint32_t head)
 {
     const struct page *pages = manager->pages;
@@ -443,7 +444,7 @@ static enum rc check_keys(const struct block_manager *manager, struct err *err)
     return RC_OK;
 }
 
-/* Every bundle is whole, and every part one bundle's. */
+/* Checks that every bundle is whole and that every part belongs to exactly one bundle. */
 static enum rc check_bundles(const struct block_manager *manager, struct err *err)
 {
     uint32_t n_parts = 0, n_reached = 0;

@@ -89,10 +89,10 @@ static void die(struct driver *d, enum rc rc, const struct err *fault)
     d->fault.rc = rc;
     d->is_dead = true;
     unlock(d);
-    engine_abort(d->engine, NULL, 0, NULL); /* what the engine itself has not ended */
+    engine_abort(d->engine, NULL, 0, NULL); /* ends the requests that the engine itself has not ended */
 }
 
-/* Brings everything that the engine has to tell into the mail; what has ended there is freed. */
+/* Moves all news of the engine into the mails; frees dropped mails whose request has ended. */
 static void deliver(struct driver *d)
 {
     struct news news[TAKEN_AT_ONCE];
@@ -100,7 +100,7 @@ static void deliver(struct driver *d)
     uint32_t n;
     do {
         enum rc rc = engine_take(d->engine, false, news, TAKEN_AT_ONCE, &n, NULL);
-        if (!d->is_dead && engine_fault(d->engine, &fault)) /* it may show while commands are taken */
+        if (!d->is_dead && engine_fault(d->engine, &fault)) /* a fault may occur while engine_take carries out commands */
             die(d, fault.rc, &fault);
         if (rc || !n)
             return;
@@ -110,7 +110,7 @@ static void deliver(struct driver *d)
             mail_add(mail, &news[i]);
             if (mail->is_done && mail->is_dropped) {
                 mail_free(mail);
-                d->n_holders--; /* the creator's hold is there as long as the thread is */
+                d->n_holders--; /* never the last reference: the creator keeps one while the thread runs */
             }
         }
         unlock(d);
@@ -130,7 +130,7 @@ static void run_calls(struct driver *d, struct call *calls)
     }
 }
 
-/* What a boundary changes, and who hears of it. */
+/* Passes a boundary: updates the driver's state and notifies channels and waiting callers. */
 static void pass_boundary(struct driver *d, enum pause_mode pause, bool has_stepped, bool progressed)
 {
     lock(d);
@@ -151,8 +151,8 @@ static void pass_boundary(struct driver *d, enum pause_mode pause, bool has_step
     unlock(d);
 }
 
-/* One turn: calls and commands, at most one step, the mail. During a call, and behind a turn without a step, the device idles.
- * False once the driver has been stopped and nothing is left. */
+/* One turn of the thread: runs calls and commands, at most one step, and delivers news. The device is idle during calls and
+ * after a turn without a step. False once the driver has been stopped and every request has ended. */
 static bool turn(struct driver *d)
 {
     struct err fault = {0};
@@ -171,7 +171,7 @@ static bool turn(struct driver *d)
         engine_abort(d->engine, NULL, 0, NULL);
     enum rc rc = calls ? engine_settle(d->engine, &fault) : RC_OK;
     run_calls(d, calls);
-    steps &= !engine_holds(d->engine); /* which a call may have changed */
+    steps &= !engine_holds(d->engine); /* a call may have changed the holds */
     if (!rc && steps)
         rc = engine_step(d->engine, &progressed, &fault);
     if (!rc && (!steps || !engine_has_unfinished(d->engine)))
@@ -208,7 +208,7 @@ static void *run(void *ctx)
 
 /* ---- life ---- */
 
-/* The thread takes no signals: they belong to the program. */
+/* Starts the thread with all signals blocked: they belong to the program. */
 static enum rc start(struct driver *d, struct err *err)
 {
     sigset_t all, old;
@@ -279,7 +279,7 @@ void driver_release(struct driver *d)
 
 /* ---- commands ---- */
 
-/* Refuses what cannot be submitted now; else counts a submission as begun. */
+/* Refuses a submission if the driver is closed, dead or full; else counts it as begun. */
 static enum rc admit(struct driver *d, struct err *err)
 {
     lock(d);
@@ -330,7 +330,7 @@ enum rc driver_submit(struct driver *d, struct channel *channel, const struct re
     if (rc && mail) {
         mail_set_channel(mail, NULL);
         mail_free(mail);
-        d->n_holders--; /* the caller has one */
+        d->n_holders--; /* never the last reference: the caller holds one */
     }
     unlock(d);
     return rc;
@@ -365,7 +365,7 @@ static void tighten_pause(struct driver *d, enum pause_mode mode)
         engine_hold_new(d->engine, true);
     } else if (mode == PAUSE_ABORT && d->pause != PAUSE_ABORT) {
         engine_abort(d->engine, NULL, 0, NULL);
-        d->is_held = false; /* until they have ended */
+        d->is_held = false; /* not in effect until the requests have ended */
     }
     if (mode == PAUSE_ABORT || d->pause == PAUSE_NONE)
         d->pause = mode;

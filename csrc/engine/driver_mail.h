@@ -1,4 +1,4 @@
-/* driver_mail.h: what driver.c and mail.c share: the structs behind driver.h. The driver's lock guards everything, unless a
+/* driver_mail.h: the structs behind driver.h, shared by driver.c and mail.c. The driver's lock guards every field, unless a
  * comment says otherwise. */
 #ifndef LLMPY_DRIVER_MAIL_H
 #define LLMPY_DRIVER_MAIL_H
@@ -14,34 +14,34 @@ struct driver {
     uint32_t max_queued;
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t wake;      /* for the thread: something is to be done */
-    pthread_cond_t changed;   /* for waiting readers: a boundary has passed with something that they wait for */
+    pthread_cond_t wake;      /* wakes the thread: there is work */
+    pthread_cond_t changed;   /* wakes waiting callers after a boundary that may have brought what they wait for */
     uint32_t n_holders;       /* the creator, mails, channels */
     uint32_t n_submitting;    /* calls inside engine_submit */
-    uint32_t n_waiting;       /* for `changed`, other than for a mail */
-    bool is_kicked, is_quiet; /* quiet: a step found nothing to do, and nothing has happened since */
-    bool was_idle;            /* at the last boundary */
+    uint32_t n_waiting;       /* callers that wait for `changed`, except those in mail_wait */
+    bool is_kicked, is_quiet; /* kicked: there is a command; quiet: the last step found nothing to do, and no kick came since */
+    bool was_idle;            /* the engine had no unfinished sequence at the last boundary */
     bool is_closing, is_joined, is_closed, is_dead;
-    enum pause_mode pause;    /* what holds of all that pause */
-    bool is_pausing;          /* a caller */
-    uint32_t n_sleepers;      /* calls that put the engine to sleep */
+    enum pause_mode pause;    /* the mode in force, from driver_pause and driver_begin_sleep together */
+    bool is_pausing;          /* a pause of driver_pause is on */
+    uint32_t n_sleepers;      /* calls between driver_begin_sleep and driver_end_sleep */
     bool is_held;             /* the pause has taken effect */
-    uint64_t n_begun, n_done; /* boundaries */
+    uint64_t n_begun, n_done; /* turns of the thread begun, and ended; the end of a turn is a boundary */
     struct err fault;
     struct call *calls;
     struct channel *channels;
-    bool has_waited_mail;     /* a mail that somebody waits for has news */
+    bool has_waited_mail;     /* a mail with a caller in mail_wait has news */
 };
 
-struct paper { /* tokens not yet taken, of one sample: arrays of `capacity` elements one after another */
+struct paper { /* tokens of one sample that are not yet taken: arrays of `capacity` elements, one after another */
     char *data;
     uint32_t capacity;
 };
 
 struct letter {
-    struct news news;         /* its pointers are set when it is taken */
-    struct paper papers[2];   /* the thread fills one while the reader looks at the other */
-    uint32_t filled;          /* which one is being filled */
+    struct news news;         /* the pointers in it are set at the take */
+    struct paper papers[2];   /* the thread fills one while the reader reads the other */
+    uint32_t filled;          /* index of the paper being filled */
     bool has_news;
 };
 
@@ -52,11 +52,11 @@ struct mail {
     uint64_t number;
     uint32_t n_samples, n_fresh, n_readers_waiting, n_logprobs;
     bool has_results, ends_only;
-    bool is_announced;        /* told of, or about to be, and not taken since */
+    bool is_announced;        /* ready to be taken: reported to the reader, or about to be, and not fully taken since */
     bool is_listed, is_done, is_dropped, is_lost;
     struct news scores;       /* prompt results, copied once */
-    float *states;            /* of a pooling request, copied once */
-    char *error;              /* of a grammar, the first one's */
+    float *states;            /* result of a pooling request, copied once */
+    char *error;              /* the first grammar error of the request's samples */
     struct letter letters[];  /* [n_samples] */
 };
 
@@ -64,26 +64,26 @@ struct channel {
     struct driver *driver;
     struct channel *next;
     struct mail *first, *last;
-    uint32_t n_holders;       /* the creator, and every mail that it tells of */
+    uint32_t n_holders;       /* the creator, and every mail that the channel announces */
     int descriptor;
     bool is_signalled;
     uint32_t watched, states;
     uint64_t boundary;        /* UINT64_MAX: none */
 };
 
-/* With the lock held. */
+/* Call these with the lock held. */
 void driver_kick(struct driver *driver);
 uint32_t driver_state_now(struct driver *driver);
 void driver_hold(struct driver *driver);
-/* Gives up one hold; unlocks. */
+/* Releases one reference and unlocks. */
 void driver_unlock_release(struct driver *driver);
 void channel_update(struct channel *channel, uint32_t states, uint64_t boundary);
-void channel_signal(struct channel *channel); /* if it has something to tell */
+void channel_signal(struct channel *channel); /* does nothing if the channel has nothing to report */
 void mail_set_channel(struct mail *mail, struct channel *channel);
 
 struct mail *mail_create(struct driver *driver, const struct request_spec *spec, bool ends_only);
-void mail_free(struct mail *mail); /* without a hold on the driver */
-/* Takes over what the engine tells of one sample. */
+void mail_free(struct mail *mail); /* does not release the mail's reference to the driver */
+/* Adds the engine's news of one sample to the mail. */
 void mail_add(struct mail *mail, const struct news *news);
 void mail_announce(struct mail *mail);
 

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#define COMPILE_LOOK_SECONDS 0.002 /* of an idle engine, between two looks at its commands */
+#define COMPILE_LOOK_SECONDS 0.002 /* an engine that waits for grammars looks at its commands this often */
 
 _Static_assert(FINISH_ERROR + 1 == N_FINISHES, "every way to finish is counted");
 
@@ -123,7 +123,7 @@ void engine_destroy(struct engine *e)
 {
     if (!e)
         return;
-    for (; in_flight(e); e->n_ended++) /* nothing may be computed any more once the memory goes */
+    for (; in_flight(e); e->n_ended++) /* no step may still run when the memory is freed */
         e->config.runner.finish(e->config.runner.ctx, &e->flights[e->n_ended % 2].batch, NULL);
     for (uint32_t b = 0; b < N_BUCKETS; b++)
         for (struct request *r = e->map[b], *next; r; r = next) {
@@ -152,7 +152,7 @@ static enum rc order_grammar(struct engine *e, const struct grammar_spec *spec, 
     if (rc)
         return rc;
     if (grammars != atomic_load(&e->grammars) && !atomic_compare_exchange_strong(&e->grammars, &others, grammars)) {
-        grammars_release(grammars); /* somebody else was faster */
+        grammars_release(grammars); /* another thread has made them meanwhile */
         grammars = others;
     }
     struct id_list prior = {r->sequences[0]->output, r->spec.prior.n};
@@ -254,7 +254,7 @@ static void count_finish(struct engine *e, const struct sequence *q, enum finish
 
 static void finish(struct engine *e, struct sequence *q, enum finish how)
 {
-    if (q->n_pending && in_flight(e) == 2) { /* its row in the step that was started last is for nothing */
+    if (q->n_pending && in_flight(e) == 2) { /* its row in the step started last is wasted */
         e->flights[(e->n_started - 1) % 2].record.n_decode--;
         e->flights[(e->n_started - 1) % 2].record.n_wasted++;
         e->scheduler.n_decode_rows--;
@@ -272,12 +272,12 @@ static bool is_aborted(const struct sequence *q, uint64_t upto)
     return q->request->number <= upto || atomic_load(&q->request->is_aborted);
 }
 
-/* Ends all sequences that are aborted; all there are, with an upto of UINT64_MAX. */
+/* Ends all aborted sequences; with upto UINT64_MAX, all sequences. */
 static void finish_aborted(struct engine *e, uint64_t upto, enum finish how)
 {
     for (uint32_t i = 0; i < e->scheduler.n_running;)
         if (is_aborted(e->scheduler.running[i], upto))
-            finish(e, e->scheduler.running[i], how); /* which moves the next one here */
+            finish(e, e->scheduler.running[i], how); /* this moves the next sequence to place i */
         else
             i++;
     for (struct sequence *q = queue_first(&e->scheduler.waiting), *next; q; q = next) {
@@ -287,8 +287,8 @@ static void finish_aborted(struct engine *e, uint64_t upto, enum finish how)
     }
 }
 
-/* The matcher of a sequence that enters; or it is ended, by what it has already or for want of one: it has been aborted, then,
- * or the engine is dead. */
+/* Gives an entering sequence its matcher, unless it has already ended. Sets q->finish if the grammar failed, has ended with the
+ * prior output, or is not compiled: the request was aborted then, or the engine is dead. */
 static void take_matcher(const struct engine *e, struct request *r, struct sequence *q)
 {
     enum grammar_state state = grammar_look(r->grammar);
@@ -310,17 +310,17 @@ static void enter(struct engine *e, struct request *r)
         struct sequence *q = r->sequences[i];
         if (r->grammar)
             take_matcher(e, r, q);
-        enum finish already = q->finish; /* a rule that its prior output satisfies, say */
+        enum finish already = q->finish; /* e.g. by a stop rule that the prior output meets */
         bool scores_first = sequence_is_scoring(q) && already != FINISH_ERROR && already != FINISH_ABORT;
         scheduler_add(&e->scheduler, q);
         if (already != FINISH_NONE && scores_first)
-            q->matcher = NULL; /* nothing will be drawn */
+            q->matcher = NULL; /* no token will be drawn */
         else if (already != FINISH_NONE)
             finish(e, q, already);
     }
 }
 
-/* Requests behind the gate stay out, and those whose grammar is being compiled, but for what has been aborted. */
+/* True for a request behind the gate, or whose grammar is still being compiled, unless the request has been aborted. */
 static bool stays_out(struct engine *e, struct request *r, uint64_t gate, uint64_t abort_upto)
 {
     if (r->number <= abort_upto || atomic_load(&r->is_aborted))
@@ -332,7 +332,7 @@ static bool stays_out(struct engine *e, struct request *r, uint64_t gate, uint64
     return waits;
 }
 
-/* Takes in what has arrived, in its order, as far as it need not wait outside. */
+/* Enters held and arrived requests in their order, except those that must stay out. */
 static void enter_all(struct engine *e, struct request *arrived, uint64_t gate, uint64_t abort_upto)
 {
     struct request **place = &e->held, *r;
@@ -392,7 +392,7 @@ static void take_token(struct engine *e, const struct batch *b, struct sequence 
     outbox_note(&e->outbox, q);
 }
 
-/* States of a step that no other follows yet: they still lie where the step left them. */
+/* Reads the pooled states of a step. No later step has been started (sequence_must_wait), so none has overwritten them. */
 static enum rc take_states(struct engine *e, struct flight *flight, struct err *err)
 {
     enum rc rc = RC_OK;
@@ -422,7 +422,7 @@ static void take_results(struct engine *e, const struct flight *flight, double n
         struct sequence *q = flight->owners[t].sequence;
         const struct sample_result *result = &b->results[t];
         q->n_pending -= !b->tasks[t].is_score;
-        if (q->state == SEQUENCE_FINISHED) /* by an earlier step's token, or an error in an earlier row of this one */
+        if (q->state == SEQUENCE_FINISHED) /* by a token of an earlier step, or by an error in an earlier row of this step */
             continue;
         if (result->status != SAMPLE_OK) {
             e->stats->nonfinite_rows += result->status == SAMPLE_NON_FINITE;
@@ -439,7 +439,7 @@ static void take_results(struct engine *e, const struct flight *flight, double n
     }
 }
 
-/* What the grammars say of a step's tokens. */
+/* Ends the sequences whose grammar ended or failed with their token of this step. */
 static void settle_grammars(struct engine *e, const struct flight *flight)
 {
     if (!flight->batch.has_masks)
@@ -453,7 +453,7 @@ static void settle_grammars(struct engine *e, const struct flight *flight)
     }
 }
 
-/* Nothing of what is in flight will be waited for. */
+/* Steps in flight are dropped: the engine does not wait for them. */
 enum rc engine_poison(struct engine *e, enum rc rc, const struct err *fault, struct err *err)
 {
     e->fault = *fault;
@@ -471,7 +471,7 @@ enum rc engine_poison(struct engine *e, enum rc rc, const struct err *fault, str
     return rc;
 }
 
-/* What has been scheduled, before anything of it is done; the scheduler's counts as they were before. */
+/* The record of a step that is scheduled but not started. before: the scheduler as it was before the step. */
 static struct step_record describe_step(const struct engine *e, const struct batch *b, const struct scheduler *before,
                                         double begun)
 {
@@ -492,13 +492,13 @@ static struct step_record describe_step(const struct engine *e, const struct bat
     };
 }
 
-/* What the device has computed may be told; with nothing in flight that is everything. */
+/* Makes events of computed steps visible; with no step in flight, all events. */
 static void show_events(struct engine *e, uint64_t upto)
 {
     kv_events_show(e->scheduler.events, in_flight(e) ? upto : kv_events_count(e->scheduler.events));
 }
 
-/* Schedules a step and starts it; *has_rows is false when there was nothing to do. */
+/* Schedules a step and starts it. *has_rows is false if there was no row to compute. */
 static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
 {
     struct flight *flight = &e->flights[e->n_started % 2];
@@ -522,12 +522,12 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
     flight->record.is_replayed = b->is_replayed;
     scheduler_end_step(&e->scheduler);
     flight->host_seconds = (e->config.runner.is_async ? seconds_now() - e->awaited_seconds : flight->started) - begun;
-    if (!rc && atomic_load(&e->is_dead)) /* since masks were awaited */
+    if (!rc && atomic_load(&e->is_dead)) /* await_masks met a fault */
         return engine_fault(e, err);
     return rc ? engine_poison(e, rc, &fault, err) : RC_OK;
 }
 
-/* Waits for the step that was started first and takes its results in. */
+/* Waits for the step that was started first and processes its results. */
 static enum rc end_flight(struct engine *e, struct err *err)
 {
     struct flight *flight = &e->flights[e->n_ended % 2];
@@ -559,8 +559,8 @@ static enum rc end_flight(struct engine *e, struct err *err)
     return RC_OK;
 }
 
-/* A step has been enqueued up to its draws. Their masks follow from the tokens of the step before, whose results are taken in
- * now, while the device computes. */
+/* The runner calls this when it has enqueued a step up to its draws. The masks of the draws depend on the tokens of the
+ * previous step, so its results are processed here, while the device computes. */
 static void await_masks(void *ctx)
 {
     struct engine *e = ctx;
@@ -580,7 +580,7 @@ enum rc engine_end_flights(struct engine *e, struct err *err)
     return rc;
 }
 
-/* Acts on everything that came since the last step boundary; false if nothing did. */
+/* Carries out the commands that arrived since the last step boundary; false if there were none. */
 static bool take_commands(struct engine *e)
 {
     if (!atomic_exchange(&e->has_commands, false))
@@ -594,7 +594,7 @@ static bool take_commands(struct engine *e)
     e->wants_reset = e->wants_recompute = e->wants_abort = false;
     pthread_mutex_unlock(&e->lock);
     if (reset || aborts)
-        engine_end_flights(e, NULL); /* a fault poisons the engine, which the caller sees */
+        engine_end_flights(e, NULL); /* a fault sets is_dead, which is read below */
     bool is_dead = atomic_load(&e->is_dead);
     enter_all(e, r, gate, is_dead ? UINT64_MAX : upto);
     if (reset)
@@ -604,12 +604,12 @@ static bool take_commands(struct engine *e)
     return true;
 }
 
-/* Starts as many steps as may be in flight, and waits for the first of them. */
+/* Starts as many steps as may be in flight and waits for the first of them. */
 static enum rc run_steps(struct engine *e, bool *has_run, struct err *err)
 {
     enum rc rc = RC_OK;
     bool has_rows = true;
-    uint64_t n_ended = e->n_ended; /* a step with masks ends the one before, too */
+    uint64_t n_ended = e->n_ended; /* starting a step with masks ends the previous step */
     while (!rc && has_rows && e->n_ended == n_ended && in_flight(e) < e->max_in_flight &&
            (!in_flight(e) || scheduler_can_overlap(&e->scheduler)))
         rc = start_flight(e, &has_rows, err);
@@ -617,7 +617,7 @@ static enum rc run_steps(struct engine *e, bool *has_run, struct err *err)
     return rc || !*has_run || e->n_ended != n_ended ? rc : end_flight(e, err);
 }
 
-/* Of this thread: others submit meanwhile. */
+/* Counts only allocations of this thread, because other threads submit requests meanwhile. */
 static uint64_t count_allocations(const struct engine *e)
 {
     const struct runner *runner = &e->config.runner;

@@ -1,6 +1,6 @@
-/* engine.h: requests in, tokens out. The engine owns the scheduler, the block manager and every sequence; it is driven by one
- * thread at a time (engine_step), while engine_submit and engine_abort may be called from any thread (one leaf mutex, held
- * O(1)). It knows no Python and no device: a struct runner computes its steps. Semantics: docs/develop/engine.md. */
+/* engine.h: requests in, tokens out. The engine owns the scheduler, the block manager and every sequence. One thread at a time
+ * drives it (engine_step); any thread may call engine_submit and engine_abort (one leaf mutex, held O(1)). The engine knows no
+ * Python and no device: a struct runner computes its steps. Semantics: docs/develop/engine.md. */
 #ifndef LLMPY_ENGINE_H
 #define LLMPY_ENGINE_H
 
@@ -23,40 +23,41 @@ struct engine_config {
     uint32_t vocab_size;
     enum engine_policy policy;
     bool prefix_caching;
-    uint32_t n_kv_events;             /* that are kept for a reader; 0: none */
-    uint32_t snapshot_tokens;         /* between two snapshots of recurrent state in a long prompt */
+    uint32_t n_kv_events;             /* most cache events kept for readers; 0: none are kept */
+    uint32_t snapshot_tokens;         /* tokens between two snapshots of recurrent state in a long prompt */
     const int32_t *eos_ids;           uint32_t n_eos;     /* copied, as all lists here */
-    uint32_t vocab_limit;             /* ids from here on are never drawn */
-    const int32_t *banned_ids;        uint32_t n_banned;  /* nor are these */
-    /* The vocabulary's bytes, for stop strings: token i is token_bytes[token_offsets[i] .. token_offsets[i + 1]), empty for
-     * tokens that are hidden. Copied. NULL: no tokenizer. */
+    uint32_t vocab_limit;             /* ids >= vocab_limit are never drawn */
+    const int32_t *banned_ids;        uint32_t n_banned;  /* these are never drawn either */
+    /* The vocabulary's bytes, for stop strings: token i is token_bytes[token_offsets[i] .. token_offsets[i + 1]); a hidden
+     * token has none. Copied. NULL: no tokenizer. */
     const char *token_bytes;
     const uint64_t *token_offsets;    /* [n_tokens + 1] */
     uint32_t n_tokens;
-    /* Tokens that text hides when skip_special_tokens is set; their bytes count only when it is not. Copied. */
+    /* Tokens that the text omits when skip_special_tokens is set; stop strings see their bytes only when it is not. Copied. */
     const int32_t *special_ids;       uint32_t n_special;
     struct runner runner;
-    bool is_serial;                   /* one step after another, even where the runner could overlap them */
+    bool is_serial;                   /* at most one step in flight, even if the runner is asynchronous */
 };
 
-/* Which states of the prompt a request wants instead of tokens: its last row's, its first row's, their mean, or every row's. */
+/* Which hidden states of the prompt a request wants instead of tokens: the last row's, the first row's, the mean of all rows,
+ * or every row's. */
 enum pooling { POOLING_NONE = 0, POOLING_LAST, POOLING_CLS, POOLING_MEAN, POOLING_ALL };
 
 struct id_list { const int32_t *ids; uint32_t n; };
 struct byte_string { const char *bytes; uint32_t n; };
-/* A grammar in one of llguidance's languages ("json_schema", "regex", "lark", "llguidance"), and its library's path. */
+/* A grammar. kind: its language in llguidance ("json_schema", "regex", "lark", "llguidance"); library: path of llguidance. */
 struct grammar_spec { const char *kind, *text, *library; };
 
-/* Everything a request brings. All memory is the caller's and copied by engine_submit. */
+/* A request's parameters. The caller owns all memory; engine_submit copies it. */
 struct request_spec {
     struct id_list prompt, prior;     /* prior: output_token_ids, already generated */
-    struct id_list types;             /* of the prompt's tokens, with pooling; n 0: all are 0 */
+    struct id_list types;             /* types of the prompt's tokens, with pooling only; types.n 0: all are 0 */
     uint32_t n;
     int64_t priority;
     struct byte_string salt;
-    bool is_score; /* teacher-forced scoring of prompt tokens from score_start (>= 1) on; generates nothing */
+    bool is_score; /* teacher-forced scoring of prompt tokens from score_start (>= 1) on; generates no tokens */
     uint32_t score_start;
-    uint32_t pooling;                 /* enum pooling; generates nothing */
+    uint32_t pooling;                 /* enum pooling; except with POOLING_NONE, generates no tokens */
     float temperature;                /* is_score: divides the logits, 1: raw */
     float top_p, min_p;
     uint32_t top_k;
@@ -65,116 +66,121 @@ struct request_spec {
     uint64_t seed;
     uint32_t sample_index;
     bool ignore_eos, wants_logprobs, wants_prompt_logprobs, hide_special;
-    uint32_t n_logprobs, n_prompt_logprobs;   /* alternatives */
+    uint32_t n_logprobs, n_prompt_logprobs;   /* alternatives per token */
     uint32_t mode;                            /* enum logprob_mode */
-    struct id_list stop_ids, allowed;         /* allowed.n 0: all */
+    struct id_list stop_ids, allowed;         /* allowed.n 0: all ids are allowed */
     const struct token_bias *bias;    uint32_t n_bias;
     const struct id_list *bad_words;  uint32_t n_bad_words;
     const struct byte_string *stop_strings; uint32_t n_stop_strings;
-    struct grammar_spec grammar;      /* text NULL: none */
-    void *owner;                      /* the caller's; comes back with the request's news */
+    struct grammar_spec grammar;      /* grammar.text NULL: none */
+    void *owner;                      /* the caller's pointer, returned with the request's news */
 };
 
 enum finish {
     FINISH_NONE = 0, FINISH_EOS, FINISH_STOP_ID, FINISH_STOP_STRING,
-    FINISH_GRAMMAR, /* nothing may follow */
+    FINISH_GRAMMAR, /* the grammar is complete: no token may follow */
     FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR
 };
-#define STATUS_GRAMMAR 3u /* beside enum sample_status: news has the error's text */
+#define STATUS_GRAMMAR 3u /* a status beside those of enum sample_status: news.error has the text */
 
-/* News of one sample: what it has produced since it was last taken. Pointers stay valid until the next engine_take or
- * engine_close. */
+/* News of one sample: its output since the last take. Pointers stay valid until the next engine_take or engine_destroy. */
 struct news {
     uint64_t request;                 /* number that engine_submit returned */
-    void *owner;                      /* of the request_spec */
+    void *owner;                      /* request_spec.owner */
     uint32_t sample;                  /* 0 .. n-1 */
     enum finish finish;
     int32_t stop;                     /* the stop id, or the index of the stop string */
-    uint32_t status;                  /* of a FINISH_ERROR: enum sample_status, or STATUS_GRAMMAR */
-    const char *error;                /* of STATUS_GRAMMAR, else NULL */
+    uint32_t status;                  /* with FINISH_ERROR: enum sample_status, or STATUS_GRAMMAR */
+    const char *error;                /* with STATUS_GRAMMAR, else NULL */
     uint32_t error_position;
     uint32_t first, n_new;            /* tokens first .. first + n_new of this sample (prior ones not counted) */
     const int32_t *ids;               /* [n_new] */
     const struct sample_result *results; /* [n_new] or NULL without logprobs */
     const int32_t *top_ids; const float *top_values; const int32_t *top_ranks; /* [n_new][n_logprobs] */
     uint32_t n_logprobs;
-    /* Given once, with the first final news of the request's sample 0 (or of a score request); else NULL.
-     * [n_prompt - start], start = 1 for prompt logprobs, score_start for scoring. */
+    /* Results of prompt tokens: given once, with the final news of the request's sample 0; else NULL.
+     * [n_prompt - start]; start is 1 for prompt logprobs and score_start for scoring. */
     const struct sample_result *prompt_results;
     const int32_t *prompt_top_ids; const float *prompt_top_values; const int32_t *prompt_top_ranks;
     uint32_t n_prompt_results, n_prompt_logprobs; /* top arrays are [n_prompt_results][n_prompt_logprobs] */
-    const float *states;              /* [n_states][states_width], with the final news of a pooling request that has them all */
+    const float *states;              /* [n_states][states_width] in the final news of a complete pooling request; else NULL */
     uint32_t n_states, states_width;
-    uint32_t n_cached_tokens;         /* hit of the first admission */
+    uint32_t n_cached_tokens;         /* prompt tokens that the prefix cache served at the first admission */
     uint32_t n_preemptions;
-    const uint32_t *epochs;           /* [n_new] of the weights that made each token; never falls */
-    uint32_t epoch;                   /* of the last token there is, or of the scores; else the present one */
+    const uint32_t *epochs;           /* [n_new] epoch of the weights that made each token; never decreases */
+    uint32_t epoch;                   /* epoch of the last token, or of the scores or states; without either, the current one */
     double queued, scheduled, first_token, last_token; /* monotonic seconds; 0: not yet */
-    bool is_last_of_request;          /* nothing follows for this request */
+    bool is_last_of_request;          /* no more news of this request will come */
 };
 
 enum rc engine_create(const struct engine_config *config, struct engine **engine, struct err *err);
 void engine_destroy(struct engine *engine);
-/* Validates completely, copies, queues; *number is the request's for life. */
+/* Validates the request, copies it and queues it. *number identifies the request and is never used again. */
 enum rc engine_submit(struct engine *engine, const struct request_spec *spec, uint64_t *number, struct err *err);
-/* numbers NULL: every unfinished request. Unknown or finished ones are ignored. Acts at the next step boundary. */
+/* Aborts requests at the next step boundary. numbers NULL: every unfinished request. Unknown and finished ones are ignored. */
 enum rc engine_abort(struct engine *engine, const uint64_t *numbers, uint32_t n, struct err *err);
-/* With true, requests submitted from now on wait outside the scheduler, where they can still be aborted; with false they
- * enter. */
+/* With true, requests submitted from now on wait outside the scheduler; they can still be aborted. With false they enter. */
 void engine_hold_new(struct engine *engine, bool holds);
-/* One step's results; where the runner is asynchronous, the next step is started before they are waited for, so that the device
- * never waits for the host. *progressed is false when there was nothing to run (all finished or none submitted). RC_BUSY:
- * another thread drives. RC_DEAD: poisoned by an earlier device fault. */
+/* Runs one step and processes its results. With an asynchronous runner it starts the next step before it waits for the results,
+ * so that the device never waits for the host. *progressed is false if there was nothing to do (all requests finished, or none
+ * submitted). RC_BUSY: another thread drives the engine. RC_DEAD: an earlier device fault poisoned the engine. */
 enum rc engine_step(struct engine *engine, bool *progressed, struct err *err);
-/* Waits for what is in flight and takes its results: the device is idle then. */
+/* Waits for the steps in flight and processes their results. Afterwards the device is idle. */
 enum rc engine_settle(struct engine *engine, struct err *err);
-/* What poisoned the engine; RC_OK if it lives. From any thread. */
+/* The fault that poisoned the engine; RC_OK if there is none. Any thread. */
 enum rc engine_fault(struct engine *engine, struct err *err);
 bool engine_has_unfinished(struct engine *engine);
 uint32_t engine_n_finished(struct engine *engine);  /* final records not yet taken */
-/* Fills at most max entries; finished_only leaves running samples alone. Final news releases the sample's memory at the next
- * take. Driver thread only. */
+/* Takes the news of at most max samples; finished_only skips samples that still run. The take after a sample's final news
+ * releases the sample's memory. Driver's thread only. */
 enum rc engine_take(struct engine *engine, bool finished_only, struct news *news, uint32_t max, uint32_t *n, struct err *err);
 enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
 
-/* Why no step runs. Meanwhile engine_step only acts on commands and refuses; requests wait, and can be ended. */
+/* Reasons why no step runs. While there is one, engine_step only carries out commands and returns engine_refusal's error;
+ * requests wait and can be aborted. */
 enum engine_hold {
     HOLD_UPDATE = 1,                                         /* weights are being written */
-    HOLD_TORN = 2,                                           /* they are incomplete, until a commit */
+    HOLD_TORN = 2,                                           /* weights are incomplete, until a commit */
     HOLD_SCHEDULING = 4, HOLD_WEIGHTS = 8, HOLD_POOL = 16,   /* asleep */
 };
-/* These three read at any time from any thread. engine_refusal is RC_OK if steps may run, else what a synchronous call says. */
+/* Any thread may call these three at any time. engine_refusal returns RC_OK if steps may run, else the error with the
+ * reason. */
 uint32_t engine_holds(struct engine *engine);
 uint32_t engine_epoch(struct engine *engine);
 enum rc engine_refusal(struct engine *engine, struct err *err);
-/* An update of the weights: three calls of whoever drives, between two steps (driver_call). The first comes before the first
- * write: it waits for what is in flight, and no step runs until one of the others. RC_ASLEEP: the weights sleep. */
+/* An update of the weights takes two of the next three calls, made by the driving thread between two steps (driver_call).
+ * engine_hold_steps comes before the first write: it waits for the steps in flight, and no step runs until the update is
+ * committed or aborted. RC_ASLEEP: the weights sleep. */
 enum rc engine_hold_steps(struct engine *engine, struct err *err);
-/* The weights are new, and complete. The epoch rises; no block computed so far will be found again. What runs goes on with the
- * keys and values that it has, whose blocks it shares no more, or with `recompute` computes them again before its next token;
- * scores that are not complete start over. */
+/* Ends an update: the new weights are complete. The epoch increases by one, and no block computed so far can be found again. A
+ * sequence that generates keeps its keys and values and no longer publishes blocks; with `recompute` it computes them again
+ * before its next token. Sequences that have drawn no token since their admission, and incomplete scores and pooled states,
+ * start over. */
 enum rc engine_commit_weights(struct engine *engine, bool recompute, uint32_t *epoch, struct err *err);
-/* The update is given up. Torn weights, of which some are written, run no step until a commit. */
+/* Gives an update up. is_torn: some weights were written, so no step runs until a commit. */
 void engine_abort_update(struct engine *engine, bool is_torn);
 
-/* Sleep; likewise of whoever drives. Level 0 gives no memory back, 1 keeps a copy of the weights on the host, 2 none: from then
- * on they are torn. parts, of enum sleep_part: what is given back; running sequences lose keys and values with the pool, and
- * compute them again later. A part that sleeps already goes on to sleep, but level 2 drops the copy. A failure leaves all as
- * it was, unless it is the device's. */
+/* Puts the engine to sleep; the driving thread calls it between two steps.
+ *   level 0  frees no memory
+ *   level 1  frees the memory of `parts`; a copy of the weights stays on the host
+ *   level 2  frees the memory of `parts` without a copy: weights among them are torn until a commit
+ * parts: bits of enum sleep_part. Without the pool, running sequences lose their keys and values and compute them again later.
+ * A part that already sleeps keeps sleeping, but level 2 drops the copy of the weights. A failure changes nothing, unless it is
+ * a device fault. */
 enum rc engine_sleep(struct engine *engine, uint32_t level, uint32_t parts, struct err *err);
-/* Brings parts back, or none where memory is short. Steps go on when PART_SCHEDULING is woken, or with the last part that this
- * call brings back. */
+/* Wakes parts; if memory does not suffice, it wakes none. Steps go on when PART_SCHEDULING is woken, or when the call wakes the
+ * last part that sleeps. */
 enum rc engine_wake(struct engine *engine, uint32_t parts, struct err *err);
 
-/* These three read at any time from any thread. */
+/* Any thread may call these at any time. */
 void engine_stats(struct engine *engine, struct engine_stats *stats);
 void engine_histograms(struct engine *engine, struct histogram *histograms); /* [N_HISTOGRAMS] */
-/* As statistics_read_steps. */
+/* See statistics_read_steps. */
 uint32_t engine_step_log(struct engine *engine, struct step_record *steps, uint32_t max, uint64_t *first);
-/* As kv_events_read, from any thread; 0 where none are kept. */
 uint32_t engine_block_tokens(const struct engine *engine);
+/* See kv_events_read; returns 0 if no events are kept. */
 uint32_t engine_kv_events(struct engine *engine, uint64_t *next, struct kv_event *events, int32_t *ids, uint32_t max);
-/* block_manager_check and scheduler_check: RC_INTERNAL names the invariant. */
+/* Runs scheduler_check, and with it block_manager_check. The error of RC_INTERNAL names the broken invariant. */
 enum rc engine_check(struct engine *engine, struct err *err);
 
 #endif

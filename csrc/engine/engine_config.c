@@ -13,7 +13,7 @@
         return RC_CONFIG;                      \
     } while (0)
 
-/* The longest sequence that the pool can hold alone. */
+/* The longest sequence that fits into the pool when it is the only one. */
 static uint32_t longest_that_fits(const struct engine_config *c)
 {
     uint32_t low = 0, high = c->max_model_len;
@@ -61,7 +61,7 @@ static void *copy(const void *source, size_t n_bytes)
     return target && n_bytes ? memcpy(target, source, n_bytes) : target;
 }
 
-/* EOS ids outside the vocabulary cannot occur, and must not be banned. */
+/* Copies the ids inside the vocabulary. EOS ids outside it cannot occur and must not be banned. */
 static uint32_t copy_in_vocabulary(int32_t *target, const int32_t *ids, uint32_t n, uint32_t vocab_size)
 {
     uint32_t n_kept = 0;

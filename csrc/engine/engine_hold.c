@@ -1,4 +1,4 @@
-/* engine_hold.c: what keeps an engine from running steps: updates of the weights, torn weights, sleep. */
+/* engine_hold.c: updates of the weights and sleep, which keep an engine from running steps. */
 #include "engine_state.h"
 
 #define ASLEEP (HOLD_SCHEDULING | HOLD_WEIGHTS | HOLD_POOL)
@@ -34,7 +34,7 @@ enum rc engine_hold_steps(struct engine *e, struct err *err)
     if (rc)
         return rc;
     if (atomic_load(&e->holds) & HOLD_WEIGHTS)
-        rc = engine_refusal(e, err); /* whose first words are about sleep */
+        rc = engine_refusal(e, err); /* the error says that the engine sleeps */
     if (!rc)
         rc = engine_end_flights(e, err);
     if (!rc)
@@ -49,7 +49,7 @@ enum rc engine_commit_weights(struct engine *e, bool recompute, uint32_t *epoch,
     enum rc rc = engine_claim(e, err);
     if (rc)
         return rc;
-    rc = engine_end_flights(e, err); /* a step is of one epoch, and so are the tokens that it draws */
+    rc = engine_end_flights(e, err); /* all tokens of a step are of one epoch */
     if (!rc) {
         *epoch = atomic_fetch_add(&e->epoch, 1) + 1;
         e->stats->weight_epoch = *epoch;
@@ -80,7 +80,7 @@ static uint32_t holds_of(uint32_t parts)
     return (parts & PART_WEIGHTS ? HOLD_WEIGHTS : 0) | (parts & PART_POOL ? HOLD_POOL : 0);
 }
 
-/* After a failure that may have left the device's memory in between. */
+/* Reports a failure of release or restore. A device fault may leave device memory half changed, so it poisons the engine. */
 static enum rc fail(struct engine *e, enum rc rc, struct err *fault, struct err *err)
 {
     if (rc == RC_DEVICE)
@@ -127,12 +127,12 @@ enum rc engine_sleep(struct engine *e, uint32_t level, uint32_t parts, struct er
     uint32_t asleep = parts_asleep(atomic_load(&e->holds)), going = level ? parts & (PART_WEIGHTS | PART_POOL) & ~asleep : 0;
     bool drops = level >= 2 && (parts & PART_WEIGHTS), keeps = level < 2;
     if (drops && !e->are_weights_gone)
-        going |= PART_WEIGHTS; /* their copy on the host, where they sleep already */
+        going |= PART_WEIGHTS; /* weights that already sleep: drops their copy on the host */
     if (going && (rc = e->config.runner.release(e->config.runner.ctx, going, keeps, &fault))) {
         rc = fail(e, rc, &fault, err);
         goto out;
     }
-    if (going & PART_POOL) /* whoever runs computes its keys and values again */
+    if (going & PART_POOL) /* running sequences compute their keys and values again */
         scheduler_reset_cache(&e->scheduler, true);
     e->are_weights_gone |= drops;
     atomic_fetch_or(&e->holds, HOLD_SCHEDULING | holds_of(going) | (drops ? HOLD_TORN : 0u));
@@ -158,7 +158,7 @@ enum rc engine_wake(struct engine *e, uint32_t parts, struct err *err)
     if (rc)
         goto out;
     if (coming & PART_WEIGHTS)
-        e->are_weights_gone = false; /* there is memory for them */
+        e->are_weights_gone = false; /* the weights have memory again */
     uint32_t holds = atomic_fetch_and(&e->holds, ~holds_of(coming)) & ~holds_of(coming);
     if ((parts & PART_SCHEDULING) || (coming && !parts_asleep(holds)))
         holds = atomic_fetch_and(&e->holds, ~(uint32_t)HOLD_SCHEDULING) & ~(uint32_t)HOLD_SCHEDULING;

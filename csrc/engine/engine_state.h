@@ -1,5 +1,5 @@
-/* engine_state.h: the inside of an engine, shared by engine.c (requests, steps, news) and engine_hold.c (what keeps steps from
- * running: updates of the weights, sleep). */
+/* engine_state.h: the engine's private struct, shared by engine.c (requests, steps, news) and engine_hold.c (updates of the
+ * weights and sleep, which keep steps from running). */
 #ifndef LLMPY_ENGINE_STATE_H
 #define LLMPY_ENGINE_STATE_H
 
@@ -11,7 +11,7 @@
 
 #define N_BUCKETS 4096u
 
-/* A step from its scheduling until its results are taken in. */
+/* A step in flight: from its scheduling until its results are processed. */
 struct flight {
     struct batch batch;
     struct task_owner *owners;     /* [max_tasks] */
@@ -19,47 +19,47 @@ struct flight {
     uint32_t n_states_owners;
     struct step_record record;
     double started, host_seconds;
-    uint64_t n_kv_events;          /* noted when it had been scheduled */
+    uint64_t n_kv_events;          /* number of cache events noted once the step was scheduled */
 };
 
 struct engine {
     struct engine_config config;
     struct sequence_context context;
     struct scheduler scheduler;
-    struct flight flights[2];      /* take turns */
-    uint32_t max_in_flight;        /* 2: a step is scheduled while the device computes the one before */
-    uint64_t n_started, n_ended;   /* flights */
-    double last_done;              /* when the last results came */
-    double awaited_seconds;        /* of the step being started, for masks of its draws */
+    struct flight flights[2];      /* used alternately */
+    uint32_t max_in_flight;        /* 2: a step is scheduled while the device computes the previous one */
+    uint64_t n_started, n_ended;   /* numbers of flights */
+    double last_done;              /* time of the last results */
+    double awaited_seconds;        /* time that the step being started has waited for its masks */
     struct outbox outbox;
     struct statistics *statistics;
-    struct engine_stats *stats;    /* the totals in there, which the driver changes */
-    bool are_weights_gone;         /* asleep at level 2: nowhere */
+    struct engine_stats *stats;    /* the totals in `statistics`; the driver's thread changes them */
+    bool are_weights_gone;         /* asleep at level 2: the weights are neither on the device nor on the host */
     bool is_warm;
     double created;
-    struct request *held;          /* behind the gate, in their order */
-    uint64_t n_held;               /* their sequences */
+    struct request *held;          /* requests not yet entered (behind the gate, or grammar still compiling), in their order */
+    uint64_t n_held;               /* number of their sequences */
 
     pthread_mutex_t lock;          /* guards what follows, up to the blank line; never held longer than O(1) */
     struct request *inbox_first, *inbox_last;
     struct request *map[N_BUCKETS]; /* every request not yet released, by number */
     uint64_t last_number, abort_upto;
-    uint64_t gate;                  /* requests behind this number may not enter yet */
+    uint64_t gate;                  /* requests with a higher number may not enter yet */
     bool wants_reset, wants_recompute, wants_abort;
 
     atomic_bool has_commands, is_busy, is_dead;
-    atomic_uint holds;             /* of enum engine_hold */
-    atomic_uint epoch;             /* of the weights */
+    atomic_uint holds;             /* bits of enum engine_hold */
+    atomic_uint epoch;             /* epoch of the weights */
     atomic_uint sleep_level;
     atomic_uint_least64_t n_live;  /* sequences that are not finished */
     struct grammars *_Atomic grammars; /* made with the first grammar, then constant; NULL: none yet */
-    struct err fault;              /* what poisoned the engine; constant once is_dead is set */
+    struct err fault;              /* the fault that poisoned the engine; constant once is_dead is set */
 };
 
-/* One driving call at a time: RC_BUSY while there is another. */
+/* Begins a driving call; RC_BUSY while there is another one. */
 enum rc engine_claim(struct engine *engine, struct err *err);
 void engine_unclaim(struct engine *engine);
-/* Those below: claimed. Waits for the steps in flight and takes their results in. */
+/* The functions below need the claim. engine_end_flights waits for the steps in flight and processes their results. */
 enum rc engine_end_flights(struct engine *engine, struct err *err);
 void engine_publish_stats(struct engine *engine);
 enum rc engine_poison(struct engine *engine, enum rc rc, const struct err *fault, struct err *err);

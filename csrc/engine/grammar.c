@@ -20,8 +20,8 @@
 #define EXPLAINED_BYTES 160u
 
 #define JSON_TEXT "[^\"\\\\\\x00-\\x1F\\x7F]"
-/* Classes of tokens, each without those before it, that a mask takes as a whole where all of them are allowed. The last three
- * are the library's own, too coarse for the ends of texts of limited length. */
+/* Classes of tokens, each without the tokens of the classes before it. A mask takes a class as a whole if all its tokens are
+ * allowed. The last three are the library's defaults; alone they are too coarse for the ends of texts of limited length. */
 static const char *const SLICES[] = {
     JSON_TEXT "{1,3}", JSON_TEXT "{1,6}", JSON_TEXT "{1,10}", JSON_TEXT "{1,30}", JSON_TEXT "+", NULL,
 };
@@ -31,11 +31,11 @@ struct matcher {
     const struct id_list *stop_ids;
     struct llg_matcher *handle;
     uint32_t *mask;
-    const char *error, *mask_error; /* of a token; of filling the mask, which another thread may be at; NULL: none */
+    const char *error, *mask_error; /* from consuming a token; from filling the mask (set by the filling thread); NULL: none */
     char error_text[EXPLAINED_BYTES], mask_error_text[EXPLAINED_BYTES];
     enum match match;
-    int32_t id;                    /* to be taken in */
-    bool is_queued;                /* until its mask is complete */
+    int32_t id;                    /* token to be consumed */
+    bool is_queued;                /* true until its mask is complete */
     struct matcher *next;
 };
 
@@ -43,13 +43,13 @@ struct grammar {
     struct grammars *grammars;
     atomic_uint n_holders;         /* the request, and the thread that compiles it */
     atomic_uint state;             /* of enum grammar_state */
-    _Atomic double begun;          /* 0: nobody has */
-    const char *kind, *text;       /* own */
+    _Atomic double begun;          /* time when compilation began; 0: not yet */
+    const char *kind, *text;       /* copies, behind the struct */
     struct id_list prior, stop_ids;
     uint32_t n_samples, n_made;
     struct matcher *matchers;      /* [n_samples] */
     uint32_t *masks;               /* [n_samples][n_words] */
-    bool is_late;                  /* the driver's: the time was over */
+    bool is_late;                  /* compilation exceeded the time limit; used by the driver's thread only */
     char error[ERROR_BYTES];
     struct grammar *next;
 };
@@ -57,7 +57,7 @@ struct grammar {
 struct cached {
     char *kind, *text;
     struct llg_matcher *handle;
-    bool is_warm;                  /* it has served: what the library makes as it goes is there */
+    bool is_warm;                  /* a request has used the handle, so it has what the library builds on demand */
     uint64_t used;
 };
 
@@ -69,16 +69,16 @@ struct grammars {
     pthread_cond_t ordered, queued, changed;
     uint32_t n_holders;            /* the engine and the threads */
     bool is_closing;
-    struct grammar *first, *last;  /* orders that nobody has begun */
+    struct grammar *first, *last;  /* orders whose compilation has not begun */
     uint32_t n_compilers, n_idle;
-    struct matcher *tokens, *queue; /* to be taken in, masks to be filled: that nobody has begun */
+    struct matcher *tokens, *queue; /* lists not yet begun: tokens to be consumed, masks to be filled */
     uint32_t n_taking, n_filling, n_asleep;
     uint64_t n_filled;
     double filling_seconds;
 
     pthread_mutex_t cache_lock;    /* guards what follows */
     struct llg_tokenizer *tokenizer;
-    struct llg_tokenizer_init init; /* its arrays go once the tokenizer is made */
+    struct llg_tokenizer_init init; /* its arrays are freed once the tokenizer is made */
     struct cached cache[N_CACHED];
     uint64_t n_used;
 };
@@ -100,7 +100,7 @@ static void forget_vocabulary(struct grammars *g)
     g->init.more_eos = NULL;
 }
 
-/* Lock held; gives it up. */
+/* Call with the lock held: releases one reference and unlocks. */
 static void unlock_release(struct grammars *g)
 {
     bool is_last = --g->n_holders == 0;
@@ -122,7 +122,7 @@ static void unlock_release(struct grammars *g)
     mem_free(g);
 }
 
-/* Lock held: the thread holds g. Signals belong to the program. */
+/* Call with the lock held. The thread gets a reference to g and blocks all signals: they belong to the program. */
 static bool start_thread(struct grammars *g, void *(*run)(void *), const char *name)
 {
     sigset_t all, old;
@@ -141,7 +141,7 @@ static bool start_thread(struct grammars *g, void *(*run)(void *), const char *n
 
 /* ---- masks -------------------------------------------------------------------------------------------------------------- */
 
-/* An error of the library's, or what stands for it; `text` keeps it. */
+/* Explains an error of the library in `text`; returns `otherwise` if there is none. */
 static const char *explain(const char *error, const char *otherwise, char *text)
 {
     if (!error)
@@ -173,7 +173,7 @@ static void consumed(struct matcher *m, int32_t rc)
     }
 }
 
-/* Lock held, but not while a mask is filled. Takes the next one, if there is any. */
+/* Fills the next queued mask; false if there is none. Call with the lock held; it is released while the mask is filled. */
 static bool fill_next(struct grammars *g)
 {
     struct matcher *m = g->queue;
@@ -194,7 +194,7 @@ static bool fill_next(struct grammars *g)
     return true;
 }
 
-/* Lock held. */
+/* Call with the lock held. */
 static void wake_filler(struct grammars *g)
 {
     if (!g->n_asleep)
@@ -203,7 +203,7 @@ static void wake_filler(struct grammars *g)
     pthread_cond_signal(&g->queued);
 }
 
-/* The same for a token, whose mask is then to be filled. */
+/* Consumes the next queued token and queues the mask of the one after it; false if there is none. Locks as fill_next. */
 static bool take_next(struct grammars *g)
 {
     struct matcher *m = g->tokens;
@@ -300,7 +300,7 @@ const uint32_t *matcher_mask(const struct matcher *m)
 
 /* ---- orders ------------------------------------------------------------------------------------------------------------- */
 
-/* Of a grammar compiled lately; the cache's lock is held. */
+/* The cache's entry for the order's grammar, or NULL. Call with the cache's lock held. */
 static struct cached *find_cached(struct grammars *g, const struct grammar *order)
 {
     for (uint32_t i = 0; i < N_CACHED && g->cache[i].handle; i++)
@@ -320,7 +320,8 @@ static struct llg_matcher *copy_cached(struct grammars *g, const struct grammar 
     return copy;
 }
 
-/* A matcher that has served, back at its beginning, is copied from now on; once, so that what it holds has a bound. */
+/* Puts a used matcher, reset to its beginning, into the cache: copies of it start with what the library built on demand. Done
+ * once per entry, so that the memory of the entry is bounded. */
 static void warm_cached(struct grammars *g, struct grammar *order)
 {
     struct matcher *served = &order->matchers[0];
@@ -384,7 +385,7 @@ static struct llg_tokenizer *make_tokenizer(struct grammars *g, char *error)
 }
 
 
-/* Keeps a copy in the place of what was used longest ago; where memory is short, none. */
+/* Caches a copy in place of the least recently used entry; caches nothing if memory is short. */
 static void keep_cached(struct grammars *g, const struct grammar *order, const struct llg_matcher *handle)
 {
     size_t n_kind = strlen(order->kind) + 1, n_text = strlen(order->text) + 1;
@@ -426,7 +427,7 @@ static struct llg_matcher *compile(struct grammars *g, struct grammar *order)
     return NULL;
 }
 
-/* The first matcher, up to the mask of its next token; the others are its copies. */
+/* Makes the first matcher, consumes the prior tokens and fills its mask; the other matchers are copies of it. */
 static bool make_matchers(struct grammars *g, struct grammar *order, struct llg_matcher *handle)
 {
     struct matcher *first = &order->matchers[0];
@@ -457,7 +458,7 @@ static void serve(struct grammars *g, struct grammar *order)
     atomic_store(&order->begun, seconds_now());
     struct llg_matcher *handle = compile(g, order);
     bool is_ready = handle && make_matchers(g, order, handle);
-    unsigned waits = GRAMMAR_WAITS; /* unless the time was over */
+    unsigned waits = GRAMMAR_WAITS; /* otherwise the time limit has passed, and the order has failed */
     atomic_compare_exchange_strong(&order->state, &waits, is_ready ? GRAMMAR_READY : GRAMMAR_FAILED);
     release_holder(order);
 }
@@ -489,7 +490,7 @@ static void *run_compiler(void *ctx)
     return NULL;
 }
 
-/* Room for an order behind its struct; everything of it is copied. */
+/* Allocates an order with copies of all its parameters behind the struct. */
 static struct grammar *create_order(struct grammars *g, const struct grammar_spec *spec, const struct id_list *prior,
                                     const struct id_list *stop_ids, uint32_t n_samples)
 {
@@ -587,7 +588,7 @@ static bool is_end(const struct engine_config *config, uint32_t id)
     return false;
 }
 
-/* The library's view of the vocabulary: ids that no text stands for, and those that end it, get names that none can match. */
+/* Builds the library's view of the vocabulary. Special ids and EOS ids get a first byte that no text can match. */
 static bool copy_vocabulary(struct grammars *g, const struct engine_config *config, const uint8_t *is_special)
 {
     size_t n_bytes = config->token_offsets[config->n_tokens];

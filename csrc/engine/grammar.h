@@ -1,8 +1,9 @@
-/* grammar.h: what keeps a request's tokens within a grammar. One struct grammars an engine holds the trie of its vocabulary,
- * the grammars compiled lately and two kinds of threads: a few compile what requests order, others fill masks while the
- * device computes a step. A request's order becomes one matcher a sample, each with the mask of its next token. Orders are made
- * by any thread; everything about matchers is the driver's. Threads are nobody's to join: they hold what they use, so that a
- * long compilation outlives its request and even the engine. What the library allocates is its own affair. */
+/* grammar.h: restricts a request's tokens to a grammar. An engine has one struct grammars. It holds the trie of the vocabulary,
+ * a cache of compiled grammars and two kinds of threads: compilers compile the grammars that requests order, and fillers fill
+ * masks while the device computes a step. An order (struct grammar) yields one matcher per sample, with the mask of its next
+ * token. Any thread may create orders; only the driver's thread may call functions of matchers. The threads are detached and
+ * hold references to what they use, so a long compilation may outlive its request and even the engine. The library's
+ * allocations are not counted. */
 #ifndef LLMPY_GRAMMAR_H
 #define LLMPY_GRAMMAR_H
 
@@ -12,39 +13,41 @@ struct grammars;
 struct grammar;
 struct matcher;
 
-/* is_special: [n_tokens] of config's vocabulary, ids that no text stands for. Nothing slow happens here. */
+/* is_special: [n_tokens] true for ids that stand for no text. The call is fast: the tokenizer is built later, by a compiler. */
 enum rc grammars_create(const char *library, const struct engine_config *config, const uint8_t *is_special,
                         struct grammars **grammars, struct err *err);
-/* The engine's hold ends; its orders are released before. */
+/* Releases the engine's reference. The engine must have released its orders before. */
 void grammars_release(struct grammars *grammars);
 
-/* Orders n_samples matchers that have taken the prior tokens in. stop_ids, of the vocabulary, are allowed where the grammar
- * accepts. */
+/* Orders n_samples matchers that have consumed the prior tokens. stop_ids (ids of the vocabulary) are allowed wherever the
+ * grammar accepts the text. */
 enum rc grammar_order(struct grammars *grammars, const struct grammar_spec *spec, const struct id_list *prior,
                       const struct id_list *stop_ids, uint32_t n_samples, struct grammar **grammar, struct err *err);
 void grammar_release(struct grammar *grammar);
 
 enum grammar_state { GRAMMAR_WAITS = 0, GRAMMAR_READY, GRAMMAR_FAILED };
-/* Compiling may take a limited time, after which the order has failed. */
+/* State of the order. An order fails when its compilation exceeds the time limit. */
 enum grammar_state grammar_look(struct grammar *grammar);
-const char *grammar_error(const struct grammar *grammar); /* of a failed one */
+const char *grammar_error(const struct grammar *grammar); /* only for a failed order */
 struct matcher *grammar_matcher(struct grammar *grammar, uint32_t sample);
-/* Until some order is ready or has failed, or the time is over. */
+/* Waits until some order is ready or has failed, or until the time is over. */
 void grammars_wait(struct grammars *grammars, double seconds);
 
-enum match { MATCH_GOES_ON = 0, MATCH_ENDED /* nothing may follow */, MATCH_FAILED };
+enum match { MATCH_GOES_ON = 0, MATCH_ENDED /* no token may follow */, MATCH_FAILED };
 enum match matcher_look(const struct matcher *matcher);
-/* A thread takes the token in and then fills the mask of the next: matcher_look tells what came of the former after
- * grammars_finish_tokens. */
+/* Queues the token: a filler consumes it and then fills the mask of the next token. Call grammars_finish_tokens before
+ * matcher_look, which tells whether the token matched. */
 void matcher_take(struct matcher *matcher, int32_t id);
 void grammars_finish_tokens(struct grammars *grammars);
-/* Takes the last token in at once; no mask follows. */
+/* Consumes the last token in the calling thread and fills no mask. */
 enum match matcher_take_last(struct matcher *matcher, int32_t id);
 const char *matcher_error(const struct matcher *matcher); /* NULL: none */
-/* [(vocab_size + 31) / 32] bit set: allowed. Complete after grammars_finish_masks; all zeros when it failed. */
+/* [(vocab_size + 31) / 32] a set bit allows its id. Complete after grammars_finish_masks; all zeros if filling failed. */
 const uint32_t *matcher_mask(const struct matcher *matcher);
-const char *matcher_mask_error(const struct matcher *matcher); /* likewise; NULL: none */
-/* After the tokens. Totals: masks that the threads have filled so far, and their time. */
+/* Error of filling the mask, valid after grammars_finish_masks; NULL: none. */
+const char *matcher_mask_error(const struct matcher *matcher);
+/* Waits until all masks are filled; call it after grammars_finish_tokens. n_masks, mask_us: totals of masks filled so far and
+ * of the fillers' time for them. */
 void grammars_finish_masks(struct grammars *grammars, uint64_t *n_masks, uint64_t *mask_us);
 
 #endif

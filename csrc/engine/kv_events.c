@@ -7,11 +7,11 @@
 
 struct kv_events {
     uint32_t capacity, block_tokens;
-    uint64_t n_noted;           /* the driver's */
+    uint64_t n_noted;           /* used by the driver's thread only */
     struct kv_event *ring;      /* [capacity] */
     int32_t *ids;               /* [capacity][block_tokens] */
     pthread_mutex_t lock;       /* guards the ring and what follows */
-    uint64_t n_visible, oldest; /* numbers */
+    uint64_t n_visible, oldest; /* numbers of events: visible ones are below n_visible; the ring has those from `oldest` on */
 };
 
 enum rc kv_events_create(uint32_t capacity, uint32_t block_tokens, struct kv_events **result, struct err *err)

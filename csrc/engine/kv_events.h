@@ -1,7 +1,7 @@
-/* kv_events.h: a ring of what the prefix cache gains and loses, in order, for a reader outside: routers that send a prompt to
- * where its beginning is cached. The driver's thread notes, any thread reads; a leaf mutex, held O(1) by the writer. A reader
- * that falls behind finds that numbers are missing. Events of a step become visible when its results are there. NULL instead
- * of a ring notes nothing. Nothing allocates after kv_events_create. */
+/* kv_events.h: a ring of events, in order: the prefix cache has stored or removed a block, or was cleared. Outside readers are
+ * routers, which send a prompt to the server that has its beginning cached. The driver's thread writes and any thread reads;
+ * the writer holds a leaf mutex O(1). A reader that falls behind sees a gap in the numbers. Events of a step become visible
+ * with the step's results. Writing to a NULL ring does nothing. No function allocates after kv_events_create. */
 #ifndef LLMPY_KV_EVENTS_H
 #define LLMPY_KV_EVENTS_H
 
@@ -14,9 +14,9 @@ enum kv_event_kind { KV_STORED = 0, KV_REMOVED = 1, KV_CLEARED = 2 };
 
 struct kv_event {
     uint64_t number;         /* counts from 0 */
-    uint64_t hash, parent;   /* of the block, and of the one before it */
+    uint64_t hash, parent;   /* of the block, and of the previous block */
     uint32_t kind, group;
-    bool has_parent;         /* false: the first block, whose salt is in here */
+    bool has_parent;         /* false: the first block of a chain; salt holds the request's cache salt */
     uint32_t n_salt;
     char salt[KV_EVENT_SALT];
 };
@@ -25,14 +25,14 @@ struct kv_events;
 
 enum rc kv_events_create(uint32_t capacity, uint32_t block_tokens, struct kv_events **events, struct err *err);
 void kv_events_destroy(struct kv_events *events);
-/* event->number is given here. ids: [block_tokens] of KV_STORED, else NULL. */
+/* Adds a copy of the event and assigns its number. ids: [block_tokens] for KV_STORED, else NULL. */
 void kv_events_note(struct kv_events *events, const struct kv_event *event, const int32_t *ids);
-/* Events so far, visible or not. */
+/* Number of events so far, visible or not. */
 uint64_t kv_events_count(const struct kv_events *events);
-/* Those below this number can be read from now on. */
+/* Makes events with numbers below `upto` visible to readers. */
 void kv_events_show(struct kv_events *events, uint64_t upto);
-/* Copies visible events, none older than *next that are still there, and moves *next behind them. events: [max];
- * ids: [max][block_tokens]. */
+/* Copies visible events from number *next on, or from the oldest that is still in the ring, and moves *next behind them.
+ * copies: [max]; ids: [max][block_tokens]. Returns how many. */
 uint32_t kv_events_read(struct kv_events *events, uint64_t *next, struct kv_event *copies, int32_t *ids, uint32_t max);
 
 #endif

@@ -1,6 +1,6 @@
-/* llguidance.h: the C interface of llguidance's shared library, bound at run time. Its header is not shipped with it, so the
- * functions and the beginnings of its two structs are declared here; the library itself fills in what lies behind them.
- * Its handles may be used by one thread at a time, different handles at once. It never unloads. */
+/* llguidance.h: the C interface of llguidance's shared library, bound at run time. The library ships without its header, so
+ * this file declares the functions and the first members of its two structs; the library itself fills in the members that
+ * follow. One thread at a time may use a handle; different handles may be used at once. The library is never unloaded. */
 #ifndef LLMPY_LLGUIDANCE_H
 #define LLMPY_LLGUIDANCE_H
 
@@ -21,18 +21,18 @@ struct llg_tokenizer_init {
     size_t struct_size;
     uint32_t vocab_size, eos;
     const uint32_t *token_lengths;     /* [vocab_size] */
-    const uint8_t *token_bytes;        /* one behind the other */
-    const char *tokenizer_json;        /* NULL: the arrays serve */
+    const uint8_t *token_bytes;        /* the tokens' bytes, concatenated */
+    const char *tokenizer_json;        /* NULL: use the arrays */
     bool assumes_text;
     size_t (*tokenize)(const void *, const uint8_t *, size_t, uint32_t *, size_t);
-    bool is_approximate;               /* nothing is tokenised here: masks need no tokenizer */
+    bool is_approximate;               /* true: `tokenize` is never called, because masks need no tokenizer */
     const void *user_data;
-    const char *const *slices;         /* NULL: the library's */
+    const char *const *slices;         /* NULL: the library's default slices */
     const uint32_t *more_eos;
     uint32_t n_more_eos;
 };
 
-/* What precedes the library's limits; those are set by its own function, which may write more than is declared here. */
+/* The members before the library's limits. `set_defaults` sets the limits and may write more than is declared here. */
 union llg_matcher_init {
     struct {
         const struct llg_tokenizer *tokenizer;
@@ -51,19 +51,19 @@ struct llguidance {
     int32_t (*compute_mask_into)(struct llg_matcher *matcher, uint32_t *mask, size_t mask_bytes); /* 0: done */
     int32_t (*consume_token)(struct llg_matcher *matcher, uint32_t id);
     int32_t (*consume_tokens)(struct llg_matcher *matcher, const uint32_t *ids, size_t n);
-    int32_t (*reset)(struct llg_matcher *matcher); /* to its beginning */
+    int32_t (*reset)(struct llg_matcher *matcher); /* to the beginning of the text */
     bool (*is_accepting)(struct llg_matcher *matcher);
     bool (*is_stopped)(const struct llg_matcher *matcher);
     const char *(*get_error)(struct llg_matcher *matcher); /* NULL: none; lives as long as the matcher */
     const char *(*get_version)(void);
 };
 
-/* RC_UNSUPPORTED names the version where it is none of 1.8 to 1.x, what it lacks, or what it does otherwise: a small grammar is
- * tried, so that structs of another layout show here as far as that can be seen. */
+/* Binds the library and tries a small grammar, which may reveal structs of another layout. The error of RC_UNSUPPORTED names
+ * the version if it is not 1.8 to 1.x, the missing function, or what the trial found. */
 enum rc llguidance_open(const char *path, struct llguidance *library, struct err *err);
-/* The same trial with functions that are bound. */
+/* The trial of llguidance_open, with functions that are already bound. */
 enum rc llguidance_try(const struct llguidance *library, struct err *err);
-/* What an error of the library says to who wrote the grammar: without the library's state, stop reasons in words. */
+/* Rewrites an error of the library for the author of the grammar: omits the library's state and puts stop reasons in words. */
 void llguidance_explain(const char *error, char *text, size_t n_bytes);
 
 #endif

@@ -1,10 +1,10 @@
-/* llguidance_check.c: whether a library that is bound does what we know of it, and its errors in our words. */
+/* llguidance_check.c: checks that a bound library behaves as expected, and rewrites its errors. */
 #include "llguidance.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define GUARD_BYTES 256 /* at the end of a struct's room: nothing may be written there */
+#define GUARD_BYTES 256 /* end of a struct's room, where the library must not write */
 #define GUARD 0xa5
 
 enum { TRIAL_A, TRIAL_B, TRIAL_AB, TRIAL_END, TRIAL_TOKENS };
@@ -15,7 +15,7 @@ static bool allows(const struct llguidance *library, struct llg_matcher *matcher
     return library->compute_mask_into(matcher, &mask, sizeof mask) == 0 && mask == wanted;
 }
 
-/* "ab" is the text: "a" or "ab" begins it, "b" follows "a", and then it is over. */
+/* The grammar allows the text "ab" alone: it begins with token "a" or "ab", and "b" follows "a". */
 static const char *try_matcher(const struct llguidance *library, struct llg_matcher *matcher)
 {
     const char *error = library->get_error(matcher);
@@ -31,7 +31,7 @@ static const char *try_matcher(const struct llguidance *library, struct llg_matc
     return is_right ? NULL : "it allows other tokens for a regular expression than are right";
 }
 
-/* What its function writes behind our part of the struct must fit into the room. */
+/* Checks that set_defaults writes no further than the room that we give the struct, and tries a matcher. */
 static const char *try_defaults(const struct llguidance *library, const struct llg_tokenizer *tokenizer)
 {
     union llg_matcher_init init;
@@ -80,7 +80,7 @@ void llguidance_explain(const char *error, char *text, size_t n_bytes)
     static const struct {
         const char *reason, *text;
     } REASONS[] = {
-        {"NoExtension", /* with "Bias" behind it, too */
+        {"NoExtension", /* also matches NoExtensionBias */
          "the grammar has a dead end: no token may follow, and the text may not end here; change the grammar"},
         {"LexerTooComplex", "the grammar's regular expressions are too complex; simplify them"},
         {"ParserTooComplex", "the grammar is too complex, or too ambiguous; simplify it"},

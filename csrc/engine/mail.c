@@ -18,7 +18,7 @@ static size_t token_bytes(const struct mail *mail)
     return 2 * sizeof(int32_t) + mail->has_results * sizeof(struct sample_result) + mail->n_logprobs * 3 * sizeof(int32_t);
 }
 
-/* Points the news at the paper's arrays. */
+/* Sets the news' pointers to the paper's arrays. */
 static void point(const struct mail *mail, const struct paper *paper, struct news *news)
 {
     size_t capacity = paper->capacity, n_top = capacity * mail->n_logprobs;
@@ -58,7 +58,7 @@ static void write_tokens(const struct mail *mail, const struct paper *paper, uin
     }
 }
 
-/* Makes room for n more tokens behind those that the letter has. */
+/* Makes room for n more tokens behind those of the letter. */
 static bool reserve(const struct mail *mail, struct letter *letter, uint32_t n)
 {
     struct paper *paper = &letter->papers[letter->filled], larger;
@@ -150,7 +150,7 @@ void mail_add(struct mail *mail, const struct news *news)
     struct letter *letter = &mail->letters[news->sample];
     uint32_t first = letter->has_news ? letter->news.first : news->first, n = letter->has_news ? letter->news.n_new : 0;
     bool is_lost = false;
-    if (!mail->number) /* news may come before driver_submit returns; afterwards it is read without the lock */
+    if (!mail->number) /* news may arrive before driver_submit sets it; after that it is read without the lock */
         mail->number = news->request;
     mail->is_done |= news->is_last_of_request;
     if (mail->is_dropped)
@@ -265,7 +265,7 @@ uint64_t mail_number(const struct mail *mail)
     return mail->number;
 }
 
-/* Lock held. */
+/* Call with the lock held. */
 static void take_letter(struct mail *mail, struct letter *letter, struct news *out)
 {
     *out = letter->news;
@@ -282,7 +282,7 @@ static void take_letter(struct mail *mail, struct letter *letter, struct news *o
     letter->filled ^= 1;
     letter->has_news = false;
     mail->n_fresh--;
-    out->is_last_of_request = mail->is_done && !mail->n_fresh; /* samples come in another order than they ended in */
+    out->is_last_of_request = mail->is_done && !mail->n_fresh; /* samples are taken in another order than they ended */
     if (!mail->n_fresh) {
         unlist_mail(mail);
         mail->is_announced = false;

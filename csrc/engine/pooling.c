@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#define READ_VALUES 16384u /* of a mean's rows at once, unless a row is longer */
+#define READ_VALUES 16384u /* values that a mean reads at once, unless one row has more */
 
 void pooling_plan(struct request *r)
 {

@@ -12,7 +12,7 @@ static void replace_child(struct queue *queue, struct sequence *parent, struct s
         new->parent = parent;
 }
 
-/* Lifts a node above its parent, keeping the order. */
+/* Rotates a node above its parent; the order stays the same. */
 static void rotate_up(struct queue *queue, struct sequence *node)
 {
     struct sequence *parent = node->parent, *inner;

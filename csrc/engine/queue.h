@@ -1,5 +1,5 @@
-/* queue.h: the waiting sequences in rank, furthest ahead first: a treap through fields of struct sequence, so that it never
- * allocates. Insertion and removal at any place cost O(log n). Driver's thread only. */
+/* queue.h: the waiting sequences, ordered by rank, the one furthest ahead first. The queue is a treap whose links are fields of
+ * struct sequence, so it never allocates. Insertion and removal at any place cost O(log n). Driver's thread only. */
 #ifndef LLMPY_QUEUE_H
 #define LLMPY_QUEUE_H
 
@@ -13,6 +13,6 @@ struct queue {
 void queue_insert(struct queue *queue, struct sequence *sequence);
 void queue_remove(struct queue *queue, struct sequence *sequence);
 struct sequence *queue_first(const struct queue *queue);
-struct sequence *queue_next(const struct sequence *sequence); /* the next behind, or NULL */
+struct sequence *queue_next(const struct sequence *sequence); /* the next one in order, or NULL */
 
 #endif

@@ -24,14 +24,14 @@ static bool is_caching(const struct scheduler *s, const struct sequence *q)
 
 /* ---- where snapshots are due ---- */
 
-/* Positions between two snapshots, a multiple of a block. */
+/* Rounds the distance between two snapshots down to whole blocks, at least one. */
 static uint32_t interval(const struct scheduler *s, uint32_t n_tokens)
 {
     uint32_t n_blocks = n_tokens / block_tokens(s);
     return (n_blocks ? n_blocks : 1) * block_tokens(s);
 }
 
-/* The next position of the prompt behind `at` where one is due. */
+/* The next position of the prompt behind `at` where a snapshot is due. */
 static uint32_t next_due(const struct scheduler *s, const struct sequence *q, uint32_t at)
 {
     uint32_t every = interval(s, config_of(s)->snapshot_tokens), due = (at / every + 1) * every;
@@ -48,7 +48,8 @@ static bool is_due(const struct scheduler *s, const struct sequence *q)
     return at && (at == q->leaves_at || at == q->last_due || at % interval(s, config_of(s)->snapshot_tokens) == 0);
 }
 
-/* While it generates, only the last snapshot is kept, for the request that goes on from there. */
+/* True if a passing snapshot is due. While a sequence generates, only its last snapshot is kept, for a request that continues
+ * its text. */
 static bool is_due_in_passing(const struct scheduler *s, const struct sequence *q)
 {
     return q->n_computed > q->last_due && q->n_computed % interval(s, config_of(s)->snapshot_tokens / 8) == 0;
@@ -68,7 +69,7 @@ uint32_t recurrent_needed(const struct scheduler *s, const struct sequence *q)
     return !bundle || block_manager_is_shared(s->blocks, bundle) ? s->n_state_pages : 0;
 }
 
-/* The snapshot that the one just published replaces. */
+/* Withdraws the passing snapshot that `bundle`, a newer passing snapshot, replaces. */
 static void drop_passed(struct scheduler *s, struct sequence *q, int32_t bundle)
 {
     int32_t passed = q->passed_block ? block_manager_find(s->blocks, sequence_key(q, q->passed_block - 1), BUNDLE_GROUP) : 0;
@@ -85,7 +86,7 @@ void recurrent_take(struct scheduler *s, struct sequence *q, uint32_t n_spare)
     int32_t *table = recurrent_table(s, q->slot), bundle = table[0];
     if (bundle && block_manager_is_writable(s->blocks, bundle))
         return;
-    /* Others that run may want a page of each group in this step, and must not be preempted for a copy. */
+    /* Other running sequences may need a page of each group in this step; none may be preempted for a copy. */
     bool is_shared = bundle && block_manager_is_shared(s->blocks, bundle);
     if (bundle && !is_shared && n_spare < n + s->n_running * config_of(s)->layout.n_groups) {
         block_manager_withdraw(s->blocks, bundle);
@@ -170,7 +171,7 @@ uint32_t recurrent_find(struct scheduler *s, struct sequence *q, uint32_t n_bloc
     return 0;
 }
 
-/* The places where a key may stand, the latest first. */
+/* The N_SEEN_PLACES places where a key may stand, the latest key first. */
 static struct hash *seen_places(const struct scheduler *s, const struct hash *key)
 {
     return &s->seen_keys[key->lo % (N_SEEN_KEYS / N_SEEN_PLACES) * N_SEEN_PLACES];
@@ -193,7 +194,7 @@ void recurrent_note_key(struct scheduler *s, const struct hash *key)
     places[0] = *key;
 }
 
-/* Leading blocks that some sequence has published before, whatever is still there of them. */
+/* Number of leading blocks that some sequence has published before, even if they are no longer cached. */
 static uint32_t seen_blocks(const struct scheduler *s, struct sequence *q, uint32_t limit)
 {
     uint32_t n = 0;
@@ -233,7 +234,7 @@ void recurrent_fork(struct scheduler *s, const struct sequence *lead, struct seq
     q->passed_block = 0;
 }
 
-/* Where a running prompt's next snapshot will stand, or the one of this very step. */
+/* Position of the snapshot that a running prompt makes in this step; if it makes none, position of its next one. */
 static uint32_t coming(const struct scheduler *s, const struct sequence *q)
 {
     int32_t bundle = recurrent_table(s, q->slot)[0];

@@ -7,7 +7,7 @@
 #define MIN_REPETITION 1e-6f
 #define MAX_REPETITION 1e6f
 #define MAX_BIAS 1e20f
-#define MIN_TEMPERATURE 1e-5f /* of scores; draws are greedy below it */
+#define MIN_TEMPERATURE 1e-5f /* least for scores; draws below it are greedy */
 #define MAX_PROMPT_RESULT_BYTES ((uint64_t)1 << 30)
 
 #define REFUSE(parameter, ...)                        \
@@ -175,7 +175,7 @@ static enum rc check_lists(const struct engine_config *config, const struct requ
     return RC_OK;
 }
 
-/* What the kind of request has of its own. */
+/* Checks the token types, and the parameters of the request's kind: pooling, scoring or sampling. */
 static enum rc check_kind(const struct engine_config *config, const struct request_spec *spec, struct err *err)
 {
     if (spec->types.n && spec->types.n != spec->prompt.n)

@@ -1,11 +1,11 @@
-/* request_check.h: everything that can be wrong with a request, found before it is queued. A pure function of its arguments,
- * any thread. Texts: docs/use/api.md. */
+/* request_check.h: validates a request before it is queued. A pure function of its arguments; any thread may call it. Texts of
+ * errors: docs/use/api.md. */
 #ifndef LLMPY_REQUEST_CHECK_H
 #define LLMPY_REQUEST_CHECK_H
 
 #include "engine.h"
 
-/* RC_INVALID, with the parameter's name in err->what. */
+/* RC_INVALID: err->what names the parameter. */
 enum rc request_check(const struct engine_config *config, const struct request_spec *spec, struct err *err);
 
 #endif

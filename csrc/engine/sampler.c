@@ -7,14 +7,14 @@
 
 #define GREEDY_BELOW 1e-5f
 
-/* What a step's batch has grown to. */
+/* A batch while it is filled. */
 struct filler {
     struct batch *batch;
     struct task_owner *owners;
     uint32_t n_top;
 };
 
-/* Bans bad words whose last id would complete them, and what would stop too early. */
+/* Bans ids that would complete a bad word, and ids that would end the sequence before min_tokens. */
 static uint32_t fill_banned(struct sequence *q)
 {
     const struct request_spec *spec = &q->request->spec;

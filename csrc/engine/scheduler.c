@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#define MAX_PASSED 64 /* waiting sequences that a step passes over */
+#define MAX_PASSED 64 /* most waiting sequences that a step passes over */
 
 static const struct engine_config *config_of(const struct scheduler *s)
 {
@@ -68,7 +68,7 @@ static void running_remove(struct scheduler *s, struct sequence *q)
 
 /* ---- pages ---- */
 
-/* Gives back every page, suffix before prefix. */
+/* Releases every page, suffix before prefix. */
 static void pages_release(struct scheduler *s, struct sequence *q)
 {
     if (s->n_state_pages)
@@ -86,14 +86,14 @@ static void pages_release(struct scheduler *s, struct sequence *q)
     memset(q->first_block, 0, sizeof q->first_block);
 }
 
-/* First block that a row at `position` or behind it can see. */
+/* First block that a row at `position` or later can see. */
 static uint32_t first_seen_block(const struct scheduler *s, uint32_t group, uint32_t position)
 {
     uint32_t window = config_of(s)->layout.groups[group].window;
     return window && position + 1 > window ? (position + 1 - window) / block_tokens(s) : 0;
 }
 
-/* Gives back the blocks that have left their window for good. */
+/* Releases the blocks that have left their window. */
 static void windows_advance(struct scheduler *s, struct sequence *q)
 {
     for (uint32_t g = 0; g < n_groups(s); g++) {
@@ -106,7 +106,7 @@ static void windows_advance(struct scheduler *s, struct sequence *q)
     }
 }
 
-/* Groups in which the block to be written next belongs to others too. */
+/* Number of groups in which the block to be written next is shared or published. */
 static uint32_t shared_tails(const struct scheduler *s, const struct sequence *q)
 {
     uint32_t n = 0;
@@ -115,7 +115,7 @@ static uint32_t shared_tails(const struct scheduler *s, const struct sequence *q
     return n;
 }
 
-/* Replaces shared tails by fresh pages, to be filled by the copies of this step. */
+/* Replaces those blocks by fresh pages, which copies of this step fill. */
 static void tails_copy(struct scheduler *s, struct sequence *q)
 {
     for (uint32_t g = 0; q->shares_tail && g < n_groups(s); g++) {
@@ -134,7 +134,7 @@ static void tails_copy(struct scheduler *s, struct sequence *q)
     q->shares_tail = false;
 }
 
-/* All pages for the next n rows, or none. */
+/* Takes all pages for the next n rows, or none. */
 static bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
 {
     uint32_t have = blocks_of(s, q->n_computed), want = blocks_of(s, q->n_computed + n_rows);
@@ -156,7 +156,7 @@ static bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
     return true;
 }
 
-/* A block can be found that could not be. A chain whose salt is too long for an event is kept out of them. */
+/* Notes that a block has become findable. Chains with a salt too long for an event have no events. */
 static void note_stored(struct scheduler *s, struct sequence *q, uint32_t block, uint32_t group)
 {
     const struct byte_string *salt = &q->request->spec.salt;
@@ -175,8 +175,8 @@ static void note_stored(struct scheduler *s, struct sequence *q, uint32_t block,
     kv_events_note(s->events, &event, ids);
 }
 
-/* Others may find the blocks that are full, and whose tokens are all known: computed they will be before whatever a later step
- * reads of them. */
+/* Publishes full blocks whose tokens are known, even before they are computed: device work runs in order, so they are computed
+ * before a later step reads them. */
 void scheduler_publish(struct scheduler *s, struct sequence *q)
 {
     uint32_t n_known = sequence_n_known(q), n = (q->n_computed < n_known ? q->n_computed : n_known) / block_tokens(s);
@@ -225,7 +225,7 @@ static void count_rows(struct scheduler *s, const struct sequence *q, uint32_t f
     s->n_decode_rows += sign * (n_new - n_prompt);
 }
 
-/* Undoes what a sequence got in this step. */
+/* Takes the rows of this step back from a sequence: withdraws its new blocks and cancels its copies. */
 static void rows_give_back(struct scheduler *s, struct sequence *q)
 {
     uint32_t before = q->n_computed - q->n_rows;
@@ -259,7 +259,7 @@ static void preempt(struct scheduler *s, struct sequence *q)
 
 /* ---- a step ---- */
 
-/* Gives a running sequence what it owes, as far as rows are left; may preempt those behind it, or itself. */
+/* Gives a running sequence the rows that it owes, as far as rows are left. May preempt sequences behind it, or itself. */
 static void rows_take(struct scheduler *s, struct sequence *q)
 {
     uint32_t owed = sequence_goal(q) - q->n_computed, n = owed < s->rows_left ? owed : s->rows_left;
@@ -283,14 +283,14 @@ static void rows_take(struct scheduler *s, struct sequence *q)
     scheduler_publish(s, q);
 }
 
-/* Positions that the first n_blocks blocks serve: the last known token's is not among them, it must be computed. */
+/* Number of positions that the first n_blocks blocks serve, without that of the last known token, which must be computed. */
 static uint32_t hit_tokens(const struct scheduler *s, const struct sequence *q, uint32_t n_blocks)
 {
     uint32_t n = n_blocks * block_tokens(s), n_known = sequence_n_known(q);
     return n < n_known ? n : n_known - 1;
 }
 
-/* The largest number of cached blocks that serve q, none beyond `limit`; their pages go into the slot's tables. */
+/* The largest number of leading cached blocks that serve q, at most `limit`; their pages go into the slot's tables. */
 static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t limit)
 {
     uint32_t n_hit = limit;
@@ -303,10 +303,10 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
             b++;
         n_hit = b;
     }
-    /* A window group needs the blocks that the first row behind the hit sees; each that is missing shortens the hit to its
-     * place, until a whole round of the groups finds nothing missing. */
+    /* A window group needs the blocks that the first row behind the hit sees. A missing block shortens the hit to its place.
+     * The loop ends when a whole round of the groups finds no missing block. */
     for (uint32_t n_settled = 0, g = 0; n_settled < n_tables(s); g = (g + 1) % n_tables(s), n_settled++) {
-        if (g == n_groups(s)) { /* recurrent states: only where there is a snapshot */
+        if (g == n_groups(s)) { /* recurrent states: the hit must end at a snapshot */
             uint32_t n = recurrent_find(s, q, n_hit);
             n_settled = n < n_hit ? 0 : n_settled;
             n_hit = n;
@@ -323,7 +323,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, slot);
         uint32_t first = first_seen_block(s, g, hit_tokens(s, q, n_hit));
-        for (uint32_t b = 0; b < limit; b++) /* also clears what lies behind a shortened hit */
+        for (uint32_t b = 0; b < limit; b++) /* also clears entries behind a shortened hit */
             table[b] = b >= first && b < n_hit ? block_manager_find(s->blocks, sequence_key(q, b), g) : 0;
     }
     return n_hit;
@@ -337,7 +337,7 @@ static uint64_t room(const struct scheduler *s)
     return n_free > kept ? n_free - kept : 0;
 }
 
-/* Pages that all rows q owes will take behind a hit of so many positions; a block that is hit in part is copied. */
+/* Pages that all rows q owes will take behind a hit of n_hit positions. A block that is hit in part is copied to a new page. */
 static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q, uint32_t n_hit)
 {
     const struct engine_config *config = config_of(s);
@@ -353,15 +353,15 @@ static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q
     return need;
 }
 
-/* A prompt that the step's rows did not suffice for keeps a claim to the pages of its rest. Only forks, which need no rows, can
- * still come in beside it. */
+/* Keeps pages for the rest of a prompt for which the step's rows did not suffice. Only forks, which need no rows, can still be
+ * admitted beside it. */
 static void promise_rest(struct scheduler *s, const struct sequence *q)
 {
     if (sequence_goal(q) > q->n_computed)
         s->n_promised += (uint32_t)pages_needed(s, q, blocks_of(s, q->n_computed) * block_tokens(s));
 }
 
-/* Pages of a hit that are on the free list and will leave it. */
+/* Number of pages of a hit that are on a free list; the hit takes them off it. */
 static uint32_t hit_free_pages(const struct scheduler *s, uint32_t slot, uint32_t n_hit)
 {
     uint32_t n = 0;
@@ -373,7 +373,7 @@ static uint32_t hit_free_pages(const struct scheduler *s, uint32_t slot, uint32_
     return n;
 }
 
-/* Whether anything has changed for the better since q did not fit: looking the whole hit up costs its length. */
+/* True if q may fit now: there is more room, or the cache has the next block. Saves looking up the whole hit again. */
 static bool is_worth_trying(struct scheduler *s, struct sequence *q, uint32_t limit)
 {
     if (!q->failed_room || !s->n_running || room(s) >= q->failed_room)
@@ -401,8 +401,8 @@ static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_
         statistics_observe(s->statistics, HISTOGRAM_MAX_TOKENS, r->spec.max_tokens);
 }
 
-/* Most leading blocks that the cache may serve. Where no row before the last is wanted, a block that ends with the last known
- * token counts: it is copied, and its last position computed again; but a recurrent state does not go back. */
+/* Most leading blocks that the cache may serve. If no row before the last is wanted, a block that ends with the last known
+ * token counts, too: it is copied and its last position computed again. Not so with recurrent states, which cannot go back. */
 static uint32_t hit_limit(const struct scheduler *s, const struct sequence *q)
 {
     uint32_t limit = sequence_hit_limit(q), n_known = sequence_n_known(q);
@@ -411,19 +411,18 @@ static uint32_t hit_limit(const struct scheduler *s, const struct sequence *q)
     return (limit + 1 == n_known && block_tokens(s) > 1 && !s->n_state_pages ? n_known : limit) / block_tokens(s);
 }
 
-/* Whether a hit of n_hit blocks can be used: what is copied before the step must have been computed before it, and the pages
- * must suffice. */
+/* True if a hit of n_hit blocks can be used: a block to copy must come from an earlier step, and the pages must suffice. */
 static bool hit_fits(const struct scheduler *s, const struct sequence *q, uint32_t slot, uint32_t n_hit)
 {
     uint32_t n_tokens = hit_tokens(s, q, n_hit);
     for (uint32_t g = 0; n_tokens % block_tokens(s) && g < n_groups(s); g++)
         if (!block_manager_is_settled(s->blocks, scheduler_table(s, g, slot)[n_hit - 1]))
             return false;
-    /* A state takes a bundle: a fresh one, or the snapshot's own where there is no room for a copy. */
+    /* A state takes a bundle: a fresh one, or the snapshot itself if there is no room for a copy. */
     return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) + s->n_state_pages <= room(s);
 }
 
-/* Takes the first waiting sequence in with what the cache has of it, if all its rows fit. */
+/* Admits a waiting sequence with its cached blocks, if all its rows fit into the pool. */
 static bool admit(struct scheduler *s, struct sequence *q, double now)
 {
     uint32_t limit = hit_limit(s, q), slot = 0;
@@ -435,7 +434,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
         slot++;
     uint32_t n_hit = hit_find(s, q, slot, limit);
     bool fits = hit_fits(s, q, slot, n_hit);
-    if (!fits && hit_tokens(s, q, n_hit) % block_tokens(s)) { /* without the block that would be copied, then */
+    if (!fits && hit_tokens(s, q, n_hit) % block_tokens(s)) { /* retry without the block that would be copied */
         for (uint32_t g = 0; g < n_groups(s); g++)
             scheduler_table(s, g, slot)[n_hit - 1] = 0;
         n_hit = hit_find(s, q, slot, n_hit - 1);
@@ -473,7 +472,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     return true;
 }
 
-/* The sibling whose last prompt row is computed in this step, from which q can start at once. */
+/* The first sample of q's request if its last prompt row is computed in this step: q can fork from it. Else NULL. */
 static struct sequence *fork_source(const struct sequence *q)
 {
     struct sequence *lead = q->request->sequences[0];
@@ -481,7 +480,7 @@ static struct sequence *fork_source(const struct sequence *q)
     return is_first && !q->n_output && !q->n_pending ? lead : NULL;
 }
 
-/* Shares every block of the lead, the unfilled tail included. */
+/* Admits q as a fork that shares every block of the lead, also the unfilled tail. */
 static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequence *q)
 {
     if (n_groups(s) + s->n_state_pages > room(s))
@@ -580,7 +579,7 @@ void scheduler_end_step(struct scheduler *s)
 void scheduler_add(struct scheduler *s, struct sequence *q)
 {
     queue_insert(&s->waiting, q);
-    s->n_admitted = 0; /* the newcomer may be ahead of those admitted before it came */
+    s->n_admitted = 0; /* the new sequence may be ahead of those admitted before it arrived */
 }
 
 void scheduler_remove(struct scheduler *s, struct sequence *q)
@@ -601,11 +600,11 @@ void scheduler_reset_cache(struct scheduler *s, bool recompute)
         s->running[i]->is_stale = true;
     while (recompute && s->n_running)
         preempt(s, s->running[s->n_running - 1]);
-    s->n_preempted = s->n_admitted = 0; /* this was no step */
+    s->n_preempted = s->n_admitted = 0; /* they describe steps, for scheduler_check; a reset is none */
 }
 
-/* A sequence that has drawn no token since its admission is still computing its prompt, or what it had before a preemption.
- * It starts over: otherwise its entries would be of two epochs, and its tokens would tell only the newer one. */
+/* A sequence that has drawn no token since its admission still computes its prompt, or recomputes tokens from before a
+ * preemption. It starts over: otherwise its keys and values would be of two epochs, but its tokens would report the newer. */
 void scheduler_new_epoch(struct scheduler *s, bool recompute)
 {
     scheduler_reset_cache(s, recompute);

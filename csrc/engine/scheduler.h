@@ -1,14 +1,16 @@
-/* scheduler.h: which rows a step computes, and in which pages. Owns the waiting queue, the running sequences with their slots
- * and page tables, and the block manager. There are no phases: a step spends a budget of rows on running
- * sequences in rank, decodes first, then admits waiting ones in rank. Driver's thread only; nothing here allocates after
- * scheduler_create. Semantics: docs/develop/engine.md.
+/* scheduler.h: decides which rows a step computes and in which pages they lie. The scheduler owns the waiting queue, the
+ * running sequences with their slots and page tables, and the block manager. There are no phases: a step spends its budget of
+ * rows on running sequences in order of rank, decodes first, and then admits waiting sequences in order of rank. Driver's
+ * thread only. No function allocates after scheduler_create. Semantics: docs/develop/engine.md.
  *
- * BLOCKED(prefix) needs no state: a prompt that still owes rows when its turn is over has taken the last row of the step, so
- * nobody is admitted who would have to wait for blocks that it has yet to compute. Only where it was cut for a snapshot of
- * recurrent state is there room for others, and those who await that snapshot are passed over.
+ * A prompt needs no state that blocks later prompts with the same prefix. If a prompt still owes rows after its turn, it has
+ * taken the last row of the step, so no sequence is admitted that would have to wait for the prompt's blocks. The exception is
+ * a prompt cut for a snapshot of recurrent state: rows are left then, and waiting sequences that await this snapshot are passed
+ * over.
  *
- * A step may be scheduled while the one before is still computed: lengths alone decide it. All device work of an engine runs in
- * the order in which it was enqueued, so a page is free as soon as no later step reads it, whatever is still in flight. */
+ * A step may be scheduled while the previous one is still being computed, because scheduling depends on lengths alone. All
+ * device work of an engine runs in the order in which it was enqueued. So a page is free as soon as no later step reads it,
+ * even if a step in flight still does. */
 #ifndef LLMPY_SCHEDULER_H
 #define LLMPY_SCHEDULER_H
 
@@ -16,35 +18,35 @@
 #include "queue.h"
 
 #define N_SEEN_KEYS 65536u
-#define N_SEEN_PLACES 8u /* of a key among them, so that few keys do not push each other out */
+#define N_SEEN_PLACES 8u /* places of seen_keys where a key may stand, so that keys with one hash rarely evict each other */
 
-/* Of a copy of the step being built. */
+/* The sequence for which the step being built makes a copy. */
 struct copy_owner {
     struct sequence *sequence;
-    int32_t held;                    /* page that stays until the step is started; 0: another copy's */
+    int32_t held;                    /* page held until the step is started; 0: the bundle's first copy holds it */
 };
 
 struct scheduler {
     const struct sequence_context *context;
     struct page_tables tables;
-    struct batch *batch;             /* of the step being built: its copies are the scheduler's */
+    struct batch *batch;             /* of the step being built; the scheduler fills its copies */
     struct block_manager *blocks;
-    struct kv_events *events;        /* NULL: nobody wants them */
-    struct statistics *statistics;   /* the engine's, for what happens at an admission */
+    struct kv_events *events;        /* NULL: no events are kept */
+    struct statistics *statistics;   /* the engine's; observes admissions */
     struct queue waiting;
-    struct sequence **running;       /* [max_num_seqs] in rank */
+    struct sequence **running;       /* [max_num_seqs] in order of rank */
     uint32_t n_running;
-    uint32_t n_state_pages;          /* of a recurrent state; 0: the model has none, and recurrent.c is never entered */
+    uint32_t n_state_pages;          /* pages of a recurrent state; 0: the model has none, and recurrent.c is not called */
     struct sequence **slots;         /* [max_num_seqs], NULL: free */
-    struct copy_owner *copy_owners;  /* [scheduler_max_copies], of batch->copies */
-    struct hash *seen_keys;          /* [N_SEEN_KEYS] of blocks published lately; NULL without recurrent state */
-    uint32_t *scratch;               /* [2 * n_pages], of scheduler_check */
+    struct copy_owner *copy_owners;  /* [scheduler_max_copies] owner of each of batch->copies */
+    struct hash *seen_keys;          /* [N_SEEN_KEYS] keys of recently published blocks; NULL without recurrent state */
+    uint32_t *scratch;               /* [2 * n_pages] for scheduler_check */
 
     /* The step being built. */
-    uint32_t rows_left, n_promised;  /* n_promised: pages for unfinished prompts, and for the first rows of fresh forks */
+    uint32_t rows_left, n_promised;  /* n_promised: pages kept for unfinished prompts and for the first rows of new forks */
     uint32_t n_preempted, n_admitted;
     struct rank last_victim, last_admitted;
-    bool has_stalled;                /* the last step scheduled nothing though sequences waited */
+    bool has_stalled;                /* the last step scheduled no row although sequences were unfinished and none in flight */
 
     uint64_t n_snapshots, n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens,
         cached_tokens, cache_queries, cache_hits;
@@ -55,23 +57,23 @@ enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_cont
 void scheduler_destroy(struct scheduler *scheduler);
 
 void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);
-/* Whether a step can be built while another is in flight. */
+/* True if a step can be built while another is in flight. */
 bool scheduler_can_overlap(const struct scheduler *scheduler);
-/* Chooses the rows of a step: n_rows and draws of running sequences, n_computed moved on, tables and copies filled. With
- * another step in flight there may be no row left to enqueue though sequences run. */
+/* Chooses the rows of a step: sets n_rows and draws of running sequences, advances n_computed, and fills tables and copies.
+ * While another step is in flight, there may be no row to enqueue although sequences run. */
 void scheduler_begin_step(struct scheduler *scheduler, struct batch *batch, bool is_in_flight, double now);
-/* The step has been started, or never will be. */
+/* Ends the building of a step; call it when the step has been started, or will not be. */
 void scheduler_end_step(struct scheduler *scheduler);
-/* A running sequence has accepted a token: blocks that it completes can be found from here on. */
+/* Publishes full blocks of a running sequence; call it when the sequence has accepted a token. */
 void scheduler_publish(struct scheduler *scheduler, struct sequence *sequence);
-/* Takes a waiting or running sequence out and frees its pages; at a step boundary, or once its results are applied. */
+/* Removes a waiting or running sequence and frees its pages. Call it at a step boundary, or once its results are processed. */
 void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
-/* Nothing published so far can be found any more; recompute also preempts everyone. */
+/* Makes every block published so far unfindable; `recompute` also preempts all running sequences. */
 void scheduler_reset_cache(struct scheduler *scheduler, bool recompute);
-/* The same when the weights are new; and what must come of one epoch starts over. */
+/* Resets the cache after a commit of weights. Scores and pooled states, which must come from one epoch, start over. */
 void scheduler_new_epoch(struct scheduler *scheduler, bool recompute);
 
-uint32_t scheduler_max_copies(const struct engine_config *config); /* of a step */
+uint32_t scheduler_max_copies(const struct engine_config *config); /* the most copies of a step */
 int32_t *scheduler_table(const struct scheduler *scheduler, uint32_t group, uint32_t slot);
 enum rc scheduler_check(const struct scheduler *scheduler, struct err *err);
 

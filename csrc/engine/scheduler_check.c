@@ -1,4 +1,4 @@
-/* scheduler_check.c: the invariants of docs/develop/engine.md that can be seen between two steps. */
+/* scheduler_check.c: checks the invariants of docs/develop/engine.md that hold between two steps. */
 #include "recurrent.h"
 
 #include <string.h>
@@ -63,7 +63,7 @@ static enum rc check_waiting(const struct scheduler *s, struct err *err)
     return RC_OK;
 }
 
-/* Counts the references of a slot's tables and sees that they hold the computed positions and nothing else. */
+/* Counts the references of a slot's tables and checks that they have exactly the pages of the computed positions. */
 static enum rc count_tables(const struct scheduler *s, uint32_t slot, uint32_t *refs, struct err *err)
 {
     const struct kv_layout *layout = &s->context->config->layout;
@@ -85,7 +85,7 @@ static enum rc count_tables(const struct scheduler *s, uint32_t slot, uint32_t *
     return RC_OK;
 }
 
-/* A slot's sequence has one whole bundle as its live state. */
+/* Counts the reference of a slot's live state and checks that the state is one whole bundle. */
 static enum rc count_state(const struct scheduler *s, uint32_t slot, uint32_t *refs, struct err *err)
 {
     uint32_t n = s->n_state_pages;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Lays arrays one behind the other: once without memory to learn the size, once more to give out the places. */
+/* Places arrays one behind the other: a first pass without memory counts the bytes, a second pass hands out the places. */
 struct carver {
     char *base;
     size_t used;
@@ -25,7 +25,7 @@ static void *carve(struct carver *carver, size_t count, size_t size_bytes)
 
 /* ---- requests ---- */
 
-/* The arrays of a request; the pointers of `r` stay NULL in the pass without memory. */
+/* Places the arrays of a request. In the pass without memory the pointers of `r` stay NULL. */
 static void request_lay(struct carver *c, const struct request_spec *spec, uint32_t block_tokens, struct request *r)
 {
     int32_t *prompt, *types, *stop_ids, *allowed;
@@ -82,7 +82,7 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Copies the ids that the vocabulary has, ascending, each once. */
+/* Copies the ids inside the vocabulary, ascending and without duplicates. */
 static void copy_sorted(struct id_list *target, const struct id_list *source, uint32_t vocab_size)
 {
     int32_t *ids = (int32_t *)target->ids;
@@ -171,7 +171,8 @@ static uint32_t seen_capacity(const struct request *r)
     return (uint32_t)(n < r->context->config->vocab_size ? n : r->context->config->vocab_size);
 }
 
-/* What must be zero comes first; what may stay untouched for long comes last. Returns the bytes to clear. */
+/* Places the arrays of a sequence: first those that must start as zeros, last those that may stay untouched for long. Returns
+ * the number of bytes to clear. */
 static size_t sequence_lay(struct carver *c, const struct request *r, struct sequence *q)
 {
     const struct request_spec *spec = &r->spec;
@@ -201,7 +202,7 @@ static size_t sequence_lay(struct carver *c, const struct request *r, struct seq
     return n_zero;
 }
 
-/* The entry of an id in the list of seen tokens, made if there is none. */
+/* The entry of an id in the list of seen tokens; makes one if there is none. */
 static struct token_seen *seen_entry(struct sequence *q, int32_t id)
 {
     uint32_t slot = (uint32_t)id * 2654435769u & q->seen_mask;
@@ -222,7 +223,7 @@ static bool contains(const int32_t *ids, uint32_t n, int32_t id)
     return false;
 }
 
-/* The first min_tokens tokens end nothing. */
+/* False for the first min_tokens tokens: no stop rule ends the sequence with them. */
 static bool counts_as_end(const struct sequence *q)
 {
     return q->n_output > q->request->spec.min_tokens;
@@ -239,8 +240,8 @@ static bool completes_stop_string(struct sequence *q, int32_t id, uint32_t *whic
                          counts_as_end(q), which);
 }
 
-/* The prompt may end inside a character, which the output completes: the text of the output begins with that character, so its
- * bytes in the prompt are the first that stop strings are searched in. */
+/* Feeds the open bytes at the end of the prompt to the stop strings. If the prompt ends inside a character that the output
+ * completes, the text of the output begins with that character. */
 static void feed_open_character(struct sequence *q)
 {
     const struct request *r = q->request;
@@ -282,7 +283,7 @@ static enum finish stop_rule(struct sequence *q, int32_t id)
     const struct request_spec *spec = &q->request->spec;
     const struct engine_config *config = q->request->context->config;
     uint32_t which;
-    bool ends_text = completes_stop_string(q, id, &which); /* always asked: the automaton must see every token */
+    bool ends_text = completes_stop_string(q, id, &which); /* runs for every token, because the automata must see all bytes */
     if (counts_as_end(q)) {
         if (!spec->ignore_eos && contains(config->eos_ids, config->n_eos, id))
             return FINISH_EOS;
@@ -480,7 +481,7 @@ uint32_t sequence_hit_limit(const struct sequence *q)
 {
     const struct request *r = q->request;
     uint32_t most = sequence_n_known(q) - 1;
-    uint32_t first_wanted = r->first_scored + r->n_scored - 1; /* the row before the token that is scored next */
+    uint32_t first_wanted = r->first_scored + r->n_scored - 1; /* row whose logits score the next token */
     if (r->context->config->runner.takes_whole_prompts)
         return 0;
     if (r->spec.pooling)

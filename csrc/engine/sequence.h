@@ -1,6 +1,6 @@
-/* sequence.h: requests and their sequences: what a caller asked for, the tokens so far, and the rules that end them. All memory
- * of a request is laid out when it is created, on the submitting thread; afterwards the driver's thread owns it. Tables and
- * pages are the scheduler's affair, the lists of news the outbox's; their fields live here so that no step allocates. */
+/* sequence.h: requests and their sequences: the parameters, the tokens so far, and the rules that end a sequence. The
+ * submitting thread allocates all memory of a request when it creates the request; afterwards the driver's thread owns it. The
+ * scheduler and the outbox keep their fields of a sequence here, too, so that no step allocates. */
 #ifndef LLMPY_SEQUENCE_H
 #define LLMPY_SEQUENCE_H
 
@@ -14,17 +14,17 @@ struct sequence;
 struct grammar;
 struct matcher;
 
-/* What requests need to know of their engine; constant after its creation. */
+/* The part of an engine that requests use; constant after the engine's creation. */
 struct sequence_context {
-    const struct engine_config *config; /* the engine's own copy */
+    const struct engine_config *config; /* the engine's copy */
     const uint8_t *is_special;          /* [n_tokens] */
-    struct hash key;                    /* of the prefix cache */
+    struct hash key;                    /* secret key of the prefix cache's hashes */
 };
 
 struct request {
-    struct request_spec spec;      /* its pointers lead into this request's memory; stop_ids and allowed ascending */
+    struct request_spec spec;      /* its pointers point into this request's memory; stop_ids and allowed are ascending */
     const struct sequence_context *context;
-    uint64_t number;               /* given at submission; the order of arrival */
+    uint64_t number;               /* assigned at submission, in the order of arrival */
     struct hash root;              /* parent key of the first block */
     struct hash *prompt_keys;      /* [n_prompt / block_tokens] */
     struct stop_set stops;
@@ -32,28 +32,28 @@ struct request {
     struct sequence **sequences;   /* [n], NULL once released */
     uint32_t n_held;               /* sequences not yet released */
     uint32_t n_unreported;         /* sequences whose final news is not yet taken */
-    uint32_t n_cached;             /* hit of the first admission */
+    uint32_t n_cached;             /* prompt tokens that the prefix cache served at the first admission */
     double queued, scheduled;
     atomic_bool is_aborted;
-    struct request *next;          /* in the inbox */
+    struct request *next;          /* in the engine's inbox, then in its list of held requests */
     struct request *map_next;      /* in the engine's map of numbers */
 
-    /* Scoring, and prompt logprobs: results of the tokens prompt[first_scored ...]. */
+    /* Scoring and prompt logprobs: results of the tokens prompt[first_scored ...]. */
     uint32_t first_scored, n_to_score, n_scored, n_score_top;
-    uint32_t score_epoch;                /* of the scores, or of the states */
+    uint32_t score_epoch;                /* epoch of the scores or of the pooled states */
     struct sample_result *score_results; /* [n_to_score] */
     int32_t *score_top_ids;              /* [n_to_score][n_score_top] */
     float *score_top_values;
     int32_t *score_top_ranks;
 
-    /* Pooling: states of the rows first_pooled ..., taken in this order. */
+    /* Pooling: states of the rows first_pooled ..., read in this order. */
     uint32_t first_pooled, n_to_pool, n_pooled, n_states;
-    uint32_t n_read;               /* rows of a mean that are read at once */
-    float *states;                 /* [n_states][states_width] the result; before, [n_read] rows of a mean */
-    double *sums;                  /* [states_width] of POOLING_MEAN */
+    uint32_t n_read;               /* POOLING_MEAN: rows read at once */
+    float *states;                 /* [n_states][states_width] the result; POOLING_MEAN first reads [n_read] rows into it */
+    double *sums;                  /* [states_width] for POOLING_MEAN */
 };
 
-/* The one total order of an engine's sequences. */
+/* The total order of an engine's sequences. */
 struct rank {
     int64_t priority;
     uint64_t number;
@@ -71,63 +71,63 @@ struct sequence {
     uint32_t sample;
     enum sequence_state state;
 
-    /* Tokens. Positions count through prompt and output; output begins with the prior tokens. */
+    /* Tokens. Positions count through the prompt and then the output, which begins with the prior tokens. */
     int32_t *output;               /* [n_prior + capacity] */
     uint32_t n_output, capacity;   /* capacity: most new tokens */
-    uint32_t n_pending;            /* tokens that steps in flight draw: a sequence with any is not released */
-    uint32_t last_task;            /* of the newest pending token, in its step */
-    bool needs_values;             /* a draw needs the values of all tokens before it on the host */
-    uint32_t *epochs;              /* [capacity] of the weights that made each token */
+    uint32_t n_pending;            /* tokens that steps in flight draw; the sequence is not released while there are any */
+    uint32_t last_task;            /* index of the newest pending token's task in its step */
+    bool needs_values;             /* a draw needs all earlier tokens on the host */
+    uint32_t *epochs;              /* [capacity] epoch of the weights that made each token */
     struct sample_result *results; /* [capacity], NULL without logprobs */
     int32_t *top_ids;              /* [capacity][n_logprobs] */
     float *top_values;
     int32_t *top_ranks;
-    struct hash *keys;             /* of the blocks behind prompt_keys */
+    struct hash *keys;             /* keys of the blocks behind those of prompt_keys */
     uint32_t n_keys;
 
     /* Sampling and stopping. */
     struct token_seen *seen;       /* [n_seen]; NULL without penalties */
-    uint32_t *seen_slots;          /* [seen_mask + 1] place in seen + 1, open addressing */
+    uint32_t *seen_slots;          /* [seen_mask + 1] hash table with open addressing: 1 + index in seen; 0: empty */
     uint32_t n_seen, seen_mask;
     int32_t *banned;               /* [n_eos + stop ids + bad words] filled for each draw */
-    struct matcher *matcher;       /* of the grammar, once it is there; NULL: none */
+    struct matcher *matcher;       /* of the grammar, once it is compiled; NULL: none */
     uint32_t *stop_states;         /* [stops.n] */
     enum finish finish;
     int32_t stop;
     uint32_t status, error_position;
-    const char *error;             /* of STATUS_GRAMMAR */
+    const char *error;             /* text for STATUS_GRAMMAR */
     double first_token, last_token;
 
-    /* The scheduler's. */
+    /* Fields of the scheduler. */
     uint32_t slot, n_computed;
-    uint32_t n_published;          /* leading blocks that are in the prefix cache, or were when they filled */
-    uint32_t n_rows;               /* in this step */
-    bool draws;                    /* a token in this step */
-    bool is_stale;                 /* holds entries from before a reset or a commit: publishes nothing */
-    bool is_mixed;                 /* from before a commit */
-    bool shares_tail;              /* the block it writes next may have other owners */
-    uint32_t n_hit, n_taken_rows;  /* since the last admission: n_computed is their sum */
+    uint32_t n_published;          /* leading blocks that have been published, or found, in the prefix cache */
+    uint32_t n_rows;               /* rows in this step */
+    bool draws;                    /* draws a token in this step */
+    bool is_stale;                 /* has keys and values from before a cache reset or a commit: publishes no blocks */
+    bool is_mixed;                 /* has keys and values from before a commit */
+    bool shares_tail;              /* other page tables or the cache may have the block that it writes next */
+    uint32_t n_hit, n_taken_rows;  /* cached positions, and rows since, of the last admission; n_computed is their sum */
     uint32_t n_admitted_output;    /* n_output at the last admission */
-    uint32_t n_ever_computed;      /* rows below were computed before: doing them again is counted as redone */
+    uint32_t n_ever_computed;      /* positions below were computed before; computing them again counts as redone */
     uint32_t n_preemptions;
-    uint32_t last_due, leaves_at;  /* recurrent state: positions of the prompt's last snapshot, and of the one where it leaves
-                                    * what others have computed */
-    uint32_t passed_block;         /* + 1: its newest snapshot that the next one replaces stands behind this block; 0: none */
-    bool is_blocked;               /* passed over: a running prompt is about to make a snapshot for it */
-    uint32_t first_block[BATCH_MAX_GROUPS]; /* of the table that is not out of the window */
-    struct sequence *next_fork;    /* draws from the same row in this step */
-    struct sequence *left, *right, *parent; /* waiting queue */
+    uint32_t last_due, leaves_at;  /* recurrent state: position of the prompt's last snapshot, and the position up to which
+                                    * other sequences have published the same blocks */
+    uint32_t passed_block;         /* number of blocks before its newest passing snapshot; 0: none */
+    bool is_blocked;               /* passed over at admission: a running prompt is about to make a snapshot for it */
+    uint32_t first_block[BATCH_MAX_GROUPS]; /* first block of each group's table that is still in the window */
+    struct sequence *next_fork;    /* next sequence that draws from the same row in this step */
+    struct sequence *left, *right, *parent; /* links in the waiting queue */
     uint64_t heap;
-    uint64_t failed_room;          /* free pages that did not suffice at the last try, + 1; 0: not tried */
-    uint32_t failed_hit;
+    uint64_t failed_room;          /* 1 + room in pages that did not suffice at the last try; 0: not tried */
+    uint32_t failed_hit;           /* blocks hit at that try */
 
-    /* The outbox's. */
+    /* Fields of the outbox. */
     struct links links;
     bool has_news;
     uint32_t n_reported;           /* new tokens already taken */
 };
 
-/* Validates and copies spec; RC_INVALID names the parameter. The request has no number yet. */
+/* Validates and copies spec. The error of RC_INVALID names the parameter. The request has no number yet. */
 enum rc request_create(const struct sequence_context *context, const struct request_spec *spec, struct request **request,
                        struct err *err);
 /* Frees one sequence, and the request with its last one. */
@@ -138,35 +138,36 @@ struct rank sequence_rank(const struct sequence *sequence);
 bool rank_is_ahead(const struct rank *a, const struct rank *b);
 bool sequence_is_ahead(const struct sequence *a, const struct sequence *b);
 uint32_t sequence_n_known(const struct sequence *sequence);
-/* Known tokens and those that steps in flight will add. */
+/* Number of known tokens plus those that steps in flight will add. */
 uint32_t sequence_n_expected(const struct sequence *sequence);
-/* Positions to compute before the next token can be drawn, or the last one be scored. The last token that lengths allow is not
- * among them. */
+/* Number of positions to compute before the next token can be drawn or the last token scored. A pending token that reaches the
+ * length limit is not counted, because no token follows it. */
 uint32_t sequence_goal(const struct sequence *sequence);
 /* Most leading positions that the cache may serve. */
 uint32_t sequence_hit_limit(const struct sequence *sequence);
 int32_t sequence_token(const struct sequence *sequence, uint32_t position);
-/* Key of a full block of known tokens; every earlier block's key has been asked for before. */
+/* Key of a full block of known tokens; computed at the first call. */
 const struct hash *sequence_key(struct sequence *sequence, uint32_t block);
-/* Its next step cannot be built before the results of those in flight are there. */
+/* True if the sequence's next step cannot be built before the results of the steps in flight have arrived. */
 bool sequence_must_wait(const struct sequence *sequence);
-/* Whether the grammar ends the sequence, once its newest token has been taken in. */
+/* The finish that the grammar demands after the sequence's newest token has been consumed; FINISH_NONE: none. */
 enum finish sequence_grammar_rule(struct sequence *sequence);
-/* Nothing may be drawn from the grammar: the text becomes the sequence's error. */
+/* Sets finish to FINISH_ERROR because the grammar failed; the text becomes the sequence's error. */
 void sequence_fail_grammar(struct sequence *sequence, const char *error);
-/* True for the sequence that scores the request's prompt and has not done so. */
+/* True for the sequence that scores the request's prompt, until all scores are there. */
 bool sequence_is_scoring(const struct sequence *sequence);
-/* True for a sequence that draws no token: of a score request, or one that its prior tokens have ended and whose prompt is
- * still to be scored. */
+/* True for a sequence that draws no token: that of a score request, or one that ended with its prior tokens but must still
+ * score its prompt. */
 bool sequence_only_scores(const struct sequence *sequence);
 /* True for a sequence that has drawn no token of its own. */
 bool sequence_is_new(const struct sequence *sequence);
 
-/* What it has yet to give must come of one epoch: scores and pooled states. */
+/* True if the sequence's remaining results must all come from one epoch: scores and pooled states. */
 bool sequence_is_whole(const struct sequence *sequence);
-void sequence_start_over(struct sequence *sequence); /* such a one, or a new one; it holds no pages */
+/* Drops the scores and pooled states so far. The sequence must be whole or new, and hold no pages. */
+void sequence_start_over(struct sequence *sequence);
 
-/* Takes a drawn token in and runs the stop rules; the caller looks at sequence->finish. */
+/* Appends a drawn token and runs the stop rules, which set sequence->finish. */
 void sequence_accept(struct sequence *sequence, const struct sample_result *result, const int32_t *top_ids,
                      const float *top_values, const int32_t *top_ranks, uint32_t epoch, double now);
 

@@ -13,13 +13,13 @@ _Static_assert(sizeof(struct snapshot) % sizeof(uint64_t) == 0, "a snapshot is w
 _Static_assert(sizeof(struct step_record) % sizeof(uint64_t) == 0, "a step is whole words");
 
 struct step_slot {
-    atomic_uint_least64_t number; /* of the step that lies here; 0 while it is being written */
+    atomic_uint_least64_t number; /* number of the step in this slot; 0 while it is being written */
     atomic_uint_least64_t words[STEP_WORDS];
 };
 
 struct statistics {
-    struct snapshot own;           /* the driver's */
-    uint64_t version;              /* the driver's copy of what follows */
+    struct snapshot own;           /* the driver's thread changes it in place */
+    uint64_t version;              /* the driver's copy of published_version */
     atomic_uint_least64_t published_version; /* odd while the words are being written */
     atomic_uint_least64_t published[SNAPSHOT_WORDS];
     atomic_uint_least64_t n_steps; /* logged so far */
@@ -60,7 +60,7 @@ const double *histogram_bounds(enum histogram_name name)
     return HISTOGRAMS[name].bounds;
 }
 
-/* Words are written with release and read with acquire: who sees a new word also sees that the counter had moved before. */
+/* Words are written with release and read with acquire, so a reader that sees a new word also sees the counter's change. */
 static void words_write(atomic_uint_least64_t *target, const void *source, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -101,7 +101,7 @@ void statistics_observe(struct statistics *s, enum histogram_name name, double v
     struct histogram *histogram = &s->own.histograms[name];
     const double *bounds = HISTOGRAMS[name].bounds;
     uint32_t bucket = 0;
-    value = value > 0 ? value : 0; /* a request may come in while the step begins that admits it */
+    value = value > 0 ? value : 0; /* a request may be queued after the time at which the step that admits it began */
     while (bucket < N_BOUNDS && value > bounds[bucket])
         bucket++;
     histogram->counts[bucket]++;
@@ -155,7 +155,7 @@ uint32_t statistics_read_steps(struct statistics *s, struct step_record *steps, 
     for (*first = number; number <= last; number++)
         if (step_read(&s->slots[number % STEP_LOG_LENGTH], number, &steps[n])) {
             n++;
-        } else { /* overwritten meanwhile, as all before it */
+        } else { /* overwritten meanwhile, as were all earlier ones */
             n = 0;
             *first = number + 1;
         }

@@ -1,7 +1,7 @@
-/* statistics.h: what an engine counts: totals, histograms with fixed buckets, and a ring of the last steps. The driver's thread
- * writes and publishes; any thread reads a consistent snapshot at any time. Nobody takes a lock: a snapshot, and each step of
- * the ring, carries a counter by which a reader notices that it was overwritten meanwhile. Nothing here allocates after
- * statistics_create. Semantics: docs/develop/engine.md. */
+/* statistics.h: an engine's statistics: totals, histograms with fixed buckets, and a ring of the last steps. The driver's
+ * thread writes and publishes; any thread may read a consistent snapshot at any time. There are no locks: the snapshot, and
+ * each step of the ring, has a counter by which a reader detects that it was overwritten during the read. No function allocates
+ * after statistics_create. Semantics: docs/develop/engine.md. */
 #ifndef LLMPY_STATISTICS_H
 #define LLMPY_STATISTICS_H
 
@@ -14,20 +14,20 @@
 #define STEP_LOG_LENGTH 4096u
 #define N_BOUNDS 22
 
-/* Totals and gauges: words of 8 bytes all. Samples are counted, not requests, where both could be meant. */
+/* Totals and gauges, each a word of 8 bytes. Counts are of samples (sequences), not of requests. */
 struct engine_stats {
     uint64_t num_running, num_waiting, num_unfinished, num_preemptions, num_steps;
-    uint64_t num_held, num_compiling; /* among those that wait: for a pause to end, and for nothing but their grammar */
+    uint64_t num_held, num_compiling; /* also in num_waiting: outside the scheduler, and waiting only for their grammar */
     uint64_t num_mixed_preemptions; /* of sequences with keys and values of older weights */
     uint64_t prompt_tokens, cached_tokens, generation_tokens, prefix_cache_queries, prefix_cache_hits; /* tokens */
-    uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* all rows that were computed; wasted: drew for nobody */
-    uint64_t num_replayed_steps;  /* of a captured graph */
+    uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* wasted: their sequence had ended */
+    uint64_t num_replayed_steps;  /* steps that replayed a captured graph */
     uint64_t max_steps_in_flight; /* 2: host and device overlap */
     uint64_t kv_blocks_total, kv_blocks_free, kv_blocks_cached, evictions, weight_epoch, sleep_level, nonfinite_rows;
-    uint64_t state_snapshots, state_snapshot_bytes;  /* of recurrent states, that can be found */
+    uint64_t state_snapshots, state_snapshot_bytes;  /* snapshots of recurrent states that can be found */
     uint64_t state_snapshots_taken;
     uint64_t finished[N_FINISHES]; /* by enum finish */
-    uint64_t num_masks, mask_us;   /* of grammars: filled, and the threads' time for that */
+    uint64_t num_masks, mask_us;   /* masks filled for grammars, and the threads' time for them */
     uint64_t allocations_since_warmup;
     double last_step_ms, last_host_us, uptime_s;
 };
@@ -41,16 +41,16 @@ enum histogram_name {
     HISTOGRAM_DECODE,        /* seconds from a finished sample's first token to its last */
     HISTOGRAM_INFERENCE,     /* seconds from a request's first admission to a sample's end */
     HISTOGRAM_INTER_TOKEN,   /* seconds from a token of a sample to its next */
-    HISTOGRAM_PROMPT_TOKENS, /* of an admitted request */
+    HISTOGRAM_PROMPT_TOKENS, /* prompt tokens of an admitted request */
     HISTOGRAM_OUTPUT_TOKENS, /* new tokens of a finished sample */
     HISTOGRAM_STEP_ROWS,     /* rows of a step */
     HISTOGRAM_SAMPLES,       /* n of an admitted request */
-    HISTOGRAM_MAX_TOKENS,    /* of an admitted request that has a limit */
+    HISTOGRAM_MAX_TOKENS,    /* max_tokens of an admitted request that has a limit */
     N_HISTOGRAMS,
 };
 
 struct histogram {
-    uint64_t counts[N_BOUNDS + 1]; /* i: values above bound i - 1, up to bound i; the last: above all bounds */
+    uint64_t counts[N_BOUNDS + 1]; /* counts[i]: values above bound i - 1, up to bound i; the last: above all bounds */
     double sum;
 };
 
@@ -59,16 +59,16 @@ struct snapshot {
     struct histogram histograms[N_HISTOGRAMS];
 };
 
-/* One step as it was scheduled. Times of the monotonic clock. */
+/* Record of one step. Times are of the monotonic clock. */
 struct step_record {
     double start;                  /* seconds */
-    float host_us;                 /* what it cost the host: scheduling, enqueuing, taking the results in */
-    float device_us;               /* from its start, or from the end of the step before if that came later, to its results */
+    float host_us;                 /* host time for scheduling, enqueuing and processing the results */
+    float device_us;               /* from its start, or the end of the previous step if that is later, to its results */
     uint32_t n_rows, n_prompt, n_decode, n_redone, n_wasted; /* n_rows is the sum of the others */
-    uint32_t n_tokens;             /* drawn, and taken in */
+    uint32_t n_tokens;             /* tokens drawn and accepted */
     uint32_t n_admitted, n_preempted, n_running, n_waiting;
-    uint32_t n_pages_used, n_pages_cached; /* cached: free, and findable */
-    uint32_t n_in_flight, is_replayed;     /* steps in flight at its start, itself included; whether a graph was replayed */
+    uint32_t n_pages_used, n_pages_cached; /* cached: free, and can be found */
+    uint32_t n_in_flight, is_replayed;     /* steps in flight at its start, this one included; 1: a graph was replayed */
 };
 
 struct statistics;
@@ -76,16 +76,16 @@ struct statistics;
 enum rc statistics_create(struct statistics **statistics, struct err *err);
 void statistics_destroy(struct statistics *statistics);
 
-/* The driver's thread. Totals are changed in place; others see them from the next statistics_publish on. */
+/* For the driver's thread. It changes the totals in place; other threads see them from the next statistics_publish on. */
 struct engine_stats *statistics_totals(struct statistics *statistics);
 void statistics_observe(struct statistics *statistics, enum histogram_name name, double value);
 void statistics_publish(struct statistics *statistics);
-/* Seen by others at once. Steps are numbered from 1 on. */
+/* Other threads see the step at once. Steps are numbered from 1 on. */
 void statistics_log_step(struct statistics *statistics, const struct step_record *step);
 
 /* Any thread. */
 void statistics_read(struct statistics *statistics, struct snapshot *snapshot);
-/* The last steps, at most max, the oldest first; *first is the number of the first one. Returns how many. */
+/* Copies the last steps, at most max, oldest first. *first: number of the first one copied. Returns how many. */
 uint32_t statistics_read_steps(struct statistics *statistics, struct step_record *steps, uint32_t max, uint64_t *first);
 
 const char *histogram_title(enum histogram_name name);
