@@ -1,4 +1,4 @@
-"""What LLM and AsyncEngine share: options, parameters, tokenizer, templates, and a look inside."""
+"""The base class of LLM and AsyncEngine: options, parameters, tokenizer, templates, introspection."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FINISH_NAMES = {
 
 
 class AnyDriver(Protocol):
-    """What this file asks of a driver."""
+    """The driver methods that this file uses."""
 
     model: Model
     engine: Engine
@@ -58,14 +58,14 @@ class AnyDriver(Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether a pause was asked for and not ended."""
+        """True from `pause` until `resume`."""
 
     def check(self) -> None:
         """Raises unless the engine can be used."""
 
 
 class EngineBase(ABC):
-    """The part of an engine that has nothing to do with running it."""
+    """The part of an engine that does not run requests."""
 
     _driver: AnyDriver
 
@@ -137,28 +137,28 @@ class EngineBase(ABC):
         """How the weights are stored: "float32", "float16", "bfloat16" or "quantized"."""
         self._start(loaded)
 
-    if not TYPE_CHECKING:  # a type checker would take every attribute for one that is there
+    if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every attribute
 
         def __getattr__(self, name: str) -> object:
             raise missing(f"{type(self).__name__!r} object", name, METHODS)
 
     @abstractmethod
     def _check_config(self, config: EngineConfig) -> None:
-        """Refuses options that the class does not have."""
+        """Refuses options that this class does not support."""
 
     @abstractmethod
     def _start(self, loaded: Loaded) -> None:
-        """Takes over what was loaded, and sets `_driver`."""
+        """Makes an engine of the loaded parts and sets `_driver`."""
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Self:
-        """An engine with the options of another one's `config`.
+        """Makes an engine with the options of another engine's `config`.
 
         Args:
-            config: The other one's.
+            config: The other engine's `config`.
 
         Returns:
-            The engine.
+            The new engine.
         """
         return cls(**{name: getattr(config, name) for name in EngineConfig.__dataclass_fields__})
 
@@ -177,7 +177,7 @@ class EngineBase(ABC):
         return default.replace(**sampling) if sampling else default
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What holds without `sampling_params`: the model's generation_config.json; 256 tokens unless it says."""
+        """The defaults without `sampling_params`: generation_config.json, and max_tokens 256 if the file sets none."""
         return self._default_params
 
     @cached_property
@@ -219,7 +219,7 @@ class EngineBase(ABC):
         }
 
     def _render(self, messages: Any, how: Mapping[str, Any]) -> list[Prompt | LlmpyError]:
-        """The conversations as text, or what is wrong with them."""
+        """The conversations as text; a bad conversation gives its error instead."""
         from .scoring import conversations, render
 
         rendered: list[Prompt | LlmpyError] = []
@@ -235,7 +235,7 @@ class EngineBase(ABC):
         return rendered
 
     def _reader(self, template: str | None, tools: Tools | None) -> ReplyReader:
-        """What takes the answers apart."""
+        """The reader that splits answers into content, reasoning and tool calls."""
         from ..results.replies import ReplyReader
         from ..server.dialect import Dialect
         from ..text import chat
@@ -254,17 +254,17 @@ class EngineBase(ABC):
         tool_call_parser: str = "auto",
         reasoning_parser: str = "auto",
     ) -> Reply:
-        """Takes an answer's text apart, with the parsers that the server uses.
+        """Splits an answer's text into content, reasoning and tool calls, with the parsers that the server uses.
 
-        The outputs of `chat` do so by themselves: `output.tool_calls`, `output.reasoning`, `output.content`. This method is
-        for text from elsewhere, and for models whose chat template does not tell how they write.
+        The outputs of `chat` are split already: `output.tool_calls`, `output.reasoning`, `output.content`. Use this method for
+        text from elsewhere, and for models whose chat template does not show their formats of calls and reasoning.
 
         Args:
             text: The whole answer, with the special tokens that mark calls and reasoning.
-            tools: Those that the answer may call, in OpenAI's form.
-            prompt: The rendered conversation, where it ends with an open reasoning.
+            tools: The tools that the answer may call, in OpenAI's form.
+            prompt: The rendered conversation; needed if the prompt itself opens the reasoning.
             tool_call_parser: How calls are written: "hermes", "llama3", "mistral", "pythonic", ... (docs/use/server.md lists
-                them), "none", or "auto", the default: as the chat template tells.
+                them), "none", or "auto", the default: found from the chat template.
             reasoning_parser: How reasoning is marked: "think", "mistral", ..., "none", or "auto", the default.
 
         Returns:
@@ -285,7 +285,7 @@ class EngineBase(ABC):
     def _single(
         self, item: object, params: SamplingParams, special_tokens: bool, priority: int = 0, queued: bool = False
     ) -> Submission:
-        """One checked request."""
+        """One checked request, ready to submit."""
         prompt = self._frontend.prompts([item], special_tokens)[0]
         if isinstance(prompt, LlmpyError):
             raise prompt
@@ -298,36 +298,36 @@ class EngineBase(ABC):
 
     @property
     def seed(self) -> int:
-        """Root of the seeds of requests that bring none."""
+        """The engine's seed; requests without a seed derive theirs from it."""
         return self.config.seed or 0
 
     @property
     def weight_epoch(self) -> int:
-        """How often weights were committed since the load."""
+        """Number of weight updates committed since the load."""
         self._driver.check()
         return self._driver.engine.weight_epoch()
 
     @property
     def weight_version(self) -> int | str:
-        """Label of the weights: the caller's, or their epoch."""
+        """Label of the weights: the label that the caller set, or else their epoch."""
         return self._frontend.context.version(self.weight_epoch)
 
     def set_weight_version(self, label: int | str) -> None:
-        """Labels the weights as they are; tokens that they have made already are shown with it, too.
+        """Labels the current weights. Tokens that these weights have already produced get the label, too.
 
         Args:
-            label: Anything; it may repeat or fall back.
+            label: Any int or str; labels may repeat and need not increase.
 
         Raises:
-            TypeError: It is neither int nor str.
+            TypeError: The label is neither int nor str.
         """
         self._frontend.context.versions[self.weight_epoch] = check_label(label)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Makes every cached block unfindable, even those in use.
+        """Removes every cached block from the prefix cache's index, even blocks in use.
 
         Args:
-            reset_running_requests: Also recompute what running requests have cached.
+            reset_running_requests: Also recompute the cached tokens of running requests.
 
         Returns:
             True.
@@ -354,24 +354,24 @@ class EngineBase(ABC):
         return EngineStats(**found)
 
     def kv_events(self, start: int = 0) -> tuple[int, list[KvEvent]]:
-        """What the prefix cache has gained and lost, of steps whose results are there.
+        """Blocks that the prefix cache has stored and removed, up to the last step with results.
 
         Args:
-            start: Number of the first event that is wanted; 0 is the first of all.
+            start: Number of the first event wanted; 0 is the first event of the engine.
 
         Returns:
-            The number to go on with, and events in order, at most 64. Numbers that are missing were lost: the ring of
-            `kv_event_capacity` events was read too late.
+            The `start` of the next call, and at most 64 events in order. A gap in the numbers means lost events: the ring of
+            `kv_event_capacity` events was overwritten before it was read.
         """
         self._driver.check()
         number, events = self._driver.engine.kv_events(start)
         return number, [KvEvent(*event) for event in events]
 
     def step_log(self, n: int = 100) -> list[StepRecord]:
-        """The engine's last steps; it remembers 4096.
+        """Records of the engine's last steps; the engine keeps 4096.
 
         Args:
-            n: At most so many.
+            n: Most records to return.
 
         Returns:
             Records, the oldest first.
@@ -385,7 +385,7 @@ class EngineBase(ABC):
         return [StepRecord._make(step) for step in self._driver.engine.step_log(n)]
 
     def histograms(self) -> dict[str, Histogram]:
-        """Distributions over everything that has run so far, counted in fixed buckets.
+        """Distributions over all requests and steps so far, counted in fixed buckets.
 
         Returns:
             By name: seconds in `time_to_first_token_s`, `time_per_output_token_s`, `end_to_end_s`, `queue_s`, `prefill_s`,
@@ -400,12 +400,12 @@ class EngineBase(ABC):
         self._driver.check()
         found = {"weights": 0, "kv": 0, "activations": 0, "graphs": 0, "sampler": 0, "pinned_host": 0}
         found.update(self._driver.model.memory())
-        if not found.get("device_total"):  # the device's memory is the host's
+        if not found.get("device_total"):  # device memory is host memory
             found["device_total"], found["device_free"] = hardware.memory_bytes(str(self.config.device))
         return found
 
     def ranks(self) -> list[dict[str, Any]]:
-        """The devices that the model lies on."""
+        """The devices that hold the model, one entry a rank."""
         memory = self.memory()
         name, uuid = hardware.name_and_uuid(str(self.config.device))
         rank = {"rank": 0, "device": self.config.device, "uuid": uuid, "name": name}
@@ -435,21 +435,21 @@ class EngineBase(ABC):
 
     @property
     def num_cache_groups(self) -> int:
-        """Blocks of the cache that a block of tokens takes: 1, more where layers have unlike windows, 0 without attention."""
+        """Cache blocks for one block of tokens: 1, more if layers have different windows, 0 without attention."""
         return int(self._driver.model.describe()["num_groups"])
 
     @property
     def num_state_blocks(self) -> int:
-        """Blocks of the cache that the recurrent state of one sample takes; 0: the model has none."""
+        """Cache blocks for the recurrent state of one sample; 0 if the model has no recurrent state."""
         return int(self._driver.model.describe().get("state_pages", 0))
 
     def check(self) -> None:
-        """Walks the invariants of block manager and scheduler; a RuntimeError names one that is broken."""
+        """Checks the invariants of block manager and scheduler; a RuntimeError names a broken one."""
         self._driver.check()
         self._driver.engine.check()
 
     def is_sleeping(self) -> bool:
-        """Whether anything sleeps: weights, cache or scheduling."""
+        """Whether weights, cache or scheduling sleep."""
         self._driver.check()
         return parts_asleep(self._driver.engine) != 0
 

@@ -1,4 +1,4 @@
-"""The calls of LLM: many prompts at once, scores, streams."""
+"""Implements the calls of LLM: generation for many prompts, scores, streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prepare(
     params: Sequence[SamplingParams],
     priorities: Sequence[int],
 ) -> list[Submission]:
-    """Requests with what the core takes; a bad one carries its error."""
+    """Requests with their core parameters; a bad request carries its error instead."""
     translated: dict[int, dict[str, Any]] = {}
     submissions = []
     for index, (prompt, param, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
@@ -52,7 +52,7 @@ def prepare(
 def new_request(
     frontend: Frontend, prompt: Prompt | LlmpyError, params: SamplingParams, index: int = 0, queued: bool = False
 ) -> Request:
-    """A request with its seed, not yet submitted."""
+    """A request with its seed. It is not submitted."""
     ordinal, seed = frontend.next_seed()
     known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
     seed = seed if params.seed is None else params.seed
@@ -63,7 +63,7 @@ def new_request(
 
 
 def check_submissions(submissions: Sequence[Submission], on_error: str) -> None:
-    """Raises what is wrong with the first bad request, if errors are to be raised."""
+    """Raises the error of the first bad request if on_error is "raise"."""
     if on_error not in ("raise", "return"):
         message = f"on_error must be 'raise' or 'return', got {on_error!r}."
         raise InvalidRequestError(message, parameter="on_error", value=on_error)
@@ -74,7 +74,7 @@ def check_submissions(submissions: Sequence[Submission], on_error: str) -> None:
 
 
 def _named(error: LlmpyError, request: Request, num_prompts: int) -> LlmpyError:
-    """The error of one of several prompts, with the place and the beginning of the prompt in its message."""
+    """The same error with the prompt's index and first characters in its message, if there are several prompts."""
     if num_prompts > 1:
         error.args = (f"{_label(request.index, request.prompt.text)}: {error}",)
     return error
@@ -91,14 +91,14 @@ def _label(index: int, text: str | None) -> str:
 def run(
     driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str, collect: Callable[[], Any]
 ) -> None:
-    """Submits all and waits for them. The caller drives.
+    """Submits all requests and runs steps until they end. The caller has claimed the engine.
 
     Args:
         driver: The engine.
-        submissions: Requests; those that failed already are left aside.
+        submissions: Requests; requests with an error are skipped.
         use_tqdm: As in `LLM.generate`.
         on_error: "raise" or "return".
-        collect: Makes the outputs, for an interruption.
+        collect: Makes the outputs so far; an interruption carries them.
     """
     check_submissions(submissions, on_error)
     requests = [request for request, _ in submissions]
@@ -113,7 +113,7 @@ def run(
 
 
 def _submit(driver: Driver, submissions: Sequence[Submission], on_error: str) -> None:
-    """Queues all, or none when one of them raises."""
+    """Queues all requests, or none if one of them raises."""
     done: list[Request] = []
     try:
         for request, core in submissions:
@@ -140,7 +140,7 @@ def _counts(driver: Driver) -> tuple[int, int]:
 
 
 def generate(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str) -> RequestOutputs:
-    """Outputs of all requests in order. The caller drives."""
+    """Outputs of all requests in order. The caller has claimed the engine."""
     start = time.perf_counter()
 
     def collect() -> RequestOutputs:
@@ -157,13 +157,13 @@ def generate(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqd
 def as_completed(
     driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str, keep: object
 ) -> Iterator[RequestOutput]:
-    """Outputs as their requests finish, those that end together in the order of the prompts.
+    """Yields outputs as requests finish; outputs of one step come in the order of the prompts.
 
-    Closing or dropping the iterator aborts the others. The engine advances only inside `next()`.
+    Closing or dropping the iterator aborts the unfinished requests. The engine runs only inside `next()`.
 
     Args:
         driver: The engine.
-        submissions: Checked, not yet submitted.
+        submissions: Checked requests, not yet submitted.
         use_tqdm, on_error: As in `LLM.generate`.
         keep: Lives as long as the iterator.
     """
@@ -196,11 +196,11 @@ def as_completed(
 
 
 class _News:
-    """Tells which of some requests may have finished.
+    """Finds which requests of a call may have finished.
 
     Args:
         driver: The engine.
-        requests: All of them.
+        requests: The requests of the call.
     """
 
     def __init__(self, driver: Driver, requests: Sequence[Request]) -> None:
@@ -209,10 +209,10 @@ class _News:
         self._seen = driver.deliveries
 
     def next(self, pending: Collection[Request]) -> Iterable[Request]:
-        """Runs until one of the pending requests may have finished, or a short time is over."""
+        """Runs the engine until a pending request may have finished or a short time has passed."""
         driver = self._driver
         with driver.driving():
-            if driver.deliveries != self._seen:  # another caller has driven meanwhile
+            if driver.deliveries != self._seen:  # another caller has run the engine meanwhile
                 self._seen = driver.deliveries
                 return list(pending)
             touched = driver.advance(until_finished=not self._is_stepwise)
@@ -223,7 +223,7 @@ class _News:
 
 
 def score(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str) -> ScoreOutputs:
-    """Scores of all sequences in order. The caller drives."""
+    """Scores of all sequences in order. The caller has claimed the engine."""
 
     def collect() -> ScoreOutputs:
         return ScoreOutputs(request.score() for request, _ in submissions if isinstance(request, ScoreRequest))
@@ -256,7 +256,7 @@ def prepare_scores(
     starts: Sequence[int],
     params: SamplingParams,
 ) -> list[Submission]:
-    """Score requests with what the core takes; `params` carries temperature and logprobs."""
+    """Score requests with their core parameters; `params` carries temperature and logprobs."""
     submissions: list[Submission] = []
     for index, (prompt, start) in enumerate(zip(prompts, starts, strict=True)):
         known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
@@ -294,11 +294,11 @@ def _check_score(frontend: Frontend, prompt: Prompt, start: int, params: Samplin
 
 
 def stream(driver: Driver, request: Request, core: dict[str, Any], keep: object) -> Iterator[Chunk]:
-    """New text of one request, step by step. Closing or dropping the iterator aborts it.
+    """Yields the new text of one request, step by step. Closing or dropping the iterator aborts the request.
 
     Args:
         driver: The engine.
-        request, core: Checked, not yet submitted.
+        request, core: The checked request and its core parameters; not yet submitted.
         keep: Lives as long as the iterator.
     """
     chars = tokens = 0
@@ -326,7 +326,7 @@ def stream(driver: Driver, request: Request, core: dict[str, Any], keep: object)
 
 
 def _advance(driver: Driver, request: Request) -> None:
-    """Steps until there is news of the request."""
+    """Runs steps until the request has new output."""
     with driver.driving():
         try:
             while request not in driver.advance(until_finished=False):

@@ -1,4 +1,4 @@
-"""What the outputs of an engine's requests have in common: vocabulary, tokenizer, label of the weights."""
+"""Data that all requests of an engine share: vocabulary, tokenizer, labels of the weights."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """Shared by all requests of an engine; knows nothing of the engine, so outputs may outlive it.
+    """Data that all requests of an engine share. It does not refer to the engine, so outputs may outlive the engine.
 
     Args:
         vocab_size: Rows of the vocabulary.
-        tokenizer: None: no text is made.
-        token_bytes: Text bytes of every token, or None if text is no concatenation of them.
-        version: Label of the weights that were loaded; None = their epoch, 0.
+        tokenizer: The tokenizer; None: outputs have no text.
+        token_bytes: Text bytes of every token; None if a text is not the concatenation of its tokens' bytes.
+        version: Label of the loaded weights; None = their epoch, 0.
     """
 
     __slots__ = ("token_bytes", "tokenizer", "versions", "vocab_size")
@@ -34,10 +34,10 @@ class Context:
         self.tokenizer = tokenizer
         self.token_bytes = token_bytes
         self.versions: dict[int, int | str] = {} if version is None else {0: version}
-        """The callers' labels by epoch. A label is set before its epoch begins."""
+        """The labels that callers set, by epoch. A label is set before its epoch begins."""
 
     def version(self, epoch: int) -> int | str:
-        """Label of the weights of an epoch: the caller's, or the epoch itself."""
+        """Label of an epoch's weights: the caller's label, or else the epoch itself."""
         return self.versions.get(epoch, epoch)
 
     def decode(self, token: int) -> str | None:
@@ -51,7 +51,7 @@ class Context:
         return text
 
     def make_text(self, prompt: Prompt, params: SamplingParams) -> SampleText | None:
-        """Makes the text of one sample; None where no text is wanted."""
+        """A text maker for one sample; None if no text is wanted."""
         if self.tokenizer is None or prompt.ids is None or not params.detokenize:
             return None
         from ..text.sample_text import SampleText

@@ -1,4 +1,4 @@
-"""Drives the core's engine: one thread at a time, news of every request to where it belongs."""
+"""Runs the core's engine from one thread at a time and hands updates from the core to their requests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("llmpy")
 
 SLICE_MS = 40
-"""Longest stay in the core without looking for signals, besides the step in flight."""
+"""Milliseconds in the core between two checks for signals, not counting the step in flight."""
 
 
 class Driver:
-    """One engine of the core and the requests that it holds.
+    """One engine of the core and its requests.
 
     Args:
-        model, engine: The core's; closed by `close`.
+        model, engine: Objects of the core; `close` closes them.
     """
 
     def __init__(self, model: Model, engine: Engine) -> None:
@@ -35,13 +35,13 @@ class Driver:
         self.engine = engine
         self.closed = False
         self.frozen = False
-        """Whether a pause has taken effect: no step is to run."""
+        """Whether a pause has taken effect, so that no step may run."""
         self._gate: int | None = None
         self._pid = os.getpid()
         self.queued_news: dict[int, Request] = {}
-        """Requests with news that `step` has yet to hand out."""
+        """Requests with updates that `step` has not returned yet."""
         self.deliveries = 0
-        """How often news were handed out."""
+        """Number of times that updates were handed out."""
         self._requests: dict[int, Request] = {}
         self._inbox: deque[News] = deque()
         self._table = threading.Lock()
@@ -52,7 +52,7 @@ class Driver:
         """Raises unless the engine can be used.
 
         Raises:
-            EngineClosedError: It was closed, or belongs to another process.
+            EngineClosedError: The engine was closed, or belongs to another process.
         """
         if os.getpid() != self._pid:
             raise EngineClosedError(f"engine belongs to process {self._pid}; create one in this process")
@@ -64,12 +64,12 @@ class Driver:
         """Claims the engine for this thread.
 
         Args:
-            steps: Whether steps are to run.
+            steps: Whether the block will run steps.
 
         Raises:
-            EngineBusyError: Another thread has it, or its weights are being updated.
-            EngineAsleepError: It sleeps or is paused, and steps are to run.
-            WeightsMissingError: Its weights are incomplete, and steps are to run.
+            EngineBusyError: Another thread uses the engine, or the weights are being updated.
+            EngineAsleepError: `steps`, and the engine sleeps or is paused.
+            WeightsMissingError: `steps`, and the weights are incomplete.
             GenerationInterrupted: Ctrl-C in the block; `partial` is empty unless the block has set it.
         """
         self.check()
@@ -90,7 +90,7 @@ class Driver:
             self._busy.release()
 
     def submit(self, request: Request, params: Mapping[str, Any]) -> None:
-        """Queues a request; from any thread."""
+        """Queues a request. Any thread may call it."""
         assert request.prompt.ids is not None
         with self._table:
             self.check()
@@ -98,17 +98,17 @@ class Driver:
             self._requests[request.number] = request
 
     def abort(self, requests: Iterable[Request]) -> None:
-        """Ends requests at the next step boundary; finished ones are passed over. From any thread."""
+        """Ends requests at the next step boundary; finished requests are ignored. Any thread may call it."""
         numbers = [request.number for request in requests if not request.finished and request.number >= 0]
         if numbers and not self.closed:
             self.engine.abort(numbers)
 
     def advance(self, until_finished: bool) -> list[Request]:
-        """Runs the engine and hands out what is new. The caller drives.
+        """Runs the engine and hands out updates. The caller has claimed the engine.
 
         Args:
-            until_finished: Run until a sample finishes or a short time is over, and leave running samples alone; else
-                run one step and take everything.
+            until_finished: Run until a sample finishes or a short time has passed, and take only finished samples; else
+                run one step and take all updates.
 
         Returns:
             The requests with news.
@@ -123,7 +123,7 @@ class Driver:
         return self._deliver()
 
     def collect(self, finished_only: bool = False) -> list[Request]:
-        """Hands out what there is, aborts acted on, without a step. The caller drives.
+        """Acts on aborts and hands out updates without running a step. The caller has claimed the engine.
 
         Returns:
             The requests with news.
@@ -138,24 +138,24 @@ class Driver:
         return self._gate is not None
 
     def pause(self) -> None:
-        """New requests wait from here on, if they do not already. The caller drives."""
+        """Makes new requests wait outside the core's queue until `resume`. The caller has claimed the engine."""
         with self._table:
             if self._gate is None:
                 self.engine.hold_new(True)
                 self._gate = max(self._requests, default=-1)
 
     def resume(self) -> None:
-        """They enter. The caller drives."""
+        """Lets the waiting requests enter the core's queue. The caller has claimed the engine."""
         self.engine.hold_new(False)
         self._gate, self.frozen = None, False
 
     def in_flight(self) -> list[Request]:
-        """Unfinished requests, but for those that wait until `resume`."""
+        """Unfinished requests without those that wait until `resume`."""
         with self._table:
             return [request for number, request in self._requests.items() if self._gate is None or number <= self._gate]
 
     def _deliver(self) -> list[Request]:
-        """Hands out the news. An interruption in between loses none: what is handed out twice is known."""
+        """Hands updates to their requests. After an interruption an update may come twice; requests ignore known data."""
         self.deliveries += 1
         touched: dict[int, Request] = {}
         while self._inbox:
@@ -175,11 +175,11 @@ class Driver:
         return list(touched.values())
 
     def finish(self, requests: Iterable[Request], progress: Callable[[int], None]) -> None:
-        """Runs until these requests are finished. The caller drives.
+        """Runs the engine until these requests are finished. The caller has claimed the engine.
 
         Args:
             requests: Submitted requests.
-            progress: Called after every slice with the number of them that finished in it.
+            progress: Called after every slice with the number of these requests that finished in it.
         """
         pending = {request.number: request for request in requests if not request.finished}
         stepwise = any(request.match_stops for request in pending.values())
@@ -195,7 +195,7 @@ class Driver:
             raise
 
     def drop(self, requests: Iterable[Request]) -> None:
-        """Aborts requests and takes what they have produced."""
+        """Aborts requests and collects their last outputs."""
         left = [request for request in requests if not request.finished]
         try:
             self.abort(left)
@@ -203,19 +203,19 @@ class Driver:
                 if any(request.number in self._requests and not request.finished for request in left):
                     self.advance(until_finished=False)
         except LlmpyError:
-            logger.debug("abort failed", exc_info=True)  # the caller has a better error at hand
+            logger.debug("abort failed", exc_info=True)  # the caller raises the error that led here
         finally:
             for request in left:
                 self._requests.pop(request.number, None)
                 request.abort()
 
     def forget(self, request: Request) -> None:
-        """Aborts a request that nobody wants any more. From any thread, even one that cannot drive."""
+        """Aborts a request and drops its output. Any thread may call it, even without a claim on the engine."""
         self.abort([request])
         self._requests.pop(request.number, None)
 
     def close(self) -> None:
-        """Frees everything; twice is fine. A thread that drives is interrupted. A child process only forgets it."""
+        """Frees the engine and interrupts a thread that runs steps. A second call, or one in a child process, frees nothing."""
         with self._table:
             if self.closed:
                 return

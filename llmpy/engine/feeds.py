@@ -1,4 +1,4 @@
-"""One request of an AsyncEngine while it runs, as its reader sees it: a stream, a handle, an awaitable."""
+"""Requests of an AsyncEngine and the objects that read their outputs: a stream, a handle, an awaitable."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """A request and its mail. The core merges what is not read, so an unread feed costs nothing.
+    """A request and its subscription to the core (`mail`). The core merges unread outputs, so a slow reader costs nothing.
 
     Args:
         driver: The engine.
-        request: Checked, not yet submitted.
+        request: A checked request, not yet submitted.
     """
 
     __slots__ = (
@@ -56,32 +56,32 @@ class Feed:
         self.mail: Mail | None = None
         self.link: Link | None = None
         self.error: BaseException | None = None
-        """What kept it from being submitted."""
+        """The error that kept the request from being submitted, or that ended its reading."""
         self.aborts = False
         self.has_ended = False
         """Whether the last output was given out."""
         self._driver = driver
         self._lock = threading.Lock()
         self.has_news = True
-        """Whether the reader has been told to look since it last did."""
+        """Whether the reader was woken since it last read."""
         self._begun = False
         self._unseen = False
         self._is_plain = self.kind is RequestOutputKind.DELTA and request.streams_plainly
         self.waiting: asyncio.Future[None] | None = None
-        """Of the reader that waits, or waited last."""
+        """The future of the current or last waiting reader."""
 
     @property
     def ends_only(self) -> bool:
-        """Whether the core need only tell of the end."""
+        """Whether the core need only report the end of the request."""
         return self.kind is RequestOutputKind.FINAL_ONLY and not self.request.match_stops
 
     @property
     def refused(self) -> bool:
-        """Whether the engine takes no more requests."""
+        """Whether the engine refuses new requests."""
         return self._driver.refuses
 
     def submit(self, core: dict[str, Any]) -> None:
-        """Gives the request to the core."""
+        """Submits the request to the core."""
         request = self.request
         assert request.prompt.ids is not None
         if request.match_stops:
@@ -93,7 +93,7 @@ class Feed:
         self._driver.feeds[mail.number] = self
         self.mail = mail
         self._driver.untokenised.discard(self)
-        if self.link is not link and self.link is not None:  # a reader has come meanwhile
+        if self.link is not link and self.link is not None:  # a reader was bound meanwhile
             mail.move(self.link.channel, self.ends_only)
         if self.has_ended:
             self.release()
@@ -101,18 +101,18 @@ class Feed:
             mail.abort()
 
     def fail(self, error: BaseException) -> None:
-        """Ends what never reached the core."""
+        """Ends a request that never reached the core."""
         self.error = error
         self.end()
         self.wake_anywhere()
 
     def end(self) -> None:
-        """Ends the request here: nothing more will be read."""
+        """Ends the request on this side: no more outputs will be read."""
         self.request.abort()
         self.release()
 
     def release(self) -> None:
-        """Forgets the mail; what still runs is ended by the core."""
+        """Drops the subscription; the core then ends a request that still runs."""
         mail, self.mail = self.mail, None
         if mail is not None:
             self._driver.feeds.pop(mail.number, None)
@@ -122,7 +122,7 @@ class Feed:
             named.pop(self.request.request_id, None)
 
     def abort(self) -> None:
-        """Ends the request at the next step boundary; what it made can still be read."""
+        """Ends the request at the next step boundary; its outputs so far can still be read."""
         self.aborts = True
         mail = self.mail
         if mail is not None:
@@ -133,7 +133,7 @@ class Feed:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def pull(self) -> bool:
-        """Takes what has come; whether the request has finished."""
+        """Takes new output from the core. Returns whether the request has finished."""
         with self._lock:
             return self._pull()
 
@@ -162,14 +162,14 @@ class Feed:
         return request.finished
 
     def refresh(self) -> bool:
-        """As `pull`, from outside the reader's loop: the reader hears of it."""
+        """Like `pull`, but outside the reader's loop; wakes the reader if there is new output."""
         finished = self.pull()
         if self._unseen:
             self.wake_anywhere()
         return finished
 
     def next_output(self) -> RequestOutput | None:
-        """What is new, as the kind wants; None: nothing yet."""
+        """The next output, as `output_kind` defines it; None if there is none yet."""
         with self._lock:
             if self.has_ended:
                 return None
@@ -184,7 +184,7 @@ class Feed:
             return self._output(finished)
 
     def final_output(self) -> RequestOutput | None:
-        """The last output; None: it still runs."""
+        """The last output; None while the request runs."""
         with self._lock:
             return self._output(True) if self._pull() else None
 
@@ -196,7 +196,7 @@ class Feed:
         return self.request.output(delta=self.kind is RequestOutputKind.DELTA)
 
     def raise_failure(self) -> None:
-        """Raises what the request failed of, if it did."""
+        """Raises the request's error if the request failed."""
         request = self.request
         if self.error is not None:
             raise self.error
@@ -209,41 +209,41 @@ class Feed:
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
     def bind(self, loop: asyncio.AbstractEventLoop, ends_only: bool) -> None:
-        """Has the core tell this loop."""
+        """Makes the core notify this loop."""
         self.link = self._driver.link(loop)
         mail = self.mail
         if mail is not None:
             mail.move(self.link.channel, ends_only)
 
     def wake(self) -> None:
-        """Lets the reader look; in its loop."""
+        """Wakes the reader. Call it in the reader's loop."""
         self.has_news = True
         waiter = self.waiting
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def wake_anywhere(self) -> None:
-        """The same from any thread."""
+        """Wakes the reader from any thread."""
         if self.link is not None:
             self.link.wake(self)
 
     def waiter(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """Done when there is news. One reader at a time."""
+        """A future that is done when there is new output. Only one reader may wait."""
         waiter = self.waiting
         if waiter is not None and not waiter.done():
             raise RuntimeError("another task is reading this stream")
-        waiter = self.waiting = asyncio.Future(loop=loop)  # not the loop's create_future: this is done for every object
+        waiter = self.waiting = asyncio.Future(loop=loop)  # faster than loop.create_future; this runs for every output
         return waiter
 
     async def finish(self) -> None:
-        """Waits for the end."""
+        """Waits until the request has finished."""
         loop = asyncio.get_running_loop()
         self.bind(loop, not self.request.match_stops)
         while not self.pull():
             await self.waiter(loop)
 
     def wait_blocking(self, timeout: float | None) -> bool:
-        """Waits for the end without asyncio; False: the time is over."""
+        """Waits without asyncio until the request has finished; False after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.pull():
             left = SLICE_S if deadline is None else min(SLICE_S, deadline - time.monotonic())
@@ -258,11 +258,11 @@ class Feed:
 
 
 class Reader:
-    """Somebody who holds a request. Letting go of it ends the request.
+    """Reads the outputs of a request. Dropping the reader ends the request.
 
     Args:
         feed: The request.
-        keep: Lives as long as this object.
+        keep: An object to keep alive as long as this reader.
     """
 
     __slots__ = ("__weakref__", "_feed", "_keep")
@@ -282,7 +282,7 @@ class Reader:
         return self._feed.has_ended
 
     def abort(self) -> None:
-        """Ends the request at the next step boundary; the last output says "abort". Twice is fine."""
+        """Ends the request at the next step boundary; the last output says "abort". A second call does nothing."""
         self._feed.abort()
 
     def close(self) -> None:
@@ -305,8 +305,8 @@ class Reader:
 class RequestStream(Reader):
     """Outputs of one request: `async for output in stream`, or `await stream` for the last one.
 
-    Cancelling the task that reads, closing the stream or dropping it ends the request. Reading slowly costs nobody
-    anything: what is not read merges into one output.
+    Cancelling the reading task, closing the stream or dropping it ends the request. A slow reader does not slow the engine:
+    unread outputs merge into one.
     """
 
     __slots__ = ()
@@ -318,9 +318,9 @@ class RequestStream(Reader):
         """The next output.
 
         Raises:
-            RequestFailedError: The request failed; `.output` is what it made.
+            RequestFailedError: The request failed; `.output` holds its output so far.
             EngineDeadError: A fault has killed the engine.
-            InvalidRequestError: Long text, tokenised behind the call, cannot run.
+            InvalidRequestError: A long text was tokenised after the call had returned, and it cannot run.
         """
         feed, loop = self._feed, asyncio.get_running_loop()
         if feed.link is None or feed.link.loop() is not loop:
@@ -362,27 +362,27 @@ class RequestStream(Reader):
 
 
 class RequestHandle(Reader):
-    """A request without asyncio. Dropping the handle ends the request."""
+    """Reads a request without asyncio. Dropping the handle ends the request."""
 
     __slots__ = ()
 
     def poll(self) -> RequestOutput | None:
-        """What is new, as `output_kind` wants; None: nothing yet, or the last output was given out.
+        """The next output, as `output_kind` defines it; None if there is none yet or the last output was given out.
 
         Raises:
-            RequestFailedError: The request failed; `.output` is what it made.
+            RequestFailedError: The request failed; `.output` holds its output so far.
             EngineDeadError: A fault has killed the engine.
         """
         return self._feed.next_output()
 
     def wait(self, timeout: float | None = None) -> RequestOutput:
-        """Waits for the end without holding the GIL, and gives the last output.
+        """Waits until the request has finished, without holding the GIL, and returns the last output.
 
         Args:
             timeout: Seconds; None = no limit.
 
         Raises:
-            TimeoutError: It still runs.
+            TimeoutError: The request still runs.
             RequestFailedError, EngineDeadError: As in `poll`.
         """
         feed = self._feed
@@ -402,7 +402,7 @@ class RequestHandle(Reader):
 
 
 class PendingResult(Reader, Generic[Result]):
-    """A result that is being computed: await it."""
+    """A result that is being computed. Await it to get the result."""
 
     __slots__ = ()
 
@@ -428,8 +428,8 @@ class DeferredSubmission:
     """A job that prepares a request and submits it, unless the request was ended meanwhile.
 
     Args:
-        feed: The request, registered.
-        prepare: Gives what the core takes.
+        feed: The registered request.
+        prepare: Returns the core parameters.
     """
 
     def __init__(self, feed: Feed, prepare: Callable[[], dict[str, Any]]) -> None:
@@ -445,5 +445,5 @@ class DeferredSubmission:
             feed.submit(self._prepare())
 
     def fail(self, error: BaseException) -> None:
-        """The reader gets the error."""
+        """Passes the error to the reader."""
         self._feed.fail(as_exception(error, RequestFailedError))

@@ -1,4 +1,4 @@
-"""From what a caller passes to what the core takes: prompts tokenised, parameters checked against the model."""
+"""Turns the caller's arguments into core requests: tokenises prompts, checks parameters against the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_PROMPT_LOGPROBS_BYTES = 1 << 30
 
 
 def one_each(params: object, length: int, name: str = "params") -> list[Any]:
-    """One value for all prompts, or one each."""
+    """A list with one value for each prompt, from one value for all or a sequence."""
     if isinstance(params, Sequence) and not isinstance(params, str):
         if len(params) != length:
             raise InvalidRequestError(
@@ -36,7 +36,7 @@ class Frontend:
     """Checks and translates requests for one engine.
 
     Args:
-        loaded: The engine's parts.
+        loaded: The parts of the loaded engine.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -56,7 +56,7 @@ class Frontend:
         self.translator = Translator(self.context, self.config, length)
 
     def prompts(self, items: Iterable[object], special_tokens: bool = True) -> list[Prompt | LlmpyError]:
-        """Prompts with ids, or what is wrong with them; a text that is too long has its error instead of ids."""
+        """Prompts with token ids; a bad prompt gives its error. A text that is too long keeps its error in place of ids."""
         found: list[Prompt | LlmpyError] = []
         given = list(items)
         for index, item in enumerate(given):
@@ -72,7 +72,7 @@ class Frontend:
         return found
 
     def _can_fit(self, prompt: Prompt) -> bool:
-        """Whether to tokenise a text; else the prompt keeps the reason, which `check_length` raises."""
+        """Whether to tokenise a text. If not, the prompt keeps the reason, and `check_length` raises it."""
         try:
             self.check_text(prompt.text or "")
         except InvalidRequestError as error:
@@ -83,8 +83,8 @@ class Frontend:
         """Refuses text that cannot be tokenised, or that is too long, before it is tokenised.
 
         Args:
-            text: Of a prompt.
-            by_length: Look at its length alone, which takes no time.
+            text: The text of a prompt.
+            by_length: Check only the length of the text, which takes no time.
 
         Raises:
             InvalidRequestError: There is no tokenizer; or the text surely has more than `max_model_len` tokens.
@@ -109,7 +109,7 @@ class Frontend:
                 )
 
     def check_length(self, prompt: Prompt, room: int = 1) -> None:
-        """Refuses prompts that are empty, too long, or hold ids outside the vocabulary."""
+        """Refuses a prompt that is empty, is too long, or has ids outside the vocabulary."""
         ids, prior = prompt.ids, prompt.prior
         if prompt.error is not None:
             raise prompt.error
@@ -144,24 +144,24 @@ class Frontend:
                 )
 
     def next_seed(self) -> tuple[int, int]:
-        """Ordinal of the next request, and the seed that it has if it brings none."""
+        """Ordinal of the next request, and the seed that it gets if it has none."""
         ordinal = next(self._ordinals)
         return ordinal, mix(self._root, ordinal)
 
     def check(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
-        """Checks that need the model."""
+        """Checks a prompt and its parameters against the model."""
         self.check_ids(prompt, params)
         self.check_params(prompt, params, priority)
 
     def check_ids(self, prompt: Prompt, params: SamplingParams) -> None:
-        """Checks of a tokenised prompt."""
+        """Runs the checks that need the prompt's ids."""
         self.check_length(prompt)
         assert prompt.ids is not None
         if params.prompt_logprobs is not None and params.prompt_logprobs <= self.config.max_logprobs:
             self.check_size("prompt_logprobs", params.prompt_logprobs, len(prompt.ids))
 
     def check_params(self, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
-        """Checks that need no ids of the prompt."""
+        """Runs the checks that do not need the prompt's ids."""
         most = self.config.max_logprobs
         for name, label in (("logprobs", "sample"), ("prompt_logprobs", "prompt")):
             count = getattr(params, name)
@@ -185,7 +185,7 @@ class Frontend:
             raise InvalidRequestError(f"n must be 1 with output_token_ids, got {params.n}.", parameter="n", value=params.n)
 
     def check_size(self, name: str, count: int, tokens: int) -> None:
-        """Refuses logprobs of a prompt that would take too much memory."""
+        """Refuses prompt logprobs that would take too much memory."""
         size = tokens * (count + 1) * 12
         if size > MAX_PROMPT_LOGPROBS_BYTES:
             raise InvalidRequestError(
@@ -213,16 +213,16 @@ class Frontend:
 
 
 def check_text(tokenizer: Tokenizer, text: str, max_model_len: int, by_length: bool = False) -> None:
-    """Refuses text that surely has more tokens than a model takes.
+    """Refuses a text that certainly has more tokens than the model takes.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         text: The text.
         max_model_len: Most tokens.
-        by_length: Look at its length alone, which takes no time; else some of it may be tokenised.
+        by_length: Check only the length of the text, which takes no time; else part of it may be tokenised.
 
     Raises:
-        InvalidRequestError: It has more.
+        InvalidRequestError: The text has more tokens.
     """
     from ..text.bounds import USUAL_CHARS, exceeds_by_length, surely_exceeds, text_bytes
 
@@ -234,11 +234,11 @@ def check_text(tokenizer: Tokenizer, text: str, max_model_len: int, by_length: b
 
 
 def too_long(length: str, value: int, max_model_len: int) -> InvalidRequestError:
-    """The error of a prompt that the model is too short for.
+    """The error of a prompt that is longer than `max_model_len`.
 
     Args:
-        length: How long it is, in words.
-        value: The number among them.
+        length: The prompt's length in words, such as "10 tokens".
+        value: The number in `length`.
         max_model_len: Most tokens.
     """
     message = f"The prompt ({length}) is longer than the maximum model length of {max_model_len}."
@@ -246,7 +246,7 @@ def too_long(length: str, value: int, max_model_len: int) -> InvalidRequestError
 
 
 def at(error: LlmpyError, index: int) -> LlmpyError:
-    """The error with the place of its prompt."""
+    """The error with its prompt's index in the message."""
     if isinstance(error, InvalidRequestError):
         error.index = index
     return error

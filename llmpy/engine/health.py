@@ -1,4 +1,4 @@
-"""What an engine is doing, and whether a request would be served."""
+"""Finds what an engine is doing and whether it would serve a request."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ STATES = ("serving", "paused", "updating", "weights missing", "asleep", "dead", 
 
 
 def states_of(engine: Engine, is_paused: bool) -> tuple[str, ...]:
-    """What keeps steps from running, of STATES; ("serving",): nothing does."""
+    """The STATES that keep steps from running; ("serving",) if there is none."""
     holds = engine.holds()
     found = {"asleep": holds & ASLEEP, "weights missing": holds & TORN, "updating": holds & UPDATING, "paused": is_paused}
     return tuple(name for name, has in found.items() if has) or ("serving",)
 
 
 def check_serving(engine: Engine, is_paused: bool) -> None:
-    """Raises what a call has to end before a request is served. An update ends by itself, so it is not named.
+    """Raises if a request is not served before a call such as `wake_up`. An open update does not count: it ends by itself.
 
     Raises:
         EngineAsleepError: The engine sleeps or is paused.
-        WeightsMissingError: Its weights are incomplete.
+        WeightsMissingError: The weights are incomplete.
     """
     if engine.holds() & ASLEEP or not engine.holds() & UPDATING:
         engine.raise_refusal()
@@ -42,7 +42,7 @@ def check_serving(engine: Engine, is_paused: bool) -> None:
 
 
 class Watch:
-    """Notices between two looks what has made no progress.
+    """Finds between two calls of `check` what has made no progress.
 
     Args:
         driver: The engine.
@@ -51,17 +51,17 @@ class Watch:
     def __init__(self, driver: ThreadDriver) -> None:
         self._driver = driver
         self._awaited: tuple[int, float] | None = None
-        """The boundary between two steps that the engine's thread has been asked for, and when."""
+        """The step boundary that the engine's thread was asked for, and the time of asking."""
         self._update_began: float | None = None
 
     def check(self, limit: float) -> None:
         """Raises if something has made no progress for longer than a limit.
 
         Args:
-            limit: Seconds. The time of a step and of an update counts from the first look that found it.
+            limit: Seconds. The time of a step or an update counts from the first `check` that found it.
 
         Raises:
-            EngineStuckError: It names the thing.
+            EngineStuckError: The message names what is stuck.
         """
         found = (
             (self._step_seconds(), "a step of the engine has not ended", RESTART),
@@ -74,7 +74,7 @@ class Watch:
                 raise EngineStuckError(f"engine is stuck: {what} for {age:.0f} s, longer than {limit:g} s; {advice}")
 
     def _step_seconds(self) -> float:
-        """Seconds since a step boundary was asked for that has not come."""
+        """Seconds since the awaited step boundary was asked for."""
         thread, now = self._driver.thread, time.monotonic()
         if self._awaited is None or thread.boundary() >= self._awaited[0]:
             self._awaited = thread.next_boundary(), now

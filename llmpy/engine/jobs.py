@@ -1,4 +1,4 @@
-"""Helper threads: every job that is queued is run or told its error, whatever goes wrong in it or around it."""
+"""Helper threads. Every queued job is run or gets an error, even if a thread or memory is lacking."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Result = TypeVar("Result")
 logger = logging.getLogger("llmpy")
 
 RETRY_S = 0.02
-"""Pause before a step that a lack of memory prevented is tried again."""
+"""Seconds before a step that failed for lack of memory is tried again."""
 MAX_SHARED_THREADS = 32
 SHORT_THREADS = 2
 LONG_WORK = 256 << 10
-"""Characters: more are long work, of about 50 ms or more."""
+"""Work on more characters than this counts as long: about 50 ms or more."""
 
 
 class Job(Protocol):
-    """Work for a helper thread. One of the two methods ends it."""
+    """Work for a helper thread. The thread calls `run`; `fail` is called if that raises or the job cannot run."""
 
     def run(self) -> None:
         """Does the work; an exception of any kind leads to `fail`."""
@@ -36,13 +36,13 @@ class Job(Protocol):
 
 
 class JobQueue:
-    """Jobs that helper threads run in the order of their arrival. All methods from any thread.
+    """Jobs that helper threads run in the order of arrival. Any thread may call any method.
 
     The first thread starts with the object and lives until `close`, so a later lack of threads or memory cannot leave a job
     without a thread. More threads start when jobs wait.
 
     Args:
-        name: Of the threads.
+        name: Name of the threads.
         max_threads: Most threads.
 
     Raises:
@@ -53,18 +53,18 @@ class JobQueue:
         self._name, self._max_threads = name, max_threads
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._unfinished: dict[int, float | None] = {}
-        """By the job's id: when it was begun; None: it waits."""
+        """Start time of each unfinished job by id; None while the job waits."""
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._is_closed = False
         self._start_thread()
 
     def __len__(self) -> int:
-        """Jobs that wait or run."""
+        """Number of jobs that wait or run."""
         return len(self._unfinished)
 
     def stuck_seconds(self) -> float:
-        """Seconds for which no thread has been free; 0: one is, or the next job may start one."""
+        """Seconds since a thread was last free; 0 if one is free or the next job may start one."""
         unfinished = list(self._unfinished.copy().values())
         begun = [since for since in unfinished if since is not None]
         is_busy = len(begun) >= len(self._threads) and (len(unfinished) > len(begun) or len(begun) >= self._max_threads)
@@ -89,11 +89,11 @@ class JobQueue:
                 raise
 
     async def call(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Runs a function on a helper thread and gives its result. If the caller is cancelled a function that has begun goes on
-        to its end, and one that waits does not begin.
+        """Runs a function on a helper thread and returns its result. If the caller is cancelled, a function that has begun runs
+        to its end, and a function that waits is not run.
 
         Raises:
-            Exception: What the function raised; an error that is no Exception comes as the cause of a RuntimeError.
+            Exception: The function's exception; a BaseException becomes the cause of a RuntimeError.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
@@ -101,10 +101,10 @@ class JobQueue:
             self.put(_Call(loop, future, function, args))
             return await future
         finally:
-            del future  # its error's traceback holds this frame
+            del future  # break the cycle: the error's traceback holds this frame
 
     def close(self) -> None:
-        """Ends the threads once the jobs that are queued have run; twice is fine. It does not wait."""
+        """Ends the threads after the queued jobs have run; does not wait. A second call does nothing."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -112,14 +112,14 @@ class JobQueue:
                     self._queue.put(None)
 
     def _try_start(self) -> None:
-        """One thread more; without it the others go on."""
+        """Starts another thread; on failure the existing threads go on."""
         try:
             self._start_thread()
         except (RuntimeError, MemoryError) as error:
             logger.warning("%s; %d go on", error, len(self._threads))
 
     def _start_thread(self) -> None:
-        arguments = (self._queue, self._unfinished)  # not the object: a queue that is dropped can be collected
+        arguments = (self._queue, self._unfinished)  # not self, so that a dropped JobQueue can be collected
         thread = threading.Thread(target=_serve, args=arguments, name=self._name, daemon=True)
         try:
             thread.start()
@@ -134,7 +134,7 @@ class JobQueue:
 
 
 def _serve(queue: SimpleQueue[Job | None], unfinished: dict[int, float | None]) -> None:
-    """A helper thread. Nothing but the end of the queue ends it."""
+    """The loop of a helper thread. Only the end of the queue ends it."""
     while True:
         job = None
         try:
@@ -150,7 +150,7 @@ def _serve(queue: SimpleQueue[Job | None], unfinished: dict[int, float | None]) 
 
 
 def _end(job: Job) -> None:
-    """Runs a job, or tells it why it could not be run."""
+    """Runs a job; if that raises, calls the job's `fail`."""
     try:
         job.run()
     except BaseException as error:
@@ -165,7 +165,7 @@ def _fail(job: Job, cause: BaseException) -> None:
 
 
 def insist(step: Callable[[], None]) -> None:
-    """Takes a step that may be repeated, again and again while memory is lacking. For helper threads: it blocks."""
+    """Repeats a step until it no longer raises MemoryError. The step must be repeatable. Blocks: only for helper threads."""
     while True:
         try:
             step()
@@ -182,10 +182,10 @@ def _log(message: str) -> None:
 
 
 class Lanes:
-    """Helper threads for short work and others for long work, so that short work does not wait behind long work.
+    """Separate helper threads for short and for long work, so that short work does not wait behind long work.
 
     Args:
-        name: Of the threads.
+        name: Name of the threads.
     """
 
     def __init__(self, name: str) -> None:
@@ -193,19 +193,19 @@ class Lanes:
         self._long = JobQueue(f"{name}-long", max(1, (os.cpu_count() or 1) // 2))
 
     def __len__(self) -> int:
-        """Jobs that wait or run."""
+        """Number of jobs that wait or run."""
         return len(self._short) + len(self._long)
 
     def of(self, size: int) -> JobQueue:
-        """The queue for work on so many characters."""
+        """The queue for work on `size` characters."""
         return self._long if size > LONG_WORK else self._short
 
     def stuck_seconds(self) -> float:
-        """Seconds for which no thread for short work, or none for long work, has been free; 0: one of each is."""
+        """The longer `stuck_seconds` of the two queues."""
         return max(self._short.stuck_seconds(), self._long.stuck_seconds())
 
     def close(self) -> None:
-        """As of JobQueue."""
+        """Like JobQueue.close, for both queues."""
         self._short.close()
         self._long.close()
 
@@ -233,11 +233,11 @@ class _Call:
         self._tell(self._future.set_exception, as_exception(error))
 
     def _tell(self, settle: Callable[[Any], None], value: object) -> None:
-        """Gives the result to the loop, then forgets the future: its error's traceback holds this job."""
+        """Passes the result to the loop, then drops the future, because the error's traceback holds this job."""
         try:
             self._loop.call_soon_threadsafe(_settle, self._future, settle, value)
         except RuntimeError:
-            if not self._loop.is_closed():  # a closed loop has no caller that waits
+            if not self._loop.is_closed():  # nothing waits on a closed loop
                 raise
         del self._future, self._function, self._args
 
@@ -248,11 +248,11 @@ def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], value: o
 
 
 def as_exception(error: BaseException, kind: type[Exception] = RuntimeError) -> Exception:
-    """An error as a waiting coroutine may get it: one that would end its event loop or its iteration becomes a cause.
+    """The error to raise in a waiting coroutine. An error that would end the event loop or an iteration is wrapped as a cause.
 
     Args:
-        error: What was raised.
-        kind: Of the error around such a cause.
+        error: The error that was raised.
+        kind: Type of the wrapping error.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
@@ -262,23 +262,23 @@ def as_exception(error: BaseException, kind: type[Exception] = RuntimeError) -> 
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether an error is the cancellation of the current task, not an error that the task's own work raised."""
+    """Whether an error is the cancellation of the current task rather than an error of the task's work."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 _shared: tuple[int, JobQueue] | None = None
-"""Process and queue: a child process has none of its parent's threads."""
+"""Process id and queue. A child process does not have its parent's threads, so it makes a new queue."""
 
 
 def shared_stuck_seconds() -> float:
-    """Seconds for which every helper thread of the process has been busy, once there are as many as there may be."""
+    """Seconds since a shared helper thread was last free; 0 while another thread may be started."""
     jobs = None if _shared is None else _shared[1]
     return jobs.stuck_seconds() if jobs is not None else 0.0
 
 
 async def beside(function: Callable[..., Result], *args: Any) -> Result:
-    """Runs a function on one of the process's helper threads, as `JobQueue.call`."""
+    """Runs a function on one of the process's shared helper threads, like `JobQueue.call`."""
     global _shared
     if (shared := _shared) is None or shared[0] != os.getpid():
         _shared = shared = os.getpid(), JobQueue("llmpy-helper", MAX_SHARED_THREADS)

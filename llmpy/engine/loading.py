@@ -1,4 +1,4 @@
-"""From options to a loaded engine: files, program, tokenizer, weights, cache. Options are resolved on the way."""
+"""Loads an engine from options: files, program, tokenizer, weights, cache. Resolves the options on the way."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ GENERATION_FILE = "generation_config.json"
 
 
 class Loaded:
-    """What a constructor needs: the core's objects, the tokenizer and what they were made from.
+    """The parts of a loaded engine: core objects, tokenizer, and their sources.
 
     Args:
         config: Resolved options.
         name: Short name of the model.
-        model, engine: The core's.
-        tokenizer: None if it was not wanted.
-        token_bytes: Text bytes of every token, or None if text is no concatenation of them.
-        eos_token_ids: Of generation config, config and tokenizer together.
+        model, engine: Objects of the core.
+        tokenizer: The tokenizer; None if it was not wanted.
+        token_bytes: Text bytes of every token; None if a text is not the concatenation of its tokens' bytes.
+        eos_token_ids: End-of-sequence ids of generation config, config and tokenizer together.
         vocab_size: Rows of the vocabulary.
-        generation_defaults: What generation_config.json and its overrides say.
-        pooler: What the model's states are good for.
-        spec: The program.
+        generation_defaults: The values of generation_config.json and its overrides.
+        pooler: The pooling tasks of the model.
+        spec: The program of operations.
     """
 
     __slots__ = (
@@ -74,11 +74,11 @@ class Loaded:
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> Loaded:
-    """Loads what the options say.
+    """Loads an engine.
 
     Args:
         config: Checked options.
-        on_progress: Called with bytes of weights done and in all.
+        on_progress: Called with the bytes of weights loaded so far and the total.
 
     Returns:
         A ready engine and the resolved options.
@@ -102,7 +102,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
 
 
 def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) -> Loaded:
-    """The same, with options that say every size but those that depend on the weights."""
+    """Like `load`, with options whose sizes are resolved except those that depend on the weights."""
     from .. import hub, models
     from . import pooling
 
@@ -148,7 +148,7 @@ def _resolve_sizes(config: EngineConfig) -> EngineConfig:
     if tokens is None:
         tokens = max(most_tokens, seqs)
     pool = config.kv_cache_memory_bytes
-    if pool is None:  # 0: what gpu_memory_utilization leaves once the weights are there
+    if pool is None:  # 0: sized by gpu_memory_utilization after the weights are loaded
         pool = min(total // 4, MAX_CPU_POOL_BYTES) if traits["has_host_memory"] else 0
     elif isinstance(pool, int) and pool > free and traits["has_host_memory"]:
         raise DeviceMemoryError(
@@ -160,14 +160,14 @@ def _resolve_sizes(config: EngineConfig) -> EngineConfig:
 
 
 def _check_format(config: EngineConfig, files: ModelFiles) -> None:
-    """Refuses a load_format that the files do not have."""
+    """Refuses a load_format that does not match the files."""
     have = "gguf" if files.kind == "gguf" else "safetensors"
     if config.load_format in ("gguf", "safetensors") and config.load_format != have:
         refuse("load_format", f"'auto' or {have!r} for {config.model}", config.load_format)
 
 
 def _generation_defaults(config: EngineConfig, files: ModelFiles) -> dict[str, Any]:
-    """generation_config.json, or nothing, or another directory's, and the overrides on top; checked as SamplingParams are."""
+    """The generation config that the options choose, with the overrides applied and checked like SamplingParams."""
     path = None if files.directory is None else files.directory / GENERATION_FILE
     if config.generation_config in ("none", "vllm"):
         found: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def _generation_defaults(config: EngineConfig, files: ModelFiles) -> dict[str, A
 
 
 def _wrong_default(found: Mapping[str, Any]) -> str:
-    """What is wrong with a generation config; "" if nothing is."""
+    """The error message of a generation config; "" if it is valid."""
     given = found.get("eos_token_id")
     if any(type(token) is not int for token in (given if isinstance(given, list) else [] if given is None else [given])):
         return f"eos_token_id must be an id or a list of ids, got {repr(given)[:80]}."
@@ -208,7 +208,7 @@ def _load_tokenizer(config: EngineConfig, files: ModelFiles, checkpoint: _core.C
 
 
 def load_renderer(config: EngineConfig) -> tuple[EngineConfig, Tokenizer]:
-    """What renders and tokenises prompts: neither weights nor a device are needed.
+    """Loads only what renders and tokenises prompts, without weights or a device.
 
     Args:
         config: Checked options.
@@ -229,7 +229,7 @@ def load_renderer(config: EngineConfig) -> tuple[EngineConfig, Tokenizer]:
 def open_tokenizer(
     name: str, revision: str | None = None, token: str | None = None, chat_template: str | None = None
 ) -> Tokenizer:
-    """A tokenizer alone: of a hub id, a directory or a .gguf file.
+    """Loads a tokenizer from a hub id, a directory or a .gguf file.
 
     Args:
         name, revision, token: As in EngineConfig.
@@ -244,7 +244,7 @@ def open_tokenizer(
 
 
 def _template_text(template: str | None) -> str | None:
-    """Jinja text: the option itself, or the content of the file that it names."""
+    """The Jinja text of a template option, which is the text itself or a file's path."""
     if template is None or "{" in template or "\n" in template:
         return template
     try:
@@ -313,12 +313,12 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "synchronous": environment.is_synchronous(),
         "kv_cache_bytes": config.kv_cache_memory_bytes,
         "dummy_seed": (config.seed or 0) if config.load_format == "dummy" else None,
-        "dummy_mxfp4": bool(model.raw.get("quantization_config")),  # no other scheme comes here
+        "dummy_mxfp4": bool(model.raw.get("quantization_config")),  # other quantisation schemes are refused earlier
     }
 
 
 def _vocab_limit(config: EngineConfig, loaded: Loaded) -> int:
-    """Ids from here on are never sampled."""
+    """The limit of sampled ids: ids >= it are never sampled."""
     limit = config.vocab_limit
     if limit is None and loaded.tokenizer is not None:
         limit = loaded.tokenizer.max_token_id + 1
@@ -326,7 +326,7 @@ def _vocab_limit(config: EngineConfig, loaded: Loaded) -> int:
 
 
 def _resolved(config: EngineConfig, options: Mapping[str, Any], chosen: Mapping[str, Any]) -> EngineConfig:
-    """The options as they came out."""
+    """The options with the values that loading has resolved."""
     length = int(chosen["max_model_len"])
     if config.max_model_len is None and length < options["max_model_len"]:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""From prompts to embeddings, classes and rewards: which states the core has to pool, and what becomes of them."""
+"""Embeddings, classes and rewards of prompts: chooses the states that the core pools and turns them into outputs."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ NO_SAMPLING = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, detokeniz
 
 @dataclass(frozen=True)
 class Pooler:
-    """What a model's states are good for.
+    """The pooling tasks of a model and their defaults.
 
     Args:
-        tasks: Of TASKS.
+        tasks: The tasks, from TASKS.
         generates: Whether the model generates.
-        pooling: The model's own kind.
-        normalize: Whether its embeddings have length 1.
-        activation: Of its scores: "softmax", "sigmoid" or "identity".
-        problem: What keeps its embeddings from being made; None: nothing.
-        width: Of a row of states.
-        takes_whole_prompts: A prompt is computed in one step.
+        pooling: The model's default kind of pooling.
+        normalize: Whether embeddings are scaled to length 1.
+        activation: Activation of scores: "softmax", "sigmoid" or "identity".
+        problem: Why embeddings are not supported; None: they are.
+        width: Elements of a row of states.
+        takes_whole_prompts: Whether a prompt must be computed in one step.
         labels: Names of a classifier's classes.
-        has_token_types: Tokens have types.
+        has_token_types: Whether tokens have types.
     """
 
     tasks: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Pooler:
 
 
 def pooler_of(files: ModelFiles, compiled: Compiled) -> Pooler:
-    """Of the architecture, the configuration, and the files that sentence-transformers leaves beside them."""
+    """The Pooler of a model, from its architecture, configuration and files of sentence-transformers."""
     pooling, normalize, problem = compiled.pooling, True, None
     if "embed" in compiled.tasks and files.directory is not None and (files.directory / "modules.json").is_file():
         pooling, normalize, problem = _sentence_transformer(files.directory, pooling)
@@ -114,7 +114,7 @@ def _labels(named: object, count: int) -> tuple[str, ...]:
 
 
 def _sentence_transformer(directory: Path, default: str) -> tuple[str, bool, str | None]:
-    """Kind of pooling, whether embeddings have length 1, and what is not supported."""
+    """Kind of pooling, whether embeddings have length 1, and the unsupported feature or None."""
     pooling, normalize, problem = default, False, None
     for module in read_json(directory / "modules.json", list):
         kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, Mapping) else "?"
@@ -129,7 +129,7 @@ def _sentence_transformer(directory: Path, default: str) -> tuple[str, bool, str
 
 
 def _pooling_of(config: Mapping[str, Any], file: Path, problem: str | None) -> tuple[str, str | None]:
-    """The kind that a Pooling module's configuration turns on."""
+    """The kind of pooling that a Pooling module's configuration enables."""
     modes = [
         name.removeprefix("pooling_mode_") for name, on in config.items() if name.startswith("pooling_mode_") and on is True
     ]
@@ -146,13 +146,13 @@ def _pooling_of(config: Mapping[str, Any], file: Path, problem: str | None) -> t
 
 @dataclass(frozen=True)
 class Wish:
-    """What one request wants, with the model's defaults filled in.
+    """The pooling that one request wants, with the model's defaults filled in.
 
     Args:
-        task: Of TASKS.
+        task: One of TASKS.
         call: The method called: "embed", "classify" or "encode".
-        kind: Of pooling.
-        normalize, dimensions: Of an embedding.
+        kind: Kind of pooling.
+        normalize, dimensions: Options of an embedding.
         activation: As in Pooler.
     """
 
@@ -165,11 +165,11 @@ class Wish:
 
 
 def wish(pooler: Pooler, name: str, call: str, task: object, params: object) -> Wish:
-    """What a call asks for, checked against the model.
+    """The Wish of a call, checked against the model.
 
     Args:
-        pooler: The model's.
-        name: Of the engine's class, for messages.
+        pooler: The model's Pooler.
+        name: Name of the engine's class, for messages.
         call, task: As in Wish; a task of None is missing.
         params: PoolingParams, or None for the model's defaults.
     """
@@ -199,7 +199,7 @@ def wish(pooler: Pooler, name: str, call: str, task: object, params: object) -> 
 
 
 def params_of(params: Any, fields: Mapping[str, Any], call: str) -> Any:
-    """The given parameters, or fields by name."""
+    """The given parameters, or new ones from fields by name."""
     if fields and params is not None:
         raise TypeError(f"pass pooling_params or fields by name ({', '.join(fields)}), not both")
     known = PoolingParams.__dataclass_fields__
@@ -208,13 +208,13 @@ def params_of(params: Any, fields: Mapping[str, Any], call: str) -> Any:
 
 
 class PoolingRequest(Request):
-    """A request that wants states of its prompt."""
+    """A request for pooled states of its prompt."""
 
     wish: Wish
     _states: bytes | None = None
 
     def absorb(self, news: News) -> None:
-        """Takes what the core tells."""
+        """Adds an update from the core."""
         self._states = news["states"] if self._states is None else self._states
         super().absorb(news)
         if isinstance(self.error, NonFiniteLogitsError):
@@ -248,11 +248,11 @@ class PoolingRequest(Request):
 
 
 def finish(states: Floats, wanted: Wish, length: int) -> Floats:
-    """Cut, scaled to length 1, or through the activation; float64 in between, each row by itself.
+    """Cuts rows of states, scales them to length 1, or applies the activation. Each row is computed alone, in float64.
 
     Args:
-        states: float32, one row or `length` rows after each other.
-        wanted: What is asked for.
+        states: float32, one row or `length` consecutive rows.
+        wanted: The request's Wish.
         length: Tokens of the prompt.
     """
     rows = states.reshape(length if wanted.kind == "all" else 1, -1)[:, : wanted.dimensions].astype(np.float64)
@@ -271,7 +271,7 @@ def finish(states: Floats, wanted: Wish, length: int) -> Floats:
 
 
 def request_of(frontend: Frontend, prompt: Prompt | LlmpyError, wanted: Wish, index: int = 0) -> Submission:
-    """A request with what the core takes; a bad one carries its error."""
+    """A request with its core parameters; a bad request carries its error instead."""
     known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
     ordinal, _ = frontend.next_seed()
     request = PoolingRequest(str(ordinal), index, known, NO_SAMPLING, "raw_logprobs", 0, frontend.context)
@@ -308,7 +308,7 @@ def _check(frontend: Frontend, prompt: Prompt, wanted: Wish) -> None:
 def pool(
     driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str
 ) -> PoolingOutputs[PoolingRequestOutput[Any]]:
-    """Results of all prompts in order. The caller drives."""
+    """Results of all prompts in order. The caller has claimed the engine."""
 
     def collect() -> PoolingOutputs[PoolingRequestOutput[Any]]:
         return PoolingOutputs(request.result() for request, _ in submissions if isinstance(request, PoolingRequest))

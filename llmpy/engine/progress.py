@@ -1,4 +1,4 @@
-"""The progress bar of a call, and whether there is one."""
+"""Progress bars of calls and loads."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class _Bar(Protocol):
 
 
 class Progress:
-    """A bar over the prompts of a call, with the speeds of input and output; silent where none is wanted.
+    """A bar over the prompts of a call, with input and output speeds. It shows nothing if no bar is wanted.
 
     Args:
         use_tqdm: True, False, a callable like tqdm, or None: a bar if there is more than one prompt, the call takes longer
             than 0.5 s, and stderr is a terminal or a notebook's.
         total: Prompts of the call.
-        counts: Gives the prompt and output tokens computed so far.
+        counts: Returns the prompt and output tokens computed so far.
     """
 
     def __init__(self, use_tqdm: UseTqdm, total: int, counts: Callable[[], tuple[int, int]]) -> None:
@@ -55,7 +55,7 @@ class Progress:
                 self._bar.close()
 
     def update(self, done: int) -> None:
-        """Shows that so many prompts more are finished; cheap."""
+        """Adds `done` finished prompts to the bar. Cheap."""
         self._done += done
         if self._make is None:
             return
@@ -94,10 +94,11 @@ class Progress:
 
 
 class LoadBar:
-    """A bar over the bytes of weights while they are read; gives a callback. A load that succeeds ends at 100 %.
+    """A bar over the bytes of weights during a load. Entering it gives the callback. A successful load ends at 100 %.
 
     Args:
-        use_tqdm: As for Progress; None: a bar if the load takes longer than 0.5 s and stderr is a terminal or a notebook's.
+        use_tqdm: As for Progress, but None means: a bar if the load takes longer than 0.5 s and stderr is a terminal or
+            a notebook's.
     """
 
     def __init__(self, use_tqdm: UseTqdm) -> None:
@@ -114,7 +115,7 @@ class LoadBar:
         if self._bar is None:
             return
         try:
-            if kind is None and self._shown < self._total:  # what the model does not need of a file is not read
+            if kind is None and self._shown < self._total:  # the model does not read all tensors of a file
                 self._bar.update(self._total - self._shown)
         finally:
             self._bar.close()
@@ -132,7 +133,7 @@ class LoadBar:
 
 
 def _backdate(bar: _Bar, start: float) -> None:
-    """Lets the times and rates of a bar that appears late count from the start of the call, under tqdm's names."""
+    """Makes the times and rates of a late bar count from the start of the call, by setting tqdm's attributes."""
     late = time.perf_counter() - start
     for name in ("start_t", "last_print_t"):
         if hasattr(bar, name):
@@ -140,7 +141,7 @@ def _backdate(bar: _Bar, start: float) -> None:
 
 
 def _maker(use_tqdm: UseTqdm, total: int) -> Callable[..., _Bar] | None:
-    """What makes the bar, or None for no bar."""
+    """The callable that makes the bar, or None for no bar."""
     if use_tqdm is False or (use_tqdm is None and (total < 2 or not (_in_notebook() or _is_terminal()))):
         return None
     if callable(use_tqdm):

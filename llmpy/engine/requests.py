@@ -1,4 +1,4 @@
-"""A request while it runs: what the core has told of it, and how that becomes an output."""
+"""Running requests: collects the core's updates and makes outputs of them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Request:
 
     Args:
         request_id, index: As in RequestOutput.
-        prompt: With ids.
-        params: As used.
+        prompt: The prompt with its ids.
+        params: The sampling parameters used.
         mode: The logprobs mode.
         seed: The seed used.
         context: Shared by the engine's requests.
-        queued: Whether `step` takes its outputs.
+        queued: Whether `step` returns its outputs.
     """
 
     match_stops = False
-    """Stop strings are searched here, because the core has no bytes for the tokens."""
+    """True if stop strings are searched here, because the core does not know the bytes of the tokens."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class Request:
         self._prompt_top: tuple[bytes, ...] | None = None
 
     def prepare_text(self) -> None:
-        """Makes the text makers; before the request is submitted where stop strings are searched here."""
+        """Creates the text makers. If stop strings are searched here, call it before the request is submitted."""
         self._has_text = True
         for sample in self.samples:
             if sample.text is None:
                 sample.text = self.context.make_text(self.prompt, self.params)
 
     def absorb(self, news: News) -> None:
-        """Takes what the core tells."""
+        """Adds an update from the core."""
         self.num_cached_tokens = news["num_cached_tokens"]
         self._num_preemptions = news["num_preemptions"]
         self._epoch = news["epoch"]
@@ -89,7 +89,7 @@ class Request:
             self.finished = True
 
     def absorb_more(self, columns: tuple[bytes, ...], last_token: float, preemptions: int, epoch: int) -> None:
-        """Takes more tokens of the only sample, of which nothing else is to be told."""
+        """Adds tokens to the only sample; the update holds nothing but tokens."""
         sample = self.samples[0]
         if epoch != sample.epoch:
             sample.mark(epoch)
@@ -102,12 +102,12 @@ class Request:
 
     @property
     def streams_plainly(self) -> bool:
-        """Whether what comes while it runs is one sample's tokens and nothing else that a delta shows."""
+        """Whether every delta before the end holds only tokens of one sample."""
         params = self.params
         return params.n == 1 and params.prompt_logprobs is None and not self.match_stops
 
     def plain_delta(self, columns: tuple[bytes, ...], last_token: float, preemptions: int, epoch: int) -> RequestOutput:
-        """`absorb_more`, then `output` as a delta, of a request that streams plainly and has shown all before."""
+        """`absorb_more` and `output(delta=True)` in one, for a request that streams plainly and has no unshown output."""
         prompt, params, context = self.prompt, self.params, self.context
         sample = self.samples[0]
         completion = sample.plain_delta(columns, epoch, params, self.mode, context)
@@ -146,11 +146,11 @@ class Request:
 
     @property
     def version(self) -> int | str:
-        """Label of the weights of the last token."""
+        """Label of the weights that made the last token."""
         return self.context.version(self._epoch)
 
     def output(self, delta: bool = False) -> RequestOutput:
-        """The output so far; with `delta` only what is new since the last delta."""
+        """The output so far; with `delta` only the part since the last delta."""
         if not self._has_text:
             self.prepare_text()
         prompt, params, version = self.prompt, self.params, self.version
@@ -185,14 +185,14 @@ class Request:
         if params.prompt_logprobs is not None:
             lone = (b"", b"") if len(ids) == 1 and self.error is None else None
             logprobs = self._prompt_logprobs or lone
-            if logprobs is not None and len(logprobs[0]) == 4 * (len(ids) - 1):  # else it ended before its prompt did
+            if logprobs is not None and len(logprobs[0]) == 4 * (len(ids) - 1):  # else it ended during its prompt
                 output.prompt_logprobs, output.prompt_token_logprobs = prompt_view(
                     ids, logprobs, self._prompt_top, self.context, params.detokenize
                 )
         return output
 
     def result(self) -> RequestOutput | ScoreOutput | PoolingRequestOutput[Any]:
-        """What the call returns for this request."""
+        """The output that the call returns for this request."""
         return self.output()
 
     def _metrics(self) -> RequestMetrics:
@@ -208,7 +208,7 @@ class Request:
         )
 
     def fail(self, error: LlmpyError) -> None:
-        """Ends the request with an error before it ran."""
+        """Ends the request with an error before it runs."""
         self.error = error
         self.finished = True
         for sample in self.samples:
@@ -216,13 +216,13 @@ class Request:
 
     @property
     def failure(self) -> LlmpyError | None:
-        """Why there is no whole result, of a request whose result comes in one piece."""
+        """The error if the request has no complete result; for requests with a single result."""
         if self.error is None and any(sample.finish == "abort" for sample in self.samples):
             return RequestFailedError("request was aborted before it finished")
         return self.error
 
     def abort(self) -> None:
-        """Ends what is unfinished, as an abort does."""
+        """Ends unfinished samples with the finish reason "abort"."""
         self.finished = True
         for sample in self.samples:
             sample.finish = sample.finish or "abort"
@@ -237,7 +237,7 @@ class ScoreRequest(Request):
         sample.finish = news["finish"]
 
     def result(self) -> ScoreOutput:
-        """What the call returns for this request."""
+        """The output that the call returns for this request."""
         return self.score()
 
     def score(self) -> ScoreOutput:
@@ -264,7 +264,7 @@ class ScoreRequest(Request):
 
 
 def failure(news: News, params: SamplingParams) -> LlmpyError:
-    """The error that a failed sample's status stands for."""
+    """The exception for a failed sample's status."""
     position = news["error_position"]
     if news["error"] is not None:
         given = None if params.constraint is None else params.constraint.to_dict()

@@ -1,4 +1,4 @@
-"""What `score` and `chat` make of their arguments: pairs of prompt and completion, conversations."""
+"""Reads the arguments of `score` and `chat`: pairs of prompt and completion, conversations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def score_params(temperature: object, logprobs: object, max_logprobs: int) -> SamplingParams:
-    """The two parameters that scoring has, checked."""
+    """Checked SamplingParams with the two parameters of scoring."""
     value, count = as_float("temperature", temperature), as_int("logprobs", logprobs)
     if not (math.isfinite(value) and value > 0):
         message = f"temperature must be a finite number greater than zero, got {value}."
@@ -36,7 +36,7 @@ def score_params(temperature: object, logprobs: object, max_logprobs: int) -> Sa
 def pair(
     frontend: Frontend, prompts: Sequence[object], completions: Sequence[object]
 ) -> tuple[list[Prompt | LlmpyError], list[int]]:
-    """Whole sequences of prompts and completions, and where the completions begin."""
+    """Joined sequences of prompts and completions, and the index of each completion's first token."""
     if len(prompts) != len(completions):
         raise InvalidRequestError(
             f"The lengths of prompts ({len(prompts)}) and completions ({len(completions)}) must be the same. "
@@ -75,7 +75,7 @@ def _join(frontend: Frontend, prompt: Prompt, completion: Prompt) -> tuple[Promp
 
 
 def _check_border(start: int, length: int) -> None:
-    """Refuses a completion whose logprob is not known as a whole, or that has no token."""
+    """Refuses a completion that has no token, or a first token without a logprob."""
     if start == length:
         message = "The completion has no token behind the prompt, so there is nothing to score. Give it some text."
         raise InvalidRequestError(message, parameter="completions", value=start)
@@ -88,13 +88,13 @@ def _check_border(start: int, length: int) -> None:
 
 
 def _tokenize_pair(tokenizer: Tokenizer, text: str, prompt_chars: int) -> tuple[list[int], int]:
-    """Ids of the whole text, and the first token that ends behind the prompt."""
+    """Ids of the whole text, and the index of the first token that ends after the prompt."""
     ids, ends = tokenizer.encode_with_ends(text)
     return ids, next((index for index, end in enumerate(ends) if end > prompt_chars), len(ids))
 
 
 def render(tokenizer: Tokenizer, conversation: list[dict[str, Any]], how: Mapping[str, Any]) -> Prompt:
-    """One conversation as text, its content as the template reads it."""
+    """Renders one conversation as text, with message contents in the form that the template reads."""
     from ..text import chat
 
     template = chat.choose(tokenizer.chat_templates, how["chat_template"], how["tools"] is not None)
@@ -120,7 +120,7 @@ def conversations(messages: Any) -> list[list[dict[str, Any]]]:
 
 
 def _messages(conversation: object) -> list[Any]:
-    """The messages of one of several conversations."""
+    """The messages of one conversation, checked."""
     if isinstance(conversation, Iterable) and not isinstance(conversation, Mapping | bytes):
         parts = listed(conversation)
         if all(isinstance(part, Mapping) for part in parts):

@@ -1,4 +1,4 @@
-"""Sleep: its levels and tags, and the calls of LLM that stop it and go on."""
+"""Sleep levels and tags, and LLM's calls to pause, resume, sleep and wake."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HOLDS = {
     _core.HOLD_POOL: _core.PART_POOL,
     _core.HOLD_SCHEDULING: _core.PART_SCHEDULING,
 }
-"""What an engine says of a part that sleeps, and the part."""
+"""The engine's hold bit of each sleeping part, and the part's bit."""
 
 
 def parts_of(tags: str | Iterable[str] | None) -> int:
     """The core's bits for tags; None = all.
 
     Raises:
-        InvalidRequestError: There is no such tag.
+        InvalidRequestError: A tag is unknown.
     """
     names = list(PARTS) if tags is None else [tags] if isinstance(tags, str) else list(tags)
     unknown = [name for name in names if name not in PARTS]
@@ -45,7 +45,7 @@ def check_mode(mode: str) -> int:
     """The core's number for a mode of pausing.
 
     Raises:
-        InvalidRequestError: There is no such mode.
+        InvalidRequestError: The mode is unknown.
     """
     if mode not in PAUSES:
         raise InvalidRequestError(f"mode must be 'abort', 'wait' or 'keep', got {mode!r}.", parameter="mode", value=mode)
@@ -56,7 +56,7 @@ def check_level(level: int) -> int:
     """A level of sleep, checked.
 
     Raises:
-        InvalidRequestError: It is not 0, 1 or 2.
+        InvalidRequestError: The level is not 0, 1 or 2.
     """
     if as_int("level", level) not in (0, 1, 2):
         raise InvalidRequestError(f"level must be 0, 1 or 2, got {level}.", parameter="level", value=level)
@@ -64,13 +64,13 @@ def check_level(level: int) -> int:
 
 
 def parts_asleep(engine: Engine) -> int:
-    """Which of PARTS sleep."""
+    """The PARTS that sleep, or-ed."""
     holds = engine.holds()
     return sum(part for hold, part in _HOLDS.items() if holds & hold)
 
 
 def sleeps_so(engine: Engine, level: int, parts: int) -> bool:
-    """Whether an engine is in the state already that a call asks for."""
+    """Whether an engine is already in the state that a call asks for."""
     asleep = parts_asleep(engine)
     memory = parts & (_core.PART_WEIGHTS | _core.PART_POOL) if level else 0
     has_copy = drops_weights(level, parts) and engine.stats()["sleep_level"] < 2
@@ -83,7 +83,7 @@ def drops_weights(level: int, parts: int) -> bool:
 
 
 class SleepingLLM:
-    """Calls of LLM that stop it and go on."""
+    """LLM's calls to pause, resume, sleep and wake."""
 
     _driver: Driver
     _weights: Weights
@@ -93,10 +93,10 @@ class SleepingLLM:
         """Ends queued requests at once.
 
         Args:
-            request_ids: Their ids; None = all. Unknown and finished ones are passed over.
+            request_ids: Ids of the requests; None = all. Unknown and finished requests are ignored.
 
         Returns:
-            What each of them had made, with `finish_reason` "abort"; `step` returns it, too.
+            The output of each ended request so far, with `finish_reason` "abort"; `step` returns it, too.
 
         Raises:
             EngineBusyError: Another thread uses the engine.
@@ -116,7 +116,7 @@ class SleepingLLM:
 
         Args:
             mode: "abort" ends what `add_request` and `stream` queued, "wait" runs it to its end, "keep" freezes it.
-            clear_cache: Also forget the prefix cache; never needed for right results.
+            clear_cache: Also clear the prefix cache; correct results never need this.
             timeout: Seconds; None = no limit.
 
         Raises:
@@ -135,13 +135,13 @@ class SleepingLLM:
                 driver.engine.reset_prefix_cache(False)
 
     def resume(self) -> None:
-        """Ends a pause; without one it does nothing. It ends no sleep and no update."""
+        """Ends a pause; does nothing without one. It does not end a sleep or an update."""
         with self._driver.driving(steps=False):
             self._driver.resume()
 
     @property
     def is_paused(self) -> bool:
-        """Whether a pause was asked for and not ended."""
+        """True from `pause` until `resume`."""
         self._driver.check()
         return self._driver.is_paused
 
@@ -149,7 +149,7 @@ class SleepingLLM:
     resume_generation = resume
 
     def _quiet(self, mode: str, timeout: float | None = None) -> None:
-        """Does to the requests in flight what a pause does. The caller drives."""
+        """Aborts, finishes or freezes the requests in flight, as `mode` says. The caller has claimed the engine."""
         driver = self._driver
         if mode == "abort":
             driver.engine.abort(None)
@@ -162,15 +162,15 @@ class SleepingLLM:
                 driver.advance(until_finished=False)
 
     def sleep(self, level: int = 1, mode: str = "abort", tags: str | Iterable[str] | None = None) -> None:
-        """Gives memory back until `wake_up`; addresses and captured graphs stay good.
+        """Frees device memory until `wake_up`; addresses and captured graphs stay valid.
 
         Args:
-            level: 0 only stops; 1 keeps the weights in host memory; 2 keeps nothing, so that a full update has to follow.
-            mode: What becomes of the requests in flight: "abort", "wait", or "keep" (they go on after waking).
-            tags: "weights", "kv_cache": give back only these; None = both.
+            level: 0 only stops; 1 keeps the weights in host memory; 2 drops the weights, so a full update must follow.
+            mode: What happens to the requests in flight: "abort", "wait", or "keep" (they go on after waking).
+            tags: "weights", "kv_cache": free only these; None = both.
 
         Raises:
-            UnsupportedError: Level 2, and no update could bring these weights back: quantised ones, or a Llama's GGUF file.
+            UnsupportedError: Level 2, and no update could restore these weights: quantised weights, or a Llama's GGUF file.
             DeviceMemoryError: The host has no memory for the weights; nothing has changed but what `mode` ended.
             EngineBusyError: Another thread uses the engine, or its weights are being updated.
         """
@@ -184,13 +184,13 @@ class SleepingLLM:
                 self._driver.engine.sleep(level, parts)
 
     def wake_up(self, tags: str | Iterable[str] | None = None) -> None:
-        """Ends sleep, whole or in part; what is awake stays so.
+        """Wakes the engine or some of its parts; parts that are awake stay awake.
 
         Args:
             tags: "weights", "kv_cache", "scheduling"; None = all. Steps run again with the last part that comes back.
 
         Raises:
-            DeviceMemoryError: The device has less memory free than that; the engine sleeps on, and can be woken later.
+            DeviceMemoryError: The device has too little free memory; the engine still sleeps and can be woken later.
             EngineBusyError: Another thread uses the engine.
         """
         parts = parts_of(tags)

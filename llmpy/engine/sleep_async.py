@@ -21,17 +21,17 @@ class SleepingAsyncEngine:
     _weights: Weights
 
     async def sleep(self, level: int = 1, mode: str = "abort", tags: str | Iterable[str] | None = None) -> None:
-        """Gives memory back until `wake_up`; addresses and captured graphs stay good. New requests queue.
+        """Frees device memory until `wake_up`; addresses and captured graphs stay valid. New requests queue.
 
-        Cancelled while requests end, it leaves the engine awake; later it goes on to its end.
+        A call cancelled while requests end leaves the engine awake. A call cancelled later still puts the engine to sleep.
 
         Args:
-            level: 0 only stops; 1 keeps the weights in host memory; 2 keeps nothing, so that a full update has to follow.
-            mode: What becomes of the requests in flight: "abort", "wait", or "keep" (they go on after waking).
-            tags: "weights", "kv_cache": give back only these; None = both.
+            level: 0 only stops; 1 keeps the weights in host memory; 2 drops the weights, so a full update must follow.
+            mode: What happens to the requests in flight: "abort", "wait", or "keep" (they go on after waking).
+            tags: "weights", "kv_cache": free only these; None = both.
 
         Raises:
-            UnsupportedError: Level 2, and no update could bring these weights back: quantised ones, or a Llama's GGUF file.
+            UnsupportedError: Level 2, and no update could restore these weights: quantised weights, or a Llama's GGUF file.
             DeviceMemoryError: The host has no memory for the weights; nothing has changed but what `mode` ended.
             EngineBusyError: The weights are being updated.
         """
@@ -42,7 +42,7 @@ class SleepingAsyncEngine:
             return
         if drops_weights(level, parts):
             self._weights.check_updatable("sleep(level=2)")
-        if mode == "wait" and driver.engine.holds():  # nothing can end meanwhile
+        if mode == "wait" and driver.engine.holds():  # no request can finish while the engine is held
             number = PAUSES["keep"]
         driver.thread.begin_sleep(number)
         try:
@@ -53,13 +53,13 @@ class SleepingAsyncEngine:
             driver.thread.end_sleep()
 
     async def wake_up(self, tags: str | Iterable[str] | None = None) -> None:
-        """Ends sleep, whole or in part; what is awake stays so.
+        """Wakes the engine or some of its parts; parts that are awake stay awake.
 
         Args:
             tags: "weights", "kv_cache", "scheduling"; None = all. Steps run again with the last part that comes back.
 
         Raises:
-            DeviceMemoryError: The device has less memory free than that; the engine sleeps on, and can be woken later.
+            DeviceMemoryError: The device has too little free memory; the engine still sleeps and can be woken later.
         """
         parts = parts_of(tags)
         self._driver.check_alive()

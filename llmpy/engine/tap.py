@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Tap:
-    """Runs prompts through a program, operation by operation, and keeps what they make.
+    """Runs prompts through a program one operation at a time and keeps intermediate values.
 
     Args:
-        model: The core's.
-        spec: Its program.
-        frontend: Makes ids of prompts.
-        claim: Keeps others from driving the engine for a while.
+        model: The core's model.
+        spec: The model's program.
+        frontend: Tokenises prompts.
+        claim: A context manager that keeps other threads from running the engine.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Tap:
         return names.width(self.spec, one.value)
 
     def ids(self, prompts: Prompts) -> Iterator[Any]:
-        """The token ids of each prompt, int32, checked as those of a request."""
+        """The token ids of each prompt, int32, with the checks of a request."""
         import numpy as np
 
         for prompt in self.frontend.prompts(batch(prompts)):
@@ -61,7 +61,7 @@ class Tap:
     def run(
         self, prompts: Prompts, wanted: str | int | Sequence[str | int]
     ) -> list[dict[str | int, NDArray[np.float32]]]:
-        """The values of each prompt, as `LLM.tap`."""
+        """The values of each prompt, as `LLM.tap` returns them."""
         import numpy as np
 
         from ..models import names
@@ -85,7 +85,7 @@ class Tap:
 
 
 def _listed(wanted: object) -> list[str | int]:
-    """Names and numbers of operations, of which one may stand alone."""
+    """A list of names and numbers of operations, from a sequence or a single one."""
     chosen: list[Any] = list(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
     for one in chosen:
         if isinstance(one, bool) or not isinstance(one, str | int):

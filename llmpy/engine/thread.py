@@ -1,4 +1,4 @@
-"""The engine's thread as Python sees it: requests in flight, event loops that wait for them, life and death."""
+"""Python's side of the engine thread: requests in flight, event loops that wait for them, start and end."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ IDLE, HAS_ROOM, PAUSED = _core.DRIVER_IDLE, _core.DRIVER_HAS_ROOM, _core.DRIVER_
 DEAD, CLOSED, BOUNDARY = _core.DRIVER_DEAD, _core.DRIVER_CLOSED, _core.DRIVER_BOUNDARY
 OVER = DEAD | CLOSED
 SLICE_S = 0.05
-"""Longest stay in the core without looking for signals."""
+"""Seconds in the core between two checks for signals."""
 
 
 class ThreadDriver:
-    """The thread that drives an engine of the core, and the requests that it holds. All methods from any thread.
+    """The thread that runs an engine of the core, and the engine's requests. Any thread may call any method.
 
     Args:
-        model, engine: The core's; closed by `close`.
+        model, engine: Objects of the core; `close` closes them.
         max_queued: Most samples that may wait; 0 = no limit.
     """
 
@@ -43,15 +43,15 @@ class ThreadDriver:
         self.jobs = Lanes("llmpy-tokenizer")
         """Tokenises long texts."""
         self.untokenised: set[Feed] = set()
-        """Requests whose text waits for that."""
+        """Requests with a text that is not tokenised yet."""
         self.thread = EngineThread(engine, max_queued)
         self.closed = False
         self.refuses = False
         """Whether requests are refused because the engine shuts down."""
         self.feeds: dict[int, Feed] = {}
-        """By number; those that the core has taken."""
+        """The requests that the core has, by number."""
         self.named: dict[str, Feed] = {}
-        """By request id; those in flight."""
+        """The requests in flight, by request id."""
         self.watch = Watch(self)
         self._pid = os.getpid()
         self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
@@ -60,10 +60,10 @@ class ThreadDriver:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises unless the engine is open in this process; a dead one is.
+        """Raises unless the engine is open in this process; a dead engine counts as open.
 
         Raises:
-            EngineClosedError: It was closed, or belongs to another process.
+            EngineClosedError: The engine was closed, or belongs to another process.
         """
         if os.getpid() != self._pid:
             raise EngineClosedError(f"engine belongs to process {self._pid}; create one in this process")
@@ -74,7 +74,7 @@ class ThreadDriver:
         """Raises unless the engine can run requests.
 
         Raises:
-            EngineDeadError: A fault has killed it; the cause is chained.
+            EngineDeadError: A fault has killed the engine; the cause is chained.
         """
         self.check()
         if self.refuses:
@@ -83,17 +83,17 @@ class ThreadDriver:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """A block that the engine must be able to run for; it raises as `check_alive`."""
+        """A block that needs a running engine; raises like `check_alive`."""
         self.check_alive()
         yield
 
     @property
     def is_paused(self) -> bool:
-        """Whether a pause was asked for and not ended."""
+        """True from `pause` until `resume`."""
         return self.thread.is_pausing()
 
     def raise_death(self) -> None:
-        """Raises what killed the engine, if something did."""
+        """Raises the fault that killed the engine, if there is one."""
         if os.getpid() != self._pid or not self.thread.state() & DEAD:
             return
         try:
@@ -103,7 +103,7 @@ class ThreadDriver:
             raise EngineDeadError(f"engine is dead: {cause}; close() it and create another", **found) from cause
 
     def close(self) -> None:
-        """Ends every request and frees everything; twice is fine. A child process only forgets it."""
+        """Ends every request and frees the engine; a second call does nothing. In a child process nothing is freed."""
         with self._table:
             if self.closed:
                 return
@@ -118,7 +118,7 @@ class ThreadDriver:
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
     def link(self, loop: asyncio.AbstractEventLoop) -> Link:
-        """The loop's own; called in its thread."""
+        """The Link of an event loop. Call it in the loop's thread."""
         with self._table:
             link = self._links.get(loop)
         if link is None:
@@ -134,12 +134,12 @@ class ThreadDriver:
         """Waits until one of the states holds, or the boundary has passed.
 
         Raises:
-            TimeoutError: The time is over.
+            TimeoutError: `timeout` seconds have passed.
         """
         await self.link(asyncio.get_running_loop()).until(states, boundary, timeout)
 
     async def settle(self) -> None:
-        """Waits until everything that was asked so far has been acted on."""
+        """Waits until the engine has acted on all earlier calls."""
         await self.until(CLOSED, self.thread.next_boundary())
 
     def fail_all(self, message: str) -> None:
@@ -148,7 +148,7 @@ class ThreadDriver:
             feed.fail(EngineClosedError(message))
 
     def find(self, request_ids: str | Iterable[str] | None) -> list[Feed]:
-        """Requests in flight by id; None = all. Unknown ids are passed over."""
+        """Requests in flight by id; None = all. Unknown ids are ignored."""
         if request_ids is None:
             return list(self.named.values())
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
@@ -156,11 +156,11 @@ class ThreadDriver:
 
 
 class Link:
-    """What an event loop knows of an engine: one descriptor for all of its requests.
+    """Connects an event loop to an engine through one descriptor for all requests of the loop.
 
     Args:
         driver: The engine.
-        loop: The running loop, which keeps this object.
+        loop: The running loop; it keeps this object alive.
     """
 
     def __init__(self, driver: ThreadDriver, loop: asyncio.AbstractEventLoop) -> None:
@@ -168,20 +168,20 @@ class Link:
         self._thread = driver.thread
         self._feeds = driver.feeds
         self.loop = weakref.ref(loop)
-        """Gives the loop while it lives."""
+        """Weak reference to the loop."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._looks_everywhere = False
-        """Whether an error has lost news, so that every reader has to look."""
+        """True if an error has lost notifications, so that every reader must be woken."""
         self._woken: deque[Feed] = deque()
-        """Those that other threads want to be looked at."""
+        """Requests with readers that other threads want to wake."""
         self._gate = threading.Lock()
         self._fd = self.channel.fileno()
-        """-1: the loop does not look at it any more."""
+        """The watched descriptor; -1: the loop no longer watches it."""
         loop.add_reader(self._fd, self._on_news)
         self.channel.watch(CLOSED, 0)
 
     def _on_news(self) -> None:
-        """The loop found the descriptor readable. What an error keeps from being told is told in the next round."""
+        """Runs when the descriptor is readable. Notifications that an error prevents are repeated in the next round."""
         try:
             if self._looks_everywhere:
                 self._look_everywhere()
@@ -197,14 +197,14 @@ class Link:
             raise
 
     def _look_everywhere(self) -> None:
-        """Lets every reader look, and looks at every state."""
+        """Wakes every reader and checks every awaited state."""
         self.channel.take()
         self._woken.extend([feed for feed in self._feeds.copy().values() if feed.link is self])
         self._tell(self._thread.state())
         self._looks_everywhere = False
 
     def _tell_woken(self) -> None:
-        """Lets the readers look that other threads have woken. An error leaves the others in the queue."""
+        """Wakes the readers that other threads have queued. After an error the remaining readers stay queued."""
         while self._woken:
             feed = self._woken.popleft()
             try:
@@ -220,14 +220,14 @@ class Link:
             feed = feeds.get(number)
             if feed is None:
                 continue
-            feed.has_news, waiter = True, feed.waiting  # as Feed.wake: this is done for every object
+            feed.has_news, waiter = True, feed.waiting  # Feed.wake inlined, because this runs for every output
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         if states:
             self._tell(states)
 
     def _tell(self, states: int) -> None:
-        """Wakes those who wait for a state; the others go on waiting."""
+        """Wakes the waiters of the given states; other waiters go on waiting."""
         for item in list(self._waiting):
             wanted, boundary, future = item
             if not future.done():
@@ -240,7 +240,7 @@ class Link:
             self._leave()
 
     def _leave(self) -> None:
-        """The engine is closed: its last news have been told of."""
+        """Stops watching: the engine is closed and its last notifications were delivered."""
         loop = self.loop()
         with self._gate:
             fd, self._fd = self._fd, -1
@@ -249,7 +249,7 @@ class Link:
         self._tell_woken()
 
     async def until(self, states: int, boundary: int, timeout: float | None) -> None:
-        """As ThreadDriver.until."""
+        """Like ThreadDriver.until."""
         if self._thread.state() & states or (boundary and self._thread.boundary() >= boundary):
             return
         future = asyncio.get_running_loop().create_future()
@@ -259,13 +259,13 @@ class Link:
         try:
             await asyncio.wait_for(future, timeout)
         finally:
-            if item in self._waiting:  # it ran out of time, or was cancelled: the future would keep the loop
+            if item in self._waiting:  # timed out or cancelled: the future would keep the loop alive
                 self._waiting.remove(item)
 
     def wake(self, feed: Feed) -> None:
-        """Lets a request's reader look, from any thread. On a closed loop no reader waits.
+        """Wakes a request's reader from any thread. On a closed loop no reader waits.
 
-        It goes by the descriptor, since a callback given to the loop is lost when it fails.
+        This uses the descriptor, because a failed callback of the loop is lost.
         """
         loop = self.loop()
         if loop is None or loop.is_closed():
@@ -279,14 +279,14 @@ class Link:
                     raise
 
     def _signal(self) -> bool:
-        """Makes the descriptor readable; False: the engine is closed, and the loop does not look at it any more."""
+        """Makes the descriptor readable; False: the engine is closed and the loop no longer watches the descriptor."""
         with self._gate:
             if self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
             return self._fd >= 0
 
     def close(self) -> None:
-        """Lets go of the descriptor; the loop is closed."""
+        """Closes the descriptor after the loop was closed."""
         with self._gate:
             self._fd = -1
         self.channel.close()

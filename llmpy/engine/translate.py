@@ -1,4 +1,4 @@
-"""SamplingParams in the words of the core."""
+"""Translates SamplingParams into parameters of the core."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Translator:
         self._max_model_len = max_model_len
 
     def mode(self, params: SamplingParams) -> str:
-        """The logprobs mode that holds for a request."""
+        """The logprobs mode of a request."""
         return params.logprobs_mode or self._default_mode
 
     def core_matches_stops(self, params: SamplingParams) -> bool:
-        """Whether the bytes of the tokens, joined, are their text; else stop strings are searched in the text."""
+        """Whether the core can search stop strings: a text is the concatenation of its tokens' bytes."""
         joined = params.skip_special_tokens or params.spaces_between_special_tokens
         return joined and self._context.token_bytes is not None
 
     def core_params(self, params: SamplingParams) -> dict[str, Any]:
-        """The parameters as the core takes them, without seed and what belongs to the prompt."""
+        """The core's form of the parameters, without the seed and the prompt's fields."""
         size = self._context.vocab_size
         found: dict[str, Any] = {
             "n": params.n,
@@ -69,7 +69,7 @@ class Translator:
         if params.constraint is not None:
             from ..structured.lark import library_path
 
-            assert self._context.tokenizer is not None  # else it was refused
+            assert self._context.tokenizer is not None  # a constraint without a tokenizer was refused
             parts = (*params.constraint.language_of(self._context.tokenizer), library_path())
             found["grammar"] = tuple(part.encode("utf-8", "surrogatepass") for part in parts)
         if params.stop_strings and self.core_matches_stops(params):
@@ -77,7 +77,7 @@ class Translator:
         return found
 
     def _bad_sequences(self, params: SamplingParams) -> list[list[int]]:
-        """Id sequences of the bad words, each bare and with a leading space, and the given ones."""
+        """Id sequences of the bad words, each without and with a leading space, and the id sequences given by the caller."""
         found = [list(ids) for ids in params.bad_token_ids or ()]
         words = [word.lstrip() or word for word in params.bad_words or ()]
         if words:
@@ -89,7 +89,7 @@ class Translator:
         return [ids for ids in found if ids and all(0 <= token < self._context.vocab_size for token in ids)]
 
     def prompt_params(self, request: Request, base: Mapping[str, Any], priority: int = 0) -> dict[str, Any]:
-        """All that the core takes with a request's prompt."""
+        """The complete core parameters of a request."""
         found = {**base, "seed": request.seed}
         if priority:
             found["priority"] = priority
