@@ -1,1 +1,1 @@
-"""Weights: looking at an engine's weights, replacing them, receiving them from a trainer."""
+"""Weights: inspects an engine's weights, replaces them, receives them from a trainer."""

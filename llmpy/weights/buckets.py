@@ -1,4 +1,4 @@
-"""Weights in memory of another process: what describes them, how they are opened, and how a producer packs them.
+"""Weights in the memory of another process: their description, how to open them, and how a producer packs them.
 
 A bucket is a range of bytes that holds tensors. On a GPU its handle is that of a CUDA allocation; in host memory it is a
 file of shared memory. Describing and opening needs no torch; packing CUDA tensors does, since they are torch's.
@@ -25,12 +25,12 @@ ITEM_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
 }  # fmt: skip
-"""Types that a tensor may have by name; which of them a weight takes is the updater's to say."""
+"""Tensor types by name. The update decides which of them a weight accepts."""
 HANDLE_BYTES = 64
 MOST = 1 << 62
-"""Sizes and counts lie below it, so that sums of two fit into 64 bits."""
+"""Sizes and counts are below this, so that the sum of two fits into 64 bits."""
 COUNTER = re.compile(r"/?torch_[0-9A-Za-z_]{1,200}")
-"""Names that torch gives its files of counts."""
+"""Names of torch's reference-count files."""
 _ALIGNMENT = 256
 
 SharedTensor: TypeAlias = "tuple[str, int, int, str, tuple[int, ...], tuple[int, ...] | None]"
@@ -41,20 +41,20 @@ NamedTensors: TypeAlias = "Mapping[str, Any] | Iterable[tuple[str, Any]]"
 
 
 class MemoryUpdate(Protocol):
-    """What this file asks of a WeightUpdate."""
+    """The methods of a WeightUpdate that this file uses."""
 
     @property
     def device(self) -> str:
-        """The engine's."""
+        """Name of the engine's device."""
 
     def write_memory(self, items: Iterable[MemoryTensor], on_device: bool) -> None:
-        """Checks all, then writes all."""
+        """Checks all tensors, then writes them."""
 
     def write_shared(self, items: Iterable[SharedTensor]) -> None:
-        """The same for tensors in files, which are read one after the other."""
+        """Like `write_memory`, for tensors in files; reads one tensor after the other."""
 
     def finish(self) -> None:
-        """Waits until all that was written has arrived."""
+        """Waits until all writes are complete."""
 
 
 class IpcItem(NamedTuple):
@@ -68,22 +68,22 @@ class IpcItem(NamedTuple):
 
 
 class IpcBucket:
-    """Tensors in memory that another process holds. It pickles, and unpickling it runs nothing of the sender's.
+    """Tensors in memory of another process. It can be pickled; unpickling runs no code of the sender.
 
     Args:
         handle: On a GPU the 64 bytes of a CUDA IPC handle, or the descriptor (int) that cuMemExportToShareableHandle
             gave, received over a Unix socket. In host memory a path ("/proc/PID/fd/N", "/dev/shm/NAME") or a
-            descriptor of shared memory. A descriptor stays the caller's and does not pickle.
+            descriptor of shared memory. The caller keeps and closes a descriptor; a descriptor cannot be pickled.
         nbytes: Bytes of the memory, counted from the start of the allocation.
         items: Tuples (name, dtype, shape, offset) or (name, dtype, shape, offset, strides); offsets in bytes from the
             start of the allocation, strides in elements (row-major unless given).
-        device_uuid: "GPU-..." of the device that the memory lies on; None: found out when it is opened; "": host memory.
-        event: 64 bytes of a CUDA IPC event that is waited for before the memory is read.
-        counter: Shared-memory file and index of the count that torch keeps of those who use the memory; it goes down
-            by one when the bucket has been written.
+        device_uuid: "GPU-..." of the memory's device; None: found when the bucket is opened; "": host memory.
+        event: 64 bytes of a CUDA IPC event to wait for before the memory is read.
+        counter: Shared-memory file and index of torch's reference count of the memory; the count is decremented after the
+            bucket has been written.
 
     Raises:
-        WeightUpdateError: An item does not lie within `nbytes`, or has a type that is not known.
+        WeightUpdateError: An item does not lie within `nbytes`, or has an unknown type.
     """
 
     __slots__ = ("_memory", "counter", "device_uuid", "event", "handle", "items", "nbytes")
@@ -160,7 +160,7 @@ def _wrong_strides(item: IpcItem) -> bool:
 
 
 def span(shape: Sequence[int], strides: Sequence[int] | None) -> int:
-    """Elements from the first of a tensor to behind its last."""
+    """Number of elements from a tensor's first to its last, both included."""
     if strides is None or 0 in shape:
         return math.prod(shape)
     return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -170,11 +170,11 @@ def span(shape: Sequence[int], strides: Sequence[int] | None) -> int:
 
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""A FIFO without a writer, or a device, must not keep the update waiting."""
+"""O_NONBLOCK and O_NOCTTY: a FIFO without a writer, or a device, must not block the update."""
 
 
 def _check_file(handle: object, descriptor: int, n_bytes: int) -> None:
-    """Raises unless a descriptor is of a file, or of shared memory, of at least so many bytes."""
+    """Raises unless a descriptor is of a file or shared memory with at least `n_bytes` bytes."""
     have = os.fstat(descriptor)
     if not stat.S_ISREG(have.st_mode):
         kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFSOCK: "a socket"}
@@ -186,7 +186,7 @@ def _check_file(handle: object, descriptor: int, n_bytes: int) -> None:
 
 
 class _HostMemory:
-    """A file of shared memory. It is read and never mapped: a producer that cuts it off must not end this process."""
+    """A file of shared memory. It is read, never mapped: if the producer truncates it, this process must not get SIGBUS."""
 
     def __init__(self, bucket: IpcBucket) -> None:
         handle = bucket.handle
@@ -239,8 +239,8 @@ def _open(bucket: IpcBucket, device: str) -> _HostMemory | _core.ImportedMemory:
 
 
 def _find_all(buckets: Sequence[IpcBucket]) -> None:
-    """Looks for all paths before the first is opened: an open file may take the number of a descriptor of this process that
-    has been closed, and that a path below /proc names."""
+    """Checks that all paths exist before the first is opened. A path below /proc may name a closed descriptor of this process,
+    and an opened file could get that descriptor's number."""
     for bucket in buckets:
         if bucket.device_uuid == "" and isinstance(bucket.handle, str):
             try:
@@ -250,11 +250,11 @@ def _find_all(buckets: Sequence[IpcBucket]) -> None:
 
 
 def write(update: MemoryUpdate, buckets: Sequence[IpcBucket]) -> None:
-    """Opens the buckets, writes their tensors and lets them go; each may be reused when this returns.
+    """Opens the buckets, writes their tensors and closes the buckets. The producer may reuse them when this returns.
 
     Args:
         update: The transaction.
-        buckets: All of them are opened, and checked, before the first byte is written.
+        buckets: The buckets. All are opened and checked before the first byte is written.
 
     Raises:
         WeightUpdateError: A tensor fits no weight.
@@ -288,14 +288,14 @@ def write(update: MemoryUpdate, buckets: Sequence[IpcBucket]) -> None:
 
 
 def _count_down(bucket: IpcBucket) -> None:
-    """Tells torch in the other process that its memory is used no more. A file that is gone has nobody to tell."""
+    """Decrements torch's reference count, so that the producer can free the memory. A missing file needs no decrement."""
     counter, bucket.counter = bucket.counter, None
     if counter is None:
         return
     with contextlib.suppress(OSError):
         descriptor = os.open("/dev/shm/" + counter[0].lstrip("/"), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(descriptor, "r+b") as file:
-            at = 64 + 8 * counter[1]  # behind the file's own count
+            at = 64 + 8 * counter[1]  # after the file's own count
             data = os.pread(file.fileno(), 8, at) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and at >= 64 else b""
             if len(data) == 8:
                 os.pwrite(file.fileno(), struct.pack("=q", struct.unpack("=q", data)[0] - 1), at)
@@ -307,18 +307,18 @@ def _count_down(bucket: IpcBucket) -> None:
 def ipc_from_torch(
     reduced: Sequence[Any], name: str = "", *, items: Iterable[Sequence[Any]] | None = None, device_uuid: str | None = None
 ) -> IpcBucket:
-    """The bucket that torch's `reduce_tensor` describes. Nothing of the tuple is called, and torch is not needed.
+    """Makes a bucket from the result of torch's `reduce_tensor`. It calls nothing in the tuple and does not need torch.
 
     Args:
-        reduced: What `torch.multiprocessing.reductions.reduce_tensor(tensor)` gave in the other process for a CUDA
-            tensor: the function and its arguments, or the arguments alone.
+        reduced: Result of `torch.multiprocessing.reductions.reduce_tensor(tensor)` for a CUDA tensor in the other process:
+            the function and its arguments, or the arguments alone.
         name: Checkpoint name of the tensor.
-        items: What lies in the tensor instead, if it is a buffer: tuples (name, dtype, shape, offset), offsets in bytes
-            from the tensor's start.
-        device_uuid: "GPU-..." of its device, if known.
+        items: If the tensor is a buffer, the tensors in it: tuples (name, dtype, shape, offset), offsets in bytes from the
+            start of the buffer.
+        device_uuid: "GPU-..." of the tensor's device, if known.
 
     Returns:
-        An IpcBucket that waits for the producer's event, and frees the memory in the producer once it is written.
+        An IpcBucket. The update waits for the producer's event and lets the producer free the memory after writing.
 
     Raises:
         DeviceError: The tensor is not on a GPU, or lies in an expandable segment.
@@ -343,7 +343,7 @@ def ipc_from_torch(
 
 
 def _classic(handle: bytes) -> bytes:
-    """The 64 bytes of CUDA's handle in torch's: alone, or behind a version and a kind."""
+    """The 64 bytes of CUDA's handle in torch's handle, which may have a version and a kind in front."""
     if len(handle) == HANDLE_BYTES:
         return handle
     if len(handle) == HANDLE_BYTES + 2 and handle[1:2] == b"c":
@@ -354,7 +354,7 @@ def _classic(handle: bytes) -> bytes:
 
 
 def named(tensors: NamedTensors) -> list[tuple[str, Any]]:
-    """Name and tensor of each, detached."""
+    """(name, detached tensor) pairs."""
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     return [(name, _detached(name, tensor)) for name, tensor in pairs]
 
@@ -367,7 +367,7 @@ def _detached(name: str, tensor: Any) -> Any:
 
 
 def dtype_name(tensor: Any) -> str:
-    """ "bfloat16" of a torch tensor or a NumPy array."""
+    """Type name of a torch tensor or a NumPy array, such as "bfloat16"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -377,7 +377,7 @@ def num_bytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 def host_bytes(tensor: Any) -> Any:
-    """The bytes of a tensor in host memory as a NumPy array of one dimension; a copy where it has gaps."""
+    """The bytes of a tensor in host memory as a one-dimensional NumPy array; a copy if the tensor is not contiguous."""
     import numpy
 
     if not hasattr(tensor, "cpu"):
@@ -388,19 +388,19 @@ def host_bytes(tensor: Any) -> Any:
 def ipc_bucket(tensors: NamedTensors) -> IpcBucket:
     """Packs tensors into one buffer that another process can open.
 
-    The buffer lives as long as the returned object; drop that once the engine has answered. What is sent to the engine's
-    process is the object itself, by pickle: over a pipe, a queue, a socket or Ray. For tensors in host memory its handle is
-    a path below /proc of this process, which the engine, run by the same user, opens.
+    The buffer lives as long as the returned object; drop the object once the engine has answered. Send the object to the
+    engine's process by pickle: over a pipe, a queue, a socket or Ray. For tensors in host memory the handle is a path below
+    /proc of this process; the engine must run as the same user to open it.
 
     Args:
         tensors: Mapping or iterable of (checkpoint name, tensor): all torch CUDA tensors of one device, or all in host
             memory (torch or NumPy).
 
     Returns:
-        An IpcBucket whose bytes are in place.
+        An IpcBucket; the copies into its buffer are complete.
 
     Raises:
-        DeviceError: The device's memory has no handle; the message names `expandable_segments:False`.
+        DeviceError: The device memory has no IPC handle; the message names `expandable_segments:False`.
     """
     pairs = named(tensors)
     items, at = [], 0
@@ -414,7 +414,7 @@ def ipc_bucket(tensors: NamedTensors) -> IpcBucket:
 
 
 class _Shared:
-    """A file of memory without a name, for as long as this object lives."""
+    """An unnamed file in memory; it lives as long as this object."""
 
     def __init__(self, n_bytes: int) -> None:
         self.descriptor = os.memfd_create("llmpy-bucket", os.MFD_CLOEXEC)
@@ -425,7 +425,7 @@ class _Shared:
 
 
 def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """Writes all of the data; one call of the system takes at most 2 GiB of them."""
+    """Writes all data; one system call writes at most 2 GiB."""
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written

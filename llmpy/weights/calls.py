@@ -1,4 +1,4 @@
-"""Looking at an engine's weights and replacing them: the calls of LLM and AsyncEngine (docs/use/rl.md)."""
+"""Calls of LLM and AsyncEngine that inspect and replace the weights (docs/use/rl.md)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """How the engine's weights compare with others. True if all that were compared are equal, bit for bit.
+    """Result of comparing the engine's weights with a source. True if all compared weights are equal, bit for bit.
 
     Attributes:
-        num_equal: Names whose weights are equal.
-        different: Names whose weights are not.
-        missing: Names of the engine that the others do not have.
-        skipped: Names of the others without a weight of their own.
+        num_equal: Number of names with equal weights.
+        different: Names with different weights.
+        missing: Names of the engine that the source does not have.
+        skipped: Names of the source that are not separate weights of the engine.
     """
 
     num_equal: int
@@ -43,14 +43,14 @@ class WeightComparison:
 
 
 class Weights:
-    """The weights of an engine, which can be looked at and replaced. One update at a time.
+    """Inspects and replaces the weights of an engine. Only one update can be open.
 
     Args:
-        model: The core's.
-        runner: What steps the model.
+        model: The core's model.
+        runner: The core object that runs steps.
         device: Name of the engine's device.
-        frontend: Knows the labels of the weights.
-        claim: Keeps others from driving the engine for a while; raises if it is closed or in use.
+        frontend: Holds the labels of the weights.
+        claim: A context manager that keeps other threads from running the engine; raises if the engine is closed or in use.
     """
 
     def __init__(
@@ -64,21 +64,21 @@ class Weights:
         self.model, self.runner, self.frontend, self.claim = model, runner, frontend, claim
         self.device = device
         self.groups: dict[str, WeightGroup] = {}
-        """Those that the engine has joined, by name."""
+        """The weight groups that the engine has joined, by name."""
         self.ordinal = hardware.ordinal(device)
-        """Of the CUDA device; -1: the CPU."""
+        """Ordinal of the CUDA device; -1 for the CPU."""
         self._is_open = False
         self.abandoned: _core.WeightUpdate | None = None
-        """An open update that nobody holds, and that could not be given up while another thread used the engine."""
+        """An open update that was dropped while another thread used the engine, so that it could not be aborted."""
 
     def check_updatable(self, what: str) -> None:
-        """Raises if no update could bring the weights back.
+        """Raises if no update could restore the weights.
 
         Args:
-            what: The call that would drop them, for the message.
+            what: The call that would drop the weights, for the message.
 
         Raises:
-            UnsupportedError: The files keep the weights in a form that updates cannot make.
+            UnsupportedError: The files store the weights in a form that updates cannot produce.
         """
         reason = None
         try:
@@ -92,7 +92,7 @@ class Weights:
             raise UnsupportedError(f"{what} drops the weights, and no update could bring them back: {reason}; or use level=1")
 
     def begin(self, **options: Any) -> WeightUpdate:
-        """An update; EngineBusyError if one is open."""
+        """Begins an update; raises EngineBusyError if one is open."""
         with _opening:
             if self.abandoned is not None:
                 with self.claim():
@@ -108,7 +108,7 @@ class Weights:
             raise
 
     def end(self) -> None:
-        """The update that was open is over."""
+        """Marks the open update as ended."""
         self._is_open = False
 
     def checksums(self, names: str | Iterable[str] | None) -> dict[str, int]:
@@ -125,7 +125,7 @@ class Weights:
         return found
 
     def compare(self, source: Any, rename: Rename) -> WeightComparison:
-        """The comparison with a source of tensors."""
+        """Compares the weights with a source of tensors."""
         if isinstance(source, str | os.PathLike):
             source = stored_tensors(source)
         pairs = source.items() if isinstance(source, Mapping) else source
@@ -152,7 +152,7 @@ class Weights:
 
 
 class UpdateCalls:
-    """What LLM has."""
+    """Weight calls of LLM."""
 
     _weights: Weights
 
@@ -173,14 +173,14 @@ class UpdateCalls:
                 shares, or a WeightGroup. Names are those of the checkpoint; tensors are float32, bfloat16 or float16, anything
                 with `__dlpack__` or a NumPy array, in host memory or on the engine's device.
             version: Label of the new weights; None = their epoch.
-            partial: Whether names that the source does not have keep their weights.
-            rename: Checkpoint's name of a source's name; None for one that is to be dropped.
-            on_running: What requests in flight do: "keep" goes on with the cache of the old weights (a sample without a token
-                yet starts its prompt over), "recompute" rebuilds it.
+            partial: Whether weights that the source does not have are kept.
+            rename: Maps a name of the source to the checkpoint's name, or to None to drop the tensor.
+            on_running: Cache of requests in flight: "keep" goes on with the cache of the old weights (a sample without a token
+                yet starts its prompt over), "recompute" rebuilds the cache.
             check_finite: Also refuse tensors that hold NaN or inf.
 
         Returns:
-            What was done.
+            A report of the update.
 
         Raises:
             WeightUpdateError: A tensor is unknown or does not fit, or some are missing.
@@ -202,18 +202,18 @@ class UpdateCalls:
         bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
         check_finite: bool = False,
     ) -> WeightUpdate:
-        """Begins a transaction that takes the weights piece by piece. From its first write to its end nothing runs.
+        """Begins a transaction that takes the weights piece by piece. No step runs from its first write to its end.
 
         Args:
             staging: "in_place".
-            bucket_bytes: Most bytes of staging memory on the device; 32 MiB or more, which is what it takes.
+            bucket_bytes: Most bytes of staging memory on the device; at least 32 MiB, which staging uses.
             version, partial, rename, on_running, check_finite: As in `update_weights`.
 
         Returns:
-            The transaction, to be used as a context manager, or to be committed or aborted.
+            The transaction; use it as a context manager, or commit or abort it.
 
         Raises:
-            EngineBusyError: Another one is open.
+            EngineBusyError: Another update is open.
         """
         return self._weights.begin(
             version=version,
@@ -226,7 +226,7 @@ class UpdateCalls:
         )
 
     def weight_checksum(self, names: str | Iterable[str] | None = None) -> dict[str, int]:
-        """Checksums of the weights as they are stored, whatever their layout (docs/use/rl.md has the formula).
+        """Checksums of the stored weights, independent of their layout (docs/use/rl.md has the formula).
 
         Args:
             names: Names of the checkpoint; None = all.
@@ -237,20 +237,20 @@ class UpdateCalls:
         return self._weights.checksums(names)
 
     def compare_weights(self, source: Any, *, rename: Rename = None) -> WeightComparison:
-        """Compares the weights, bit for bit as they are stored, with what they would be after an update from the source.
+        """Compares the stored weights, bit for bit, with the weights that an update from the source would store.
 
         Args:
             source: A mapping or an iterable of (name, tensor), or a directory of safetensors files.
             rename: As in `update_weights`.
 
         Returns:
-            True if all are equal, with the names that are not.
+            A comparison; it is true if all weights are equal, and lists the names that differ.
         """
         return self._weights.compare(source, rename)
 
 
 class AsyncUpdateCalls:
-    """What AsyncEngine has: the same, awaited. The work is done on a thread, while the event loop goes on."""
+    """Weight calls of AsyncEngine: those of LLM, awaited. A thread does the work while the event loop runs."""
 
     _weights: Weights
 
@@ -264,7 +264,7 @@ class AsyncUpdateCalls:
         on_running: str = "keep",
         check_finite: bool = False,
     ) -> UpdateReport:
-        """As LLM.update_weights, with requests in flight. A call that is cancelled goes on to its end."""
+        """Like LLM.update_weights; requests may be in flight. A cancelled call still runs to its end."""
         worker = Worker(self._weights.ordinal)
         update = self._weights.begin(
             version=version,
@@ -288,7 +288,7 @@ class AsyncUpdateCalls:
         bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
         check_finite: bool = False,
     ) -> AsyncWeightUpdate:
-        """As LLM.begin_update; the transaction's calls are awaited, and it is an asynchronous context manager."""
+        """Like LLM.begin_update; the transaction is an asynchronous context manager, and its calls are awaited."""
         worker = Worker(self._weights.ordinal)
         update = self._weights.begin(
             version=version,
@@ -302,9 +302,9 @@ class AsyncUpdateCalls:
         return AsyncWeightUpdate(update, worker)
 
     async def weight_checksum(self, names: str | Iterable[str] | None = None) -> dict[str, int]:
-        """As LLM.weight_checksum, between two steps."""
+        """Like LLM.weight_checksum; runs between two steps."""
         return await Worker(self._weights.ordinal).run(self._weights.checksums, names)
 
     async def compare_weights(self, source: Any, *, rename: Rename = None) -> WeightComparison:
-        """As LLM.compare_weights, between two steps."""
+        """Like LLM.compare_weights; runs between two steps."""
         return await Worker(self._weights.ordinal).run(self._weights.compare, source, rename)

@@ -1,4 +1,4 @@
-"""New weights for a running engine: one transaction, from tensors of any library, a directory, or another process."""
+"""Replaces the weights of a running engine in one transaction: from tensors, a directory, or another process."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ Result = TypeVar("Result")
 
 DEFAULT_BUCKET_BYTES = "256MiB"
 STAGING_BYTES = 32 << 20
-"""What the device's staging takes, once something has to be staged."""
+"""Size of the staging memory on the device; it is allocated at the first tensor that needs staging."""
 _NAMED_IN_ERRORS = 8
 
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What an update did.
+    """Result of an update.
 
     Attributes:
-        epoch: Of the new weights.
-        version: Their label.
-        num_tensors: Names that were written.
-        num_bytes: Read from the tensors.
-        seconds: From the begin to the end of the commit.
-        pause_seconds: For which no step could run.
+        epoch: Epoch of the new weights.
+        version: Label of the new weights.
+        num_tensors: Number of names written.
+        num_bytes: Bytes read from the tensors.
+        seconds: Time from the begin of the update to the end of its commit.
+        pause_seconds: Time during which no step could run.
         gb_per_s: 1e-9 * num_bytes / seconds.
-        skipped: Names without a weight of their own: aliases of tied ones, what is derived, what `rename` dropped.
+        skipped: Names that are not separate weights: aliases of tied weights, derived tensors, names dropped by `rename`.
         missing: Names that were not written and keep their weights (`partial`).
-        repeated: Names that were written more than once; the last one counts.
+        repeated: Names that were written more than once; the last write counts.
     """
 
     epoch: int
@@ -65,10 +65,10 @@ class UpdateReport:
 
 
 class WeightUpdate:
-    """A transaction over the weights of an engine; `begin_update` makes one.
+    """A transaction over the weights of an engine. `begin_update` creates it.
 
-    From the first write to `commit` no step runs. As a context manager it commits at a clean end and aborts after an
-    exception. A failed check of a tensor leaves it open: write the right one, or abort.
+    No step runs from the first write to `commit`. As a context manager it commits at a clean end and aborts after an
+    exception. If the check of a tensor fails, the transaction stays open: write a correct tensor, or abort.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class WeightUpdate:
             message = f"bucket_bytes must be at least 32MiB, got {bucket_bytes!r}."
             raise InvalidRequestError(message, parameter="bucket_bytes", value=bucket_bytes)
         self.report: UpdateReport | None = None
-        """What it did, once it is committed."""
+        """The report of the update after its commit; None before."""
         self._version = None if version is None else check_label(version)
         self._host, self._partial, self._rename = host, partial, rename
         self._recompute, self._check_finite = on_running == "recompute", check_finite
@@ -118,8 +118,8 @@ class WeightUpdate:
         """Writes one tensor.
 
         Args:
-            name: As in the checkpoint, or as `rename` takes it.
-            tensor: Whatever has `__dlpack__`, or a NumPy array: float32, bfloat16 or float16, of the weight's shape and any
+            name: Name in the checkpoint, or a name that `rename` maps to it.
+            tensor: Any object with `__dlpack__`, or a NumPy array: float32, bfloat16 or float16, of the weight's shape and any
                 strides, in host memory or on the engine's device.
 
         Raises:
@@ -128,7 +128,7 @@ class WeightUpdate:
         self._write([(name, tensor)])
 
     def write_all(self, source: Mapping[str, Any] | Iterable[Named]) -> None:
-        """Writes (name, tensor) pairs, one after the other; a mapping, list or tuple is checked as a whole before.
+        """Writes (name, tensor) pairs, one after the other. A mapping, list or tuple is first checked as a whole.
 
         Args:
             source: Names and tensors, as for `write`.
@@ -145,7 +145,7 @@ class WeightUpdate:
                 self._write([(name, tensor)])
 
     def write_bucket(self, bucket: IpcBucket) -> None:
-        """Writes the tensors of memory that another process holds, which may be reused when this returns.
+        """Writes tensors from memory of another process. That process may reuse the memory when this returns.
 
         Args:
             bucket: A llmpy.rl.IpcBucket. It is checked as a whole before the first byte is written.
@@ -165,7 +165,7 @@ class WeightUpdate:
             path: The directory.
 
         Raises:
-            ModelNotFoundError: There are none.
+            ModelNotFoundError: The directory has no such files.
             CheckpointError: A file is torn.
             WeightUpdateError: A tensor is unknown or does not fit; nothing was written.
         """
@@ -180,12 +180,12 @@ class WeightUpdate:
         *,
         timeout: float | None = None,
     ) -> None:
-        """Writes tensors that the trainer broadcasts, as they come.
+        """Writes tensors that the trainer broadcasts, as they arrive.
 
         Args:
-            group: What `init_weight_group` gave, or its name.
-            names, dtypes, shapes: What the trainer sends, in its order.
-            timeout: Seconds until all is here; None: the group's.
+            group: The group that `init_weight_group` returned, or its name.
+            names, dtypes, shapes: The tensors that the trainer sends, in its order.
+            timeout: Seconds until everything has arrived; None: the group's timeout.
 
         Raises:
             WeightUpdateError: A tensor is unknown or does not fit; nothing was received.
@@ -199,7 +199,7 @@ class WeightUpdate:
 
     @property
     def device(self) -> str:
-        """The engine's."""
+        """Name of the engine's device."""
         return self._host.device
 
     @property
@@ -208,7 +208,7 @@ class WeightUpdate:
         return self._host.groups
 
     def check_memory(self, items: Iterable[tuple[str, int, str, Sequence[int], Sequence[int] | None]]) -> None:
-        """Checks names, types and shapes of what `write_memory` will be given; addresses do not matter."""
+        """Checks names, types and shapes of tensors before `write_memory`; addresses are ignored."""
         kept = self._places(items)
         with self._claimed():
             self.core.check_memory(kept)
@@ -222,17 +222,17 @@ class WeightUpdate:
         """Writes tensors that lie at given addresses; all are checked before the first byte is written.
 
         Args:
-            items: Name, address, type ("bfloat16"), shape, strides in items or None for rows one after the other.
-            on_device: Whether the addresses are the engine's device's, else the host's.
-            stream: Of the device, that made the tensors and that the copies go to; 0: the default one. The memory may be
-                changed by what comes later on the stream; that of the host when this returns.
+            items: Name, address, type ("bfloat16"), shape, strides in items, or None for contiguous rows.
+            on_device: Whether the addresses are on the engine's device; else they are in host memory.
+            stream: Device stream that produced the tensors; the copies are enqueued on it. 0: the default stream. Later work
+                on the stream may change device memory; host memory may change when this returns.
         """
         kept = self._places(items)
         with self._writing():
             self._pass_over(self.core.write_memory(kept, on_device, stream, self._check_finite))
 
     def write_shared(self, items: Iterable[tuple[str, int, int, str, Sequence[int], Sequence[int] | None]]) -> None:
-        """Writes tensors that lie in files, which other processes may share. They are read one after the other.
+        """Writes tensors from files, which other processes may share. The tensors are read one after the other.
 
         Args:
             items: Name, descriptor, offset in bytes, type ("bfloat16"), shape, strides in items or None for rows one after
@@ -247,7 +247,7 @@ class WeightUpdate:
             self._pass_over(self.core.write_shared(kept, self._check_finite))
 
     def finish(self) -> None:
-        """Waits until all that was written has arrived."""
+        """Waits until all writes are complete."""
         with self._writing():
             self.core.finish()
 
@@ -258,10 +258,10 @@ class WeightUpdate:
         with self._writing():
             self._pass_over(self.core.write(renamed, stream, self._check_finite))
             if not stream and self._host.ordinal >= 0:
-                self.core.finish()  # whoever made the tensor may write to it on a stream that we do not know
+                self.core.finish()  # the producer may change the tensor on a stream that is not known here
 
     def _renamed(self, name: str) -> str | None:
-        """The checkpoint's name; None: the tensor is dropped."""
+        """The checkpoint's name for a source's name; None: the tensor is dropped."""
         if self._rename is None:
             return name
         found = self._rename(name)
@@ -273,7 +273,7 @@ class WeightUpdate:
         return [(found, tensor) for name, tensor in items if (found := self._renamed(name)) is not None]
 
     def _places(self, items: Iterable[stacked.Item]) -> list[Any]:
-        """Items of memory under the checkpoint's names."""
+        """The items with the checkpoint's names."""
         from .buckets import ITEM_BYTES
 
         renamed = ((self._renamed(name), *rest) for name, *rest in items)
@@ -285,7 +285,7 @@ class WeightUpdate:
 
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[None]:
-        """The engine is ours for a while."""
+        """Keeps other threads from using the engine."""
         if self._is_over:
             raise WeightUpdateError("the weight update is over; begin another")
         with self._host.claim():
@@ -293,7 +293,7 @@ class WeightUpdate:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """The same, and the steps are held from here on."""
+        """Like `_claimed`, and stops steps until the update ends."""
         with self._claimed():
             started = self._held or time.perf_counter()
             yield
@@ -302,13 +302,13 @@ class WeightUpdate:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def commit(self, version: int | str | None = None) -> UpdateReport:
-        """Makes the new weights those of all steps from here on.
+        """Makes all later steps use the new weights.
 
         Args:
-            version: Label of the weights; None: the one that the update was begun with, or else the new epoch.
+            version: Label of the weights; None: the `version` of `begin_update`, or else the new epoch.
 
         Returns:
-            What was done; also kept in `report`.
+            The report; also kept in `report`.
 
         Raises:
             WeightUpdateError: Names were not written, and `partial` is False; the update stays open.
@@ -339,7 +339,7 @@ class WeightUpdate:
         return self.report
 
     def _refuse_missing(self, missing: list[str]) -> None:
-        """The weights would be incomplete."""
+        """Raises if names are missing, unless the update is partial and the current weights are complete."""
         total = self.core.progress()[0]
         names = ", ".join(f"{name!r}" for name in missing[:_NAMED_IN_ERRORS])
         names += ", ..." if len(missing) > _NAMED_IN_ERRORS else "."
@@ -350,7 +350,7 @@ class WeightUpdate:
             raise WeightUpdateError(f"{text} The engine's own are torn: all are wanted.", missing=missing)
 
     def _commit_as(self, label: int | str | None) -> int:
-        """Commits; the label is there before the epoch begins."""
+        """Commits. The label is set before the new epoch begins."""
         versions, runner = self._host.frontend.context.versions, self.core
         epoch = runner.epoch() + 1
         if label is not None:
@@ -362,7 +362,7 @@ class WeightUpdate:
             raise
 
     def abort(self) -> None:
-        """Gives the update up. If something was written the weights are torn: nothing runs until a full update commits.
+        """Abandons the update. If anything was written, the weights are incomplete: no step runs until a full update commits.
 
         Raises:
             EngineBusyError: Another thread uses the engine; the update stays open.
@@ -410,7 +410,7 @@ class WeightUpdate:
     # ---- everything in one call -------------------------------------------------------------------------------------
 
     def run(self, source: Any) -> UpdateReport:
-        """Writes a source of any kind and commits."""
+        """Writes all of a source and commits."""
         from .buckets import IpcBucket
         from .group import WeightGroup, receive_all
 
@@ -428,7 +428,7 @@ class WeightUpdate:
             return self.commit()
 
     def _write_source(self, source: Mapping[str, Any] | Iterable[Named]) -> None:
-        """Tensors that are all there are also checked for completeness before the first byte is written."""
+        """Writes (name, tensor) pairs. A mapping, list or tuple is first checked for completeness."""
         if isinstance(source, Mapping):
             source = list(source.items())
         if isinstance(source, list | tuple):
@@ -436,14 +436,14 @@ class WeightUpdate:
         self.write_all(source)
 
     def _write_buckets(self, buckets: Sequence[IpcBucket]) -> None:
-        """All are opened and checked before the first byte is written."""
+        """Writes buckets; all are opened and checked before the first byte is written."""
         from .buckets import write
 
         self._check_complete(item.name for bucket in buckets for item in getattr(bucket, "items", ()))
         write(self, buckets)
 
     def _check_complete(self, names: Iterable[str]) -> None:
-        """Refuses an update of these names alone that would leave others out; what is unknown is found when it is written."""
+        """Raises if an update of only these names would leave weights out. Unknown names are found when they are written."""
         renamed = {name if self._rename is None else self._rename(name) for name in names}
         given = {place.name for name in renamed if name is not None for place in stacked.places(name, self.core.knows)}
         missing = [name for name in self.core.missing() if name not in given]
@@ -462,7 +462,7 @@ def stored_tensors(path: str | os.PathLike[str]) -> list[Named]:
 
 
 def stream_of(items: list[Named], ordinal: int) -> int:
-    """torch's current stream, if these are its tensors on the device; 0: nothing is known of their stream."""
+    """torch's current stream if these are torch tensors on the device; 0 if their stream is unknown."""
     torch = sys.modules.get("torch")
     if ordinal < 0 or torch is None or not items:
         return 0
@@ -472,9 +472,9 @@ def stream_of(items: list[Named], ordinal: int) -> int:
 
 
 class AsyncWeightUpdate:
-    """A WeightUpdate whose calls are awaited; they run on a thread of the update's own, in order.
+    """A WeightUpdate with awaited calls. The calls run in order on one thread that belongs to the update.
 
-    A call that is cancelled goes on to its end.
+    A cancelled call still runs to its end.
     """
 
     def __init__(self, update: WeightUpdate, worker: Worker) -> None:
@@ -482,15 +482,15 @@ class AsyncWeightUpdate:
 
     @property
     def report(self) -> UpdateReport | None:
-        """What it did, once it is committed."""
+        """The report of the update after its commit; None before."""
         return self._update.report
 
     async def write(self, name: str, tensor: Any) -> None:
-        """As WeightUpdate.write."""
+        """Like WeightUpdate.write."""
         await self._worker.run(self._update.write, name, tensor)
 
     async def write_all(self, source: Mapping[str, Any] | Iterable[Named] | AsyncIterable[Named]) -> None:
-        """As WeightUpdate.write_all; the source may be an asynchronous iterable, too."""
+        """Like WeightUpdate.write_all; the source may also be an asynchronous iterable."""
         if isinstance(source, AsyncIterable):
             async for name, tensor in source:
                 await self.write(name, tensor)
@@ -498,11 +498,11 @@ class AsyncWeightUpdate:
             await self._worker.run(self._update.write_all, source)
 
     async def write_bucket(self, bucket: IpcBucket) -> None:
-        """As WeightUpdate.write_bucket."""
+        """Like WeightUpdate.write_bucket."""
         await self._worker.run(self._update.write_bucket, bucket)
 
     async def read_dir(self, path: str | os.PathLike[str]) -> None:
-        """As WeightUpdate.read_dir."""
+        """Like WeightUpdate.read_dir."""
         await self._worker.run(self._update.read_dir, path)
 
     async def receive(
@@ -514,16 +514,16 @@ class AsyncWeightUpdate:
         *,
         timeout: float | None = None,
     ) -> None:
-        """As WeightUpdate.receive."""
+        """Like WeightUpdate.receive."""
         receive = functools.partial(self._update.receive, timeout=timeout)
         await self._worker.run(receive, group, names, dtypes, shapes)
 
     async def commit(self, version: int | str | None = None) -> UpdateReport:
-        """As WeightUpdate.commit."""
+        """Like WeightUpdate.commit."""
         return await self._worker.run(self._update.commit, version)
 
     async def abort(self) -> None:
-        """As WeightUpdate.abort."""
+        """Like WeightUpdate.abort."""
         await self._worker.run(self._update.abort)
 
     async def __aenter__(self) -> Self:
@@ -534,7 +534,7 @@ class AsyncWeightUpdate:
 
 
 class Worker:
-    """A thread for one update, or for one call; on CUDA with torch's current stream of the thread that made it."""
+    """A thread for one update or one call. On CUDA it uses torch's current stream of the thread that created it."""
 
     def __init__(self, ordinal: int) -> None:
         self._jobs = JobQueue("llmpy-weights")
@@ -543,7 +543,7 @@ class Worker:
         self._stream = torch.cuda.current_stream(ordinal) if torch is not None and on_cuda else None
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Runs a function on the thread. If the caller is cancelled it goes on to its end."""
+        """Runs a function on the thread. If the caller is cancelled, the function still runs to its end."""
         return await self._jobs.call(self._work, function, *args)
 
     def _work(self, function: Callable[..., Result], *args: Any) -> Result:
