@@ -3,7 +3,7 @@
  * rows on running sequences in order of rank, decodes first, and then admits waiting sequences in order of rank. Driver's
  * thread only. No function allocates after scheduler_create. Semantics: docs/develop/engine.md.
  *
- * A prompt needs no state that blocks later prompts with the same prefix. If a prompt still owes rows after its turn, it has
+ * No state is needed to hold back later prompts with the same prefix. If a prompt still owes rows after its turn, it has
  * taken the last row of the step, so no sequence is admitted that would have to wait for the prompt's blocks. The exception is
  * a prompt cut for a snapshot of recurrent state: rows are left then, and waiting sequences that await this snapshot are passed
  * over.
@@ -18,7 +18,7 @@
 #include "queue.h"
 
 #define N_SEEN_KEYS 65536u
-#define N_SEEN_PLACES 8u /* places of seen_keys where a key may stand, so that keys with one hash rarely evict each other */
+#define N_SEEN_PLACES 8u /* places of seen_keys where a key may stand, so that few keys do not evict each other */
 
 /* The sequence for which the step being built makes a copy. */
 struct copy_owner {
@@ -46,7 +46,7 @@ struct scheduler {
     uint32_t rows_left, n_promised;  /* n_promised: pages kept for unfinished prompts and for the first rows of new forks */
     uint32_t n_preempted, n_admitted;
     struct rank last_victim, last_admitted;
-    bool has_stalled;                /* the last step scheduled no row although sequences were unfinished and none in flight */
+    bool has_stalled;                /* the last step had no row, although sequences waited or ran and no step was in flight */
 
     uint64_t n_snapshots, n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens,
         cached_tokens, cache_queries, cache_hits;
@@ -64,7 +64,7 @@ bool scheduler_can_overlap(const struct scheduler *scheduler);
 void scheduler_begin_step(struct scheduler *scheduler, struct batch *batch, bool is_in_flight, double now);
 /* Ends the building of a step; call it when the step has been started, or will not be. */
 void scheduler_end_step(struct scheduler *scheduler);
-/* Publishes full blocks of a running sequence; call it when the sequence has accepted a token. */
+/* Publishes full blocks of a running sequence; call it after scheduling its rows and after it accepts a token. */
 void scheduler_publish(struct scheduler *scheduler, struct sequence *sequence);
 /* Removes a waiting or running sequence and frees its pages. Call it at a step boundary, or once its results are processed. */
 void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);

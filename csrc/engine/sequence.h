@@ -106,7 +106,7 @@ struct sequence {
     bool is_stale;                 /* has keys and values from before a cache reset or a commit: publishes no blocks */
     bool is_mixed;                 /* has keys and values from before a commit */
     bool shares_tail;              /* other page tables or the cache may have the block that it writes next */
-    uint32_t n_hit, n_taken_rows;  /* cached positions, and rows since, of the last admission; n_computed is their sum */
+    uint32_t n_hit, n_taken_rows;  /* cached positions at the last admission, and rows since; n_computed is their sum */
     uint32_t n_admitted_output;    /* n_output at the last admission */
     uint32_t n_ever_computed;      /* positions below were computed before; computing them again counts as redone */
     uint32_t n_preemptions;

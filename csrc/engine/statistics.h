@@ -14,13 +14,13 @@
 #define STEP_LOG_LENGTH 4096u
 #define N_BOUNDS 22
 
-/* Totals and gauges, each a word of 8 bytes. Counts are of samples (sequences), not of requests. */
+/* Totals and gauges, each a word of 8 bytes. Where samples or requests could be meant, samples are counted. */
 struct engine_stats {
     uint64_t num_running, num_waiting, num_unfinished, num_preemptions, num_steps;
     uint64_t num_held, num_compiling; /* also in num_waiting: outside the scheduler, and waiting only for their grammar */
     uint64_t num_mixed_preemptions; /* of sequences with keys and values of older weights */
     uint64_t prompt_tokens, cached_tokens, generation_tokens, prefix_cache_queries, prefix_cache_hits; /* tokens */
-    uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* wasted: their sequence had ended */
+    uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* all computed rows; wasted: of ended sequences */
     uint64_t num_replayed_steps;  /* steps that replayed a captured graph */
     uint64_t max_steps_in_flight; /* 2: host and device overlap */
     uint64_t kv_blocks_total, kv_blocks_free, kv_blocks_cached, evictions, weight_epoch, sleep_level, nonfinite_rows;
