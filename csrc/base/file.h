@@ -10,7 +10,7 @@
 int file_open(const char *path, int *descriptor, uint64_t *size_bytes);
 int file_size(int descriptor, uint64_t *size_bytes); /* the current size: 0, or an errno */
 void file_close(int descriptor);
-/* Reads n bytes from an offset on: 0, or an errno. *n_read is less than n if the file ends before. */
+/* Reads n bytes from an offset on: 0, or an errno. *n_read is less than n if the file ends first. */
 int file_read(int descriptor, uint64_t offset, void *to, size_t n, size_t *n_read);
 
 #endif

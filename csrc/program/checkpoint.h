@@ -1,6 +1,6 @@
 /* checkpoint.h: an opened checkpoint, which is one or more safetensors files or one GGUF file. checkpoint_open validates every
- * offset, count and size, so reads need no more checks than that the file has not been truncated since. Each read goes to the
- * file. Used by weights.c, py_checkpoint.c and py_update.c. An open checkpoint is immutable, so any thread may read it. */
+ * offset, count and size. Reads go to the file and check only that it has not been truncated since. Used by weights.c,
+ * py_checkpoint.c and py_update.c. An open checkpoint is immutable, so any thread may read it. */
 #ifndef LLMPY_CHECKPOINT_H
 #define LLMPY_CHECKPOINT_H
 
@@ -42,7 +42,7 @@ const struct gguf *checkpoint_gguf(const struct checkpoint *checkpoint); /* key-
 const char *checkpoint_path(const struct checkpoint *checkpoint, uint32_t file);
 uint32_t checkpoint_n_tensors(const struct checkpoint *checkpoint);
 const struct checkpoint_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, uint32_t index);
-/* NULL: the checkpoint has no tensor of this name. A hash lookup. */
+/* Finds a tensor by a hash lookup. NULL: the checkpoint has no tensor of this name. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint, const char *name);
 /* Finds a tensor that the caller needs: RC_CHECKPOINT if it is absent, RC_UNSUPPORTED if llmpy cannot read its type. */
 enum rc checkpoint_need(const struct checkpoint *checkpoint, const char *name, const struct checkpoint_tensor **tensor,

@@ -25,7 +25,7 @@ struct place {
 struct step {
     uint32_t code;
     struct place in[OP_INPUTS], add, out; /* in: x; q, k, v (after STEP_QKV only q); gate, up; a, b */
-    struct place mid; /* a linear with a gated product: scratch of the size of gate | up; else out1 */
+    struct place mid; /* of a linear with a gated product: scratch for gate | up; of a recurrence: scratch; else out1 */
     struct place normed;          /* STEP_ADD_NORM: the normalised sum; `out` is the sum */
     uint32_t weight, bias;        /* weight numbers or NO_INDEX */
     uint32_t norm[3];             /* absorbed norms: of a linear's input; of q, k; of a sum's second term; of b, c, dt */
@@ -33,7 +33,7 @@ struct step {
     uint32_t rope, layer;
     float eps;
     float norm_eps;               /* of the absorbed norms of a sum's term and of b, c, dt */
-    bool has_own_norms;           /* STEP_QKV: the norms have separate weights for each head */
+    bool has_own_norms;           /* norms of q and k: each head has separate weights */
     bool is_joined;               /* STEP_ADD_NORM: its call computes the next step, a route or a linear, too. On that next
                                    * step: it is already computed. */
     const struct op *op;          /* the operation that the step runs; of STEP_ADD_NORM the sum. A recurrence is a STEP_OP: its

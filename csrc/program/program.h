@@ -63,8 +63,8 @@ struct weight_part {
     uint32_t n_dims, dims[PART_MAX_DIMS]; /* of the whole tensor */
     uint32_t base, inner, stride;
     bool is_transposed;                   /* the tensor's last two dimensions are [columns, rows] */
-    bool is_constant;                     /* a constant vector: if an update leaves it out, it keeps its values */
-    float constant;                       /* the value of its elements if no checkpoint is read */
+    bool is_constant;                     /* of a vector only: if an update leaves the part out, it keeps its values */
+    float constant;                       /* of a constant part: the value of its elements in dummy weights */
 };
 struct weight {
     enum weight_kind kind;

@@ -34,7 +34,7 @@ static inline uint32_t weight_stride(const struct model *m, uint32_t weight, uin
 void routing_of(const struct running *run, const struct step *step, uint32_t n_rows, struct linear_args *router,
                 struct route_args *route);
 enum rc step_run(struct running *run, const struct step *step);
-enum rc rope_tables_run(struct running *run); /* before the steps */
+enum rc rope_tables_run(struct running *run); /* runs before the steps */
 struct kv_view kv_of(const struct running *run, uint32_t layer); /* executor.c */
 enum rc operation_run(struct running *run, const struct step *step);
 bool operation_is_known(const struct backend *backend, const struct op *op); /* the backend has all entries that it needs */

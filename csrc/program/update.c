@@ -46,7 +46,7 @@ static const struct weight_part *part_of(const struct update *u, const struct pi
     return &weight_of(u, piece)->parts[piece->part];
 }
 
-/* Loop over an entry's pieces: first_piece, then next_piece until it returns NULL. */
+/* To loop over an entry's pieces, call first_piece, then next_piece until it returns NULL. */
 static const struct piece *first_piece(const struct update *u, const struct update_entry *entry)
 {
     return &u->pieces[entry->piece];

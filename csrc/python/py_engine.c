@@ -19,7 +19,7 @@ typedef struct {
     pid_t pid;
 } Engine;
 
-/* ---- who may call ---- */
+/* ---- claiming the engine ---- */
 
 static PyObject *raise(enum rc rc, const char *message)
 {
