@@ -1,8 +1,9 @@
-"""Weights that a trainer broadcasts: an engine joins the trainer's group, is told what will come, and receives it packed.
+"""Receives weights that a trainer broadcasts: an engine joins the trainer's group, gets a list of tensors, then packets.
 
-The trainer is rank 0. A store at its address (the protocol of torch's TCPStore) carries the id of an NCCL group, as it does
-between vLLM and its trainers, or the address of a plain TCP socket. Tensors are appended until the total exceeds the buffer,
-the last one included, and sent as bytes; while one buffer is copied into the weights, the next is received.
+The trainer is rank 0. A store at its address (with the protocol of torch's TCPStore) holds the id of an NCCL group, as
+between vLLM and its trainers, or the address of a plain TCP socket. The trainer appends tensors to a packet until the total
+exceeds the buffer size (the last tensor is included) and sends the packet as bytes. While one packet is copied into the
+weights, the next is received.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ if TYPE_CHECKING:
     from .calls import Weights
 
 ID_KEY = "broadcast_from/0/0"
-"""Where vLLM's trainers put the id of the NCCL group."""
+"""Store key of the NCCL group's id; vLLM's trainers use the same key."""
 SENDER_KEY = "llmpy/sender"
-"""There where the trainer is a llmpy.rl.WeightSender, which also says what it is about to send."""
+"""Store key that a llmpy.rl.WeightSender sets; such a trainer also announces the tensors of an update."""
 TCP_ID = b"llmpy tcp "
 MAX_BUFFERS = 7
-"""One slot of the core's less: it is for copies."""
+"""The core's number of slots minus one; the last slot is for aligned copies."""
 _ID_BYTES = 128
 _SLICE_S = 0.1
-"""Waits are cut into such pieces, so that Ctrl-C and a peer that has gone are seen."""
+"""Seconds of one piece of a wait. Between pieces Ctrl-C and a lost peer are noticed."""
 
 
 def update_key(number: int) -> str:
-    """Where a WeightSender describes its update."""
+    """Store key of a WeightSender's announcement of an update."""
     return f"llmpy/update/{number}"
 
 
 def packed(sizes: Sequence[int], buffer_bytes: int) -> list[range]:
-    """Which tensors go together: each range is one broadcast."""
+    """Packs tensors: each range of tensor indices is one broadcast."""
     found, first, total = [], 0, 0
     for i, size in enumerate(sizes):
         total += size
@@ -64,12 +65,12 @@ def packed(sizes: Sequence[int], buffer_bytes: int) -> list[range]:
 
 
 class Deadline:
-    """A moment after which a wait is over.
+    """The end of a wait.
 
     Args:
-        seconds: From now.
-        what: What is waited for, as the error names it.
-        gone: Says that whoever is waited for has gone.
+        seconds: Seconds from now.
+        what: Name of the awaited peer in the error.
+        gone: Returns whether the peer has gone.
     """
 
     def __init__(self, seconds: float, what: str, gone: Callable[[], bool]) -> None:
@@ -77,10 +78,10 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until then.
+        """Seconds until the deadline.
 
         Raises:
-            DeviceError: There are none, or there is nobody to wait for.
+            DeviceError: The deadline has passed, or the peer has gone.
         """
         if self._gone():
             self.fail("has gone")
@@ -90,7 +91,7 @@ class Deadline:
         return left
 
     def until(self, step: Callable[[float], bool]) -> None:
-        """Repeats a wait of a piece of time until it says that it is over."""
+        """Calls `step` with a piece of time until it returns True."""
         while not step(min(self.left(), _SLICE_S)):
             pass
 
@@ -100,27 +101,27 @@ class Deadline:
 
 
 class Channel(Protocol):
-    """How bytes come from the trainer."""
+    """A connection that brings bytes from the trainer."""
 
     on_device: bool
 
     def reserve(self, n_slots: int, n_bytes: int, n_copied: int) -> None:
-        """Takes all memory that an update needs, while nothing is on its way: its packets and copies of tensors."""
+        """Allocates the memory of an update, for packets and aligned copies, before any broadcast is started."""
 
     def start(self, slot: int, n_bytes: int, deadline: Deadline) -> None:
-        """Takes the next broadcast into a slot's buffer."""
+        """Starts to receive the next broadcast into a slot's buffer."""
 
     def wait(self, slot: int, deadline: Deadline) -> int:
-        """Address of the buffer, once it is full."""
+        """Waits until the slot's buffer is full and returns its address."""
 
     def aligned(self, address: int, n_bytes: int) -> int:
-        """Address of a copy of some of its bytes that any type may lie at, until the next such call."""
+        """Copies bytes of a buffer to an aligned address and returns it; valid until the next call."""
 
     def finish(self) -> None:
-        """All packets of an update are here."""
+        """Ends an update after all of its packets have arrived."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the connection."""
 
 
 class NcclChannel:
@@ -128,16 +129,16 @@ class NcclChannel:
 
     Args:
         device: "cuda:N".
-        id: 128 bytes that rank 0 made.
-        rank, world_size: This process's place.
-        deadline: For all ranks to join.
+        id: The group's id, 128 bytes made by rank 0.
+        rank, world_size: Rank of this process and number of ranks.
+        deadline: Time limit for all ranks to join.
     """
 
     on_device = True
 
     def __init__(self, device: str, id: bytes, rank: int, world_size: int, deadline: Deadline) -> None:
         self._group = _core.NcclGroup(device, hardware.library(device), find_nccl(), id, rank, world_size)
-        self._lock = threading.Lock()  # another thread may close it between two waits, not within one
+        self._lock = threading.Lock()  # another thread may close the group between two waits, not during one
         self._is_closing = False
         self._addresses = [0] * MAX_BUFFERS
         try:
@@ -165,7 +166,7 @@ class NcclChannel:
         deadline.until(settled)
 
     def reserve(self, n_slots: int, n_bytes: int, n_copied: int) -> None:
-        """Takes memory on the device. Not later: the driver might wait for a broadcast that never ends."""
+        """Allocates device memory. During a broadcast an allocation might wait for it, and it might never end."""
         with self._open():
             for slot in range(n_slots):
                 self._group.buffer(slot, n_bytes)
@@ -173,20 +174,20 @@ class NcclChannel:
                 self._group.buffer(MAX_BUFFERS, n_copied)
 
     def start(self, slot: int, n_bytes: int, deadline: Deadline) -> None:
-        """Takes the next broadcast into a slot's buffer."""
+        """Starts to receive the next broadcast into a slot's buffer."""
         with self._open():
             address = self._group.buffer(slot, n_bytes)
         self.broadcast(slot, address, n_bytes, deadline)
 
     def broadcast(self, slot: int, address: int, n_bytes: int, deadline: Deadline) -> None:
-        """Enqueues a broadcast from rank 0's memory to the others'."""
+        """Enqueues a broadcast from rank 0's memory to the other ranks."""
         self._addresses[slot] = address
         with self._open():
             self._group.broadcast(slot, address, n_bytes)
         self._settle(deadline)
 
     def wait(self, slot: int, deadline: Deadline) -> int:
-        """Address of the buffer, once the broadcast is done."""
+        """Waits until the broadcast is complete and returns the address of the buffer."""
 
         def done(seconds: float) -> bool:
             with self._open():
@@ -196,22 +197,22 @@ class NcclChannel:
         return self._addresses[slot]
 
     def aligned(self, address: int, n_bytes: int) -> int:
-        """Address of a copy."""
+        """Copies bytes to an aligned address and returns it."""
         with self._open():
             return self._group.copy(MAX_BUFFERS, address, n_bytes)
 
     def finish(self) -> None:
-        """Nothing: the trainer's broadcast has ended, too."""
+        """Does nothing: the trainer's broadcast has ended, too."""
 
     def close(self) -> None:
-        """Ends what is on its way."""
+        """Closes the group and aborts broadcasts in flight."""
         self._is_closing = True
         with self._lock:
             self._group.close()
 
 
 class TcpChannel:
-    """Bytes over a socket into host memory. A broadcast is preceded by its size."""
+    """Receives bytes over a socket into host memory. The size of a broadcast precedes its bytes."""
 
     on_device = False
 
@@ -226,14 +227,14 @@ class TcpChannel:
         self._sizes = [0] * MAX_BUFFERS
 
     def reserve(self, n_slots: int, n_bytes: int, n_copied: int) -> None:
-        """Nothing: host memory is taken as it is needed."""
+        """Does nothing: host memory is allocated when needed."""
 
     def start(self, slot: int, n_bytes: int, deadline: Deadline) -> None:
-        """Remembers what comes next."""
+        """Records the size of the next broadcast."""
         self._sizes[slot] = n_bytes
 
     def wait(self, slot: int, deadline: Deadline) -> int:
-        """Address of the bytes, once they are here."""
+        """Waits until the bytes have arrived and returns their address."""
         import numpy
 
         n_bytes = self._sizes[slot]
@@ -249,7 +250,7 @@ class TcpChannel:
         return int(buffer.ctypes.data)
 
     def aligned(self, address: int, n_bytes: int) -> int:
-        """Address of a copy."""
+        """Copies bytes to an aligned address and returns it."""
         import numpy
 
         copy = numpy.empty(n_bytes, numpy.uint8)
@@ -258,8 +259,8 @@ class TcpChannel:
         return int(copy.ctypes.data)
 
     def finish(self) -> None:
-        """Tells the trainer, which sees no more than that its bytes have left."""
-        with contextlib.suppress(OSError):  # it has gone, but all is here
+        """Tells the trainer that all bytes have arrived; the trainer only knows that it has sent them."""
+        with contextlib.suppress(OSError):  # the trainer has gone, but all bytes have arrived
             self._connection.sendall(b"\1")
 
     def _fill(self, view: memoryview, deadline: Deadline) -> None:
@@ -281,7 +282,7 @@ class TcpChannel:
 
 
 def find_nccl() -> str:
-    """Path of NCCL, or DeviceError."""
+    """Path of the NCCL library; raises DeviceError if there is none."""
     found = hardware.nccl_library()
     if not found:
         message = "NCCL: wanted libnccl.so.2, have none; install nvidia-nccl-cu13, or name its folder in LLMPY_LIB_PATH"
@@ -290,12 +291,12 @@ def find_nccl() -> str:
 
 
 def _nccl_id(value: bytes) -> bytes:
-    """The id in what rank 0 stored: its bytes, or the pickle of an object that holds them, which is not unpickled."""
+    """The id in rank 0's stored value: bytes, or a pickled object that holds them. The pickle is parsed, not loaded."""
     if len(value) == _ID_BYTES:
         return value
     try:
         found = [argument for _, argument, _ in pickletools.genops(value) if isinstance(argument, bytes)]
-    except Exception as error:  # genops raises whatever a torn pickle leads it to
+    except Exception as error:  # a torn pickle makes genops raise many types
         raise DeviceError(f"weight group: the store holds no NCCL id ({error})", operation="init_weight_group") from error
     found = [argument for argument in found if len(argument) == _ID_BYTES]
     if len(found) != 1:
@@ -305,15 +306,15 @@ def _nccl_id(value: bytes) -> bytes:
 
 
 class WeightGroup:
-    """A group that a trainer and its engines broadcast in; made by `init_weight_group`, ended by `destroy_weight_group`.
+    """A broadcast group of a trainer and its engines; made by `init_weight_group`, ended by `destroy_weight_group`.
 
     Args:
-        device: The engine's.
-        name: What `destroy_weight_group` calls it.
-        master_address, master_port: Of the trainer's store.
-        rank, world_size: The engine's place; the trainer is rank 0.
-        timeout: Seconds that a trainer may keep the engine waiting.
-        buffer_bytes, num_buffers: As at the trainer.
+        device: The engine's device.
+        name: Name of the group for `destroy_weight_group`.
+        master_address, master_port: Address of the trainer's store.
+        rank, world_size: Rank of the engine and number of ranks; the trainer is rank 0.
+        timeout: Most seconds to wait for the trainer.
+        buffer_bytes, num_buffers: Must equal the trainer's.
     """
 
     def __init__(
@@ -348,7 +349,7 @@ class WeightGroup:
         return Deadline(seconds, f"the trainer of {self.name!r}", self._is_gone)
 
     def _is_gone(self) -> bool:
-        """Whether a WeightSender has ended; other trainers may close their store when the group is made."""
+        """Whether a WeightSender has ended. Other trainers are not checked: they may close their store after joining."""
         return self._is_ours and is_gone(self._store.connection)
 
     _is_ours = False
@@ -368,7 +369,7 @@ class WeightGroup:
         return NcclChannel(device, _nccl_id(value), self.rank, self.world_size, deadline)
 
     def close(self) -> None:
-        """Ends the group."""
+        """Leaves the group and closes its connections."""
         self.closed = True
         if self._channel is not None:
             self._channel.close()
@@ -381,7 +382,7 @@ class WeightGroup:
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def _announced(self, deadline: Deadline) -> dict[str, Any]:
-        """What a WeightSender says of its next update."""
+        """A WeightSender's announcement of its next update."""
         try:
             found: dict[str, Any] = json.loads(self._store.get(update_key(self._num_updates), deadline.left()))
         except TimeoutError:
@@ -420,7 +421,7 @@ class WeightGroup:
             found: list[MemoryTensor] = []
             for j in chunk:
                 name, _, dtype, shape, _ = tensors[j]
-                if j in odd:  # behind an odd number of items of a smaller type
+                if j in odd:  # misaligned: it follows an odd number of items of a smaller type
                     copy = channel.aligned(address + places[j], sizes[j])
                     update.write_memory([(name, copy, dtype, shape, None)], channel.on_device)
                     update.finish()
@@ -445,14 +446,14 @@ def _find(update: GroupedUpdate, group: WeightGroup | str) -> WeightGroup:
 
 
 class GroupedUpdate(MemoryUpdate, Protocol):
-    """What this file asks of a WeightUpdate."""
+    """The methods of a WeightUpdate that this file uses."""
 
     @property
     def groups(self) -> dict[str, WeightGroup]:
-        """The engine's."""
+        """The engine's groups by name."""
 
     def check_memory(self, items: Iterable[MemoryTensor]) -> None:
-        """Raises WeightUpdateError where a tensor fits no weight; nothing is read."""
+        """Raises WeightUpdateError if a tensor fits no weight; reads no data."""
 
 
 def receive(
@@ -464,13 +465,13 @@ def receive(
     *,
     timeout: float | None = None,
 ) -> None:
-    """Receives tensors that the trainer broadcasts, and writes them as they come.
+    """Receives tensors that the trainer broadcasts, and writes them as they arrive.
 
     Args:
         update: The transaction.
         group: A WeightGroup or its name.
-        names, dtypes, shapes: What the trainer sends, in its order.
-        timeout: Seconds until all is here; None: the group's.
+        names, dtypes, shapes: The tensors that the trainer sends, in its order.
+        timeout: Seconds until everything has arrived; None: the group's timeout.
 
     Raises:
         WeightUpdateError: A tensor fits no weight; nothing was received.
@@ -486,17 +487,17 @@ def receive(
 
 
 def receive_all(update: GroupedUpdate, group: WeightGroup | str, *, timeout: float | None = None) -> None:
-    """Receives the next update of a llmpy.rl.WeightSender, which says itself what it sends.
+    """Receives the next update of a llmpy.rl.WeightSender, which announces the tensors that it sends.
 
     Args:
         update: The transaction.
         group: A WeightGroup or its name.
-        timeout: Seconds until all is here; None: the group's.
+        timeout: Seconds until everything has arrived; None: the group's timeout.
 
     Raises:
         UnsupportedError: The trainer is no WeightSender.
-        WeightUpdateError: A tensor fits no weight. The group has ended, since the trainer sends nevertheless.
-        DeviceError: As `receive`.
+        WeightUpdateError: A tensor fits no weight. The group has ended, because the trainer sends anyway.
+        DeviceError: As for `receive`.
     """
     found = _find(update, group)
     if not found._is_ours:
@@ -533,7 +534,7 @@ def _tensor(name: str, dtype: str, shape: Sequence[int]) -> MemoryTensor:
 
 
 class _Groups:
-    """The groups of an engine."""
+    """Joins and leaves the groups of an engine."""
 
     _weights: Weights
 
@@ -568,7 +569,7 @@ class _Groups:
 
 
 class WeightGroups(_Groups):
-    """LLM's calls."""
+    """Calls of LLM for weight groups."""
 
     def init_weight_group(
         self,
@@ -582,22 +583,22 @@ class WeightGroups(_Groups):
         buffer_bytes: int | str = "1GiB",
         num_buffers: int = 2,
     ) -> WeightGroup:
-        """Joins the trainer's group, and waits until all have joined.
+        """Joins the trainer's group and waits until all ranks have joined.
 
         Args:
-            master_address, master_port: Of the trainer's store.
+            master_address, master_port: Address of the trainer's store.
             rank_offset: The engine's rank: one per engine, from 1 on; the trainer is rank 0.
             world_size: Number of ranks, the trainer included.
-            name: What `destroy_weight_group` and `receive` call it.
-            timeout: Seconds that the trainer may keep the engine waiting, here and in every update.
-            buffer_bytes, num_buffers: How tensors are packed; as at the trainer.
+            name: Name of the group for `destroy_weight_group` and `receive`.
+            timeout: Most seconds to wait for the trainer, here and in every update.
+            buffer_bytes, num_buffers: Size and number of packet buffers; must equal the trainer's.
 
         Returns:
             The group, for `update_weights(group)` or `receive(group, ...)`.
 
         Raises:
-            InvalidRequestError: A rank that cannot be, or a name that is taken.
-            DeviceError: The trainer is not there in time, or NCCL is missing.
+            InvalidRequestError: The rank is impossible, or the name is taken.
+            DeviceError: The trainer does not answer in time, or NCCL is missing.
         """
         return self._join_group(
             master_address, master_port, rank_offset, world_size, name, timeout, buffer_bytes, num_buffers
@@ -610,13 +611,13 @@ class WeightGroups(_Groups):
             name: As given to `init_weight_group`.
 
         Raises:
-            InvalidRequestError: There is none of this name.
+            InvalidRequestError: No group has this name.
         """
         self._end_group(name)
 
 
 class AsyncWeightGroups(_Groups):
-    """AsyncEngine's calls."""
+    """Calls of AsyncEngine for weight groups."""
 
     async def init_weight_group(
         self,
@@ -630,7 +631,7 @@ class AsyncWeightGroups(_Groups):
         buffer_bytes: int | str = "1GiB",
         num_buffers: int = 2,
     ) -> WeightGroup:
-        """Joins the trainer's group on a helper thread; arguments and errors as `LLM.init_weight_group`."""
+        """Joins the trainer's group on a helper thread; arguments and errors as for `LLM.init_weight_group`."""
         return await beside(
             self._join_group,
             master_address,
@@ -650,6 +651,6 @@ class AsyncWeightGroups(_Groups):
             name: As given to `init_weight_group`.
 
         Raises:
-            InvalidRequestError: There is none of this name.
+            InvalidRequestError: No group has this name.
         """
         await beside(self._end_group, name)

@@ -1,4 +1,4 @@
-"""Names that models of transformers 5 have in memory and no checkpoint has: stacked experts, and modules renamed."""
+"""Maps names of transformers 5 models in memory (stacked experts, renamed modules) to names of checkpoints."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Item = tuple[str, int, str, Sequence[int], Sequence[int] | None]
 
 
 class Place(NamedTuple):
-    """A tensor of the checkpoint inside one in memory.
+    """The place of a checkpoint tensor inside a tensor in memory.
 
     Attributes:
-        name: The checkpoint's.
-        expert: Whose it is; None: the whole tensor.
-        part, parts: Which of how many equal parts of the expert's rows.
+        name: Name in the checkpoint.
+        expert: Index of the expert; None: the whole tensor.
+        part, parts: Index and number of equal parts of the expert's rows.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def places(name: str, knows: Callable[[str], bool]) -> list[Place]:
-    """What a name in memory is in the checkpoint; the name itself where nothing is known that it could be."""
+    """The checkpoint tensors of a name in memory; the name itself if no mapping is known."""
     for old, new in _MODULES:
         found = name.replace(old, new, 1) if old else name
         if knows(found):
@@ -67,7 +67,7 @@ def _experts(stem: str, parts: Sequence[str], knows: Callable[[str], bool]) -> I
 
 
 def slices(name: str, tensor: Any, knows: Callable[[str], bool]) -> list[tuple[str, Any]]:
-    """A tensor in memory as those of the checkpoint, views of it."""
+    """The checkpoint tensors in a tensor in memory, as views of it."""
     found = places(name, knows)
     if found[0].expert is None or len(tensor) * found[0].parts != len(found):
         return [(found[0].name if found[0].expert is None else name, tensor)]
@@ -76,7 +76,7 @@ def slices(name: str, tensor: Any, knows: Callable[[str], bool]) -> list[tuple[s
 
 
 def memory_slices(item: Item, item_bytes: int, knows: Callable[[str], bool]) -> list[Item]:
-    """The same of a tensor that lies at an address, one row after the other."""
+    """Like `slices`, for a tensor at an address with contiguous rows."""
     name, address, dtype, shape, strides = item
     found = places(name, knows)
     if found[0].expert is None:

@@ -1,7 +1,7 @@
-"""A key-value store over TCP that speaks the protocol of torch.distributed's TCPStore, so that either side may be torch's.
+"""A key-value store over TCP with the protocol of torch.distributed's TCPStore, so that either side may be torch's.
 
-Every message is one byte of command and its arguments; numbers are little-endian as the machines' are, texts and values carry
-their length in eight bytes. Keys begin with "/", but for the count of those who have joined.
+A message is one command byte and its arguments. Numbers are little-endian. An eight-byte length precedes each text and value.
+Keys begin with "/", except the key that counts the joined members.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_KEY_BYTES = 4096
 MAX_MEMBER_BYTES = 64 << 10
 """Longest value that a member may store; ids and addresses take a few hundred bytes."""
 MAX_VALUE_BYTES = 16 << 20
-"""Longest value that a client takes: the announcement of an update names every tensor with its shape."""
+"""Longest value that a client accepts; the announcement of an update has every tensor's name and shape."""
 MAX_KEYS = 4096
 """Keys beyond which a member may not add another."""
 MAX_CONNECTIONS = 4096
 RETRY_S = 0.05
-"""Pause before the store accepts again, after an error such as a lack of descriptors."""
+"""Seconds before the store accepts connections again after an error such as a lack of descriptors."""
 logger = logging.getLogger("llmpy")
 
 
@@ -64,7 +64,7 @@ def is_gone(connection: socket.socket) -> bool:
 
 
 def _has_input(connection: socket.socket) -> bool:
-    """Whether a read would return at once; unlike a read, does not wait for the socket's timeout."""
+    """Whether a read would return at once. Does not wait for the socket's timeout, as a read would."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))
@@ -74,11 +74,11 @@ class StoreClient:
     """A member's connection to the store.
 
     Args:
-        host, port: Where the store is; it may start later.
-        timeout: Seconds to wait for it.
+        host, port: Address of the store; the store may start later.
+        timeout: Seconds to wait for the store.
 
     Raises:
-        DeviceError: It is not there in time.
+        DeviceError: The store does not answer in time.
     """
 
     def __init__(self, host: str, port: int, timeout: float) -> None:
@@ -111,12 +111,12 @@ class StoreClient:
         self._send(_SET, _bytes(b"/" + key.encode()) + _bytes(value))
 
     def has(self, key: str) -> bool:
-        """Whether there is a value."""
+        """Whether a key has a value."""
         self._send(_CHECK, struct.pack("=Q", 1) + _bytes(b"/" + key.encode()))
         return _receive(self.connection, 1) == _DONE
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Waits for a value. After a TimeoutError the connection serves for nothing but `close`."""
+        """Waits for a key's value. After a TimeoutError only `close` may be called."""
         name = _bytes(b"/" + key.encode())
         self.connection.settimeout(max(timeout, 0.001))
         self._send(_WAIT, struct.pack("=Q", 1) + name)
@@ -131,10 +131,10 @@ class StoreClient:
 
 
 class StoreServer:
-    """The store, on threads of its own.
+    """The store. It runs on its own threads.
 
     Args:
-        host, port: Where to listen; port 0: any that is free.
+        host, port: Address to listen on; port 0: any free port.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -145,7 +145,7 @@ class StoreServer:
         self._connections: set[socket.socket] = set()
         self._is_closed = False
         self.num_lost = 0
-        """Members that have gone."""
+        """Number of members that have disconnected."""
         try:
             threading.Thread(target=self._accept, name="llmpy-store", daemon=True).start()
         except BaseException:
@@ -200,7 +200,7 @@ class StoreServer:
                 while command := connection.recv(1):
                     has_joined |= self._answer(connection, command[0])
         except OSError:
-            pass  # the member has gone, or the store was closed
+            pass  # the member has disconnected, or the store was closed
         except BaseException as error:
             logger.warning("weight group: a member's message failed (%s: %s)", type(error).__name__, error)
         finally:
@@ -210,7 +210,7 @@ class StoreServer:
                 self.num_lost += has_joined
 
     def _answer(self, connection: socket.socket, command: int) -> bool:
-        """Answers one message; whether it was that of one who joins."""
+        """Answers one message. Returns whether the message was from a member that joins."""
         if command == _PING:
             connection.sendall(_receive(connection, 4))
         elif command in (_WAIT, _CHECK):
@@ -251,7 +251,7 @@ class StoreServer:
         return all(key in self._values for key in keys)
 
     def _wait(self, connection: socket.socket, keys: list[bytes]) -> bytes:
-        """Waits until there are values, or the client gives up."""
+        """Waits until all keys have values or the client gives up."""
         while True:
             with self._changed:
                 if self._has(keys) or (self._changed.wait(0.05) and self._has(keys)):
