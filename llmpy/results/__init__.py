@@ -1,1 +1,1 @@
-"""Results: what outputs are made of, and what can be made of outputs."""
+"""Results: the parts of outputs, and conversions of outputs."""

@@ -1,4 +1,4 @@
-"""What the lists of outputs have in common: slices and sums keep the class, a long list has a short repr, tables."""
+"""The base class of output lists: slices and sums keep the class, a long list has a short repr, tables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import pyarrow
 
 SHOWN = 20
-"""Longest list whose repr shows every output."""
+"""Longest list with every output in its repr."""
 
 
 class _Output(Protocol):
-    """What every output has."""
+    """The attributes that all outputs have."""
 
     @property
     def error(self) -> LlmpyError | None: ...
@@ -34,7 +34,7 @@ class OutputList(list[AnyOutput]):
 
     Args:
         outputs: The outputs.
-        elapsed: Seconds that the call took; 0 where that is not measured.
+        elapsed: Duration of the call in seconds; 0 if not measured.
     """
 
     def __init__(self, outputs: Iterable[AnyOutput] = (), elapsed: float = 0.0) -> None:
@@ -66,7 +66,7 @@ class OutputList(list[AnyOutput]):
         return type(self)(super().__mul__(count), self.elapsed)
 
     def copy(self) -> Self:
-        """The same outputs in a list of their own."""
+        """A new list with the same outputs."""
         return type(self)(self, self.elapsed)
 
     @property
@@ -89,7 +89,7 @@ class OutputList(list[AnyOutput]):
         return to_pandas(self)
 
     def to_arrow(self) -> pyarrow.Table:
-        """The same table in Arrow.
+        """The table of `to_pandas` as an Arrow table.
 
         Raises:
             ImportError: pyarrow is not installed.

@@ -1,4 +1,4 @@
-"""A chat answer taken apart: content, reasoning, tool calls, with the parsers that the server uses."""
+"""Splits a chat answer into content, reasoning and tool calls, with the parsers that the server uses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCall:
-    """A function that the model wants to be called.
+    """A function call that the model asks for.
 
     Args:
-        id: Name of this call; a message with the result repeats it as `tool_call_id`.
-        name: The function's name.
-        arguments: Its arguments by name.
+        id: Id of the call; the message with the result repeats it as `tool_call_id`.
+        name: Name of the function.
+        arguments: Arguments of the call by name.
     """
 
     id: str
@@ -39,12 +39,12 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What an answer of the model says.
+    """The parts of a model's answer.
 
     Args:
         content: The text without reasoning and calls.
-        reasoning: What the model thought before it answered; None: nothing, or the parser knows no marks of it.
-        tool_calls: Functions that are to be called, in order. A call whose arguments are not a JSON object stays content.
+        reasoning: The model's reasoning before the answer; None: there is none, or the parser knows no marks of reasoning.
+        tool_calls: Calls in order. A call stays in the content if its arguments are not a JSON object.
     """
 
     content: str
@@ -53,7 +53,7 @@ class Reply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a message, to go on with the conversation: `messages.append(reply.message)`."""
+        """The answer as a message that continues the conversation: `messages.append(reply.message)`."""
         made: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             made["reasoning_content"] = self.reasoning
@@ -63,13 +63,13 @@ class Reply:
 
 
 def parse_reply(dialect: Dialect, text: str, prompt: str = "", tools: Sequence[Mapping[str, Any]] | None = None) -> Reply:
-    """Takes a whole answer apart.
+    """Splits a whole answer.
 
     Args:
         dialect: The model's parsers.
-        text: The answer, with the special tokens that the parsers go by.
-        prompt: The rendered conversation; it may end with an open reasoning.
-        tools: Those that the answer may call.
+        text: The answer, with the special tokens that the parsers look for.
+        prompt: The rendered conversation; it may end inside the reasoning.
+        tools: The tools that the answer may call.
     """
     import secrets
 
@@ -90,10 +90,10 @@ def parse_reply(dialect: Dialect, text: str, prompt: str = "", tools: Sequence[M
 
 
 class LazyReply:
-    """A reply that is parsed when it is asked for first, and when it is pickled.
+    """A reply that is parsed at the first `get` or when it is pickled.
 
     Args:
-        make: Parses it.
+        make: Parses the reply.
     """
 
     __slots__ = ("_make", "_reply")
@@ -103,7 +103,7 @@ class LazyReply:
         self._reply: Reply | None = None
 
     def get(self) -> Reply:
-        """The reply."""
+        """The parsed reply."""
         if self._reply is None:
             assert self._make is not None
             self._reply, self._make = self._make(), None
@@ -114,7 +114,7 @@ class LazyReply:
 
 
 def _restored(reply: Reply) -> LazyReply:
-    """A pickled one."""
+    """The LazyReply of an unpickled reply."""
     lazy = LazyReply(lambda: reply)
     lazy.get()
     return lazy
@@ -125,8 +125,8 @@ class ReplyReader:
 
     Args:
         dialect: The model's parsers.
-        tokenizer: The model's.
-        tools: Those that the answer may call.
+        tokenizer: The model's tokenizer.
+        tools: The tools that the answers may call.
     """
 
     __slots__ = ("_dialect", "_tokenizer", "_tools")
@@ -151,7 +151,7 @@ class ReplyReader:
         return parse_reply(self._dialect, self._dialect.without_end(text) if has_ended else text, prompt, self._tools)
 
     def _with_marks(self, prompt_ids: Ids, ids: Ids, stop: str | None, kept: bool) -> str:
-        """The text with its special tokens, which the output's text does not show, cut at the stop string."""
+        """The text cut at the stop string, with the special tokens that the output's text leaves out."""
         from ..text.detokenizer import Detokenizer
 
         text = Detokenizer(self._tokenizer, prompt_ids.tolist(), skip_special_tokens=False).push(ids.tolist(), True)

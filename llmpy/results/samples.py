@@ -1,4 +1,4 @@
-"""One sample of a running request: the pieces that the core has delivered, and the output made of them."""
+"""One sample of a running request: the data that the core has delivered, and the output made of it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NO_FLOATS: Floats = np.frombuffer(b"", np.float32)
 class Sample:
     """One sample.
 
-    `pieces` holds what came with each news, as bytes: ids; with logprobs raw, full, processed, kept mass and rank; with
-    alternatives their ids, values and ranks.
+    `pieces` holds the columns of each update as bytes: ids; with logprobs also raw, full, processed, kept mass and rank; with
+    alternatives also their ids, values and ranks.
     """
 
     __slots__ = (
@@ -49,9 +49,9 @@ class Sample:
         self.pieces: list[tuple[bytes, ...]] = []
         self.num_tokens = 0
         self.epoch = -1
-        """Of the weights that made the last token."""
+        """Epoch of the weights that made the last token."""
         self.epochs: list[tuple[int, int]] = []
-        """First token, epoch: one for each change of the weights."""
+        """(first token, epoch) for each change of the weights."""
         self.finish: str | None = None
         self.stop: int | str | None = None
         self.text: SampleText | None = None
@@ -63,7 +63,7 @@ class Sample:
         self.shown_end = False
 
     def add(self, news: News, params: SamplingParams) -> None:
-        """Takes what the core tells; what is already known is passed over."""
+        """Adds an update from the core; known tokens are skipped."""
         if self.finish is not None:
             return
         if news["first"] == self.num_tokens and news["ids"]:
@@ -79,12 +79,12 @@ class Sample:
             self.stop = params.stop_strings[news["stop"]]
 
     def mark(self, epoch: int) -> None:
-        """The tokens from here on are made by other weights than those before."""
+        """Records that later tokens are made by the weights of another epoch."""
         self.epoch = epoch
         self.epochs.append((self.num_tokens, epoch))
 
     def spans(self, start: int, context: Context) -> list[VersionSpan]:
-        """Which weights made the tokens from `start` on."""
+        """The weight versions that made the tokens from `start` on."""
         found, end = [], self.num_tokens
         for first, epoch in reversed(self.epochs):
             if first < end:
@@ -97,17 +97,17 @@ class Sample:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something that no delta has shown."""
+        """Whether the sample has output that no delta has shown."""
         return self.num_tokens > self.shown_tokens or (self.finish is not None and not self.shown_end)
 
     def columns(self) -> tuple[bytes, ...]:
-        """The pieces joined."""
+        """The joined columns of all pieces."""
         if len(self.pieces) > 1:
             self.pieces = [tuple(b"".join(parts) for parts in zip(*self.pieces, strict=True))]
         return self.pieces[0] if self.pieces else (b"",) * 6
 
     def since(self, start: int) -> tuple[bytes, ...]:
-        """The pieces from a token on, joined: nothing older is touched, however long the sample is."""
+        """The joined columns from a token on. The cost does not depend on the length of the sample before it."""
         if start == 0:
             return self.columns()
         begin, place = self.num_tokens, len(self.pieces)
@@ -124,7 +124,7 @@ class Sample:
         return tuple(column[len(column) // rows * (start - begin) :] for column in joined)
 
     def total(self, mode: int) -> float:
-        """Float64 sum of the logprobs so far, in order."""
+        """Float64 sum of the logprobs so far, in the order of the tokens."""
         if self._summed_tokens < self.num_tokens:
             values = np.frombuffer(self.since(self._summed_tokens)[1 + mode], np.float32)
             self._total = sum_in_order(values, self._total)
@@ -132,7 +132,7 @@ class Sample:
         return self._total
 
     def match_stops(self, params: SamplingParams) -> None:
-        """Searches the new text for a stop string; a match ends the sample and drops the tokens behind it."""
+        """Searches the new text for a stop string; a match ends the sample and drops the tokens after it."""
         if self.text is None or self._text_is_complete:
             return
         ids = np.frombuffer(self.since(self._text_tokens)[0], np.int32).tolist()
@@ -148,7 +148,7 @@ class Sample:
         self._text_is_complete = self.finish is not None
 
     def _shown_text(self, delta: bool) -> str:
-        """Text of the tokens so far, without what may still become a stop string; with `delta` what no delta has shown."""
+        """Text so far, without an end that may still become a stop string; with `delta` only text that no delta has shown."""
         if self.text is None:
             return ""
         if not self._text_is_complete:
@@ -159,7 +159,7 @@ class Sample:
         return self.text.news() if delta else self.text.shown
 
     def output(self, index: int, params: SamplingParams, mode: str, context: Context, delta: bool) -> CompletionOutput:
-        """The sample's output so far; with `delta` what no earlier delta has shown."""
+        """The sample's output so far; with `delta` only the part that no earlier delta has shown."""
         columns = self.since(self.shown_tokens if delta else 0)
         output = CompletionOutput(
             index=index,
@@ -180,7 +180,7 @@ class Sample:
     def plain_delta(
         self, columns: tuple[bytes, ...], epoch: int, params: SamplingParams, mode: str, context: Context
     ) -> CompletionOutput:
-        """Adds a piece and gives the output of it alone; for a sample that goes on, of which all was shown."""
+        """Adds a piece and returns its output alone. The sample must go on, and deltas must have shown all older output."""
         start = self.num_tokens
         if epoch != self.epoch:
             self.mark(epoch)
@@ -202,7 +202,7 @@ class Sample:
 def _add_logprobs(
     output: CompletionOutput, columns: tuple[bytes, ...], mode: int, context: Context, params: SamplingParams
 ) -> None:
-    """Puts the logprobs of the tokens into the output."""
+    """Adds the logprobs of the tokens to the output."""
     raw, full, processed, kept = [np.frombuffer(part, _FLOAT32) for part in columns[1:5]]
     rank = np.frombuffer(columns[5], _INT32)
     values = (raw, full, processed)[mode]
@@ -231,7 +231,7 @@ def view(ids: Ints, values: Floats, ranks: Ints, top: Top | None, context: Conte
 def prompt_view(
     ids: Ints, logprobs: tuple[bytes, ...], top: tuple[bytes, ...] | None, context: Context, decode: bool
 ) -> tuple[PromptLogprobs, Floats]:
-    """Logprobs of a prompt, whose first row stands for None, and their values with NaN at 0."""
+    """Logprobs of a prompt (its first entry is None), and their values (NaN at index 0)."""
     values = np.concatenate([np.array([np.nan], np.float32), np.frombuffer(logprobs[0], np.float32)])
     values.setflags(write=False)
     ranks = np.concatenate([np.zeros(1, np.int32), np.frombuffer(logprobs[1], np.int32)])

@@ -1,4 +1,4 @@
-"""Outputs as tables of pandas or Arrow: one row per sample of a generation, per sequence of a score, per pooled prompt."""
+"""Converts outputs to pandas or Arrow: one row for each sample of a generation, scored sequence or pooled prompt."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ TYPES = {
     "first_token_latency": "double",
     "error": "string",
 }
-"""The columns of all tables and their Arrow types, whatever the values are."""
+"""The columns of all tables and their Arrow types, which do not depend on the values."""
 
 
 def columns(outputs: Sequence[RequestOutput]) -> Columns:
-    """A generation's columns by name."""
+    """The columns of a generation by name."""
     rows = [(output, sample) for output in outputs for sample in output.outputs]
     return {
         "index": [output.index for output, _ in rows],
@@ -94,7 +94,7 @@ def _error(output: RequestOutput | ScoreOutput | PoolingRequestOutput[Any]) -> s
 
 
 def _columns(outputs: Any) -> Columns:
-    """The columns of a list's kind."""
+    """The columns of a list of outputs, chosen by the kind of its outputs."""
     from ..outputs import ScoreOutputs
     from ..pooling_outputs import PoolingOutputs
 
@@ -115,7 +115,7 @@ def to_pandas(outputs: Any) -> pandas.DataFrame:
 
 
 def to_arrow(outputs: Any) -> pyarrow.Table:
-    """The outputs as an Arrow table; stop reasons and versions become text, states of several tokens one list."""
+    """The outputs as an Arrow table. Stop reasons and versions become text; states of several tokens become one list."""
     try:
         import pyarrow
     except ImportError as error:
