@@ -436,13 +436,16 @@ class DeferredSubmission:
         self._feed, self._prepare = feed, prepare
 
     def run(self) -> None:
-        """Submits the request."""
-        feed = self._feed
-        if feed.aborts or feed.refused:
-            feed.end()
-            feed.wake_anywhere()
+        """Submits the request, unless it ended before it was prepared or meanwhile."""
+        core = None if self._has_ended() else self._prepare()
+        if core is None or self._has_ended():
+            self._feed.end()
+            self._feed.wake_anywhere()
         else:
-            feed.submit(self._prepare())
+            self._feed.submit(core)
+
+    def _has_ended(self) -> bool:
+        return self._feed.aborts or self._feed.refused
 
     def fail(self, error: BaseException) -> None:
         """Passes the error to the reader."""

@@ -13,6 +13,7 @@ from async_help import LONG, PARAMS, SECONDS, bits, read, run, wait_until_free
 
 from llmpy import LLM, InvalidRequestError, QueueFullError, RequestOutputKind, UnsupportedError, async_engine
 from llmpy.engine import jobs
+from llmpy.engine.feeds import Feed
 from llmpy.text.tokenizer import Tokenizer
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
@@ -214,6 +215,12 @@ def held(monkeypatch):
     gate.set()
 
 
+@pytest.fixture
+def many_threads(monkeypatch):
+    """As many helper threads for long texts as there are on a machine of 16 processors."""
+    monkeypatch.setattr(jobs.os, "cpu_count", lambda: 16)
+
+
 def test_short_texts_pass_long_ones(open_async, held):
     """One that is tokenised at once, and one that is tokenised on a thread, while the threads for longer ones are taken."""
     engine = open_async(fresh=True)
@@ -232,8 +239,16 @@ def test_short_texts_pass_long_ones(open_async, held):
     assert not engine._driver.untokenised
 
 
-def test_texts_that_wait_take_places_until_their_reader_goes(open_async, held):
+def test_texts_that_wait_take_places_until_their_reader_goes(open_async, held, many_threads, monkeypatch):
+    """Also one that a thread has begun to tokenise: it never reaches the core, where it would take an accepted one's place."""
     engine = open_async(max_queued_requests=3)
+    submitted, submit = [], Feed.submit
+
+    def watched(feed, core):
+        submitted.append(feed)
+        submit(feed, core)
+
+    monkeypatch.setattr(Feed, "submit", watched)
 
     async def main():
         waiting = [engine.generate("wait " * 30, PARAMS) for _ in range(3)]
@@ -250,7 +265,7 @@ def test_texts_that_wait_take_places_until_their_reader_goes(open_async, held):
         assert reasons[1] == "abort" and "abort" not in (reasons[0], *reasons[2:])
 
     run(main())
-    assert not engine._driver.untokenised
+    assert not engine._driver.untokenised and len(submitted) == 3
 
 
 def test_bad_words_of_much_text_are_tokenised_on_a_helper_thread(open_async, monkeypatch):
