@@ -420,7 +420,6 @@ class Backend:
         stage: Stage, args: Any, pool: Pool, batch: Batch, table: Array, k: Array, v: Array, layer: int, writes_k: bool = False
     ) -> None:
         view = stage.batch(batch)
-        stage._kept.append(view)
         args.batch = ctypes.addressof(view)
         stage.kv(args.kv, pool, table, layer, view)
         stage.view(args.k, "k", k, writes_k)

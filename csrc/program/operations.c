@@ -299,85 +299,6 @@ static const char *check_position_scale(const struct program *p, const struct op
     return width_of(p, op->in[0]) == width_of(p, op->out[0]) ? NULL : "the width stays the same";
 }
 
-static const struct {
-    const char *name;
-    uint8_t n_in, n_out;
-    enum { WEIGHT0_ANY, WEIGHT0_MATRIX, WEIGHT0_VECTOR } weight;
-    enum { ROWS_ALONE, ROWS_ACROSS } rows;
-    const char *(*check)(const struct program *p, const struct op *op);
-    const struct attribute *attributes;
-    size_t entry; /* offset of the required function in struct backend */
-} OPS[OP_COUNT] = {
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) \
-    [OP_##CODE] = {#name, n_in, n_out, WEIGHT0_##WEIGHT, ROWS_##ROWS, check, name##_attributes, \
-                   offsetof(struct backend, entry)},
-#include "operations.def"
-};
-
-const char *op_name(uint32_t code)
-{
-    return code < OP_COUNT ? OPS[code].name : "?";
-}
-
-const struct attribute *op_attributes(uint32_t code)
-{
-    return OPS[code].attributes;
-}
-
-bool op_crosses_rows(uint32_t code)
-{
-    return OPS[code].rows == ROWS_ACROSS;
-}
-
-bool op_is_known(const struct backend *backend, uint32_t code)
-{
-    void (*entry)(void);
-    memcpy(&entry, (const char *)backend + OPS[code].entry, sizeof entry);
-    return entry != NULL;
-}
-
-/* Checks that CHOICE and FLAG attributes have known values. */
-static const char *check_choices(const struct op *op)
-{
-    switch (op->code) {
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) \
-    case OP_##CODE: { \
-        const struct name##_attributes *given = &op->name; \
-        (void)given; \
-        attributes \
-        return NULL; \
-    }
-#define CHOICE(field, names, last) if (given->field > (last)) return #field " is known";
-#include "operations.def"
-    default: return "the operation is known";
-    }
-}
-
-const char *op_check(const struct program *p, const struct op *op, const uint8_t *written)
-{
-    if (op->code >= OP_COUNT)
-        return "the operation is known";
-    for (uint32_t i = 0; i < OP_INPUTS; i++) {
-        if (op->in[i] == NO_INDEX ? i < OPS[op->code].n_in : op->in[i] >= p->n_values)
-            return "all inputs are given";
-        if (op->in[i] != NO_INDEX && !written[op->in[i]])
-            return "inputs are written before they are read";
-    }
-    for (uint32_t i = 0; i < OP_OUTPUTS; i++)
-        if (op->out[i] == NO_INDEX ? i < OPS[op->code].n_out
-                                   : op->out[i] >= p->n_values || p->values[op->out[i]].of != NO_INDEX)
-            return "outputs are values of their own";
-    for (uint32_t i = 0; i < OP_WEIGHTS; i++)
-        if (op->weight[i] != NO_INDEX && op->weight[i] >= p->n_weights)
-            return "weights exist";
-    bool needs_matrix = OPS[op->code].weight == WEIGHT0_MATRIX;
-    if (OPS[op->code].weight != WEIGHT0_ANY &&
-        (op->weight[0] == NO_INDEX || p->weights[op->weight[0]].kind != (needs_matrix ? WEIGHT_MATRIX : WEIGHT_VECTOR)))
-        return needs_matrix ? "weight 0 is a matrix" : "weight 0 is a vector";
-    const char *wanted = check_choices(op);
-    return wanted ? wanted : OPS[op->code].check(p, op);
-}
-
 /* ---- runs ---------------------------------------------------------------------------------------------------------------- */
 
 /* The views of a step's inputs and output. */
@@ -576,25 +497,97 @@ static enum rc run_position_scale(struct running *run, const struct step *step, 
     return m->backend->position_scale(m->ctx, &args, run->err);
 }
 
-enum rc operation_run(struct running *run, const struct step *step)
-{
+/* ---- the table ----------------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    uint8_t n_in, n_out;
+    enum { WEIGHT0_ANY, WEIGHT0_MATRIX, WEIGHT0_VECTOR } weight;
+    enum { ROWS_ALONE, ROWS_ACROSS } rows;
+    const char *(*check)(const struct program *p, const struct op *op);
+    enum rc (*run)(struct running *run, const struct step *step, const struct views *views);
+    const struct attribute *attributes;
+    size_t entry; /* offset of the required function in struct backend */
+} OPS[OP_COUNT] = {
 #define ITSELF(name) run_##name
 #define PLANNED(name) NULL
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, ...) [OP_##CODE] = RUN(name),
-    static enum rc (*const RUNS[])(struct running *, const struct step *, const struct views *) = {
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) \
+    [OP_##CODE] = {#name, n_in, n_out, WEIGHT0_##WEIGHT, ROWS_##ROWS, check, RUN(name), name##_attributes, \
+                   offsetof(struct backend, entry)},
 #include "operations.def"
-    };
 #undef ITSELF
 #undef PLANNED
+};
+
+const char *op_name(uint32_t code)
+{
+    return code < OP_COUNT ? OPS[code].name : "?";
+}
+
+const struct attribute *op_attributes(uint32_t code)
+{
+    return OPS[code].attributes;
+}
+
+bool op_crosses_rows(uint32_t code)
+{
+    return OPS[code].rows == ROWS_ACROSS;
+}
+
+static const char *check_choices(const struct op *op)
+{
+    switch (op->code) {
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) \
+    case OP_##CODE: { \
+        const struct name##_attributes *given = &op->name; \
+        (void)given; \
+        attributes \
+        return NULL; \
+    }
+#define CHOICE(field, names, last) if (given->field > (last)) return #field " is known";
+#include "operations.def"
+    default: return "the operation is known";
+    }
+}
+
+const char *op_check(const struct program *p, const struct op *op, const uint8_t *written)
+{
+    if (op->code >= OP_COUNT)
+        return "the operation is known";
+    for (uint32_t i = 0; i < OP_INPUTS; i++) {
+        if (op->in[i] == NO_INDEX ? i < OPS[op->code].n_in : op->in[i] >= p->n_values)
+            return "all inputs are given";
+        if (op->in[i] != NO_INDEX && !written[op->in[i]])
+            return "inputs are written before they are read";
+    }
+    for (uint32_t i = 0; i < OP_OUTPUTS; i++)
+        if (op->out[i] == NO_INDEX ? i < OPS[op->code].n_out
+                                   : op->out[i] >= p->n_values || p->values[op->out[i]].of != NO_INDEX)
+            return "outputs are values of their own";
+    for (uint32_t i = 0; i < OP_WEIGHTS; i++)
+        if (op->weight[i] != NO_INDEX && op->weight[i] >= p->n_weights)
+            return "weights exist";
+    bool needs_matrix = OPS[op->code].weight == WEIGHT0_MATRIX;
+    if (OPS[op->code].weight != WEIGHT0_ANY &&
+        (op->weight[0] == NO_INDEX || p->weights[op->weight[0]].kind != (needs_matrix ? WEIGHT_MATRIX : WEIGHT_VECTOR)))
+        return needs_matrix ? "weight 0 is a matrix" : "weight 0 is a vector";
+    const char *wanted = check_choices(op);
+    return wanted ? wanted : OPS[op->code].check(p, op);
+}
+
+enum rc operation_run(struct running *run, const struct step *step)
+{
     const struct model *m = run->m;
     struct views views = {step->on_selected ? run->n_wanted_rows : run->view.n_rows, .out = view_of(m, step->out)};
     for (uint32_t i = 0; i < OP_INPUTS; i++)
         views.in[i] = view_of(m, step->in[i]);
-    return RUNS[step->op->code](run, step, &views);
+    return OPS[step->op->code].run(run, step, &views);
 }
 
 bool operation_is_known(const struct backend *b, const struct op *op)
 {
     bool scales = op->code == OP_LOGITS && (op->logits.scale != 1 || op->logits.softcap != 0);
-    return op_is_known(b, op->code) && (!scales || b->scale_logits);
+    void (*entry)(void);
+    memcpy(&entry, (const char *)b + OPS[op->code].entry, sizeof entry);
+    return entry && (!scales || b->scale_logits);
 }
