@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EngineAsleepError, EngineBusyError, EngineClosedError, LlmpyError, with_partial
+from ..errors import EngineAsleepError, EngineBusyError, LlmpyError, with_partial
 from ..outputs import RequestOutputs
+from .health import check_open
 
 if TYPE_CHECKING:
     from .._core import Engine, Model, News
@@ -54,10 +55,7 @@ class Driver:
         Raises:
             EngineClosedError: The engine was closed, or belongs to another process.
         """
-        if os.getpid() != self._pid:
-            raise EngineClosedError(f"engine belongs to process {self._pid}; create one in this process")
-        if self.closed:
-            raise EngineClosedError("engine is closed")
+        check_open(self._pid, self.closed)
 
     @contextmanager
     def driving(self, steps: bool = True) -> Iterator[None]:

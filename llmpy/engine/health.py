@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
 from .. import _core
-from ..errors import EngineAsleepError, EngineStuckError
+from ..errors import EngineAsleepError, EngineClosedError, EngineStuckError
 from . import jobs
 
 if TYPE_CHECKING:
@@ -19,6 +20,22 @@ UPDATING, TORN = _core.HOLD_UPDATE, _core.HOLD_TORN
 ASLEEP = _core.HOLD_SCHEDULING | _core.HOLD_WEIGHTS | _core.HOLD_POOL
 RESTART = "restart the process, or raise the limit"
 STATES = ("serving", "paused", "updating", "weights missing", "asleep", "dead", "stuck", "draining")
+
+
+def check_open(pid: int, is_closed: bool) -> None:
+    """Raises unless an engine is open in this process.
+
+    Args:
+        pid: Of the process that made the engine.
+        is_closed: Whether it was closed.
+
+    Raises:
+        EngineClosedError: The engine was closed, or belongs to another process.
+    """
+    if os.getpid() != pid:
+        raise EngineClosedError(f"engine belongs to process {pid}; create one in this process")
+    if is_closed:
+        raise EngineClosedError("engine is closed")
 
 
 def states_of(engine: Engine, is_paused: bool) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from .._core import Channel, EngineThread
 from ..errors import EngineClosedError, EngineDeadError
-from .health import Watch
+from .health import Watch, check_open
 from .jobs import RETRY_S, Lanes
 
 if TYPE_CHECKING:
@@ -65,10 +65,7 @@ class ThreadDriver:
         Raises:
             EngineClosedError: The engine was closed, or belongs to another process.
         """
-        if os.getpid() != self._pid:
-            raise EngineClosedError(f"engine belongs to process {self._pid}; create one in this process")
-        if self.closed:
-            raise EngineClosedError("engine is closed")
+        check_open(self._pid, self.closed)
 
     def check_alive(self) -> None:
         """Raises unless the engine can run requests.
