@@ -35,6 +35,7 @@ LARGE = {
     "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
 }  # fmt: skip
 MIB = 1 << 20
+KERNELS = Path(__file__).parents[2] / "kernels"  # of binding.py
 
 
 def free_bytes() -> int:
@@ -47,7 +48,7 @@ def greedy(llm: llmpy.LLM, n: int = 12) -> list[list[int]]:
 
 def run_script(script: str, *args: object, **environment: str) -> list[str]:
     """Lines that a script prints in a process of its own, which has to end well and say nothing on stderr."""
-    header = f"OPTIONS = {OPTIONS!r}\nPROMPTS = {PROMPTS!r}\n" + SHARED
+    header = f"OPTIONS = {OPTIONS!r}\nPROMPTS = {PROMPTS!r}\nKERNELS = {str(KERNELS)!r}\n" + SHARED
     done = subprocess.run(
         [sys.executable, "-c", header + script, *map(str, args)],
         capture_output=True,
@@ -61,8 +62,10 @@ def run_script(script: str, *args: object, **environment: str) -> list[str]:
 
 SHARED = """
 import json, sys
+sys.path.append(KERNELS)
 import numpy as np
 import llmpy
+from binding import Backend
 from llmpy import LLM, _core, hardware
 def open_engine(path, **options): return LLM(path, **{**OPTIONS, **options})
 def greedy(llm, n=12): return llm.generate(PROMPTS, temperature=0, max_tokens=n, ignore_eos=True).token_ids
