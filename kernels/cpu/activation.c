@@ -1,7 +1,12 @@
-/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i], out = x * (1 + slope * log1p((position + first) /
- * every)), logits = cap * tanh(scale * logits / cap) (without the cap where it is 0): element by element on float32, so any
- * division of the work gives the same bits. Bound by bytes (12 a value) but for the exponentials of act. Rows are cut into
- * chunks of columns, so that one wide row is shared by all threads. */
+/* Operations on float32, element by element, so any division of the work gives the same bits:
+ *   gated           out = act(gate) * up
+ *   act             out = act(x)
+ *   add             out = a + b
+ *   select          out row i = x row rows[i]
+ *   position_scale  out = x * (1 + slope * log1p((position + first) / every))
+ *   scale_logits    logits = cap * tanh(scale * logits / cap), or scale * logits if cap is 0
+ * Bound by bytes (12 a value), except for the exponentials of act. Rows are cut into chunks of columns, so that all threads
+ * share one wide row. */
 #include "ops.h"
 #include "rows.h"
 
@@ -10,7 +15,7 @@
 
 #define CHUNK_COLUMNS 1024u
 
-#define ALONE_VALUES 2048u /* up to here waking the other threads costs more than the work */
+#define ALONE_VALUES 2048u /* up to this size waking the other threads costs more than the work */
 
 struct rows_job {
     uint32_t n_threads;

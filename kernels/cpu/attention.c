@@ -1,19 +1,22 @@
 /* attention.c: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window or chunk, soft cap,
- * slopes and sinks. Shapes: q, out [n_rows][n_heads * head_dim] float32; pages as kv.h lays them, in float32, float16 or
+ * slopes and sinks. Shapes: q, out [n_rows][n_heads * head_dim] float32; pages in kv.h's layout, in float32, float16 or
  * bfloat16.
  *
  * Order of the sums, the same for every row count, chunk, page size, tile and thread: keys in tiles of 64 at absolute
- * positions, ascending, four tiles a split of 256 with fresh (m, l, O). With u = chain over d of (c q_d) k_d, c = scale log2 e
- * (with a soft cap: c = scale / cap, then u = cap log2 e tanh u; with a slope: then u = fma(slope log2 e, j - i, u)), a tile
- * does m' = max(m, max u), p = 2^(u - m'), a = 2^(m - m'), O = a O then the chain of p v over the visible keys, l = a l + p by
- * lane, in a fixed tree of the tile's vectors. Splits are folded left, 0, 1, 2, ...: M' = max(M, m), O = O 2^(M - M') +
- * O_split 2^(m - M'), l alike; out = O / l, l summed by v_hsum, and with a sink l + 2^(sink log2 e - M). A hidden key's value
- * row is never multiplied, so what lies there (NaN of a stranger) cannot matter.
+ * positions, ascending, four tiles a split of 256. Each split starts with a fresh (m, l, O).
+ *   score  u = chain over d of (c q_d) k_d, c = scale log2 e
+ *   cap    c = scale / cap, then u = cap log2 e tanh u
+ *   slope  u = fma(slope log2 e, j - i, u)
+ *   tile   m' = max(m, max u), p = 2^(u - m'), a = 2^(m - m'), O = a O, then the chain of p v over the visible keys,
+ *          l = a l + p by lane, in a fixed tree of the tile's vectors
+ *   fold   splits from the left, 0, 1, 2, ...: M' = max(M, m), O = O 2^(M - M') + O_split 2^(m - M'), l alike
+ *   out    O / l, l summed by v_hsum; with a sink O / (l + 2^(sink log2 e - M))
+ * The value row of a hidden key is never multiplied, so stale data there (such as NaN) has no effect.
  *
- * A task is up to tile_rows consecutive rows of one sequence and one kv head, a row being (query row, head of the group), so
- * the heads of a group share every key that is read. A task with few rows but many keys is cut into its splits; their states
- * go to shared memory and are folded by the same code. Decode is bound by the bytes of the cache, a long prompt by 4 head_dim
- * operations a key and row: 512 tokens of 16 heads x 128 are 1.1 GFLOP, 4 ms at 256 GFLOP/s. */
+ * A task is up to tile_rows consecutive rows of one sequence and one kv head, where a row is (query row, head of the group),
+ * so the heads of a group share every key that is read. A task with few rows but many keys is cut into its splits; the states
+ * of the splits go to shared memory and are folded by the same code. Decode is bound by the bytes of the cache, a long prompt
+ * by 4 head_dim operations a key and row: 512 tokens of 16 heads x 128 are 1.1 GFLOP, 4 ms at 256 GFLOP/s. */
 #include "attention.h"
 #include "attention_tile.h"
 #include "ops.h"
@@ -24,8 +27,8 @@
 #define LOG2_E 0x1.715476p+0f
 #define STATE_PAD 32u /* floats beside O in a row's state: l by lane at 0, m at LANES */
 
-/* Rows [first, first + n_rows) of a sequence, counted over query rows and heads of a group; once for every kv head. A task that
- * is cut has n_splits > 0 and is n_kv_heads * n_splits units from unit on; else one unit a kv head. */
+/* Rows [first, first + n_rows) of a sequence, counted over query rows and heads of a group, for every kv head. A cut task has
+ * n_splits > 0 and n_kv_heads * n_splits units, numbered from `unit` on. Other tasks have one unit a kv head. */
 struct attention_task {
     uint32_t seq, first, n_rows, first_split, n_splits, unit;
 };
@@ -35,9 +38,9 @@ struct attention_job {
     const struct attention_args *args;
     struct attention_task *tasks; /* cut ones first */
     uint32_t n_tasks, n_cut;
-    uint32_t n_cut_units, n_units; /* all units: the cut tasks' come first */
+    uint32_t n_cut_units, n_units; /* all units; those of cut tasks come first */
     uint32_t group, value_dim, tile_rows;
-    char *slots;                   /* states of a round of cut units, then two that carry a task over to the next round */
+    char *slots;                   /* states of a round of cut units, then two slots that carry sums to the next round */
     size_t slot_bytes;
     uint32_t n_slots;
     float q_factor, cap;
@@ -49,7 +52,7 @@ struct attention_scratch {
     float *q;                /* [QUERY_STRIDE], scaled */
     float *s;                /* [TILE_KEYS] */
     float *o, *l, *m;        /* the split's state: [value_dim], [LANES], 1 */
-    float *sum_o, *sum_l, *sum_m; /* what is folded so far */
+    float *sum_o, *sum_l, *sum_m; /* the sums of the folded splits */
     float *a;                /* the tile's factor */
 };
 
@@ -91,7 +94,7 @@ struct attention_unit {
     const char *keys[TILE_GROUPS], *values[TILE_GROUPS];
     uint32_t positions[ATTENTION_TILE_ROWS];
     float slopes[ATTENTION_TILE_ROWS]; /* times log2 e */
-    const char *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS]; /* what to fetch ahead: the next tile where there is one */
+    const char *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS]; /* to prefetch: the next tile's, if there is one */
 };
 
 static uint32_t tile_first(const struct attention_unit *u, uint32_t tile)
@@ -142,14 +145,14 @@ static void scale_queries(const struct attention_unit *u)
     }
 }
 
-/* Finds the groups of the tile at position start and of the next one, from which data is fetched ahead. Only positions
- * from..to - 1 are looked up; the other groups repeat one that is there (their scores are hidden). */
+/* Finds the groups of the tile at position start, and of the next tile for prefetching. Only positions from..to - 1 are looked
+ * up in the table; the other groups repeat a valid group, and their scores are hidden. */
 static void take_tile(struct attention_unit *u, uint32_t start, uint32_t from, uint32_t to)
 {
     const struct attention_args *args = u->job->args;
     const struct kv_view *kv = &args->kv;
     const struct batch_view *batch = args->batch;
-    uint32_t seq = (uint32_t)batch->row_seq[batch->seq_first_row[u->task->seq]]; /* in the table */
+    uint32_t seq = (uint32_t)batch->row_seq[batch->seq_first_row[u->task->seq]]; /* row of the sequence in the page table */
     uint32_t first = (from > start ? from - start : 0) / KV_GROUP, block_tokens = batch->block_tokens;
     size_t key_bytes = (size_t)KV_GROUP * kv->head_dim * kv_item_bytes(kv->dtype);
     for (uint32_t i = 0; i < TILE_GROUPS; i++) {
@@ -162,7 +165,7 @@ static void take_tile(struct attention_unit *u, uint32_t start, uint32_t from, u
     }
 }
 
-/* Keys of the tile at start that a row sees: [*lo, *hi) within the tile; false: none. */
+/* The keys that a row sees in the tile at start: [*lo, *hi) within the tile. Returns false if there are none. */
 static bool row_range(const struct attention_unit *u, uint32_t row, uint32_t start, uint32_t *lo, uint32_t *hi)
 {
     uint32_t position = u->positions[row], from = visible_from(u->job, position), to = position + 1;
@@ -171,8 +174,8 @@ static bool row_range(const struct attention_unit *u, uint32_t row, uint32_t sta
     return *lo < *hi;
 }
 
-/* The keys of the tile that all rows first..last see, [*lo, *hi), and the end of those that any sees. Positions ascend with the
- * rows. */
+/* The keys [*lo, *hi) of the tile that all rows first..last see. Returns the end of the keys that any of these rows sees.
+ * Positions ascend with the rows. */
 static uint32_t tile_range(const struct attention_unit *u, uint32_t first, uint32_t last, uint32_t start, uint32_t *lo,
                            uint32_t *hi)
 {
@@ -187,7 +190,7 @@ static void score_tile(struct attention_unit *u, uint32_t t, uint32_t start)
     uint32_t first = tile_first(u, t), n = tile_first(u, t + 1) - first, head_dim = u->job->args->kv.head_dim, lo, hi;
     uint32_t end = tile_range(u, first, first + n - 1, start, &lo, &hi);
     bool is_full = lo == 0 && hi == TILE_KEYS;
-    if (end == 0) /* all of them end before this tile */
+    if (end == 0) /* the range of every row ends before this tile */
         return;
     SCORES[u->type][n - 1](u->s.q + (size_t)first * QUERY_STRIDE, u->keys, t == 0 ? u->next_keys : u->keys, head_dim, end,
                            u->s.s + (size_t)first * TILE_KEYS);
@@ -208,8 +211,8 @@ static void value_row(const struct attention_unit *u, uint32_t row, const float 
                            u->s.o + (size_t)row * width);
 }
 
-/* O of a register tile. Positions ascend with the rows, so what all of them see is [lo of the last, hi of the first); the ends
- * are done row by row. */
+/* O of a register tile. Positions ascend with the rows, so all rows see the keys [lo of the last row, hi of the first row).
+ * Keys outside this range are added row by row. */
 static void value_tile(struct attention_unit *u, uint32_t t, uint32_t start)
 {
     uint32_t first = tile_first(u, t), n = tile_first(u, t + 1) - first, width = u->job->value_dim, lo, hi, unused;
@@ -241,7 +244,7 @@ static void value_tile(struct attention_unit *u, uint32_t t, uint32_t start)
     }
 }
 
-/* What a row's sink adds to l. */
+/* The sink's term in a row's l. */
 static float sink_weight(const struct attention_job *job, const struct attention_task *task, uint32_t head, uint32_t row,
                          float m)
 {
@@ -249,7 +252,8 @@ static float sink_weight(const struct attention_job *job, const struct attention
     return sinks ? v_first_lane(v_exp2(v_set1(fmaf(sinks[row_head(job, task, head, row)], LOG2_E, -m)))) : 0;
 }
 
-/* out = O / (l + sink). Adding +0 makes every zero positive: how many hidden keys were passed over may decide a zero's sign. */
+/* out = O / (l + sink). Adding +0 makes every zero positive; without it a zero's sign could depend on the number of hidden
+ * keys that were skipped. */
 static void state_write(const float *o, const float *l, float sink, uint32_t head_dim, float *out)
 {
     vf sum = v_set1(v_hsum(v_load(l)) + sink);
@@ -260,11 +264,11 @@ static void state_write(const float *o, const float *l, float sink, uint32_t hea
         v_store_n(out + i, v_add(v_div(v_load(o + i), sum), v_zero()), head_dim - i);
 }
 
-/* The states of all rows of the unit over one split; only those of rows that see a key of it count. */
+/* Computes the states of all rows of the unit over one split. The state of a row that sees no key of the split is not used. */
 static void run_split(struct attention_unit *u, uint32_t split, uint32_t from, uint32_t to)
 {
     for (uint32_t r = 0; r < u->task->n_rows; r++) {
-        u->s.m[r] = -INFINITY; /* so the first factor is 0, and what lies in o does not matter */
+        u->s.m[r] = -INFINITY; /* so the first factor is 0 and the contents of o are ignored */
         v_store(u->s.l + r * LANES, v_zero());
     }
     for (uint32_t start = split * SPLIT_KEYS; start < (split + 1) * SPLIT_KEYS && start < to; start += TILE_KEYS) {
@@ -278,7 +282,7 @@ static void run_split(struct attention_unit *u, uint32_t split, uint32_t from, u
     }
 }
 
-/* Does a row see a key of this split? */
+/* True if the row sees a key of this split. */
 static bool row_sees(const struct attention_job *job, const struct attention_task *task, uint32_t row, uint32_t split)
 {
     uint32_t position = row_position(job, task, row);
@@ -302,7 +306,7 @@ static void unit_open(struct attention_unit *u, const struct attention_job *job,
     scale_queries(u);
 }
 
-/* First and last position that any row of the task sees. */
+/* Positions [*from, *to) that any row of the task sees. */
 static void task_range(const struct attention_job *job, const struct attention_task *task, uint32_t *from, uint32_t *to)
 {
     *from = visible_from(job, row_position(job, task, 0));
@@ -368,8 +372,8 @@ static const struct attention_task *find_task(const struct attention_job *job, u
     return &job->tasks[low];
 }
 
-/* Folds units [begin, end) of one kv head of a cut task, all in this round (which starts at unit `round`). What came before, if
- * anything, lies in the carry slot of the last round; what is not complete goes to this round's. */
+/* Folds units [begin, end) of one kv head of a cut task. All are in this round, which starts at unit `round`. Sums of earlier
+ * rounds lie in the last round's carry slot; incomplete sums go to this round's carry slot. */
 static void fold_cut(const struct attention_job *job, const struct attention_task *task, uint32_t begin, uint32_t end,
                      uint32_t round, uint32_t thread)
 {
@@ -435,7 +439,7 @@ static void run_tasks(void *job_args, uint32_t thread)
 
 /* ---- the plan of a call -------------------------------------------------------------------------------------------------- */
 
-/* Rows of a task: fewer when the call is small, so that every thread has work; never less than a group, up to the limit. */
+/* Rows of a task: fewer in a small call, so that every thread has work, but at least a group, up to the limit. */
 static uint32_t choose_tile_rows(const struct attention_job *job)
 {
     const struct attention_args *args = job->args;
@@ -446,7 +450,7 @@ static uint32_t choose_tile_rows(const struct attention_job *job)
     return rows < ATTENTION_TILE_ROWS ? (uint32_t)rows : ATTENTION_TILE_ROWS;
 }
 
-/* Register tiles times keys: what a task costs, for each kv head. */
+/* Cost of a task for each kv head: register tiles times keys. */
 static uint64_t task_cost(const struct attention_job *job, const struct attention_task *task)
 {
     uint32_t from, to;
@@ -473,7 +477,8 @@ static uint64_t list_tasks(struct attention_job *job)
     return cost;
 }
 
-/* Cuts the tasks that would keep one thread busy while others wait, moves them to the front and numbers the units. */
+/* Cuts the tasks that would keep one thread busy while the other threads wait, moves these tasks to the front and numbers the
+ * units. */
 static void cut_tasks(struct attention_job *job, uint64_t cost)
 {
     uint32_t n_heads = job->args->kv.n_kv_heads, most_rows = 1;

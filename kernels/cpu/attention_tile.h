@@ -1,7 +1,7 @@
 /* attention_tile.h: the register tiles of attention: up to TILE_ROWS rows (a row is a query row of one head) against one tile
- * of 64 keys. A tile is four groups of kv.h, each of its own address. Every sum is one chain in a fixed order for each element,
- * so the number of rows in a register tile, and the columns that a pass takes, change no bit. Included by attention.c and
- * latent_attention.c. */
+ * of 64 keys. A tile is four groups of kv.h, each with a separate address. Every sum is one chain in a fixed order for each
+ * element, so neither the number of rows in a register tile nor the number of columns in a pass changes a bit. Included by
+ * attention.c and latent_attention.c. */
 #ifndef LLMPY_ATTENTION_TILE_H
 #define LLMPY_ATTENTION_TILE_H
 
@@ -26,8 +26,8 @@ V_INLINE vf kv_load(const char *p, uint32_t dtype)
     return dtype == DTYPE_F16 ? v_load_f16((const uint16_t *)p) : v_load_bf16((const uint16_t *)p);
 }
 
-/* s[r][64] = chain over d of q[r][d] * k[d][j]; nv vectors of keys at a time. The same part of the groups at `next`, which come
- * after these, is asked for meanwhile. */
+/* s[r][64] = chain over d of q[r][d] * k[d][j], for nv vectors of keys at a time. Meanwhile prefetches the same part of the
+ * groups at `next`, which come after these. */
 V_INLINE void scores_pass(uint32_t rows, uint32_t nv, uint32_t dtype, const float *q, const char *const *keys,
                           const char *const *next, uint32_t first, uint32_t head_dim, float *s)
 {
@@ -67,8 +67,8 @@ V_INLINE void scores_pass(uint32_t rows, uint32_t nv, uint32_t dtype, const floa
             v_store(s + r * TILE_KEYS + (first + v) * LANES, sum[r][v]);
 }
 
-/* o[r][c] = a[r] * o[r][c], then the chain over keys j0 <= j < j1 of p[r][j] * v[j][c]; nc vectors of columns from c on. Where
- * a[r] is 0 the chain starts from 0, whatever lies in o. */
+/* o[r][c] = a[r] * o[r][c], then the chain over keys j0 <= j < j1 of p[r][j] * v[j][c], for nc vectors of columns from c on.
+ * If a[r] is 0, the chain starts from 0 and the contents of o are ignored. */
 V_INLINE void values_pass(uint32_t rows, uint32_t nc, uint32_t dtype, const float *p, const float *a, const char *const *values,
                           const char *const *next, uint32_t c, uint32_t value_dim, uint32_t j0, uint32_t j1, float *o)
 {
@@ -109,7 +109,7 @@ V_INLINE void values_pass(uint32_t rows, uint32_t nc, uint32_t dtype, const floa
             v_store(o + r * value_dim + c + v * LANES, sum[r][v]);
 }
 
-/* As many vectors a pass as the registers hold beside the operands. */
+/* Vectors of a pass: as many as fit into the registers beside the operands. */
 #if LANES == 16
 #define SCORES_VECTORS(rows) 4u
 #define VALUES_VECTORS(rows) ((rows) > 3 ? 4u : 8u)
@@ -118,7 +118,7 @@ V_INLINE void values_pass(uint32_t rows, uint32_t nc, uint32_t dtype, const floa
 #define VALUES_VECTORS(rows) ((rows) > 3 ? 2u : (rows) > 1 ? 4u : 8u)
 #endif
 
-/* Scores of the first n_keys keys at least. */
+/* Computes the scores of at least the first n_keys keys. */
 V_INLINE void scores_any(uint32_t rows, uint32_t dtype, const float *q, const char *const *keys, const char *const *next,
                          uint32_t head_dim, uint32_t n_keys, float *s)
 {
@@ -173,7 +173,7 @@ enum { TILE_F32, TILE_F16, TILE_BF16 };
 static scores_tile *const SCORES[3][TILE_ROWS] = {TILE_ROW(scores, f32), TILE_ROW(scores, f16), TILE_ROW(scores, bf16)};
 static values_tile *const VALUES[3][TILE_ROWS] = {TILE_ROW(values, f32), TILE_ROW(values, f16), TILE_ROW(values, bf16)};
 
-/* Lanes lo <= i < hi of vector v of a tile. */
+/* Mask of the tile's keys lo <= i < hi in vector v. */
 V_INLINE vm tile_visible(uint32_t v, uint32_t lo, uint32_t hi)
 {
     uint32_t first = v * LANES, from = lo > first ? lo - first : 0, to = hi > first ? hi - first : 0;
@@ -182,9 +182,11 @@ V_INLINE vm tile_visible(uint32_t v, uint32_t lo, uint32_t hi)
     return v_lt(v_select(v_lt(lane, low), high, lane), high); /* lane >= low and lane < high */
 }
 
-/* One row's softmax step over the keys lo <= j < hi of a tile: s becomes p (0 where hidden), m the new maximum, l the sums of p
- * by lane, and the factor for what was summed before is returned. cap: 0, or the soft cap times log2 e. slope: 0, or what a
- * key's distance is multiplied by, times log2 e; distance: from the row's position to the tile's first key, at most 0. */
+/* One row's softmax step over the keys lo <= j < hi of a tile. s becomes p (0 for hidden keys), m the new maximum, l the sums
+ * of p by lane. Returns the factor for the earlier sums.
+ *   cap       0, or the soft cap times log2 e
+ *   slope     0, or the row's slope times log2 e
+ *   distance  position of the tile's first key minus the row's position */
 static inline float softmax_step(float *s, uint32_t lo, uint32_t hi, float cap, float slope, float distance, float *m, float *l)
 {
     vf u[TILE_VECTORS];
@@ -226,7 +228,7 @@ static inline void state_clear(float *o, float *l, float *m, uint32_t width)
     *m = -INFINITY;
 }
 
-/* The left fold of the next split into what is folded so far. */
+/* Folds the next split into the sums of the earlier splits (a left fold). */
 static inline void state_fold(float *sum_o, float *sum_l, float *sum_m, const float *o, const float *l, float m, uint32_t width)
 {
     float top = *sum_m > m ? *sum_m : m;

@@ -27,7 +27,7 @@ bool cpu_has_isa(const char *isa)
     return false;
 }
 
-/* Names the option that the message just set is about. */
+/* Adds the option's name to the error that was just set. */
 static enum rc option_error(struct err *err, const char *option)
 {
     err_name(err, option, NULL);
@@ -80,7 +80,7 @@ static bool is_first_of_core(int processor, const cpu_set_t *allowed)
     return is_first;
 }
 
-/* Processors' worth of time that the container may use; more threads than that would wait for each other. */
+/* The container's CPU quota in processors, rounded up. With more threads than that, threads would wait for each other. */
 static uint32_t quota_cores(void)
 {
     unsigned long quota, period;
@@ -93,7 +93,7 @@ static uint32_t quota_cores(void)
     return n < 1 ? 1 : n < MAX_THREADS ? (uint32_t)n : MAX_THREADS;
 }
 
-/* Physical cores that this process may run on. */
+/* Physical cores that this process may run on, at most the container's quota. */
 static uint32_t default_threads(void)
 {
     cpu_set_t allowed;
@@ -115,7 +115,8 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Scratch for the widest call that the options allow: linear.c's prepared rows are shared, the rest is each thread's own. */
+/* Sizes the scratch for the widest call that the options allow. Threads share one block (linear.c's packed rows, attention.c's
+ * tasks and states); every thread has a private block for everything else. */
 static void size_scratch(struct cpu *cpu)
 {
     size_t cols = round_up(cpu->options.max_cols, 256);
@@ -159,7 +160,7 @@ static enum rc cpu_open(const struct backend_options *options, void **ctx, struc
         return err_set(err, RC_MEMORY, "cpu: no memory for the context");
     cpu->kernels = kernels;
     cpu->options = *options;
-    cpu->options.device = "cpu"; /* the caller's strings need not outlive the call */
+    cpu->options.device = "cpu"; /* the caller may free its strings after the call */
     cpu->options.isa = kernels->isa;
     cpu->n_threads = options->n_threads ? options->n_threads : default_threads();
     size_scratch(cpu);

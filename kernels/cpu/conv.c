@@ -1,7 +1,7 @@
 /* out_t[c] = act(bias[c] + sum over k < K of weight[c][k] * x_{t-K+1+k}[c]) along each sequence: [rows][channels] float32, one
- * fused chain from the bias over k upward. The state, [channel][K - 1], is the last inputs, oldest first. Bound by bytes at one
- * row a sequence (2 (K - 1) + K + 2 floats a channel), by the activation's exponential in a prompt: some 25 instructions for
- * LANES channels of a row. out may be x. */
+ * fused chain from the bias over k upward. The state, [channel][K - 1], is the last inputs, oldest first. Bound at one row a
+ * sequence by bytes (2 (K - 1) + K + 2 floats a channel), in a prompt by the activation's exponential: some 25 instructions
+ * for LANES channels of a row. out may be x. */
 #include "recurrent.h"
 
 #define MAX_TAPS 16u

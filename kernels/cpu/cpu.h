@@ -1,7 +1,9 @@
-/* cpu.h: what the files of the CPU backend share. backend_cpu.c owns the context, picks the instruction set once by cpuid and
- * hands out the table; every other file of this folder is compiled once per instruction set, with ISA defined as avx2 or
- * avx512, and names its symbols with K(name). An operation runs on all threads at once: pool_run calls it with (job, thread),
- * and it divides its own work; pool_barrier joins the threads in between. No result depends on the number of threads. */
+/* cpu.h: declarations that the files of the CPU backend share. backend_cpu.c owns the context, chooses the instruction set
+ * once by cpuid and returns the table. backend_cpu.c, pool.c and memory.c are compiled once, files named *_avx2.c and
+ * *_avx512.c for that instruction set, all other files of this folder once for each instruction set. These define ISA as avx2
+ * or avx512 and name their symbols with K(name). An operation runs on all threads at once: pool_run calls the operation's
+ * function with (job, thread), and the function takes its share of the work. pool_barrier joins the threads between two
+ * phases. No result depends on the number of threads. */
 #ifndef LLMPY_CPU_H
 #define LLMPY_CPU_H
 
@@ -11,18 +13,18 @@
 #define CPU_PASTE(name, isa) CPU_PASTE2(name, isa)
 #define K(name) CPU_PASTE(name, ISA)
 
-/* pool.c: persistent threads, spin first and sleep on a futex after a while; thread 0 is the caller. */
+/* pool.c: persistent threads. An idle thread first spins, then sleeps on a futex. Thread 0 is the caller. */
 struct pool;
 enum rc pool_create(uint32_t n_threads, struct pool **pool, struct err *err);
 void pool_destroy(struct pool *pool);
 uint32_t pool_threads(const struct pool *pool);
 void pool_run(struct pool *pool, void (*job)(void *args, uint32_t thread), void *args);
-/* Threads for a job: all, or the caller alone where waking the others would cost more than the work. */
+/* Threads for a job: all, or only the caller if waking the other threads would cost more than the work. */
 static inline uint32_t pool_threads_for(const struct pool *pool, bool is_worth_it)
 {
     return is_worth_it ? pool_threads(pool) : 1;
 }
-/* n_threads: as pool_threads_for gave it. */
+/* n_threads: the result of pool_threads_for. */
 static inline void pool_run_on(struct pool *pool, uint32_t n_threads, void (*job)(void *args, uint32_t thread), void *args)
 {
     if (n_threads == 1)
@@ -32,14 +34,14 @@ static inline void pool_run_on(struct pool *pool, uint32_t n_threads, void (*job
 }
 void pool_barrier(struct pool *pool); /* called by every thread of a running job */
 
-/* Memory of weights, memory.c: small matrices share chunks of huge pages. It is zeroed, on 64 bytes, and is given back
- * chunk by chunk when no matrix lives in it any more. Returns NULL when memory is out. */
+/* Allocates memory for weights (memory.c): zeroed, aligned to 64 bytes. Small matrices share chunks of huge pages; a chunk is
+ * freed with its last matrix. Returns NULL if memory is short. */
 struct weight_chunk;
 struct cpu;
 void *cpu_weights_take(struct cpu *cpu, size_t size_bytes, struct weight_chunk **chunk);
 void cpu_weights_release(struct cpu *cpu, struct weight_chunk *chunk);
 
-/* The backend's operations of these names, memory.c. */
+/* The functions of struct backend with these names, in memory.c. */
 enum rc cpu_buffer_create(void *ctx, size_t size_bytes, void **buffer, struct err *err);
 void cpu_buffer_destroy(void *ctx, void *buffer, size_t size_bytes);
 enum rc cpu_pool_create(void *ctx, uint32_t use, size_t size_bytes, void **buffer, struct err *err);
@@ -48,23 +50,23 @@ enum rc cpu_pool_restore(void *ctx, uint32_t use, struct err *err);
 enum rc cpu_pool_save(void *ctx, uint32_t use, struct err *err);
 void cpu_pool_forget(void *ctx, uint32_t use);
 
-/* The context that backend_cpu.c opens. scratch is one block per thread plus one shared, sized at open; nothing else is
- * allocated in a step. */
+/* The context that backend_cpu.c opens. `scratch` has one block for each thread, `shared` is one block for all threads; both
+ * are sized at open. A step allocates nothing else. */
 struct cpu {
     struct pool *pool;
     uint32_t n_threads;
     const struct cpu_kernels *kernels;
-    void *shared;               size_t shared_bytes;        /* activations prepared for a linear, split partials, ... */
+    void *shared;               size_t shared_bytes;        /* packed activations, states of cut attention tasks, ... */
     char *scratch;              size_t scratch_bytes;       /* n_threads blocks of scratch_bytes */
     size_t cache_bytes;                                     /* second-level cache of a core */
     struct weight_chunk *chunks;
-    struct cpu_buffer *buffers;                             /* of pool_create */
-    bool is_hidden[2], is_saved[2];                         /* by enum memory_use: asleep; with what it held */
+    struct cpu_buffer *buffers;                             /* allocated by pool_create */
+    bool is_hidden[2], is_saved[2];                         /* by enum memory_use: inaccessible; contents kept meanwhile */
     struct backend_options options;
     char description[64];
 };
 
-/* One instruction set's operations; the same argument structs as the backend's. */
+/* The operations of one instruction set. They take the argument structs of backend.h. */
 struct cpu_kernels {
     const char *isa;
     enum rc (*matrix_create)(struct cpu *cpu, const struct matrix_desc *desc, struct matrix **matrix, struct err *err);
@@ -81,10 +83,10 @@ struct cpu_kernels {
 const struct cpu_kernels *cpu_kernels_avx2(void);
 const struct cpu_kernels *cpu_kernels_avx512(void);
 
-/* Which names an instruction set of this processor that we have kernels for: "avx2", "avx512". */
+/* True if isa ("avx2" or "avx512") has kernels here and this processor supports it. */
 bool cpu_has_isa(const char *isa);
 
-/* A thread's part [first, end) of n equal things. */
+/* First of a thread's share of n equal items; the share ends where the next thread's begins. */
 static inline uint32_t share_first(uint32_t n, uint32_t thread, uint32_t n_threads)
 {
     return (uint32_t)((uint64_t)n * thread / n_threads);

@@ -1,11 +1,12 @@
-/* The gated delta rule, token by token, each value head with a state S [K][V] in float32, decayed by
- *   g = e^(-e^(a_log) softplus(a + dt_bias))
+/* The gated delta rule, token by token, each value head with a state S [K][V] in float32:
+ *   g = e^(-e^(a_log) softplus(a + dt_bias)), the decay
  *   q, k divided by sqrt(their sum of squares + 1e-6), q then times K^-1/2
  *   e[v] = sigmoid(b) (v[v] - sum over i of k[i] (g S[i][v]))  (the product with g rounded, one fused chain over i from 0)
  *   S[i][v] = g S[i][v] + k[i] e[v]  (one fma), out[v] = sum over i of q[i] S[i][v]  (one fused chain over i from 0)
- * Sums of squares are 16 chains, joined as v_hsum joins. Lanes are value channels. Bound at one row a sequence by the bytes of
- * the state (Qwen3-Next: 2 MiB a layer and sequence, some 120 us at 35 GB/s), in a prompt by two passes over it in the first
- * cache, 2 K V / LANES cycles for a row and head: 20 us a row of 32 heads of 128 x 128 on one core with AVX-512. */
+ * Sums of squares are 16 chains, joined in v_hsum's order. Lanes are value channels. Bound at one row a sequence by the bytes
+ * of the state (Qwen3-Next: 2 MiB a layer and sequence, some 120 us at 35 GB/s). Bound in a prompt by two passes over the
+ * state in the first-level cache, 2 K V / LANES cycles for a row and head: 20 us a row of 32 heads of 128 x 128 on one core
+ * with AVX-512. */
 #include "recurrent.h"
 
 #define MAX_KEY 512u

@@ -1,6 +1,6 @@
-/* out[r] = scale * row first_row + token_ids[r] of the matrix, the exact values of its type rounded once by the product. The
- * matrix may be a tied head, so a row is picked out of its panel: 16 rows are unpacked for one, in cache; a few microseconds a
- * row. */
+/* out[r] = scale * row first_row + token_ids[r] of the matrix: the exact values of its type, rounded once by the product. The
+ * matrix may be a tied head, so a row is read from its panel: unpacking one row unpacks 16 rows, in cache. Takes a few
+ * microseconds a row. */
 #include "matrix.h"
 #include "ops.h"
 #include "rows.h"

@@ -1,18 +1,18 @@
-/* y[r] = sum over j of w_rj * (down_e(form(up_e(x[r]) + up_bias_e)) + down_bias_e), e = the expert of route j of row r.
- * Pairs (row, route) are sorted by expert, so that an expert's weights are read once for all rows that it serves; its rows are
- * packed as those of any linear and multiplied by linear.c's tiles, whose bits depend on neither the number of rows nor their
- * neighbours. Products are float32, [n_pairs][2 * inner] and [n_pairs][width] in the operation's scratch; the sum over the
- * routes is one chain of fused multiply-adds from 0, in the order of the routes, whatever order the experts were computed in.
- * Few rows are bound by the bytes of the experts that they name: (2 * inner * width + width * inner) weights each. The pairs
- * that are packed at a time fit the backend's shared scratch; more than that go through it expert by expert, in waves. */
+/* y[r] = sum over j of w_rj * (down_e(form(up_e(x[r]) + up_bias_e)) + down_bias_e), e = the expert of route j of row r. Pairs
+ * (row, route) are sorted by expert, so that an expert's weights are read once for all of its rows. The rows are packed like
+ * those of any linear and multiplied by linear.c's tiles; their bits depend neither on the number of rows nor on neighbouring
+ * rows. Products are float32, [n_pairs][2 * inner] and [n_pairs][width] in the operation's scratch. The sum over the routes is
+ * one chain of fused multiply-adds from 0, in the order of the routes, not in the order in which experts are computed. Few
+ * rows are bound by the bytes of their experts: (2 * inner * width + width * inner) weights each. The pairs of a wave fit the
+ * backend's shared scratch; more pairs take several waves, expert by expert. */
 #include "linear_run.h"
 #include "ops.h"
 #include "rows.h"
 
 #include <string.h>
 
-#define PANEL_COST 4u     /* of reading a panel, in rows multiplied by it */
-#define COMBINE_COLS 256u /* columns that a thread sums up at a time */
+#define PANEL_COST 4u     /* cost of reading a panel, in rows multiplied by it */
+#define COMBINE_COLS 256u /* columns that a thread sums at a time */
 
 struct experts_job {
     struct cpu *cpu;
@@ -94,7 +94,7 @@ static void pair_input(const struct experts_job *job, bool is_up, uint32_t pair,
         row_act(args->act, product, NULL, job->inner, out);
 }
 
-/* The run that an expert's parts from `part` on form; no panels where an earlier run has taken them. */
+/* The run of an expert's parts from `part` on; it has no panels if an earlier run contains them. */
 static struct run run_of(const struct experts_job *job, const struct product *product, uint32_t expert, uint32_t part)
 {
     uint32_t begin = expert * product->n_parts, end = begin + product->n_parts;
@@ -107,13 +107,13 @@ static struct run run_of(const struct experts_job *job, const struct product *pr
     return run;
 }
 
-/* Where the packed rows of an expert begin, in a wave whose first expert is given. */
+/* Start of an expert's packed rows in a wave, given the wave's first expert. */
 static char *strips_of(const struct experts_job *job, const struct product *product, uint32_t first, uint32_t expert)
 {
     return (char *)job->cpu->shared + (job->first[expert] - job->first[first]) * product->pair_bytes;
 }
 
-/* Packs a thread's part of the strips of experts [first, end). */
+/* Packs a thread's share of the strips of experts [first, end). */
 static void pack(const struct experts_job *job, const struct product *product, uint32_t first, uint32_t end, uint32_t part,
                  uint32_t thread, const struct lane_scratch *s)
 {
@@ -142,14 +142,14 @@ static uint32_t panel_cost(const struct experts_job *job, uint32_t expert)
     return pairs_of(job, expert) + PANEL_COST;
 }
 
-/* The first panel of `n_panels`, which cost `cost` each and begin at `before`, that lies at or behind `from`. */
+/* The first of `n_panels` panels that starts at or after `from`. The panels start at `before` and cost `cost` each. */
 static uint32_t first_panel(uint64_t before, uint64_t from, uint32_t cost, uint32_t n_panels)
 {
     uint64_t panel = from <= before ? 0 : (from - before + cost - 1) / cost;
     return panel < n_panels ? (uint32_t)panel : n_panels;
 }
 
-/* Multiplies experts [first, end) by their packed rows: every thread the panels that begin in its share of the cost. */
+/* Multiplies experts [first, end) by their packed rows. Each thread takes the panels that begin in its share of the cost. */
 static void multiply(const struct experts_job *job, const struct product *product, uint32_t first, uint32_t end, uint32_t part,
                      uint32_t thread, struct lane_scratch *s)
 {
@@ -178,7 +178,7 @@ static void multiply(const struct experts_job *job, const struct product *produc
     }
 }
 
-/* Whether some expert's parts differ in type: then they are packed and multiplied one after the other. */
+/* True if an expert's parts differ in type. The parts are then packed and multiplied one after the other. */
 static bool is_mixed(const struct product *product)
 {
     for (uint32_t p = 0; p < product->matrix->n_parts; p++)
@@ -203,7 +203,7 @@ static void run_product(const struct experts_job *job, const struct product *pro
     }
 }
 
-/* Columns [column, column + width) of a row. */
+/* Sums columns [column, column + width) of a row. */
 static void combine_row(const struct experts_job *job, uint32_t row, uint32_t column, uint32_t width)
 {
     const struct experts_args *args = job->args;
@@ -251,7 +251,7 @@ static void experts_run(void *job_args, uint32_t thread)
     combine(job, thread);
 }
 
-/* Lays the job's arrays into the scratch; what they take of it, in values. */
+/* Places the job's arrays in the scratch. Returns their total size in values. */
 static size_t lay_out(struct experts_job *job)
 {
     const struct experts_args *args = job->args;

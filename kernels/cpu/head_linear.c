@@ -1,9 +1,8 @@
-/* out[h] = W_h x[h] or W_h^T x[h] for every head h, W_h being some rows of one matrix: the two products that latent
- * attention absorbs, both from the matrix as the checkpoint has it. Shapes: x, out [n_rows][n_heads * ...] float32, the
- * matrix of any type as exact float32 values, 16 rows at a time.
- * Order of the sums: W_h x is a dot product in four chains of vectors over the columns, joined as a fixed tree; W_h^T x is one
- * chain over W_h's rows for every output. Bound by the bytes of the matrix for few rows (16 heads of 256 x 512 in bfloat16:
- * 4 MB, 0.13 ms at 32 GB/s), else by 2 operations a weight and row. */
+/* out[h] = W_h x[h] or W_h^T x[h] for every head h, where W_h is a range of rows of one matrix: the two products of absorbed
+ * latent attention, both from the matrix as the checkpoint has it. Shapes: x, out [n_rows][n_heads * ...] float32, the matrix
+ * of any type as exact float32 values, 16 rows at a time. Order of the sums: W_h x is a dot product in four chains of vectors
+ * over the columns, joined as a fixed tree; W_h^T x is one chain over W_h's rows for every output. Bound by the bytes of the
+ * matrix for few rows (16 heads of 256 x 512 in bfloat16: 4 MB, 0.13 ms at 32 GB/s), else by 2 operations a weight and row. */
 #include "matrix.h"
 #include "ops.h"
 #include "simd.h"
@@ -52,7 +51,7 @@ static void multiply(const struct head_linear_args *args, uint32_t head, uint32_
     }
 }
 
-/* All outputs of one head, 16 rows of its matrix after the other. */
+/* All outputs of one head; takes 16 rows of the head's matrix at a time. */
 static void multiply_transposed(const struct head_linear_args *args, uint32_t head, float *w, float *scratch)
 {
     uint32_t cols = args->matrix->n_cols;

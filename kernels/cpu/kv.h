@@ -1,8 +1,8 @@
-/* kv.h: how the CPU backend lays keys and values into a page. A layer's part of a page is [kv head][group of 16 tokens]; a
+/* kv.h: the CPU backend's layout of keys and values in a page. A layer's part of a page is [kv head][group of 16 tokens]. A
  * group is keys [head_dim][16 tokens], then values [16 tokens][value_dim], value_dim = head_dim rounded up to 16 (the rest
- * holds zeros). So a vector of keys is 16 tokens wide, a vector of values 16 columns wide, and neither product of attention
- * sums across lanes; pages of 16, 32 and 64 tokens hold the same groups. Latent attention has one run of values
- * a token, token after token, and no heads (n_kv_heads 0). */
+ * holds zeros). So a vector of keys is 16 tokens wide, a vector of values is 16 columns wide, and neither product of attention
+ * sums across lanes. Pages of 16, 32 and 64 tokens hold the same groups. Latent attention stores one run of values a token,
+ * token after token, and has no heads (n_kv_heads 0). */
 #ifndef LLMPY_KV_H
 #define LLMPY_KV_H
 
@@ -26,7 +26,7 @@ static inline size_t kv_group_bytes(uint32_t head_dim, uint32_t dtype)
     return (size_t)KV_GROUP * (head_dim + kv_value_dim(head_dim)) * kv_item_bytes(dtype);
 }
 
-/* Bytes of one layer in a page, or 0 for a type or size that the kernels do not take. */
+/* Bytes of one layer in a page, or 0 if the kernels do not support the type or size. */
 static inline size_t kv_page_layer_bytes(uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens)
 {
     bool is_type = dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;

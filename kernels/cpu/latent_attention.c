@@ -4,9 +4,9 @@
  *
  * Order of the sums as in attention.c: tiles of 64 keys at absolute positions, four a split of 256 with fresh (m, l, O), u =
  * chain over the latent, then over the rope key, of (scale log2 e q_d) k_d; splits folded left; out = O / l. So a row's bits
- * depend on its position alone. A task is some (row, head) pairs of a sequence; it turns a tile's tokens into float32 keys and
- * values once for all of them. Bound by 2 (2 latent + rope) operations for every pair and key: 16 heads of 512 + 64 over 4,096
- * keys are 143 MFLOP, 0.6 ms at 256 GFLOP/s. */
+ * depend on its position alone. A task is a range of (row, head) pairs of a sequence; it converts a tile's tokens to float32
+ * keys and values once for all of its pairs. Bound by 2 (2 latent + rope) operations for every pair and key: 16 heads of
+ * 512 + 64 over 4,096 keys are 143 MFLOP, 0.6 ms at 256 GFLOP/s. */
 #include "attention.h"
 #define QUERY_STRIDE LATENT_QUERY_STRIDE
 #include "attention_tile.h"
@@ -20,15 +20,15 @@
 struct latent_job {
     struct cpu *cpu;
     const struct latent_attention_args *args;
-    uint32_t dim, latent, width, task_rows; /* width: latent, to whole vectors */
+    uint32_t dim, latent, width, task_rows; /* width: latent rounded up to whole vectors */
     atomic_uint next;
 };
 
-/* One task: pairs first .. first + n_rows of a sequence, pair = row * n_heads + head, and a thread's memory. */
+/* One task, pairs [first, first + n_rows) of a sequence with pair = row * n_heads + head, and the memory of its thread. */
 struct latent_task {
     const struct latent_job *job;
     uint32_t seq, first, n_rows;
-    float *q, *s, *o, *l, *m, *sum_o, *sum_l, *sum_m, *a; /* as attention.c has them */
+    float *q, *s, *o, *l, *m, *sum_o, *sum_l, *sum_m, *a; /* as in attention.c's scratch */
     float *keys, *values;                                 /* [4 groups][dim][16], [64][width] */
     const char *key_groups[TILE_GROUPS], *value_groups[TILE_GROUPS];
 };
@@ -84,7 +84,7 @@ static void load_values(const char *from, uint32_t n, uint32_t dtype, float *x)
     }
 }
 
-/* Tokens start .. of a tile, up to `to`, as float32 keys (16 tokens beside each other) and values. */
+/* Loads tokens start.. of a tile, up to `to`, as float32 keys (16 tokens beside each other) and values. */
 static void take_tile(struct latent_task *t, uint32_t start, uint32_t to)
 {
     const struct latent_job *job = t->job;
@@ -130,7 +130,7 @@ static void load_queries(const struct latent_task *t)
     }
 }
 
-/* Scores and values of a tile for rows first .. first + n, which register tiles hold. */
+/* Scores and values of a tile for rows first..first + n - 1, n <= TILE_ROWS (one register tile). */
 static void run_tile(struct latent_task *t, uint32_t first, uint32_t n, uint32_t start)
 {
     uint32_t width = t->job->width, last = pair_position(t, first + n - 1);
@@ -163,7 +163,7 @@ static void run_tile(struct latent_task *t, uint32_t first, uint32_t n, uint32_t
 static void run_split(struct latent_task *t, uint32_t split, uint32_t to)
 {
     for (uint32_t r = 0; r < t->n_rows; r++) {
-        t->m[r] = -INFINITY; /* so the first factor is 0, and what lies in o does not matter */
+        t->m[r] = -INFINITY; /* so the first factor is 0 and the contents of o are ignored */
         v_store(t->l + (size_t)r * LANES, v_zero());
     }
     for (uint32_t start = split * SPLIT_KEYS; start < (split + 1) * SPLIT_KEYS && start < to; start += TILE_KEYS) {
@@ -245,7 +245,7 @@ static void run_job(void *job_args, uint32_t thread)
         }
         if (t.seq == batch->n_seqs)
             return;
-        t.first = (n - 1 - (task - before)) * job->task_rows; /* the longest first */
+        t.first = (n - 1 - (task - before)) * job->task_rows; /* tasks with the most keys first */
         t.n_rows = pairs - t.first < job->task_rows ? pairs - t.first : job->task_rows;
         run_task(&t);
     }

@@ -1,10 +1,10 @@
 /* out[r][h] = weight * ((x[r][h] - mean) * 1/sqrt(variance + eps)) + bias, the mean and the variance (mean of (x - mean)^2)
- * over each head of the row; float32, sums in the order of rows.h's square sum. Bound by bytes: x is read three times (from
- * the first-level cache but for the first) and out written once, 8 bytes a value from memory. */
+ * over each head of the row; float32, sums in the order of rows.h's square sum. Bound by bytes: x is read three times (the
+ * second and third time from the first-level cache) and out is written once, 8 bytes a value from memory. */
 #include "ops.h"
 #include "rows.h"
 
-#define ALONE_VALUES 4096u /* up to here waking the other threads costs more than the work */
+#define ALONE_VALUES 4096u /* up to this size waking the other threads costs more than the work */
 
 struct norm_job {
     uint32_t n_threads;

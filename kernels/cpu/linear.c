@@ -1,10 +1,10 @@
 /* y[r][n] = sum over k of f(x)[r][k] * W[n][k] (+ bias[n]) (+ add[r][n]), float32 rows, W in panels of 16 rows (matrix.h).
- * Each output is one chain over k in the order of its weight type; slabs of k carry the chain in a small accumulator, so
- * neither tiles, slabs, threads nor row counts change a bit. f is computed row by row with the functions of rows.h while the
- * strips are packed, bias and add are added to the finished sum: fused equals composed. One row is bound by the bytes of W:
- * every thread streams its panels once. Many rows are bound by multiplications: the strips of X that fit half of the
- * second-level cache stay there, a slab of W stays in the first-level cache while it meets them all, and each tile prefetches
- * its share of the weights that come next. */
+ * Each output is one chain over k in the order of its weight type. A small accumulator carries the chain from slab to slab of
+ * k, so tiles, slabs, threads and row counts change no bit. f is computed row by row with the functions of rows.h while the
+ * strips are packed; bias and add are added to the finished sum, so the fused operation equals the separate operations. One
+ * row is bound by the bytes of W: every thread streams its panels once. Many rows are bound by multiplications: the strips of
+ * X that fit half of the second-level cache stay there, a slab of W stays in the first-level cache while it is multiplied by
+ * all of these strips, and each tile prefetches its share of the weights that come next. */
 #include "linear_run.h"
 #include "ops.h"
 #include "rows.h"
@@ -82,7 +82,7 @@ static void finish(const struct linear_args *args, const struct run *run, const 
     }
 }
 
-/* One row: panels [first, end) of the run, in calls of up to GEMV_PANELS. */
+/* Multiplies one row by panels [first, end) of the run, in calls of up to GEMV_PANELS. */
 static void one_row(const struct linear_args *args, const struct run *run, uint32_t first, uint32_t end, const char *x,
                     float *acc)
 {
@@ -99,7 +99,7 @@ static void one_row(const struct linear_args *args, const struct run *run, uint3
     }
 }
 
-/* Asks for the lines of y that finish will write; without it each of them is waited for. */
+/* Prefetches the lines of y that finish will write, so that finish does not wait for each of them. */
 static void touch(const struct linear_args *args, const struct run *run, const struct cpu_part *part, uint32_t panel,
                   uint32_t n_panels, uint32_t first, uint32_t n)
 {
@@ -110,7 +110,8 @@ static void touch(const struct linear_args *args, const struct run *run, const s
             __builtin_prefetch(y + q * PANEL_ROWS, 1);
 }
 
-/* Each panel's next slab is shared out among the tiles that meet this one: tile i of n fetches some lines per block or none. */
+/* Divides the prefetches of each panel's next slab among the tiles that multiply the current slab: tile i of n fetches some
+ * lines per block, or none. */
 struct fetch_plan {
     uint32_t n_tiles, n_calls, lines;
 };
@@ -123,8 +124,8 @@ static struct fetch_plan plan_fetch(const struct linear_type *type, uint32_t n_t
     return plan;
 }
 
-/* Strips [strip, end_strip) of the rows times one group of panels. Sums that more than one slab adds to wait in
- * acc [rows of the strips][16 * n_panels]; those of a single slab go straight on to y. */
+/* Multiplies strips [strip, end_strip) of the rows by one group of panels. Sums over several slabs are kept in acc [rows of
+ * the strips][16 * n_panels]; sums over a single slab go straight to y. */
 static void multiply_group(const struct linear_args *args, const struct run *run, const struct cpu_part *part, uint32_t panel,
                            uint32_t n_panels, uint32_t strip, uint32_t end_strip, const char *strips, struct lane_scratch *s)
 {
@@ -139,7 +140,7 @@ static void multiply_group(const struct linear_args *args, const struct run *run
         size_t stride = part->panel_bytes;
         bool is_last = block + n == part->n_blocks;
         if (is_last)
-            next += (n_panels - 1) * stride; /* on to the next group */
+            next += (n_panels - 1) * stride; /* the first slab of the next group */
         if (type->expand) {
             size_t expanded = (size_t)n * type->expanded_block_bytes;
             for (uint32_t q = 0; q < n_panels; q++)
@@ -166,8 +167,8 @@ static void multiply_group(const struct linear_args *args, const struct run *run
     }
 }
 
-/* Threads divide the panels, so that each reads only its own weights; where that leaves some with much more to do than others
- * (few panels, many threads), bands of strips are divided as well. */
+/* Threads divide the panels, so that each thread reads only its own weights. If that gives some threads much more work than
+ * others (few panels, many threads), bands of strips are divided too. */
 static struct share share_of(const struct run *run, uint32_t thread, uint32_t n_threads)
 {
     uint32_t n_bands = 1, n_columns = n_threads;
@@ -175,7 +176,7 @@ static struct share share_of(const struct run *run, uint32_t thread, uint32_t n_
     for (uint32_t bands = 1; bands <= n_threads && bands <= run->n_strips; bands++) {
         uint32_t columns = n_threads / bands;
         uint64_t tiles = (uint64_t)((run->n_panels + columns - 1) / columns) * ((run->n_strips + bands - 1) / bands);
-        if (tiles < least - least / 8) { /* each band reads the weights once more */
+        if (tiles < least - least / 8) { /* every band reads the weights again */
             least = tiles;
             n_bands = bands;
             n_columns = columns;
@@ -188,7 +189,7 @@ static struct share share_of(const struct run *run, uint32_t thread, uint32_t n_
                           share_first(run->n_strips, band, n_bands), share_first(run->n_strips, band + 1, n_bands)};
 }
 
-/* A thread's share of many rows, in chunks of strips that stay in the second-level cache. */
+/* Multiplies a thread's share of many rows, in chunks of strips that stay in the second-level cache. */
 static void many_rows(const struct cpu *cpu, const struct linear_args *args, const struct run *run, const struct share *share,
                       const char *strips, struct lane_scratch *s)
 {
@@ -196,7 +197,7 @@ static void many_rows(const struct cpu *cpu, const struct linear_args *args, con
     size_t strip_bytes = (size_t)run->parts->n_blocks * type->strip_block_bytes * type->max_rows;
     uint32_t n_strips = share->end_strip - share->strip, per_chunk = (uint32_t)(cpu->cache_bytes * 9 / 16 / strip_bytes);
     uint32_t n_chunks = per_chunk ? (n_strips + per_chunk - 1) / per_chunk : n_strips;
-    uint32_t max_panels = n_strips > 1 ? type->max_panels : 1; /* one strip: bound by the bytes of W, one stream is best */
+    uint32_t max_panels = n_strips > 1 ? type->max_panels : 1; /* one strip: bound by W's bytes, one stream is fastest */
     for (uint32_t c = 0; c < n_chunks; c++) {
         uint32_t before = 0, strip = share->strip + share_first(n_strips, c, n_chunks);
         uint32_t end_strip = share->strip + share_first(n_strips, c + 1, n_chunks);
@@ -222,7 +223,7 @@ void K(linear_share)(const struct cpu *cpu, const struct linear_args *args, cons
         many_rows(cpu, args, run, share, strips, s);
 }
 
-/* Packs a thread's part of the rows; all strips are complete after the barrier. */
+/* Packs a thread's share of the rows; all strips are complete after the barrier. */
 static void prepare_shared(struct cpu *cpu, const struct linear_args *args, const struct run *run, uint32_t thread, float *rows)
 {
     size_t row_bytes = (size_t)run->parts->n_blocks * run->type->strip_block_bytes;
@@ -248,12 +249,12 @@ static void linear_run(void *job_args, uint32_t thread)
             prepare_shared(cpu, args, &run, thread, s.rows);
             many_rows(cpu, args, &run, &share, cpu->shared, &s);
             if (part < args->matrix->n_parts)
-                pool_barrier(cpu->pool); /* the next run's strips take the place of these */
+                pool_barrier(cpu->pool); /* the next run's strips overwrite these */
             continue;
         }
         if (share.panel == share.end_panel)
             continue;
-        /* One strip: each thread packs it for itself, which is cheaper than a barrier. */
+        /* One strip: each thread packs a private copy, which is cheaper than a barrier. */
         prepare_strip(args, run.type, 0, args->n_rows, s.rows, s.strip);
         K(linear_share)(cpu, args, &run, &share, s.strip, &s);
     }

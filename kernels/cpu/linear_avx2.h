@@ -1,5 +1,9 @@
-/* linear_avx2.h: what the AVX2 files of the linear share. linear_float_avx2.c multiplies floats, linear_int8_avx2.c integers,
- * linear_layout_avx2.c moves weights between the file's layout, panels and exact values; linear_types_avx2.c has the table. */
+/* linear_avx2.h: declarations that the AVX2 files of the linear share:
+ *   linear_float_avx2.c   float arithmetic
+ *   linear_int8_avx2.c    integer arithmetic
+ *   linear_layout_avx2.c  moves weights between the file's layout, panels and exact values
+ *   linear_mxfp4_avx2.c   the same for MXFP4
+ *   linear_types_avx2.c   the table of weight types */
 #ifndef LLMPY_LINEAR_AVX2_H
 #define LLMPY_LINEAR_AVX2_H
 
@@ -24,7 +28,7 @@ V_INLINE __m256i load_256(const void *p)
     return _mm256_load_si256(p);
 }
 
-/* 8 float16 -> 8 floats, exact */
+/* 8 float16 as 8 floats, exact */
 V_INLINE __m256 load_halves(const uint8_t *p)
 {
     return _mm256_cvtph_ps(_mm_load_si128((const void *)p));

@@ -1,7 +1,8 @@
-/* linear_avx512.h: what the AVX-512 kernels of the linears share. A lane of a vector is a row of a panel (an output); every
- * output is one chain over k, so tiles of any size, the gemv and any slabs of k give the same bits. Tiles are inline functions
- * of the number of rows and panels, both constant where they are instantiated: their accumulators then live in registers. Two
- * panels times 12 rows (floats) or 6 rows (integers) leave room for two weight vectors and one broadcast activation. */
+/* linear_avx512.h: declarations that the AVX-512 kernels of the linears share. A lane of a vector is a row of a panel (an
+ * output). Every output is one chain over k, so tiles of any size, the gemv and any slabs of k give the same bits. Tiles are
+ * inline functions of the number of rows and panels. Both numbers are constant where a tile is instantiated, so its
+ * accumulators stay in registers. Two panels times 12 rows (floats) or 6 rows (integers) leave room for two weight vectors and
+ * one broadcast activation. */
 #ifndef LLMPY_LINEAR_AVX512_H
 #define LLMPY_LINEAR_AVX512_H
 
@@ -18,7 +19,8 @@
 #define FLOAT_ROWS 12
 #define INT8_ROWS 6
 
-/* A gemv goes through its panels one by one, a single stream from memory (two are 10 % slower), and fetches this far ahead. */
+/* Bytes that a gemv prefetches ahead. A gemv reads its panels one by one, as a single stream from memory; two streams are 10 %
+ * slower. */
 #define GEMV_AHEAD 4096
 
 INLINE void prefetch_lines(const char *next, uint32_t n_lines)
@@ -27,8 +29,8 @@ INLINE void prefetch_lines(const char *next, uint32_t n_lines)
         _mm_prefetch(next + (size_t)i * 64, _MM_HINT_T0);
 }
 
-/* Transposes 16 vectors of n_columns (16, or the low 8) dwords, of which n_rows matter, and writes each column's n_rows
- * dwords. */
+/* Transposes 16 vectors, of which the first n_rows are used, of n_columns (16, or the low 8) dwords, and writes the n_rows
+ * dwords of each column. */
 INLINE void store_transposed(__m512i rows[16], const int n_columns, uint32_t n_rows, char *target, size_t column_bytes)
 {
     __mmask16 mask = (__mmask16)((1u << n_rows) - 1);
@@ -59,7 +61,7 @@ INLINE void store_transposed(__m512i rows[16], const int n_columns, uint32_t n_r
     }
 }
 
-/* The tiles of float32 panels: of F32 itself, and of every expanded type in float arithmetic. */
+/* The tiles of float32 panels: for F32 itself and for every expanded type in float arithmetic. */
 #define DECLARE_TILES(NAME)                                                                                                    \
     linear_tile NAME##_1_1, NAME##_1_2, NAME##_1_3, NAME##_1_4, NAME##_1_5, NAME##_1_6, NAME##_1_7, NAME##_1_8, NAME##_1_9,    \
         NAME##_1_10, NAME##_1_11, NAME##_1_12, NAME##_2_1, NAME##_2_2, NAME##_2_3, NAME##_2_4, NAME##_2_5, NAME##_2_6,         \

@@ -1,9 +1,9 @@
-/* y[r] = sum over k of w[r][k] * bf16(x[k]) for BF16 weights: activations are rounded to bfloat16 (nearest even), and
+/* y[r] = sum over k of w[r][k] * bf16(x[k]) for BF16 weights. Activations are rounded to bfloat16 (nearest even), and
  * vdpbf16ps adds pairs of products to one float32 chain per output, pairs of k ascending. The instruction rounds to nearest
- * even and takes denormals as zero, whatever the control register says. Panels [k / 2][16 rows][2], strips [k / 2][n_rows][2].
- * The same panels serve float arithmetic (linear_float_avx512.c). Bound: one row by the bytes of the weights; from 8 rows on
- * by 2 instructions of 32 products a cycle. Measured on one Zen 5 core at 3.7 GHz, weights in L1: 475 GFLOP/s, 99 % of the
- * peak, from 8 rows on. */
+ * even and treats denormals as zero, regardless of the control register. Panels are [k / 2][16 rows][2], strips [k /
+ * 2][n_rows][2]. Float arithmetic (linear_float_avx512.c) uses the same panels. Bound: one row by the bytes of the weights;
+ * from 8 rows on by 2 instructions of 32 products a cycle. Measured on one Zen 5 core at 3.7 GHz, weights in L1: 475 GFLOP/s,
+ * 99 % of the peak, from 8 rows on. */
 #include "linear_avx512.h"
 
 INLINE void tile(TILE_ARGS, const int n_panels, const int n_rows)

@@ -1,8 +1,8 @@
-/* Float arithmetic on AVX2: y[i] = one chain of fused multiply-adds over k = 0, 1, 2, ... from 0, the weight's exact value as
- * float32 times the float32 activation. Panels are [k][16 rows] in the file's type (bfloat16: dword r of 8 = row r | row r + 8
- * << 16, so that one shift and one mask widen 16 weights). Strips are [k][n_rows] floats. Quantised types come here through
- * their exact values (value tiles). 6 rows x 16 weights a tile; a 2-core Zen 3 reaches 96 to 99 % of its read bandwidth with
- * one row of bfloat16 and 70 to 80 % of its multiply peak with many. */
+/* Float arithmetic on AVX2: y[i] = one chain of fused multiply-adds over k = 0, 1, 2, ... from 0, of the weight's exact value
+ * as float32 times the float32 activation. Panels are [k][16 rows] in the file's type (bfloat16: dword r of 8 = row r | row r
+ * + 8 << 16, so that one shift and one mask widen 16 weights). Strips are [k][n_rows] floats. The tiles multiply the exact
+ * values of quantised types too (value tiles). A tile is 6 rows x 16 weights. A 2-core Zen 3 reaches 96 to 99 % of its read
+ * bandwidth with one row of bfloat16 and 70 to 80 % of its multiply peak with many. */
 #include "linear_quants_avx2.h"
 
 #include <string.h>
@@ -45,7 +45,7 @@ V_INLINE void bf16_weights(const uint8_t *w, size_t k, __m256 *low, __m256 *high
     *high = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
 }
 
-/* ---- tiles and the row of one ---- */
+/* ---- tiles and gemv ---- */
 
 V_INLINE void float_tile(weights *load, const uint32_t n_rows, const uint32_t block_values, const uint8_t *w, const float *x,
                          float *acc, uint32_t n_blocks, const char *next, uint32_t next_lines)
@@ -74,9 +74,9 @@ V_INLINE void float_tile(weights *load, const uint32_t n_rows, const uint32_t bl
     }
 }
 
-#define GEMV_AHEAD 4096 /* bytes that each stream of weights is fetched ahead */
+#define GEMV_AHEAD 4096 /* bytes that a gemv prefetches ahead of each stream of weights */
 
-/* Two panels at a time: four chains hide the latency of the additions, and two streams are what the hardware follows best. */
+/* Two panels at a time: four chains hide the latency of the additions, and the hardware prefetcher follows two streams best. */
 V_INLINE void float_gemv(weights *load, const size_t k_bytes, const uint32_t n_panels, const uint8_t *w, const float *x,
                          float *acc, uint32_t n_blocks)
 {
@@ -147,7 +147,7 @@ static void f32_repack(const uint8_t *rows, size_t row_bytes, uint32_t first_lan
                 memcpy(out + (size_t)k * 16 + first_lane + i, rows + i * row_bytes + (size_t)k * 4, 4);
 }
 
-/* place(lane): where a row's 16 bits lie among the 16 of one k */
+/* place(lane): index of a row's 16 bits among the 16 rows of one k */
 V_INLINE void repack_16_bits(uint32_t (*place)(uint32_t lane), const uint8_t *rows, size_t row_bytes, uint32_t first_lane,
                              uint32_t n_lanes, uint32_t n_cols, uint8_t *panel)
 {
@@ -227,7 +227,7 @@ FLOAT_TYPE(f32, "float32", DTYPE_F32, 64, 8);
 FLOAT_TYPE(f16, "float16", DTYPE_F16, 32, 16);
 FLOAT_TYPE(bf16, "bfloat16", DTYPE_BF16, 32, 16);
 
-/* Quantised: the tiles multiply exact values, unpacked a slab at a time. */
+/* Quantised types: the tiles multiply exact values, unpacked a slab at a time. */
 #define VALUES_TYPE(type, label, number, subs, bytes, tiles)                                                                   \
     const struct linear_type linear_##type##_float_avx2 = {                                                                    \
         .name = label " float",                                                                                                \

@@ -49,7 +49,7 @@ INLINE void tile(TILE_ARGS, const int type, const int n_panels, const int n_rows
         _mm512_store_ps(acc + (i * n_panels + q) * 16, c[i][q]);
 }
 
-/* One row times 1 or 2 panels, which are as many chains and as many streams from memory. */
+/* One row times 1 or 2 panels; each panel is one chain and one stream from memory. */
 INLINE void gemv_panels(const uint8_t *w, size_t panel_bytes, const float *x, float *acc, uint32_t n_cols, const int type,
                         const int n_panels)
 {
@@ -66,7 +66,8 @@ INLINE void gemv_panels(const uint8_t *w, size_t panel_bytes, const float *x, fl
     UNROLL for (int q = 0; q < n_panels; q++) _mm512_storeu_ps(acc + q * 16, c[q]);
 }
 
-/* A chain takes 4 cycles a column: of F32 16 bytes a cycle, enough for any memory; of 16-bit types 8, so those go in pairs. */
+/* A chain takes 4 cycles a column. That reads 16 bytes a cycle of F32, enough for any memory, but only 8 of 16-bit types; so
+ * panels of 16-bit types go in pairs. */
 INLINE void gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels, const int type)
 {
     const float *xk = (const float *)(const void *)x;

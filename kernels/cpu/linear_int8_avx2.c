@@ -1,12 +1,14 @@
 /* Integer arithmetic on AVX2. Activations: 32 columns of a row become int8 with one float32 scale, s = max|x| / 127, rounded
- * to nearest even (unbiased); the error is 0.5 % of a row's norm (1.3 % with channels 50 times the others), whatever the
- * weight type. The sum over a sub of 32 columns is integer and exact in any order; the only float chain, subs ascending, is
- *   y = fma(float(isum), scale * s, y), then where the type has an addend: y = fma(addend, s * sum(x), y);
- * isum = sum of (q - offset) x; with integer scales for each 16 columns, isum = sc0 * isum0 + sc1 * isum1 (below 2^24) and y =
- * fma(float(sum of minimums * sums of x), addend * s, y). vpmaddubsw multiplies unsigned weights by signed activations into
- * pairs of 16 bits; the sums start at -offset * sum(x), so that what a lane holds in the end fits 16 bits (intermediate sums
- * may wrap, which loses nothing). Q8_0 multiplies pairs of 16 bits. Bound: multiplications with many rows (655 GOP/s for
- * vpmaddubsw on a 2-core Zen 3, three times float32's peak), bytes of the weights with one. */
+ * to nearest even (unbiased). The error is 0.5 % of a row's norm (1.3 % with channels 50 times the others), whatever the
+ * weight type. The sum over a sub of 32 columns is integer and exact in any order. The only float chain, subs ascending, is
+ *   y = fma(float(isum), scale * s, y), then y = fma(addend, s * sum(x), y) if the type has an addend
+ *   isum = sum of (q - offset) x
+ * With integer scales for each 16 columns:
+ *   isum = sc0 * isum0 + sc1 * isum1 (below 2^24), y = fma(float(sum of minimums * sums of x), addend * s, y)
+ * vpmaddubsw multiplies unsigned weights by signed activations into pairs of 16 bits. The sums start at -offset * sum(x), so
+ * that a lane's final sum fits 16 bits; intermediate sums may wrap, which loses nothing. Q8_0 multiplies pairs of 16 bits.
+ * Bound: multiplications with many rows (655 GOP/s for vpmaddubsw on a 2-core Zen 3, three times float32's peak), bytes of the
+ * weights with one row. */
 #include "linear_quants_avx2.h"
 
 #include <string.h>
@@ -16,21 +18,21 @@
 enum strip_kind {
     STRIP_OFFSET,     /* c: pair of int16, -offset * sum */
     STRIP_ADDEND,     /* m: float s * sum */
-    STRIP_FIVE_BITS,  /* c with offset 16, int 16 * sum, m: 31 * 127 * 16 does not fit 16 bits, so the offset comes and goes */
+    STRIP_FIVE_BITS,  /* c with offset 16, int 16 * sum, m: 31 * 127 * 16 exceeds 16 bits, so the sums run with the offset */
     STRIP_SC,         /* c of columns 0..15, c of 16..31 */
     STRIP_SC_ADDEND,  /* pair of int16: sum of columns 0..15, of 16..31 */
 };
 #define STRIP_DWORDS(kind) ((kind) == STRIP_FIVE_BITS ? 12u : (kind) == STRIP_SC ? 11u : 10u)
 #define PAIRS_DWORDS 17u
 
-/* q[32] = x / s rounded; returns s. A NaN makes s NaN, an infinity makes it infinite: the row's sums show it. */
+/* q[32] = x / s rounded; returns s. A NaN makes s NaN and an infinity makes s infinite, so that the row's sums show it. */
 V_INLINE float quantize_32(const float *x, __m256i *q)
 {
     __m256 v[4];
     __m256i magnitude = _mm256_set1_epi32(0x7fffffff), most = _mm256_setzero_si256();
     UNROLL for (int j = 0; j < 4; j++) {
         v[j] = _mm256_loadu_ps(x + 8 * j);
-        most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(v[j]), magnitude)); /* NaN is greatest so */
+        most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_castps_si256(v[j]), magnitude)); /* NaN is the greatest */
     }
     __m128i m = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
     m = _mm_max_epu32(m, _mm_unpackhi_epi64(m, m));
@@ -62,7 +64,7 @@ V_INLINE int32_t times(__m128i pair, int factor)
     return _mm_cvtsi128_si32(_mm_mullo_epi16(pair, _mm_set1_epi16((short)factor)));
 }
 
-/* What the kind adds to a row of a sub: dwords out[0], out[n_rows], ... */
+/* Writes the kind's extra dwords of a row of a sub: out[0], out[n_rows], ... */
 V_INLINE void put_extras(const enum strip_kind kind, const int offset, __m256i q, float s, uint32_t n_rows, int32_t *out)
 {
     __m256i two = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
@@ -276,7 +278,7 @@ static void prepare_pairs(const float *x, uint32_t stride, uint32_t n_rows, uint
     }                                                                                                                          \
     FINISH_BY_HALF(rows, SCALE, FINISH_PAIRS_LOW, FINISH_PAIRS_HIGH)
 
-/* Where weights and scales lie: in Q4_0's and Q4_1's panels, in expanded subs, in Q8_0's panels. */
+/* Addresses of weights and scales: in Q4_0's and Q4_1's panels, in expanded subs, in Q8_0's panels. */
 #define NIBBLE_QUAD(q, half) nibble_quad(w, q, half)
 #define NIBBLE_SCALE(half) load_halves(w + 256 + 16 * (half))
 #define NIBBLE_ADDEND(half) load_halves(w + 288 + 16 * (half))

@@ -1,16 +1,21 @@
 /* linear_int8_avx512.h: y[r] = sum over k of w[r][k] * x[k] for quantised weights, in integers, as templates over the form.
- * Activations: int8 q with one float32 scale dx = max|x| / 127 per 32 columns (to nearest). Per scale of the weights (32 or 16
- * columns), ascending: isum = sum of (u - offset) * q, exact in int32; y = fma(float(isum), dw * dx, y); with minima then y =
- * fma(minimum, dx * sum(q), y). Strip of a block of 32: q as quads [8][n_rows], dx [n_rows], then per scale either -offset *
- * sum(q) as int32, which the sum starts from, or dx * sum(q) as float32: [n_rows] each. Bound: one row by the bytes of the
- * weights; else vpdpbusd, 2 of 64 products a cycle, of which the scales (a multiplication and an FMA per 8 of them on the same
- * ports) leave 80 %, 73 % with minima, 67 % with two scales. */
+ * Activations are int8 q with one float32 scale dx = max|x| / 127 per 32 columns (to nearest). For each scale of the weights
+ * (32 or 16 columns), ascending:
+ *   isum = sum of (u - offset) * q, exact in int32
+ *   y = fma(float(isum), dw * dx, y)
+ *   y = fma(minimum, dx * sum(q), y) if the form has minimums
+ * The strip of a block of 32 columns:
+ *   [8][n_rows]  quads of q
+ *   [n_rows]     dx
+ *   [n_rows]     for each scale: -offset * sum(q) as int32, from which the sum starts, or dx * sum(q) as float32
+ * Bound: one row by the bytes of the weights; more rows by vpdpbusd, 2 of 64 products a cycle. The scales (a multiplication
+ * and an FMA per 8 vpdpbusd on the same ports) leave 80 % of that, 73 % with minimums, 67 % with two scales. */
 #ifndef LLMPY_LINEAR_INT8_AVX512_H
 #define LLMPY_LINEAR_INT8_AVX512_H
 
 #include "linear_quants_avx512.h"
 
-/* One block of 32 columns: c += strip block x panels. */
+/* Multiplies one block of 32 columns: c += strip block x panels. */
 INLINE void int8_block(const uint8_t *w, const uint8_t *tail, size_t panel_stride, const char *x, __m512 c[INT8_ROWS][2],
                        const enum form f, const int n_panels, const int n_rows)
 {
@@ -73,11 +78,11 @@ INLINE void int8_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_bl
     }
 }
 
-/* Quantises a block of 32 values of one row into 32 bytes; returns their scale, NaN if one of them is none. */
+/* Quantises a block of 32 values of one row into 32 bytes. Returns their scale, NaN if a value is NaN. */
 INLINE float quantise_block(const float *x, __m256i *q)
 {
     __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
-    /* the bits of |x| order as the floats do, NaN above all */
+    /* the bits of |x| as integers have the order of the floats, NaN above all */
     __m512i size = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
     float most = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(size))));
     __m512 inverse = _mm512_set1_ps(most > 0x1p-100f ? 127.0f / most : 0.0f);

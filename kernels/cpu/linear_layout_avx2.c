@@ -1,5 +1,5 @@
-/* Quantised weights on AVX2: from the file's blocks to panels (linear_quants_avx2.h) and from panels to exact values or to the
- * bytes that the integer tiles read. Bits are moved, never changed; values are computed as dtype_to_float does:
+/* Quantised weights on AVX2: from the file's blocks to panels (linear_quants_avx2.h), and from panels to exact values or to
+ * the bytes that the integer tiles read. Weights' bits are moved, never changed. Values are computed like dtype_to_float's:
  * ((scale * s) * (q - offset)) + addend, every product exact. Bound by bytes: a slab is expanded once for all rows. */
 #include "linear_quants_avx2.h"
 
@@ -66,7 +66,7 @@ static void put_q3(const uint8_t *q, uint8_t *out)
     put_one_bit(q, 2, out + TWO_BIT_PLANE);
 }
 
-/* ---- one block of the file: its q, and its scales into the panel's (p: where they begin, at the row's place) ---- */
+/* ---- reads one block of the file: q, and the scales into the panel (p: the row's place in the panel's scales) ---- */
 
 static void split_nibbles(const uint8_t *qs, uint8_t *q)
 {
@@ -211,7 +211,7 @@ V_INLINE void repack_lanes(const struct quant *type, uint32_t file_bytes, block_
         }
 }
 
-/* The scale of columns 16h .. 16h + 15 and their addend. */
+/* The scale and the addend of columns 16h .. 16h + 15. */
 V_INLINE void values_scale(const struct quant *type, const struct sub_scales *s, uint32_t h, uint32_t half, __m256 *scale,
                            __m256 *addend)
 {

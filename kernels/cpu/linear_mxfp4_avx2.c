@@ -1,7 +1,7 @@
-/* MXFP4 weights: 32 columns of 4-bit floats (e2m1) with an exponent of 8 bits. A panel's block is [16 pairs of columns (j, j +
- * 16)][16 rows] bytes, column j in the low half, then the 16 rows' exponents, 288 bytes with their padding: the file's bits,
- * moved. Values are (twice the 4-bit float, an integer up to 12) * 2^(exponent - 128), one exact product, as dtype.c has them.
- * Bound by bytes: 4.5 bits a weight with the padding. */
+/* MXFP4 weights: 32 columns of 4-bit floats (e2m1) with an exponent of 8 bits. A panel's block is 288 bytes with its padding:
+ * [16 pairs of columns (j, j + 16)][16 rows] bytes, column j in the low half, then the exponents of the 16 rows. The file's
+ * bits are moved, never changed. Values are (twice the 4-bit float, an integer up to 12) * 2^(exponent - 128), one exact
+ * product, as in dtype.c. Bound by bytes: 4.5 bits a weight with the padding. */
 #include "linear_quants_avx2.h"
 
 #define BLOCK_BYTES 288u
@@ -27,7 +27,7 @@ V_INLINE __m256 power_of_two(__m256i e)
     return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
 
-/* 8 rows of a column; q: their 4-bit floats. */
+/* Values of 8 rows of a column; q: their 4-bit floats. */
 V_INLINE __m256 values_of(__m128i q, __m256 scale)
 {
     const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);

@@ -1,9 +1,12 @@
-/* linear_quants_avx2.h: where the AVX2 panels keep quantised weights, lossless and as small as in the file. A block is n_subs
+/* linear_quants_avx2.h: layout of quantised weights in AVX2 panels, lossless and as small as in the file. A block is n_subs
  * pieces ("subs") of 32 columns, then the scales of its 16 rows. In a sub the unsigned weights q of 4 columns (a quad: columns
  * 4Q .. 4Q + 3, Q = 0..7) of one row share a dword, low column in the low byte; rows 0..7 and 8..15 are the two halves, a
- * vector each. Planes of a sub: nibbles, 4 x 64 bytes (quads Q | Q + 4 << 4); 2 bits, 2 x 64 bytes (quad Q at plane Q % 2, bit
- * 2 (Q / 2)); 1 bit, 64 bytes (quad Q at bit Q). A weight is (q - offset) * scale + addend, where K types scale every 16 or 32
- * columns by a small integer. Scale and addend of K types are exact products of a float16 and that integer. */
+ * vector each. Planes of a sub:
+ *   nibbles  4 x 64 bytes  quads Q | Q + 4 << 4
+ *   2 bits   2 x 64 bytes  quad Q in plane Q % 2, bit 2 (Q / 2)
+ *   1 bit    64 bytes      quad Q in bit Q
+ * A weight is (q - offset) * scale + addend, where K types scale every 16 or 32 columns by a small integer. Scale and addend
+ * of K types are exact products of a float16 and that integer. */
 #ifndef LLMPY_LINEAR_QUANTS_AVX2_H
 #define LLMPY_LINEAR_QUANTS_AVX2_H
 
@@ -13,19 +16,20 @@
 #define TWO_BIT_PLANE 128u
 #define ONE_BIT_PLANE 64u
 
-/* The scales of one sub, by half. Types with scales for each 16 columns: sc[h] and mins as pairs of int16 in a dword. */
+/* The scales of one sub, by half. For types with integer scales for each 16 columns: sc[h] and mins as pairs of int16 in a
+ * dword. */
 struct sub_scales {
     __m256 scale[2], addend[2];
     __m256i sc[2][2]; /* [columns 16h ..][half]: (s, s) */
     __m256i mins[2];  /* [half]: (minimum of columns 0..15, of 16..31) */
 };
 
-/* What one type is to the templates; all of it is known when they are compiled. */
+/* One type's parameters for the templates, all known at compile time. */
 struct quant {
     uint32_t n_subs, sub_bytes, block_bytes; /* of the panel */
     uint32_t offset;
     bool has_addend;  /* scale * q + addend */
-    bool has_sc;      /* integer scales for each 16 columns; with has_addend: integer minimums too, addend is their factor */
+    bool has_sc;      /* integer scales for each 16 columns; with has_addend also integer minimums, times addend */
     __m256i (*quad)(const uint8_t *sub, uint32_t q, uint32_t half);
     void (*scales)(const uint8_t *block, uint32_t sub, struct sub_scales *s);
 };
@@ -37,7 +41,7 @@ V_INLINE __m256i bytes_and(__m256i v, int mask)
     return _mm256_and_si256(v, _mm256_set1_epi8((char)mask));
 }
 
-/* Moves bit `from` of every byte to bit `to`, and the bits beside it with it; the caller masks. */
+/* Moves bit `from` of every byte to bit `to`, and the neighbouring bits with it; the caller masks the result. */
 V_INLINE __m256i shift_bits(__m256i v, const uint32_t from, const uint32_t to)
 {
     if (from > to)
@@ -80,7 +84,7 @@ V_INLINE __m256i q3_quad(const uint8_t *sub, uint32_t q, uint32_t half)
     return _mm256_or_si256(two_bit_quad(sub, q, half, 0), one_bit_quad(sub + TWO_BIT_PLANE, q, half, 2));
 }
 
-/* ---- scales; p: where the block's scales begin ---- */
+/* ---- scales; p: start of the block's scales ---- */
 
 V_INLINE void halves_of(const uint8_t *p, __m256 *v)
 {
@@ -212,14 +216,15 @@ QUANT(q2_k, 8, TWO_BIT_PLANE, 320, 0, true, true, q2_quad, q2_k_scales(p, sub, s
 
 #define EACH_QUANT(X) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) X(q3_k) X(q2_k)
 
-/* A sub as the tiles of linear_int8_avx2.c read it: bytes q of quad Q at 64 Q + 32 half, then dwords of the 16 rows. */
+/* The expanded form of a sub that the tiles of linear_int8_avx2.c read: bytes q of quad Q at 64 Q + 32 half, then dwords of
+ * the 16 rows. */
 #define EXPANDED_SCALE 512u
 #define EXPANDED_ADDEND 576u
 #define EXPANDED_SC 640u /* columns 0..15, then 16..31 */
 #define EXPANDED_MINS 768u
 #define EXPANDED_SUB_BYTES 832u
 
-/* linear_layout_avx2.c; the values' own layout for Q8_0: 16 float16 d, then [16 pairs of k][16 rows][2] int8 */
+/* In linear_layout_avx2.c. The layout of Q8_0: 16 float16 d, then [16 pairs of k][16 rows][2] int8. */
 #define LAYOUT(type)                                                                                                           \
     linear_repack linear_##type##_repack_avx2;                                                                                 \
     linear_unpack linear_##type##_unpack_avx2;                                                                                 \

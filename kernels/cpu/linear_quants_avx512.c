@@ -1,16 +1,16 @@
-/* The quantised types' way into AVX-512 panels (repack) and back to exact float32 values (unpack), and their float arithmetic:
- * y[r] = sum over k of w[r][k] * x[k], one FMA chain per output, k ascending, w the exact float32 value of the weight. Slabs
- * of weights are unpacked to float32 in L1 and go through the tiles of F32 (linear_float_avx512.c), one row of activations as
- * well. Every product scale * (u - offset) is exact in float32, so unpack has the bits of dtype_to_float. Bound: the FMA
- * units; unpacking adds about 5 instructions per 16 weights and slab. */
+/* Quantised types on AVX-512: from the file into panels (repack), from panels to exact float32 values (unpack), and float
+ * arithmetic: y[r] = sum over k of w[r][k] * x[k], one FMA chain per output, k ascending, w the exact float32 value of the
+ * weight. Slabs of weights are unpacked to float32 in L1 and multiplied by the tiles of F32 (linear_float_avx512.c), for a
+ * single row too. Every product scale * (u - offset) is exact in float32, so unpack has the bits of dtype_to_float. Bound: the
+ * FMA units; unpacking adds about 5 instructions per 16 weights and slab. */
 #include "linear_quants_avx512.h"
 
 /* ---- from the file ---------------------------------------- */
 
-/* A block of 32 of one row, as the file has it. */
+/* A block of 32 columns of one row, as in the file. */
 struct block {
     uint8_t u[32];    /* value = scale * (u - offset) [+ min] */
-    uint8_t scale[4]; /* as panels have it: 2 or 4 bytes of float16 scale and minimum; of K types 2 bytes */
+    uint8_t scale[4]; /* in the panel's form: 2 or 4 bytes of float16 scale and minimum; for K types 2 bytes */
     uint8_t tail[4];  /* K types: d, dmin */
 };
 
@@ -101,7 +101,7 @@ static void read_q3_k(const uint8_t *b, int j, struct block *block)
 
 /* ---- into panels ---------------------------------------- */
 
-/* Row r's bytes of the planes of `bits` bits, taken from bit `from` of u. */
+/* Writes row r's bytes of the planes of `bits` bits, taken from bit `from` of u on. */
 INLINE void write_plane(const uint8_t *u, const int bits, const int from, uint32_t r, uint8_t *plane)
 {
     const int apart = bits == 4 ? 4 : 1, n_fields = 8 / bits; /* quads of a vector: p, p + apart, ... */
@@ -158,7 +158,7 @@ INLINE void repack(const uint8_t *rows, size_t row_bytes, uint32_t first_lane, u
     }
 }
 
-/* ---- and back ---------------------------------------- */
+/* ---- from panels ---------------------------------------- */
 
 INLINE void unpack_block(const uint8_t *w, const uint8_t *tail, float *values, const enum form f)
 {
@@ -188,7 +188,7 @@ INLINE void unpack(const uint8_t *w, uint32_t n_blocks, float *values, const enu
             unpack_block(w + j * FORM_BLOCK_BYTES(f), w + 8 * FORM_BLOCK_BYTES(f), values, f);
 }
 
-/* The tiles of F32 count blocks of 32; these take super-blocks of 256. */
+/* The tiles of F32 count blocks of 32 columns; these tiles count super-blocks of 256. */
 #define K_TILE(P, R)                                                                                                           \
     static void k_tile_##P##_##R(TILE_ARGS)                                                                                    \
     {                                                                                                                          \

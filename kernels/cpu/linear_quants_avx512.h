@@ -1,14 +1,16 @@
-/* linear_quants_avx512.h: how AVX-512 keeps the quantised types, and the loads that take them apart. 32 columns of a panel are
- * a block: 8 quads, vector p of 64 bytes = column 4p + j of row r in byte 4r + j, the weight unsigned (value = scale * (u -
- * offset) [+ minimum]), cut into bit planes that lie one after the other:
+/* linear_quants_avx512.h: layout of quantised weights in AVX-512 panels, and the loads that unpack them. 32 columns of a panel
+ * are a block of 8 quads: vector p of 64 bytes = column 4p + j of row r in byte 4r + j. Weights are unsigned, value = scale *
+ * (u - offset) [+ minimum], and cut into bit planes that lie one after the other:
  *   8 bits: 8 vectors, a quad each (Q8_0: the stored int8 + 128)
  *   4 bits: 4 vectors, quad p in the low and quad p + 4 in the high nibbles
  *   2 bits: 2 vectors, quads 0..3 and 4..7, quad p in bits 2 * (p % 4) and up
  *   1 bit:  1 vector, quad p in bit p
- * Q5_* have 4 + 1, Q6_K 4 + 2, Q3_K 2 + 1 bits. Then the scales as the file has them, per row: of 32-blocks one float16 (and
- * one float16 minimum); of K types bytes (Q6_K, Q3_K: 2 x int8; Q4_K, Q5_K: 6-bit scale, 6-bit minimum; Q2_K: 2 x (scale |
- * minimum << 4)), eight such blocks making a super-block that ends with its float16 d (and dmin). All-zero bytes are zero
- * weights. */
+ * Q5_* have 4 + 1, Q6_K 4 + 2, Q3_K 2 + 1 bits. Then follow the scales as in the file, per row:
+ *   32-blocks   one float16, and one float16 minimum if the type has one
+ *   Q6_K, Q3_K  2 x int8
+ *   Q4_K, Q5_K  6-bit scale, 6-bit minimum
+ *   Q2_K        2 x (scale | minimum << 4)
+ * Eight blocks of a K type make a super-block, which ends with its float16 d (and dmin). All-zero bytes are zero weights. */
 #ifndef LLMPY_LINEAR_QUANTS_AVX512_H
 #define LLMPY_LINEAR_QUANTS_AVX512_H
 
@@ -23,7 +25,7 @@ enum form { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
 #define FORM_OFFSET(f) ((f) == Q8_0 ? 128 : (f) == Q4_0 ? 8 : (f) == Q5_0 ? 16 : (f) == Q6_K ? 32 : (f) == Q3_K ? 4 : 0)
 #define FORM_BITS(f)                                                                                                           \
     ((f) == Q8_0 ? 8 : (f) == Q6_K ? 6 : (f) == Q5_0 || (f) == Q5_1 || (f) == Q5_K ? 5 : (f) == Q3_K ? 3 : (f) == Q2_K ? 2 : 4)
-#define FORM_BLOCKS(f) (FORM_IS_K(f) ? 8 : 1)    /* blocks of 32 in one of the type's own */
+#define FORM_BLOCKS(f) (FORM_IS_K(f) ? 8 : 1)    /* blocks of 32 in a block of the type */
 #define FORM_WEIGHT_BYTES(f) (64 * FORM_BITS(f)) /* of a block of 32 x 16 */
 #define FORM_BLOCK_BYTES(f) (FORM_WEIGHT_BYTES(f) + (FORM_HAS_MIN(f) && !FORM_IS_K(f) ? 64 : 32)) /* with its scales */
 #define FORM_BYTES(f) (FORM_BLOCKS(f) * FORM_BLOCK_BYTES(f) + (!FORM_IS_K(f) ? 0 : FORM_HAS_MIN(f) ? 64 : 32))
@@ -35,7 +37,7 @@ INLINE __m512i quad_nibble(const uint8_t *w, const int p)
     return _mm512_and_si512(p < 4 ? v : _mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
 }
 
-/* Moves the bits at `from` of every byte to `to`; what lies around them is the caller's to mask. */
+/* Moves the bits at `from` of every byte to `to`, and the neighbouring bits with them; the caller masks the result. */
 INLINE __m512i shift_bits(__m512i v, const int from, const int to)
 {
     return from > to   ? _mm512_srli_epi16(v, (unsigned)(from - to))
@@ -95,7 +97,7 @@ INLINE __m512 form_scale(const uint8_t *w, const uint8_t *tail, const int s, con
     return _mm512_mul_ps(_mm512_cvtepi32_ps(integer), load_half(tail));
 }
 
-/* What is added to every weight of scale s. */
+/* The minimum that is added to every weight of scale s. */
 INLINE __m512 form_min(const uint8_t *w, const uint8_t *tail, const int s, const enum form f)
 {
     const uint8_t *scales = w + FORM_WEIGHT_BYTES(f);

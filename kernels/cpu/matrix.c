@@ -1,5 +1,5 @@
 /* Weight matrices: rows of the checkpoint's types, repacked losslessly into the instruction set's panels, and read back
- * exactly. Both ways are bound by memory: 2 bytes moved for each byte of weights. */
+ * exactly. Writing and reading are bound by memory: 2 bytes moved for each byte of weights. */
 #include "matrix.h"
 #include "ops.h"
 #include "../../csrc/base/mem.h"
@@ -55,7 +55,7 @@ enum rc K(matrix_create)(struct cpu *cpu, const struct matrix_desc *desc, struct
         matrix->n_rows += part->n_rows;
         if (i && part->type != part[-1].type) /* a new run */
             matrix->bytes = (matrix->bytes + RUN_ALIGNMENT - 1) / RUN_ALIGNMENT * RUN_ALIGNMENT;
-        part->panels = (uint8_t *)matrix->bytes; /* an offset until the memory is there */
+        part->panels = (uint8_t *)matrix->bytes; /* an offset until the memory is allocated */
         matrix->bytes += part->n_panels * part->panel_bytes;
     }
     uint8_t *memory = cpu_weights_take(cpu, matrix->bytes, &matrix->chunk);
@@ -75,10 +75,10 @@ struct write_job {
     const struct cpu_part *part;
     uint32_t n_cols, first_row, n_rows;
     size_t row_bytes;
-    const uint8_t *rows;             /* NULL: they come from `source` */
+    const uint8_t *rows;             /* NULL: `source` reads the rows */
     const struct row_source *source;
     uint8_t *read;                   /* [n_threads][PANEL_ROWS][row_bytes] */
-    atomic_bool has_failed;          /* whoever sets it fills err and rc */
+    atomic_bool has_failed;          /* the thread that sets it fills err and rc */
     struct err *err;
     enum rc rc;
 };

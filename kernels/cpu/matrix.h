@@ -1,7 +1,7 @@
-/* matrix.h: the CPU backend's struct matrix. Every part starts on a panel boundary of its own and is padded to whole panels
- * with zeros; consecutive parts of one type form a run, whose panels linear.c streams as one. Row numbers (of the output of a
- * linear, of matrix_read and embed) count the parts' real rows, without padding. matrix.c creates and fills it, one matrix at
- * a time. */
+/* matrix.h: the CPU backend's struct matrix. Every part starts a new panel and is padded to whole panels with zeros.
+ * Consecutive parts of one type form a run; linear.c streams the panels of a run as one. Row numbers (of the output of a
+ * linear, of matrix_read and embed) count the parts' real rows, without padding. matrix.c creates and fills a matrix, one
+ * matrix at a time. */
 #ifndef LLMPY_CPU_MATRIX_H
 #define LLMPY_CPU_MATRIX_H
 
@@ -18,7 +18,7 @@ struct cpu_part {
 struct matrix {
     uint32_t n_parts, n_rows, n_cols;
     size_t bytes;
-    struct weight_chunk *chunk; /* that holds the panels */
+    struct weight_chunk *chunk; /* holds the panels */
     struct cpu_part parts[];    /* [n_parts] */
 };
 
@@ -32,7 +32,7 @@ static inline const struct cpu_part *matrix_part_of(const struct matrix *matrix,
 }
 
 #ifdef ISA
-/* The exact values of some rows, n_cols each. scratch: EXPANDED_MAX_BYTES. */
+/* Writes the exact values of some rows, n_cols each. scratch: EXPANDED_MAX_BYTES. */
 void K(matrix_rows)(const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows, float *scratch);
 /* rows[i * stride ...] = the exact values of lanes first_lane + i of a part's panel, i < n_lanes, n_cols of them each.
  * scratch: EXPANDED_MAX_BYTES. */

@@ -1,6 +1,6 @@
-/* Memory of the CPU backend. Small matrices share chunks of huge pages; buffers are maps of their own. What is weights or pages
- * can be given back to the system at its addresses. A copy on the host is what the weights are already: to be saved, they only
- * stay, out of reach. Bound by the system: giving back and zeroing 1 GiB takes 50 to 100 ms. */
+/* Memory of the CPU backend. Small matrices share chunks of huge pages; each buffer is a separate map. Memory of weights and
+ * pages can be freed while its addresses stay reserved. Weights already lie in host memory, so saving only keeps them and
+ * makes them inaccessible. Bound by the system: freeing and zeroing 1 GiB takes 50 to 100 ms. */
 #include "cpu.h"
 #include "../../csrc/base/mem.h"
 
@@ -33,7 +33,7 @@ void *cpu_weights_take(struct cpu *cpu, size_t size_bytes, struct weight_chunk *
     struct weight_chunk *chunk = cpu->chunks;
     size_bytes = (size_bytes + 63) & ~(size_t)63;
     if (!chunk || chunk->size_bytes - chunk->used_bytes < size_bytes) {
-        bool is_own = size_bytes > CHUNK_BYTES / 2; /* a large matrix leaves the chunk in use to the small ones */
+        bool is_own = size_bytes > CHUNK_BYTES / 2; /* a separate chunk; small matrices go on filling the current one */
         chunk = chunk_create(is_own ? size_bytes : CHUNK_BYTES);
         if (!chunk)
             return NULL;
@@ -62,7 +62,7 @@ void cpu_weights_release(struct cpu *cpu, struct weight_chunk *chunk)
 
 /* ---- buffers ------------------------------------------------------------------------------------------------------------ */
 
-struct cpu_buffer { /* of a pool_create */
+struct cpu_buffer { /* allocated by pool_create */
     struct cpu_buffer *next;
     void *memory;
     size_t size_bytes;

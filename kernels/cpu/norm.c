@@ -1,10 +1,10 @@
-/* out[r][h] = weight (of all heads, or [h]) * x[r][h] / sqrt(mean(x[r][h]^2) + eps), each head h of size columns by itself;
- * float32, rows.h's order. Bound by bytes: x is read twice (the second time from the first-level cache) and out written once.
- */
+/* out[r][h] = weight (shared by all heads, or [h]) * x[r][h] / sqrt(mean(x[r][h]^2) + eps), each head h of size columns
+ * separately; float32, in the order of rows.h. Bound by bytes: x is read twice (the second time from the first-level cache)
+ * and out is written once. */
 #include "ops.h"
 #include "rows.h"
 
-#define ALONE_VALUES 4096u /* up to here waking the other threads costs more than the work */
+#define ALONE_VALUES 4096u /* up to this size waking the other threads costs more than the work */
 
 struct norm_job {
     uint32_t n_threads;

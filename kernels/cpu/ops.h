@@ -1,5 +1,6 @@
-/* ops.h: the operations that every instruction set's objects define, one file a family (embed.c, linear.c, norm.c, ...);
- * kernels.c gathers them into the set's table. Called from one thread at a time; each divides its own work over the pool. */
+/* ops.h: the operations that are compiled for every instruction set, one file a family (embed.c, linear.c, norm.c, ...).
+ * kernels.c puts them into the table of the instruction set. One thread at a time calls an operation, and the operation
+ * divides its work over the pool. */
 #ifndef LLMPY_CPU_OPS_H
 #define LLMPY_CPU_OPS_H
 

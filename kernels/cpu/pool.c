@@ -10,8 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Waiting threads spin this long (time stamp ticks, 50 to 100 us) before they sleep: longer than the gap between two operations
- * of a step, shorter than a scheduler's time slice. */
+/* Time stamp ticks (50 to 100 us) that a waiting thread spins before it sleeps: longer than the gap between two operations of
+ * a step, shorter than a scheduler's time slice. */
 #define SPIN_TICKS 200000
 
 struct pool {
@@ -19,8 +19,8 @@ struct pool {
     pthread_t *workers; /* [n_threads - 1] */
     void (*job)(void *args, uint32_t thread);
     void *args;
-    /* Each of these is written by one thread while others watch it, so each has a cache line of its own. */
-    _Alignas(64) atomic_uint n_jobs;   /* jobs handed out; a worker runs the next when it changes */
+    /* Each counter has a separate cache line, because one thread writes it while other threads poll it. */
+    _Alignas(64) atomic_uint n_jobs;   /* jobs started; a worker runs the next job when it changes */
     _Alignas(64) atomic_uint n_phases; /* barriers passed */
     _Alignas(64) atomic_uint n_arrived;
     _Alignas(64) atomic_uint n_asleep;
@@ -104,7 +104,7 @@ static enum rc start_worker(struct pool *pool, uint32_t thread, struct err *err)
     if (!worker)
         return err_set(err, RC_MEMORY, "threads: no memory for thread %u", thread);
     *worker = (struct worker){pool, thread};
-    sigset_t all, before; /* signals are the application's threads' business */
+    sigset_t all, before; /* only the application's threads handle signals */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = pthread_create(&pool->workers[thread - 1], NULL, worker_run, worker);

@@ -1,8 +1,8 @@
-/* recurrent.h: what conv.c, ssm.c, selective_scan.c and delta.c share: where the state of a sequence lies and how their work is
- * divided. The work is cut into blocks of channels or heads, which know nothing of each other; a block takes the rows of one
- * sequence after the other. Blocks go to threads by their number of rows, so that a prompt among decoding rows weighs what it
- * costs; no result depends on that. Lanes are channels, sums over the state run one by one in each lane, so both instruction
- * sets give the same bits. */
+/* recurrent.h: functions that conv.c, ssm.c, selective_scan.c and delta.c share: the place of a sequence's state, and the
+ * division of the work. The work is cut into independent blocks of channels or heads. A block takes the rows of one sequence
+ * after the other. Blocks are assigned to threads by their number of rows, so that a prompt among decoding rows counts with
+ * its real cost; no result depends on the assignment. Lanes are channels. Sums over the state run one by one in each lane, so
+ * both instruction sets give the same bits. */
 #ifndef LLMPY_RECURRENT_H
 #define LLMPY_RECURRENT_H
 
@@ -46,7 +46,7 @@ static void share_blocks(void *job_args, uint32_t thread)
         }
 }
 
-/* row_values: about what a row costs in multiplications; little work stays on this thread. */
+/* row_values: approximate cost of a row in multiplications. The calling thread does small jobs alone. */
 static inline enum rc run_blocks(struct cpu *cpu, struct recurrent_job job, uint32_t row_values)
 {
     bool is_small = (uint64_t)job.batch->n_rows * row_values <= 4096;
@@ -64,7 +64,7 @@ static inline float *state_unit(const struct state_view *state, const int32_t *p
                      (size_t)(unit % state->units_per_page) * state->unit_bytes);
 }
 
-/* Units unit .. unit + n, n <= LANES, of n_floats each as tile[float][unit]; the other lanes are left alone. */
+/* Loads units unit .. unit + n - 1, n <= LANES, of n_floats each as tile[float][unit]; the other lanes keep their contents. */
 static inline void state_load(const struct state_view *state, const struct span *span, uint32_t unit, uint32_t n,
                               uint32_t n_floats, float (*tile)[LANES])
 {
@@ -89,13 +89,13 @@ static inline void state_store(const struct state_view *state, const struct span
     }
 }
 
-#define WIDE 4u /* vectors of channels that go through a head's state together */
+#define WIDE 4u /* vectors of channels that are processed together with a head's state */
 
-/* Goes through the rows for channels first .. of one head: n_vectors whole vectors, or one of n channels. */
+/* Processes the rows of a span for channels from `first` on of one head: n_vectors whole vectors, or one of n channels. */
 typedef void (*channels_run)(const void *args, const struct span *span, uint32_t head, uint32_t first, uint32_t n_vectors,
                              uint32_t n, float *state);
 
-/* All channels of one head, `run` inlined for each width. */
+/* Processes all channels of one head, with `run` inlined for each width. */
 V_INLINE void run_channels(channels_run run, const void *args, const struct state_view *view, const struct span *span,
                            uint32_t head, uint32_t size)
 {
@@ -116,7 +116,7 @@ static inline float *row_at(const struct view *view, uint32_t row, uint32_t colu
     return (float *)view->data + (size_t)row * view->stride + column;
 }
 
-/* The one value of a head as all lanes. */
+/* A head's value in all lanes. */
 V_INLINE vf head_value(const struct view *view, uint32_t row, uint32_t head)
 {
     return v_set1(*row_at(view, row, head));

@@ -1,9 +1,11 @@
 /* rope.c: rotary positions, and the cache writes that follow them.
- * rope_table: table[r][i] = {m cos a, m sin a}, a = (float)position_r * inv_freq_i, libm's cosf and sinf, once a step.
- * rope: (x0, x1) -> (fma(x0, cos, -(x1 sin)), fma(x1, cos, x0 sin)) for the pairs (i, i + n_freqs), or (2i, 2i + 1) where
- * interleaved; elements from 2 n_freqs of a head on stay. kv_write: rounds to the page's type, to nearest even.
- * qkv: norm, rotation and cache write of one head while it lies in the first-level cache, by the functions of the separate
- * operations, so it equals them bit for bit. All of it is bound by bytes: 512 rows of 32 heads x 128 are 8 MB. */
+ *   rope_table  table[r][i] = {m cos a, m sin a}, a = (float)position_r * inv_freq_i, libm's cosf and sinf, once a step
+ *   rope        (x0, x1) -> (fma(x0, cos, -(x1 sin)), fma(x1, cos, x0 sin)) for the pairs (i, i + n_freqs), or (2i, 2i + 1)
+ *               if interleaved; elements from 2 n_freqs of a head on stay
+ *   kv_write    rounds to the page's type, to nearest even
+ *   qkv         norm, rotation and cache write of one head while it lies in the first-level cache
+ * qkv calls the functions of the separate operations, so its bits equal theirs. All of these operations are bound by bytes:
+ * 512 rows of 32 heads x 128 are 8 MB. */
 #include "kv.h"
 #include "ops.h"
 #include "rows.h"
@@ -42,7 +44,7 @@ enum rc K(rope_table)(struct cpu *cpu, const struct rope_table_args *args, struc
 
 /* ---- the rotation ------------------------------------------------------------------------------------------------------- */
 
-/* n <= LANES pairs {cos, sin} as two vectors. */
+/* Loads n <= LANES pairs {cos, sin} as two vectors. */
 V_INLINE void load_pairs(const float *p, uint32_t n, vf *cosine, vf *sine)
 {
     uint32_t first = 2 * n < LANES ? 2 * n : LANES;
@@ -84,7 +86,7 @@ static void rotate_pairs(float *x, const float *table, uint32_t n_freqs)
     }
 }
 
-/* Rotates one head of row r, of so many elements. */
+/* Rotates one head of row r; the head has head_dim elements. */
 static void rotate_head(const struct rope_args *args, uint32_t r, float *x, uint32_t head_dim)
 {
     if (args->is_tail)
@@ -191,7 +193,7 @@ enum rc K(kv_write)(struct cpu *cpu, const struct kv_write_args *args, struct er
     return RC_OK;
 }
 
-/* ---- all of it ---------------------------------------------------------------------------------------------------------- */
+/* ---- norm, rotation and cache write together ------------------------------------------------------------------------- */
 
 static void prepare_head(const struct qkv_args *args, const struct view *view, const float *norm, uint32_t r, uint32_t head)
 {

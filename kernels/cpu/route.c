@@ -1,8 +1,8 @@
-/* Which experts a row goes to, and with what weight: scores of n_experts logits (softmax over all, or sigmoid of each), the
- * best n_chosen by score + selection_bias among the best groups, their weights divided by their sum where that is asked for.
- * All in float32, rows apart: sums run in an order that n_experts (or n_chosen) alone decides. A tie goes to the lower number,
- * and a NaN is chosen last, so that the experts of a row are always n_chosen different ones. Few instructions a logit: nothing
- * beside the router's own linear. */
+/* Chooses the experts of each row and their weights: scores of n_experts logits (softmax over all, or sigmoid of each), the
+ * best n_chosen by score + selection_bias among the best groups, their weights divided by their sum if is_normalised is set.
+ * All in float32, each row separately. n_experts (or n_chosen) alone decides the order of a sum. A tie goes to the lower
+ * number. A NaN is chosen last, so that a row always has n_chosen different experts. Costs few instructions a logit, little
+ * compared with the router's linear. */
 #include "ops.h"
 #include "simd.h"
 
@@ -44,7 +44,8 @@ static void sigmoid(const float *x, uint32_t n, float *out)
     }
 }
 
-/* Puts a candidate, whose number is above those of the list, into the list of the best: behind what is not below it. */
+/* Inserts a candidate into the list of the best, after all entries that are not below it. The candidate's number is above all
+ * numbers in the list. Returns the new length. */
 static uint32_t insert(struct route *best, uint32_t n, uint32_t max, int32_t number, float value)
 {
     if (n == max && !(value > best[n - 1].weight))
@@ -56,7 +57,7 @@ static uint32_t insert(struct route *best, uint32_t n, uint32_t max, int32_t num
     return n;
 }
 
-/* What a group's experts promise: the best value, or the sum of the two best. */
+/* A group's value: the best value of its experts, or the sum of the two best. */
 static float group_value(const float *values, uint32_t n, bool sums_two)
 {
     struct route best[2];
@@ -66,7 +67,7 @@ static float group_value(const float *values, uint32_t n, bool sums_two)
     return n_best == 2 ? best[0].weight + best[1].weight : best[0].weight;
 }
 
-/* The best n_chosen of the values; routes[j].weight is the value. groups: room for as many as are chosen. */
+/* Chooses the best n_chosen of the values; routes[j].weight is the value. groups: room for chosen_groups entries. */
 static void choose(const struct route_args *args, const float *values, struct route *groups, struct route *routes)
 {
     uint32_t n = 0, size = args->n_experts / args->n_groups, n_groups = 0;
@@ -82,7 +83,7 @@ static void choose(const struct route_args *args, const float *values, struct ro
     }
 }
 
-/* The weights of the chosen ones, from the scores of all. weights: [n_chosen] */
+/* Computes the weights of the chosen experts from the scores of all. weights: [n_chosen] */
 static void weigh(const struct route_args *args, const float *scores, float *weights, struct route *routes)
 {
     uint32_t n = args->n_chosen;

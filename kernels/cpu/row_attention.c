@@ -1,8 +1,8 @@
-/* out[i][h] = sum over all rows j of i's sequence of p[j] v[j][h'], p = softmax of scale * (q[i][h] . k[j][h']), h' the head of
- * k and v that head h reads; float32. A score is one chain over head_dim in vectors, joined by v_hsum's tree; the sum of the p
- * is four chains of vectors over j, as rows.h's square sum; a column of out is one chain over j, divided by that sum at the
+/* out[i][h] = sum over all rows j of i's sequence of p[j] v[j][h'], p = softmax of scale * (q[i][h] . k[j][h']), h' the kv
+ * head of query head h; float32. A score is one chain over head_dim in vectors, joined by v_hsum's tree. The sum of the p is
+ * four chains of vectors over j, like rows.h's square sum. A column of out is one chain over j, divided by that sum at the
  * end. So a row's bits depend on its sequence alone. Bound by operations: 4 n^2 heads head_dim for n rows, 0.1 GFLOP for 256
- * rows of 12 heads of 32, some 3 ms on one core with AVX-512, most of it joining the scores' vectors. */
+ * rows of 12 heads of 32, some 3 ms on one core with AVX-512, of which joining the scores' vectors takes most. */
 #include "row_attention.h"
 #include "ops.h"
 #include "rows.h"
@@ -28,7 +28,7 @@ static float dot(const float *a, const float *b, uint32_t n)
     return v_hsum(sum);
 }
 
-/* scores become e^(score - largest); returns their sum. */
+/* Replaces the scores by e^(score - largest) and returns their sum. */
 static float exponentials(float *scores, uint32_t n)
 {
     vf most = v_set1(-3.4e38f), sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
@@ -46,7 +46,7 @@ static float exponentials(float *scores, uint32_t n)
     return v_hsum(v_add(v_add(sum[0], sum[1]), v_add(sum[2], sum[3])));
 }
 
-/* One row and head over rows first .. first + n. */
+/* Attention of one row and head over rows first .. first + n - 1. */
 static void attend(const struct row_attention_args *args, uint32_t row, uint32_t head, uint32_t first, uint32_t n,
                    float *scores)
 {

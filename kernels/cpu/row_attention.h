@@ -1,4 +1,4 @@
-/* row_attention.h: scratch of row_attention.c, a thread's own. */
+/* row_attention.h: scratch of one thread in row_attention.c. */
 #ifndef LLMPY_ROW_ATTENTION_H
 #define LLMPY_ROW_ATTENTION_H
 

@@ -1,5 +1,5 @@
-/* rows.h: what the CPU backend computes on one row of float32, wherever it is fused: the separate operation and every fused
- * form call the same function, which is why they agree bit for bit. A result depends on the row and its width alone. */
+/* rows.h: functions of the CPU backend on one row of float32. The separate operation and every fused form call the same
+ * function, so their bits are equal. A result depends on the row and its width alone. */
 #ifndef LLMPY_ROWS_H
 #define LLMPY_ROWS_H
 
@@ -112,7 +112,7 @@ V_INLINE void row_act_as(uint32_t act, const float *x, const float *up, uint32_t
     }
 }
 
-/* out = act(x), times up where it is not NULL; out may be either. */
+/* out = act(x), times up if up is not NULL; out may be x or up. */
 static inline void row_act(uint32_t act, const float *x, const float *up, uint32_t n, float *out)
 {
     switch (act) {
@@ -127,7 +127,7 @@ static inline void row_act(uint32_t act, const float *x, const float *up, uint32
     }
 }
 
-/* out = act(gate) * up, one gate for all; out may be up. */
+/* out = act(gate) * up, one gate for the whole row; out may be up. */
 static inline void row_scaled(uint32_t act, float gate, const float *up, uint32_t n, float *out)
 {
     vf factor = v_act(v_set1(gate), act);

@@ -1,14 +1,15 @@
-/* sample.c: one token for each task from a row of logits, in the order of docs/use/sampling.md; all in float32.
- * logits [n_logits_rows][vocab_stride]; the row is read, never written (several tasks may name it).
+/* sample.c: one token for each task from a row of logits, in the steps of docs/use/sampling.md; all in float32. logits is
+ * [n_logits_rows][vocab_stride]. A row is read, never written, because several tasks may use it.
  *
- * Sums: log_softmax over chunks of SAMPLE_CHUNK ids, each with its own greatest m_c and s_c = sum of e^(z - m_c) by lane, then
- * v_hsum; M = max m_c, S = s_c e^(m_c - M) added for c = 0, 1, ...; a value is (z - M) - log S. So raw and full values have the
- * same bits in every task, for any number of threads. Truncation finds one threshold on z: candidates are the ids within
- * CUT_NATS of the greatest (all of them where that is not enough), min_p is a comparison, top_k and top_p are exact selections
- * over counts and over masses in 2^-40. The draw is the greatest (z - M) + noise over what is kept, lowest id on ties.
+ * Sums: log_softmax over chunks of SAMPLE_CHUNK ids, each with a separate greatest m_c and s_c = sum of e^(z - m_c) by lane,
+ * then v_hsum; M = max m_c, S = s_c e^(m_c - M) added for c = 0, 1, ...; a value is (z - M) - log S. So raw and full values
+ * have the same bits in every task, for any number of threads. Truncation finds one threshold on z: candidates are the ids
+ * within CUT_NATS of the greatest (all ids if these are not enough), min_p is a comparison, top_k and top_p are exact
+ * selections over counts and over masses in 2^-40. The draw is the greatest (z - M) + noise over the kept ids, lowest id on
+ * ties.
  *
- * A team of threads does one task: one thread each where there are many tasks, else all threads share the chunks of one.
- * Every thread of a team runs the same code; the leader's parts stand in `if (is_leader(t))`, between team_sync.
+ * A team of threads does one task. With many tasks a team is one thread; otherwise all threads share the chunks of one task.
+ * Every thread of a team runs the same code; the leader's parts stand in `if (is_leader(t))`, between calls of team_sync.
  * Bound by reading the row: 152k ids are 0.6 MB, 10 us from the second-level cache; the draw costs about 4 cycles an id. */
 #include "sample.h"
 #include "ops.h"
@@ -50,7 +51,7 @@ static uint32_t chunk_ids(uint32_t chunk, uint32_t n)
     return first >= n ? 0 : n - first < SAMPLE_CHUNK ? n - first : SAMPLE_CHUNK;
 }
 
-/* Up to LANES values, the rest -inf. */
+/* Loads up to LANES values; the other lanes are -inf. */
 V_INLINE vf load_part(const float *p, uint32_t n)
 {
     return n >= LANES ? v_load(p) : v_select(v_first(n), v_load_n(p, n), v_set1(-INFINITY));
@@ -63,7 +64,7 @@ static float exp_one(float x)
 
 /* ---- passes over one chunk ---------------------------------------------------------------------------------------------- */
 
-/* Greatest of z[0..n) and whether all are below +inf (NaN is not). */
+/* Greatest of z[0..n). *is_bad: a value is NaN or +inf. */
 static float chunk_greatest(const float *z, uint32_t n, bool *is_bad)
 {
     vf most = v_set1(-INFINITY);
@@ -77,7 +78,7 @@ static float chunk_greatest(const float *z, uint32_t n, bool *is_bad)
     return v_hmax(most);
 }
 
-/* Sum of e^(z - most) of the z >= from; *tail = that of the others. */
+/* Sum of e^(z - most) over the z >= from; *tail = the sum over the other z. */
 static float chunk_sum(const float *z, uint32_t n, float most, float from, float *tail)
 {
     vf sum = v_zero(), low = v_zero();
@@ -114,7 +115,7 @@ static void chunk_scale(struct sample_work *w, uint32_t chunk)
     }
 }
 
-/* The ids whose z is at or above the cut, into the chunk's part of ids; the weight of the others. */
+/* Writes the ids whose z is at or above the cut into the chunk's part of ids, and sums the weight of the other ids. */
 static void chunk_gather(struct sample_work *w, uint32_t chunk)
 {
     struct chunk_stat *stat = &w->stats[chunk];
@@ -137,7 +138,7 @@ static struct noise task_noise(const struct sample_task *task)
     return (struct noise){.seed = task->seed, .position = task->position, .sample_index = task->sample_index};
 }
 
-/* Each lane's best of the draw; ids of a lane ascend, so the first stays on ties. */
+/* Updates each lane's best of the draw. Ids of a lane ascend, so the lowest id stays on ties. */
 V_INLINE void draw_step(vf score, vi id, vf *best, vi *best_id)
 {
     vm is_better = v_lt(*best, score);
@@ -267,7 +268,7 @@ static bool is_truncated(const struct sample_work *w)
     return !task->is_greedy && (task->min_p > 0 || (task->top_k && task->top_k < w->n) || task->top_p < 1);
 }
 
-/* Does a score task need steps 4 to 8 at all? */
+/* True if a score task needs steps 4 to 8. */
 static bool wants_kept(const struct sample_work *w)
 {
     const struct sample_task *task = w->task;
@@ -280,7 +281,7 @@ static bool wants_kept(const struct sample_work *w)
     return false;
 }
 
-/* Joins the chunks' candidates; returns the weight of the ids that are none, in 2^-40. */
+/* Joins the chunks' candidates. Returns the weight of all other ids, in 2^-40. */
 static int64_t join_candidates(struct sample_work *w)
 {
     double tail = 0;
@@ -303,7 +304,7 @@ static void keep_from(struct sample_work *w, float from)
     w->n_ids = n;
 }
 
-/* Fills candidates with z and e^(z - M) of the listed ids, returns their mass. */
+/* Fills candidates with z and e^(z - M) of the listed ids. Returns their mass. */
 static int64_t weigh_candidates(struct sample_work *w)
 {
     int64_t mass = 0;
@@ -321,7 +322,7 @@ static int64_t weigh_candidates(struct sample_work *w)
     return mass;
 }
 
-/* Step 6 on the listed ids; tail: the weight of those that are not listed. False: the list is too short to decide. */
+/* Step 6 on the listed ids. tail: the weight of the unlisted ids. Returns false if the list is too short to decide. */
 static bool truncate_list(struct sample_work *w, int64_t tail)
 {
     const struct sample_task *task = w->task;
@@ -357,7 +358,7 @@ static bool truncate_list(struct sample_work *w, int64_t tail)
     return true;
 }
 
-/* S over the listed ids, LANES ids at a time, lanes then summed. */
+/* S over the listed ids: LANES ids at a time, then the sum of the lanes. */
 static void sum_list(struct sample_work *w)
 {
     vf sum = v_zero();
@@ -410,7 +411,7 @@ static int32_t greedy_id(const struct sample_work *w)
     return 0;
 }
 
-/* Rank of the result's id and the alternatives, by z: over all logits, over all of step 3, or over what is kept. */
+/* Rank of the result's id, and the alternatives, by z: over all logits, over all of step 3, or over the kept ids. */
 static void rank_and_list(struct sample_work *w, const float *z, uint32_t n, const struct log_sum *sum)
 {
     const struct sample_task *task = w->task;
@@ -455,7 +456,7 @@ static bool is_kept(const struct sample_work *w, int32_t id)
     return low < w->n_ids && w->ids[low] == id;
 }
 
-/* Everything but the id, once steps 4 to 8 are done; z still lacks what was removed. */
+/* Fills in the result except its id, after steps 4 to 8. z still lacks the removed ids. */
 static void report(struct sample_work *w, bool is_all_kept)
 {
     const struct sample_task *task = w->task;
@@ -505,7 +506,7 @@ static void take_logits(const struct team *t)
     team_sync(t);
 }
 
-/* Step 4; the greatest that is left (and, where nothing is truncated, its sum) in kept. */
+/* Step 4. kept becomes the greatest of the remaining ids and, if nothing is truncated, their sum. */
 static void remove_tokens(const struct team *t, bool *is_all_kept)
 {
     struct sample_work *w = t->work;
@@ -602,7 +603,7 @@ static bool is_in(const int32_t *ids, uint32_t n, uint32_t id)
     return false;
 }
 
-/* Takes the greatest logit if nothing in the task can change that; false: the long way decides. */
+/* Takes the greatest logit if no setting of the task can change the result. Returns false if run_task must decide. */
 static bool run_greedy(const struct team *t)
 {
     struct sample_work *w = t->work;

@@ -1,11 +1,11 @@
-/* sample_allowed.h: which ids may be drawn: bans, the list of allowed ids, a grammar's mask. The leader's. Included by
- * sample.c. */
+/* sample_allowed.h: the ids that may be drawn: bans, the list of allowed ids, a grammar's mask. The leader of a team runs
+ * these functions. Included by sample.c. */
 #ifndef LLMPY_SAMPLE_ALLOWED_H
 #define LLMPY_SAMPLE_ALLOWED_H
 
 #include "sample_work.h"
 
-#define LISTED_SHARE 16 /* a mask that allows less than this part of the ids is a list */
+#define LISTED_SHARE 16 /* a mask that allows at most 1 / LISTED_SHARE of the ids becomes a list */
 
 static void remove_id(struct sample_work *w, int32_t id)
 {
@@ -15,7 +15,7 @@ static void remove_id(struct sample_work *w, int32_t id)
     w->z[id] = -INFINITY;
 }
 
-/* Step 4, but for the allowed list and vocab_limit. */
+/* Step 4 without the allowed list and vocab_limit. */
 static void remove_ids(struct sample_work *w)
 {
     const struct sample_task *task = w->task;
@@ -48,7 +48,7 @@ static void list_id(struct sample_work *w, uint32_t id)
     w->kept.most = w->z[id] > w->kept.most ? w->z[id] : w->kept.most;
 }
 
-/* Lists the allowed ids, or else those of the mask. */
+/* Lists the allowed ids, or the ids of the mask if the task has no allowed ids. */
 static void list_allowed(struct sample_work *w)
 {
     const struct sample_task *task = w->task;
@@ -63,7 +63,7 @@ static void list_allowed(struct sample_work *w)
     w->is_listed = true;
 }
 
-/* What a mask allows is listed where it is little; of the rest it is removed what it forbids. */
+/* If a mask allows few ids, lists them; else removes the ids that it forbids. */
 static void apply_mask(struct sample_work *w)
 {
     const uint32_t *mask = w->task->mask;

@@ -30,8 +30,8 @@ V_INLINE void noise_block(const struct noise *noise, vi block, vi out[4])
     out[3] = w;
 }
 
-/* -log(-log1p(-v)), v = (u + 1/2) 2^-32 rounded, at most the number below 1: 0 < v < 1 whatever the rounding, and finest near
- * 0, where the winners lie. log1p(-v) is log of the rounded 1 - v plus what the rounding lost. */
+/* -log(-log1p(-v)), v = (u + 1/2) 2^-32 rounded, at most the greatest float below 1. So 0 < v < 1 for any rounding, and v is
+ * finest near 0, where the winners lie. log1p(-v) is log of the rounded 1 - v plus a correction for that rounding. */
 V_INLINE vf noise_gumbel(vi u)
 {
     vf one = v_set1(1.0f);
@@ -45,7 +45,7 @@ V_INLINE vf noise_gumbel(vi u)
 /* Noise of the 4 * LANES ids from id on (a multiple of 4 * LANES), in the order of the ids. */
 V_INLINE void noise_run(const struct noise *noise, uint32_t id, vf out[4])
 {
-    /* Lane 4 L + k takes the counter whose ids come out of the transposition in lane group L of vector k. */
+    /* Lane 4 L + k takes the counter whose ids the transposition puts into lane group L of vector k. */
     vi lane = vi_lane(), group = vi_shr(lane, 2), k = vi_and(lane, vi_set1(3));
     vi block = vi_add(vi_set1(id / 4), vi_add(vi_mul_lo(k, vi_set1(LANES / 4)), group));
     vi u[4];
@@ -65,7 +65,7 @@ V_INLINE void noise_run(const struct noise *noise, uint32_t id, vf out[4])
         out[i] = noise_gumbel(t[i]);
 }
 
-/* Noise of LANES ids anywhere. */
+/* Noise of LANES arbitrary ids. */
 V_INLINE vf noise_ids(const struct noise *noise, vi id)
 {
     vi u[4], at = vi_and(id, vi_set1(3));

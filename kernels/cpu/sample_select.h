@@ -7,8 +7,8 @@
 #include <math.h>
 #include <stdbool.h>
 
-/* A candidate's logit and its weight: 1 where candidates are counted, exp(z - greatest) 2^40 where their mass is. Integers, so
- * that sums do not depend on the order in which the selection meets them. */
+/* A candidate's logit and its weight: 1 if candidates are counted, exp(z - greatest) 2^40 if their mass is summed. Masses are
+ * summed as integers, so that sums do not depend on the order of the selection. */
 struct candidate {
     float z, w;
 };
@@ -25,8 +25,8 @@ static inline void candidate_swap(struct candidate *a, struct candidate *b)
     *b = kept;
 }
 
-/* The greatest z such that the candidates at or above it weigh `need` or more together; the least z if all weigh less. n >= 1;
- * reorders the candidates. Expected time is linear; the pivots come from a fixed sequence. */
+/* The greatest z such that the candidates at or above it weigh `need` or more together, or the least z if all candidates weigh
+ * less. n >= 1. Reorders the candidates. Expected time is linear; the pivots come from a fixed sequence. */
 static float candidates_threshold(struct candidate *c, uint32_t n, int64_t need, bool is_count)
 {
     uint32_t state = 0x9E3779B9u;
@@ -85,7 +85,7 @@ static void best_offer(struct best_list *best, int32_t id, float z)
     best->ids[i] = id;
 }
 
-/* Offers z[0..n), id = index. */
+/* Offers z[0..n) with their indices as ids. */
 static void best_scan(struct best_list *best, const float *z, uint32_t n)
 {
     if (!best->n_top)

@@ -1,4 +1,4 @@
-/* sample_work.h: what is known of a task while its token is chosen. Included by sample.c and sample_allowed.h. */
+/* sample_work.h: the state of a task while its token is chosen. Included by sample.c and sample_allowed.h. */
 #ifndef LLMPY_SAMPLE_WORK_H
 #define LLMPY_SAMPLE_WORK_H
 
@@ -7,7 +7,7 @@
 
 struct chunk_stat {
     float most, sum;   /* greatest z and sum of e^(z - most) */
-    float tail;        /* sum of e^(z - M) of what is no candidate */
+    float tail;        /* sum of e^(z - M) over the ids that are not candidates */
     uint32_t n_found;  /* candidates */
     float best;        /* of the draw */
     int32_t best_id;
@@ -23,7 +23,7 @@ struct removed {
     float z;
 };
 
-/* What the team knows about its task. Lies in the scratch of the team's leader. */
+/* A team's state of its task. It lies in the scratch of the team's leader. */
 struct sample_work {
     const struct sample_args *args;
     const struct sample_task *task;
@@ -31,14 +31,14 @@ struct sample_work {
     const float *logits;
     uint32_t n, limit, n_chunks;
     float *z;                      /* [n] logits of step 2, 3, 4 in turn */
-    int32_t *ids;                  /* candidates: by chunk, then joined, then what is kept, ascending */
+    int32_t *ids;                  /* candidates by chunk, then joined, then the kept ids, ascending */
     struct candidate *candidates;
     struct removed *removed;
     uint32_t n_ids, n_removed;
     struct chunk_stat *stats;
     struct log_sum raw, full, kept;
-    bool is_done;                  /* the result stands */
-    bool is_edited, is_listed;     /* step 2 changed something; ids lists all that is kept */
+    bool is_done;                  /* the result is final */
+    bool is_edited, is_listed;     /* step 2 changed a logit; ids lists all kept ids */
     bool needs_gather, needs_draw;
     float cut;
 };

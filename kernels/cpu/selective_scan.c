@@ -2,9 +2,9 @@
  *   d = softplus(dt_c + dt_bias_c)
  *   S[n] = e^(-e^(a_log[c][n]) d) S[n] + (d x_c) B[n]  (the first product rounded, then one fma)
  *   y_c = skip_c x_c + sum over n of S[n] C[n]  (one fused chain over n from 0, then one fma)
- * Lanes are channels; their states and rates lie across them while the rows of a sequence pass. Bound by the exponentials: N
- * for a channel and row, some 20 instructions for LANES of them; 8192 channels of 16 take 50 us a row on one core with
- * AVX-512. out may be x. */
+ * Lanes are channels. States and rates of LANES channels stay in local arrays while the rows of a sequence are processed.
+ * Bound by the exponentials: N for a channel and row, some 20 instructions for LANES of them; 8192 channels of 16 take 50 us a
+ * row on one core with AVX-512. out may be x. */
 #include "recurrent.h"
 
 #define MAX_STATE 256u

@@ -1,7 +1,7 @@
-/* simd.h: one vector of LANES floats, for both instruction sets, and the elementary functions that the kernels share.
- * Every function works lane by lane: a lane's result depends on its own inputs alone, never on which lane it is or on how many
- * lanes are in use, so a tail (v_load_n, v_store_n) has the bits of a full vector. v_hsum and v_hmax alone cross lanes, in one
- * fixed tree. Polynomials are our own least-maximum fits; bounds stand with each function. */
+/* simd.h: one vector of LANES floats, for both instruction sets, and the elementary functions that the kernels share. Every
+ * function works lane by lane. A lane's result depends on its inputs alone, not on its index or on the number of lanes in use,
+ * so a tail (v_load_n, v_store_n) has the bits of a full vector. Only v_hsum and v_hmax cross lanes, in one fixed tree.
+ * Polynomials are our own least-maximum fits; each function states its error bound. */
 #ifndef LLMPY_SIMD_H
 #define LLMPY_SIMD_H
 
@@ -16,7 +16,7 @@
 #define LANES 16
 typedef __m512 vf;   /* LANES floats */
 typedef __m512i vi;  /* LANES 32-bit integers */
-typedef __mmask16 vm; /* LANES truths */
+typedef __mmask16 vm; /* LANES booleans */
 
 V_INLINE vf v_zero(void) { return _mm512_setzero_ps(); }
 V_INLINE vf v_set1(float x) { return _mm512_set1_ps(x); }
@@ -32,7 +32,7 @@ V_INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 V_INLINE vf v_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 V_INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }   /* a * b + c */
 V_INLINE vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a * b */
-V_INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* b where either is NaN */
+V_INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* b if a or b is NaN */
 V_INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 V_INLINE vf v_abs(vf a) { return _mm512_abs_ps(a); }
 V_INLINE vf v_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -90,7 +90,7 @@ V_INLINE void v_store_f16(uint16_t *p, vf x) { _mm256_storeu_si256((void *)p, v_
 V_INLINE void v_store_bf16_n(uint16_t *p, vf x, uint32_t n) { _mm256_mask_storeu_epi16(p, v_first(n), v_round_bf16(x)); }
 V_INLINE void v_store_f16_n(uint16_t *p, vf x, uint32_t n) { _mm256_mask_storeu_epi16(p, v_first(n), v_round_f16(x)); }
 
-/* x * 2^n for integral n; exact but for the rounding of results below the normal range. */
+/* x * 2^n for integral n; exact except for the rounding of results below the normal range. */
 V_INLINE vf v_scale2(vf x, vf n) { return _mm512_scalef_ps(x, n); }
 
 V_INLINE __m256 v_low(vf x) { return _mm512_castps512_ps256(x); }
@@ -210,7 +210,7 @@ V_INLINE vf v_scale2(vf x, vf n) /* in two steps, so that |n| up to 250 works an
 
 V_INLINE vf v_neg(vf a) { return v_from_bits(vi_xor(v_bits(a), vi_set1(0x80000000u))); }
 
-/* Sum and greatest of all lanes: lanes i and i + LANES / 2 first, then halves of that, down to one. */
+/* Sum and maximum of all lanes: first lanes i and i + LANES / 2, then halves of the result, down to one. */
 V_INLINE float v_hsum(vf x)
 {
     __m256 a = V_FOLD(_mm256_add_ps, x);

@@ -3,8 +3,8 @@
  *   S[n][p] = decay S[n][p] + (d x[p]) B[n]  (the product with decay rounded, then one fma)
  *   y[p] = skip_h x[p] + sum over n of S[n][p] C[n]  (one fused chain over n from 0, then one fma)
  * Lanes are channels p. Bound at one row a sequence by the state's bytes, read and written once (PLaMo-2-1B: 1 MiB a layer and
- * sequence, some 60 us at 35 GB/s), in a prompt by the stores of the state: N P / LANES cycles for a row and head, so 64 heads
- * of 64 x 128 and AVX-512 take 10 us a row on one core. out may be x. */
+ * sequence, some 60 us at 35 GB/s), in a prompt by the stores of the state: N P / LANES cycles for a row and head. So 64 heads
+ * of 64 x 128 take 10 us a row on one core with AVX-512. out may be x. */
 #include "recurrent.h"
 
 V_INLINE void ssm_channels(const void *job_args, const struct span *span, uint32_t head, uint32_t first, uint32_t n_vectors,

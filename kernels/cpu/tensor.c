@@ -1,6 +1,7 @@
-/* Weights under their names: y = round(x), or for vectors y = x + offset, x a tensor of any strides in f32, f16 or bf16; and
- * the sum of mix64(i, bits of y[i]) over a weight. Rows of a matrix go to the threads panel by panel. Values are exact but for
- * the one rounding; the sum is modulo 2^64, so no order matters. Bound by memory: the tensor is read, panels are written. */
+/* Writes and sums of named weights. tensor_write: y = round(x), or for vectors y = x + offset, x a tensor of any strides in
+ * f32, f16 or bf16. tensor_sum: the sum of mix64(i, bits of y[i]) over a weight. Threads take the rows of a matrix panel by
+ * panel. Values are exact except for the one rounding. The sum is modulo 2^64, so the order does not matter. Bound by memory:
+ * the tensor is read, panels are written. */
 #include "matrix.h"
 #include "ops.h"
 #include "../../csrc/base/mem.h"
@@ -13,7 +14,7 @@ static bool is_float(uint32_t dtype)
     return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
 }
 
-/* Items of a row, one after the other. packed: where they go if they are not so already. */
+/* The items of a row as an array. Items that are not adjacent are copied to `packed`. */
 static const void *row_items(const struct tensor_view *view, uint32_t row, void *packed)
 {
     size_t item = dtype_info(view->dtype)->block_bytes;
@@ -29,7 +30,7 @@ static const void *row_items(const struct tensor_view *view, uint32_t row, void 
     return packed;
 }
 
-/* A row as a type stores it. packed and floats: [n_cols] floats each, the result may lie in either or in the tensor. */
+/* A row in the form of a type. packed and floats: [n_cols] floats each; the result lies in one of them or in the tensor. */
 static const void *row_as(const struct tensor_view *view, uint32_t row, uint32_t dtype, void *packed, float *floats)
 {
     const void *items = row_items(view, row, packed);
@@ -45,7 +46,7 @@ static const void *row_as(const struct tensor_view *view, uint32_t row, uint32_t
 struct tensor_job {
     struct cpu *cpu;
     const struct tensor_place *place;
-    const struct tensor_view *view; /* NULL: the weight itself */
+    const struct tensor_view *view; /* NULL: sum the weight itself */
     char *rows;                     /* [n_threads][2][n_cols] floats */
     uint32_t n_cols;
     struct tensor_sum *sums;        /* [n_threads] */
@@ -118,7 +119,7 @@ static enum rc take_rows(struct tensor_job *job, struct err *err)
     return RC_OK;
 }
 
-/* A vector's values, as they are stored; [2 n_cols] floats of memory. */
+/* A vector's values as stored. memory: [2 n_cols] floats. */
 static const float *vector_values(const struct tensor_place *place, const struct tensor_view *view, float *memory)
 {
     uint32_t n = view->n_cols;
