@@ -1,11 +1,12 @@
-/* backend_cuda.cu: the CUDA backend's context, memory and matrices, and the table that llmpy_backend hands out. One device, one
- * stream; the device's primary context, so it lives beside others in the process. What operations need besides their
- * arguments (pinned memory, the sampler's rows) is made at open; nothing is allocated afterwards but by buffer_create,
- * pool_create and matrix_create. Errors of the driver become RC_DEVICE with its name and code. */
+/* backend_cuda.cu: the CUDA backend's context, memory and matrices, and the table that llmpy_backend returns. A context has one
+ * device and one stream. It uses the device's primary context, as other libraries of the process do. cuda_open allocates what
+ * operations need besides their arguments (pinned memory, the sampler's rows); afterwards only buffer_create, pool_create and
+ * matrix_create allocate. Errors of the driver become RC_DEVICE with the driver's name and code of the error. */
 #include "common.cuh"
 #include "kv.cuh"
 #include "packed.cuh"
 #include "router.cuh"
+#include "types.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +14,9 @@
 
 #define MAX_SAMPLE_SLOTS 128u
 #define MIN_PARTIALS_BYTES ((size_t)64 << 20)
-#define LOAD_BYTES ((size_t)16 << 20) /* of packed rows, read at once */
+#define LOAD_BYTES ((size_t)16 << 20) /* matrix_load reads so many bytes of packed rows at once */
 
-/* A fault of a kernel: the driver answers every later call of the process on this device with it. */
+/* Is it a fault after which the driver fails every later call of the process on this device? */
 static bool is_sticky(cudaError_t code)
 {
     static const cudaError_t codes[] = {
@@ -153,7 +154,8 @@ static void cuda_close(void *ctx)
     mem_free(cuda);
 }
 
-/* What attention folds through memory: a block's splits of a sequence, 256 keys each, as float32 of at most 16 heads. */
+/* Allocates `partials`: for each block of attention the float32 sums of a sequence's splits, of 256 keys and at most 16 heads
+ * each. */
 static enum rc open_partials(struct cuda *cuda, struct err *err)
 {
     const struct backend_options *options = &cuda->options;
@@ -205,7 +207,7 @@ static enum rc cuda_open(const struct backend_options *options, void **ctx, stru
     enum rc rc = device_describe(options->device, false, &info, err);
     if (rc)
         return rc;
-    if (options->dtype != DTYPE_F32 && options->dtype != DTYPE_F16 && options->dtype != DTYPE_BF16)
+    if (!is_float_type(options->dtype))
         return err_set(err, RC_CONFIG, "dtype: wanted float32, float16 or bfloat16 activations, have type %u", options->dtype);
     struct cuda *cuda = (struct cuda *)mem_calloc(1, sizeof *cuda);
     if (!cuda)
@@ -220,7 +222,7 @@ static enum rc cuda_open(const struct backend_options *options, void **ctx, stru
         device_scope scope(cuda->device);
         rc = open_memory(cuda, err);
     }
-    cuda->options.cublaslt = NULL; /* nor this one */
+    cuda->options.cublaslt = NULL; /* the caller's string, too */
     if (rc) {
         cuda_close(cuda);
         return rc;
@@ -251,20 +253,10 @@ static bool supports(void *ctx, uint32_t dtype, uint32_t use)
 {
     (void)ctx;
     (void)use;
-    static const uint32_t types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q8_0, DTYPE_Q4_0,
-                                     DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_MXFP4};
-    for (uint32_t type : types)
-        if (type == dtype)
-            return true;
-    return false;
+    return cuda_type_of(dtype) != NULL;
 }
 
 /* ---- matrices ----------------------------------------------------------------------------------------------------------- */
-
-static bool is_two_bytes(uint32_t dtype)
-{
-    return dtype == DTYPE_F16 || dtype == DTYPE_BF16;
-}
 
 static size_t round_up(size_t n, size_t step)
 {
@@ -281,12 +273,12 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
     mem_free(matrix);
 }
 
-/* Does packed.cuh's order hold it? */
+/* Can all of the matrix lie in packed.cuh's order, for the context's type of activations? */
 static bool can_pack(const struct cuda *cuda, const struct matrix *matrix, uint32_t use)
 {
-    bool fits = use & MATRIX_EXPERTS && cuda->dtype == DTYPE_BF16 && matrix->is_whole && matrix->n_cols % 64 == 0;
+    bool fits = use & MATRIX_EXPERTS && matrix->is_whole && matrix->n_cols % 64 == 0;
     for (uint32_t i = 0; i < matrix->n_parts; i++)
-        fits = fits && matrix->parts[i].dtype == DTYPE_MXFP4 && matrix->parts[i].n_rows % 8 == 0;
+        fits = fits && cuda_type_of(matrix->parts[i].dtype)->packed_for == cuda->dtype && matrix->parts[i].n_rows % 8 == 0;
     return fits;
 }
 
@@ -313,7 +305,7 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         part->first_row = matrix->n_rows;
         part->n_rows = desc->parts[i].n_rows;
         part->file_row_bytes = (size_t)desc->n_cols / info->block_values * info->block_bytes;
-        part->row_bytes = is_two_bytes(part->dtype) ? round_up(part->file_row_bytes, 32) : part->file_row_bytes;
+        part->row_bytes = round_up(part->file_row_bytes, cuda_type_of(part->dtype)->row_step);
         if (i && part->dtype != part[-1].dtype) {
             matrix->bytes = round_up(matrix->bytes, 256);
             matrix->is_whole = false;
@@ -356,20 +348,32 @@ static uint32_t matrix_arithmetic(const struct matrix *matrix, uint32_t part)
     return ARITHMETIC_FLOAT;
 }
 
-static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
-                            const void *data, struct err *err)
+/* Stores rows of a part: pack(context, the first row's number in the matrix) if the matrix is packed, otherwise
+ * copy(context, part, the first row's address). */
+template <class PACK, class COPY>
+static enum rc store_rows(void *ctx, const struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows, PACK pack,
+                          COPY copy)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
     const struct cuda_part *p = &matrix->parts[part];
     if (!n_rows)
         return RC_OK;
-    if (matrix->is_packed)
-        return cuda_packed_write(cuda, matrix, p->first_row + first_row, n_rows, data, err);
-    return cuda_upload_rows(cuda, p->data + first_row * p->row_bytes, p->row_bytes, data, p->file_row_bytes, n_rows, err);
+    return matrix->is_packed ? pack(cuda, p->first_row + first_row) : copy(cuda, p, p->data + first_row * p->row_bytes);
 }
 
-/* Packed rows come through a buffer of the host. */
+static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
+                            const void *data, struct err *err)
+{
+    return store_rows(
+        ctx, matrix, part, first_row, n_rows,
+        [&](struct cuda *cuda, uint32_t row) { return cuda_packed_write(cuda, matrix, row, n_rows, data, err); },
+        [&](struct cuda *cuda, const struct cuda_part *p, char *to) {
+            return cuda_upload_rows(cuda, to, p->row_bytes, data, p->file_row_bytes, n_rows, err);
+        });
+}
+
+/* Reads packed rows into a buffer of the host, then packs them on the device. */
 static enum rc load_packed(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows,
                            const struct row_source *source, struct err *err)
 {
@@ -389,14 +393,12 @@ static enum rc load_packed(struct cuda *cuda, struct matrix *matrix, uint32_t fi
 static enum rc matrix_load(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
                            const struct row_source *source, struct err *err)
 {
-    struct cuda *cuda = (struct cuda *)ctx;
-    device_scope scope(cuda->device);
-    const struct cuda_part *p = &matrix->parts[part];
-    if (!n_rows)
-        return RC_OK;
-    if (matrix->is_packed)
-        return load_packed(cuda, matrix, p->first_row + first_row, n_rows, source, err);
-    return cuda_upload_source(cuda, p->data + first_row * p->row_bytes, p->row_bytes, source, p->file_row_bytes, n_rows, err);
+    return store_rows(
+        ctx, matrix, part, first_row, n_rows,
+        [&](struct cuda *cuda, uint32_t row) { return load_packed(cuda, matrix, row, n_rows, source, err); },
+        [&](struct cuda *cuda, const struct cuda_part *p, char *to) {
+            return cuda_upload_source(cuda, to, p->row_bytes, source, p->file_row_bytes, n_rows, err);
+        });
 }
 
 static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *values,
@@ -424,17 +426,17 @@ static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t firs
 static size_t kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens)
 {
     (void)ctx;
-    bool is_type = dtype == DTYPE_F32 || is_two_bytes(dtype);
-    if (is_type && block_tokens && head_dim && head_dim <= 640 && !n_kv_heads) /* rows of latent attention */
-        return (size_t)block_tokens * head_dim * (dtype == DTYPE_F32 ? 4 : 2);
-    if (!is_type || !block_tokens || !head_dim || head_dim > 256)
+    if (!is_float_type(dtype) || !block_tokens || !head_dim)
         return 0;
-    return (size_t)2 * n_kv_heads * block_tokens * head_dim * (dtype == DTYPE_F32 ? 4 : 2);
+    const size_t item = dtype == DTYPE_F32 ? 4 : 2;
+    if (head_dim <= 640 && !n_kv_heads) /* rows of latent attention */
+        return item * block_tokens * head_dim;
+    return head_dim > 256 ? 0 : 2 * item * n_kv_heads * block_tokens * head_dim;
 }
 
-/* Copies of pages come by the hundred where a snapshot of a recurrent state is taken: as many as a kernel's arguments hold make
- * one launch, with no call for each. Bound by memory, twice a page: 9 MB of state take 4 us at 4.55 TB/s. No later kernel
- * begins before its end: recurrences read their states before their wait. */
+/* A snapshot of a recurrent state copies hundreds of pages. One launch makes as many copies as a kernel's arguments hold. Bound
+ * by memory, which moves a page twice: 9 MB of state take 4 us at 4.55 TB/s. Recurrences read their states before they wait for
+ * the kernel before them, so no kernel may begin before the copies have ended: this one never calls start_next(). */
 #define COPIES_A_LAUNCH 448u
 #define COPY_THREADS 256u
 #define COPY_BYTES (4 * COPY_THREADS * sizeof(uint4)) /* of a block */
@@ -459,7 +461,7 @@ static __global__ void __launch_bounds__(COPY_THREADS) copy_listed(uint4 *pool, 
     for (uint32_t i = 0; i < 4; i++)
         if (first + i * COPY_THREADS < page_words)
             target[first + i * COPY_THREADS] = words[i];
-    __threadfence(); /* before the blocks of the next kernel begin, which do so when these have ended */
+    __threadfence(); /* the next kernel's blocks begin when these have ended */
 }
 
 enum rc cuda_copy_pages(void *ctx, const struct copy_pages_args *args, struct err *err)
@@ -482,7 +484,7 @@ enum rc cuda_copy_pages(void *ctx, const struct copy_pages_args *args, struct er
 
 static const struct device_traits TRAITS = {
     false, 8192, 256, DTYPE_BF16, /* its own memory; tokens and sequences of a step; activations over quantised weights */
-    64,                           /* up to here the backend's own kernels serve every linear */
+    64,                           /* most rows of a linear that is never cuBLASLt's */
     8, 512};                      /* attention_few.cuh */
 
 static struct backend make_table(void)

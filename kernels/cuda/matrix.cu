@@ -8,6 +8,7 @@
  * Bound by the way to the device. */
 #include "experts.cuh"
 #include "packed.cuh"
+#include "types.cuh"
 
 extern "C" {
 #include "../../csrc/base/dummy.h"
@@ -167,7 +168,7 @@ enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, const 
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
     const struct cuda_part *p = &matrix->parts[part];
-    if (p->dtype != DTYPE_F32 && p->dtype != DTYPE_F16 && p->dtype != DTYPE_BF16 && p->dtype != DTYPE_MXFP4)
+    if (!cuda_type_of(p->dtype)->is_fillable)
         return err_set(err, RC_UNSUPPORTED, "matrix_fill: wanted floats or MXFP4, have %s", dtype_info(p->dtype)->name);
     if (!rows->n_rows)
         return RC_OK;

@@ -177,11 +177,6 @@ static struct target target_of(const struct tensor_place &place)
     return {data, part.dtype, place.n_rows, part.row_bytes, place.matrix->n_cols, {0, false}, number};
 }
 
-static bool is_float(uint32_t dtype)
-{
-    return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
-}
-
 static size_t item_bytes(uint32_t dtype)
 {
     return dtype == DTYPE_F32 ? 4 : 2;
@@ -365,7 +360,7 @@ enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struc
     device_scope scope(cuda->device);
     const struct tensor_view &from = args->from;
     struct target to = target_of(args->to);
-    if (!is_float(to.dtype))
+    if (!is_float_type(to.dtype))
         return err_set(err, RC_UNSUPPORTED, "tensor_write: wanted a weight of floats");
     cudaStream_t stream = stream_of(cuda, &from, args->stream);
     cudaError_t code = use_stream(cuda, stream);
@@ -388,7 +383,7 @@ enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struc
 /* What a weight holds. */
 static void sum_stored(cudaStream_t stream, const struct target &of, struct tensor_sum *total)
 {
-    if (!is_float(of.dtype)) {
+    if (!is_float_type(of.dtype)) {
         visit_weight(of.dtype, [&](auto type) {
             dim3 grid(at_most((of.n_cols + THREADS - 1) / THREADS, 4), at_most(of.n_rows, 4096));
             sum_quantised<decltype(type)><<<grid, THREADS, 0, stream>>>((const uint8_t *)of.data, of.row_bytes, of.n_rows,
@@ -419,7 +414,7 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
     if (rc || code != cudaSuccess)
         return rc ? rc : cuda_fail(err, code, "tensor_sum");
     if (args->from) {
-        if (!is_float(of.dtype))
+        if (!is_float_type(of.dtype))
             of.dtype = DTYPE_F32;
         rc = each_piece(
             cuda, *args->from,

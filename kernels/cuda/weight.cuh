@@ -1,10 +1,10 @@
-/* weight.cuh: the exact float32 value of element k of a weight row that lies as its file has it. The formulas and their
- * roundings are those of csrc/base/dtype.c, the oracle; embed.cu and linear.cu read weights through it. One overload a type,
- * chosen by a tag. */
+/* weight.cuh: the exact float32 value of element k of a weight row that lies in memory as in its file. The formulas and their
+ * roundings are those of csrc/base/dtype.c, the definition of the types. The plain kernels read weights through it. Each type
+ * has one overload, chosen by a tag. */
 #ifndef LLMPY_CUDA_WEIGHT_CUH
 #define LLMPY_CUDA_WEIGHT_CUH
 
-#include "common.cuh"
+#include "types.cuh"
 
 template <uint32_t DTYPE> struct weight_type {
     static const uint32_t dtype = DTYPE;
@@ -87,20 +87,14 @@ static __device__ __forceinline__ float weight_value(weight_type<DTYPE_MXFP4>, c
     return (float)(q & 8 ? -twice : twice) * scale;
 }
 
-/* Calls f with the tag of a type; false: no kernel reads it. */
-template <class F> static bool visit_weight(uint32_t dtype, F f)
+/* Calls f with the tag of a type, by the rows of CUDA_TYPES; does nothing for other types. */
+template <size_t ROW = 0, class F> static void visit_weight(uint32_t dtype, F f)
 {
-    switch (dtype) {
-    case DTYPE_F32: f(weight_type<DTYPE_F32>()); return true;
-    case DTYPE_F16: f(weight_type<DTYPE_F16>()); return true;
-    case DTYPE_BF16: f(weight_type<DTYPE_BF16>()); return true;
-    case DTYPE_Q8_0: f(weight_type<DTYPE_Q8_0>()); return true;
-    case DTYPE_Q4_0: f(weight_type<DTYPE_Q4_0>()); return true;
-    case DTYPE_Q4_1: f(weight_type<DTYPE_Q4_1>()); return true;
-    case DTYPE_Q4_K: f(weight_type<DTYPE_Q4_K>()); return true;
-    case DTYPE_Q6_K: f(weight_type<DTYPE_Q6_K>()); return true;
-    case DTYPE_MXFP4: f(weight_type<DTYPE_MXFP4>()); return true;
-    default: return false;
+    if constexpr (ROW < N_CUDA_TYPES) {
+        if (CUDA_TYPES[ROW].dtype == dtype)
+            f(weight_type<CUDA_TYPES[ROW].dtype>());
+        else
+            visit_weight<ROW + 1>(dtype, f);
     }
 }
 
