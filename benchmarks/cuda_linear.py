@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from llmpy import hardware
+from llmpy import _core, hardware
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from header import Header
@@ -49,9 +49,7 @@ class Backend:
 
     def __init__(self, max_rows: int, vocab_size: int, library: str, attention: tuple[int, int, int] = (0, 0, 0)) -> None:
         """attention: max_model_len, max_group and max_head_dim of the options."""
-        own = ctypes.CDLL(hardware.cuda_library())
-        own.llmpy_backend.restype = c_void_p
-        self.table = STRUCTS["backend"].from_address(own.llmpy_backend())
+        self.table = STRUCTS["backend"].from_address(_core.backend_table("cuda:0", hardware.cuda_library()))
         self.ctx, self.err = c_void_p(), STRUCTS["err"]()
         limits = dict(zip(("max_model_len", "max_group", "max_head_dim"), attention, strict=True))
         options = STRUCTS["backend_options"](

@@ -3,7 +3,12 @@
  * one call at a time; csrc/program/weights.c calls matrix_* and buffer_* at load and at weight updates. An optional operation
  * that is NULL is composed from the others. Law 2 binds every operation: an output row depends on the weights, on its input row
  * and on its position (attention and recurrences: also on rows of its own sequence), never on other sequences.
- * The ABI grows only by appending fields; abi and size_bytes are checked when a backend is loaded. */
+ *
+ * Growth. Fields are appended to structs, never inserted, removed or changed. A release that appends some raises
+ * BACKEND_REVISION and leaves BACKEND_ABI as it is, so older libraries still load: the core reads the fields that a library's
+ * size_bytes covers and takes the others for zero. A library that needs fields of a newer core sees an older revision in struct
+ * backend_host and returns NULL. struct peers does not grow, nor do structs that lie in arrays or inside other structs.
+ * tests/c/test_abi.c holds all offsets. */
 #ifndef LLMPY_BACKEND_H
 #define LLMPY_BACKEND_H
 
@@ -12,7 +17,8 @@
 
 #include <stdbool.h>
 
-#define BACKEND_ABI 3u
+#define BACKEND_ABI 4u
+#define BACKEND_REVISION 0u /* of BACKEND_ABI */
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -656,6 +662,7 @@ enum memory_use { MEMORY_WEIGHTS = 0, MEMORY_KV = 1, MEMORY_WORK = 2, MEMORY_PIN
 
 /* Properties that all devices of a backend share. They are known before a device is opened. */
 struct device_traits {
+    uint32_t size_bytes;       /* sizeof(struct device_traits) */
     bool has_host_memory;      /* device memory is host memory */
     uint32_t default_tokens;   /* default of max_num_batched_tokens */
     uint32_t default_seqs;     /* default of max_num_seqs */
@@ -758,10 +765,25 @@ struct backend {
 #include "entries.def"
 };
 
-/* The only symbol that a backend's library exports. */
-#define BACKEND_SYMBOL "llmpy_backend"
-typedef const struct backend *(*backend_entry)(void);
+/* What the core gives to a backend's library. The functions may be called from any thread. */
+struct backend_host {
+    uint32_t abi, revision;    /* of the core */
+    uint32_t size_bytes;       /* of the core's struct backend */
+    /* Fills err (which may be NULL) with a printf-style message and returns rc. */
+    enum rc (*err_set)(struct err *err, enum rc rc, const char *format, ...);
+    /* Names the option, file or operation that err is about; call it after err_set. Either name may be NULL. */
+    void (*err_name)(struct err *err, const char *what, const char *tensor);
+    const struct dtype_info *(*dtype_info)(uint32_t dtype); /* NULL for an unsupported type */
+    /* Converts n values (a multiple of block_values) to float32, exactly as the format defines them. Returns 0 and writes
+     * nothing for types without a float value (integers). */
+    int (*dtype_to_float)(uint32_t dtype, const void *source, float *target, size_t n);
+    /* Converts float32 to DTYPE_F32, DTYPE_F16 or DTYPE_BF16, rounded to nearest even. Returns 0 for other types. */
+    int (*dtype_from_float)(uint32_t dtype, const float *source, void *target, size_t n);
+};
 
-const struct backend *backend_cpu(void);
+/* The only symbol that a backend's library exports. Both structs live as long as the process. It returns NULL if the backend
+ * needs a newer core. */
+#define BACKEND_SYMBOL "llmpy_backend"
+typedef const struct backend *(*backend_entry)(const struct backend_host *host);
 
 #endif

@@ -70,8 +70,9 @@ class Header:
 
 
 def _arguments(text: str) -> list[str]:
-    """Types of a prototype's parameters, which may have names or not."""
-    return [re.sub(r"\w+$", "", one.strip()) if "*" in one or " " in one.strip() else one for one in text.split(",")]
+    """Types of a prototype's parameters, which may have names or not; those of an ellipsis are left out."""
+    given = [one for one in text.split(",") if one.strip() != "..."]
+    return [re.sub(r"\w+$", "", one.strip()) if "*" in one or " " in one.strip() else one for one in given]
 
 
 def _plain(path: Path) -> str:

@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include "backend_cpu.h"
 #include "attention.h"
 #include "row_attention.h"
 #include "kv.h"
@@ -292,8 +293,8 @@ static enum rc cpu_matrix_read(void *ctx, const struct matrix *matrix, uint32_t 
     }
 #include "../entries.def"
 
-static const struct device_traits TRAITS = {
-    .has_host_memory = true, .default_tokens = 512, .default_seqs = 64, .quantised_dtype = DTYPE_F32};
+static const struct device_traits TRAITS = {.size_bytes = sizeof TRAITS, .has_host_memory = true, .default_tokens = 512,
+                                            .default_seqs = 64, .quantised_dtype = DTYPE_F32};
 
 static const struct backend BACKEND = {
     .abi = BACKEND_ABI,

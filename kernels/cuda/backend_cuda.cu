@@ -483,6 +483,7 @@ enum rc cuda_copy_pages(void *ctx, const struct copy_pages_args *args, struct er
 /* ---- the table ---------------------------------------------------------------------------------------------------------- */
 
 static const struct device_traits TRAITS = {
+    sizeof(struct device_traits),
     false, 8192, 256, DTYPE_BF16, /* its own memory; tokens and sequences of a step; activations over quantised weights */
     64,                           /* most rows of a linear that is never cuBLASLt's */
     8, 512};                      /* attention_few.cuh */
@@ -536,8 +537,8 @@ static struct backend make_table(void)
     return b;
 }
 
-extern "C" __attribute__((visibility("default"))) const struct backend *llmpy_backend(void)
+extern "C" __attribute__((visibility("default"))) const struct backend *llmpy_backend(const struct backend_host *host)
 {
     static const struct backend table = make_table();
-    return &table;
+    return host->size_bytes < sizeof table ? nullptr : &table;
 }

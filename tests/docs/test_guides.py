@@ -27,7 +27,10 @@ COPIED = ("csrc", "kernels", "llmpy", "tests", "benchmarks", "docs", "setup.py",
 NOT_COPIED = shutil.ignore_patterns("*.so", "__pycache__", "_backends", "build")
 # Tests of the tree that the guides extend
 TESTS = {
-    "adding-an-operation": ["tests/kernels/test_shrink.py", "tests/docs/test_vocabulary.py", "tests/engine/test_operations.py"],
+    "adding-an-operation": [
+        "tests/kernels/test_shrink.py", "tests/docs/test_vocabulary.py", "tests/engine/test_operations.py",
+        "tests/unit/test_header.py",
+    ],
     "adding-a-weight-type": ["tests/unit/test_checkpoint.py", "tests/kernels/test_linear.py", "-k", "iq4_nl or IQ4_NL"],
 }
 

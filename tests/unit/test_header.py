@@ -1,6 +1,7 @@
-"""kernels/header.py reads backend.h as the C compiler does."""
+"""kernels/header.py reads backend.h as the C compiler does; and tests/c/test_abi.c knows all of it."""
 
 import ctypes
+import re
 import subprocess
 from pathlib import Path
 
@@ -23,3 +24,10 @@ def test_layouts_are_the_compilers(tmp_path: Path) -> None:
     subprocess.run(["gcc", "-fsyntax-only", f"-I{ROOT}", str(source)], check=True)
     assert {"linear_args", "sample_task", "backend"} <= set(header.structs)
     assert {"linear", "matrix_load", "sample_finish"} <= set(header.functions)
+
+
+def test_the_offset_of_every_field_is_held() -> None:
+    """tests/c/test_abi.c names every field in order: a new field belongs at the end of its struct, and there."""
+    groups = re.findall(r"#define OF (\w+)\n(.*?)#undef OF", (ROOT / "tests/c/test_abi.c").read_text(), re.S)
+    held = {name: re.findall(r"AT\((\w+),", text) for name, text in groups}
+    assert held == {name: [field for field, *_ in struct._fields_] for name, struct in Header().structs.items()}

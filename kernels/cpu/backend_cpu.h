@@ -1,0 +1,9 @@
+/* backend_cpu.h: the CPU's backend, which is linked into the core. Any thread. */
+#ifndef LLMPY_CPU_BACKEND_CPU_H
+#define LLMPY_CPU_BACKEND_CPU_H
+
+#include "../backend.h"
+
+const struct backend *backend_cpu(void);
+
+#endif
