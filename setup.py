@@ -1,7 +1,8 @@
 """Builds the C core into llmpy/_core.abi3.so: C11, hidden visibility, each CPU kernel once per instruction set.
 
 With nvcc (NVCC, CUDA_HOME/bin, PATH) and LLMPY_CUDA other than 0 (require: nvcc must be there) it also builds
-llmpy/_backends/libllmpy_cuda13.so, a backend that is loaded only when a CUDA device is asked for.
+llmpy/_backends/libllmpy_cuda13.so, a backend that is loaded only when a CUDA device is asked for. llmpy/include gets the header
+that backends of other packages are compiled with.
 
 docs/use/environment.md lists the variables that a build reads. How far a build is can be seen on the terminal, even under pip.
 """
@@ -44,6 +45,9 @@ class Build(build_ext):
         else:
             print("llmpy: no CUDA backend (no nvcc, or LLMPY_CUDA=0)")
         self.link_core(Path(self.get_ext_fullpath(ext.name)), core)
+        header = self.include_folder() / "llmpy_backend.h"
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(compiling.backend_header())
 
     def core_objects(self) -> list[Object]:
         """Objects of the extension."""
@@ -86,15 +90,21 @@ class Build(build_ext):
         """Where the library and the licences go: into the tree of a wheel."""
         return Path(self.build_lib) / "llmpy/_backends"
 
+    def include_folder(self) -> Path:
+        """Where the header of backends goes."""
+        return Path(self.build_lib) / "llmpy/include"
+
     def copy_extensions_to_source(self) -> None:
-        """Built in place: the library, too, goes beside the sources."""
+        """Built in place: the library and the header, too, go beside the sources."""
         super().copy_extensions_to_source()
-        if self.cuda_folder().exists():
-            shutil.copytree(self.cuda_folder(), ROOT / "llmpy/_backends", dirs_exist_ok=True)
+        for folder in (self.cuda_folder(), self.include_folder()):
+            if folder.exists():
+                shutil.copytree(folder, ROOT / "llmpy" / folder.name, dirs_exist_ok=True)
 
     def get_outputs(self) -> list[str]:
         """Everything built, so that installs know it."""
-        return [*super().get_outputs(), *map(str, self.cuda_folder().glob("*"))]
+        made = (path for folder in (self.cuda_folder(), self.include_folder()) for path in folder.glob("*"))
+        return [*super().get_outputs(), *map(str, made)]
 
 
 setup(

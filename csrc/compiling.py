@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ ISAS = {
     "avx2": V3,
     "avx512": f"{V3} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16",
 }
+BACKEND_HEADERS = ("kernels/backend.h", "csrc/base/dummy.h", "csrc/base/mix.h")
+CORE_PART = re.compile(r"^/\* ---- functions of the core:.*?(?=^#endif$)", re.MULTILINE | re.DOTALL)
 BASELINE_KERNELS = {"backend_cpu.c", "memory.c", "pool.c"}
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 INCLUDE = sysconfig.get_paths()["include"]
@@ -95,6 +98,16 @@ def units() -> list[Unit]:
             isas = [isa for isa in ISAS if source.stem.endswith("_" + isa)] or list(ISAS)
             found += [(source, [*ISAS[isa].split(), f"-DISA={isa}"], f"cpu_{source.stem}_{isa}.o") for isa in isas]
     return found
+
+
+def backend_header() -> str:
+    """The header that backends of other packages are compiled with: that of the core and what it includes, as one file."""
+
+    def read(path: Path) -> str:
+        text = CORE_PART.sub("", path.read_text())
+        return re.sub(r'^#include "(.+)"\n', lambda match: read((path.parent / match[1]).resolve()), text, flags=re.MULTILINE)
+
+    return "".join(read(ROOT / name) for name in BACKEND_HEADERS)
 
 
 def find_nvcc() -> str | None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         WeightsMissingError,
         WeightUpdateError,
     )
-    from .hardware import build_info, devices
+    from .hardware import build_info, devices, get_include
     from .inputs import PromptType, TextPrompt, TokensPrompt
     from .llm import LLM
     from .logprobs import Logprob, Logprobs, PromptLogprobs
@@ -68,7 +68,7 @@ _MODULES = {
     "_later": "BeamSearchOutput BeamSearchParams BeamSearchSequence LoRARequest",
     "async_engine": "AsyncEngine",
     "config": "EngineConfig",
-    "hardware": "build_info devices",
+    "hardware": "build_info devices get_include",
     "errors": "ChatTemplateError CheckpointError ConfigError DeviceError DeviceMemoryError EngineAsleepError "
     "EngineBusyError EngineClosedError EngineDeadError EngineStuckError GenerationInterrupted InvalidRequestError LlmpyError "
     "ModelNotFoundError NoAllowedTokenError NonFiniteLogitsError QueueFullError RequestFailedError UnsupportedError "
@@ -144,6 +144,7 @@ __all__ = [
     "architecture",
     "build_info",
     "devices",
+    "get_include",
 ]
 
 

@@ -21,6 +21,15 @@ def build_info() -> dict[str, str]:
     return dict(_core.build_info())
 
 
+def get_include() -> str:
+    """The folder of `llmpy_backend.h`, the C header that backends of other packages are compiled with.
+
+    Returns:
+        An absolute path, for `-I` of C and C++ compilers.
+    """
+    return str(Path(__file__).absolute().with_name("include"))
+
+
 def devices() -> list[dict[str, Any]]:
     """The devices that an engine can be made on, and those that it cannot, with the reason.
 

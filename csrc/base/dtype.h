@@ -39,6 +39,8 @@ struct dtype_info {
     uint32_t block_bytes;
 };
 
+/* ---- functions of the core: the header for other packages ends here (csrc/compiling.py) ---- */
+
 const struct dtype_info *dtype_info(uint32_t dtype); /* NULL for an unsupported type */
 uint32_t dtype_from_name(const char *name);          /* DTYPE_NONE when unknown */
 /* Converts n values (a multiple of block_values) to float32, exactly as the format defines them. Returns 0 and writes nothing

@@ -37,6 +37,8 @@ struct err {
     int64_t free_bytes; /* RC_DEVICE_MEMORY */
 };
 
+/* ---- functions of the core: the header for other packages ends here (csrc/compiling.py) ---- */
+
 /* Fills err (which may be NULL) with a printf-style message and returns rc. */
 enum rc err_set(struct err *err, enum rc rc, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Names the parameter, option, file or operation that err is about; call after err_set. */

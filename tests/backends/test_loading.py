@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import llmpy
 from llmpy import DeviceError, _core
 
-ROOT = Path(__file__).parents[2]
 LIBRARY = """
-#include "backend.h"
+#include <llmpy_backend.h>
 
 static void nothing(void) {}
 #define SOME(name) .name = (void *)nothing,
@@ -41,7 +41,7 @@ __attribute__((visibility("default"))) const struct backend *ENTRY_NAME(const st
 def build(folder: Path, change: str, entry: str = "llmpy_backend") -> str:
     """A library whose table is changed by a line of C before it is handed out."""
     (folder / "fake.c").write_text(LIBRARY.replace("CHANGE", change).replace("ENTRY_NAME", entry))
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{ROOT}/kernels"]
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{llmpy.get_include()}"]
     subprocess.run(["cc", *flags, str(folder / "fake.c"), "-o", str(folder / "fake.so")], check=True)
     return str(folder / "fake.so")
 

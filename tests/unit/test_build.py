@@ -52,7 +52,7 @@ def build(folder: Path, compiler: Path, **variables: str) -> set[str]:
 
 def test_the_cuda_library_comes_with_the_licences_of_what_is_in_it(tmp_path: Path, fake: Path) -> None:
     folder = "llmpy/_backends"
-    core = {"llmpy/_core.abi3.so"}
+    core = {"llmpy/_core.abi3.so", "llmpy/include/llmpy_backend.h"}
     cuda = {f"{folder}/{name}" for name in ("libllmpy_cuda13.so", "NOTICE.txt", "NVIDIA-CUDA-EULA.txt")}
     assert build(tmp_path, fake) == core | cuda
     assert "libcudart_static" in (tmp_path / "lib" / folder / "NOTICE.txt").read_text()
@@ -116,7 +116,8 @@ def test_the_source_archive_has_all_that_a_build_reads(tmp_path: Path) -> None:
     with tarfile.open(make_sdist(tmp_path)) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
     files = [path for part in ("csrc", "kernels", "llmpy") for path in (ROOT / part).rglob("*") if path.is_file()]
-    sources = [path for path in files if path.suffix not in (".so", ".pyc") and path.parent.name != "_backends"]
+    made = {"_backends", "include"}
+    sources = [path for path in files if path.suffix not in (".so", ".pyc") and path.parent.name not in made]
     wanted = {str(path.relative_to(ROOT)) for path in sources}
     given = {name for name in names if name.split("/")[0] in ("csrc", "kernels", "llmpy")}
     assert given == wanted

@@ -25,7 +25,7 @@ def test_the_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     built = {str(path.relative_to(tmp_path / "lib")) for path in (tmp_path / "lib").rglob("*") if path.is_file()}
     source = {str(path.relative_to(ROOT)) for path in (ROOT / "llmpy").rglob("*") if path.is_file()}
-    compiled = {path for path in source | built if path.endswith((".so", ".pyc")) or "_backends" in path}
+    compiled = {path for path in source | built if path.endswith((".so", ".pyc", ".h")) or "_backends" in path}
     assert built - compiled == source - compiled
     assert {"llmpy/py.typed", "llmpy/_core.pyi", "llmpy/server/page/index.html"} <= built
 

@@ -1,0 +1,36 @@
+"""The header that is installed for backends of other packages: whole, alone, in C and C++, and the core's."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import llmpy
+
+ROOT = Path(__file__).parents[2]
+HEADER = Path(llmpy.get_include()) / "llmpy_backend.h"
+PEDANTIC = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{HEADER.parent}"]
+COMPILERS = {"c": ["cc", "-std=c11"], "cpp": ["c++", "-std=c++17", "-D_Static_assert=static_assert"]}
+
+
+@pytest.mark.parametrize("language", COMPILERS)
+def test_the_header_is_the_cores(language: str, tmp_path: Path) -> None:
+    """Every offset that tests/c/test_abi.c holds of the core's header."""
+    asserts = (ROOT / "tests/c/test_abi.c").read_text().partition("#include <stddef.h>")[2]
+    asserts = re.sub(r"^TEST\(.*?^}\n", "", asserts, flags=re.M | re.S)
+    source = tmp_path / f"alone.{language}"
+    source.write_text("#include <llmpy_backend.h>\n#include <stddef.h>\n#include <llmpy_backend.h>\n" + asserts)
+    flags = [flag for flag in PEDANTIC if flag != "-Wpedantic"]  # C has no empty declarations between the offsets' lines
+    subprocess.run([*COMPILERS[language], *flags, str(source)], check=True)
+    source.write_text("#include <llmpy_backend.h>\n")
+    subprocess.run([*COMPILERS[language], *PEDANTIC, str(source)], check=True)
+
+
+def test_it_includes_nothing_of_the_core_and_declares_no_function_of_it(tmp_path: Path) -> None:
+    text = HEADER.read_text()
+    assert not re.findall(r'^#include "', text, re.M)
+    source = tmp_path / "own.c"
+    names = ("err_set", "err_name", "dtype_to_float", "dtype_from_float", "dtype_from_name", "backend_cpu")
+    source.write_text("#include <llmpy_backend.h>\n" + "".join(f"double {name};\n" for name in names))
+    subprocess.run([*COMPILERS["c"], *PEDANTIC, str(source)], check=True)
