@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core, environment
+from .engine import backends
 from .errors import ConfigError, DeviceError
 
 NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
@@ -17,8 +18,10 @@ NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
 
 def build_info() -> dict[str, str]:
-    """Version, compiler and backends of this build."""
-    return dict(_core.build_info())
+    """Version and compiler of this build, and the backends that it and other packages bring."""
+    kinds = {"cpu": "avx2, avx512"} | ({"cuda": ""} if cuda_library() else {})
+    kinds |= {kind: backends.packages(kind) for kind in backends.found() if kind not in _OWN}
+    return {**_core.build_info(), "backends": ", ".join(kind + (f" ({more})" if more else "") for kind, more in kinds.items())}
 
 
 def get_include() -> str:
@@ -34,8 +37,9 @@ def devices() -> list[dict[str, Any]]:
     """The devices that an engine can be made on, and those that it cannot, with the reason.
 
     Returns:
-        One dict per device with `device`, `name`, `available`; if available `memory_bytes`, `free_bytes`, and `isas`
-        (instruction sets that have kernels) or `uuid`, else `reason`.
+        One dict per device with `device`, `name`, `available`; if available `memory_bytes`, `free_bytes` (0: the backend
+        does not know), and `isas` (instruction sets that have kernels) or `uuid`, else `reason`. Devices of other packages'
+        backends come last.
     """
     isas = _core.cpu_isas()
     cpu: dict[str, Any] = {"device": "cpu", "name": cpu_name(), "available": bool(isas)}
@@ -43,7 +47,7 @@ def devices() -> list[dict[str, Any]]:
         cpu |= {"memory_bytes": total_memory_bytes(), "free_bytes": free_memory_bytes(), "isas": isas}
     else:
         cpu |= {"reason": _NO_ISA}
-    return [cpu, *_cuda_devices(wants_free=True)]
+    return [cpu, *_cuda_devices(wants_free=True), *(one for kind in sorted(backends.found()) for one in _devices_of(kind))]
 
 
 _NO_ISA = "the processor has neither AVX2 with FMA nor AVX-512"
@@ -124,6 +128,23 @@ def _cuda_devices(wants_free: bool) -> list[dict[str, Any]]:
     return found
 
 
+def _devices_of(kind: str) -> list[dict[str, Any]]:
+    """The devices of another package's backend, kind:0, kind:1 and so on, or one entry that says why there is none."""
+    found: list[dict[str, Any]] = []
+    try:
+        if kind in _OWN:
+            raise DeviceError(f"device {kind!r}: {backends.packages(kind)}: llmpy brings devices of this kind itself")
+        for device in (f"{kind}:{index}" for index in range(64)):
+            name, uuid, total, free = _core.device_info(device, library(device), True)
+            one = {"device": device, "name": name, "available": True}
+            found.append({**one, "memory_bytes": total, "free_bytes": free, "uuid": uuid})
+            if not total:  # a backend that does not describe devices has one
+                break
+    except DeviceError as error:
+        return found or [{"device": kind, "name": kind, "available": False, "reason": str(error)}]
+    return found
+
+
 def choose(option: str | int | None) -> str:
     """The device's name, from the option, LLMPY_DEVICE, or what there is; "cpu:avx2" forces a set of instructions.
 
@@ -145,7 +166,13 @@ def choose(option: str | int | None) -> str:
         return name
     if name.startswith("GPU-"):
         return _with_uuid(name)
-    raise ConfigError(f"device must be 'cpu', 'cuda:N', a number or a GPU's UUID, got {name!r}.", option="device", value=name)
+    kinds = backends.found()
+    if kind_of(name) in kinds.keys() - _OWN:
+        _core.device_info(name, library(name), False)
+        return name
+    others = "".join(f", {kind!r}" for kind in kinds)
+    message = f"device must be 'cpu', 'cuda:N'{others}, a number or a GPU's UUID, got {name!r}."
+    raise ConfigError(message, option="device", value=name)
 
 
 def _best() -> str:
@@ -179,32 +206,48 @@ def _with_uuid(uuid: str) -> str:
     raise DeviceError(f"device {uuid!r}: {wrong}; have {have}", operation="open")
 
 
+_OWN = {"cpu", "cuda"}
+"""Kinds of devices that llmpy brings; no other package can."""
+
+
+def kind_of(device: str) -> str:
+    """The kind of a device: what stands before the colon of its name."""
+    return device.partition(":")[0]
+
+
 def library(device: str) -> str:
-    """Path of the backend's library; "": the core has it."""
-    return cuda_library() if ordinal(device) >= 0 else ""
+    """Path of the backend's library; "": the core has it, or this build has no CUDA backend.
+
+    Raises:
+        DeviceError: The library of another package's backend is not to be had.
+    """
+    kind = kind_of(device)
+    if kind in _OWN:
+        return cuda_library() if kind == "cuda" else ""
+    return backends.library(kind)
 
 
 def traits(device: str) -> _core.DeviceTraits:
     """What the devices of a backend are like."""
-    return _core.device_traits("cpu" if ordinal(device) < 0 else device, library(device))
+    return _core.device_traits("cpu" if kind_of(device) == "cpu" else device, library(device))
 
 
 def ordinal(device: str) -> int:
-    """The number of a CUDA device; -1: the CPU."""
+    """The number of a CUDA device; -1: the device is not one."""
     kind, _, number = device.partition(":")
     return int(number or 0) if kind == "cuda" else -1
 
 
 def memory_bytes(device: str) -> tuple[int, int]:
-    """Total and free memory of a device."""
-    if ordinal(device) >= 0:
-        return _core.device_info(device, cuda_library(), True)[2:]
-    return total_memory_bytes(), free_memory_bytes()
+    """Total and free memory of a device; 0: its backend does not know."""
+    if traits(device)["has_host_memory"]:
+        return total_memory_bytes(), free_memory_bytes()
+    return _core.device_info(device, library(device), True)[2:]
 
 
 def name_and_uuid(device: str) -> tuple[str, str | None]:
     """What a device calls itself, and the UUID of a GPU."""
-    return _core.device_info(device, cuda_library(), False)[:2] if ordinal(device) >= 0 else (cpu_name(), None)
+    return (cpu_name(), None) if kind_of(device) == "cpu" else _core.device_info(device, library(device), False)[:2]
 
 
 def cpu_name() -> str:

@@ -135,8 +135,12 @@ static enum rc refuse_share(const struct model *m, const struct backend_memory *
 static enum rc fill_device(struct model *m, struct err *err)
 {
     struct backend_memory have;
-    if (!m->backend->memory)
-        return err_set(err, RC_INTERNAL, "kv_cache_bytes: wanted a size on %s, have none", m->backend->name);
+    if (!m->backend->memory) {
+        err_set(err, RC_CONFIG, "the backend %s does not tell its device's memory; set kv_cache_memory_bytes",
+                m->backend->name);
+        err_name(err, "kv_cache_memory_bytes", NULL);
+        return RC_CONFIG;
+    }
     enum rc rc = m->backend->memory(m->ctx, &have, err);
     if (rc)
         return rc;

@@ -5,6 +5,8 @@
 #include "../engine/driver.h"
 #include "../program/backend_library.h"
 
+#include <stdio.h>
+
 #ifndef LLMPY_COMPILER
 #define LLMPY_COMPILER "unknown"
 #endif
@@ -39,8 +41,8 @@ static PyObject *cpu_isas(PyObject *self, PyObject *args)
     return list;
 }
 
-/* device_info(device, library, wants_free=False) -> (name, UUID, total bytes, free bytes). Raises the reason if the device
- * cannot be used. */
+/* device_info(device, library, wants_free=False) -> (name, UUID, total bytes, free bytes); the backend's name and zeros if it
+ * does not describe devices. Raises the reason if the device cannot be used. */
 static PyObject *device_info(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -52,10 +54,10 @@ static PyObject *device_info(PyObject *self, PyObject *args)
     struct device_info info = {0};
     struct err err = {0};
     enum rc rc = backend_find(device, library, &backend, &err);
-    if (!rc && !backend->device_info)
-        rc = err_set(&err, RC_UNSUPPORTED, "device_info: wanted a device other than %s", device);
-    if (!rc)
+    if (!rc && backend->device_info)
         rc = backend->device_info(device, wants_free, &info, &err);
+    else if (!rc)
+        snprintf(info.name, sizeof info.name, "%s", backend->name);
     if (rc)
         return py_raise(&err);
     return Py_BuildValue("ssKK", info.name, info.uuid, info.total_bytes, info.free_bytes);

@@ -285,7 +285,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     longest = model.max_position_embeddings
     length = config.max_model_len
     device = str(config.device)
-    is_cpu, most_own_rows = hardware.ordinal(device) < 0, hardware.traits(device)["library_rows"]
+    is_cpu, most_own_rows = hardware.kind_of(device) == "cpu", hardware.traits(device)["library_rows"]
     needs_library = 0 < most_own_rows < (config.max_num_batched_tokens or 0)
     if isinstance(length, int) and length > longest:
         raise ConfigError(
