@@ -95,27 +95,27 @@ static enum rc check_pooling(const struct engine_config *config, const struct re
     return RC_OK;
 }
 
+/* Refuses a number of the request unless the condition holds. */
+#define NUMBER(name, holds, wanted)                                                             \
+    do {                                                                                        \
+        if (!(holds))                                                                           \
+            REFUSE(#name, #name " must be " wanted ", got %g.", (double)spec->name);            \
+    } while (0)
+
 static enum rc check_sampling(const struct request_spec *spec, struct err *err)
 {
-    if (!isfinite(spec->temperature))
-        REFUSE("temperature", "temperature must be a finite number, got %g.", (double)spec->temperature);
-    if (spec->temperature < 0)
-        REFUSE("temperature", "temperature must be non-negative, got %g.", (double)spec->temperature);
-    if (!(spec->top_p > 0 && spec->top_p <= 1))
-        REFUSE("top_p", "top_p must be in (0, 1], got %g.", (double)spec->top_p);
-    if (!(spec->min_p >= 0 && spec->min_p <= 1))
-        REFUSE("min_p", "min_p must be in [0, 1], got %g.", (double)spec->min_p);
-    if (!(fabsf(spec->presence_penalty) <= 2))
-        REFUSE("presence_penalty", "presence_penalty must be in [-2, 2], got %g.", (double)spec->presence_penalty);
-    if (!(fabsf(spec->frequency_penalty) <= 2))
-        REFUSE("frequency_penalty", "frequency_penalty must be in [-2, 2], got %g.", (double)spec->frequency_penalty);
-    if (!isfinite(spec->repetition_penalty))
-        REFUSE("repetition_penalty", "repetition_penalty must be a finite number, got %g.", (double)spec->repetition_penalty);
-    if (spec->repetition_penalty <= 0)
-        REFUSE("repetition_penalty", "repetition_penalty must be greater than zero, got %g.", (double)spec->repetition_penalty);
-    if (spec->repetition_penalty < MIN_REPETITION || spec->repetition_penalty > MAX_REPETITION)
+    float repetition = spec->repetition_penalty;
+    NUMBER(temperature, isfinite(spec->temperature), "a finite number");
+    NUMBER(temperature, spec->temperature >= 0, "non-negative");
+    NUMBER(top_p, spec->top_p > 0 && spec->top_p <= 1, "in (0, 1]");
+    NUMBER(min_p, spec->min_p >= 0 && spec->min_p <= 1, "in [0, 1]");
+    NUMBER(presence_penalty, fabsf(spec->presence_penalty) <= 2, "in [-2, 2]");
+    NUMBER(frequency_penalty, fabsf(spec->frequency_penalty) <= 2, "in [-2, 2]");
+    NUMBER(repetition_penalty, isfinite(repetition), "a finite number");
+    NUMBER(repetition_penalty, repetition > 0, "greater than zero");
+    if (repetition < MIN_REPETITION || repetition > MAX_REPETITION)
         REFUSE("repetition_penalty", "repetition_penalty must be in [%g, %g], got %g.", (double)MIN_REPETITION,
-               (double)MAX_REPETITION, (double)spec->repetition_penalty);
+               (double)MAX_REPETITION, (double)repetition);
     if (spec->max_tokens < 1)
         REFUSE("max_tokens", "max_tokens must be at least 1, got %u.", spec->max_tokens);
     if (spec->min_tokens > spec->max_tokens)

@@ -63,8 +63,10 @@ static int parse_integer(const struct item *item, long long *number)
     return *number == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-static int parse_count(const struct item *item, uint32_t *target)
+/* The functions below store a value at `place`, whose type their name says. */
+static int parse_count(const struct item *item, void *place)
 {
+    uint32_t *target = place;
     long long number;
     if (parse_integer(item, &number) < 0)
         return -1;
@@ -74,8 +76,9 @@ static int parse_count(const struct item *item, uint32_t *target)
     return 0;
 }
 
-static int parse_float(const struct item *item, float *target)
+static int parse_float(const struct item *item, void *place)
 {
+    float *target = place;
     double number = PyFloat_AsDouble(item->value);
     if (number == -1 && PyErr_Occurred())
         return -1;
@@ -83,8 +86,9 @@ static int parse_float(const struct item *item, float *target)
     return 0;
 }
 
-static int parse_bool(const struct item *item, bool *target)
+static int parse_bool(const struct item *item, void *place)
 {
+    bool *target = place;
     int truth = PyObject_IsTrue(item->value);
     *target = truth > 0;
     return truth < 0 ? -1 : 0;
@@ -103,8 +107,9 @@ static int parse_bytes(const struct item *item, const char **bytes, uint32_t *n_
     return 0;
 }
 
-static int parse_int32_bytes(const struct item *item, struct id_list *list)
+static int parse_int32_bytes(const struct item *item, void *place)
 {
+    struct id_list *list = place;
     const char *bytes = NULL;
     if (parse_bytes(item, &bytes, &list->n) < 0)
         return -1;
@@ -119,8 +124,9 @@ static int parse_int32_bytes(const struct item *item, struct id_list *list)
     return 0;
 }
 
-static int parse_id(const struct item *item, int32_t *id)
+static int parse_id(const struct item *item, void *place)
 {
+    int32_t *id = place;
     long long number;
     if (parse_integer(item, &number) < 0)
         return -1;
@@ -148,23 +154,14 @@ static int parse_sequence(const struct item *item, size_t size_bytes, int (*pars
     return 0;
 }
 
-static int element_id(const struct item *item, void *place)
+static int parse_ids(const struct item *item, void *place)
 {
-    return parse_id(item, place);
-}
-
-static int parse_ids(const struct item *item, struct id_list *list)
-{
+    struct id_list *list = place;
     void *ids = NULL;
-    if (parse_sequence(item, sizeof(int32_t), element_id, &ids, &list->n) < 0)
+    if (parse_sequence(item, sizeof(int32_t), parse_id, &ids, &list->n) < 0)
         return -1;
     list->ids = ids;
     return 0;
-}
-
-static int element_ids(const struct item *item, void *place)
-{
-    return parse_ids(item, place);
 }
 
 static int element_bytes(const struct item *item, void *place)
@@ -178,8 +175,52 @@ static int element_bytes(const struct item *item, void *place)
     return copy ? (memcpy(copy, bytes, string->n), 0) : -1;
 }
 
-static int parse_bias(const struct item *item, struct request_spec *spec)
+/* The place of a name among n names; n: it is none of them. */
+static uint32_t name_index(PyObject *name, const char *const *names, uint32_t n)
 {
+    uint32_t i = 0;
+    while (i < n && !(PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, names[i]) == 0))
+        i++;
+    return i;
+}
+
+/* A row of a table of parameters. parse gets a pointer to the field, or to the whole struct (offset 0). */
+struct row {
+    const char *name;
+    int (*parse)(const struct item *item, void *place);
+    size_t offset;
+};
+
+static int parse_row(const struct item *item, const struct row *rows, size_t n, void *target, const char *unknown)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(item->name, rows[i].name) == 0)
+            return item->value == Py_None ? 0 : rows[i].parse(item, (char *)target + rows[i].offset);
+    PyErr_Format(PyExc_TypeError, "%s '%s'", unknown, item->name);
+    return -1;
+}
+
+/* Parses the items of a dictionary, each as its row says; None leaves the target's default. unknown: error for other names. */
+static int parse_rows(PyObject *dictionary, const struct row *rows, size_t n, void *target, struct py_scratch *scratch,
+                      const char *unknown)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(dictionary, &at, &key, &value)) {
+        PyObject *name = PyUnicode_AsUTF8String(key);
+        int bad = !name || parse_row(&(struct item){PyBytes_AsString(name), value, scratch}, rows, n, target, unknown) < 0;
+        Py_XDECREF(name);
+        if (bad)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- requests ---- */
+
+static int request_bias(const struct item *item, void *place)
+{
+    struct request_spec *spec = place;
     PyObject *key, *value;
     Py_ssize_t at = 0, size = PyDict_Size(item->value);
     struct token_bias *bias = size < 0 ? NULL : scratch_alloc(item->scratch, (size_t)size, sizeof *bias);
@@ -194,51 +235,47 @@ static int parse_bias(const struct item *item, struct request_spec *spec)
     return 0;
 }
 
-static int parse_mode(const struct item *item, uint32_t *mode)
+static int request_mode(const struct item *item, void *place)
 {
     static const char *const NAMES[] = {[LOGPROB_RAW] = "raw_logprobs", [LOGPROB_FULL] = "full_logprobs",
                                         [LOGPROB_PROCESSED] = "processed_logprobs"};
-    for (uint32_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++)
-        if (PyUnicode_Check(item->value) && PyUnicode_CompareWithASCIIString(item->value, NAMES[i]) == 0) {
-            *mode = i;
-            return 0;
-        }
-    return refuse(item, "one of 'raw_logprobs', 'full_logprobs', 'processed_logprobs'");
+    uint32_t *mode = place;
+    *mode = name_index(item->value, NAMES, 3);
+    return *mode < 3 ? 0 : refuse(item, "one of 'raw_logprobs', 'full_logprobs', 'processed_logprobs'");
 }
 
-/* ---- requests ---- */
-
-static int request_logprobs(const struct item *item, struct request_spec *spec)
+static int request_logprobs(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     spec->wants_logprobs = true;
     return parse_count(item, &spec->n_logprobs);
 }
 
-static int request_prompt_logprobs(const struct item *item, struct request_spec *spec)
+static int request_prompt_logprobs(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     spec->wants_prompt_logprobs = true;
     return parse_count(item, &spec->n_prompt_logprobs);
 }
 
-static int request_score_start(const struct item *item, struct request_spec *spec)
+static int request_score_start(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     spec->is_score = true;
     return parse_count(item, &spec->score_start);
 }
 
-static int request_pooling(const struct item *item, struct request_spec *spec)
+static int request_pooling(const struct item *item, void *place)
 {
     static const char *const NAMES[] = {"last", "cls", "mean", "all"}; /* POOLING_LAST and on */
-    for (uint32_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++)
-        if (PyUnicode_Check(item->value) && PyUnicode_CompareWithASCIIString(item->value, NAMES[i]) == 0) {
-            spec->pooling = POOLING_LAST + i;
-            return 0;
-        }
-    return refuse(item, "one of 'last', 'cls', 'mean', 'all'");
+    uint32_t *pooling = place, number = name_index(item->value, NAMES, 4);
+    *pooling = POOLING_LAST + number;
+    return number < 4 ? 0 : refuse(item, "one of 'last', 'cls', 'mean', 'all'");
 }
 
-static int request_max_tokens(const struct item *item, struct request_spec *spec)
+static int request_max_tokens(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     long long number;
     if (parse_integer(item, &number) < 0)
         return -1;
@@ -248,8 +285,9 @@ static int request_max_tokens(const struct item *item, struct request_spec *spec
     return 0;
 }
 
-static int request_top_k(const struct item *item, struct request_spec *spec)
+static int request_top_k(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     long long number;
     if (parse_integer(item, &number) < 0)
         return -1;
@@ -259,38 +297,43 @@ static int request_top_k(const struct item *item, struct request_spec *spec)
     return 0;
 }
 
-static int request_seed(const struct item *item, struct request_spec *spec)
+static int request_seed(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     spec->seed = PyLong_AsUnsignedLongLong(item->value);
     return spec->seed == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
 }
 
-static int request_priority(const struct item *item, struct request_spec *spec)
+static int request_priority(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     long long number;
     int bad = parse_integer(item, &number);
     spec->priority = number;
     return bad;
 }
 
-static int request_stop(const struct item *item, struct request_spec *spec)
+static int request_stop(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     void *strings = NULL;
     int bad = parse_sequence(item, sizeof(struct byte_string), element_bytes, &strings, &spec->n_stop_strings);
     spec->stop_strings = strings;
     return bad;
 }
 
-static int request_bad_words(const struct item *item, struct request_spec *spec)
+static int request_bad_words(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     void *words = NULL;
-    int bad = parse_sequence(item, sizeof(struct id_list), element_ids, &words, &spec->n_bad_words);
+    int bad = parse_sequence(item, sizeof(struct id_list), parse_ids, &words, &spec->n_bad_words);
     spec->bad_words = words;
     return bad;
 }
 
-static int request_allowed(const struct item *item, struct request_spec *spec)
+static int request_allowed(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     struct err err;
     if (parse_ids(item, &spec->allowed) < 0)
         return -1;
@@ -302,14 +345,16 @@ static int request_allowed(const struct item *item, struct request_spec *spec)
     return -1;
 }
 
-static int request_salt(const struct item *item, struct request_spec *spec)
+static int request_salt(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     return parse_bytes(item, &spec->salt.bytes, &spec->salt.n);
 }
 
 /* (kind, text, library), all bytes. */
-static int request_grammar(const struct item *item, struct request_spec *spec)
+static int request_grammar(const struct item *item, void *place)
 {
+    struct request_spec *spec = place;
     PyObject *parts = item->value;
     struct grammar_spec *grammar = &spec->grammar;
     const char **places[] = {&grammar->kind, &grammar->text, &grammar->library};
@@ -321,75 +366,42 @@ static int request_grammar(const struct item *item, struct request_spec *spec)
     return 0;
 }
 
-#define FIELD(function, parse, field)                                                 \
-    static int function(const struct item *item, struct request_spec *spec)           \
-    {                                                                                 \
-        return parse(item, &spec->field);                                             \
-    }
-FIELD(request_n, parse_count, n)
-FIELD(request_temperature, parse_float, temperature)
-FIELD(request_top_p, parse_float, top_p)
-FIELD(request_min_p, parse_float, min_p)
-FIELD(request_presence, parse_float, presence_penalty)
-FIELD(request_frequency, parse_float, frequency_penalty)
-FIELD(request_repetition, parse_float, repetition_penalty)
-FIELD(request_min_tokens, parse_count, min_tokens)
-FIELD(request_stop_ids, parse_ids, stop_ids)
-FIELD(request_ignore_eos, parse_bool, ignore_eos)
-FIELD(request_sample_index, parse_count, sample_index)
-FIELD(request_mode, parse_mode, mode)
-FIELD(request_hide_special, parse_bool, hide_special)
-FIELD(request_prior, parse_int32_bytes, prior)
-FIELD(request_types, parse_int32_bytes, types)
-
-static const struct {
-    const char *name;
-    int (*parse)(const struct item *item, struct request_spec *spec);
-} PARAMS[] = {
-    {"n", request_n},
-    {"temperature", request_temperature},
-    {"top_p", request_top_p},
-    {"top_k", request_top_k},
-    {"min_p", request_min_p},
-    {"presence_penalty", request_presence},
-    {"frequency_penalty", request_frequency},
-    {"repetition_penalty", request_repetition},
-    {"max_tokens", request_max_tokens},
-    {"min_tokens", request_min_tokens},
-    {"stop_token_ids", request_stop_ids},
-    {"ignore_eos", request_ignore_eos},
-    {"seed", request_seed},
-    {"sample_index", request_sample_index},
-    {"logprobs", request_logprobs},
-    {"prompt_logprobs", request_prompt_logprobs},
-    {"logprobs_mode", request_mode},
-    {"logit_bias", parse_bias},
-    {"allowed_token_ids", request_allowed},
-    {"bad_words", request_bad_words},
-    {"stop", request_stop},
-    {"grammar", request_grammar},
-    {"hide_special", request_hide_special},
-    {"prior", request_prior},
-    {"token_type_ids", request_types},
-    {"salt", request_salt},
-    {"priority", request_priority},
-    {"score_start", request_score_start},
-    {"pooling", request_pooling},
+#define FIELD(name, parse, field) {name, parse, offsetof(struct request_spec, field)}
+static const struct row PARAMETERS[] = {
+    FIELD("n", parse_count, n),
+    FIELD("temperature", parse_float, temperature),
+    FIELD("top_p", parse_float, top_p),
+    {"top_k", request_top_k, 0},
+    FIELD("min_p", parse_float, min_p),
+    FIELD("presence_penalty", parse_float, presence_penalty),
+    FIELD("frequency_penalty", parse_float, frequency_penalty),
+    FIELD("repetition_penalty", parse_float, repetition_penalty),
+    {"max_tokens", request_max_tokens, 0},
+    FIELD("min_tokens", parse_count, min_tokens),
+    FIELD("stop_token_ids", parse_ids, stop_ids),
+    FIELD("ignore_eos", parse_bool, ignore_eos),
+    {"seed", request_seed, 0},
+    FIELD("sample_index", parse_count, sample_index),
+    {"logprobs", request_logprobs, 0},
+    {"prompt_logprobs", request_prompt_logprobs, 0},
+    FIELD("logprobs_mode", request_mode, mode),
+    {"logit_bias", request_bias, 0},
+    {"allowed_token_ids", request_allowed, 0},
+    {"bad_words", request_bad_words, 0},
+    {"stop", request_stop, 0},
+    {"grammar", request_grammar, 0},
+    FIELD("hide_special", parse_bool, hide_special),
+    FIELD("prior", parse_int32_bytes, prior),
+    FIELD("token_type_ids", parse_int32_bytes, types),
+    {"salt", request_salt, 0},
+    {"priority", request_priority, 0},
+    {"score_start", request_score_start, 0},
+    FIELD("pooling", request_pooling, pooling),
 };
-
-static int parse_param(PyObject *key, PyObject *value, struct request_spec *spec, struct py_scratch *scratch)
-{
-    for (size_t i = 0; PyUnicode_Check(key) && i < sizeof PARAMS / sizeof *PARAMS; i++)
-        if (PyUnicode_CompareWithASCIIString(key, PARAMS[i].name) == 0)
-            return value == Py_None ? 0 : PARAMS[i].parse(&(struct item){PARAMS[i].name, value, scratch}, spec);
-    PyErr_Format(PyExc_TypeError, "submit() got an unexpected parameter %R", key);
-    return -1;
-}
+#undef FIELD
 
 int py_parse_request(PyObject *prompt, PyObject *params, struct request_spec *spec, struct py_scratch *scratch)
 {
-    PyObject *key, *value;
-    Py_ssize_t at = 0;
     *spec = (struct request_spec){
         .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1, .max_tokens = UINT32_MAX, .hide_special = true,
     };
@@ -400,36 +412,30 @@ int py_parse_request(PyObject *prompt, PyObject *params, struct request_spec *sp
         PyErr_SetString(PyExc_TypeError, "submit() misses the parameter 'seed'");
         return -1;
     }
-    while (PyDict_Next(params, &at, &key, &value))
-        if (parse_param(key, value, spec, scratch) < 0)
-            return -1;
-    return 0;
+    return parse_rows(params, PARAMETERS, sizeof PARAMETERS / sizeof *PARAMETERS, spec, scratch,
+                      "submit() got an unexpected parameter");
 }
 
 /* ---- engine options ---- */
 
-struct engine_target {
-    struct engine_config *config;
-    struct id_list eos, special, banned;
-};
-
-static int engine_policy(const struct item *item, struct engine_config *config)
+static int engine_policy(const struct item *item, void *place)
 {
     static const char *const NAMES[] = {[POLICY_FCFS] = "fcfs", [POLICY_PRIORITY] = "priority"};
-    for (int i = 0; i < 2; i++)
-        if (PyUnicode_Check(item->value) && PyUnicode_CompareWithASCIIString(item->value, NAMES[i]) == 0) {
-            config->policy = (enum engine_policy)i;
-            return 0;
-        }
+    struct engine_config *config = place;
+    uint32_t number = name_index(item->value, NAMES, 2);
     struct err err;
+    config->policy = (enum engine_policy)number;
+    if (number < 2)
+        return 0;
     err_set(&err, RC_CONFIG, "scheduling_policy must be 'fcfs' or 'priority'.");
     err_name(&err, "scheduling_policy", NULL);
     py_raise(&err);
     return -1;
 }
 
-static int engine_token_bytes(const struct item *item, struct engine_config *config)
+static int engine_token_bytes(const struct item *item, void *place)
 {
+    struct engine_config *config = place;
     Py_ssize_t n = PySequence_Size(item->value);
     uint64_t *offsets = n < 0 ? NULL : scratch_alloc(item->scratch, (size_t)n + 1, sizeof *offsets);
     if (!offsets)
@@ -453,39 +459,39 @@ static int engine_token_bytes(const struct item *item, struct engine_config *con
     return 0;
 }
 
-static int parse_option(const struct item *item, struct engine_target *target)
-{
-    struct engine_config *config = target->config;
-    if (strcmp(item->name, "max_logprobs") == 0)
-        return parse_count(item, &config->max_logprobs);
-    if (strcmp(item->name, "kv_event_capacity") == 0)
-        return parse_count(item, &config->n_kv_events);
-    if (strcmp(item->name, "enable_prefix_caching") == 0)
-        return parse_bool(item, &config->prefix_caching);
-    if (strcmp(item->name, "is_serial") == 0)
-        return parse_bool(item, &config->is_serial);
-    if (strcmp(item->name, "policy") == 0)
-        return engine_policy(item, config);
-    if (strcmp(item->name, "eos_token_ids") == 0)
-        return parse_ids(item, &target->eos);
-    if (strcmp(item->name, "token_bytes") == 0)
-        return engine_token_bytes(item, config);
-    if (strcmp(item->name, "special_token_ids") == 0)
-        return parse_ids(item, &target->special);
-    if (strcmp(item->name, "vocab_limit") == 0)
-        return parse_count(item, &config->vocab_limit);
-    if (strcmp(item->name, "banned_token_ids") == 0)
-        return parse_ids(item, &target->banned);
-    PyErr_Format(PyExc_TypeError, "Engine() got an unexpected option '%s'", item->name);
-    return -1;
-}
+#define LIST(list)                                                       \
+    static int engine_##list(const struct item *item, void *place)       \
+    {                                                                    \
+        struct engine_config *config = place;                            \
+        struct id_list found = {0};                                      \
+        int bad = parse_ids(item, &found);                               \
+        config->list##_ids = found.ids;                                  \
+        config->n_##list = found.n;                                      \
+        return bad;                                                      \
+    }
+LIST(eos)
+LIST(special)
+LIST(banned)
+#undef LIST
+
+#define FIELD(name, parse, field) {name, parse, offsetof(struct engine_config, field)}
+static const struct row OPTIONS[] = {
+    FIELD("max_logprobs", parse_count, max_logprobs),
+    FIELD("kv_event_capacity", parse_count, n_kv_events),
+    FIELD("enable_prefix_caching", parse_bool, prefix_caching),
+    FIELD("is_serial", parse_bool, is_serial),
+    {"policy", engine_policy, 0},
+    {"eos_token_ids", engine_eos, 0},
+    {"token_bytes", engine_token_bytes, 0},
+    {"special_token_ids", engine_special, 0},
+    FIELD("vocab_limit", parse_count, vocab_limit),
+    {"banned_token_ids", engine_banned, 0},
+};
+#undef FIELD
 
 int py_parse_engine(PyObject *options, const struct model_parts *parts, struct engine_config *config,
                     struct py_scratch *scratch)
 {
-    PyObject *key, *value;
-    Py_ssize_t at = 0;
-    struct engine_target target = {.config = config};
     *config = (struct engine_config){
         .layout = parts->layout,
         .snapshot_tokens = SNAPSHOT_TOKENS,
@@ -499,19 +505,6 @@ int py_parse_engine(PyObject *options, const struct model_parts *parts, struct e
         .prefix_caching = true,
         .runner = parts->runner,
     };
-    while (PyDict_Next(options, &at, &key, &value)) {
-        PyObject *name = PyUnicode_AsUTF8String(key);
-        int bad =
-            !name || (value != Py_None && parse_option(&(struct item){PyBytes_AsString(name), value, scratch}, &target) < 0);
-        Py_XDECREF(name);
-        if (bad)
-            return -1;
-    }
-    config->eos_ids = target.eos.ids;
-    config->n_eos = target.eos.n;
-    config->special_ids = target.special.ids;
-    config->n_special = target.special.n;
-    config->banned_ids = target.banned.ids;
-    config->n_banned = target.banned.n;
-    return 0;
+    return parse_rows(options, OPTIONS, sizeof OPTIONS / sizeof *OPTIONS, config, scratch,
+                      "Engine() got an unexpected option");
 }
