@@ -6,10 +6,13 @@ import copy
 import enum
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from .checks import frozen, refuse_names
+from . import sampling_checks as rules
+from .checks import as_bool, as_float, as_int, frozen, refuse_names
+from .errors import InvalidRequestError
+from .sampling_checks import Row, at_least, check, must, only, row, within
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -18,8 +21,10 @@ if TYPE_CHECKING:
     from .keywords import SamplingKeywords
     from .structured.params import StructuredOutputsParams as StructuredOutputsParams
 
-LOGPROBS_MODES = ("raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 GREEDY_BELOW = 1e-5
+REPETITION = within(1e-6, 1e6)
+"""Within these bounds no finite logit, a float32, becomes infinite, whatever the other parameters are."""
+COUNT = must(lambda count: count >= -1, "be non-negative or -1")
 
 
 class RequestOutputKind(enum.Enum):
@@ -28,6 +33,21 @@ class RequestOutputKind(enum.Enum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
+
+
+def _output_kind(name: str, value: object) -> RequestOutputKind:
+    if isinstance(value, str) and value in RequestOutputKind.__members__:
+        return RequestOutputKind[value]
+    if not isinstance(value, RequestOutputKind):
+        raise TypeError(f"{name} must be a RequestOutputKind, but is of type {type(value).__name__}")
+    return value
+
+
+def one_sample_if_greedy(name: str, values: dict[str, Any]) -> None:
+    """Refuses several samples where no random numbers are drawn."""
+    if values["n"] != 1 and values["temperature"] < GREEDY_BELOW:
+        message = f"n must be 1 when using greedy sampling, got {values['n']}."
+        raise InvalidRequestError(message, parameter="n", value=values["n"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +80,11 @@ class SamplingParams:
         sample_index: Index of the first of the n samples, from 0 to 2**31; sample i draws as sample_index + i. Default 0.
         logprobs: None = none, the default; 0 = those of the sampled tokens; k = those and the k best alternatives, k up to
             the engine's `max_logprobs`. True = 1.
-        prompt_logprobs: The same for the prompt's tokens, in raw mode.
+        prompt_logprobs: The same for the prompt's tokens, in raw mode. Default None.
         prompt_logprobs_start: Not supported yet.
-        logprobs_mode: "raw_logprobs", "full_logprobs" or "processed_logprobs"; None = the engine's.
+        logprobs_mode: "raw_logprobs", "full_logprobs" or "processed_logprobs"; None = the engine's, the default.
         logprob_token_ids: Not supported yet.
-        logit_bias: Token id -> number added to its logit, -1e20 to 1e20; -inf bans it. Default none.
+        logit_bias: Token id -> number added to its logit, -1e20 to 1e20; -inf bans it. Default None.
         allowed_token_ids: All other ids are banned, end of sequence too unless listed. Default None: all are allowed.
         bad_words: Words that are never completed. Default none.
         bad_token_ids: Id sequences that are never completed. Default none.
@@ -86,48 +106,62 @@ class SamplingParams:
         >>> greedy = params.replace(temperature=0)
     """
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: str | Sequence[str] | None = ()
-    stop_token_ids: Sequence[int] | None = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    seed: int | None = None
-    sample_index: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    prompt_logprobs_start: int = 0
+    # fmt: off
+    # The table of sampling parameters: a row has all that Python knows of one, beside the text above and the type that
+    # keywords.py repeats for type checkers. Rules run in the table's order.
+    n: int = field(default=1, metadata=row(
+        as_int, at_least(1), must(lambda n: n <= 16384, "be at most 16384"), off=(1,), plain=True))
+    presence_penalty: float = field(default=0.0, metadata=row(as_float, within(-2, 2), off=(0,), plain=True))
+    frequency_penalty: float = field(default=0.0, metadata=row(as_float, within(-2, 2), off=(0,), plain=True))
+    repetition_penalty: float = field(default=1.0, metadata=row(
+        as_float, rules.finite, must(lambda x: x > 0, "be greater than zero"), REPETITION,
+        off=(1,), key="repetition_penalty", plain=True))
+    temperature: float = field(default=1.0, metadata=row(
+        as_float, rules.finite, must(lambda t: t >= 0, "be non-negative"), key="temperature"))
+    top_p: float = field(default=1.0, metadata=row(
+        as_float, must(lambda p: 0 < p <= 1, "be in (0, 1]"), key="top_p", plain=True))
+    top_k: int = field(default=0, metadata=row(
+        rules.integer, must(lambda k: k >= -1, "be 0 (disable), or at least 1"), off=(0, -1), key="top_k"))
+    min_p: float = field(default=0.0, metadata=row(as_float, within(0, 1), off=(0,), key="min_p", plain=True))
+    max_tokens: int | None = field(default=16, metadata=row(
+        rules.optional_int, at_least(1, " To score a prompt without generating, call score()."), key="max_new_tokens"))
+    min_tokens: int = field(default=0, metadata=row(
+        as_int, must(lambda n: n >= 0, "be greater than or equal to 0"), rules.at_most_max_tokens,
+        off=(0,), key="min_new_tokens"))
+    logprobs: int | None = field(default=None, metadata=row(
+        rules.logprob_count, COUNT, rules.agrees_with_ids, rules.not_whole_vocabulary))
+    prompt_logprobs: int | None = field(default=None, metadata=row(rules.logprob_count, COUNT, rules.not_whole_vocabulary))
     logprobs_mode: Literal["raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None = (
-        None
-    )
-    logprob_token_ids: Sequence[int] | None = None
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = ()
-    bad_token_ids: Sequence[Sequence[int]] | None = ()
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    stream_interval: int = 1
-    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
-    routed_experts: bool = False
-    repetition_detection: object = None
-    thinking_token_budget: object = None
-    extra_args: object = None
+        field(default=None, metadata=row(rules.anything, rules.known_mode)))
+    stop_token_ids: Sequence[int] | None = field(default=(), metadata=row(
+        rules.some_ids, rules.no_ids_for_none, rules.integers))
+    bad_token_ids: Sequence[Sequence[int]] | None = field(default=(), metadata=row(rules.some_ids, rules.sequences_of_integers))
+    stop: str | Sequence[str] | None = field(default=(), metadata=row(rules.string_or_strings, rules.stops))
+    bad_words: Sequence[str] | None = field(default=(), metadata=row(rules.strings, rules.words))
+    logit_bias: Mapping[int, float] | None = field(default=None, metadata=row(rules.mapping, rules.biases))
+    allowed_token_ids: Sequence[int] | None = field(default=None, metadata=row(rules.some_ids, rules.integers, rules.not_empty))
+    seed: int | None = field(default=None, metadata=row(
+        rules.int_or_drawn, one_sample_if_greedy, must(lambda seed: 0 <= seed < 2**64, "be in [0, 2**64)")))
+    sample_index: int = field(default=0, metadata=row(
+        as_int, at_least(0), must(lambda index: index <= 2**31, "be at most 2**31"), plain=True))
+    ignore_eos: bool = field(default=False, metadata=row(as_bool, plain=True))
+    include_stop_str_in_output: bool = field(default=False, metadata=row(as_bool))
+    detokenize: bool = field(default=True, metadata=row(as_bool))
+    skip_special_tokens: bool = field(default=True, metadata=row(as_bool, off=(True,)))
+    spaces_between_special_tokens: bool = field(default=True, metadata=row(as_bool, off=(True,)))
+    output_kind: RequestOutputKind = field(default=RequestOutputKind.CUMULATIVE, metadata=row(_output_kind))
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = field(default=None, metadata=row(rules.structured))
+    prompt_logprobs_start: int = field(default=0, metadata=row(as_int, only(0)))
+    logprob_token_ids: Sequence[int] | None = field(default=None, metadata=row(rules.some_ids, only(None)))
+    stream_interval: int = field(default=1, metadata=row(as_int, only(1)))
+    routed_experts: bool = field(default=False, metadata=row(as_bool, only(False)))
+    repetition_detection: object = field(default=None, metadata=row(rules.anything, only(None)))
+    thinking_token_budget: object = field(default=None, metadata=row(rules.anything, only(None)))
+    extra_args: object = field(default=None, metadata=row(rules.anything, only(None)))
+    # fmt: on
 
     def __post_init__(self) -> None:
-        from .sampling_checks import check
-
-        check(self)
+        check(self.__dict__, ROWS)
 
     def __hash__(self) -> int:
         return hash(frozen([getattr(self, name) for name in _DEFAULTS]))
@@ -160,7 +194,7 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON; `SamplingParams(**d)` takes them back."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: getattr(self, name) for name in _DEFAULTS}
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         values["bad_token_ids"] = [list(ids) for ids in values["bad_token_ids"]]
         values["output_kind"] = self.output_kind.name
@@ -183,18 +217,6 @@ class SamplingParams:
         shown = {name: getattr(self, name) for name in defaults}
         parts = [f"{name}={value!r}" for name, value in shown.items() if value != defaults[name]]
         return f"SamplingParams({', '.join(parts)})"
-
-
-# Keys of generation_config.json that are fields here, and their names.
-GENERATION_KEYS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-}
 
 
 def sampling_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +261,15 @@ def _finish() -> None:
         type.__setattr__(SamplingParams, name, method)
 
 
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
+_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(SamplingParams)}
+ROWS: dict[str, Row] = {one.name: one.metadata["row"] for one in fields(SamplingParams)}
+GENERATION_KEYS = {one.key: name for name, one in ROWS.items() if one.key}
+"""Keys of generation_config.json, and the names of the fields."""
+FLAGS = {
+    "max_tokens": "N", "temperature": "T", "top_p": "P", "top_k": "K", "min_p": "P", "seed": "N", "stop": "TEXT",
+    "presence_penalty": "X", "frequency_penalty": "X", "repetition_penalty": "X",
+}  # fmt: skip
+"""Fields that are flags of the command line and settings of its chat, and what the help calls their values."""
 _finish()
 
 _MOVED = {"StructuredOutputsParams": "structured.params", "BeamSearchParams": "_later"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 
@@ -107,7 +107,6 @@ def _parser(word: str) -> argparse.ArgumentParser:
     _add_name(generate)
     _add_device(generate)
     _add_texts(generate)
-    _add_sampling(generate, 128)
     generate.add_argument("-n", type=count, metavar="N", help="samples per prompt (default 1)")
     generate.add_argument("--json-schema", metavar="JSON", help="a JSON schema that the text follows: a file, or its text")
     generate.add_argument("--chat", action="store_true", help="prompts are messages of a user, answered as a chat")
@@ -118,14 +117,12 @@ def _parser(word: str) -> argparse.ArgumentParser:
     _add_name(chat)
     _add_device(chat)
     _add_server(chat, None)
-    _add_sampling(chat, 512)
     chat.add_argument("--system", metavar="TEXT", help="system message")
 
     complete = command("complete", "complete", "Continue prompts at a running server.")
     complete.add_argument("words", nargs="*", metavar="PROMPT", help="texts to go on with")
     complete.add_argument("--model", metavar="NAME", help="the server's name of the model (default: its first)")
     _add_server(complete, "http://127.0.0.1:8000")
-    _add_sampling(complete, 128)
     _add_texts(complete)
 
     score = command("score", "text", "Log-probability and perplexity of texts: those given, else one per line of input.")
@@ -142,6 +139,10 @@ def _parser(word: str) -> argparse.ArgumentParser:
         from . import engine_options
 
         engine_options.add_options(word, chosen)
+
+    max_tokens = {"generate": 128, "chat": 512, "complete": 128}
+    if word in max_tokens:
+        _add_sampling(commands.choices[word], max_tokens[word])
 
     inspect = command("inspect", "inspect", "What a model is: program, weights, cache, memory; nothing is loaded.")
     _add_name(inspect)
@@ -205,12 +206,14 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
 
 def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     """The options of sampling; those left out come from the model's generation config."""
-    from .parser import count
+    from ..sampling_params import FLAGS, SamplingParams
+    from .parser import count, reader
 
-    parser.add_argument("--max-tokens", type=count, default=max_tokens, metavar="N", help=f"default {max_tokens}")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 = greedy")
-    parser.add_argument("--top-p", type=float, metavar="P")
-    parser.add_argument("--top-k", type=int, metavar="K")
-    parser.add_argument("--min-p", type=float, metavar="P")
-    parser.add_argument("--seed", type=int, metavar="N")
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="stop string; may be given several times")
+    special: dict[str, dict[str, Any]] = {
+        "max_tokens": {"type": count, "default": max_tokens, "help": f"default {max_tokens}"},
+        "temperature": {"help": "0 = greedy"},
+        "stop": {"action": "append", "help": "stop string; may be given several times"},
+    }
+    for name, metavar in FLAGS.items():
+        options = {"type": reader(str(SamplingParams.__dataclass_fields__[name].type)), **special.get(name, {})}
+        parser.add_argument("--" + name.replace("_", "-"), metavar=metavar, **options)

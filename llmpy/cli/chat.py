@@ -34,19 +34,6 @@ HELP = """\
 /help           this
 A line that ends with \\ goes on in the next one; so does all between \"\"\" and \"\"\".
 Ctrl-C stops an answer, Ctrl-D ends. When the conversation outgrows the context, its oldest turns are left out."""
-SETTINGS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-"""Fields of sampling that /set knows."""
 
 
 @dataclass
@@ -248,10 +235,12 @@ class Talk:
             self._terminal.note(f"forgotten: {text[:60]}")
 
     def _set(self, rest: str) -> None:
+        from ..sampling_params import FLAGS
+
         name, _, value = rest.partition(" ")
         name = name.replace("-", "_")
-        if name and name not in SETTINGS:
-            self._terminal.problem(f"/set: {name} is no setting; there are {', '.join(SETTINGS)}")
+        if name and name not in FLAGS:
+            self._terminal.problem(f"/set: {name} is no setting; there are {', '.join(FLAGS)}")
             return
         fields = {key: old for key, old in self._model.fields.items() if key != name}
         if value:

@@ -36,10 +36,9 @@ def open_model(chosen: Namespace) -> LLM:
 
 def sampling(chosen: Namespace) -> dict[str, Any]:
     """The sampling fields that were given."""
-    from ..sampling_params import SamplingParams
+    from ..sampling_params import FLAGS, SamplingParams
 
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "logprobs")
-    given = {name: value for name in names if (value := getattr(chosen, name, None)) is not None}
+    given = {name: value for name in (*FLAGS, "n", "logprobs") if (value := getattr(chosen, name, None)) is not None}
     if getattr(chosen, "json_schema", None) is not None:
         given["structured_outputs"] = {"json": _schema(chosen.json_schema)}
     if "logprobs" in given and not chosen.jsonl:

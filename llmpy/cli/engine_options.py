@@ -14,7 +14,7 @@ from typing import Any
 
 from ..config import EngineConfig
 from .imports import add_import
-from .parser import Parser, count
+from .parser import Parser, count, reader
 from .vllm_flags import add_passed
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -104,8 +104,7 @@ def add_engine_options(parser: Parser) -> None:
         if field.type == "bool":
             group.add_argument(flag, action=BooleanOptionalAction, default=SUPPRESS, help=texts[field.name])
         else:
-            reader = _reader(str(field.type))
-            group.add_argument(flag, type=reader, default=SUPPRESS, metavar="VALUE", help=texts[field.name])
+            group.add_argument(flag, type=reader(str(field.type)), default=SUPPRESS, metavar="VALUE", help=texts[field.name])
 
 
 def _descriptions() -> dict[str, str]:
@@ -124,22 +123,3 @@ def engine_options(chosen: Namespace) -> dict[str, Any]:
 
 def _is_given(chosen: Namespace, name: str) -> bool:
     return name not in LEFT_OUT and hasattr(chosen, name)
-
-
-def _reader(kind: str) -> Any:
-    """What turns a word into a value of an option's type."""
-    if "Mapping" in kind:
-        import json
-
-        return json.loads
-    if "tuple" in kind:
-        return lambda text: tuple(int(part) for part in text.split(","))
-    if "float" in kind:
-        return float
-    if "int" in kind and "str" not in kind:
-        return int
-    return _number_or_text if "int" in kind else str
-
-
-def _number_or_text(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text

@@ -89,6 +89,25 @@ class Parser(argparse.ArgumentParser):
         return [f"{flag}={','.join(map(str, value)) if isinstance(value, list) else value}"]
 
 
+def reader(kind: str) -> Any:
+    """What turns a word into a value of an option's annotated type."""
+    if "Mapping" in kind:
+        import json
+
+        return json.loads
+    if "tuple" in kind:
+        return lambda text: tuple(int(part) for part in text.split(","))
+    if "float" in kind:
+        return float
+    if "int" in kind and "str" not in kind:
+        return int
+    return _number_or_text if "int" in kind else str
+
+
+def _number_or_text(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
 def count(word: str, least: int = 1) -> int:
     """A number of things."""
     if not word.isdecimal() or int(word) < least:

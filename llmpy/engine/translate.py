@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..sampling_params import ROWS, SamplingParams
+
 if TYPE_CHECKING:
     from ..config import EngineConfig
-    from ..sampling_params import SamplingParams
     from .context import Context
     from .requests import Request
 
 _FLOAT32_MAX = 3.4028234663852886e38
+_PLAIN = [name for name, row in ROWS.items() if row.is_plain]
+"""Parameters that the core takes as they are."""
 
 
 class Translator:
@@ -40,19 +43,13 @@ class Translator:
     def core_params(self, params: SamplingParams) -> dict[str, Any]:
         """The core's form of the parameters, without the seed and the prompt's fields."""
         size = self._context.vocab_size
-        found: dict[str, Any] = {
-            "n": params.n,
+        values = params.__dict__
+        found: dict[str, Any] = {name: values[name] for name in _PLAIN}
+        found |= {
             "temperature": 0.0 if params.is_greedy else min(params.temperature, _FLOAT32_MAX),
-            "top_p": params.top_p,
             "top_k": min(max(params.top_k, 0), size),
-            "min_p": params.min_p,
-            "presence_penalty": params.presence_penalty,
-            "frequency_penalty": params.frequency_penalty,
-            "repetition_penalty": params.repetition_penalty,
             "max_tokens": None if params.max_tokens is None else min(params.max_tokens, self._max_model_len),
             "min_tokens": min(params.min_tokens, self._max_model_len),
-            "ignore_eos": params.ignore_eos,
-            "sample_index": params.sample_index,
             "logprobs": _at_most(params.logprobs, size),
             "prompt_logprobs": _at_most(params.prompt_logprobs, size),
             "logprobs_mode": self.mode(params),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..sampling_params import ROWS
 from .errors import HttpError
 from .protocol import (
     ChatRequest,
@@ -39,16 +40,8 @@ OFF: tuple[Any, ...] = (*EMPTY, False)
 HARMLESS = frozenset(("model", "stream", "user", "stream_options", "priority", "cache_salt", "request_id", "stream_interval"))
 """Fields of completions and chat completions that change no answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
+    **{name: (None, *row.off) for name, row in ROWS.items() if row.off},
     "best_of": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
-    "top_k": (None, 0, -1),
-    "min_tokens": (None, 0),
-    "skip_special_tokens": (None, True),
-    "spaces_between_special_tokens": (None, True),
     "parallel_tool_calls": (None, True),
     "add_generation_prompt": (None, True),
     "response_format": (*EMPTY, {"type": "text"}),

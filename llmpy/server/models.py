@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from .. import __version__
 from ..async_engine import AsyncEngine
+from ..sampling_params import GENERATION_KEYS
 from .errors import HttpError, answer
 from .protocol import DetokenizeRequest, TokenizeRequest
 from .requests import beside, read, template_kwargs
@@ -49,7 +50,7 @@ def _defaults(service: Service) -> dict[str, Any] | None:
     if not isinstance(service.engine, AsyncEngine):
         return None
     params = service.engine.get_default_sampling_params()
-    return {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+    return {name: getattr(params, name) for key, name in GENERATION_KEYS.items() if key == name}
 
 
 async def tokenize(service: Service, request: Request) -> ASGIApp:

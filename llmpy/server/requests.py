@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from ..sampling_params import ROWS
 from . import limits
 from .errors import HttpError
 from .fields import check_fields
@@ -24,28 +25,9 @@ MAX_TEMPERATURE = 2.0
 BODY_S = limits.seconds("body_s")
 PROGRESS_S = limits.seconds("progress_s")
 
-# Fields of a request that are fields of SamplingParams under the same name.
-SAMPLING = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-)
+_CONVERTED = ("max_tokens", "logit_bias", "structured_outputs", "stream_interval")
+SAMPLING = [name for name in Sampling.__struct_fields__ if name in ROWS and name not in _CONVERTED]
+"""Fields of a request that go to SamplingParams under the same name, as they are."""
 RENDERING = (
     "self",
     "messages",

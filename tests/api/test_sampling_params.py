@@ -4,12 +4,14 @@ import dataclasses
 import inspect
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
 
 import llmpy
 from llmpy import InvalidRequestError, RequestOutputKind, SamplingParams, UnsupportedError
+from llmpy.sampling_params import FLAGS, GENERATION_KEYS, ROWS
 
 NAN, INF = math.nan, math.inf
 BIASES = "-inf, which bans the token, or in [-1e+20, 1e+20]"
@@ -225,5 +227,37 @@ def test_signature_names_every_field():
     names = list(inspect.signature(SamplingParams).parameters)
     assert names == [field.name for field in dataclasses.fields(SamplingParams)]
     assert llmpy.SamplingParams.__doc__
-    for name in names:
-        assert name in SamplingParams.__doc__, name
+
+
+def documented():
+    """What the class's documentation says of each field."""
+    arguments = SamplingParams.__doc__.partition("Args:")[2].partition("Raises:")[0]
+    found = re.findall(r"^ {8}(\w[\w, ]*): (.*(?:\n {12}.*)*)", arguments, re.MULTILINE)
+    return {name: text for names, text in found for name in names.split(", ")}
+
+
+def test_documentation_has_every_field_with_its_default():
+    texts = documented()
+    assert texts.keys() == ROWS.keys()
+    for field in dataclasses.fields(SamplingParams):
+        text = texts[field.name]
+        if "Not supported yet" in text:
+            assert len(ROWS[field.name].rules) == 1
+            continue
+        default = {(): "none"}.get(field.default, str(field.default).removesuffix(".0"))
+        assert re.search(rf"(?<![\w.-]){default}(?![\w]|\.\d)", text), (field.name, default)
+        assert "default" in text.lower(), field.name
+
+
+def test_flags_and_keys_are_fields():
+    assert FLAGS.keys() <= ROWS.keys()
+    assert set(GENERATION_KEYS) == {
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "min_new_tokens",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.off])
+def test_an_effect_that_is_off_changes_nothing(name):
+    assert SamplingParams.__dataclass_fields__[name].default in ROWS[name].off
+    for value in ROWS[name].off:
+        SamplingParams(**{name: value})

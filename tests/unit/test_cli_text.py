@@ -18,14 +18,14 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 
 
 def test_samples_and_logprobs(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--max-tokens", "2", "--min-p", "0.05", "--seed", "3", "--max-model-len", "256")
+    options = ("--max-tokens", "2", "--min-p", "0.05", "--seed", "3", "--max-model-len", "256", "--presence-penalty", "0.5")
     assert cli.main(["generate", *options, "-p", FRANCE, "-n", "2"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == f"> {FRANCE}" and shown[1].startswith("[0] ") and shown[2].startswith("[1] ")
     assert cli.main(["generate", *options, "-p", FRANCE, "-n", "2", "--logprobs", "1", "--jsonl"]) == 0
     (found,) = lines(capsys)
     assert [len(sample["logprobs"]) for sample in found["outputs"]] == [2, 2]
-    assert found["sampling_params"]["min_p"] == 0.05
+    assert (found["sampling_params"]["min_p"], found["sampling_params"]["presence_penalty"]) == (0.05, 0.5)
 
 
 def test_schema_and_chat(demo_model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

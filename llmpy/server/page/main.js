@@ -21,8 +21,8 @@ function settings() {
   const wrong = [...form.elements].find((field) => field.willValidate && !field.checkValidity());
   if (wrong) throw new Error(`${wrong.labels[0].firstChild.textContent.trim()}: ${wrong.validationMessage}`);
   const made = { system: form.system.value.trim(), probabilities: form.probabilities.checked };
-  for (const name of ["temperature", "max_tokens", "top_p", "top_k", "min_p", "seed"]) {
-    if (form[name].value !== "") made[name] = form[name].valueAsNumber;
+  for (const field of form.querySelectorAll("input[type=number]")) {
+    if (field.value !== "") made[field.name] = field.valueAsNumber;
   }
   if (form.tools.value.trim()) {
     try {
@@ -51,9 +51,8 @@ function recall() {
 
 // What the model does where a setting is left empty.
 function showDefaults(defaults) {
-  for (const name of ["temperature", "top_p", "top_k", "min_p"]) {
-    const value = defaults?.[name];
-    if (value === undefined) continue;
+  for (const [name, value] of Object.entries(defaults ?? {})) {
+    if (!form[name]) continue;
     const isOff = value <= 0 && name !== "temperature";
     form[name].placeholder = `default ${isOff ? "off" : Number(value.toPrecision(4))}`;
   }
