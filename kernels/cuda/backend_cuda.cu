@@ -537,8 +537,29 @@ static struct backend make_table(void)
     return b;
 }
 
-extern "C" __attribute__((visibility("default"))) const struct backend *llmpy_backend(const struct backend_host *host)
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED const struct backend *llmpy_backend(const struct backend_host *host)
 {
     static const struct backend table = make_table();
     return host->size_bytes < sizeof table ? nullptr : &table;
+}
+
+/* ---- for tests ---------------------------------------------------------------------------------------------------------- */
+
+/* The name of a row of an enum way_table; NULL: no such row. It needs no device. */
+EXPORTED const char *llmpy_cuda_way(uint32_t table, uint32_t row)
+{
+    static const char *(*const names[N_WAY_TABLES])(uint32_t) = {cuda_linear_way};
+    return table < N_WAY_TABLES ? names[table](row) : NULL;
+}
+
+/* Puts a row of a table first in a context, or with row 0 restores the table's order; the first row is 1. Returns the rows that
+ * were found since the last call, bit 0 being the first row. */
+EXPORTED uint32_t llmpy_cuda_put_first(void *ctx, uint32_t table, uint32_t row)
+{
+    struct way_choice *choice = &((struct cuda *)ctx)->ways[table];
+    const uint32_t found = choice->found;
+    *choice = {row, 0};
+    return found;
 }

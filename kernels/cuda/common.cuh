@@ -37,6 +37,13 @@ struct tensor_state {
     struct tensor_sum *total; /* on the device */
 };
 
+/* The tables of ways.cuh. */
+enum way_table { WAYS_LINEAR, N_WAY_TABLES };
+struct way_choice {
+    uint32_t first; /* 1 + the row that tests put first; 0: the table's order */
+    uint32_t found; /* bit i: row i has been found since the last llmpy_cuda_put_first */
+};
+
 #define SHARED_BYTES 232448u /* of a block, at most, on sm_90 */
 
 struct cuda {
@@ -67,6 +74,7 @@ struct cuda {
     uint64_t n_allocations;
     struct upload_lanes *uploads; /* upload.cu's */
     struct tensor_state tensors;  /* tensor.cu's */
+    struct way_choice ways[N_WAY_TABLES];
     char description[192];
 };
 
@@ -270,7 +278,8 @@ void linear_close(struct cuda *cuda);
 /* Completes a matrix whose parts have their places; linear_drop before it is destroyed. */
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err);
 void linear_drop(struct cuda *cuda, const struct matrix *matrix);
-/* What add_rms_norm and its linear make, in one launch; false: nothing was done. */
+const char *cuda_linear_way(uint32_t row); /* its name; NULL: no such row */
+/* Does add_rms_norm and its linear in one launch; false: did nothing. */
 bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args);
 enum rc cuda_prepare(void *ctx, struct err *err);
 #define ENTRY(name) enum rc cuda_##name(void *ctx, const struct name##_args *args, struct err *err);

@@ -11,6 +11,7 @@
 #include "gemm.cuh"
 #include "mma.cuh"
 #include "skinny_row.cuh"
+#include "ways.cuh"
 #include "weight.cuh"
 
 #include <stdio.h>
@@ -305,18 +306,11 @@ static void launch_row(const struct cuda *cuda, const struct matrix *matrix, boo
            map_of(&form->map), shape, out, row);
 }
 
-/* At most SKINNY_ROWS rows. */
 static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, bool is_product, const struct view *x,
                              const struct output &out, struct err *err)
 {
-    uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
+    const uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
     const struct skinny_form *form = form_of(matrix, is_product, stage_blocks);
-    if (row_fits(matrix, form, out.n_rows)) {
-        struct skinny_row row = {};
-        row.a = x->data;
-        launch_row(cuda, matrix, is_product, false, row, out);
-        return RC_OK;
-    }
     const struct tensor_map *x_map;
     enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
@@ -332,7 +326,7 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     return RC_OK;
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------------------- */
+/* ---- parts -------------------------------------------------------------------------------------------------------------- */
 
 static void launch_part(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
                         const struct output &out, float)
@@ -350,31 +344,8 @@ static void launch_part(const struct cuda *cuda, const struct cuda_part *part, c
         launch_values<T>(cuda, part, args, out);
 }
 
-static enum rc multiply_streamed(struct cuda *cuda, const struct linear_args *args, bool is_product, struct err *err)
-{
-    const struct matrix *matrix = args->matrix;
-    struct output out = output_of(args, 0, is_product ? matrix->n_rows / 2 : matrix->n_rows, 2);
-    if (args->n_rows <= SKINNY_ROWS)
-        return launch_skinny(cuda, matrix, is_product, &args->x, out, err);
-    struct gemm_args product = {matrix->data, matrix->parts[0].row_bytes, args->x, matrix->n_cols, is_product, out};
-    return gemm_multiply(cuda, cuda->linear->encode, &cuda->linear->gemm, &product, err);
-}
-
-bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args)
-{
-    const struct matrix *matrix = args->linear->matrix;
-    const bool is_product = args->linear->output == LINEAR_PRODUCT;
-    if (!form_of(matrix, is_product, skinny_stage_blocks(1))->tile_rows || !normed_fits(args))
-        return false;
-    const struct skinny_row row = {args->a.data, args->b.data, args->sum.data, args->weight, args->eps,
-                                   row_threads(args->out.width / 8)};
-    launch_row(cuda, matrix, is_product, true, row,
-               output_of(args->linear, 0, is_product ? matrix->n_rows / 2 : matrix->n_rows, 2));
-    return true;
-}
-
-/* By part, or all parts at once where one launch reads them. */
-static void multiply_plainly(const struct cuda *cuda, const struct linear_args *args)
+/* One launch a part, or one for all parts of one type. */
+static void launch_parts(const struct cuda *cuda, const struct linear_args *args)
 {
     const struct matrix *matrix = args->matrix;
     uint32_t item = cuda->dtype == DTYPE_F32 ? 4 : 2;
@@ -425,33 +396,170 @@ static struct lt_product product_of(const struct linear_args *args)
     return product;
 }
 
-/* By the library, where that is chosen and possible; false: nothing was done. */
-static bool multiply_by_library(struct cuda *cuda, const struct linear_args *args)
+/* ---- the ways ----------------------------------------------------------------------------------------------------------- */
+
+/* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
+ * two-byte type; anything else. */
+enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, ALL_WEIGHTS = 7 };
+/* What is wanted: the sums, act(gate) * up of them, or either of a row that is first summed with another and normed. */
+enum linear_form { SUM = 1, PRODUCT = 2, NORMED_SUM = 4, NORMED_PRODUCT = 8, NORMED = NORMED_SUM | NORMED_PRODUCT };
+
+struct linear_problem {
+    struct cuda *cuda;
+    const struct linear_args *args;
+    const struct add_rms_norm_args *norm; /* NULL: x is given */
+    uint32_t n_rows;
+    enum linear_weights weights;
+    enum linear_form form;
+    linear_problem(struct cuda *c, const struct linear_args *a, const struct add_rms_norm_args *n = NULL)
+        : cuda(c), args(a), norm(n), n_rows(n ? n->n_rows : a->n_rows),
+          weights(a->matrix->is_router ? OF_ROUTER : a->matrix->skinny[0].tile_rows ? STREAMED : IN_PARTS),
+          form(a->output == LINEAR_PRODUCT ? (n ? NORMED_PRODUCT : PRODUCT) : n ? NORMED_SUM : SUM)
+    {
+    }
+    bool is_product(void) const { return form & (PRODUCT | NORMED_PRODUCT); }
+    /* How the matrix is read in stages of so many blocks. */
+    const struct skinny_form *stages(uint32_t stage_blocks) const { return form_of(args->matrix, is_product(), stage_blocks); }
+    struct output output(void) const
+    {
+        return output_of(args, 0, is_product() ? args->matrix->n_rows / 2 : args->matrix->n_rows, 2);
+    }
+};
+
+struct linear_way {
+    const char *name;
+    uint32_t min_rows, max_rows;
+    uint32_t weights, forms;                          /* that it takes: enum linear_weights, enum linear_form, or-ed */
+    bool (*fits)(const struct linear_problem &p);     /* what else it asks for; NULL: nothing */
+    enum rc (*run)(const struct linear_problem &p, struct err *err);
+};
+
+static bool takes(const struct linear_way &way, const struct linear_problem &p)
 {
-    const struct lt_algorithm *algorithm = find_algorithm(cuda, args->matrix, args->n_rows);
-    uint32_t y_item = args->is_float_out ? 4 : 2;
-    if (!algorithm || args->bias || args->add || !map_fits(args->y.data, (size_t)args->y.stride * y_item) ||
-        args->is_float_out != cuda->linear->shapes[args->matrix->shape - 1].is_float)
-        return false;
-    struct lt_product product = product_of(args);
-    return lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream);
+    return p.n_rows >= way.min_rows && p.n_rows <= way.max_rows && way.weights & p.weights && way.forms & p.form &&
+           (!way.fits || way.fits(p));
+}
+
+/* Can the copy engine read x, and the matrix as the form wants it? */
+static bool fits_stream(const struct linear_problem &p)
+{
+    return map_fits(p.args->x.data, (size_t)p.args->x.stride * 2) && p.stages(2)->tile_rows;
+}
+
+static bool fits_row(const struct linear_problem &p)
+{
+    return fits_stream(p) && row_fits(p.args->matrix, p.stages(skinny_stage_blocks(1)));
+}
+
+static bool fits_row_normed(const struct linear_problem &p)
+{
+    return p.stages(skinny_stage_blocks(1))->tile_rows && normed_fits(p.norm);
+}
+
+static bool fits_library(const struct linear_problem &p)
+{
+    const struct linear_args *args = p.args;
+    return find_algorithm(p.cuda, args->matrix, args->n_rows) && fits_stream(p) && !args->bias && !args->add &&
+           map_fits(args->y.data, (size_t)args->y.stride * (args->is_float_out ? 4 : 2)) &&
+           args->is_float_out == p.cuda->linear->shapes[args->matrix->shape - 1].is_float;
+}
+
+static enum rc run_row(const struct linear_problem &p, struct err *)
+{
+    struct skinny_row row = {};
+    row.a = p.args->x.data;
+    launch_row(p.cuda, p.args->matrix, p.is_product(), false, row, p.output());
+    return RC_OK;
+}
+
+static enum rc run_row_normed(const struct linear_problem &p, struct err *)
+{
+    const struct add_rms_norm_args *norm = p.norm;
+    const struct skinny_row row = {norm->a.data, norm->b.data, norm->sum.data, norm->weight, norm->eps,
+                                   row_threads(norm->out.width / 8)};
+    launch_row(p.cuda, p.args->matrix, p.is_product(), true, row, p.output());
+    return RC_OK;
+}
+
+static enum rc run_skinny(const struct linear_problem &p, struct err *err)
+{
+    return launch_skinny(p.cuda, p.args->matrix, p.is_product(), &p.args->x, p.output(), err);
+}
+
+static enum rc run_gemm(const struct linear_problem &p, struct err *err)
+{
+    const struct matrix *matrix = p.args->matrix;
+    const size_t row_bytes = matrix->parts[0].row_bytes;
+    struct gemm_args product = {matrix->data, row_bytes, p.args->x, matrix->n_cols, p.is_product(), p.output()};
+    return gemm_multiply(p.cuda, p.cuda->linear->encode, &p.cuda->linear->gemm, &product, err);
+}
+
+/* A product that the library refuses is our own kernel's. */
+static enum rc run_library(const struct linear_problem &p, struct err *err)
+{
+    struct lt_product product = product_of(p.args);
+    const struct lt_algorithm *algorithm = find_algorithm(p.cuda, p.args->matrix, p.args->n_rows);
+    const bool is_done = lt_multiply(p.cuda->linear->lt, &product, p.cuda->dtype, algorithm, p.cuda->stream);
+    return is_done ? RC_OK : run_gemm(p, err);
+}
+
+static enum rc run_router(const struct linear_problem &p, struct err *err)
+{
+    return cuda_router(p.cuda, p.args, err);
+}
+
+static enum rc run_parts(const struct linear_problem &p, struct err *)
+{
+    launch_parts(p.cuda, p.args);
+    return RC_OK;
 }
 
 /* gate | up into mid, then their product. */
-static enum rc multiply_twice(struct cuda *cuda, const struct linear_args *args, struct err *err)
+static enum rc run_twice(const struct linear_problem &p, struct err *err)
 {
+    const struct linear_args *args = p.args;
     struct linear_args first = *args;
     first.output = LINEAR_SUM;
     first.y = args->mid;
-    enum rc rc = args->mid.data ? cuda_linear(cuda, &first, err)
+    enum rc rc = args->mid.data ? cuda_linear(p.cuda, &first, err)
                                 : err_set(err, RC_INTERNAL, "linear: wanted mid for a gated product, have none");
     if (rc)
         return rc;
-    uint32_t width = args->y.width, item = cuda->dtype == DTYPE_F32 ? 4 : 2;
+    uint32_t width = args->y.width, item = p.cuda->dtype == DTYPE_F32 ? 4 : 2;
     struct gated_args gated = {args->n_rows, args->act, {args->mid.data, width, args->mid.stride}, {}, args->y};
     gated.up = gated.gate;
     gated.up.data = (char *)gated.gate.data + (size_t)width * item;
-    return cuda_gated(cuda, &gated, err);
+    return cuda_gated(p.cuda, &gated, err);
+}
+
+static const struct linear_way LINEAR_WAYS[] = {
+    /* name        rows                       weights              forms          fits             run */
+    {"row_normed", 1, 1,                      STREAMED,            NORMED,        fits_row_normed, run_row_normed},
+    {"router",     1, ANY_ROWS,               OF_ROUTER,           SUM,           NULL,            run_router},
+    {"library",    SKINNY_ROWS + 1, ANY_ROWS, STREAMED,            SUM,           fits_library,    run_library},
+    {"row",        1, 1,                      STREAMED,            SUM | PRODUCT, fits_row,        run_row},
+    {"skinny",     1, SKINNY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
+    {"gemm",       1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
+    {"twice",      1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
+    {"parts",      1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
+};
+
+const char *cuda_linear_way(uint32_t row)
+{
+    return name_of_way(LINEAR_WAYS, row);
+}
+
+static enum rc multiply(const struct linear_problem &problem, struct err *err)
+{
+    const struct linear_way *way = find_way<WAYS_LINEAR>(problem.cuda, LINEAR_WAYS, problem);
+    return way ? way->run(problem, err) : err_set(err, RC_INTERNAL, "linear: wanted a way that takes the matrix, have none");
+}
+
+bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args)
+{
+    const struct linear_problem problem(cuda, args->linear, args);
+    const struct linear_way *way = find_way<WAYS_LINEAR>(cuda, LINEAR_WAYS, problem);
+    return way && way->run(problem, NULL) == RC_OK;
 }
 
 enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
@@ -463,27 +571,11 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
                        cuda->options.max_rows, args->n_rows);
     if (args->input != LINEAR_PLAIN)
         return err_set(err, RC_INTERNAL, "linear: wanted plain input, have a fused form that fusions() does not name");
-    bool is_streamed = args->matrix->skinny[0].tile_rows && map_fits(args->x.data, (size_t)args->x.stride * 2);
-    if (args->output == LINEAR_PRODUCT) {
-        if (is_streamed && args->matrix->skinny_pairs[0].tile_rows) {
-            enum rc rc = multiply_streamed(cuda, args, true, err);
-            return rc ? rc : launched(err, "linear");
-        }
-        return multiply_twice(cuda, args, err);
-    }
-    if (args->matrix->is_router)
-        return cuda_router(cuda, args, err);
-    enum rc rc = RC_OK;
-    if (is_streamed && multiply_by_library(cuda, args))
-        return launched(err, "linear");
-    if (is_streamed)
-        rc = multiply_streamed(cuda, args, false, err);
-    else
-        multiply_plainly(cuda, args);
+    enum rc rc = multiply(linear_problem(cuda, args), err);
     return rc ? rc : launched(err, "linear");
 }
 
-/* ---- the choice --------------------------------------------------------------------------------------------------------- */
+/* ---- when the library serves --------------------------------------------------------------------------------------------- */
 
 #define N_ALGORITHMS 4u
 
@@ -538,7 +630,7 @@ static float time_trial(struct cuda *cuda, const struct trial *t, const struct l
         if (i == 1)
             cudaEventRecord(t->start, cuda->stream);
         if (algorithm ? !lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream)
-                      : multiply_streamed(cuda, &args, false, NULL) != RC_OK)
+                      : multiply(linear_problem(cuda, &args), NULL) != RC_OK)
             return -1;
     }
     cudaEventRecord(t->end, cuda->stream);
@@ -562,7 +654,7 @@ static bool is_proven(struct cuda *cuda, const struct trial *t, const struct lin
             return false;
         for (uint32_t first : {0u, n - SKINNY_ROWS}) {
             struct linear_args own = trial_args(shape, 0, SKINNY_ROWS, t->x + first * x_bytes, t->own);
-            if (multiply_streamed(cuda, &own, false, NULL))
+            if (multiply(linear_problem(cuda, &own), NULL))
                 return false;
             count_unequal<<<256, 256, 0, cuda->stream>>>((const uint32_t *)t->own, (const uint32_t *)(t->y + first * y_bytes),
                                                          SKINNY_ROWS * y_bytes / 4, t->n_unequal);

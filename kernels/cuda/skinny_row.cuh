@@ -140,10 +140,10 @@ static inline uint32_t row_stages(uint32_t tile_rows, uint32_t n_blocks, uint32_
     return ring_stages(room, [&](uint32_t n) { return row_bytes(n, tile_rows, n_blocks); });
 }
 
-/* Is there one row, with room for it and a ring? */
-static inline bool row_fits(const struct matrix *matrix, const struct skinny_form *form, uint32_t n_rows)
+/* Is there room for the row and a ring? */
+static inline bool row_fits(const struct matrix *matrix, const struct skinny_form *form)
 {
-    return n_rows == 1 && row_bytes(2, form->tile_rows, matrix->n_cols / 64) <= skinny_room(true);
+    return row_bytes(2, form->tile_rows, matrix->n_cols / 64) <= skinny_room(true);
 }
 
 /* Does multiply_row make what is wanted, faster than two launches? */

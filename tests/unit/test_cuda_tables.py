@@ -1,9 +1,16 @@
 """The CUDA backend's tables as the source has them, which needs no device."""
 
+import ctypes
 import re
 from pathlib import Path
 
-CUDA = Path(__file__).parents[2] / "kernels/cuda"
+import pytest
+
+from llmpy import hardware
+
+ROOT = Path(__file__).parents[2]
+CUDA = ROOT / "kernels/cuda"
+TABLES = {"LINEAR_WAYS": "linear.cu"}  # in the order of enum way_table
 
 
 def source(name: str) -> str:
@@ -17,3 +24,31 @@ def test_every_weight_type_has_one_row_and_a_reader() -> None:
     rows = re.findall(r"\{(DTYPE_\w+),", table[1])
     readers = re.findall(r"weight_value\(weight_type<(DTYPE_\w+)>", source("weight.cuh"))
     assert rows and sorted(rows) == sorted(set(rows)) == sorted(readers)
+
+
+def ways(table: str) -> list[str]:
+    """Names of the rows of a table of ways.cuh."""
+    rows = re.search(rf"{table}\[\] = \{{(.*?)\n\}};", source(TABLES[table]), re.S)
+    assert rows, table
+    return re.findall(r'^    \{"(\w+)",', rows[1], re.M)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_ways_have_names_of_their_own_and_a_line_in_the_guide(table: str) -> None:
+    page = (ROOT / "docs/develop/cuda-backend.md").read_text()
+    section = re.search(rf"^`{table}` .*?\n\n(.*?)\n\n", page, re.S | re.M)
+    assert section, f"docs/develop/cuda-backend.md: wanted a table behind the line that begins with `{table}`"
+    names = ways(table)
+    assert len(names) > 2 and len({*names}) == len(names)
+    assert re.findall(r"^\| `(\w+)` \|", section[1], re.M) == names
+
+
+def test_the_library_has_the_ways_of_the_source() -> None:
+    if not hardware.cuda_library():
+        pytest.skip("no CUDA backend in this build")
+    library = ctypes.CDLL(hardware.cuda_library())
+    library.llmpy_cuda_way.restype = ctypes.c_char_p
+    for number, table in enumerate(TABLES):
+        names = ways(table)
+        assert [library.llmpy_cuda_way(number, row) for row in range(len(names) + 1)] == [*map(str.encode, names), None]
+    assert library.llmpy_cuda_way(len(TABLES), 0) is None

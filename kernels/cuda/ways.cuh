@@ -1,0 +1,32 @@
+/* ways.cuh: how an operation chooses among its kernels. An operation that can run in several ways has one table with a row a
+ * way: its name, the problems that it takes, and run(). The first row that takes the problem runs. Rows that take the same
+ * problem give equal bits, so their order is a matter of speed alone; tests/kernels/test_ways_cuda.py puts each row first in
+ * turn and compares. The tables: LINEAR_WAYS. */
+#ifndef LLMPY_CUDA_WAYS_CUH
+#define LLMPY_CUDA_WAYS_CUH
+
+#include "common.cuh"
+
+#define ANY_ROWS UINT32_MAX
+
+/* The first row of a table that takes the problem; NULL: none does. takes(row, problem) is the table's own. */
+template <uint32_t TABLE, class WAY, size_t N, class PROBLEM>
+static const WAY *find_way(struct cuda *cuda, const WAY (&ways)[N], const PROBLEM &problem)
+{
+    struct way_choice *choice = &cuda->ways[TABLE];
+    uint32_t found = choice->first;
+    if (!found || !takes(ways[found - 1], problem))
+        for (found = 1; found <= N && !takes(ways[found - 1], problem);)
+            found++;
+    if (found > N)
+        return NULL;
+    choice->found |= 1u << (found - 1);
+    return &ways[found - 1];
+}
+
+template <class WAY, size_t N> static const char *name_of_way(const WAY (&ways)[N], uint32_t row)
+{
+    return row < N ? ways[row].name : NULL;
+}
+
+#endif

@@ -1,0 +1,139 @@
+"""The tables of ways.cuh on a device: every row takes some problem, and all rows that take a problem give equal bits.
+
+The library exports two functions for this: the name of a row, and a switch that puts one row of a table first.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from binding import Backend
+from llmpy import hardware
+
+Array = np.ndarray
+KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+TABLES = ("linear",)  # enum way_table
+LINEAR, ROUTER = 1, 8
+
+
+class Ways:
+    """One table of an opened backend.
+
+    Args:
+        backend: The backend, on a CUDA device.
+        table: One of TABLES.
+    """
+
+    def __init__(self, backend: Backend, table: str) -> None:
+        library = ctypes.CDLL(hardware.cuda_library())
+        library.llmpy_cuda_way.restype = ctypes.c_char_p
+        library.llmpy_cuda_put_first.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]
+        self.library, self.backend, self.number = library, backend, TABLES.index(table)
+        self.names: list[str] = []
+        while name := library.llmpy_cuda_way(self.number, len(self.names)):
+            self.names.append(name.decode())
+        self.reached: set[str] = set()
+
+    def put_first(self, row: int) -> list[str]:
+        """Puts a row first, counted from 1, or with 0 none. Returns the rows that ran since the last call."""
+        found = self.library.llmpy_cuda_put_first(self.backend.ctx, self.number, row)
+        return [name for i, name in enumerate(self.names) if found >> i & 1]
+
+    def takers(self, call: Callable[[], Array]) -> list[str]:
+        """Names of the rows that run a problem, the chosen ones first; all have given the same bits."""
+        self.put_first(0)
+        expected = call()
+        found = self.put_first(0)
+        self.reached |= {*found}
+        for row, name in enumerate(self.names, 1):
+            self.put_first(row)
+            got = call()
+            if name in self.put_first(0):
+                assert got.tobytes() == expected.tobytes(), name
+                found += [] if name in found else [name]
+        return found
+
+
+@pytest.fixture(scope="module")
+def opened(cuda: str) -> Callable[[str], Backend]:
+    """The device's backend with a type of activations."""
+    return lambda dtype: Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library())
+
+
+def draw(rng: np.random.Generator, kind: type, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(kind).view(np.uint16)
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
+    """By rows of x: sums, gate | up, router logits, weights of another type, and a norm before."""
+    backend, kind, rng = opened(dtype), KINDS[dtype], np.random.default_rng(0)
+    ways = Ways(backend, "linear")
+    weights = draw(rng, kind, 1536, 1088)
+    matrix = backend.matrix([(dtype, 1536, weights)], 1088)
+    x, a, b = draw(rng, kind, 700, 1088), draw(rng, kind, 1, 2048), draw(rng, kind, 1, 2048)
+
+    def sums(rows: int, of: object = matrix, n: int = 1536) -> Array:
+        y = np.zeros((rows, n), np.uint16)
+        backend.linear(of, x[:rows], y)
+        return y
+
+    def products(rows: int) -> Array:
+        y, mid = np.zeros((rows, 768), np.uint16), np.zeros((rows, 1536), np.uint16)
+        backend.linear(matrix, x[:rows], y, mid=mid)
+        return y
+
+    def logits(rows: int, router: object) -> Array:
+        y = np.zeros((rows, 40), np.float32)
+        backend.linear(router, x[:rows], y, is_float_out=True)
+        return y
+
+    def normed(large: object) -> Array:
+        total, out, y = (np.zeros((1, n), np.uint16) for n in (2048, 2048, 5120))
+        backend.norm_linear(a, b, total, np.ones(2048, np.float32), out, 1e-6, large, y)
+        return np.concatenate([total, y], axis=1)
+
+    for rows in (1, 2, 17, 64, 65, 300, 700):
+        few = ["row", "skinny"] if rows == 1 else ["skinny"] if rows <= 64 else []
+        assert ways.takers(partial(sums, rows)) == [*few, "gemm", "parts"]
+        assert ways.takers(partial(products, rows)) == [*few, "gemm", "twice"]
+    router = backend.matrix([(dtype, 40, weights[:40].copy())], 1088, LINEAR | ROUTER)
+    other = backend.matrix([("float32", 40, np.ones((40, 1088), np.float32))], 1088)
+    large = backend.matrix([(dtype, 5120, draw(rng, kind, 5120, 2048))], 2048)
+    for rows in (1, 9):
+        assert ways.takers(partial(logits, rows, router)) == ["router"]
+        assert ways.takers(partial(sums, rows, other, 40)) == ["parts"]
+    assert ways.takers(partial(normed, large)) == ["row_normed"]
+    assert {*ways.names} - ways.reached == {"library", "twice"}
+    odd = backend.matrix([(dtype, 22, weights[:22].copy())], 1088)  # halves that are no whole eights
+    y, mid = np.zeros((3, 11), np.uint16), np.zeros((3, 22), np.uint16)
+    ways.put_first(0)
+    backend.linear(odd, x[:3], y, mid=mid)
+    assert ways.put_first(0) == ["skinny", "twice"]
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+def test_linear_of_the_library(dtype: str, cuda: str) -> None:
+    """The library's rows, where `prepare` has chosen it for some number of rows."""
+    if not (library := hardware.cublaslt_library()):
+        pytest.skip("no cuBLASLt")
+    n, k, rng = 4096, 4096, np.random.default_rng(1)
+    backend = Backend(cuda, max_rows=4096, dtype=dtype, library=hardware.cuda_library(), cublaslt=library)
+    ways, matrix = Ways(backend, "linear"), backend.matrix([(dtype, n, np.zeros((n, k), np.uint16))], k)
+    backend.matrix_fill(matrix, 0, 3, dtype, n, k)
+    backend.prepare()
+    if "for 0 of" in backend.description:
+        pytest.skip("our own kernels serve every number of rows")
+    x = draw(rng, KINDS[dtype], 4096, k)
+
+    def sums(rows: int) -> Array:
+        y = np.zeros((rows, n), np.uint16)
+        backend.linear(matrix, x[:rows], y)
+        return y
+
+    taken = [ways.takers(partial(sums, rows)) for rows in (128, 192, 256, 384, 512, 1024, 2048, 4096)]
+    assert ["library", "gemm", "parts"] in taken and all(found[-2:] == ["gemm", "parts"] for found in taken)
