@@ -1,4 +1,4 @@
-#include "running.h"
+#include "ops.h"
 
 #include "../base/mem.h"
 
@@ -59,92 +59,6 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------- */
 
-struct kv_view kv_of(const struct running *run, uint32_t layer)
-{
-    const struct model *m = run->m;
-    const struct cache_layer *l = &m->program->layers[layer];
-    return (struct kv_view){
-        .pool = m->pool,
-        .page_bytes = m->layout.page_bytes,
-        .layer_offset = m->places[layer].index * m->layout.layer_bytes,
-        .table = run->tables[m->places[layer].group],
-        .table_stride = m->table_stride,
-        .n_kv_heads = l->n_kv_heads,
-        .head_dim = l->head_dim,
-        .dtype = m->options.kv_dtype,
-    };
-}
-
-/* add: storage for the view of the added tensor; it must outlive the result. */
-static struct linear_args linear_of(const struct running *run, const struct step *step, uint32_t n_rows, struct view x,
-                                    struct view y, struct view *add)
-{
-    const struct model *m = run->m;
-    *add = view_of(m, step->add);
-    return (struct linear_args){
-        .matrix = weights_matrix(m->weights, step->weight),
-        .n_rows = n_rows,
-        .x = x,
-        .y = y,
-        .bias = weights_vector(m->weights, step->bias),
-        .add = add->width ? add : NULL,
-        .input = step->input,
-        .norm_weight = weights_vector(m->weights, step->norm[0]),
-        .norm_eps = step->eps,
-        .act = step->act,
-        .is_float_out = step->code == STEP_LOGITS,
-        .output = step->output,
-        .mid = view_of(m, step->mid),
-    };
-}
-
-static enum rc run_linear(struct running *run, const struct step *step, uint32_t n_rows, struct view x, struct view y)
-{
-    struct view add;
-    struct linear_args args = linear_of(run, step, n_rows, x, y, &add);
-    return run->m->backend->linear(run->m->ctx, &args, run->err);
-}
-
-static struct rope_args rope_of(const struct running *run, const struct step *step, uint32_t head_dim)
-{
-    const struct model *m = run->m;
-    struct rope_args rope = {.n_rows = run->view.n_rows, .head_dim = head_dim, .q = view_of(m, step->in[0]),
-                             .k = view_of(m, step->in[1])};
-    if (step->code == STEP_ROPE) {
-        rope.k_head_dim = step->op->rope.k_head_dim;
-        rope.is_tail = step->op->rope.is_tail;
-    }
-    if (step->rope != NO_INDEX) {
-        rope.n_freqs = m->program->ropes[step->rope].n_freqs;
-        rope.interleaved = m->program->ropes[step->rope].interleaved;
-        rope.table = m->rope_tables[step->rope];
-    }
-    return rope;
-}
-
-static enum rc run_cache_step(struct running *run, const struct step *step)
-{
-    struct model *m = run->m;
-    const struct cache_layer *layer = &m->program->layers[step->layer];
-    struct kv_write_args write = {&run->view, kv_of(run, step->layer), view_of(m, step->in[1]), view_of(m, step->in[2])};
-    if (step->code == STEP_KV_WRITE)
-        return m->backend->kv_write(m->ctx, &write, run->err);
-    struct qkv_args heads = {weights_vector(m->weights, step->norm[0]), weights_vector(m->weights, step->norm[1]), step->eps,
-                             rope_of(run, step, layer->head_dim), write, step->has_own_norms ? layer->head_dim : 0};
-    if (step->code == STEP_ATTENTION) {
-        const struct attention_attributes *given = &step->op->attention;
-        struct attention_args args = {
-            .batch = &run->view, .kv = kv_of(run, step->layer), .n_heads = layer->n_heads, .window = layer->window,
-            .scale = given->scale, .softcap = given->softcap, .q = view_of(m, step->in[0]), .out = view_of(m, step->out),
-            .slopes = weights_vector(m->weights, step->op->weight[0]),
-            .sinks = weights_vector(m->weights, step->op->weight[1]), .chunk = given->chunk,
-            .heads = step->in[1].width ? &heads : NULL,
-        };
-        return m->backend->attention(m->ctx, &args, run->err);
-    }
-    return m->backend->qkv(m->ctx, &heads, run->err);
-}
-
 /* Samples the wanted rows first .. first + n; the buffer holds their logits. *task: the next sampling task. */
 static enum rc sample_rows(struct running *run, uint32_t first, uint32_t n, uint32_t *task)
 {
@@ -172,96 +86,23 @@ static enum rc sample_rows(struct running *run, uint32_t first, uint32_t n, uint
 
 /* Computes and samples the logits of the wanted rows, as many rows at a time as the buffer holds. A captured graph ends with
  * the logits; sampling is not captured. */
-static enum rc run_logits(struct running *run, const struct step *step)
+enum rc run_logits(struct running *run, const struct step *step, const struct views *v)
 {
     struct model *m = run->m;
-    const struct logits_attributes *given = &step->op->logits;
+    const struct logits_attributes *given = &step->ops[ROLE_MAIN]->logits;
     enum rc rc = RC_OK;
     uint32_t task = 0;
     for (uint32_t row = 0; row < run->n_logits_rows && !rc; row += m->max_logits_rows) {
         uint32_t left = run->n_logits_rows - row, n = left < m->max_logits_rows ? left : m->max_logits_rows;
-        struct view x = view_of(m, step->in[0]), y = {m->logits, m->program->vocab_size, m->vocab_stride};
+        struct view x = v->in[0], y = {m->logits, m->program->vocab_size, m->vocab_stride};
         x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
-        rc = run_linear(run, step, n, x, y);
+        rc = linear_run(run, step, n, x, y);
         if (!rc && (given->scale != 1 || given->softcap != 0))
             rc = m->backend->scale_logits(m->ctx, &(struct scale_logits_args){n, given->scale, given->softcap, y}, run->err);
         if (!rc && run->batch)
             rc = sample_rows(run, row, n, &task);
     }
     return rc;
-}
-
-static enum rc run_embed(struct running *run, const struct step *step, struct view out)
-{
-    const struct model *m = run->m;
-    const int32_t *sources[] = {[EMBED_TOKENS] = run->view.token_ids, [EMBED_POSITIONS] = run->view.positions,
-                                [EMBED_TYPES] = run->token_types};
-    const struct embed_attributes *given = &step->op->embed;
-    struct embed_args args = {weights_matrix(m->weights, step->weight), sources[given->source], run->view.n_rows, given->scale,
-                              out, given->first_row};
-    return m->backend->embed(m->ctx, &args, run->err);
-}
-
-/* Runs a sum and its norm. If the step is joined, the same call runs the next step, a route or a linear. */
-static enum rc run_add_norm(struct running *run, const struct step *step, uint32_t n_rows)
-{
-    const struct model *m = run->m;
-    struct linear_args linear;
-    struct route_args route;
-    struct view add;
-    struct add_rms_norm_args args = {n_rows, view_of(m, step->in[0]), view_of(m, step->in[1]), view_of(m, step->out),
-                                     view_of(m, step->normed), weights_vector(m->weights, step->weight), step->eps,
-                                     weights_vector(m->weights, step->norm[0]), step->norm_eps, NULL, NULL, NULL};
-    if (step->is_joined && step[1].code == STEP_LINEAR) {
-        linear = linear_of(run, step + 1, n_rows, args.out, view_of(m, step[1].out), &add);
-        args.linear = &linear;
-    } else if (step->is_joined) {
-        routing_of(run, step + 1, n_rows, &linear, &route);
-        args.router = &linear;
-        args.route = &route;
-    }
-    return m->backend->add_rms_norm(m->ctx, &args, run->err);
-}
-
-enum rc step_run(struct running *run, const struct step *step)
-{
-    struct model *m = run->m;
-    uint32_t n_rows = step->on_selected ? run->n_wanted_rows : run->view.n_rows;
-    struct view in0 = view_of(m, step->in[0]), in1 = view_of(m, step->in[1]), out = view_of(m, step->out);
-    if (step_is_made(step))
-        return RC_OK;
-    switch (step->code) {
-    case STEP_EMBED:
-        return run_embed(run, step, out);
-    case STEP_LINEAR:
-        return run_linear(run, step, n_rows, in0, out);
-    case STEP_RMS_NORM: {
-        uint32_t n_heads = step->op->rms_norm.n_heads;
-        struct rms_norm_args args = {n_rows, n_heads, in0, out, weights_vector(m->weights, step->weight), step->eps,
-                                     weight_stride(m, step->weight, n_heads, in0.width)};
-        return m->backend->rms_norm(m->ctx, &args, run->err);
-    }
-    case STEP_ROPE: {
-        struct rope_args args = rope_of(run, step, step->op->rope.head_dim);
-        return m->backend->rope(m->ctx, &args, run->err);
-    }
-    case STEP_GATED:
-        return m->backend->gated(m->ctx, &(struct gated_args){n_rows, step->act, in0, in1, out}, run->err);
-    case STEP_ADD:
-        return m->backend->add(m->ctx, &(struct add_args){n_rows, in0, in1, out}, run->err);
-    case STEP_ADD_NORM:
-        return run_add_norm(run, step, n_rows);
-    case STEP_SELECT:
-        return m->backend->select(m->ctx, &(struct select_args){run->n_wanted_rows, run->wanted_rows, in0, out}, run->err);
-    case STEP_LOGITS:
-        return run_logits(run, step);
-    case STEP_OP:
-        return operation_run(run, step);
-    case STEP_STATES: /* model_read_states reads them from the arena */
-        return RC_OK;
-    default:
-        return run_cache_step(run, step);
-    }
 }
 
 enum rc rope_tables_run(struct running *run)

@@ -466,12 +466,18 @@ bool model_step_text(const struct model *m, uint32_t index, char *text, size_t s
     if (index >= m->plan.n_steps)
         return false;
     const struct step *step = &m->plan.steps[index];
-    const struct weight *of = step->weight == NO_INDEX ? NULL : &m->program->weights[step->weight];
-    const char *weight = of && of->n_parts ? of->parts[0].name : "";
-    static const char *const inputs[] = {"", " of rms_norm", " of gated"};
-    const char *name = step->code == STEP_OP ? op_name(step->op->code) : step_name(step->code);
-    snprintf(text, size_bytes, "%s%s %s%s%s%s", name, inputs[step->input], weight,
-             step->output == LINEAR_PRODUCT ? " gated" : "", step->add.width ? " + residual" : "",
-             step->on_selected ? " [wanted rows]" : "");
+    const struct op *const *ops = step->ops, *of = ops[ROLE_NORM] ? ops[ROLE_NORM] : ops[ROLE_MAIN];
+    const struct weight *weight = of && of->weight[0] != NO_INDEX ? &m->program->weights[of->weight[0]] : NULL;
+    const struct {
+        const char *text;
+        const struct op *op;
+    } others[] = {{" of ", ops[ROLE_INPUT]}, {", ", ops[ROLE_NORM]}, {", ", ops[ROLE_NEXT]}, {", ", ops[ROLE_OUTPUT]}};
+    int n = snprintf(text, size_bytes, "%s", step_name(step));
+    for (uint32_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].op && (size_t)n < size_bytes)
+            n += snprintf(text + n, size_bytes - n, "%s%s", others[i].text, op_name(others[i].op->code));
+    if ((size_t)n < size_bytes)
+        snprintf(text + n, size_bytes - n, " %s%s%s", weight && weight->n_parts ? weight->parts[0].name : "",
+                 step->add.width ? " + residual" : "", step->on_selected ? " [wanted rows]" : "");
     return true;
 }

@@ -1,6 +1,7 @@
 /* plan.h: turns a checked program into a list of steps, one backend call each, with a place in one arena for every value.
  * plan_make does three things:
- *   - It fuses adjacent operations by a few patterns if the backend has the fused form. Fused equals composed bit for bit.
+ *   - It fuses neighbouring operations by the table in patterns.c if the backend has the fused form. Fused equals composed bit
+ *     for bit.
  *   - It selects the rows whose logits are wanted right after the last operation that crosses rows (attention, recurrence).
  *   - It lets values share memory if their lifetimes do not overlap.
  * Made once at load; constant afterwards. */
@@ -10,10 +11,23 @@
 #include "program.h"
 
 enum step_code {
-    STEP_EMBED, STEP_LINEAR, STEP_RMS_NORM, STEP_ROPE, STEP_QKV, STEP_KV_WRITE, STEP_ATTENTION, STEP_GATED, STEP_ADD,
-    STEP_ADD_NORM, STEP_SELECT, STEP_LOGITS, STEP_STATES,
-    STEP_OP, /* an operation without a step code; operations.c runs it */
-    STEP_COUNT
+    STEP_OPERATION,               /* runs its operations (runs.c) */
+    STEP_QKV, STEP_KV_WRITE,      /* writes the keys and values of an attention; qkv also applies its norms and its rope */
+    STEP_SELECT                   /* copies the wanted rows of a value */
+};
+
+/* What an operation is in a step. A fused step has several operations. */
+enum role {
+    ROLE_MAIN,                    /* the operation that names the step; NULL only for STEP_SELECT */
+    ROLE_INPUT,                   /* linear: the norm or the gated product of its input */
+    ROLE_OUTPUT,                  /* linear, recurrence: the gated product of its output */
+    ROLE_SUM,                     /* linear: the sum of its output and `add` */
+    ROLE_NORM,                    /* sum: the norm of the sum */
+    ROLE_TERM,                    /* sum with a norm: the norm of the sum's second term */
+    ROLE_NEXT,                    /* sum with a norm: the route or the linear that reads the norm's output */
+    ROLE_ROPE, ROLE_Q_NORM, ROLE_K_NORM, /* attention */
+    ROLE_B_NORM, ROLE_C_NORM, ROLE_DT_NORM, ROLE_DT_LINEAR, /* recurrence: what makes its inputs */
+    ROLE_COUNT
 };
 
 /* Where a value lies: element (r, c) is arena[offset + r * stride + c]. width 0: no value. */
@@ -23,30 +37,14 @@ struct place {
 };
 
 struct step {
-    uint32_t code;
-    struct place in[OP_INPUTS], add, out; /* in: x; q, k, v (after STEP_QKV only q); gate, up; a, b */
-    struct place mid; /* of a linear with a gated product: scratch for gate | up; of a recurrence: scratch; else out1 */
-    struct place normed;          /* STEP_ADD_NORM: the normalised sum; `out` is the sum */
-    uint32_t weight, bias;        /* weight numbers or NO_INDEX */
-    uint32_t norm[3];             /* absorbed norms: of a linear's input; of q, k; of a sum's second term; of b, c, dt */
-    uint32_t input, output, act;  /* enum linear_input, enum linear_output and enum act */
-    uint32_t rope, layer;
-    float eps;
-    float norm_eps;               /* of the absorbed norms of a sum's term and of b, c, dt */
-    bool has_own_norms;           /* norms of q and k: each head has separate weights */
-    bool is_joined;               /* STEP_ADD_NORM: its call computes the next step, a route or a linear, too. On that next
-                                   * step: it is already computed. */
-    const struct op *op;          /* the operation that the step runs; of STEP_ADD_NORM the sum. A recurrence is a STEP_OP: its
-                                   * absorbed gate is in[4], its absorbed projection of dt is `weight` */
-    uint32_t made[OP_OUTPUTS];    /* value numbers of the program that this step completes, or NO_INDEX */
-    bool on_selected;             /* the step works on the wanted rows (logits, states), else on all rows of the batch */
+    enum step_code code;
+    const struct op *ops[ROLE_COUNT]; /* NULL: the step has no such operation */
+    struct place in[OP_INPUTS];       /* of the first operation that reads them; in[4] of a recurrence with ROLE_OUTPUT: gate */
+    struct place add, out;            /* add: the other term of ROLE_SUM */
+    struct place mid;                 /* scratch, or the main operation's second output */
+    struct place normed, next;        /* outputs of ROLE_NORM and of ROLE_NEXT */
+    bool on_selected;                 /* the step works on the wanted rows (logits, states), else on all rows of the batch */
 };
-
-/* Whether the call of the step before computes this step, too. */
-static inline bool step_is_made(const struct step *step)
-{
-    return step->is_joined && step->code != STEP_ADD_NORM;
-}
 
 struct plan {
     struct step *steps;
@@ -58,6 +56,6 @@ struct plan {
 enum rc plan_make(const struct program *program, uint32_t fusions, bool has_qkv, uint32_t max_rows, struct plan *plan,
                   struct err *err);
 void plan_clear(struct plan *plan);
-const char *step_name(uint32_t code);
+const char *step_name(const struct step *step);
 
 #endif

@@ -1,6 +1,6 @@
 /* program.h: a model as plain arrays. The Python front end (llmpy/models) writes it, program_check checks it once, and it is
- * constant afterwards. Values are tensors of rows; an operation reads values and weights and writes new values. plan.c fuses
- * operations and gives each value a place in one arena; executor.c runs the steps. */
+ * constant afterwards. Values are tensors of rows; an operation reads values and weights and writes new values. patterns.c
+ * fuses operations, plan.c gives each value a place in one arena, and executor.c runs the steps. */
 #ifndef LLMPY_PROGRAM_H
 #define LLMPY_PROGRAM_H
 
@@ -23,7 +23,7 @@ enum op_code {
 /* What indexes an embedding's matrix: token ids, positions, or token types. Token types are 0 unless a request sets them. */
 enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_TYPES };
 
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, RUN, entry, attributes) struct name##_attributes { attributes };
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) struct name##_attributes { attributes };
 #define INTEGER(field) uint32_t field;
 #define REAL(field) float field;
 #include "operations.def"

@@ -1,5 +1,5 @@
-/* running.h: the state of one model step, shared by executor.c (which runs the plan) and operations.c (which runs the
- * operations without a step code, STEP_OP). */
+/* running.h: the state of one model step, shared by executor.c (batches, sampling, graphs), operations.c (the table of
+ * operations) and ops_*.c (the check and the run of each). */
 #ifndef LLMPY_RUNNING_H
 #define LLMPY_RUNNING_H
 
@@ -21,22 +21,14 @@ static inline struct view view_of(const struct model *m, struct place place)
     return (struct view){place.width ? m->arena + place.offset * m->item_bytes : NULL, place.width, place.stride};
 }
 
-/* Where recurrent state `number` of the program lies for the sequences of the batch. */
-struct state_view state_of(const struct running *run, uint32_t number);
+/* Where the tensors of a step lie. width 0: the step has no such tensor. */
+struct views {
+    uint32_t n_rows;
+    struct view in[OP_INPUTS], out, mid;
+};
 
-/* The distance between the norm weights of adjacent heads. 0: all heads share the weights, or the norm has none. */
-static inline uint32_t weight_stride(const struct model *m, uint32_t weight, uint32_t n_heads, uint32_t width)
-{
-    return weight != NO_INDEX && n_heads > 1 && m->program->weights[weight].rows == width ? width / n_heads : 0;
-}
-
-/* Fills the arguments of a route's step: the router's linear and the choice of experts. */
-void routing_of(const struct running *run, const struct step *step, uint32_t n_rows, struct linear_args *router,
-                struct route_args *route);
 enum rc step_run(struct running *run, const struct step *step);
 enum rc rope_tables_run(struct running *run); /* runs before the steps */
-struct kv_view kv_of(const struct running *run, uint32_t layer); /* executor.c */
-enum rc operation_run(struct running *run, const struct step *step);
 bool operation_is_known(const struct backend *backend, const struct op *op); /* the backend has all entries that it needs */
 
 #endif

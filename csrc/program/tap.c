@@ -128,15 +128,16 @@ static enum rc read_rows(struct tap *t, const void *data, uint32_t dtype, uint32
     return rc;
 }
 
-/* Finds where a value lies after a step. False: the step does not compute this value. */
+/* Finds where a value lies after a step. False: the step does not compute this value. A tap's plan has no fused steps. */
 static bool find_value(const struct program *p, const struct step *step, uint32_t value, struct place *place)
 {
     uint32_t offset = 0, root = value;
     for (; p->values[root].of != NO_INDEX; root = p->values[root].of)
         offset += p->values[root].offset;
-    for (uint32_t i = 0; i < OP_OUTPUTS; i++)
-        if (step->made[i] == root) {
-            *place = step->code == STEP_ROPE ? step->in[i] : i ? step->mid : step->out;
+    const struct op *op = step->ops[ROLE_MAIN];
+    for (uint32_t i = 0; i < OP_OUTPUTS && step->code == STEP_OPERATION; i++)
+        if (op->out[i] == root) {
+            *place = op->code == OP_ROPE ? step->in[i] : i ? step->mid : step->out;
             place->offset += offset;
             place->width = p->values[value].width;
             return true;
@@ -182,7 +183,7 @@ static enum rc run_chunk(struct tap *t, const struct tapped *wanted, uint32_t n_
     enum rc rc = rope_tables_run(&t->run);
     for (uint32_t i = 0; i < t->m.plan.n_steps && !rc; i++) {
         const struct step *step = &t->m.plan.steps[i];
-        if (step->code == STEP_LOGITS) {
+        if (step->ops[ROLE_MAIN] && step->ops[ROLE_MAIN]->code == OP_LOGITS) {
             rc = read_logits(t, step, wanted, n_wanted, first, n, err);
             continue;
         }

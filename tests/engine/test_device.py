@@ -311,7 +311,7 @@ except llmpy.DeviceError as error:
 thread.join()
 """
     model = tiny_model("qwen3", "bfloat16")
-    named = re.compile(r"operation \d+ \((linear|attention|qkv|add_norm|embed|select|logits).*\): .*illegal")
+    named = re.compile(r"operation \d+ \((linear|attention|qkv|add|rms_norm|embed|select|logits).*\): .*illegal")
     assert any(named.search(run_script(script, model, LLMPY_SYNC="1")[0]) for _ in range(5))
 
 

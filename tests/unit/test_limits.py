@@ -219,7 +219,7 @@ MAX_PLACES = 8
 @pytest.mark.parametrize("op", PLAIN_OPERATIONS)
 def test_places_of_an_operation(op: str) -> None:
     """Files that know an operation: its rows in operations.def and entries.def, its arguments in backend.h, check and run in
-    operations.c, both kernels, the block's verb and the interpreter. Tests come on top."""
+    ops_*.c, both kernels, the block's verb and the interpreter. Tests come on top."""
     knows = re.compile(
         rf'\b(run|check|cuda)_{op}\b|K\({op}\)|struct {op}_args \{{|OPERATION\(\w+, {op},|ENTRY\({op}\)|\bOP_{op.upper()}\b'
         rf'|emit\w*\(\s*"{op}"|(name|kind) == "{op}"'

@@ -1,0 +1,82 @@
+/* ops_mixture.c: the choice of experts, and the experts. */
+#include "ops.h"
+
+const char *check_route(const struct program *p, const struct op *op)
+{
+    const struct weight *router = &p->weights[op->weight[0]];
+    uint32_t n_chosen = op->route.n_chosen, n_groups = op->route.n_groups, chosen_groups = op->route.chosen_groups;
+    if (width_of(p, op->in[0]) != router->cols || !is_optional_vector(p, op->weight[1], router->rows) ||
+        !is_optional_vector(p, op->weight[2], router->rows))
+        return "the input fits the router, its biases have an element an expert";
+    if (!n_groups || router->rows % n_groups || !chosen_groups || chosen_groups > n_groups || !n_chosen ||
+        n_chosen > router->rows / n_groups * chosen_groups)
+        return "the experts are in equal groups, of which the chosen ones hold the chosen experts";
+    return width_of(p, op->out[0]) == 4 * n_chosen && width_of(p, op->out[1]) == 2 * router->rows
+               ? NULL
+               : "there is room for routes and logits";
+}
+
+static uint32_t route_stride(const struct model *m, struct view routes)
+{
+    return (uint32_t)(routes.stride * m->item_bytes / sizeof(struct route));
+}
+
+struct routing routing_of(const struct model *m, const struct op *op, uint32_t n_rows, struct view x, struct view routes,
+                          struct view logits)
+{
+    const struct route_attributes *given = &op->route;
+    logits.width = m->program->weights[op->weight[0]].rows;
+    logits.stride = (uint32_t)(logits.stride * m->item_bytes / sizeof(float));
+    return (struct routing){
+        .router = {.matrix = matrix_of(m, op, 0), .n_rows = n_rows, .x = x, .y = logits, .bias = vector_of(m, op, 1),
+                   .is_float_out = true},
+        .route = {
+            .n_rows = n_rows, .n_experts = logits.width, .n_chosen = given->n_chosen, .score = given->score,
+            .n_groups = given->n_groups, .chosen_groups = given->chosen_groups, .sums_two = given->sums_two,
+            .is_normalised = given->is_normalised, .sum_eps = given->sum_eps, .scale = given->scale, .logits = logits.data,
+            .logits_stride = logits.stride, .selection_bias = vector_of(m, op, 2), .routes = routes.data,
+            .route_stride = route_stride(m, routes),
+        },
+    };
+}
+
+enum rc run_route(struct running *run, const struct step *step, const struct views *v)
+{
+    const struct model *m = run->m;
+    struct routing routing = routing_of(m, step->ops[ROLE_MAIN], v->n_rows, v->in[0], v->out, v->mid);
+    enum rc rc = m->backend->linear(m->ctx, &routing.router, run->err);
+    return rc ? rc : m->backend->route(m->ctx, &routing.route, run->err);
+}
+
+const char *check_experts(const struct program *p, const struct op *op)
+{
+    const struct weight *up = &p->weights[op->weight[0]], *down = op->weight[1] == NO_INDEX ? NULL : &p->weights[op->weight[1]];
+    uint32_t n_experts = op->experts.n_experts, n_chosen = op->experts.n_chosen;
+    uint32_t in0 = width_of(p, op->in[0]), out0 = width_of(p, op->out[0]);
+    if (!down || down->kind != WEIGHT_MATRIX || !n_experts || up->n_parts % n_experts || down->n_parts % n_experts)
+        return "up and down are matrices of parts for each expert";
+    uint64_t inner = down->cols, n_halves = op->experts.form == EXPERT_PLAIN ? 1 : 2, widest = inner > out0 ? inner : out0;
+    if (in0 != up->cols || up->rows != n_experts * n_halves * inner || down->rows != (uint64_t)n_experts * out0)
+        return "input, matrices and output fit each other";
+    if (!is_optional_vector(p, op->weight[2], up->rows) || !is_optional_vector(p, op->weight[3], down->rows))
+        return "the biases have an element a row of their matrices";
+    return width_of(p, op->in[1]) == 4 * n_chosen &&
+                   width_of(p, op->out[1]) == n_chosen * 4 * widest + 2 * (uint64_t)n_experts + 16
+               ? NULL
+               : "the routes are of as many experts, and the scratch has its width";
+}
+
+enum rc run_experts(struct running *run, const struct step *step, const struct views *v)
+{
+    const struct model *m = run->m;
+    const struct op *op = step->ops[ROLE_MAIN];
+    const struct experts_attributes *given = &op->experts;
+    struct experts_args args = {
+        .n_rows = v->n_rows, .n_experts = given->n_experts, .n_chosen = given->n_chosen, .form = given->form, .act = given->act,
+        .limit = given->limit, .is_input_scaled = given->is_input_scaled, .up = matrix_of(m, op, 0),
+        .down = matrix_of(m, op, 1), .up_bias = vector_of(m, op, 2),
+        .down_bias = vector_of(m, op, 3), .routes = v->in[1].data,
+        .route_stride = route_stride(m, v->in[1]), .x = v->in[0], .y = v->out, .scratch = v->mid,
+    };
+    return m->backend->experts(m->ctx, &args, run->err);
+}
