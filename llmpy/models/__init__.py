@@ -40,13 +40,13 @@ _DTYPES = {"float32": "float32", "float": "float32", "float16": "float16", "half
 
 @dataclass(frozen=True)
 class Compiled:
-    """A model's program and the configuration that it was written from.
+    """A model's program and the configuration from which it was written.
 
     Args:
         spec: The program.
         config: The configuration.
-        generates: Whether it ends with logits.
-        tasks, pooling: What its states are for, as in `Model.states`.
+        generates: Whether the program ends with logits.
+        tasks, pooling: Uses of the program's states, as in `Model.states`.
     """
 
     spec: Spec
@@ -66,16 +66,16 @@ def load(
     """Writes the program of a model.
 
     Args:
-        files: Where the model lies, with its config.json.
-        checkpoint: Its tensors; None to do without (dummy weights), then no shape is checked.
-        hf_overrides: Fields that replace those of the configuration, or a function that gives a new one.
-        max_model_len: Longest sequence that will be served, in tokens; None: the model's own.
+        files: The model's files and its config.json.
+        checkpoint: The checkpoint's tensors; None for dummy weights: no shape is checked.
+        hf_overrides: Fields that replace those of the configuration, or a function from the old configuration to the new one.
+        max_model_len: Longest sequence to serve, in tokens; None: the model's own limit.
 
     Returns:
         The program and the configuration.
 
     Raises:
-        UnsupportedError: the architecture, or something in its configuration, is not supported.
+        UnsupportedError: the architecture, or a field of its configuration, is not supported.
         CheckpointError: a field or a tensor is missing, of the wrong type or shape, or has no place in the model.
     """
     file = str(files.weights[0]) if files.weights else str(files.directory)
@@ -102,7 +102,7 @@ def load(
 
 
 def _overridden(raw: Raw, overrides: Overrides | None) -> Raw:
-    """The configuration with the user's changes."""
+    """Applies the user's changes to the configuration."""
     if overrides is None:
         return raw
     if not callable(overrides):
@@ -117,19 +117,19 @@ def _overridden(raw: Raw, overrides: Overrides | None) -> Raw:
 
 
 def _refuse_quantised(raw: Raw, source: str) -> None:
-    """GPTQ, AWQ, FP8 and their like store other tensors than these programs read."""
+    """Refuses GPTQ, AWQ, FP8 and similar formats: they store other tensors than these programs read."""
     scheme = raw.get("quantization_config")
     if scheme:
         method = scheme.get("quant_method", scheme) if isinstance(scheme, Mapping) else scheme
         if method == "mxfp4" and str(raw.get("architectures")).startswith("['GptOss"):
-            return  # blocks and scales that the checkpoint's reader joins
+            return  # the checkpoint's reader joins blocks and scales
         raise UnsupportedError(
             f"{source}: quantization_config with quant_method {method!r} is not supported; GGUF files are"
         )
 
 
 def _stored_dtype(spec: Spec, tensors: Tensors | None, config: ModelConfig) -> str:
-    """How most of the matrices' elements are stored; "quantized" as soon as one matrix is."""
+    """The dtype in which most elements of matrices are stored; "quantized" if any matrix is quantized."""
     if tensors is None:
         given = str(config.raw.get("dtype") or config.raw.get("torch_dtype") or "float32").removeprefix("torch.")
         if given not in _DTYPES:

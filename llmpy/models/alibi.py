@@ -1,4 +1,4 @@
-"""The slopes of ALiBi (Press and others, 2022): what a head adds to a score for each position of distance."""
+"""The slopes of ALiBi (Press and others, 2022): the number that a head adds to a score for each position of distance."""
 
 import numpy as np
 

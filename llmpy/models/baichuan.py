@@ -19,9 +19,9 @@ VOCAB_OF_2 = 125696
     renames={"model_max_length": "max_position_embeddings"},
 )
 def baichuan(cfg: ModelConfig, m: Model) -> None:
-    """Baichuan decoder: Llama with q, k and v in one tensor; with 40 heads (13B) slopes instead of rope.
+    """Baichuan decoder: Llama with q, k and v in one tensor. Models with 40 heads (13B) have ALiBi slopes instead of rope.
 
-    Baichuan 2, which its vocabulary or the weight of a loss on logits tells, divides the rows of its head by their lengths.
+    Baichuan 2 divides the rows of its head by their lengths. Its vocabulary size or the field z_loss_weight identifies it.
     """
     is_second, width = cfg.vocab_size == VOCAB_OF_2 or "z_loss_weight" in cfg.raw, cfg.hidden_size
     if is_second and m.source.is_gguf:

@@ -11,13 +11,13 @@ _UNUSED = ["*embeddings.position_ids", "*pooler.dense.*"]
 
 
 def encoder(cfg: ModelConfig, m: Model, stem: str, first_position: int) -> Value:
-    """Learned positions, norms behind the sums, attention in both directions.
+    """Encoder with learned positions, norms after the residual sums, and attention in both directions.
 
     Args:
         cfg: The configuration.
         m: The program.
-        stem: What the names of the tensors begin with.
-        first_position: Row of the table of positions that the first token has.
+        stem: Prefix of the tensors' names.
+        first_position: Row of the position table for the first token.
     """
     eps, width = cfg.get("layer_norm_eps", 1e-12), cfg.hidden_size
     cfg.only("position_embedding_type", "absolute")
@@ -61,7 +61,7 @@ def bert(cfg: ModelConfig, m: Model) -> None:
     ignore=[*_UNUSED, "lm_head.*"],
 )
 def roberta(cfg: ModelConfig, m: Model) -> None:
-    """RoBERTa: BERT whose positions begin behind that of the padding, with its classifiers."""
+    """RoBERTa, with its classifiers: BERT with positions that start after the padding's position."""
     stem = m.stem("roberta.", "embeddings.word_embeddings")
     x = encoder(cfg, m, stem, cfg.get("pad_token_id", 1) + 1)
     if cfg.architecture.endswith("ForSequenceClassification"):

@@ -1,4 +1,4 @@
-"""The words of a block for latent attention."""
+"""Operations of a block for latent attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class HeadRows(NamedTuple):
-    """A weight of heads and the attributes of `head_linear` that say which rows of a head are used, and how."""
+    """A weight of heads and the attributes of `head_linear` that select the rows of each head."""
 
     weight: int
     rows: dict[str, int]
@@ -24,7 +24,7 @@ def _head_rows(weight: int, head_rows: int, first_row: int, used_rows: int, is_t
 
 
 class LatentBlock:
-    """Part of `Block`."""
+    """Base class of `Block` with the operations of latent attention."""
 
     _model: Model
     prefix: str
@@ -32,16 +32,16 @@ class LatentBlock:
     def latent_attention(
         self, q: Value, latent: Value, rope_key: Value, name: str, n_heads: int, value_dim: int, *, rope: Rope, scale: float
     ) -> Value:
-        """Multi-head latent attention, absorbed: each call is a layer of the cache with one latent and one rope key a token.
+        """Multi-head latent attention, absorbed. Each call adds a cache layer with one latent and one rope key per token.
 
         Args:
-            q: Queries, [rows, n_heads * (key_dim + rope_dim)]; a head's rope part is its end.
-            latent: What keys and values are made of, normalised, [rows, latent_dim].
-            rope_key: The part of the key that all heads share and that is turned, [rows, rope_dim].
+            q: Queries, [rows, n_heads * (key_dim + rope_dim)]; a head ends with its rope part.
+            latent: Normalised latent from which keys and values are computed, [rows, latent_dim].
+            rope_key: The part of the key that rope rotates; all heads share it, [rows, rope_dim].
             name: Module name; NAME.weight is [n_heads * (key_dim + value_dim), latent_dim], per head key rows, then value rows.
             n_heads: Query heads.
-            value_dim: Of a head's output, which is [rows, n_heads * value_dim].
-            rope: Turns the ends of q's heads, and rope_key.
+            value_dim: Elements of a head's output; the output is [rows, n_heads * value_dim].
+            rope: Rotates the ends of q's heads, and rope_key.
             scale: Factor on the scores.
         """
         m, where = self._model, self.prefix + name
@@ -66,7 +66,7 @@ class LatentBlock:
     def _key_and_value_rows(
         self, where: str, heads: int, key_dim: int, value_dim: int, latent: int
     ) -> tuple[HeadRows, HeadRows]:
-        """Of keys and of values. Files may have two tensors, that of the keys with a head's rows turned already."""
+        """Rows of keys and of values. GGUF files may have two tensors; the keys' tensor is then transposed in each head."""
         m = self._model
         turned, plain = (where.removesuffix("kv_b_proj") + name for name in ("k_b_proj.weight", "v_b_proj.weight"))
         if m.source.is_gguf and m.shape_of(turned) is not None:

@@ -1,4 +1,4 @@
-"""The words of a block for mixtures of experts."""
+"""Operations of a block for mixtures of experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPERT_FORMS = ("gated", "clamped", "plain")
 
 
 class Routing(TypedDict, total=False):
-    """How `Block.route` chooses."""
+    """Keyword arguments of `Block.route`."""
 
     score: Required[str]
     bias: bool
@@ -29,14 +29,14 @@ class Routing(TypedDict, total=False):
 
 
 class Routes:
-    """Which experts each row goes to, and with what weights: what `Block.route` gives and `Block.experts` takes."""
+    """The chosen experts of each row and their weights: result of `Block.route`, argument of `Block.experts`."""
 
     def __init__(self, value: Value, n_experts: int, n_chosen: int) -> None:
         self.value, self.n_experts, self.n_chosen = value, n_experts, n_chosen
 
 
 class MixtureBlock:
-    """Part of `Block`."""
+    """Base class of `Block` with the operations of mixtures of experts."""
 
     _model: Model
     prefix: str
@@ -58,23 +58,27 @@ class MixtureBlock:
         sum_eps: float = 0.0,
         scale: float = 1.0,
     ) -> Routes:
-        """The experts of each row and their weights, by a router's logits x W^T in float32; ties go to the lowest number.
+        """Chooses each row's experts and their weights by a router's logits x W^T in float32; ties go to the lowest number.
 
         Args:
             x: Input, [rows, n].
             name: Module name of the router; the tensors are NAME.weight [n_experts, n] and, with bias, NAME.bias [n_experts].
-            n_experts: How many there are.
-            n_chosen: How many a row goes to.
-            score: What chooses: "softmax" over all experts, "sigmoid" of each; or the logits themselves, of which the chosen
-                ones then give the weights: "chosen_softmax" over them, "chosen_sigmoid" of each.
-            bias: Whether the logits have one.
-            selection_bias: Name of a tensor [n_experts], added to the scores for the choice alone.
-            selection_shape: Its shape where it has another one.
-            groups: (n, m): the experts are n equal groups, and all are chosen from the best m; by their best expert.
-            sums_two: A group counts by the sum of its two best.
+            n_experts: Number of experts.
+            n_chosen: Number of experts per row.
+            score: Score of an expert and weight of a chosen expert:
+                "softmax": both are the softmax of the logits over all experts;
+                "sigmoid": both are the sigmoid of the logit;
+                "chosen_softmax": the score is the logit, the weight the softmax over the chosen logits;
+                "chosen_sigmoid": the score is the logit, the weight its sigmoid.
+            bias: Whether the router has a bias.
+            selection_bias: Name of a tensor [n_experts] that is added to the scores for the choice only.
+            selection_shape: Shape of that tensor in the checkpoint if it is not [n_experts].
+            groups: (n, m): the experts form n equal groups; experts are chosen from the best m groups. The score of a group is
+                that of its best expert.
+            sums_two: The score of a group is the sum of its two best experts' scores.
             normalised: Whether the weights are divided by their sum + sum_eps.
-            sum_eps: See there.
-            scale: Factor on the weights, in the end.
+            sum_eps: Added to the sum of the weights if they are normalised.
+            scale: Factor on the final weights.
         """
         m, where = self._model, self.prefix + name
         m.expect("route", where, x)
@@ -124,24 +128,24 @@ class MixtureBlock:
         stacked: str = "",
         interleaved: bool = False,
     ) -> Value:
-        """The sum over a row's routes of weight * down(form(up(x))), each expert with matrices of its own.
+        """The sum over a row's chosen experts of weight * down(form(up(x))); each expert has its own matrices.
 
         Args:
             x: Input, [rows, n]; the output has the same width.
-            routes: What `route` gave for these rows.
-            up: Module names of gate and up, or one of both below each other, or (form "plain") of up alone; "#" stands for the
-                expert's number.
-            down: Module name, likewise, [n, width].
-            width: The width in between.
+            routes: Result of `route` for these rows.
+            up: Module names of gate and up; or one name of a matrix with gate's rows above up's; or (form "plain") the name of
+                up. "#" stands for the expert's number.
+            down: Module name, [n, width]; "#" as in `up`.
+            width: The inner width.
             act: Name of the activation as in Hugging Face configurations.
             form: "gated": act(gate) * up; "clamped": min(gate, limit) * sigmoid(1.702 min(gate, limit)) * (1 + up clamped to
                 -limit..limit); "plain": act(up).
-            limit: See there.
+            limit: Limit of form "clamped".
             bias: Whether all matrices have a bias.
             input_scaled: The weight multiplies x instead of the expert's result.
-            stacked: Names are those of whole tensors of all experts: "rows", [n_experts, rows, columns], or "columns",
-                [n_experts, columns, rows]; biases are NAME_bias. A GGUF file's are always stacked, under names of its own.
-            interleaved: The rows of gate and up alternate in the tensor that has both.
+            stacked: If set, each name is one tensor of all experts: "rows": [n_experts, rows, columns]; "columns":
+                [n_experts, columns, rows]. Biases are NAME_bias. GGUF files always stack experts, under GGUF's names.
+            interleaved: The rows of gate and up alternate in the tensor that holds both.
         """
         m, where = self._model, self.prefix + down
         m.expect("experts", where, x, routes.value)
@@ -181,7 +185,7 @@ class MixtureBlock:
         )
 
     def _up_in_gguf(self, form: str, width: int) -> tuple[list[str], int]:
-        """The names of gate and up, or of both above each other where the file has them so, and their rows."""
+        """The names of gate and up, or of their joint tensor if the file has one, and the rows of each tensor."""
         both, stem = f"{self.prefix}mlp.experts.gate_up_proj.weight", "mlp.experts"
         if form == "plain":
             return [f"{stem}.up_proj.weight"], width
@@ -195,7 +199,7 @@ class MixtureBlock:
     def _stacked(
         self, names: Sequence[str], shape: tuple[int, int, int], is_transposed: bool, interleaved: bool
     ) -> list[Piece]:
-        """The parts of every expert, one after the other, in tensors [experts, rows, columns] (transposed: columns, rows)."""
+        """The pieces of all experts in order, from tensors [experts, rows, columns] (transposed: [experts, columns, rows])."""
         n_experts, rows, cols = shape
         own = (n_experts, cols, rows) if is_transposed else shape
         if interleaved:
@@ -208,7 +212,7 @@ class MixtureBlock:
         ]
 
     def _stacked_biases(self, names: Sequence[str], shape: tuple[int, int], interleaved: bool) -> list[Piece]:
-        """The same of NAME_bias [experts, rows]."""
+        """The pieces of all experts in order, from tensors NAME_bias [experts, rows]."""
         n_experts, rows = shape
         is_gguf = self._model.source.is_gguf
         names = [self.prefix + (name.removesuffix("weight") + "bias" if is_gguf else f"{name}_bias") for name in names]

@@ -1,4 +1,4 @@
-"""Norms, and activations that are told more than their name: the part of the vocabulary that works on each row alone."""
+"""Norms, and activations with parameters: the operations of a block that work on each row alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .pieces import Piece
 if TYPE_CHECKING:
     from .blocks import Model, Value
 
-XIELU_BETA, XIELU_EPS = 0.5, -1.046875 * 2**-20  # in models that train it: 0.5 and -1e-6, of bfloat16
+XIELU_BETA, XIELU_EPS = 0.5, -1.046875 * 2**-20  # values that trained models have: 0.5 and bfloat16(-1e-6)
 
 
 class NormBlock:
-    """Operations of a `Block`."""
+    """Base class of `Block` with norms and activations."""
 
     _model: Model
     prefix: str
@@ -30,16 +30,16 @@ class NormBlock:
         own_weights: bool = False,
         offset: float = 0.0,
     ) -> Value:
-        """x * rsqrt(mean(x^2) + eps) * (w + offset), the mean over the row or, per_head, over each head of it.
+        """x * rsqrt(mean(x^2) + eps) * (w + offset), the mean over the row or (per_head) over each head of the row.
 
         Args:
             x: Input, [rows, n].
-            name: Module name; the tensor is NAME.weight, or NAME where that ends with "weight"; [n], [head_dim] or
-                [heads, head_dim] or that flat. A "#" stands for the number of the head, whose tensor is [head_dim] then. None:
-                no weight.
+            name: Module name; the tensor is NAME.weight, or NAME if NAME ends with "weight". Its shape is [n], [head_dim],
+                [heads, head_dim] or [heads * head_dim]. "#" stands for the head's number; each head then has a tensor
+                [head_dim]. None: no weight.
             eps: Added to the mean of squares.
-            per_head: The row is heads of the model's head_dim (a number: of so many elements), each normalised alone.
-            own_weights: Each head has weights of its own, else all share them.
+            per_head: Normalise each head alone. True: heads have the model's head_dim; a number: heads have so many elements.
+            own_weights: Each head has its own weights; otherwise all heads share them.
             offset: Added to the weight once, at load (1 for weights stored as a deviation from 1).
         """
         m = self._model
@@ -57,14 +57,14 @@ class NormBlock:
         own_weights: bool = False,
         offset: float = 0.0,
     ) -> Value:
-        """(w + offset) * (x - mean) / sqrt(variance + eps) + b over the row or, per_head, over each head of it.
+        """(w + offset) * (x - mean) / sqrt(variance + eps) + b over the row or (per_head) over each head of the row.
 
         Args:
             x: Input, [rows, n].
             name: Module name; the tensors are NAME.weight and, with bias, NAME.bias; [n], [head_dim] or [heads, head_dim].
-                None: there is neither.
-            eps: Added to the variance.
-            bias: Whether there is one.
+                None: no weight and no bias.
+                eps: Added to the variance.
+                bias: Whether the norm has a bias.
             per_head, own_weights: As in `rms_norm`.
             offset: Added to the weight once, at load (1 for weights stored as a deviation from 1).
         """
@@ -82,7 +82,7 @@ class NormBlock:
         own_weights: bool,
         offset: float,
     ) -> tuple[int, list[int]]:
-        """How many heads a norm has, and its weights; the offset is that of the first."""
+        """The number of heads of a norm, and its weights; `offset` applies to the first weight."""
         m, where = self._model, self.prefix + (name or "")
         m.expect(op, where, x)
         size = x.width if per_head is False else m.head_dim if per_head is True else per_head
@@ -90,9 +90,9 @@ class NormBlock:
             m.refuse(op, where, f"wanted a row of heads of {size}, have {x.width}")
         heads = x.width // size
         names = [where if where.endswith(kind) else f"{where}.{kind}" for kind in kinds] if name else []
-        if m.source.is_gguf:  # which has the heads' tensors in one
+        if m.source.is_gguf:  # one tensor for all heads
             names = [each.replace(".#", "") for each in names]
-        usual = 2 if per_head is True else 1  # of heads, or of groups of columns
+        usual = 2 if per_head is True else 1  # dimensions: [heads, head_dim], or flat for groups of columns
         shapes = [(size,) if not own_weights else (heads, size) if m.n_dims(each, usual) == 2 else (x.width,) for each in names]
         parts = [
             [(each.replace("#", str(head)), (size,)) for head in range(heads)] if "#" in each else [(each, shape)]
@@ -101,7 +101,7 @@ class NormBlock:
         return heads, [m.vector(op, tensors, 0.0 if i else offset) for i, tensors in enumerate(parts)]
 
     def scale(self, x: Value, factors: Sequence[float]) -> Value:
-        """x times a factor of each column, or one for all of them."""
+        """x times one factor per column, or one factor for all columns."""
         m = self._model
         m.expect("scale", self.prefix, x)
         if len(factors) not in (1, x.width):
@@ -112,12 +112,12 @@ class NormBlock:
         return m.emit("act", [x], x.width, weights=[m.constant(given)], act="scale")
 
     def scale_by_position(self, x: Value, every: int, slope: float, *, first: int = 0) -> Value:
-        """x * (1 + slope * log(1 + (position + first) // every)): queries of far positions grow.
+        """x * (1 + slope * log(1 + (position + first) // every)): scales queries up as the position grows.
 
         Args:
             x: [rows, n].
             every: Positions from one step of the factor to the next; at least 1.
-            slope: Of the factor over the logarithm; at least 0.
+            slope: Slope of the factor over the logarithm; at least 0.
             first: Added to the position; at least 0.
         """
         m = self._model
@@ -128,7 +128,7 @@ class NormBlock:
         return m.emit("position_scale", [x], x.width, every=every, first=first, slope=slope)
 
     def clip(self, x: Value, limit: float) -> Value:
-        """x, not below -limit and not above limit."""
+        """x clamped to -limit..limit."""
         m = self._model
         m.expect("clip", self.prefix, x)
         if not limit > 0:
@@ -141,8 +141,8 @@ class NormBlock:
 
         Args:
             x: [rows, n].
-            name: Module name; the tensors are NAME.alpha_p, NAME.alpha_n, NAME.beta and NAME.eps, of one element. The last two
-                are constants, which updates may leave out.
+            name: Module name; the tensors are NAME.alpha_p, NAME.alpha_n, NAME.beta and NAME.eps, of one element each. beta and
+                eps are constants; updates may leave them out.
         """
         m, where = self._model, self.prefix + name
         m.expect("xielu", where, x)

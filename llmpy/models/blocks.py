@@ -1,7 +1,7 @@
-"""The vocabulary of architecture functions: each call writes one or a few operations (csrc/program/operations.def).
+"""Operations for architecture functions: each call writes one or a few operations (csrc/program/operations.def).
 
-Nothing is computed here. A `Value` stands for rows of activations, one row per token; every call checks widths at
-once and the shapes of the weights against the checkpoint, and a mistake names the operation, the tensor and the sizes.
+Nothing is computed here. A `Value` stands for rows of activations, one row per token. Every call checks the widths, and the
+shapes of the weights against the checkpoint; an error names the operation, the tensor and the sizes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ ACTIVATIONS = {
     "tanh": "tanh",
     "sigmoid": "sigmoid",
 }
-"""What configurations call the activations of csrc/program/operations.def."""
+"""Activation names in configurations -> activation names in csrc/program/operations.def."""
 
 
 def _activation(op: str, where: str, act: str) -> str:
@@ -46,10 +46,10 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
     def __init__(self, model: "Model", prefix: str) -> None:
         self._model, self.prefix = model, prefix
 
-    if not TYPE_CHECKING:  # which finds what is missing by itself
+    if not TYPE_CHECKING:  # a type checker must report missing attributes itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            """A missing operation names itself."""
+            """Raises an error that names the missing operation and the known ones."""
             if name.startswith("_"):
                 raise AttributeError(name)
             known = sorted(each for kind in type(self).__mro__ for each in vars(kind) if not each.startswith("_"))
@@ -83,16 +83,16 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         groups: int = 1,
         transposed: bool = False,
     ) -> Value | list[Value]:
-        """x W^T, plus a bias. Several widths give one value each, of one matrix that is multiplied at once.
+        """x W^T, plus a bias. Several widths give one value each; their rows form one matrix with one multiplication.
 
         Args:
             x: Input, [rows, n].
             name: Module name or names; the tensors are NAME.weight [width, n] and, with bias, NAME.bias [width].
-            width: Output width, one for each name. One name with several widths is one tensor of all their rows.
+            width: Output width, one for each name. One name with several widths is one tensor with the rows of all widths.
             bias: Whether all of the names have a bias.
-            groups: The rows of one tensor with several widths are so many groups, each with an equal share of every width, one
-                after the other: the number of heads where each has its own q, k and v. 1: the widths follow each other. What
-                writes GGUF files sorts such rows, but for those that a family's table names.
+            groups: Number of groups in the rows of one tensor with several widths; each group has an equal part of every width
+                in order. If each head has its own q, k and v, this is the number of heads. 1: all rows of a width are
+                contiguous. Converters to GGUF make them contiguous, except for modules in `grouped` of a family's table.
             transposed: Whether the tensors are [n, width]; in GGUF files they never are.
         """
         m = self._model
@@ -122,7 +122,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
     def _pieces(
         self, names: Sequence[str], kind: str, widths: Sequence[int], groups: int, transposed: bool, cols: int
     ) -> list[Piece]:
-        """The widths as pieces of tensors of so many columns, 0 for vectors."""
+        """The pieces of tensors for the widths; `cols` is the number of columns, 0 for vectors."""
         pieces: list[Piece] = []
         for name, own in [(names[0], widths)] if len(names) == 1 else [(n, [w]) for n, w in zip(names, widths, strict=True)]:
             rows = sum(own)
@@ -131,11 +131,11 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return pieces
 
     def split(self, x: Value, widths: Sequence[int]) -> list[Value]:
-        """Neighbouring columns of a value, without a copy: what a checkpoint stores as one matrix of several parts.
+        """Splits a value into adjacent columns without a copy, for checkpoints that store several parts as one matrix.
 
         Args:
             x: [rows, n].
-            widths: Columns of each part; n in all.
+            widths: Columns of each part; their sum is n.
         """
         m = self._model
         m.expect("split", self.prefix, x)
@@ -144,7 +144,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return [m.value(width, x.index, sum(widths[:i])) for i, width in enumerate(widths)]
 
     def join(self, first: Value, *others: Value) -> Value:
-        """Neighbouring columns of one value, as `split` or `linear` gave them, as one value without a copy."""
+        """Joins adjacent columns of one value (results of `split` or `linear`) into one value without a copy."""
         m, parts = self._model, (first, *others)
         m.expect("join", self.prefix, *parts)
         places = [m.spec["values"][part.index] for part in parts]
@@ -155,7 +155,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return m.value(sum(part.width for part in parts), places[0][1], places[0][2])
 
     def rope(self, q: Value, k: Value, rope: Rope) -> tuple[Value, Value]:
-        """Turns the heads of q and k by their positions."""
+        """Rotates the heads of q and k by their positions."""
         m = self._model
         m.expect("rope", self.prefix, q, k)
         for x in (q, k):
@@ -177,19 +177,19 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         sinks: str | None = None,
         chunk: int = 0,
     ) -> Value:
-        """Causal attention; each call is a layer of the cache. Query heads share heads of k and v in groups.
+        """Causal attention; each call adds a layer of the cache. Groups of query heads share one head of k and v.
 
         Args:
             q: Queries, [rows, n_heads * head_dim].
             k: Keys, [rows, n_kv_heads * head_dim].
-            v: Values, the same.
-            window: Keys that a query sees, itself included; 0: all before it.
+            v: Values, [rows, n_kv_heads * head_dim].
+            window: Number of keys that a query sees, its own position included; 0: all keys up to its position.
             scale: Factor on q k^T; None: head_dim^-0.5.
             softcap: c * tanh(scores / c) after scaling; 0: none.
-            slopes: A vector of one number a head (`m.constant`), times the distance j - i of key j from query i added to the
-                scores (ALiBi); None: none.
-            sinks: Name of a tensor [n_heads]: a score that joins each softmax and weighs nothing; None: none.
-            chunk: A query sees the keys of its own chunk of so many positions; 0: by window.
+            slopes: A vector with one number per head (`m.constant`). ALiBi adds this number times the distance j - i of key j
+                from query i to the score. None: no ALiBi.
+            sinks: Name of a tensor [n_heads]: a score that is part of each softmax but has no value; None: no sinks.
+            chunk: Chunk length in positions: a query sees only keys of its own chunk. 0: `window` applies.
         """
         m = self._model
         m.expect("attention", self.prefix, q, k, v)
@@ -212,8 +212,8 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return m.emit("attention", inputs, q.width, weights=weights, layer=layer, chunk=chunk, scale=scale, softcap=softcap)
 
     def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:
-        """Attention of every row over all rows of its prompt, those behind it too; there is no cache, so a prompt is computed
-        in one step. A program has this or `attention`, not both.
+        """Bidirectional attention: every row attends to all rows of its prompt. There is no cache, so a prompt is computed in
+        one step. A program has either `row_attention` or `attention`.
 
         Args:
             q, k, v, scale: As in `attention`.
@@ -232,14 +232,14 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return m.emit("row_attention", [q, k, v], q.width, n_heads=n_heads, n_kv_heads=n_kv_heads, scale=scale)
 
     def conv(self, x: Value, name: str, taps: int, *, act: str | None = None, bias: bool = True) -> Value:
-        """Causal convolution, each column alone: act(bias + sum over k of weight[:, k] * x of taps - 1 - k rows before).
+        """Causal depthwise convolution: act(bias + sum over k of weight[:, k] * x[row - (taps - 1 - k)]).
 
         Args:
             x: Input, [rows, n].
             name: Module name; the tensors are NAME.weight [n, 1, taps] and, with bias, NAME.bias [n].
-            taps: Rows that a row sees, itself included; at least 2.
+            taps: Number of rows that an output row reads, its own included; at least 2.
             act: Name of the activation; None: none.
-            bias: Whether there is one.
+            bias: Whether the convolution has a bias.
         """
         m, where = self._model, self.prefix + name
         m.expect("conv", where, x)
@@ -255,16 +255,16 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
     def ssm(
         self, x: Value, dt: Value, b: Value, c: Value, name: str, *, groups: int = 1, limits: tuple[float, float] = (0.0, inf)
     ) -> Value:
-        """The recurrence of Mamba-2, a state for each head: S = e^(-e^A_log d) S + d x B^T, y = S C + D x, with steps
+        """The recurrence of Mamba-2 with a state per head: S = e^(-e^A_log d) S + d x B^T, y = S C + D x, with steps
         d = softplus(dt + dt_bias).
 
         Args:
             x: Input, [rows, heads * head size].
             dt: Steps before their bias, [rows, heads].
-            b, c: What writes the state and what reads it, [rows, groups * state size].
+            b, c: Input and output vectors B and C of the state, [rows, groups * state size].
             name: Module name; the tensors are NAME.A_log, NAME.dt_bias and NAME.D, [heads].
-            groups: Groups of neighbouring heads that share b and c.
-            limits: The least and the greatest step d.
+            groups: Number of groups of adjacent heads; the heads of a group share b and c.
+            limits: Lower and upper limit of the step d.
         """
         m, where = self._model, self.prefix + name
         m.expect("ssm", where, x, dt, b, c)
@@ -279,15 +279,15 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return m.emit("ssm", inputs, x.width, weights=weights, state=state, n_groups=groups, dt_min=low, dt_max=high)
 
     def selective_scan(self, x: Value, dt: Value, b: Value, c: Value, name: str, *, dt_bias: str | None) -> Value:
-        """The recurrence of Mamba, a state for each column: S = e^(-e^A_log d) S + d x B, y = S . C + D x, with steps
+        """The recurrence of Mamba with a state per column: S = e^(-e^A_log d) S + d x B, y = S . C + D x, with steps
         d = softplus(dt + bias).
 
         Args:
             x: Input, [rows, n].
             dt: Steps before their bias, [rows, n].
-            b, c: What writes the state and what reads it, [rows, state size].
+            b, c: Input and output vectors B and C of the state, [rows, state size].
             name: Module name; the tensors are NAME.A_log [n, state size] and NAME.D [n].
-            dt_bias: Name of the bias under it, as "dt_proj.bias", [n]; None: there is none.
+            dt_bias: Name of the bias [n] within the module, such as "dt_proj.bias"; None: no bias.
         """
         m, where = self._model, self.prefix + name
         m.expect("selective_scan", where, x, dt, b, c)
@@ -300,10 +300,11 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return m.emit("selective_scan", [x, dt, b, c], x.width, weights=weights, state=m.state_layer(x.width, b.width))
 
     def delta(self, q: Value, k: Value, v: Value, a: Value, b: Value, name: str, *, key_heads: int) -> Value:
-        """The gated delta rule: S = g S, S += k (sigmoid(b) (v - k^T S))^T, y = S^T q, with k of length 1, q of key size^-0.5.
+        """The gated delta rule: S = g S, S += k (sigmoid(b) (v - k^T S))^T, y = S^T q; k is normalised to length 1, q to
+        key size^-0.5.
 
         Args:
-            q, k: [rows, key_heads * key size]; neighbouring heads of v share a key head.
+            q, k: [rows, key_heads * key size]; adjacent heads of v share a key head.
             v: [rows, heads * value size].
             a, b: [rows, heads]; the decay is g = e^(-e^A_log softplus(a + dt_bias)).
             name: Module name; the tensors are NAME.A_log and NAME.dt_bias, [heads].
@@ -320,7 +321,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return m.emit("delta", [q, k, v, a, b], v.width, weights=weights, state=state, n_key_heads=key_heads)
 
     def act(self, x: Value, act: str) -> Value:
-        """act(x)."""
+        """act(x), by the activation's name in Hugging Face configurations."""
         m = self._model
         m.expect("act", self.prefix, x)
         return m.emit("act", [x], x.width, act=_activation("act", self.prefix, act))
@@ -343,7 +344,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return self.linear(h, down, x.width, bias=bias, transposed=transposed)
 
     def gated(self, gate: Value, up: Value, act: str) -> Value:
-        """act(gate) * up; a gate of one column is that of all columns."""
+        """act(gate) * up; a gate with one column applies to all columns."""
         m = self._model
         m.expect("gated", self.prefix, gate, up)
         if gate.width not in (1, up.width):
@@ -351,7 +352,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         return m.emit("gated", [gate, up], up.width, act=_activation("gated", self.prefix, act))
 
     def gated_mlp(self, x: Value, gate: str, up: str, down: str, width: int, *, act: str, bias: bool = False) -> Value:
-        """down(act(gate(x)) * up(x)), gate and up in one matrix.
+        """down(act(gate(x)) * up(x)); gate and up form one matrix.
 
         Args:
             x: Input, [rows, n]; the output has the same width.
@@ -367,7 +368,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
 
 
 class Model(Writer, Block):
-    """The program being written. What embeds or ends a program, and `layers`, belong to it, all else also to its layers."""
+    """The program being written. It has all operations of `Block`, and those that begin or end a program."""
 
     def __init__(
         self, config: ModelConfig, tensors: Tensors | None, source: Source, file: str
@@ -379,7 +380,7 @@ class Model(Writer, Block):
         self.pooling = "last"
 
     def embed(self, name: str, *, scale: float = 1.0, width: int | None = None) -> Value:
-        """Row NAME.weight[token id] times scale, [rows, width]; width None is hidden_size."""
+        """Row NAME.weight[token id] times scale, [rows, width]; width None means hidden_size."""
         width = width or self.config.hidden_size
         weight = self.matrix("embed", [(name, self.config.vocab_size)], width)
         self._embeddings[name] = weight
@@ -392,7 +393,7 @@ class Model(Writer, Block):
         return self.emit("embed", [], width, weights=[weight], source="positions", first_row=first, scale=1.0)
 
     def embed_types(self, name: str, rows: int) -> Value:
-        """Row NAME.weight[token type], 0 unless a request gives types, [rows, hidden_size]; the matrix has `rows` rows."""
+        """Row NAME.weight[token type], [rows, hidden_size]; the matrix has `rows` rows. Types default to 0 in requests."""
         width = self.config.hidden_size
         weight = self.matrix("embed", [(name, rows)], width)
         return self.emit("embed", [], width, weights=[weight], source="types", scale=1.0)
@@ -413,22 +414,22 @@ class Model(Writer, Block):
         padded: int = 1,
         unit_rows: bool = False,
     ) -> None:
-        """The end: scale * (x W^T + b) over the vocabulary, in float32, for the rows that are asked for.
+        """Ends the program with logits: scale * (x W^T + b) over the vocabulary, in float32, for the requested rows.
 
         Args:
             x: Input, [rows, n].
             name: Module name of the head, [vocab_size, n].
-            tied_to: Name of the embedding that is the head instead when the configuration says tie_word_embeddings;
-                a head that the file has all the same is ignored then.
+            tied_to: Name of the embedding that serves as the head if the configuration sets tie_word_embeddings. A separate
+            head in the file is then ignored.
             scale: Factor on the logits.
-            softcap: c * tanh(logits / c) after that; 0: none.
-            bias: Whether the head has one, NAME.bias.
-            padded: A head that is not tied has vocab_size rows padded to a multiple of this; the padding is of no use.
-            unit_rows: The rows of W are divided by their lengths, at load and by updates; W is not tied then.
+            softcap: c * tanh(logits / c) after scaling; 0: none.
+            bias: Whether the head has a bias, NAME.bias.
+            padded: An untied head has vocab_size rows, padded to a multiple of this; padding rows are not read.
+            unit_rows: Divide the rows of W by their lengths, at load and in updates; W must not be tied.
         """
         self.expect("logits", name, x)
         if self.config.tie_word_embeddings and unit_rows:
-            self.refuse("logits", name, "wanted a head of its own, whose rows have length 1, have one that is tied")
+            self.refuse("logits", name, "wanted an untied head, because its rows are divided by their lengths, have a tied one")
         if self.config.tie_word_embeddings:
             if tied_to not in self._embeddings:
                 self.refuse("logits", name, f"there is no embedding {tied_to} to tie it to")
@@ -449,19 +450,19 @@ class Model(Writer, Block):
         self.states(x)
 
     def states(self, x: Value, *tasks: str, pooling: str = "last") -> None:
-        """The end: rows that are pooled. `logits` says this of its input.
+        """Ends the program with rows to pool. `logits` calls this for its input.
 
         Args:
             x: [rows, n]; a program ends with its logits or its states.
-            tasks: Of "embed", "token_embed", "classify", "token_classify", what the rows are for; none: the first two.
-            pooling: What one row is made of where nobody says: "last", "cls" or "mean".
+            tasks: Uses of the rows, from "embed", "token_embed", "classify", "token_classify"; none given: the first two.
+            pooling: Default pooling of a request: "last", "cls" or "mean".
         """
         self.expect("states", "", x)
         self.tasks, self.pooling = tasks or ("embed", "token_embed"), pooling
         self.spec["ops"].append(("states", {"in": [x.index], "out": [], "weights": [], "attributes": {}}))
 
     def stem(self, prefix: str, name: str) -> str:
-        """`prefix`, or "" where the checkpoint has NAME.weight without it: models saved without a head have none."""
+        """`prefix`, or "" if the checkpoint has NAME.weight without the prefix, as models saved without a head do."""
         if self._tensors is None:
             end = self.config.architecture
             return "" if end.endswith("Model") and not end.endswith("LMHeadModel") else prefix
@@ -470,5 +471,5 @@ class Model(Writer, Block):
         return "" if f"{name}.weight" in self._tensors else prefix
 
     def activation(self, op: str, name: str, act: str) -> str:
-        """An activation's name in operations, by its name in configurations."""
+        """Maps an activation's name in configurations to its name in operations."""
         return _activation(op, name, act)

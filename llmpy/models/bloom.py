@@ -19,7 +19,7 @@ CHECKPOINTS = "BLOOM 560M to 176B, BLOOMZ"
     },
 )
 def bloom(cfg: ModelConfig, m: Model) -> None:
-    """BLOOM decoder: slopes instead of positions, a norm behind the embedding, q, k and v packed head by head."""
+    """BLOOM decoder: ALiBi slopes instead of positions, a norm after the embedding, q, k and v packed head by head."""
     width, n_heads, eps = cfg.hidden_size, cfg.num_attention_heads, cfg.positive("layer_norm_epsilon", 1e-5)
     slopes = m.constant(alibi.slopes(n_heads))
     from_norm = cfg.get("apply_residual_connection_post_layernorm", False)

@@ -26,7 +26,7 @@ REFERENCE = "Glm of transformers, under ChatGLM's names"
     ignore=["*.rotary_pos_emb.inv_freq"],
 )
 def chatglm(cfg: ModelConfig, m: Model) -> None:
-    """ChatGLM decoder: Llama with few heads of k and v, half of each head turned in neighbouring pairs, fused projections."""
+    """ChatGLM decoder: Llama with few heads of k and v, interleaved rope on half of each head, and fused projections."""
     cfg.without("apply_residual_connection_post_layernorm", "add_bias_linear", "pre_seq_len")
     for name in ("rmsnorm", "multi_query_attention", "post_layer_norm"):
         cfg.only(name, True)

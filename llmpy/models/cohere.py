@@ -21,21 +21,21 @@ DEFAULTS = {
 
 @architecture(*heads.names("Cohere"), defaults={**DEFAULTS, "rope_theta": 500000.0})
 def cohere(cfg: ModelConfig, m: Model) -> None:
-    """Cohere decoder: attention and MLP read the same layer norm without a bias; neighbouring pairs are turned, behind a
-    norm of each head with its own weights if `use_qk_norm`."""
+    """Cohere decoder: attention and MLP read the same layer norm, which has no bias. Rope is interleaved. If `use_qk_norm`,
+    each head of q and k has a norm with its own weights before rope."""
     write(cfg, m, repeat((0, True), cfg.num_layers))
 
 
 @architecture(*heads.names("Cohere2"), defaults={**DEFAULTS, "sliding_window": 4096})
 def cohere2(cfg: ModelConfig, m: Model) -> None:
-    """Cohere 2 decoder: Cohere, three of four layers with a window, the others without rope."""
+    """Cohere 2 decoder: Cohere, but three of four layers have a window, and the others have no rope."""
     window = cfg.get("sliding_window", 0)
     slides = (kind == "sliding_attention" and window > 0 for kind in cfg.layer_kinds(4))
     write(cfg, m, ((window if is_sliding else 0, is_sliding) for is_sliding in slides))
 
 
 def write(cfg: ModelConfig, m: Model, layers: Iterable[tuple[int, bool]]) -> None:
-    """The program; of each layer its window, and whether it turns q and k."""
+    """Writes the program; `layers` gives the window of each layer and whether the layer has rope."""
     eps, bias = cfg.positive("layer_norm_eps", 1e-5), cfg.get("attention_bias", False)
     rope, has_norms = replace(cfg.rope, interleaved=True), cfg.get("use_qk_norm", False)
     stem = m.stem("model.", "embed_tokens")

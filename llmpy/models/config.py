@@ -1,4 +1,4 @@
-"""A model's configuration in Hugging Face's words, from config.json or made from the metadata of a GGUF file (gguf/)."""
+"""A model's configuration with Hugging Face's names, from config.json or from the metadata of a GGUF file (gguf/)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -17,14 +17,14 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 def typed(value: object, kind: type[T]) -> T | None:
-    """The value if it has the type; a whole number serves as a float, a truth value not as a number."""
+    """The value if it has the type, else None. An int is accepted as a float; a bool is not accepted as a number."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300:
         value = float(value)
     return value if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) else None
 
 
 class _Field(Generic[T]):
-    """A required field, checked when it is used; a whole number is a size."""
+    """A required field, checked when it is read; an int field is a size (`ModelConfig.size`)."""
 
     def __init__(self, kind: type[T], name: str | None = None) -> None:
         self.kind, self.name = kind, name
@@ -38,14 +38,14 @@ class _Field(Generic[T]):
 
 
 class ModelConfig:
-    """What an architecture function reads. Absent and null are the same; a wrong type raises CheckpointError.
+    """The configuration that an architecture function reads. Absent and null are equal; a wrong type raises CheckpointError.
 
     Attributes:
-        raw: Every field, Hugging Face names, defaults of the architecture and `hf_overrides` applied.
-        file: Where the fields come from, for messages.
-        dtype: How the checkpoint stores its matrices: "float32", "float16", "bfloat16" or "quantized".
-        counts_rope_scaling: Whether max_position_embeddings of the file counts the scaling of the rope already.
-        unused_positions: Of max_position_embeddings, those at the front that no token has.
+        raw: Every field by its Hugging Face name; defaults of the architecture and `hf_overrides` are applied.
+        file: Path of the configuration, for messages.
+        dtype: Stored type of the checkpoint's matrices: "float32", "float16", "bfloat16" or "quantized".
+        counts_rope_scaling: Whether max_position_embeddings of the file already includes rope scaling.
+        unused_positions: Number of leading positions in max_position_embeddings that no token uses.
     """
 
     vocab_size = _Field(int)
@@ -74,11 +74,11 @@ class ModelConfig:
         return found
 
     def get(self, name: str, default: T) -> T:
-        """An optional field; absent and null give the default, whose type the field must have."""
+        """An optional field; absent and null give the default. The field must have the default's type."""
         return default if self.raw.get(name) is None else self.need(name, type(default))
 
     def size(self, name: str, default: int) -> int:
-        """A whole number of at least 1 that fits 31 bits."""
+        """An integer from 1 to 2^31 - 1."""
         value = self.get(name, default)
         if not 1 <= value < 2**31:
             raise CheckpointError(
@@ -108,17 +108,17 @@ class ModelConfig:
 
     @property
     def num_key_value_heads(self) -> int:
-        """Heads of k and v; as many as query heads where the field is absent."""
+        """Heads of k and v; by default the number of query heads."""
         return self.size("num_key_value_heads", self.num_attention_heads)
 
     @property
     def head_dim(self) -> int:
-        """Elements of a head; hidden_size / num_attention_heads where the field is absent."""
+        """Elements of a head; by default hidden_size / num_attention_heads."""
         return self.size("head_dim", self.hidden_size // self.num_attention_heads)
 
     @property
     def tie_word_embeddings(self) -> bool:
-        """Whether the embedding matrix is the head too."""
+        """Whether the embedding matrix is also the head."""
         return self.get("tie_word_embeddings", False)
 
     @property
@@ -129,7 +129,7 @@ class ModelConfig:
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """Ids that end a sequence, as the configuration has them; may be empty."""
+        """Ids that end a sequence, in the configuration's order; may be empty."""
         value = self.raw.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(i, int) and 0 <= i < 2**31 for i in ids):
@@ -137,7 +137,7 @@ class ModelConfig:
         return list(ids)
 
     def without(self, *names: str) -> None:
-        """Refuses fields that the architecture function has no operation for; absent, null, false and 0 are no such thing."""
+        """Refuses fields that the architecture function does not support; absent, null, false and 0 pass."""
         for name in names:
             if self.raw.get(name):
                 raise UnsupportedError(
@@ -145,7 +145,7 @@ class ModelConfig:
                 )
 
     def only(self, name: str, value: float | str) -> None:
-        """Refuses every other value of a field that the architecture function has no operation for."""
+        """Refuses every value of a field but the one that the architecture function supports."""
         if self.get(name, value) != value:
             raise UnsupportedError(
                 f"{self.file}: {name}={self.raw[name]!r} is not supported by {self.architecture}, only {value!r}; "
@@ -154,7 +154,7 @@ class ModelConfig:
 
     @property
     def max_position_embeddings(self) -> int:
-        """Longest sequence in tokens, rope scaling counted (`raw` has the file's number)."""
+        """Longest sequence in tokens, rope scaling included (`raw` has the file's number)."""
         if self.counts_rope_scaling:
             return self._max_position
         parameters = Parameters(self.raw, self.file, "full_attention")
@@ -162,25 +162,25 @@ class ModelConfig:
 
     @property
     def served_length(self) -> int:
-        """Longest sequence that will be served, in tokens."""
+        """Longest sequence that this engine serves, in tokens."""
         return min(self._max_model_len or self.max_position_embeddings, self.max_position_embeddings)
 
     _max_position = _Field(int, "max_position_embeddings")
 
     @cached_property
     def rope(self) -> Rope:
-        """The rotary embedding; it depends on max_model_len for rope_types "dynamic" and "longrope" only."""
+        """The rotary embedding; only rope_types "dynamic" and "longrope" depend on max_model_len."""
         return self.rope_of(self.head_dim)
 
     def rope_of(self, head_dim: int) -> Rope:
-        """The rotary embedding of heads of so many elements."""
+        """The rotary embedding for heads of `head_dim` elements."""
         return self._make_rope(Parameters(self.raw, self.file), head_dim)
 
     def layer_ropes(self, local_theta: float) -> dict[str, Rope]:
         """The rotary embeddings of "full_attention" and "sliding_attention" layers.
 
         Args:
-            local_theta: The base of sliding layers, which nothing scales, where `rope_parameters` are not given for each type.
+            local_theta: Base of sliding layers, without rope scaling, if `rope_parameters` has no entry for each layer type.
         """
         given = self.raw.get("rope_parameters")
         raw = dict(self.raw)
@@ -214,8 +214,8 @@ class ModelConfig:
         """"full_attention" or "sliding_attention" for every layer, from `layer_types`.
 
         Args:
-            pattern: Without that field, every so-many-th layer is full and the others slide, if `sliding_window_pattern` does
-                not say otherwise.
+            pattern: Without `layer_types`, every `pattern`-th layer is full and the others slide; the field
+                `sliding_window_pattern` overrides it.
         """
         kinds = self.raw.get("layer_types")
         if kinds is None:
@@ -233,7 +233,7 @@ class ModelConfig:
         return iter(kinds[: self.num_layers])
 
     def layer_flags(self, name: str, default: Callable[[int], bool]) -> Iterator[bool]:
-        """A truth value for every layer from a list of 0 and 1; absent or empty: what `default` gives for its number."""
+        """A bool for every layer from a list of 0 and 1; if the list is absent or empty, `default(layer number)`."""
         flags = self.raw.get(name)
         if flags is None or flags == []:
             return (default(i) for i in range(self.num_layers))

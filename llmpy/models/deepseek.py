@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V3 and R1: latent attention, and mixtures of experts behind some dense layers."""
+"""DeepSeek-V2, V3 and R1: latent attention, and mixtures of experts after some dense layers."""
 
 import math
 from dataclasses import replace
@@ -30,7 +30,7 @@ DEFAULTS = {
     "moe_intermediate_size": 1407,
     "max_position_embeddings": 2048,
 }
-NORM_EPS = 1e-6  # of the norms inside attention, whatever rms_norm_eps says
+NORM_EPS = 1e-6  # for the norms inside attention; rms_norm_eps does not apply to them
 
 
 @architecture(*heads.names("DeepseekV2"), defaults=DEFAULTS)
@@ -61,14 +61,14 @@ def deepseek_v2(cfg: ModelConfig, m: Model) -> None:
     },
 )
 def deepseek_v3(cfg: ModelConfig, m: Model) -> None:
-    """DeepSeek-V3 decoder: V2 with another router; what predicts a token beyond the next one is not used."""
+    """DeepSeek-V3 decoder: V2 with another router; layers for multi-token prediction are not used."""
     interleaved = cfg.get("rope_interleave", True)
     rope = replace(cfg.rope_of(cfg.size("qk_rope_head_dim", 64)), interleaved=interleaved)
     write(cfg, m, rope, mixture.deepseek3(cfg, "mlp.gate"))
 
 
 def write(cfg: ModelConfig, m: Model, rope: Rope, routing: Routing) -> None:
-    """The program."""
+    """Writes the program."""
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")
     for i, layer in enumerate(m.layers(f"{stem}layers", cfg.num_layers)):
@@ -80,7 +80,7 @@ def write(cfg: ModelConfig, m: Model, rope: Rope, routing: Routing) -> None:
 
 
 def experts(cfg: ModelConfig, layer: Block, x: Value, routing: Routing) -> Value:
-    """A mixture, and the experts that every row goes to."""
+    """A mixture plus shared experts."""
     n_experts, n_chosen = cfg.size("n_routed_experts", 64), cfg.size("num_experts_per_tok", 6)
     width, n_shared = cfg.size("moe_intermediate_size", 1407), cfg.get("n_shared_experts", 0)
     y = mixture.experts(cfg, layer, x, "mlp", n_experts, n_chosen, width, **routing)
@@ -93,7 +93,7 @@ def attention(cfg: ModelConfig, layer: Block, x: Value, rope: Rope) -> Value:
     head_dim, value_dim = cfg.size("qk_nope_head_dim", 128) + rope_dim, cfg.size("v_head_dim", 128)
     bias, rank = cfg.get("attention_bias", False), cfg.get("q_lora_rank", 0)
     first, width = ("q_a_proj", rank) if rank else ("q_proj", n_heads * head_dim)
-    if bias and not rank:  # q_proj alone has none
+    if bias and not rank:  # only q_proj has no bias
         q = layer.linear(x, "self_attn.q_proj", width)
         latent = layer.linear(x, "self_attn.kv_a_proj_with_mqa", latent_dim + rope_dim, bias=True)
     else:
@@ -109,7 +109,7 @@ def attention(cfg: ModelConfig, layer: Block, x: Value, rope: Rope) -> Value:
 
 
 def mscale(cfg: ModelConfig) -> float:
-    """What a scaled rope multiplies queries and keys by."""
+    """The factor of a scaled rope on queries and keys."""
     parameters = Parameters(cfg.raw, cfg.file)
     all_dim = parameters.number("mscale_all_dim", 0.0) if parameters.kind != "default" else 0.0
     factor = parameters.number("factor") if all_dim else 1.0

@@ -21,7 +21,7 @@ DEFAULTS = {
 
 @architecture(*heads.names("Ernie4_5"), defaults={**DEFAULTS, "num_key_value_heads": 2, "head_dim": 128})
 def ernie4_5(cfg: ModelConfig, m: Model) -> None:
-    """ERNIE 4.5 decoder: Llama with neighbouring pairs of a head turned."""
+    """ERNIE 4.5 decoder: Llama with interleaved rope."""
     write(cfg, m, 0, 0, 1, head_bias=False)
 
 
@@ -39,7 +39,7 @@ def ernie4_5(cfg: ModelConfig, m: Model) -> None:
     ignore=["*mtp*"],
 )
 def ernie4_5_moe(cfg: ModelConfig, m: Model) -> None:
-    """ERNIE 4.5 decoder with mixtures: a bias for the choice, and experts for all rows beside those chosen."""
+    """ERNIE 4.5 decoder with mixtures: the choice of experts has a bias, and there are shared experts."""
     last = cfg.get("moe_layer_end_index", -1)
     end = last + 1 if last >= 0 else cfg.num_layers
     step = cfg.size("moe_layer_interval", 1)
@@ -47,7 +47,7 @@ def ernie4_5_moe(cfg: ModelConfig, m: Model) -> None:
 
 
 def write(cfg: ModelConfig, m: Model, first: int, end: int, step: int, *, head_bias: bool) -> None:
-    """The program; every so-many-th layer of those first..end has a mixture."""
+    """Writes the program; every `step`-th layer in first..end has a mixture."""
     bias, rope = cfg.get("use_bias", False), replace(cfg.rope, interleaved=True)
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")
@@ -62,7 +62,7 @@ def write(cfg: ModelConfig, m: Model, first: int, end: int, step: int, *, head_b
 
 
 def mix(cfg: ModelConfig, layer: Block, x: Value, bias: bool) -> Value:
-    """The mixture of a layer; `bias` is that of the experts for all rows."""
+    """The mixture of a layer; `bias` says whether the shared experts have biases."""
     n_experts, n_chosen = cfg.size("moe_num_experts", 64), cfg.size("moe_k", 6)
     width, n_shared = cfg.size("moe_intermediate_size", 1536), cfg.get("moe_num_shared_experts", 2)
     y = mixture.experts(

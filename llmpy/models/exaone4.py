@@ -19,8 +19,8 @@ CHECKPOINTS = "EXAONE 4.0 1.2B and 32B"
     },
 )
 def exaone4(cfg: ModelConfig, m: Model) -> None:
-    """EXAONE 4 decoder: norms behind attention and MLP and on the heads of q and k; beside layers with a window, full ones
-    have no rope."""
+    """EXAONE 4 decoder: norms after attention and MLP and on the heads of q and k. If some layers have a window, the full
+    layers have no rope."""
     window, eps = cfg.get("sliding_window", 0), cfg.rms_norm_eps
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")

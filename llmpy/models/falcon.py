@@ -31,7 +31,7 @@ CHECKPOINTS = "Falcon 7B, 40B and 180B, Falcon 2 11B, Falcon-RW 1B and 7B"
     },
 )
 def falcon(cfg: ModelConfig, m: Model) -> None:
-    """Falcon decoder: attention and MLP side by side, of one norm or of two, or one after the other; rope or slopes."""
+    """Falcon decoder: attention and MLP in parallel (with one norm or two) or in sequence; rope or ALiBi slopes."""
     width, n_heads, bias = cfg.hidden_size, cfg.num_attention_heads, cfg.get("bias", False)
     eps = cfg.positive("layer_norm_epsilon", 1e-5)
     is_new, is_parallel = cfg.get("new_decoder_architecture", False), cfg.get("parallel_attn", True)
@@ -39,7 +39,7 @@ def falcon(cfg: ModelConfig, m: Model) -> None:
     n_kv_heads = cfg.size("num_kv_heads", n_heads) if is_new else 1 if cfg.get("multi_query", True) else n_heads
     kv_width, inner = n_kv_heads * cfg.head_dim, cfg.size("intermediate_size", 4 * width)
     slopes = None
-    if cfg.get("alibi", False):  # the scores and what is added to them are scaled alike
+    if cfg.get("alibi", False):  # the scale applies to the sum of score and ALiBi term
         slopes = m.constant(_bfloat16(alibi.slopes(n_heads)) * np.float32(cfg.head_dim**-0.5))
     stem = m.stem("transformer.", "word_embeddings")
     x = m.embed(f"{stem}word_embeddings")

@@ -26,7 +26,7 @@ CHECKPOINTS = "Falcon-H1 0.5B, 1.5B, 3B, 7B and 34B"
     },
 )
 def falcon_h1(cfg: ModelConfig, m: Model) -> None:
-    """Falcon-H1 decoder: attention and Mamba-2's mixer side by side in every layer, with a factor on every branch."""
+    """Falcon-H1 decoder: attention and Mamba-2's mixer in parallel in every layer, with a factor on every branch."""
     bias, mlp_bias = cfg.get("attention_bias", False), cfg.get("mlp_bias", False)
     eps, inner = cfg.rms_norm_eps, cfg.intermediate_size
     enter, leave = cfg.get("attention_in_multiplier", 1.0), cfg.get("attention_out_multiplier", 1.0)
@@ -50,7 +50,7 @@ def falcon_h1(cfg: ModelConfig, m: Model) -> None:
 
 
 def factors(cfg: ModelConfig, name: str, n: int) -> Sequence[float]:
-    """A list of n factors; without the field all are 1."""
+    """A list of n factors; 1 for each if the field is absent."""
     given = cfg.raw.get(name)
     return [float(x) for x in given] if isinstance(given, list) and len(given) == n else [1.0] * n
 

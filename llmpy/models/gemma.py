@@ -23,11 +23,11 @@ SANDWICH = {"hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 4, 
 
 @architecture(*heads.names("Gemma"), defaults={**DEFAULTS, "num_key_value_heads": 16})
 def gemma(cfg: ModelConfig, m: Model) -> None:
-    """Gemma decoder: Llama with an embedding times sqrt(hidden_size), and norms whose weights are stored less 1."""
+    """Gemma decoder: Llama with an embedding times sqrt(hidden_size), and norm weights stored minus 1."""
     cfg.without("use_bidirectional_attention")
     bias, eps = cfg.get("attention_bias", False), cfg.rms_norm_eps
     act = cfg.get("hidden_activation", "") or cfg.get("hidden_act", "gelu_pytorch_tanh")
-    act = "gelu_pytorch_tanh" if act == "gelu" else act  # what the first files of the family say for it
+    act = "gelu_pytorch_tanh" if act == "gelu" else act  # the family's first files say "gelu" for it
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens", scale=sqrt(cfg.hidden_size))
     for layer in m.layers(f"{stem}layers", cfg.num_layers):
@@ -64,7 +64,7 @@ def gemma3(cfg: ModelConfig, m: Model) -> None:
 def write_sandwich(
     cfg: ModelConfig, m: Model, kinds: Iterable[str], ropes: dict[str, Rope], *, softcap: float, normed_heads: bool
 ) -> None:
-    """The program of Gemma 2 and 3."""
+    """Writes the program of Gemma 2 and 3."""
     cfg.without("use_bidirectional_attention")
     bias, eps, act = cfg.get("attention_bias", False), cfg.rms_norm_eps, cfg.need("hidden_activation", str)
     window, scale = cfg.get("sliding_window", 0), cfg.positive("query_pre_attn_scalar", 256.0) ** -0.5

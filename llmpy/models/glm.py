@@ -21,18 +21,18 @@ DEFAULTS = {
 
 @architecture(*heads.names("Glm"), defaults=DEFAULTS)
 def glm(cfg: ModelConfig, m: Model) -> None:
-    """GLM decoder: Llama with biases on q, k and v, gate and up in one matrix, half of a head turned in neighbouring pairs."""
+    """GLM decoder: Llama with biases on q, k and v, gate and up in one matrix, and interleaved rope on half of each head."""
     write(cfg, m, "", "")
 
 
 @architecture(*heads.names("Glm4"), defaults=DEFAULTS)
 def glm4(cfg: ModelConfig, m: Model) -> None:
-    """GLM-4-0414 decoder: GLM with a norm behind attention and MLP, too."""
+    """GLM-4-0414 decoder: GLM with norms also after attention and MLP."""
     write(cfg, m, "post_self_attn_layernorm", "post_mlp_layernorm")
 
 
 def write(cfg: ModelConfig, m: Model, behind_attention: str, behind_mlp: str) -> None:
-    """The program; norms behind the branches where they have a name."""
+    """Writes the program; "" for a name means that there is no norm after that branch."""
     eps, rope = cfg.rms_norm_eps, replace(cfg.rope, interleaved=True)
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")

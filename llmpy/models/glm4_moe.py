@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and their like: transformers' family Glm4Moe."""
+"""GLM-4.5 to 4.7: transformers' family Glm4Moe."""
 
 from . import heads, mixture, usual
 from .blocks import Model
@@ -24,9 +24,9 @@ LIMITS = "layers that only predict further tokens are left out"
     },
 )
 def glm4_moe(cfg: ModelConfig, m: Model) -> None:
-    """GLM-4.5 decoder: mixtures routed as DeepSeek-V3's behind the first layers, half of a head turned.
+    """GLM-4.5 decoder: mixtures with DeepSeek-V3's routing after the first layers, rope on half of each head.
 
-    Layers that only predict further tokens are left out.
+    Layers for multi-token prediction are left out.
     """
     bias, has_norms = cfg.get("attention_bias", False), cfg.get("use_qk_norm", False)
     n_dense, width = cfg.get("first_k_dense_replace", 1), cfg.size("moe_intermediate_size", 1408)

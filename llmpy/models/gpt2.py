@@ -37,14 +37,14 @@ def gpt2(cfg: ModelConfig, m: Model) -> None:
     ignore=MASKS,
 )
 def gpt_bigcode(cfg: ModelConfig, m: Model) -> None:
-    """GPT-BigCode decoder: GPT-2 whose heads share one head of k and v, or have their own packed head by head."""
+    """GPT-BigCode decoder: GPT-2 where all heads share one head of k and v, or q, k and v are packed head by head."""
     is_shared = cfg.get("multi_query", True)
     kv_width = cfg.head_dim if is_shared else cfg.hidden_size
     write(cfg, m, [cfg.hidden_size, kv_width, kv_width], groups=1 if is_shared else cfg.num_attention_heads)
 
 
 def write(cfg: ModelConfig, m: Model, widths: list[int], *, groups: int = 1, transposed: bool = False) -> None:
-    """The program; of q, k and v the widths, and how `linear` finds them in their one tensor."""
+    """Writes the program; `widths` (of q, k and v), `groups` and `transposed` are arguments of `linear` for their tensor."""
     cfg.without("add_cross_attention")
     eps, inner = cfg.positive("layer_norm_epsilon", 1e-5), cfg.size("intermediate_size", 4 * cfg.hidden_size)
     scale = cfg.head_dim**-0.5 if cfg.get("scale_attn_weights", True) else 1.0

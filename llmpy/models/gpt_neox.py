@@ -22,7 +22,7 @@ CHECKPOINTS = "GPT-NeoX 20B, Pythia 14M to 12B, Dolly v2, RedPajama-INCITE"
     ignore=["*.attention.bias", "*.attention.masked_bias"],
 )
 def gpt_neox(cfg: ModelConfig, m: Model) -> None:
-    """GPT-NeoX decoder: two layer norms side by side, a part of each head turned, q, k and v packed head by head."""
+    """GPT-NeoX decoder: two parallel layer norms, rope on a part of each head, q, k and v packed head by head."""
     width, eps = cfg.hidden_size, cfg.positive("layer_norm_eps", 1e-5)
     bias, is_parallel = cfg.get("attention_bias", True), cfg.get("use_parallel_residual", True)
     stem = m.stem("gpt_neox.", "embed_in")

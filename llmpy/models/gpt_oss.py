@@ -32,7 +32,7 @@ CHECKPOINTS = "gpt-oss-20b, gpt-oss-120b"
     },
 )
 def gpt_oss(cfg: ModelConfig, m: Model) -> None:
-    """gpt-oss decoder: a sink in every softmax, every other layer within a window, all layers mixtures."""
+    """gpt-oss decoder: a sink in every softmax, a window in every other layer, a mixture in every layer."""
     cfg.only("swiglu_alpha", 1.702)
     bias, window = cfg.get("attention_bias", True), cfg.get("sliding_window", 0)
     n_experts, n_chosen = cfg.size("num_local_experts", 128), cfg.size("num_experts_per_tok", 4)
@@ -45,7 +45,7 @@ def gpt_oss(cfg: ModelConfig, m: Model) -> None:
         x = x + usual.out(cfg, layer, layer.attention(q, k, v, window=seen, sinks="self_attn.sinks"), bias=bias)
         h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
         routes = layer.route(h, "mlp.router", n_experts, n_chosen, score="chosen_softmax", bias=True)
-        is_packed = m.n_dims(f"{layer.prefix}mlp.experts.gate_up_proj_blocks") == 4  # rows are rows there
+        is_packed = m.n_dims(f"{layer.prefix}mlp.experts.gate_up_proj_blocks") == 4  # not transposed
         x = x + layer.experts(
             h, routes, ["mlp.experts.gate_up_proj"], "mlp.experts.down_proj", cfg.intermediate_size, form="clamped",
             limit=cfg.positive("swiglu_limit", 7.0), bias=True, stacked="rows" if is_packed else "columns", interleaved=True,

@@ -17,18 +17,18 @@ BUFFERS = (*MASKS, "*.attn.causal_mask", "*.attn.embed_positions")
 
 @architecture(*heads.names("GPTJ"), defaults=DEFAULTS, renames=NAMES, ignore=BUFFERS)
 def gptj(cfg: ModelConfig, m: Model) -> None:
-    """GPT-J decoder: attention and MLP read the same layer norm, neighbouring pairs of a part of each head are turned."""
+    """GPT-J decoder: attention and MLP read the same layer norm; interleaved rope on a part of each head."""
     write(cfg, m, packed=False)
 
 
 @architecture(*heads.names("CodeGen"), defaults=DEFAULTS, renames=NAMES, ignore=BUFFERS)
 def codegen(cfg: ModelConfig, m: Model) -> None:
-    """CodeGen decoder: GPT-J, in whose one tensor every fourth of the heads has its q, v and k together."""
+    """CodeGen decoder: GPT-J with one tensor of q, v and k; each quarter of the heads has its rows of q, v and k together."""
     write(cfg, m, packed=True)
 
 
 def write(cfg: ModelConfig, m: Model, *, packed: bool) -> None:
-    """The program."""
+    """Writes the program."""
     width, turned = cfg.hidden_size, cfg.size("rotary_dim", cfg.head_dim)
     eps, inner = cfg.positive("layer_norm_epsilon", 1e-5), cfg.size("intermediate_size", 4 * width)
     exponents = np.arange(0, turned, 2, dtype=np.float32) / turned

@@ -30,15 +30,15 @@ def granite(cfg: ModelConfig, m: Model) -> None:
     },
 )
 def granite_moe(cfg: ModelConfig, m: Model) -> None:
-    """Granite decoder with a mixture of experts for its MLP."""
+    """Granite decoder with a mixture of experts instead of the MLP."""
     write(cfg, m, lambda layer, h: mixture.granite(cfg, layer, h))
 
 
 def write(cfg: ModelConfig, m: Model, mlp: Callable[[Block, Value], Value]) -> None:
-    """The program, with an MLP of a family's own.
+    """Writes the program; `mlp` writes the MLP of a layer.
 
-    All rows between the layers are kept divided by the branches' factor r, which then needs no operation: an RMS norm does not
-    see it, but for eps, which is divided by r^2.
+    The rows between layers are kept divided by the branches' factor r, so that r needs no operation. An RMS norm cancels this
+    division except for eps, so eps is divided by r^2.
     """
     attention_bias = cfg.get("attention_bias", False)
     branch, scale = cfg.positive("residual_multiplier", 1.0), cfg.get("attention_multiplier", 1.0)

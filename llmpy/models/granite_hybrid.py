@@ -21,7 +21,7 @@ CHECKPOINTS = "Granite 4.0 H-Micro, H-Tiny, H-Small, H-1B, H-350M"
     },
 )
 def granite_hybrid(cfg: ModelConfig, m: Model) -> None:
-    """Granite 4 hybrid decoder: Mamba-2's mixer or attention, mostly without positions, and Granite's factors (granite.py)."""
+    """Granite 4 hybrid decoder: Mamba-2's mixer or attention, usually without rope, and Granite's factors (granite.py)."""
     branch, scale = cfg.positive("residual_multiplier", 1.0), cfg.get("attention_multiplier", 1.0)
     eps, bias = cfg.rms_norm_eps / branch**2, cfg.get("attention_bias", False)
     kinds = cfg.raw.get("layer_types") or cfg.raw.get("layers_block_type") or ["mamba"] * cfg.num_layers
@@ -43,7 +43,7 @@ def granite_hybrid(cfg: ModelConfig, m: Model) -> None:
 
 
 def shared_mlp(cfg: ModelConfig, layer: Block, x: Value) -> Value:
-    """The expert that every row goes to."""
+    """The shared expert."""
     inner = cfg.size("shared_intermediate_size", 1)
     gate, up = layer.linear(x, "shared_mlp.input_linear", [inner, inner])
     return layer.linear(layer.gated(gate, up, cfg.hidden_act), "shared_mlp.output_linear", cfg.hidden_size)

@@ -1,4 +1,4 @@
-"""How a decoder ends: with a vocabulary, with its states, or with a classifier's or reward model's head."""
+"""The end of a decoder: logits, states, or the head of a classifier or reward model."""
 
 from .blocks import Model, Value
 from .config import ModelConfig
@@ -7,7 +7,7 @@ _ENDS = ("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassific
 
 
 def names(family: str) -> list[str]:
-    """The architectures of a family that `head` can end."""
+    """The names of a family's architectures that `head` supports."""
     return [family + end for end in _ENDS]
 
 
@@ -25,20 +25,19 @@ def head(
     embedding: str = "embed_tokens",
     name: str = "lm_head",
 ) -> None:
-    """Ends a program as the name of the architecture says.
+    """Ends a program by the suffix of the architecture's name.
 
     Args:
         cfg: The configuration.
         m: The program.
         x: The last norm's output.
-        stem: What the names of the body's tensors begin with.
-        scale, softcap, bias, padded, unit_rows: Of a vocabulary's logits, as in `Model.logits`; None: the family has no such
-            thing.
-        embedding: Module name of the embedding, behind the stem.
+        stem: Prefix of the body's tensor names.
+        scale, softcap, bias, padded, unit_rows: As in `Model.logits`; scale or softcap None: the family does not have it.
+        embedding: Module name of the embedding, after the stem.
         name: Module name of the head.
 
     Raises:
-        UnsupportedError: the configuration scales or caps the logits of a family that has no such thing.
+        UnsupportedError: the configuration scales or caps the logits, but the family does not have that.
     """
     end = cfg.architecture
     if end.endswith(("ForSequenceClassification", "ForTokenClassification")):

@@ -14,7 +14,7 @@ REFERENCE = "Llama of transformers, under InternLM 2's names"
     defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048},
 )
 def internlm2(cfg: ModelConfig, m: Model) -> None:
-    """InternLM 2 decoder: Llama, in whose one tensor each head of k and v follows the heads of q that read it."""
+    """InternLM 2 decoder: Llama with one tensor of q, k and v; each head of k and v follows the heads of q that read it."""
     kv_width, bias = cfg.num_key_value_heads * cfg.head_dim, cfg.get("bias", False)
     widths = [cfg.num_attention_heads * cfg.head_dim, kv_width, kv_width]
     x = m.embed("model.tok_embeddings")

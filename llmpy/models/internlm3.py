@@ -20,7 +20,7 @@ REFERENCE = "Llama of transformers, under InternLM 3's names"
     },
 )
 def internlm3(cfg: ModelConfig, m: Model) -> None:
-    """InternLM 3 decoder: Llama, the biases of q, k and v apart from all others."""
+    """InternLM 3 decoder: Llama with one field for the biases of q, k and v and one for all other biases."""
     qkv_bias = cfg.get("qkv_bias", cfg.get("attention_bias", False))
     bias = cfg.get("bias", cfg.get("mlp_bias", False))
     stem = m.stem("model.", "embed_tokens")

@@ -36,7 +36,7 @@ _ACTS: dict[str, Callable[[Array], Array]] = {
 
 
 def _scaled(rows: Array, weights: Sequence[Array]) -> Array:
-    """Normalised heads [n, heads, size] times a weight, plus a bias, of all heads or of each."""
+    """Normalised heads [n, heads, size] times a weight, plus a bias; the heads share them or have their own."""
     size = rows.shape[-1]
     weight = weights[0].reshape(-1, size) if weights else 1
     bias = weights[1].reshape(-1, size) if len(weights) > 1 else 0
@@ -74,7 +74,7 @@ def _act(x: Array, weights: Sequence[Array], act: str, limit: float = 0.0) -> Ar
 def _rope(x: Array, rope: RopeSpec, head_dim: int, is_tail: float = False) -> Array:
     inv_freq = np.frombuffer(rope["inv_freq"], dtype=np.float32)
     n = inv_freq.size
-    angles = np.arange(len(x), dtype=np.float32)[:, None] * inv_freq  # a float32 product, as the kernels have it
+    angles = np.arange(len(x), dtype=np.float32)[:, None] * inv_freq  # a float32 product, as in the kernels
     angles = angles.astype(np.float64)[:, None, :]
     cos, sin = rope["magnitude"] * np.cos(angles), rope["magnitude"] * np.sin(angles)
     heads = x.reshape(len(x), -1, head_dim)
@@ -177,7 +177,7 @@ def _softmax(x: Array) -> Array:
 
 
 def _route(logits: Array, bias: Array | None, op: Operands) -> Array:
-    """Pairs of an expert and its weight, [rows, 4 * chosen]; the second half is not used."""
+    """Pairs of an expert and its weight, [rows, 4 * chosen]; the second half is unused."""
     given = op["attributes"]
     n_chosen, score, n_groups = given["n_chosen"], given["score"], given["n_groups"]
     scores = {"softmax": _softmax, "sigmoid": _ACTS["sigmoid"]}.get(score, _ACTS["identity"])(logits)
@@ -274,7 +274,7 @@ class Interpreter:
         return self._walk(token_ids, "logits")
 
     def states(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None) -> Array:
-        """What pooling reads of every position, [n, width]; token_types None: all are 0."""
+        """States of every position for pooling, [n, width]; token_types None: all are 0."""
         return self._walk(token_ids, "states", token_types)
 
     def _walk(self, token_ids: Sequence[int], wanted: str, token_types: Sequence[int] | None = None) -> Array:
@@ -296,7 +296,7 @@ class Interpreter:
         raise ValueError(f"the program has no {wanted}")
 
     def _fresh(self, n: int) -> list[Array]:
-        """Every value unset; a range of columns is a view, so that writing the whole writes it."""
+        """Makes an array of NaN for every value. A value that is columns of another is a view of that array."""
         values: list[Array] = []
         for width, of, offset in self._spec["values"]:
             own = np.full((n, width), np.nan) if of < 0 else values[of][:, offset : offset + width]
@@ -305,7 +305,7 @@ class Interpreter:
 
     @staticmethod
     def _put(values: list[Array], op: Operands, *results: Array) -> None:
-        for index, result in zip(op["out"], results, strict=False):  # what is left over is scratch
+        for index, result in zip(op["out"], results, strict=False):  # outputs without a result are scratch
             values[index][...] = result
 
     def _run(self, name: str, op: Operands, x: list[Array]) -> list[Array]:

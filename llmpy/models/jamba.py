@@ -26,7 +26,7 @@ CHECKPOINTS = "Jamba v0.1, Jamba 1.5 and 1.6 Mini and Large, Jamba Reasoning 3B"
     },
 )
 def jamba(cfg: ModelConfig, m: Model) -> None:
-    """Jamba decoder: Mamba's mixer with norms, or attention without positions, and an MLP or a mixture of them."""
+    """Jamba decoder: Mamba's mixer with norms or attention without positions, then an MLP or a mixture of experts."""
     eps, n_experts = cfg.rms_norm_eps, cfg.size("num_experts", 16)
     period, first = cfg.size("attn_layer_period", 8), cfg.get("attn_layer_offset", 4)
     x = m.embed("model.embed_tokens")
@@ -53,5 +53,5 @@ def jamba(cfg: ModelConfig, m: Model) -> None:
 
 
 def norms(layer: Block, eps: float) -> Callable[[Value, str], Value]:
-    """The norms on steps, inputs and outputs of the state."""
+    """A function that writes the norms on dt, B and C of the mixer."""
     return lambda value, name: layer.rms_norm(value, f"mamba.{name}_layernorm", eps)

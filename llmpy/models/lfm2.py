@@ -32,7 +32,7 @@ def lfm2(cfg: ModelConfig, m: Model) -> None:
 
 
 def conv_layers(cfg: ModelConfig) -> list[bool]:
-    """Which layers convolve."""
+    """Whether each layer is a convolution."""
     kinds, full = cfg.raw.get("layer_types"), cfg.raw.get("full_attn_idxs")
     if isinstance(kinds, list):
         return [kind != "full_attention" for kind in kinds]
@@ -40,7 +40,7 @@ def conv_layers(cfg: ModelConfig) -> list[bool]:
 
 
 def mlp_width(cfg: ModelConfig) -> int:
-    """The inner width, which the files give before they adjust it."""
+    """The MLP's inner width; the configuration has the width before its adjustment."""
     width = cfg.size("block_ff_dim", cfg.size("intermediate_size", 12288))
     if not cfg.get("block_auto_adjust_ff_dim", True):
         return width
@@ -49,7 +49,7 @@ def mlp_width(cfg: ModelConfig) -> int:
 
 
 def short_conv(cfg: ModelConfig, layer: Block, x: Value) -> Value:
-    """What the first gate lets in is convolved, and goes through the second."""
+    """Multiplies by the first gate, convolves, multiplies by the second gate."""
     n, bias = cfg.hidden_size, cfg.get("conv_bias", False)
     enter, leave, u = layer.linear(x, "conv.in_proj", [n, n, n], bias=bias)
     u = layer.conv(enter * u, "conv.conv", cfg.size("conv_L_cache", 3), bias=bias)

@@ -1,4 +1,4 @@
-"""Llama 1 to 3 and its like: SmolLM2, CodeLlama, Vicuna, TinyLlama."""
+"""Llama 1 to 3, and models with the same architecture: SmolLM2, CodeLlama, Vicuna, TinyLlama."""
 
 from . import heads
 from .blocks import Model
@@ -17,7 +17,7 @@ CHECKPOINTS = (
     defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048},
 )
 def llama(cfg: ModelConfig, m: Model) -> None:
-    """Llama decoder: pre-norm attention with rope, gated MLP; biases where the configuration says so."""
+    """Llama decoder: pre-norm attention with rope, gated MLP; biases if the configuration sets them."""
     q_width, kv_width = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
     attention_bias, mlp_bias = cfg.get("attention_bias", False), cfg.get("mlp_bias", False)
     stem = m.stem("model.", "embed_tokens")

@@ -27,10 +27,10 @@ LIMITS = "text alone"
     },
 )
 def llama4(cfg: ModelConfig, m: Model) -> None:
-    """Llama 4 decoder: three of four layers turn neighbouring pairs and attend within chunks, the others see all, unturned.
+    """Llama 4 decoder: three of four layers have interleaved rope and attend within chunks.
 
-    The queries of these grow with the position. A mixture's weights multiply its experts' inputs; beside them is an expert for
-    all rows.
+    The other layers attend to all positions without rope, and their queries grow with the position. A mixture's weights
+    multiply its experts' inputs; there is also a shared expert.
     """
     bias, chunk = cfg.get("attention_bias", False), cfg.get("attention_chunk_size", 8192)
     every, slope = cfg.size("floor_scale", 8192), cfg.positive("attn_scale", 0.1)
@@ -59,13 +59,13 @@ def llama4(cfg: ModelConfig, m: Model) -> None:
 
 
 def mlp(cfg: ModelConfig, layer: Block, x: Value, stem: str, width: str) -> Value:
-    """A gated MLP of a width that has a field."""
+    """A gated MLP; `width` names the field of its inner width."""
     names = [f"{stem}.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
     return layer.gated_mlp(x, names[0], names[1], names[2], cfg.size(width, 1), act=cfg.hidden_act)
 
 
 def mix(cfg: ModelConfig, layer: Block, x: Value) -> Value:
-    """The mixture and the expert for all rows."""
+    """The mixture plus the shared expert."""
     n_experts, n_chosen = cfg.size("num_local_experts", 16), cfg.size("num_experts_per_tok", 1)
     routes = layer.route(x, "feed_forward.router", n_experts, n_chosen, score="chosen_sigmoid")
     up, down = "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"

@@ -15,7 +15,7 @@ DEFAULTS = {
     "conv_kernel": 4,
     "hidden_act": "silu",
     "tie_word_embeddings": True,
-    "max_position_embeddings": 1048576,  # of no meaning here but for the engine's tables
+    "max_position_embeddings": 1048576,  # the model has no limit; the engine's tables need one
 }
 
 
@@ -36,17 +36,17 @@ def mixer(
     """The mixer of Mamba, and of Jamba.
 
     Args:
-        layer: Where the tensors are.
+        layer: The block of the mixer's tensors.
         x: Input, [rows, n].
-        name: Module name; the tensors are under it as transformers names them.
+        name: Module name; the tensors have transformers' names in that module.
         width: Channels of the recurrence.
         state: Size of a channel's state.
-        rank: Width of the steps before their projection.
-        taps: Of the convolution.
+        rank: Width of dt before its projection.
+        taps: Taps of the convolution.
         act: Activation of the convolution and of the gate.
         bias: Whether the projections in and out have a bias.
-        conv_bias: Whether the convolution has one.
-        norm: What is done to "dt", "b" and "c".
+        conv_bias: Whether the convolution has a bias.
+        norm: Writes a norm for a value by its name, "dt", "b" or "c"; default: no norm.
     """
     u, gate = layer.linear(x, f"{name}.in_proj", [width, width], bias=bias)
     u = layer.conv(u, f"{name}.conv1d", taps, act=act, bias=conv_bias)
@@ -63,18 +63,18 @@ def rank_of(cfg: ModelConfig, field: str) -> int:
 
 @architecture("MambaForCausalLM", defaults=DEFAULTS)
 def mamba(cfg: ModelConfig, m: Model) -> None:
-    """Mamba: one mixer a layer, whose steps, inputs and outputs of the state are functions of the row."""
+    """Mamba: one mixer per layer; dt, B and C are functions of the row."""
     write(cfg, m, lambda value, name: value)
 
 
 @architecture("FalconMambaForCausalLM", defaults={**DEFAULTS, "mixer_rms_eps": 1e-6})
 def falcon_mamba(cfg: ModelConfig, m: Model) -> None:
-    """Falcon-Mamba: Mamba with norms without weights on steps, inputs and outputs of the state."""
+    """Falcon-Mamba: Mamba with weightless norms on dt, B and C."""
     write(cfg, m, lambda value, name: m.rms_norm(value, None, cfg.need("mixer_rms_eps", float)))
 
 
 def write(cfg: ModelConfig, m: Model, norm: Callable[[Value, str], Value]) -> None:
-    """The program of both."""
+    """Writes the program of Mamba and Falcon-Mamba."""
     eps = cfg.need("layer_norm_epsilon", float)
     x = m.embed("backbone.embeddings")
     for layer in m.layers("backbone.layers", cfg.num_layers):

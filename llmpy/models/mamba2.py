@@ -1,4 +1,4 @@
-"""Mamba-2, and its mixer, which most hybrids share."""
+"""Mamba-2, and its mixer, which most hybrid models use."""
 
 from math import inf
 
@@ -25,22 +25,22 @@ def mixer(
     conv_bias: bool = True,
     limits: tuple[float, float] = (0.0, inf),
 ) -> Value:
-    """The mixer of Mamba-2: one matrix gives the gate, what is convolved (x, b, c) and the steps; a norm behind the gate.
+    """The mixer of Mamba-2: one matrix computes the gate, the convolution's input (x, b, c) and dt; a norm follows the gate.
 
     Args:
-        layer: Where the tensors are.
+        layer: The block of the mixer's tensors.
         x: Input, [rows, n].
-        name: Module name; the tensors are under it as transformers names them.
-        heads: Of the recurrence, of head_size channels each.
-        head_size: Channels that share a decay.
-        groups: Of neighbouring heads that share b and c, and of channels that the norm takes together.
+        name: Module name; the tensors have transformers' names in that module.
+        heads: Heads of the recurrence, of head_size channels each.
+        head_size: Channels of a head; they share a decay.
+        groups: Number of groups of adjacent heads; the heads of a group share b and c. The norm works on each group alone.
         state: Size of a channel's state.
-        taps: Of the convolution.
+        taps: Taps of the convolution.
         act: Activation of the convolution and of the gate.
-        eps: Of the norm.
+        eps: Epsilon of the norm.
         bias: Whether the projections in and out have a bias.
-        conv_bias: Whether the convolution has one.
-        limits: The least and the greatest step.
+        conv_bias: Whether the convolution has a bias.
+        limits: Lower and upper limit of the step.
     """
     width, shared = heads * head_size, groups * state
     gate, u, dt = layer.linear(x, f"{name}.in_proj", [width, width + 2 * shared, heads], bias=bias)
@@ -51,7 +51,7 @@ def mixer(
 
 
 def hybrid_mixer(cfg: ModelConfig, layer: Block, x: Value, name: str) -> Value:
-    """The mixer under the fields that Bamba gave it: mamba_n_heads, mamba_d_state, ..."""
+    """The mixer with Bamba's configuration fields: mamba_n_heads, mamba_d_state, ..."""
     heads, size = cfg.size("mamba_n_heads", 128), cfg.raw.get("mamba_d_head", "auto")
     return mixer(
         layer, x, name, heads=heads, groups=cfg.size("mamba_n_groups", 1), state=cfg.size("mamba_d_state", 256),
@@ -80,11 +80,11 @@ def limits_of(cfg: ModelConfig, field: str = "time_step_limit") -> tuple[float, 
         "hidden_act": "silu",
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
-        "max_position_embeddings": 1048576,  # of no meaning here but for the engine's tables
+        "max_position_embeddings": 1048576,  # the model has no limit; the engine's tables need one
     },
 )
 def mamba2(cfg: ModelConfig, m: Model) -> None:
-    """Mamba-2: one mixer a layer, whose state decays at one rate for each head."""
+    """Mamba-2: one mixer per layer; the state of a head has one decay."""
     eps = cfg.need("layer_norm_epsilon", float)
     x = m.embed("backbone.embeddings")
     for layer in m.layers("backbone.layers", cfg.num_layers):

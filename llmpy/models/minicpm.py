@@ -26,7 +26,7 @@ LIMITS = "dense attention: `sparse_config` is refused"
 def minicpm(cfg: ModelConfig, m: Model) -> None:
     """MiniCPM decoder: Llama with factors on the embedding, the branches of a layer and the logits.
 
-    As in Granite the rows between the layers are kept divided by the branches' factor.
+    As in granite.py, the rows between layers are kept divided by the branches' factor.
     """
     cfg.without("sparse_config")
     bias, branch = cfg.get("attention_bias", False), cfg.positive("scale_depth", 1.0) / sqrt(cfg.num_layers)

@@ -34,9 +34,9 @@ LIMITS = "Ministral 3: no GGUF"
     },
 )
 def mistral(cfg: ModelConfig, m: Model) -> None:
-    """Mistral decoder: Llama without biases, every layer with the same attention window or none.
+    """Mistral decoder: Llama without biases; all layers have the same attention window or none.
 
-    Queries of Ministral 3 grow with the position, by a step each time that the length of its first training is passed.
+    Queries of Ministral 3 grow with the position: the factor has a step at each multiple of the original training length.
     """
     parameters = Parameters(cfg.raw, cfg.file)
     slope, every = parameters.number("llama_4_scaling_beta", 0.0), parameters.original_length(cfg.max_position_embeddings)

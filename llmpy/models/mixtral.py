@@ -21,7 +21,7 @@ CHECKPOINTS = "Mixtral 8x7B and 8x22B"
     },
 )
 def mixtral(cfg: ModelConfig, m: Model) -> None:
-    """Mixtral decoder: Llama with a mixture of experts for its MLP; the chosen experts' weights add up to 1."""
+    """Mixtral decoder: Llama with a mixture of experts instead of the MLP; the chosen experts' weights sum to 1."""
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")
     for layer in m.layers(f"{stem}layers", cfg.num_layers):

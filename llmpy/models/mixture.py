@@ -1,4 +1,4 @@
-"""Mixtures of experts under the names that most families have for them."""
+"""Mixtures of experts with the tensor names that most families use."""
 
 from collections.abc import Iterator, Sequence
 from typing import Unpack
@@ -25,20 +25,20 @@ def experts(
     act: str | None = None,
     **routing: Unpack[Routing],
 ) -> Value:
-    """STEM.gate chooses, STEM.experts.N.{gate,up,down}_proj compute.
+    """A mixture: STEM.gate is the router, STEM.experts.N.{gate,up,down}_proj are the experts.
 
     Args:
         cfg: The configuration.
         layer: The layer.
         x: Input, [rows, hidden_size].
-        stem: What the names begin with, as "mlp".
-        n_experts: How many there are.
-        n_chosen: How many a row goes to.
-        width: The width of an expert.
-        router: The router's name.
-        names: Of gate, up and down; two: the experts are plain.
+        stem: Prefix of the tensor names, such as "mlp".
+        n_experts: Number of experts.
+        n_chosen: Number of experts per row.
+        width: The inner width of an expert.
+        router: Name of the router.
+        names: Names of gate, up and down; two names: the experts have no gate.
         act: The activation; None: hidden_act.
-        routing: What else `Block.route` takes.
+        routing: Further arguments of `Block.route`.
     """
     routes = layer.route(x, f"{stem}.{router}", n_experts, n_chosen, **routing)
     *up, down = [f"{stem}.experts.#.{name}" for name in names]
@@ -49,13 +49,13 @@ def experts(
 def shared(
     cfg: ModelConfig, layer: Block, x: Value, stem: str, width: int, *, gate: str = "", bias: bool = False
 ) -> Value:
-    """STEM.{gate,up,down}_proj, which every row goes through; times sigmoid(GATE.weight x) where a gate has a name."""
+    """The shared expert STEM.{gate,up,down}_proj; times sigmoid(GATE.weight x) if `gate` is set."""
     y = layer.gated_mlp(x, f"{stem}.gate_proj", f"{stem}.up_proj", f"{stem}.down_proj", width, act=cfg.hidden_act, bias=bias)
     return layer.gated(layer.linear(x, gate, 1), y, "sigmoid") if gate else y
 
 
 def qwen_layers(cfg: ModelConfig) -> Iterator[bool]:
-    """Which layers have a mixture, by mlp_only_layers and decoder_sparse_step."""
+    """Whether each layer has a mixture, by mlp_only_layers and decoder_sparse_step."""
     dense, step = cfg.raw.get("mlp_only_layers") or [], cfg.size("decoder_sparse_step", 1)
     if not isinstance(dense, list):
         raise CheckpointError(f"{cfg.file}: mlp_only_layers: wanted a list of layers, have {dense!r}", file=cfg.file)
@@ -63,7 +63,7 @@ def qwen_layers(cfg: ModelConfig) -> Iterator[bool]:
 
 
 def deepseek3(cfg: ModelConfig, router: str) -> Routing:
-    """How DeepSeek-V3 and its followers choose: by sigmoids and a bias for the choice, within the best groups."""
+    """The routing of DeepSeek-V3 and later families: sigmoid scores plus a selection bias, within the best groups."""
     return {
         "score": "sigmoid",
         "selection_bias": f"{router}.e_score_correction_bias",
@@ -76,7 +76,7 @@ def deepseek3(cfg: ModelConfig, router: str) -> Routing:
 
 
 def granite(cfg: ModelConfig, layer: Block, x: Value) -> Value:
-    """block_sparse_moe of Granite's mixtures: the experts' matrices stacked, gate above up."""
+    """block_sparse_moe of Granite: the experts' matrices are stacked, with gate's rows above up's."""
     n_experts, n_chosen = cfg.size("num_local_experts", 8), cfg.size("num_experts_per_tok", 2)
     routes = layer.route(x, "block_sparse_moe.router.layer", n_experts, n_chosen, score="chosen_softmax")
     up, down = "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"

@@ -22,7 +22,7 @@ CHECKPOINTS = "MPT 7B (base, chat, instruct, 8k, StoryWriter) and 30B"
     },
 )
 def mpt(cfg: ModelConfig, m: Model) -> None:
-    """MPT decoder: slopes instead of positions, layer norms without biases, a plain MLP, and q, k and v kept within bounds."""
+    """MPT decoder: ALiBi slopes instead of positions, layer norms without biases, a plain MLP, and clipped q, k and v."""
     given = cfg.raw.get("attn_config")
     attn = ModelConfig({**(given if isinstance(given, Mapping) else {}), "architectures": [cfg.architecture]}, cfg.file)
     attn.without("qk_ln", "prefix_lm", "attn_uses_sequence_id")

@@ -1,4 +1,4 @@
-"""Names for the values of a program, so that people can ask for them: those of the modules that make them."""
+"""Names of a program's values for `LLM.tap`: the names of the modules that compute them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .program import Operands, Spec
 
-LOGITS = -1  # they are no value of the program
+LOGITS = -1  # logits are not a value of the program
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 _KINDS = (".weight", ".bias")
 
@@ -17,9 +17,9 @@ class Named(NamedTuple):
     """A value with a name.
 
     Attributes:
-        name: What `LLM.tap` calls it.
-        value: Its number; -1: the logits.
-        op: Number of the operation that makes it.
+        name: Name in `LLM.tap`.
+        value: Number of the value; -1: the logits.
+        op: Number of the operation that writes the value.
     """
 
     name: str
@@ -34,11 +34,15 @@ def module_of(tensor: str) -> str:
 
 
 def of_program(spec: Spec) -> list[Named]:
-    """Every value of a program that an operation makes, in the order of the operations.
+    """Names every value that an operation writes, in the order of the operations.
 
-    An operation with weights has the name of its module, one without that of its layer and its own
-    ("model.layers.3.attention"), a later one of the same name a number besides ("model.layers.3.add.2"). The parts of one
-    matrix have each their own. The name of a layer is what the layer gives to the next one.
+    | Value | Name |
+    |---|---|
+    | output of an operation with weights | its module |
+    | output of an operation without weights | layer and operation, "model.layers.3.attention" |
+    | a later one of the same name | the name and a number, "model.layers.3.add.2" |
+    | parts of one matrix | the module of each part |
+    | output of a layer | the layer |
     """
     found: list[Named] = []
     taken: dict[str, int] = {}
@@ -66,8 +70,8 @@ def _tensors(spec: Spec, op: Operands) -> list[str]:
 
 
 def _owners(spec: Spec) -> list[str]:
-    """The layer of every operation, "" outside: that of its tensors; without any, of the operation before it, or, for a norm,
-    of the next one that has tensors."""
+    """The layer of every operation, "" outside of layers. An operation without tensors is in the layer of the operation before
+    it; a norm without tensors is in the layer of the next operation with tensors."""
     owners: list[str | None] = []
     for kind, op in spec["ops"]:
         tensors = _tensors(spec, op)
@@ -86,11 +90,11 @@ def _owners(spec: Spec) -> list[str]:
 
 
 def _outputs(spec: Spec, kind: str, op: Operands, layer: str) -> list[tuple[str, int]]:
-    """Names and numbers of what an operation makes."""
+    """Names and numbers of an operation's outputs."""
     tensors = _tensors(spec, op)
     own = f"{layer}.{kind}" if layer else kind
     if kind == "route":
-        return []  # numbers of experts and their weights: no rows of activations
+        return []  # pairs of expert and weight are not activations
     if kind == "rope":
         return [(f"{own}.q", op["out"][0]), (f"{own}.k", op["out"][1])]
     modules = list(dict.fromkeys(module_of(tensor) for tensor in tensors))
@@ -106,10 +110,10 @@ def _outputs(spec: Spec, kind: str, op: Operands, layer: str) -> list[tuple[str,
 
 
 def find(spec: Spec, wanted: str | int, named: Mapping[str, Named]) -> int:
-    """The value of a name, or of an operation's number.
+    """Finds a value by its name or by the number of its operation.
 
     Raises:
-        KeyError: there is none; the text says what there is like it.
+        KeyError: there is no such value; the text shows the nearest names.
     """
     if isinstance(wanted, int):
         if not 0 <= wanted < len(spec["ops"]) or not (spec["ops"][wanted][1]["out"] or spec["ops"][wanted][0] == "logits"):

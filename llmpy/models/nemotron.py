@@ -18,7 +18,7 @@ CHECKPOINTS = "Minitron 4B and 8B, Nemotron-3 8B, Nemotron-4 15B and 340B"
     },
 )
 def nemotron(cfg: ModelConfig, m: Model) -> None:
-    """Nemotron decoder: layer norms whose weights are stored less 1, half of each head turned, a plain MLP of squared relus."""
+    """Nemotron decoder: layer norms with weights stored minus 1, rope on half of each head, a plain MLP with squared ReLU."""
     eps = cfg.positive("norm_eps", 1e-5)
     attention_bias, mlp_bias = cfg.get("attention_bias", False), cfg.get("mlp_bias", False)
     stem = m.stem("model.", "embed_tokens")

@@ -66,7 +66,7 @@ def attention(cfg: ModelConfig, layer: Block, x: Value) -> Value:
 
 
 def experts(cfg: ModelConfig, layer: Block, x: Value) -> Value:
-    """Plain experts, which may work on rows of another width, and one that every row goes to; DeepSeek-V3's choice."""
+    """Plain experts, which may work on rows of another width, plus a shared expert; DeepSeek-V3's routing."""
     act, bias, latent = cfg.need("mlp_hidden_act", str), cfg.get("mlp_bias", False), cfg.get("moe_latent_size", 0)
     routes = layer.route(
         x, "mixer.gate", cfg.size("n_routed_experts", 8), cfg.size("num_experts_per_tok", 2), score="sigmoid",

@@ -6,12 +6,12 @@ from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = "OLMo 1B, 7B and 7B-0724"
-EPS = 1e-5  # no field of the configuration
+EPS = 1e-5  # the configuration has no field for it
 
 
 @architecture(*heads.names("Olmo"), defaults={"hidden_act": "silu", "max_position_embeddings": 2048})
 def olmo(cfg: ModelConfig, m: Model) -> None:
-    """OLMo decoder: Llama with layer norms that have no weights, and q, k and v limited to +-`clip_qkv` if that is given."""
+    """OLMo decoder: Llama with weightless layer norms, and q, k and v clipped to +-`clip_qkv` if that is set."""
     bias = cfg.get("attention_bias", False)
     limit = cfg.positive("clip_qkv", 1.0) if cfg.get("clip_qkv", 0.0) else 0.0
     stem = m.stem("model.", "embed_tokens")

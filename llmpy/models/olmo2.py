@@ -15,20 +15,20 @@ DEFAULTS = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "max_position_embeddings
 
 @architecture(*heads.names("Olmo2"), defaults=DEFAULTS)
 def olmo2(cfg: ModelConfig, m: Model) -> None:
-    """OLMo 2 decoder: norms behind attention and MLP instead of before, and over all heads of q and of k at once."""
+    """OLMo 2 decoder: norms after attention and MLP instead of before, and norms over all heads of q and of k at once."""
     write(cfg, m, repeat((0, cfg.rope), cfg.num_layers))
 
 
 @architecture(*heads.names("Olmo3"), defaults={**DEFAULTS, "rope_theta": 500000.0, "sliding_window": 4096})
 def olmo3(cfg: ModelConfig, m: Model) -> None:
-    """OLMo 3 decoder: OLMo 2, three of four layers with a window and a rope that nothing scales."""
+    """OLMo 3 decoder: OLMo 2, but three of four layers have a window and unscaled rope."""
     kinds, window = cfg.layer_kinds(4), cfg.get("sliding_window", 0)
     ropes = cfg.layer_ropes(cfg.get("rope_theta", 500000.0))
     write(cfg, m, ((window if kind == "sliding_attention" else 0, ropes[kind]) for kind in kinds))
 
 
 def write(cfg: ModelConfig, m: Model, layers: Iterable[tuple[int, Rope]]) -> None:
-    """The program, with a window and a rope for each layer."""
+    """Writes the program; `layers` gives the window and the rope of each layer."""
     bias = cfg.get("attention_bias", False)
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")

@@ -20,7 +20,7 @@ CHECKPOINTS = "OPT 125M to 66B"
     renames={"ffn_dim": "intermediate_size", "activation_function": "hidden_act"},
 )
 def opt(cfg: ModelConfig, m: Model) -> None:
-    """OPT decoder: learned positions, layer norms before or (350m) after each half of a layer, a plain MLP."""
+    """OPT decoder: learned positions, layer norms before or (350M) after each branch, a plain MLP."""
     cfg.only("layer_norm_elementwise_affine", True)
     width, eps, bias, is_first = cfg.hidden_size, 1e-5, cfg.get("enable_bias", True), cfg.get("do_layer_norm_before", True)
     outer = cfg.size("word_embed_proj_dim", width)

@@ -18,8 +18,8 @@ CHECKPOINTS = "phi-1, phi-1_5, phi-2"
     },
 )
 def phi(cfg: ModelConfig, m: Model) -> None:
-    """Phi decoder: attention and a plain MLP read the same layer norm; biases everywhere, the head's too; a part of a head is
-    turned, behind a norm of each head if `qk_layernorm`."""
+    """Phi decoder: attention and a plain MLP read the same layer norm. All modules have biases, the head too. Rope rotates a
+    part of each head; if `qk_layernorm`, each head has a norm before rope."""
     eps, has_norms = cfg.positive("layer_norm_eps", 1e-5), cfg.get("qk_layernorm", False)
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")

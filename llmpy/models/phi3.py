@@ -19,7 +19,7 @@ LIMITS = "longrope takes the factors for `max_model_len`, not for each length"
     },
 )
 def phi3(cfg: ModelConfig, m: Model) -> None:
-    """Phi-3 decoder: Llama with q, k and v in one matrix, gate and up in another, and a rope that may turn a part of a head."""
+    """Phi-3 decoder: Llama with q, k and v in one matrix, gate and up in another; rope may rotate a part of each head."""
     q_width, kv_width = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
     window = cfg.get("sliding_window", 0)
     stem = m.stem("model.", "embed_tokens")

@@ -1,4 +1,4 @@
-"""Which rows of which tensor of a checkpoint a weight is made of."""
+"""The rows of a checkpoint's tensors that form a weight."""
 
 from collections.abc import Sequence
 from math import prod
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """Rows of a matrix, or elements of a vector, that come from one tensor: row base + r // inner * stride + r % inner of it.
+    """Rows of a matrix, or elements of a vector, from one tensor: r is its row base + r // inner * stride + r % inner.
 
-    The rows of a tensor are counted over all dimensions but the columns: the last one, or the last but one of a transposed
-    tensor. Those of a vector's tensor are its elements.
+    The columns of a tensor are its last dimension, or the last but one if it is transposed. Its rows are counted over all other
+    dimensions. For a vector the rows are the tensor's elements.
 
     Attributes:
-        name: The tensor's, in the Hugging Face checkpoint.
-        source: Its name in the file.
-        rows: How many.
-        shape: Of the whole tensor.
-        base, inner, stride: Where they lie in it.
-        transposed: Whether its last two dimensions are [columns, rows].
-        constant: Of a buffer that updates need not bring: its values where no checkpoint is read; None: it is none.
+        name: Name of the tensor in the Hugging Face checkpoint.
+        source: Name of the tensor in the file.
+        rows: Number of rows.
+        shape: Shape of the whole tensor.
+        base, inner, stride: Position of the rows in the tensor, by the formula above.
+        transposed: Whether the tensor's last two dimensions are [columns, rows].
+        constant: For a buffer that updates may leave out: its value if no checkpoint is read. None: not such a buffer.
     """
 
     name: str
@@ -33,17 +33,17 @@ class Part(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What `Model.matrix` and `Model.vector` make a part of; see `Part`.
+    """Rows that `Model.matrix` and `Model.vector` turn into a `Part`.
 
     Attributes:
-        name: The tensor's whole name, with ".weight".
-        shape: Of the whole tensor.
-        rows: How many of its rows.
-        base: The first of them.
-        inner: How many lie together; None: all.
-        stride: From the first of those to the first of the next ones.
+        name: Whole name of the tensor, with ".weight".
+        shape: Shape of the whole tensor.
+        rows: Number of rows.
+        base: First row.
+        inner: Number of contiguous rows; None: all rows.
+        stride: Distance from the start of one contiguous run to the next.
         transposed: Whether the tensor's last two dimensions are [columns, rows].
-        constant: As of a part.
+        constant: As in `Part`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(name: str, shape: tuple[int, ...], widths: Sequence[int], groups: int, transposed: bool) -> list[Piece]:
-    """One piece a width of a tensor whose rows are groups, each with an equal share of every piece, one after the other."""
+    """One piece per width. The tensor's rows are `groups` groups; each group has an equal part of every piece in order."""
     each = sum(widths) // groups
     starts = [sum(widths[:i]) // groups for i in range(len(widths))]
     return [
@@ -67,11 +67,11 @@ def pieces_of(name: str, shape: tuple[int, ...], widths: Sequence[int], groups: 
 
 
 def whole(name: str, *shape: int) -> Piece:
-    """A tensor [rows, columns], or a vector [rows], as it is."""
+    """All rows of a tensor [rows, columns], or of a vector [rows]."""
     return Piece(name, shape, shape[0])
 
 
 def flat(name: str, shape: int | tuple[int, ...]) -> Piece:
-    """All elements of a tensor as they lie, for a vector."""
+    """All elements of a tensor in memory order, for a vector."""
     shape = (shape,) if isinstance(shape, int) else shape
     return Piece(name, shape, prod(shape))

@@ -30,7 +30,7 @@ LIMITS = "text alone; GGUF files do not say their window, so every key is seen t
     renames={"hidden_size_per_head": "head_dim"},
 )
 def plamo2(cfg: ModelConfig, m: Model) -> None:
-    """PLaMo 2: Mamba-2's recurrence or attention in a layer, norms before and behind each branch."""
+    """PLaMo 2: a layer has Mamba-2's recurrence or attention, and norms before and after each branch."""
     cfg.only("linear_type", "normal")
     cfg.without("eval_attention_n_bit", "eval_mlp_n_bit")
     eps, inner = cfg.rms_norm_eps, cfg.intermediate_size
@@ -42,7 +42,7 @@ def plamo2(cfg: ModelConfig, m: Model) -> None:
             h = mamba(cfg, layer, h)
         elif i in full:  # type: ignore[operator]
             h = attention(cfg, layer, h, ropes["full_attention"], 0)
-        else:  # a row sees one key more than the window says
+        else:  # a row sees one key more than attention_window_size
             h = attention(cfg, layer, h, ropes["sliding_attention"], 1 + cfg.size("attention_window_size", 1))
         x = x + layer.rms_norm(h, "post_mixer_norm", eps, offset=1 / 5)
         h = layer.rms_norm(x, "pre_mlp_norm", eps, offset=1.0)
@@ -53,7 +53,7 @@ def plamo2(cfg: ModelConfig, m: Model) -> None:
 
 
 def is_mamba(cfg: ModelConfig, i: int) -> bool:
-    """Whether layer i has a recurrence: in steps of mamba_step layers one has attention."""
+    """Whether layer i has a recurrence: one of every mamba_step layers has attention instead."""
     step = cfg.size("mamba_step", 2)
     if not cfg.get("mamba_enabled", True):
         return False
@@ -61,7 +61,7 @@ def is_mamba(cfg: ModelConfig, i: int) -> bool:
 
 
 def mamba(cfg: ModelConfig, layer: Block, x: Value) -> Value:
-    """Steps, inputs and outputs of the state come from what is convolved, each with a norm; rows of in_proj go head by head."""
+    """Mamba-2's mixer: B, C and dt are computed from the convolution's output, each with a norm. in_proj is packed by heads."""
     n_heads, state, eps = cfg.size("mamba_num_heads", 1), cfg.size("mamba_d_state", 1), cfg.rms_norm_eps
     width, rank = n_heads * cfg.head_dim, max(64, cfg.hidden_size // 16)
     gate, u = layer.linear(x, "mixer.in_proj", [width, width], groups=n_heads)
@@ -74,7 +74,7 @@ def mamba(cfg: ModelConfig, layer: Block, x: Value) -> Value:
 
 
 def attention(cfg: ModelConfig, layer: Block, x: Value, rope: Rope, window: int) -> Value:
-    """Attention with norms on the heads of q and k, which have weights of their own."""
+    """Attention with norms on the heads of q and k; each head has its own norm weights."""
     q_width, kv_width = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
     q, k, v = layer.linear(x, "mixer.qkv_proj", [q_width, kv_width, kv_width])
     q = layer.rms_norm(q, "mixer.q_weight", 1e-6, per_head=True, own_weights=True)

@@ -10,11 +10,11 @@ from .registry import architecture
 
 CHECKPOINTS = "PLaMo 3 NICT 2B, 8B and 31B"
 REFERENCE = "our plain NumPy reference; Gemma 3 of transformers with the same weights"
-AFTER_MIXER, AFTER_MLP = 1 / 5, 1 / 5**1.5  # what the weights of norms behind a branch are stored less
+AFTER_MIXER, AFTER_MLP = 1 / 5, 1 / 5**1.5  # offsets of norms after a branch: weights are stored minus these
 
 
 def windows(cfg: ModelConfig) -> list[int]:
-    """The window of every layer, 0 for full attention: a list, or a number for the layers that slide."""
+    """The window of every layer, 0 for full attention. The field is a list, or one number for the sliding layers."""
     given = cfg.raw.get("interleaved_sliding_window") or cfg.raw.get("sliding_window")
     if isinstance(given, list):
         if len(given) != cfg.num_layers or not all(w is None or (isinstance(w, int) and w >= 0) for w in given):
@@ -26,7 +26,7 @@ def windows(cfg: ModelConfig) -> list[int]:
 
 
 def stretch(cfg: ModelConfig) -> None:
-    """Says in transformers' words what `rope_scaling_factor` means: YaRN, on the layers with full attention."""
+    """Converts `rope_scaling_factor` to transformers' `rope_scaling`: YaRN, on the layers with full attention."""
     factor = cfg.positive("rope_scaling_factor", 1.0)
     if factor != 1 and not (cfg.raw.get("rope_parameters") or cfg.raw.get("rope_scaling")):
         original = cfg.size("initial_context_length", 4096)
@@ -47,8 +47,8 @@ def stretch(cfg: ModelConfig) -> None:
     },
 )
 def plamo3(cfg: ModelConfig, m: Model) -> None:
-    """PLaMo 3 decoder: norms around each branch, on the heads of q and k, too; seven of eight layers have a window, and a rope
-    of their own. All norms are stored less what they start from."""
+    """PLaMo 3 decoder: norms around each branch and on the heads of q and k. Seven of eight layers have a window and another
+    rope base. All norm weights are stored minus their initial values."""
     cfg.counts_rope_scaling = True
     stretch(cfg)
     ropes, eps = cfg.layer_ropes(cfg.positive("rope_local_theta", 10000.0)), cfg.rms_norm_eps

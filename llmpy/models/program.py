@@ -1,4 +1,4 @@
-"""A program as plain data, and what writes it: values, operations and weights under numbers."""
+"""A program as plain data, and the class that writes it: numbered values, operations and weights."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,14 +15,14 @@ from .source import Source
 Operands = TypedDict(
     "Operands", {"in": list[int], "out": list[int], "weights": list[int], "attributes": dict[str, Any]}
 )
-"""Numbers of values and weights, and attributes as csrc/program/operations.def names them; one that is left out is 0, or the
-first of its choices."""
+"""Numbers of values and weights, and attributes by their names in csrc/program/operations.def. A missing attribute is 0, or
+the first of its choices."""
 
 
 class Weight(TypedDict):
-    """A matrix [rows, cols] of parts below each other, or a vector of parts, or (no parts) of float32 values as bytes.
+    """A matrix [rows, cols] of stacked parts, a vector of parts, or (no parts) a vector of float32 values as bytes.
 
-    unit_rows: the rows of the matrix are divided by their lengths once they are written.
+    unit_rows: the rows of the matrix are divided by their lengths after they are written.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Weight(TypedDict):
 
 
 class RopeSpec(TypedDict):
-    """A rotary embedding, its float32 frequencies as bytes."""
+    """A rotary embedding; its float32 frequencies are bytes."""
 
     inv_freq: bytes
     magnitude: float
@@ -45,10 +45,13 @@ class RopeSpec(TypedDict):
 class Spec(TypedDict):
     """A program as plain data: the argument of `_core.Model` and of `interpret.run`.
 
-    values are (width, of, offset), of = -1 for a value of its own; layers are (n_heads, n_kv_heads, head_dim, window);
-    states are (pieces, floats of one) of what a recurrent operation keeps for every sequence;
-    ignored are patterns of names that a checkpoint may hold without a weight here; reordered says that the file has rows in
-    another order, or other values, than the checkpoints that updates come from.
+    | Field | Meaning |
+    |---|---|
+    | values | (width, of, offset): columns `offset...` of value `of`; of = -1: a separate value |
+    | layers | (n_heads, n_kv_heads, head_dim, window) |
+    | states | (pieces, floats per piece): the state that a recurrent operation keeps for every sequence |
+    | ignored | patterns of checkpoint names that have no weight in the program |
+    | reordered | the file has rows in another order, or other values, than the checkpoints that updates come from |
     """
 
     values: list[tuple[int, int, int]]
@@ -66,7 +69,7 @@ class Spec(TypedDict):
 Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file
 
 
-NEAR = 3  # names of the checkpoint that the error of a missing tensor shows
+NEAR = 3  # most names in the error for a missing tensor
 
 _SCALE = "b.scale(x, [factor]) multiplies a value by a number"
 
@@ -82,7 +85,7 @@ class Value:
     def __init__(self, model: "Writer", index: int, width: int) -> None:
         self.model, self.index, self.width = model, index, width
 
-    if not TYPE_CHECKING:  # which finds these by itself
+    if not TYPE_CHECKING:  # a type checker must report these itself
 
         def __rmul__(self, other):
             self.model.refuse("product", "", f"wanted x * y of two values, have {kinds_of(other, self)}; {_SCALE}")
@@ -114,16 +117,16 @@ class Value:
 
 
 class Writer:
-    """The part of a `Model` that writes and checks; architecture functions rarely have need of it.
+    """Base class of `Model` that writes and checks the program; architecture functions rarely call it directly.
 
     Args:
-        config: The configuration; head_dim is taken from it where a row is seen as heads.
+        config: The configuration; its head_dim is the size of a head.
         tensors: The checkpoint's tensors: name to (dtype, shape, file); None: shapes are not checked.
-        source: Where the file has them.
+        source: Maps tensor names to places in the file.
         file: Path of the checkpoint, for messages.
 
-    Attributes:
-        function: File and name of an architecture function that is not the package's own; messages name it.
+        Attributes:
+            function: File and name of an architecture function from outside the package, for messages.
     """
 
     def __init__(self, config: ModelConfig, tensors: Tensors | None, source: Source, file: str) -> None:
@@ -134,7 +137,7 @@ class Writer:
         self._ropes: dict[tuple[bytes, float, bool], int] = {}
         self._matrices: dict[tuple[Piece, ...], int] = {}
         self._embeddings: dict[str, int] = {}
-        self._used: dict[str, set[int]] = {}  # tensors of the file: the first rows of their pieces
+        self._used: dict[str, set[int]] = {}  # tensor of the file -> first rows of the pieces used so far
         self._ignored: list[str] = []
         self.spec: Spec = {
             "values": [],
@@ -150,13 +153,13 @@ class Writer:
         }
 
     def leave_out(self, name: str) -> None:
-        """Says that the checkpoint may hold NAME.weight and NAME.bias without use."""
+        """Permits NAME.weight and NAME.bias in the checkpoint although the program does not use them."""
         for kind in ("weight", "bias"):
             for place in self.source.places(f"{name}.{kind}"):
                 self._used.setdefault(place, set())
 
     def constant(self, values: Sequence[float] | Floats) -> int:
-        """A vector of values that are no tensor of the checkpoint, as a weight of `emit`: slopes of ALiBi, for example."""
+        """A weight for `emit` with given values instead of a checkpoint's tensor: ALiBi slopes, for example."""
         weight: Weight = {
             "kind": "vector", "rows": len(values), "cols": 1, "parts": [], "offset": 0.0,
             "values": np.asarray(values, np.float32).tobytes(), "unit_rows": False,
@@ -165,17 +168,17 @@ class Writer:
         return len(self.spec["weights"]) - 1
 
     def ignore(self, *patterns: str) -> None:
-        """Patterns of tensors that the checkpoint may hold without use, as those of `architecture`."""
+        """Adds patterns of tensors that the checkpoint may hold although the program does not use them (as `architecture`)."""
         self._ignored += patterns
 
     def refuse(self, op: str, name: str, problem: str) -> NoReturn:
-        """CheckpointError: the architecture function and the configuration do not fit together."""
+        """Raises CheckpointError: the architecture function does not fit the configuration."""
         where = f"{op} {name}".strip(" .")
         place = self.config.file if self.function is None else f"{self.function} (for {self.config.file})"
         raise CheckpointError(f"{place}: {where} of {self.config.architecture}: {problem}", file=self._file)
 
     def expect(self, op: str, name: str, *values: Value) -> None:
-        """Refuses what is no value of this program."""
+        """Raises unless all arguments are values of this program."""
         for value in values:
             if not isinstance(value, Value):
                 self.refuse(op, name, f"wanted a value, have {type(value).__name__}")
@@ -183,7 +186,7 @@ class Writer:
                 self.refuse(op, name, "the value belongs to another program")
 
     def heads(self, op: str, name: str, x: Value) -> int:
-        """How many heads a row is."""
+        """The number of heads in a row."""
         if x.width % self.head_dim:
             self.refuse(op, name, f"wanted a row of heads of {self.head_dim}, have {x.width}")
         return x.width // self.head_dim
@@ -203,7 +206,7 @@ class Writer:
         scratch: int = 0,
         **attributes: float | str,
     ) -> Value:
-        """Writes an operation with one output, and with so many columns of scratch; attributes as in operations.def."""
+        """Writes an operation with one output and `scratch` columns of scratch memory; attributes as in operations.def."""
         out = self.value(width)
         operands: Operands = {
             "in": [x.index for x in inputs],
@@ -215,7 +218,7 @@ class Writer:
         return out
 
     def emit_pair(self, op: str, a: Value, b: Value, **attributes: float | str) -> tuple[Value, Value]:
-        """Writes an operation that gives both of its inputs anew."""
+        """Writes an operation with two outputs that have the widths of its two inputs."""
         outs = self.value(a.width), self.value(b.width)
         operands: Operands = {
             "in": [a.index, b.index],
@@ -227,12 +230,12 @@ class Writer:
         return outs
 
     def state_layer(self, pieces: int, floats: int) -> int:
-        """The number of a new recurrent state: so many pieces for every sequence, each of so many floats that stay together."""
+        """Adds a recurrent state and returns its number: `pieces` pieces per sequence, each of `floats` contiguous floats."""
         self.spec["states"].append((pieces, floats))
         return len(self.spec["states"]) - 1
 
     def rope_index(self, rope: Rope) -> int:
-        """The number of a rope; equal ones are one."""
+        """The number of a rope; equal ropes share a number."""
         key = (rope.inv_freq.tobytes(), float(rope.magnitude), rope.interleaved)
         if key not in self._ropes:
             self._ropes[key] = len(self.spec["ropes"])
@@ -240,7 +243,7 @@ class Writer:
         return self._ropes[key]
 
     def matrix(self, op: str, pieces: Sequence[Piece | tuple[str, int]], cols: int) -> int:
-        """A weight of pieces, or modules NAME.weight [rows, cols], below each other; the same ones twice are one weight."""
+        """A matrix of stacked pieces, or of modules NAME.weight [rows, cols]; a repeated call returns the same weight."""
         key = tuple(p if isinstance(p, Piece) else whole(f"{p[0]}.weight", p[1], cols) for p in pieces)
         if key not in self._matrices:
             self._matrices[key] = len(self.spec["weights"])
@@ -248,25 +251,25 @@ class Writer:
         return self._matrices[key]
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """The shape that a tensor has in the checkpoint; None: there is none."""
+        """The shape of a tensor in the checkpoint; None: the checkpoint does not have it."""
         places = self.source.places(name)
         found = (self._tensors or {}).get(places[0]) if len(places) == 1 else None
         return None if found is None else tuple(found[1])
 
     def n_dims(self, name: str, default: int = 2) -> int:
-        """How many dimensions a tensor has in the checkpoint, or so many where there is none."""
+        """The number of dimensions of a tensor in the checkpoint; `default` if the checkpoint does not have it."""
         shape = self.shape_of(name)
         return default if shape is None else len(shape)
 
     def scalar_shape(self, name: str, n_dims: int) -> tuple[int, ...]:
-        """The shape of one element as the checkpoint has it: [1] or []; without a checkpoint of so many dimensions."""
+        """The shape of a one-element tensor in the checkpoint: [1] or []; without a checkpoint it has `n_dims` dimensions."""
         shape = self.shape_of(name)
         return (1,) * (n_dims if shape is None else len(shape))
 
     def vector(
         self, op: str, pieces: Sequence[Piece | tuple[str, int] | tuple[str, tuple[int, ...]]], offset: float = 0.0
     ) -> int:
-        """A weight of pieces, whole tensors NAME [n], or of any other shape, whose elements are taken as they lie."""
+        """A vector of pieces, or of whole tensors NAME of any shape, with their elements in memory order."""
         whole_ones = [p if isinstance(p, Piece) else flat(*p) for p in pieces]
         values = [self.source.values(piece.name) for piece in whole_ones]
         if any(each is not None for each in values):
@@ -277,7 +280,7 @@ class Writer:
         return len(self.spec["weights"]) - 1
 
     def flat(self, op: str, name: str, shape: tuple[int, ...]) -> int:
-        """A weight of one tensor of any shape, element after element; `name` is the tensor's whole name."""
+        """A vector of one tensor of any shape, with its elements in memory order; `name` is the tensor's whole name."""
         return self.vector(op, [(name, shape)])
 
     def _add(self, kind: str, parts: list[Part], cols: int, offset: float = 0.0) -> None:
@@ -288,7 +291,7 @@ class Writer:
         self.spec["weights"].append(weight)
 
     def _remade(self, op: str, pieces: Sequence[Piece], values: Sequence[Floats]) -> int:
-        """A vector of tensors that the file keeps as something else."""
+        """A vector of tensors that the file stores in another form, such as metadata."""
         made = np.concatenate(values)
         if made.size != sum(piece.rows for piece in pieces):
             self.refuse(op, pieces[0].name, f"wanted {sum(piece.rows for piece in pieces)} values, have {made.size}")
@@ -298,13 +301,13 @@ class Writer:
         return self.constant(made)
 
     def _parts(self, op: str, pieces: Sequence[Piece]) -> list[Part]:
-        """The parts of a weight of pieces."""
+        """The parts for a weight's pieces."""
         found = [each for piece in pieces for each in self.source.split(piece)]
         self.spec["reordered"] |= found != list(pieces)
         return [self._part(op, each) for each in found]
 
     def _part(self, op: str, piece: Piece) -> Part:
-        """A part of a weight, its tensor's shape compared with the checkpoint's."""
+        """The part for a piece; checks the tensor's shape against the checkpoint."""
         if min([*piece.shape, piece.rows]) < 1:
             self.refuse(op, piece.name, f"wanted sizes of at least 1, have {list(piece.shape)}")
         source, shape, base = self._place(op, piece)
@@ -316,7 +319,7 @@ class Writer:
         return Part(piece.name, source, piece.rows, shape, base, inner, stride, piece.transposed, piece.constant)
 
     def _place(self, op: str, piece: Piece) -> tuple[str, tuple[int, ...], int]:
-        """Where a piece lies: a tensor of the file, its shape, and the first row in it."""
+        """The place of a piece: a tensor of the file, the tensor's shape, and the first row."""
         places = self.source.places(piece.name)
         if not places:
             raise CheckpointError(
@@ -339,7 +342,7 @@ class Writer:
         return places[number], shape, base - first
 
     def _found(self, op: str, source: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a tensor that must be there."""
+        """The shape of a required tensor."""
         tensors = self._tensors or {}
         if source not in tensors:
             raise CheckpointError(
@@ -351,7 +354,7 @@ class Writer:
         return tuple(tensors[source][1])
 
     def _instead(self, source: str) -> str:
-        """What to say of a tensor that is not there: the nearest unused names that are, and what can be changed."""
+        """End of the error for a missing tensor: the nearest unused names, and the knob."""
         from difflib import get_close_matches
 
         free = [name for name in self._tensors or {} if name not in self._used]
@@ -361,7 +364,7 @@ class Writer:
         return f"{named}{knob}"
 
     def _checked(self, op: str, source: str, wanted: tuple[int, ...], have: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape in the file, if it is the one that is wanted; GGUF files have ones, or lack them, where they like."""
+        """The shape in the file if it is the wanted one. For GGUF files dimensions of size 1 do not matter."""
         is_same = [n for n in have if n != 1] == [n for n in wanted if n != 1] if self.source.is_gguf else have == wanted
         if not is_same:
             file = (self._tensors or {})[source][2]
@@ -374,7 +377,7 @@ class Writer:
         return have
 
     def finish(self, ignore: Sequence[str]) -> Spec:
-        """The complete program; CheckpointError for a tensor that it does not use and no pattern ignores."""
+        """Completes the program; raises CheckpointError for a tensor that the program does not use and no pattern ignores."""
         last = self.spec["ops"][-1][0] if self.spec["ops"] else "nothing"
         if last != "states":
             self.refuse("logits", "", f"wanted m.logits(...) or m.states(...) as the last operation, have {last}")

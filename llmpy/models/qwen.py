@@ -16,10 +16,10 @@ LIMITS = "no longer than the length of its training: `use_logn_attn` and `use_dy
     renames={"seq_length": "max_position_embeddings", "kv_channels": "head_dim", "rotary_emb_base": "rope_theta"},
 )
 def qwen(cfg: ModelConfig, m: Model) -> None:
-    """Qwen decoder: Llama with q, k and v in one tensor with biases; intermediate_size counts the gate and the other half.
+    """Qwen decoder: Llama with q, k and v in one tensor with biases; intermediate_size is the sum of gate's and up's widths.
 
-    Beyond the length that it was trained for the original scales q by the position and changes the base of rope
-    (`use_logn_attn`, `use_dynamic_ntk`); that is max_position_embeddings here, so neither is ever in force.
+    Beyond its training length the original scales q by the position and changes the base of rope (`use_logn_attn`,
+    `use_dynamic_ntk`). The training length is max_position_embeddings here, so neither ever applies.
     """
     cfg.only("no_bias", True)
     width, heads_width, eps = cfg.hidden_size, cfg.num_attention_heads * cfg.head_dim, cfg.positive("layer_norm_epsilon", 1e-6)

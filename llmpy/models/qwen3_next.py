@@ -33,7 +33,7 @@ LIMITS = "layers that only predict further tokens are left out; GGUF files of th
     ignore=["mtp.*"],
 )
 def qwen3_next(cfg: ModelConfig, m: Model) -> None:
-    """Qwen3-Next decoder: a gated delta net in most layers, attention behind a gate in every fourth; norms stored less 1."""
+    """Qwen3-Next decoder: a gated delta net in most layers, gated attention in every fourth; norm weights stored minus 1."""
     eps, step = cfg.rms_norm_eps, cfg.size("full_attention_interval", 4)
     kinds, dense = cfg.raw.get("layer_types"), cfg.raw.get("mlp_only_layers") or []
     x = m.embed("model.embed_tokens")
@@ -48,7 +48,7 @@ def qwen3_next(cfg: ModelConfig, m: Model) -> None:
 
 
 def delta_net(cfg: ModelConfig, layer: Block, x: Value) -> Value:
-    """The gated delta rule behind a convolution of q, k and v; rows of the matrices go key head by key head."""
+    """A convolution of q, k and v, then the gated delta rule; the matrices are packed by key heads."""
     n_keys, n_values = cfg.size("linear_num_key_heads", 1), cfg.size("linear_num_value_heads", 1)
     size, taps = cfg.size("linear_value_head_dim", 1), cfg.size("linear_conv_kernel_dim", 1)
     keys, values = n_keys * cfg.size("linear_key_head_dim", 1), n_values * size
@@ -62,7 +62,7 @@ def delta_net(cfg: ModelConfig, layer: Block, x: Value) -> Value:
 
 
 def attention(cfg: ModelConfig, layer: Block, x: Value) -> Value:
-    """Attention whose output goes through a gate; rows of q and of the gate lie head by head."""
+    """Attention with a gate on its output; the rows of q and of the gate are packed by heads."""
     n, eps, bias = cfg.num_attention_heads, cfg.rms_norm_eps, cfg.get("attention_bias", False)
     kv = cfg.num_key_value_heads * cfg.head_dim
     q, gate = layer.linear(x, "self_attn.q_proj", [n * cfg.head_dim] * 2, groups=n, bias=bias)
@@ -74,7 +74,7 @@ def attention(cfg: ModelConfig, layer: Block, x: Value) -> Value:
 
 
 def experts(cfg: ModelConfig, layer: Block, x: Value) -> Value:
-    """A mixture, and behind a gate the expert that every row goes to."""
+    """A mixture plus a gated shared expert."""
     width = cfg.size("shared_expert_intermediate_size", 512)
     y = mixture.experts(
         cfg, layer, x, "mlp", cfg.size("num_experts", 512), cfg.size("num_experts_per_tok", 10),

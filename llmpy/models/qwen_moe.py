@@ -24,7 +24,7 @@ DEFAULTS = {
     | {"max_window_layers": 28},
 )
 def qwen2_moe(cfg: ModelConfig, m: Model) -> None:
-    """Qwen2-MoE decoder: Qwen2 with mixtures of experts, beside each an expert for all rows, weighed by a sigmoid."""
+    """Qwen2-MoE decoder: Qwen2 with mixtures of experts, each with a shared expert weighted by a sigmoid."""
     width = cfg.size("shared_expert_intermediate_size", 5632)
 
     def attend(layer: Block, h: Value, window: int) -> Value:
@@ -59,7 +59,7 @@ def qwen3_moe(cfg: ModelConfig, m: Model) -> None:
 
 
 def windows(cfg: ModelConfig) -> Iterator[int]:
-    """Qwen2-MoE's: where no list of layer types is given, every second of the first max_window_layers slides."""
+    """Windows of Qwen2-MoE: without `layer_types`, every second of the first max_window_layers layers slides."""
     if cfg.raw.get("layer_types") is not None:
         return cfg.layer_windows()
     window = cfg.get("sliding_window", 0) if cfg.get("use_sliding_window", False) else 0
@@ -74,8 +74,8 @@ def write(
     attend: Callable[[Block, Value, int], Value],
     shared: Callable[[Block, Value], Value] | None,
 ) -> None:
-    """The program, of layers that attend in their own way and have an MLP or a mixture, perhaps with a shared expert."""
-    n_experts = cfg.size("num_experts", cfg.size("num_local_experts", 1))  # one name or the other, by version
+    """Writes the program; `attend` writes a layer's attention, `shared` the shared expert of a mixture (None: none)."""
+    n_experts = cfg.size("num_experts", cfg.size("num_local_experts", 1))  # the name depends on the version of transformers
     n_chosen = cfg.size("num_experts_per_tok", 1)
     width, normalised = cfg.size("moe_intermediate_size", 1), cfg.get("norm_topk_prob", False)
     stem = m.stem("model.", "embed_tokens")

@@ -1,4 +1,4 @@
-"""Which function writes the program of which architecture."""
+"""The registry of architectures: maps an architecture's name to the function that writes its program."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from .config import ModelConfig
 
 Build = Callable[[ModelConfig, Model], None]
 
-# Buffers that old checkpoints carry; the configuration says the same.
+# Buffers in old checkpoints; the configuration has the same values.
 COMPUTED_BUFFERS = ("*.rotary_emb.inv_freq", "*.rotary_emb.cos_cached", "*.rotary_emb.sin_cached")
 
 
 PLUGINS = "llmpy.architectures"
-"""Group of the entry points of installed packages: their names are those of architectures, they lead to the module."""
+"""Entry point group of installed packages: an entry point has an architecture's name and points to its module."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Architecture:
     renames: Mapping[str, str] = field(default_factory=dict)
 
     def fields(self, raw: Mapping[str, object]) -> dict[str, object]:
-        """A configuration under the names that all families share, with what it leaves out."""
+        """A configuration with the names that all families share, and with the architecture's defaults."""
         named = {self.renames.get(name, name): value for name, value in raw.items() if value is not None}
         return {**self.defaults, **raw, **named}
 
@@ -41,17 +41,17 @@ def architecture(
     ignore: Sequence[str] = (),
     renames: Mapping[str, str] | None = None,
 ) -> Callable[[Build], Build]:
-    """Registers the function that writes the program of a model, in the package or in anybody's file.
+    """Registers a function that writes the program of a model; the function may be in the package or in a user's file.
 
     Args:
-        names: What `architectures` of config.json may say. A name that is taken is taken over.
+        names: Values of `architectures` in config.json. A later registration of a name replaces the earlier one.
         defaults: Fields that config.json may leave out.
-        ignore: Patterns (as in `fnmatch`) of tensors that a checkpoint may hold without use, besides the buffers of
-            rotary embeddings.
-        renames: Fields of config.json that have another name elsewhere: {"n_embd": "hidden_size"}.
+        ignore: Patterns (as in `fnmatch`) of tensors that a checkpoint may hold although the program does not use them,
+            besides the buffers of rotary embeddings.
+        renames: Names of fields in this family's config.json -> common names: {"n_embd": "hidden_size"}.
 
     Returns:
-        A decorator for a function of (config, model).
+        A decorator for a function (config, model) -> None.
     """
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError("architecture() wants the names of the architecture, as in @architecture('LlamaForCausalLM')")
@@ -65,7 +65,7 @@ def architecture(
 
 
 def find(name: str) -> Architecture:
-    """The architecture of a name, of an installed package too; UnsupportedError names it and those with similar names."""
+    """Finds an architecture by its name, also in installed packages; UnsupportedError shows the name and similar ones."""
     if name not in _REGISTRY:
         _load_plugin(name)
     if name not in _REGISTRY:
@@ -78,7 +78,7 @@ def find(name: str) -> Architecture:
 
 
 def similar(name: str, known: Iterable[str]) -> str:
-    """The known names that look like one, as words for an error message; "" without any."""
+    """Text for an error message with the known names that are similar; "" if there are none."""
     from difflib import get_close_matches
 
     found = get_close_matches(name, sorted(known), n=3, cutoff=0.6)
@@ -86,12 +86,12 @@ def similar(name: str, known: Iterable[str]) -> str:
 
 
 def names() -> list[str]:
-    """Every name that is registered."""
+    """All registered names, sorted."""
     return sorted(_REGISTRY)
 
 
 def _load_plugin(name: str) -> None:
-    """Imports what an installed package says of a name; importing it registers the function."""
+    """Imports an installed package's entry point for a name; the import registers the function."""
     from importlib.metadata import entry_points
 
     for plugin in entry_points(group=PLUGINS, name=name):

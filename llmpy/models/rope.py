@@ -19,10 +19,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """How the heads of q and k are turned: pair i of position p by the angle p * inv_freq[i].
+    """Rotation of the heads of q and k: pair i at position p is rotated by the angle p * inv_freq[i].
 
     Args:
-        inv_freq: float32 [n_freqs], radians per position; the first 2 * n_freqs elements of a head turn.
+        inv_freq: float32 [n_freqs], radians per position; the first 2 * n_freqs elements of a head are rotated.
         magnitude: Factor on cosine and sine.
         interleaved: Pairs are (2i, 2i + 1) instead of (i, i + n_freqs).
     """
@@ -37,8 +37,8 @@ class Parameters:
 
     Args:
         raw: The configuration.
-        file: Where it comes from, for messages.
-        layer_type: Whose parameters to take where they are given for each type of layer; None: that is refused.
+        file: Path of the configuration, for messages.
+        layer_type: The layer type to read if the fields are given per layer type; None: such fields are refused.
     """
 
     def __init__(self, raw: Mapping[str, object], file: str, layer_type: str | None = None) -> None:
@@ -52,7 +52,7 @@ class Parameters:
             raise UnsupportedError(f"rope_parameters per layer type ({', '.join(fields)}) are not supported")
         self.file = file
         kind = str(fields.get("rope_type") or fields.get("type") or "default")
-        is_longrope = kind == "su" or (kind == "yarn" and bool(fields.get("long_factor")))  # names that Phi-3 once had for it
+        is_longrope = kind == "su" or (kind == "yarn" and bool(fields.get("long_factor")))  # old names in Phi-3
         self.kind = "longrope" if is_longrope else kind
         for name in ("rope_theta", "partial_rotary_factor"):
             fields.setdefault(name, new.get(name) or raw.get(name))
@@ -97,11 +97,11 @@ class Parameters:
         return np.asarray(value, np.float32)
 
     def original_length(self, max_position: int) -> float:
-        """The length that the model was trained with before its rope was scaled."""
+        """The training length before rope scaling, in tokens."""
         return self.positive("original_max_position_embeddings", float(max_position))
 
     def factor(self, max_position: int) -> float:
-        """The scaling factor; absent means max_position / original length for yarn and longrope."""
+        """The scaling factor; if absent, max_position / original length for yarn and longrope."""
         if self.kind in ("yarn", "longrope") and self.fields.get("factor") is None:
             return max_position / self.original_length(max_position)
         return self.positive("factor")
@@ -126,7 +126,7 @@ def _linear(p: Parameters, n_dims: int, max_position: int, length: int) -> Scale
 
 
 def _dynamic(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
-    """The base for the longest length that this engine serves: fixed, so that no request changes another's bits."""
+    """Uses the base for the longest length that this engine serves. It is fixed, so that no request changes another's bits."""
     factor = p.factor(max_position)
     stretch = factor * max(length, max_position) / max_position - (factor - 1)
     return base_frequencies(p.theta * stretch ** (n_dims / (n_dims - 2)), n_dims), 1.0
@@ -144,7 +144,7 @@ def _llama3(p: Parameters, n_dims: int, max_position: int, length: int) -> Scale
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """1 + 0.1 * scale * ln(factor), 1 where nothing is stretched."""
+    """1 + 0.1 * scale * ln(factor); 1 for factors up to 1."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
@@ -171,7 +171,7 @@ def _yarn(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
 
 
 def _longrope(p: Parameters, n_dims: int, max_position: int, length: int) -> Scaled:
-    """One list of divisors for all lengths that this engine serves: fixed, so that no request changes another's bits."""
+    """Uses one list of divisors for all lengths that this engine serves, so that no request changes another's bits."""
     factor, original = p.factor(max_position), p.original_length(max_position)
     divisors = p.numbers("long_factor" if length > original else "short_factor", n_dims // 2)
     magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
@@ -202,13 +202,13 @@ def make(
     Args:
         p: The rope fields.
         head_dim: Elements of a head.
-        max_position: `max_position_embeddings` as the file has it.
-        length: Longest sequence that this engine will serve; only rope_types "dynamic" and "longrope" depend on it.
+        max_position: `max_position_embeddings` of the file.
+        length: Longest sequence that this engine serves, in tokens; only rope_types "dynamic" and "longrope" depend on it.
         interleaved: See `Rope`.
-        divisors: float32 [n_freqs], stored in a GGUF file: they divide the frequencies.
+        divisors: float32 [n_freqs] from a GGUF file; the frequencies are divided by them.
 
     Raises:
-        UnsupportedError: a rope_type that is not one of the known.
+        UnsupportedError: the rope_type is unknown.
         CheckpointError: a field is missing or no number, or the sizes do not fit.
     """
     if p.kind not in _KINDS:
@@ -238,10 +238,14 @@ def make(
 
 
 def context_length(p: Parameters, max_position: int, max_model_len: int | None) -> int:
-    """Longest sequence that the model is made for, its rope scaling counted.
+    """Longest sequence that the model supports, in tokens, rope scaling included.
 
-    linear: factor times max_position. yarn: factor times the original length. dynamic: max_position, or what was
-    asked for, because its frequencies follow the length. Otherwise max_position.
+    | rope_type | Length |
+    |---|---|
+    | linear | factor times max_position |
+    | yarn | factor times the original length |
+    | dynamic | the larger of max_position and max_model_len, because its frequencies follow the length |
+    | others | max_position |
     """
     length = float(max_position)
     if p.kind == "linear":

@@ -20,7 +20,7 @@ CHECKPOINTS = "Seed-OSS 36B"
     },
 )
 def seed_oss(cfg: ModelConfig, m: Model) -> None:
-    """Seed-OSS decoder: Llama with biases on q, k and v apart from that behind attention."""
+    """Seed-OSS decoder: Llama with one field for the biases of q, k and v and another for the output projection's bias."""
     bias, out_bias = cfg.get("attention_bias", True), cfg.get("attention_out_bias", False)
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")

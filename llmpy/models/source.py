@@ -1,4 +1,4 @@
-"""Where a file has the tensors that a program asks for under the names of Hugging Face checkpoints."""
+"""Maps tensor names of Hugging Face checkpoints to tensors of a file."""
 
 from collections.abc import Sequence
 
@@ -7,28 +7,28 @@ from .rope import Floats
 
 
 class Source:
-    """A checkpoint of safetensors: everything as it is, under its own name.
+    """A safetensors checkpoint: names and tensors are used unchanged.
 
     Attributes:
-        is_gguf: Whether the file is one of GGUF, which stacks experts and sorts the rows of heads.
-        has_offsets: Whether the weights of norms have their offsets already.
+        is_gguf: Whether the file is a GGUF file; GGUF stacks experts and reorders the rows of heads.
+        has_offsets: Whether the offsets are already added to the weights of norms.
     """
 
     is_gguf = False
     has_offsets = False
 
     def places(self, name: str) -> Sequence[str]:
-        """The tensors of the file that are this one, below each other; none: the format has no name for it."""
+        """The tensors of the file that form this tensor when stacked; empty: the format has no name for it."""
         return (name,)
 
     def values(self, name: str) -> Floats | None:
-        """The values of a tensor that the file keeps as something else; None: they are in its places."""
+        """The values of a tensor that the file stores in another form; None: they are in `places`."""
         return None
 
     def split(self, piece: Piece) -> Sequence[Piece]:
-        """A piece, as pieces below each other where the file has its rows in another order."""
+        """Splits a piece into several if the file has its rows in another order."""
         return (piece,)
 
     def keeps_groups(self, name: str) -> bool:
-        """Whether rows of this module that go head by head do so in the file, too."""
+        """Whether the file, like the checkpoint, packs the rows of this module by heads."""
         return True

@@ -19,7 +19,7 @@ CHECKPOINTS = "StableLM 3B, StableLM 2 1.6B and 12B, Stable Code 3B"
     },
 )
 def stablelm(cfg: ModelConfig, m: Model) -> None:
-    """StableLM decoder: Llama with layer norms and a quarter of each head turned; attention and MLP may share their input."""
+    """StableLM decoder: Llama with layer norms and rope on a quarter of each head; attention and MLP may share their input."""
     eps, bias = cfg.positive("layer_norm_eps", 1e-5), cfg.get("use_qkv_bias", False)
     norm = "self_attn.{}_layernorm.norms.#" if cfg.get("qk_layernorm", False) else ""  # a module for each head
     is_parallel = cfg.get("use_parallel_residual", False)

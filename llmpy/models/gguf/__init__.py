@@ -1,4 +1,4 @@
-"""GGUF files: tables of the architectures that this package knows, and what makes a configuration of their metadata."""
+"""GGUF files: tables of the known architectures, and the conversion of metadata to a configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .names import NO_WEIGHTS, GgufSource
 NORM_EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
 FAMILIES: tuple[Family, ...] = (*dense.TABLES, *mixtures.TABLES, *hybrids.TABLES, *classics.TABLES)
 
-# Metadata that changes the arithmetic: what no table reads is refused; zero means absent.
+# Metadata that changes the arithmetic. A key that no table reads is refused; zero means absent.
 _ARITHMETIC = (
     "expert_group_count",
     "expert_weights_scale",
@@ -45,7 +45,7 @@ _ARITHMETIC = (
 def read(
     values: Mapping[str, object], tensors: Tensors, read_float32: Callable[[str], bytes], file: str
 ) -> tuple[Raw, Source, tuple[str, ...]]:
-    """The configuration of a GGUF file as config.json would have it, where its tensors are, and which of them have no use.
+    """Reads a GGUF file: its configuration as config.json would have it, the places of its tensors, and the unused tensors.
 
     Args:
         values: Metadata.
@@ -68,12 +68,12 @@ def read(
     for key in _ARITHMETIC:
         if key not in meta.seen and meta.raw(key):
             raise UnsupportedError(f"{file}: metadata {meta.architecture}.{key} is not supported")
-    further = range(meta.n_layers, meta.need("block_count", int))  # what only predicts further tokens
+    further = range(meta.n_layers, meta.need("block_count", int))  # layers for multi-token prediction
     return raw, GgufSource(family, meta, read_float32, paired), (*NO_WEIGHTS, *(f"blk.{layer}.*" for layer in further))
 
 
 def _family(meta: Metadata) -> Family:
-    """The first table that takes the file."""
+    """The first table that matches the file."""
     for family in FAMILIES:
         if family.name == meta.architecture and (family.when is None or family.when(meta)):
             return family
@@ -114,7 +114,7 @@ def _usual(meta: Metadata, family: Family, read_float32: Callable[[str], bytes])
 
 
 def _heads(meta: Metadata, family: Family) -> Raw:
-    """How many heads there are, and of how many elements."""
+    """The numbers of heads, and their size in elements."""
     heads, hidden = meta.need("attention.head_count", int), meta.need("embedding_length", int)
     head_dim = meta.get("attention.key_length", int, hidden // heads if heads > 0 else 0)
     if heads < 1 or head_dim < 1:
@@ -129,7 +129,7 @@ def _heads(meta: Metadata, family: Family) -> Raw:
 
 
 def _norm_eps(meta: Metadata) -> Raw:
-    """What is added to variances, under all names that families have for it."""
+    """The norms' eps, under all names that families have for it."""
     is_rms = meta.get("attention.layer_norm_epsilon", float) is None
     eps = meta.need("attention.layer_norm_rms_epsilon" if is_rms else "attention.layer_norm_epsilon", float)
     return dict.fromkeys(NORM_EPS, eps)
@@ -148,14 +148,14 @@ def _experts(meta: Metadata) -> Raw:
 
 
 def _vocab_size(meta: Metadata) -> int:
-    """Number of tokens; the vocab_size key only where the file has no tokenizer."""
+    """Number of tokens in the tokenizer; the vocab_size key if the file has no tokenizer."""
     tokens = meta.values.get("tokenizer.ggml.tokens")
     return len(tokens) if isinstance(tokens, list) else meta.need("vocab_size", int)
 
 
 def _paired(meta: Metadata, family: Family, raw: Raw) -> int:
-    """Size of the heads whose rows interleaved rope may not turn, because it turns a part of them, and their pairs are of the
-    halves of whole ones; 0: there are none."""
+    """Size of heads with rows ordered for pairs across the halves of the whole head, while rope rotates only a part of the
+    head. Interleaved rope cannot be used for them. 0: no such heads."""
     head_dim, turned = raw.get("head_dim"), meta.get("rope.dimension_count", int)
     return head_dim if family.interleaved and isinstance(head_dim, int) and turned not in (None, 0, head_dim) else 0
 
@@ -192,7 +192,7 @@ def _longrope(meta: Metadata, read_float32: Callable[[str], bytes]) -> Raw:
 
 
 def _yarn(meta: Metadata, factor: float) -> Raw:
-    """Stretched frequencies; a multiplier for the logarithm of the factor is on scores, and rows keep their length."""
+    """YaRN's fields; the file's log multiplier acts on the scores, so the length of rows does not change."""
     if meta.get("rope.scaling.yarn_ext_factor", float, 1.0) not in (1.0, -1.0):  # -1: not set
         raise UnsupportedError(f"{meta.file}: metadata {meta.architecture}.rope.scaling.yarn_ext_factor other than 1")
     on_scores = 10 * meta.get("rope.scaling.yarn_log_multiplier", float, 0.0)

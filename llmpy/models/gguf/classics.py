@@ -17,7 +17,7 @@ BLOOM = {"transformer.word_embeddings": "token_embd", "transformer.word_embeddin
 
 
 def attn_config(meta: Metadata) -> dict[str, object]:
-    """MPT's bounds."""
+    """MPT's clip limit and ALiBi bias limit."""
     return {"clip_qkv": meta.raw("attention.clamp_kqv"), "alibi_bias_max": meta.raw("attention.max_alibi_bias")}
 
 

@@ -28,7 +28,7 @@ GRANITE: Fields = {
     "attention_multiplier": score_scale,
     "logits_scaling": or_else("logit_scale", 1.0),
 }
-MINICPM: Fields = {  # the first files have none of them, and are of MiniCPM 1B and 2B
+MINICPM: Fields = {  # defaults for the first files (MiniCPM 1B and 2B), which lack these keys
     "embedding_multiplier": or_else("embedding_scale", 12.0),
     "residual_multiplier": lambda meta: meta.raw("residual_scale") or 1.4 / max(meta.n_layers, 1) ** 0.5,
     "logits_scaling": lambda meta: meta.raw("logit_scale") or meta.need("embedding_length", int) / 256,
@@ -36,12 +36,13 @@ MINICPM: Fields = {  # the first files have none of them, and are of MiniCPM 1B 
 
 
 def is_parallel(meta: Metadata) -> bool:
-    """Whether StableLM's branches lie side by side; files say so also where the configuration said nothing."""
+    """Whether StableLM's branches are parallel. Some files set the key although the configuration did not, so this also
+    requires that there is no second norm."""
     return bool(meta.raw("use_parallel_residual")) and not meta.has("blk.#.ffn_norm.weight")
 
 
 def gemma_scalar(layers: int) -> Callable[[Metadata], float]:
-    """What scores are divided by the root of: the size of a head, but not in the largest models, of so many layers."""
+    """query_pre_attn_scalar: the size of a head; in the largest model (`layers` layers) hidden size / number of heads."""
 
     def scalar(meta: Metadata) -> float:
         if meta.n_layers == layers:
@@ -66,7 +67,7 @@ TABLES = (
     Family(name="olmo", architecture="OlmoForCausalLM", interleaved=True, fields={"clip_qkv": "attention.clamp_kqv"}),
     Family(name="olmo2", architecture="Olmo3ForCausalLM", when=given("attention.sliding_window"), names=SANDWICH,
            fields={**WINDOWS, "rope_theta": lambda meta: meta.raw("rope.freq_base_swa") or meta.raw("rope.freq_base")},
-           rope={"attention_factor": None}),  # yarn's own; some files have it as a factor on that
+           rope={"attention_factor": None}),  # YaRN's default; some files store a factor on that default
     Family(name="olmo2", architecture="Olmo2ForCausalLM", names=SANDWICH),
     Family(name="exaone4", architecture="Exaone4ForCausalLM", names=SANDWICH, fields=WINDOWS),
     Family(name="granite", architecture="GraniteForCausalLM", interleaved=True, fields=GRANITE),

@@ -1,4 +1,4 @@
-"""What a table of a GGUF architecture has, and the few things that several of them compute."""
+"""The table of a GGUF architecture, and functions that several tables use."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ Field = str | int | float | bool | Callable[[Metadata], object]
 Fields = Mapping[str, Field]
 Names = Mapping[str, str | tuple[str, ...]]
 
-# What stands behind "model.layers.N." in Hugging Face checkpoints, and behind "blk.N." in GGUF files. A stem is followed by
-# ".weight" or ".bias" in both; what ends with "weight", "A_log", "D" or "bias" itself is a whole name.
+# Names after "model.layers.N." in Hugging Face checkpoints -> names after "blk.N." in GGUF files. ".weight" or ".bias" follows
+# a stem in both. A name that ends with "weight", "A_log", "D" or "bias" is a whole name.
 USUAL: Names = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -38,21 +38,22 @@ USUAL_OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How the files of an architecture differ from the checkpoints that they were made of.
+    """How the GGUF files of an architecture differ from the checkpoints from which they were converted.
 
     Attributes:
         name: general.architecture.
         architecture: The Hugging Face class with these tensors.
-        when: Which of the files of that name; None: all that no table before takes.
-        fields: Of the configuration, besides the usual ones: a metadata key, a value, or what computes it.
-        rope: Parameters of its rope that no key has.
-        layers: What the names of a layer's tensors begin with, "#" for its number.
-        names: What follows there, besides the usual: the stem or the whole name in the file, or several below each other.
-        outer: The stems of tensors of no layer, besides the usual.
-        metadata: Tensors of one element a layer that are lists in the metadata: what follows `layers` -> the whole key.
+        when: Selects files of that name; None: all files that no earlier table matches.
+        fields: Fields of the configuration besides the usual ones: a metadata key, a value, or a function that computes it.
+        rope: Rope parameters that are in no metadata key.
+        layers: Prefix of a layer's tensor names, "#" for the layer's number.
+        names: Names after that prefix, besides the usual ones -> the stem or whole name in the file, or several names for
+            tensors that are stacked.
+        outer: Stems of tensors outside the layers, besides the usual ones.
+        metadata: Tensors with one element per layer that the file stores as lists in the metadata: name after `layers` -> key.
         interleaved: Whether rows of q and k are ordered for interleaved rope.
-        has_offsets: Whether the weights of norms have their offsets already.
-        grouped: Modules of several parts whose rows go head by head, as in the checkpoint.
+        has_offsets: Whether the offsets are already added to the weights of norms.
+        grouped: Modules of several parts with rows in order of heads, as in the checkpoint.
     """
 
     name: str
@@ -80,17 +81,18 @@ def has_head_bias(meta: Metadata) -> bool:
 
 
 def given(key: str) -> Callable[[Metadata], bool]:
-    """Whether a key is there and not zero."""
+    """Whether a key is present and not zero."""
     return lambda meta: bool(meta.raw(key))
 
 
 def kinds(key: str, other: str, zero: str) -> Callable[[Metadata], list[str]]:
-    """The kind of every layer by whether its value of a key is zero."""
+    """The kind of every layer: `zero` if the layer's value of the key is zero, else `other`."""
     return lambda meta: [other if value else zero for value in meta.each(key)]
 
 
 def layer_types(meta: Metadata) -> list[str] | None:
-    """Which layers have the window, by a truth value for each, or but for every so-many-th; None: as the family has it."""
+    """The kinds of layers from the metadata: a bool per layer, or a period p (every p-th layer is full). None: the family's
+    default."""
     pattern = meta.raw("attention.sliding_window_pattern")
     if not pattern or not meta.raw("attention.sliding_window"):
         return None
@@ -102,17 +104,17 @@ def layer_types(meta: Metadata) -> list[str] | None:
 
 
 def or_else(key: str, default: object) -> Callable[[Metadata], object]:
-    """The value of a key, or of the field where the file has none."""
+    """The value of a key, or the default if the file does not have it."""
     return lambda meta: default if meta.raw(key) is None else meta.raw(key)
 
 
 def ratio(key: str, by: str) -> Callable[[Metadata], int]:
-    """A whole number divided by another."""
+    """An integer key divided by another."""
     return lambda meta: meta.need(key, int) // max(meta.need(by, int), 1)
 
 
 def score_scale(meta: Metadata) -> float:
-    """The factor on scores: that of the file, or that of the size of a head."""
+    """The factor on scores: the file's, or head_dim^-0.5."""
     heads = max(meta.need("attention.head_count", int), 1)
     head_dim = meta.get("attention.key_length", int, meta.need("embedding_length", int) // heads)
     return float(meta.get("attention.scale", float, 0.0) or head_dim**-0.5)

@@ -20,7 +20,7 @@ MAMBA2: Fields = {
 
 
 def mamba_names(stem: str) -> dict[str, str]:
-    """The tensors of a mixer of Mamba or Mamba-2 under a module's name."""
+    """Names of the tensors of a Mamba or Mamba-2 mixer in module `stem`."""
     tensors = {"in_proj": "ssm_in", "conv1d": "ssm_conv1d", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out",
                "A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "norm": "ssm_norm", "dt_layernorm": "ssm_dt_norm",
                "b_layernorm": "ssm_b_norm", "c_layernorm": "ssm_c_norm"}  # fmt: skip
@@ -41,12 +41,12 @@ MAMBA: Fields = {
 
 
 def spacing(layers: list[int], n_layers: int) -> tuple[int, int]:
-    """Every how-many-th layer is one of these, and the first of them."""
+    """The distance between the given layers, and the first of them."""
     return (layers[1] - layers[0] if len(layers) > 1 else n_layers, layers[0]) if layers else (1, 1)
 
 
 def jamba_layers(key: str) -> dict[str, Field]:
-    """Jamba's fields for which layers attend (or have experts)."""
+    """Jamba's fields for the layers with attention ("attn") or with experts ("expert")."""
     tensor = {"attn": "blk.#.attn_q.weight", "expert": "blk.#.ffn_gate_inp.weight"}[key]
     return {
         f"{key}_layer_period": lambda meta: spacing(meta.with_tensor(tensor), meta.n_layers)[0],
@@ -55,24 +55,25 @@ def jamba_layers(key: str) -> dict[str, Field]:
 
 
 def shared_width(meta: Metadata) -> object:
-    """The width of an MLP that may be called that of an expert."""
+    """The width of the shared MLP; some files store it as the width of a shared expert."""
     return meta.raw("expert_shared_feed_forward_length") or meta.raw("feed_forward_length")
 
 
 def positions(meta: Metadata) -> str:
-    """Whether attention layers turn q and k."""
+    """"rope" or "nope": whether attention layers have rope."""
     return "nope" if meta.raw("rope.scaling.finetuned") is False else "rope"
 
 
 def nemotron_kinds(meta: Metadata) -> list[str]:
-    """The one thing that a layer of Nemotron-H is."""
+    """The kind of each layer of Nemotron-H."""
     tensors = {"attention": "attn_q", "moe": "ffn_gate_inp", "mlp": "ffn_up", "mamba": "ssm_in"}
     layers = {kind: meta.with_tensor(f"blk.#.{tensor}.weight") for kind, tensor in tensors.items()}
     return [next((kind for kind in layers if layer in layers[kind]), "mamba") for layer in range(meta.n_layers)]
 
 
 def plamo_step(meta: Metadata) -> int:
-    """PLaMo 2's steps of layers: the one in the middle of each attends, or the last one where all are less than half a step."""
+    """PLaMo 2's mamba_step. The middle layer of each group of mamba_step layers has attention. In a model of at most half a
+    group the last layer has attention."""
     attend = meta.with_tensor("blk.#.attn_qkv.weight")
     if attend == [meta.n_layers - 1]:
         return 2 * meta.n_layers

@@ -10,7 +10,7 @@ T = TypeVar("T", bound=int | float | str | bool)
 
 
 class Metadata:
-    """What a file says of its model.
+    """The metadata of a GGUF file.
 
     Args:
         values: All key-values.
@@ -18,8 +18,8 @@ class Metadata:
         file: Path, for messages.
 
     Attributes:
-        architecture: general.architecture, which the keys of the model begin with.
-        seen: Those of them that were read.
+        architecture: general.architecture, the prefix of the model's keys.
+        seen: Keys of the model that were read, without the prefix.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Metadata:
         self.seen: set[str] = set()
 
     def raw(self, key: str) -> object:
-        """The value of a key of the model, None where there is none."""
+        """The value of a key of the model; None if it is absent."""
         self.seen.add(key)
         return self.values.get(f"{self.architecture}.{key}")
 
@@ -39,7 +39,7 @@ class Metadata:
     @overload
     def get(self, key: str, kind: type[T], default: T) -> T: ...
     def get(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """A scalar; a list with a value for each layer counts as one if all but the zeros agree."""
+        """A scalar. A list with a value for each layer counts as a scalar if all its non-zero values are equal."""
         value = self.raw(key)
         if isinstance(value, list) and value:
             given = [item for item in value if item != 0] or value[:1]
@@ -54,14 +54,14 @@ class Metadata:
         return found
 
     def need(self, key: str, kind: type[T]) -> T:
-        """A scalar that must be there."""
+        """A required scalar."""
         value = self.get(key, kind)
         if value is None:
             self._refuse(key, kind, "nothing")
         return value
 
     def each(self, key: str) -> list[object]:
-        """A value for each layer, of a list or of one that is the same for all."""
+        """A value for each layer, from a list or from one value for all layers."""
         value, n_layers = self.raw(key), self.n_layers
         if not isinstance(value, list):
             return [value] * n_layers
@@ -73,11 +73,11 @@ class Metadata:
 
     @property
     def n_layers(self) -> int:
-        """Layers but for those that only predict further tokens."""
+        """Number of layers without those for multi-token prediction."""
         return self.need("block_count", int) - self.get("nextn_predict_layers", int, 0)
 
     def has(self, tensor: str) -> bool:
-        """Whether there is a tensor; "#" stands for the number of any layer."""
+        """Whether the file has a tensor; "#" stands for the number of any layer."""
         if "#" not in tensor:
             return tensor in self.tensors
         return any(tensor.replace("#", str(layer)) in self.tensors for layer in range(self.n_layers))

@@ -34,7 +34,7 @@ LATENT: Names = {
 
 
 def latent_size(part: str) -> Callable[[Metadata], int]:
-    """Elements of a head's key or value; files with keys and values in one tensor have no keys of their own for it."""
+    """Elements of a head's key or value; files with keys and values in one tensor lack the _mla metadata keys."""
 
     def size(meta: Metadata) -> int:
         return meta.get(f"attention.{part}_length_mla", int, 0) or meta.need(f"attention.{part}_length", int)
@@ -43,7 +43,7 @@ def latent_size(part: str) -> Callable[[Metadata], int]:
 
 
 def nope_dim(meta: Metadata) -> int:
-    """What of a head's key is not turned."""
+    """Elements of a head's key without rope."""
     return latent_size("key")(meta) - meta.need("rope.dimension_count", int)
 
 
@@ -60,7 +60,7 @@ DEEPSEEK: Fields = {
 
 
 def choice(meta: Metadata) -> str:
-    """DeepSeek-V2's way to choose."""
+    """topk_method of DeepSeek-V2."""
     return "group_limited_greedy" if meta.get("expert_group_count", int, 1) > 1 else "greedy"
 
 
@@ -70,7 +70,7 @@ def is_sigmoid(meta: Metadata) -> bool:
 
 
 def expert_width(meta: Metadata) -> int:
-    """Of Qwen2-MoE; the first files have its chosen experts' together."""
+    """Width of an expert of Qwen2-MoE; the first files store the sum of the chosen experts' widths."""
     chosen = max(meta.need("expert_used_count", int), 1)
     return meta.get("expert_feed_forward_length", int, 0) or meta.need("feed_forward_length", int) // chosen
 

@@ -1,4 +1,4 @@
-"""From the names of Hugging Face checkpoints to the tensors of a GGUF file, by a family's table."""
+"""Maps names of Hugging Face checkpoints to tensors of a GGUF file by a family's table."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from ..source import Source
 from .family import USUAL, USUAL_OUTER, Family, Names
 from .metadata import Metadata
 
-# Tensors that hold no weight: the configuration reads the first three, the others repeat what the metadata says.
+# Tensors that are not weights: the configuration reads the first three, the others repeat metadata.
 NO_WEIGHTS = (
     "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "blk.*.attn_rot_embd",
     "blk.*.rope_freqs.weight",
 )  # fmt: skip
-DECAY = "A_log"  # of which such files have -exp
+DECAY = "A_log"  # GGUF files store -exp(A_log)
 HEADS = re.compile(r"(blk\.\d+\.attn_)([qkv])(\.(?:weight|bias))")
 
 
@@ -25,10 +25,11 @@ class GgufSource(Source):
     """The tensors of a GGUF file.
 
     Args:
-        family: Its table.
-        meta: What the file says.
+        family: Table of the file's architecture.
+        meta: The file's metadata.
         read: Gives a tensor's values as float32 bytes.
-        paired: Size of the heads of q and k whose rows go in pairs, one of either half, and are wanted half by half; 0: none.
+        paired: Size of heads of q and k whose rows alternate between the two halves of the head and must be separated into
+            halves; 0: none.
     """
 
     is_gguf = True
@@ -36,8 +37,8 @@ class GgufSource(Source):
     def __init__(self, family: Family, meta: Metadata, read: Callable[[str], bytes], paired: int) -> None:
         self.family, self.has_offsets, self._paired = family, family.has_offsets, paired
         self._meta, self._read = meta, read
-        self._firsts: dict[str, int] = {}  # rows of q, k and v in tensors of all three
-        self._taken: dict[str, int] = {}  # how many rows of such a tensor are found
+        self._firsts: dict[str, int] = {}  # first rows of q, k and v in joint tensors
+        self._taken: dict[str, int] = {}  # rows of a joint tensor that are assigned so far
         self._inner, self._outer = {**USUAL, **family.names}, {**USUAL_OUTER, **family.outer}
         self._layer = re.compile(re.escape(family.layers).replace(r"\#", r"(\d+)") + "(.+)")
 
@@ -45,14 +46,14 @@ class GgufSource(Source):
         return [self._joined(place) or place for place in self._own_places(name)]
 
     def _own_places(self, name: str) -> list[str]:
-        """What the family's table says."""
+        """The places of a tensor by the family's table."""
         inside = self._layer.fullmatch(name)
         if inside is None:
             return _lookup(self._outer, name)
         return [f"blk.{inside[1]}.{place}" for place in _lookup(self._inner, inside[2])]
 
     def _joined(self, place: str) -> str | None:
-        """The tensor of q, k and v below each other, where the file has it and not that of one of them."""
+        """The joint tensor of q, k and v, if the file has it instead of `place`."""
         heads = HEADS.fullmatch(place)
         joined = f"{heads[1]}qkv{heads[3]}" if heads else None
         return joined if joined in self._meta.tensors and place not in self._meta.tensors else None
@@ -83,7 +84,7 @@ class GgufSource(Source):
         return [piece._replace(rows=size // 2, base=first, inner=1, stride=2) for first in firsts]
 
     def _below(self, piece: Piece, joined: str, is_last: bool) -> Piece:
-        """A piece of a tensor of several, below those that were asked for before."""
+        """A piece of a joint tensor, below the pieces that were requested before it."""
         shape = self._meta.tensors[joined][1]
         first = self._firsts.setdefault(piece.name, self._taken.get(joined, 0))
         self._taken[joined] = first + piece.shape[0]
@@ -100,7 +101,7 @@ class GgufSource(Source):
 
 
 def _lookup(table: Names, name: str) -> list[str]:
-    """Whole names in the file for a name, itself in the table or its stem."""
+    """Whole names in the file for a name; the table has the name or its stem."""
     if name in table:
         return list(_several(table[name]))
     stem, _, kind = name.rpartition(".")
