@@ -20,13 +20,13 @@ from .requests import beside, read, template_arguments
 from .service import Service
 
 THINKS = ("enabled", "adaptive")
-"""Types of `thinking` that want reasoning."""
+"""Types of `thinking` that request reasoning."""
 
 encode = msgspec.json.encode
 
 
 def to_chat(body: MessagesRequest) -> ChatRequest:
-    """The same request as a chat completion."""
+    """Converts a request to a chat completion request."""
     messages: list[dict[str, Any]] = []
     if body.system:
         messages.append({"role": "system", "content": _text(body.system, "system")})
@@ -54,7 +54,7 @@ def to_chat(body: MessagesRequest) -> ChatRequest:
 
 
 def _format(body: MessagesRequest) -> dict[str, Any] | None:
-    """The schema of an answer, if the request gives one."""
+    """The response format of the request as in chat completions, if the request has one."""
     given = body.output_format or (body.output_config or {}).get("format")
     if given is None:
         return None
@@ -64,7 +64,7 @@ def _format(body: MessagesRequest) -> dict[str, Any] | None:
 
 
 def _text(content: Any, where: str) -> str:
-    """Text, or the text of blocks."""
+    """The text of a content field: a string, or a list of text blocks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -77,7 +77,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """A message as those that chat templates know: results of tools are messages of their own."""
+    """Converts a message to messages for chat templates; each tool result becomes a separate message."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise HttpError(400, "messages: wanted the role user or assistant", "messages")
@@ -128,7 +128,7 @@ def _choice(choice: dict[str, Any] | None) -> str | dict[str, Any] | None:
 
 
 def stop_reason(sample: CompletionOutput, message: Message) -> str:
-    """Why a sample ended, in Anthropic's words."""
+    """The stop reason of a sample in Anthropic's protocol."""
     if message.calls and sample.finish_reason == "stop":
         return "tool_use"
     if isinstance(sample.stop_reason, str):
@@ -175,7 +175,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 class _Blocks:
-    """The blocks of a streamed message: one is open at a time."""
+    """The content blocks of a streamed message; at most one is open."""
 
     def __init__(self) -> None:
         self.index = -1
@@ -183,7 +183,7 @@ class _Blocks:
         self._open: str | None = None
 
     def take(self, piece: Piece, message: Message) -> bytes:
-        """The events of a piece."""
+        """Adds a piece and returns its events."""
         kind = {"content": "text", "reasoning": "thinking"}.get(piece.kind, "tool_use")
         frame = b""
         if kind != self._open or piece.kind == "call":
@@ -200,7 +200,7 @@ class _Blocks:
         return frame + _event("content_block_delta", index=self.index, delta=delta)
 
     def _empty(self, kind: str, message: Message) -> dict[str, Any]:
-        """A block as it begins."""
+        """The initial, empty form of a block."""
         if kind == "text":
             return {"type": "text", "text": ""}
         if kind == "thinking":
@@ -210,7 +210,7 @@ class _Blocks:
         return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
 
     def close(self) -> bytes:
-        """The end of the block that is open."""
+        """Closes the open block, if any, and returns the event."""
         was, self._open = self._open, None
         return b"" if was is None else _event("content_block_stop", index=self.index)
 
@@ -261,7 +261,7 @@ async def messages(service: Service, request: Request) -> ASGIApp:
 
 
 async def count_tokens(service: Service, request: Request) -> ASGIApp:
-    """Tokens that a conversation has as a prompt."""
+    """Counts the prompt tokens of a conversation."""
     given = await read(request, MessagesRequest)
     service.model_name(given.model)
 

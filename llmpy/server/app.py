@@ -1,4 +1,4 @@
-"""The ASGI application: paths, and what stands in front of them."""
+"""The ASGI application: paths and middleware."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ RENDERING = (
     "/ping",
     "/version",
 )
-"""The paths of a server that only renders."""
+"""Paths of a server that only renders (--render-only)."""
 _ADAPTERS, _SGLANG = "adapters", "SGLang's dialect"
 LATER = {
     "/v1/load_lora_adapter": _ADAPTERS,
@@ -93,18 +93,18 @@ LATER = {
     "/continue_generation": _SGLANG,
     "/abort_request": _SGLANG,
 }
-"""Paths that are known and not built, and what they belong to."""
+"""Known paths that are not implemented -> the feature that they belong to."""
 
 
 def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
     """An ASGI application that serves an engine.
 
     Args:
-        engine: The engine; it stays the caller's to close. With a Renderer only the paths that run nothing answer.
+        engine: The engine; the caller must close it. A Renderer serves only the paths that run no model.
         options: Fields of `Options`.
 
     Returns:
-        The application, its `service` as an attribute of its state.
+        The application; `app.state.service` is its Service.
     """
     service = Service(engine=engine, options=replace(Options(), **options))  # type: ignore[arg-type]
     is_open = service.options.control
@@ -125,7 +125,7 @@ def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
 
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _known})
     app.state.service = service
-    app.router.redirect_slashes = False  # a redirection would go to whatever host the request names
+    app.router.redirect_slashes = False  # a redirect would go to the host that the request names
     guarded: ASGIApp = Guard(app, service, (*CONTROL_POST, *CONTROL_GET))
     if service.options.cors_origins:
         guarded = CORSMiddleware(guarded, allow_origins=service.options.cors_origins, allow_methods=["*"], allow_headers=["*"])
@@ -133,7 +133,7 @@ def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
 
 
 def find_service(app: ASGIApp) -> Service:
-    """What an application of `build_app` serves."""
+    """The Service of an application from `build_app`."""
     while isinstance(app, CORSMiddleware):
         app = app.app
     assert isinstance(app, Guard)
@@ -141,7 +141,7 @@ def find_service(app: ASGIApp) -> Service:
 
 
 class _endpoint:
-    """A handler as an ASGI application, which Starlette calls without a wrapper of its own."""
+    """A handler as an ASGI application; Starlette calls it without a wrapper."""
 
     def __init__(self, service: Service, handler: Handler) -> None:
         self._service, self._handler = service, handler
@@ -172,14 +172,14 @@ class _endpoint:
         try:
             return await self._handler(self._service, request)
         except ClientGone:
-            return Response(status_code=499)  # nobody reads it; the log does
+            return Response(status_code=499)  # the client is gone; the status is for the log
         except Exception as error:
             wait = self._service.queue_seconds() if isinstance(error, QueueFullError) else None
             return refusal(error, request.url.path, wait)
 
 
 def _in(table: Mapping[str, Handler], path: str) -> Handler:
-    """A path of a server that only renders."""
+    """The handler of a path in a server that only renders."""
     return table[path] if path in RENDERING else _renders_only
 
 
@@ -188,7 +188,7 @@ async def _renders_only(service: Service, request: Request) -> ASGIApp:
 
 
 def _known(request: Request, error: Exception) -> Response:
-    """What the router refuses, in our words."""
+    """Converts the router's errors to our error format."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
     known = HttpError(error.status_code, message, headers=error.headers)

@@ -1,4 +1,4 @@
-"""OpenAI batch files, offline: each line a request, each answer a line, as many at once as the engine likes."""
+"""OpenAI batch files, offline: each input line is a request, each output line its answer; many run at once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..errors import ConfigError, RequestFailedError
 from .batch_files import ENDING, Counts, Line
 
 AHEAD = 8
-"""Answers that wait for an earlier one, so that they are written in order: at most so many windows with those in flight."""
+"""Most windows of requests in flight or finished but waiting for an earlier answer; answers are written in order."""
 FULL_QUEUE_S = 0.1
-"""Before a request that met a full queue comes again."""
+"""Seconds before a request that met a full queue is sent again."""
 PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
@@ -31,7 +31,7 @@ PATHS = (
 
 
 class _Request(msgspec.Struct):
-    """A line of the input. What is wrong with its fields is told under its own name."""
+    """A line of the input. Fields are untyped, so that errors can name the request by its custom_id."""
 
     custom_id: Any = None
     url: Any = None
@@ -39,7 +39,7 @@ class _Request(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    """What the server said."""
+    """The server's response."""
 
     status_code: int
     request_id: str
@@ -47,7 +47,7 @@ class _Response(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """A line of the output; its id comes first, its error last (batch_files.py)."""
+    """A line of the output. batch_files.py relies on the order: `id` is first, `error` last."""
 
     id: str
     custom_id: Any
@@ -93,7 +93,7 @@ async def call(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def _refusal(line: Line, custom_id: Any, message: str) -> bytes:
-    """The answer to what is no request."""
+    """The answer to a line that is not a valid request."""
     return _line(_Answer(line.id, custom_id, None, {"code": "invalid_request", "message": message}))
 
 
@@ -102,12 +102,12 @@ def _line(made: _Answer) -> bytes:
 
 
 async def answer(app: ASGIApp, line: Line, is_first: bool = False) -> bytes:
-    """The line of an answer.
+    """Runs a request and returns its line of the output.
 
     Args:
         app: The server's application.
         line: The request.
-        is_first: Whether a wrong model ends the run: the requests that follow will name the same one.
+        is_first: Whether an unknown model raises; later requests probably name the same model.
 
     Raises:
         ConfigError: The first request names a model that is not served.
@@ -144,22 +144,22 @@ async def answer(app: ASGIApp, line: Line, is_first: bool = False) -> bytes:
 async def run_batch(
     app: ASGIApp, lines: Iterator[Line], output: BinaryIO, done: Counts, window: int, tell: Callable[[Counts], None]
 ) -> Counts:
-    """Answers all lines, in their order.
+    """Answers all lines in order.
 
     Args:
         app: The server's application.
-        lines: Requests, read as they are needed.
-        output: Where answers go, one line each.
-        done: Answers that it holds already.
+        lines: Requests, read on demand.
+        output: File for the answers, one line each.
+        done: Counts of the answers that the file already holds.
         window: Most requests in flight, at least 1.
         tell: Called with the counts after each answer.
 
     Returns:
-        The counts, those from before among them.
+        The counts, including `done`.
 
     Raises:
         ConfigError: The first request names a model that is not served.
-        RequestFailedError: The engine has died. What came before is written.
+        RequestFailedError: The engine has died. Earlier answers are written.
     """
     room = asyncio.Semaphore(window)
     pending: deque[asyncio.Task[bytes]] = deque()

@@ -1,7 +1,7 @@
-"""The two files of a batch: requests by their lines, and the answers there are already.
+"""The two files of a batch: the requests, and the answers that exist already.
 
-Answers stand in the order of their requests, and each begins with a digest of its request's number and text. So what an
-interrupted run has done is told from the files alone, in the memory of one line, and another input is noticed.
+Answers are in the order of their requests. Each begins with a digest of its request's line number and text. So a rerun finds
+the answers of an interrupted run from the files alone, with one line in memory, and notices a changed input.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import BinaryIO, NamedTuple
 from ..errors import ConfigError
 
 ENDING = b',"error":null}\n'
-"""Of an answer without an error."""
+"""End of an output line without an error."""
 
 
 BOM = b"\xef\xbb\xbf"
 
 
 class Line(NamedTuple):
-    """A request: its number in the file, from 1, its JSON, and its answer if that is known already."""
+    """A request: its line number (from 1), its JSON, and its answer if that exists already."""
 
     number: int
     text: bytes
@@ -38,35 +38,35 @@ class Line(NamedTuple):
 
     @property
     def beginning(self) -> bytes:
-        """What its answer's line begins with."""
+        """The first bytes of the answer's line."""
         return f'{{"id":"{self.id}",'.encode()
 
 
 class Counts(NamedTuple):
-    """Answers, and errors among them."""
+    """Number of answers, and of errors among them."""
 
     answers: int = 0
     errors: int = 0
 
 
 def requests(file: Iterable[bytes]) -> Iterator[Line]:
-    """The lines of an input file that are not blank, read as they are needed."""
+    """The non-blank lines of an input file, read on demand."""
     texts = ((number, text.removeprefix(BOM if number == 1 else b"").strip()) for number, text in enumerate(file, 1))
     return (Line(number, text) for number, text in texts if text)
 
 
 def unanswered(lines: Iterator[Line], path: Path) -> tuple[Counts, Iterator[Line]]:
-    """What an output file has and lacks. A last answer that was not written whole is cut off.
+    """Finds the requests without an answer in an output file. An incomplete last line is truncated.
 
     Args:
         lines: All requests.
-        path: The output, which need not exist.
+        path: The output; it may be missing.
 
-    Returns:
-        The answers there are, and the requests that have none.
+        Returns:
+            Counts of the existing answers, and the requests without an answer.
 
-    Raises:
-        ConfigError: The output holds something else than answers to these requests. It is left as it is.
+        Raises:
+            ConfigError: The output holds other lines than answers to these requests. The file is not changed.
     """
     if not path.exists():
         return Counts(), lines
@@ -76,10 +76,10 @@ def unanswered(lines: Iterator[Line], path: Path) -> tuple[Counts, Iterator[Line
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A block in which no other run has this output; the file is made if it is not there.
+    """Holds a lock on the output; creates the file if it is missing.
 
     Raises:
-        ConfigError: Another run has it.
+        ConfigError: Another run holds the lock.
     """
     with path.open("ab") as file:
         try:
@@ -93,7 +93,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def with_answers(lines: Iterator[Line], path: Path) -> Iterator[Line]:
-    """All requests, with their answers from an output file except those that are errors.
+    """All requests, with their answers from an output file unless the answer is an error.
 
     Args:
         lines: All requests.

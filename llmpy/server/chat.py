@@ -32,40 +32,40 @@ encode = msgspec.json.encode
 
 @dataclass
 class Message:
-    """What one sample has said so far, taken apart.
+    """The parsed text of one sample so far.
 
     Args:
-        parser: Takes the text apart.
-        ends: Tokens that end an answer, where special tokens are shown.
-        close_id: The token that ends reasoning; None: it is not one token.
+        parser: Splits the text into content, reasoning and calls.
+        ends: Texts of the end tokens if special tokens are shown; they are removed from the end.
+        close_id: The token that ends reasoning; None: reasoning does not end with a single token.
     """
 
     parser: Parser
     ends: tuple[str, ...] = ()
     close_id: int | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """The arguments of the last one are there when it is over."""
+    """Tool calls; the arguments of a call are set when the call is complete."""
     has_begun: bool = False
     num_chars: int = 0
-    """Of the text so far."""
+    """Length of the text so far, in characters."""
     is_over: bool = False
     num_thought: int = 0
-    """Tokens up to the one that ends reasoning."""
+    """Number of tokens up to the one that ends reasoning."""
     is_thought_out: bool = False
     _texts: dict[str, list[str]] = field(init=False, default_factory=lambda: {"content": [], "reasoning": [], "arguments": []})
 
     @property
     def content(self) -> str:
-        """What is said."""
+        """The content so far."""
         return "".join(self._texts["content"])
 
     @property
     def reasoning(self) -> str:
-        """What is thought."""
+        """The reasoning so far."""
         return "".join(self._texts["reasoning"])
 
     def take(self, sample: CompletionOutput) -> list[Piece]:
-        """The pieces of a sample's new text, which are added."""
+        """Parses a sample's new text, adds the pieces to the message and returns them."""
         text = sample.text
         if sample.finish_reason == "stop":
             text = text.removesuffix(next((end for end in self.ends if text.endswith(end)), ""))
@@ -88,13 +88,13 @@ class Message:
         return pieces
 
     def _end_call(self) -> None:
-        """Puts the arguments in their place, where there is a call."""
+        """Stores the collected arguments in the last call, if there is one."""
         if self.calls:
             self.calls[-1]["function"]["arguments"] += "".join(self._texts["arguments"])
             self._texts["arguments"].clear()
 
     def num_reasoning(self, tokenizer: Tokenizer) -> int:
-        """Tokens of the reasoning; where no token of its own ends it they are counted once, when all is said."""
+        """Number of reasoning tokens. Without a single end token, reasoning is tokenised once when the answer is complete."""
         if not self._texts["reasoning"]:
             return 0
         if self.close_id is None and self.is_over and not self.num_thought:
@@ -102,7 +102,7 @@ class Message:
         return self.num_thought
 
     def whole(self) -> dict[str, Any]:
-        """The message of an answer in one piece."""
+        """The complete message of an answer that is not streamed."""
         content = self.content or (None if self.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
@@ -112,7 +112,7 @@ class Message:
         return message
 
     def delta(self, pieces: list[Piece]) -> dict[str, Any]:
-        """The change that pieces, which have been taken, make."""
+        """The delta for pieces that `take` returned."""
         delta: dict[str, Any] = {}
         if not self.has_begun:
             self.has_begun = True
@@ -139,14 +139,14 @@ class Message:
 
 
 class Chat(Answering):
-    """One conversation on its way.
+    """One chat request in progress.
 
     Args:
         service: The server.
         request: The HTTP request.
-        body: What it asks for.
-        prefix: Of the answer's id.
-        limit_name: What the protocol calls the most tokens of an answer; None = as the body does.
+        body: The body of the request.
+        prefix: Prefix of the answer's id.
+        limit_name: The protocol's name for the token limit of an answer; None = the body's name.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Chat(Answering):
         request.state.ignored += self._unread()
 
     def _unread(self) -> list[str]:
-        """Variables of the request that the chat template does not read; what has no effect is told."""
+        """Names of template variables of the request that the chat template does not read; the answer's header lists them."""
         body, template = self.body, self.service.template(self.template["chat_template"], bool(self.tools))
         names = [f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs or () if not reads(template, name)]
         if body.reasoning_effort is not None and not reads(template, "reasoning_effort"):
@@ -182,7 +182,7 @@ class Chat(Answering):
         return names
 
     async def submit(self) -> RequestStream:
-        """Queues the conversation."""
+        """Renders the conversation and queues it."""
 
         def queue() -> RequestStream:
             messages = self.messages()
@@ -194,7 +194,7 @@ class Chat(Answering):
         return await self.service.beside(max(self.size, size_of(self.body.messages, self.tools)), queue)
 
     def messages(self) -> list[dict[str, Any]]:
-        """The messages as the template reads them; of a truncated conversation those that fit."""
+        """The messages for the template; of a truncated conversation only those that fit."""
         given = [for_template(message) for message in self.body.messages]
         if not self.is_truncated:
             return given
@@ -204,19 +204,19 @@ class Chat(Answering):
         return kept
 
     def sampling(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """The sampling fields, with what the answer must be: where reasoning stands is read from the rendered conversation."""
+        """The sampling fields with the answer's constraint; it depends on whether the rendered conversation opens reasoning."""
         constraint = self.constraint
         prompt = self.service.prompt_text(messages, self.template) if constraint.needs_prompt else ""
         return {**self.fields, "structured_outputs": constraint.params(prompt)}
 
     def message(self, prompt: str | None) -> Message:
-        """A sample's answer, which takes the sample's text apart."""
+        """A new Message that parses a sample's text."""
         dialect = self.service.dialect
         parser = dialect.parser(prompt or "", self.tools, holds=not self.body.stream)
         return Message(parser, dialect.ends if self.shows_marks else (), dialect.close_id)
 
     def text_logprobs(self, output: RequestOutput) -> TextLogprobs:
-        """What finds the logprobs of the message's text in those of a sample."""
+        """An object that finds the logprobs of the message's text among a sample's logprobs."""
         shown = Detokenizer(self.service.tokenizer, output.prompt_token_ids, skip_special_tokens=not self.shows_marks)
         return TextLogprobs(self.writer(), shown)
 
@@ -224,10 +224,10 @@ class Chat(Answering):
         """The counts of an answer so far."""
         return usage_of([output], tokens, sum(message.num_reasoning(self.service.tokenizer) for message in messages))
 
-    # ---- at once ----------------------------------------------------------------------------------------------------
+    # ---- not streamed -----------------------------------------------------------------------------------------------
 
     async def output(self) -> RequestOutput:
-        """The whole output."""
+        """Runs the request and returns the final output."""
         stream = await self.submit()
         try:
             return await stream
@@ -235,7 +235,7 @@ class Chat(Answering):
             stream.close()
 
     async def run(self) -> tuple[RequestOutput, list[Message]]:
-        """The whole output, and its samples taken apart."""
+        """Runs the request and returns the final output and its parsed samples."""
         output = await self.output()
         messages = [self.message(output.prompt) for _ in output.outputs]
         for message, sample in zip(messages, output.outputs, strict=True):
@@ -243,12 +243,12 @@ class Chat(Answering):
         return output, messages
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Runs the request and returns the answer."""
         output, messages = await self.run()
         return await self.service.write([output], lambda: self.answer(output, messages))
 
     def answer(self, output: RequestOutput, messages: list[Message]) -> dict[str, Any]:
-        """The answer of an output."""
+        """The answer for an output."""
         choices = [self.choice(sample, message) for sample, message in zip(output.outputs, messages, strict=True)]
         made: dict[str, Any] = {
             "id": self.id,
@@ -278,10 +278,10 @@ class Chat(Answering):
             with_ids(choice, sample)
         return choice
 
-    # ---- in frames --------------------------------------------------------------------------------------------------
+    # ---- streamed ---------------------------------------------------------------------------------------------------
 
     async def frames(self, stream: RequestStream) -> AsyncGenerator[bytes]:
-        """The answer in frames."""
+        """The frames of a streamed answer."""
         made = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model}
         head = b"data: " + encode({**made, **UNTOLD})[:-1] + b',"choices":['
         options = self.body.stream_options
@@ -317,7 +317,7 @@ class Chat(Answering):
         yield end + DONE
 
     def delta(self, sample: CompletionOutput, message: Message, writer: LogprobWriter) -> dict[str, Any] | None:
-        """What is new of a sample; None: nothing that anybody asked for."""
+        """The choice with the news of a sample; None: nothing to send."""
         is_last = sample.finish_reason is not None
         change = message.delta(message.take(sample))
         logprobs = _logprobs(sample, writer)
@@ -341,7 +341,7 @@ def _logprobs(sample: CompletionOutput, writer: LogprobWriter) -> dict[str, Any]
 
 
 def _check_shapes(body: ChatRequest) -> None:
-    """Refuses what templates would render as something else."""
+    """Refuses messages and tools that templates would render wrongly."""
     if not body.messages:
         raise HttpError(400, "messages is empty", "messages")
     if not all(isinstance(message.get("role"), str) for message in body.messages):
@@ -354,19 +354,19 @@ def _check_shapes(body: ChatRequest) -> None:
 
 
 def reason_of(sample: CompletionOutput, message: Message) -> str | None:
-    """Why a sample ended, as chat answers say it."""
+    """The finish reason of a sample in chat answers."""
     return "tool_calls" if message.calls and sample.finish_reason == "stop" else sample.finish_reason
 
 
 def for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates read it: arguments of calls as objects, reasoning under all names that it goes by."""
+    """A message for templates: arguments of calls as objects, reasoning under all its names."""
     calls, thought = message.get("tool_calls"), message.get("reasoning_content") or message.get("reasoning")
     made = dict(message)
     if isinstance(calls, list):
         made["tool_calls"] = [_with_object(call) for call in calls]
     if thought:
         made |= {"reasoning_content": thought, "reasoning": thought}
-        if calls and not message.get("content"):  # gpt-oss's template wants one of the two
+        if calls and not message.get("content"):  # gpt-oss's template accepts only one of thinking and content
             made.setdefault("thinking", thought)
     return made
 

@@ -29,12 +29,12 @@ encode = msgspec.json.encode
 
 
 class Completion(Answering):
-    """One request for completions on its way.
+    """One completion request in progress.
 
     Args:
         service: The server.
         request: The HTTP request.
-        body: What it asks for.
+        body: The body of the request.
     """
 
     def __init__(self, service: Service, request: Request, body: CompletionRequest) -> None:
@@ -55,7 +55,7 @@ class Completion(Answering):
         self.fields = {**fields, "output_kind": self.kind}
 
     async def submit(self) -> list[RequestStream]:
-        """Queues all prompts, or none."""
+        """Queues all prompts, or none if one is refused."""
         if self.body.add_special_tokens is False:
             self.prompts = await self.service.encoded(self.prompts)
         return await self.service.beside(self.size, self._queue)
@@ -75,28 +75,28 @@ class Completion(Answering):
         return streams
 
     def prompt_text(self, output: RequestOutput) -> str:
-        """The prompt, as `echo` wants it back."""
+        """The prompt's text for `echo`."""
         return output.prompt if output.prompt is not None else self.service.tokenizer.decode(output.prompt_token_ids)
 
     def echoed_logprobs(self, output: RequestOutput, writer: LogprobWriter) -> dict[str, Any]:
-        """Those of the prompt."""
+        """The logprobs of the prompt for `echo`."""
         assert output.prompt_logprobs is not None
         lists = writer.completion(output.prompt_logprobs[:0])
         writer.first(lists, output.prompt_token_ids[0])
         return joined([lists, writer.completion(output.prompt_logprobs[1:])])
 
     async def prompt_outputs(self) -> list[RequestOutput]:
-        """The prompts alone with their logprobs, which a stream of new tokens has only at its end. They stay cached."""
+        """Runs the prompts alone to get their logprobs, because a stream has them only at its end. The prompts stay cached."""
         asks: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": self.body.logprobs}
         asks["output_kind"] = RequestOutputKind.FINAL_ONLY
         generate = self.service.engine.generate
         streams = [generate(prompt, cache_salt=self.how["cache_salt"], **asks) for prompt in self.prompts]
         return [await stream for stream in streams]
 
-    # ---- at once ----------------------------------------------------------------------------------------------------
+    # ---- not streamed -----------------------------------------------------------------------------------------------
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Runs the request and returns the answer."""
         streams = await self.submit()
         try:
             outputs = [await stream for stream in streams]
@@ -148,10 +148,10 @@ class Completion(Answering):
             with_ids(choice, sample)
         return choice
 
-    # ---- in frames --------------------------------------------------------------------------------------------------
+    # ---- streamed ---------------------------------------------------------------------------------------------------
 
     async def frames(self, streams: list[RequestStream]) -> AsyncGenerator[bytes]:
-        """The answer in frames."""
+        """The frames of a streamed answer."""
         made = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
         head = encode({**made, **UNTOLD})[:-1]
         options = self.body.stream_options
@@ -193,7 +193,7 @@ class Completion(Answering):
         is_first: bool,
         prompt: RequestOutput,
     ) -> list[bytes]:
-        """What is new of each sample of a prompt. Args as in `delta`; `writers` has those of the samples, by number."""
+        """The deltas of all samples of a prompt. Args as in `delta`; `writers` maps a sample's number to its writer."""
         made = []
         for sample in output.outputs:
             number = place * self.n + sample.index
@@ -211,7 +211,7 @@ class Completion(Answering):
         is_first: bool,
         prompt: RequestOutput,
     ) -> bytes:
-        """New text of a sample; `prompt` has the prompt's logprobs where they are wanted."""
+        """The delta of a sample; `prompt` has the prompt's logprobs if they were requested."""
         body, text, lists = self.body, "" if self.scores_only else sample.text, None
         if body.logprobs is not None and sample.logprobs is not None and not self.scores_only:
             lists = writer.completion(sample.logprobs)
@@ -233,12 +233,12 @@ class Completion(Answering):
 
 
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Lists of logprobs behind each other."""
+    """Concatenates lists of logprobs."""
     return {name: [item for part in parts for item in part[name]] for name in parts[0]}
 
 
 async def merged(streams: list[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """Outputs of all streams as they come, with the stream's place."""
+    """Outputs of all streams as they arrive, with the index of the stream."""
     if len(streams) == 1:
         async for output in streams[0]:
             yield 0, output

@@ -1,4 +1,4 @@
-"""What a client may do to a connection, below the protocol: how many there are, how long a head, how slow a reader."""
+"""Limits of connections below HTTP: their number, the time for a request head, and the time that data stays unread."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .strict_head import strict
 
 MAX_HEAD_BYTES = most("head_bytes")
 MAX_REST_BYTES = most("rest_bytes")
-"""Of a body whose request has been answered already: it is read and dropped, so that the client comes to read the answer."""
+"""Bytes of a body to read and drop after an early answer, so that the client gets to read the answer."""
 HEAD_S = seconds("head_s")
-"""Seconds for a TLS handshake; then from its end, from the connection or from a further request to the end of the head."""
+"""Seconds for a TLS handshake, and again for a request head (from the connection, the handshake or the head's first byte)."""
 LINGER_S = seconds("linger_s")
-"""Seconds that a connection which is closed may take to give out what was written."""
+"""Seconds that a closing connection may take to send its written data."""
 SWEEP_S = 1.0
 
 _MESSAGE = b'{"error":{"message":"too many connections","type":"service_unavailable","param":null,"code":null}}'
@@ -30,7 +30,7 @@ FULL = (
 
 
 class Clock:
-    """When something began, if it goes on."""
+    """The start time of a condition that holds now; None if it does not hold."""
 
     __slots__ = ("since",)
 
@@ -38,30 +38,30 @@ class Clock:
         self.since: float | None = None
 
     def start(self, now: float) -> None:
-        """It goes on from now, unless it did already."""
+        """Starts the clock unless it runs already."""
         if self.since is None:
             self.since = now
 
     def stop(self) -> None:
-        """It has ended."""
+        """Stops the clock."""
         self.since = None
 
     def passed(self, now: float, seconds: float) -> bool:
-        """Whether it has gone on for so long."""
+        """Whether the clock has run for more than `seconds`."""
         return self.since is not None and now - self.since > seconds
 
 
 def bounded(max_connections: int, read_timeout: float, tls: ssl.SSLContext | None = None) -> Any:
-    """A protocol for uvicorn that ends connections which only cost. A sweep every second looks at all of them.
+    """Makes a protocol for uvicorn that limits connections. A sweep every second checks all connections.
 
     Args:
-        max_connections: Beyond so many a new one gets a 503 and is closed; with TLS it is closed before the handshake.
+        max_connections: Most connections. A further one gets a 503 and is closed; with TLS it is closed before the handshake.
         read_timeout: Seconds that written data may stay unread.
-        tls: Of a server that speaks TLS alone; uvicorn is then told of no certificate.
+        tls: TLS context if the server uses TLS; uvicorn then gets no certificate.
     """
 
     swept: WeakSet[Any] = WeakSet()
-    """States of servers whose connections a sweep looks at: one, however often the first connection comes."""
+    """Server states with a scheduled sweep; each has one sweep."""
 
     class Bounded(strict(AutoHTTPProtocol)):  # type: ignore[misc]
         """One connection."""
@@ -103,7 +103,7 @@ def bounded(max_connections: int, read_timeout: float, tls: ssl.SSLContext | Non
             self._unread.stop()
 
         def sweep(self, now: float) -> None:
-            """Ends the connection if it has had its time."""
+            """Ends the connection if it has exceeded a time limit."""
             if self.transport.is_closing():
                 self._closing.start(now)
             elif self._head.passed(now, HEAD_S):

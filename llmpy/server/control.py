@@ -1,4 +1,4 @@
-"""Paths for who runs the engine: pauses, sleep, the cache, calls by name. Off unless asked for; names are vLLM's."""
+"""Control paths for operators: pause, sleep, cache, calls by name. Off by default; the names are vLLM's."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RPC = (
     "update_weights",
     "report_device_id",
 )
-"""What `/collective_rpc` may call."""
+"""Methods that `/collective_rpc` may call."""
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
-    """Body of /abort_requests; without ids: all requests."""
+    """Body of /abort_requests; without ids it aborts all requests."""
 
     request_ids: list[str] | None = None
 
@@ -45,16 +45,16 @@ class RpcRequest(msgspec.Struct, kw_only=True):
 
 
 def query(request: Request, name: str, kind: Callable[[str], Any], default: Any = None) -> Any:
-    """A parameter of the query.
+    """Reads a query parameter.
 
     Args:
         request: The request.
-        name: Of the parameter.
-        kind: Makes its value of its text.
-        default: Where it is not given.
+        name: Name of the parameter.
+        kind: Converts the text to a value.
+        default: Value if the parameter is absent.
 
     Raises:
-        HttpError: 400, it has another form.
+        HttpError: 400, `kind` cannot read the text.
     """
     given = request.query_params.get(name)
     if given is None:
@@ -66,7 +66,7 @@ def query(request: Request, name: str, kind: Callable[[str], Any], default: Any 
 
 
 def truth(text: str) -> bool:
-    """A truth value in a query."""
+    """Reads a bool in a query."""
     known = {"true": True, "1": True, "false": False, "0": False}
     if text.lower() not in known:
         raise ValueError(text)
@@ -74,7 +74,7 @@ def truth(text: str) -> bool:
 
 
 def seconds(text: str) -> float:
-    """A time in a query."""
+    """Reads a number of seconds in a query."""
     value = float(text)
     if not 0 <= value < float("inf"):
         raise ValueError(text)
@@ -110,38 +110,38 @@ async def is_paused(service: Service, request: Request) -> ASGIApp:
 
 
 async def abort_requests(service: Service, request: Request) -> ASGIApp:
-    """Ends requests; their answers hold what they had made."""
+    """Aborts requests; their answers hold the tokens so far."""
     body = await read_if_any(request, AbortRequest)
     aborted = await service.engine.abort(body.request_ids)
     return answer({"status": "aborted", "aborted": len(aborted)})
 
 
 async def sleep(service: Service, request: Request) -> ASGIApp:
-    """Gives memory back."""
+    """Puts the engine to sleep: frees its memory."""
     mode = request.query_params.get("mode", "abort")
     await service.engine.sleep(query(request, "level", int, 1), mode, _tags(request))
     return answer({"status": "asleep"})
 
 
 async def wake_up(service: Service, request: Request) -> ASGIApp:
-    """Takes memory back, and goes on."""
+    """Wakes the engine: allocates its memory again and continues."""
     await service.engine.wake_up(_tags(request))
     return answer({"status": "awake" if not service.engine.is_sleeping() else "asleep"})
 
 
 async def is_sleeping(service: Service, request: Request) -> ASGIApp:
-    """Whether any part of the engine sleeps."""
+    """Whether any part of the engine is asleep."""
     return answer({"is_sleeping": service.engine.is_sleeping()})
 
 
 async def reset_prefix_cache(service: Service, request: Request) -> ASGIApp:
-    """Forgets the prefix cache."""
+    """Drops the prefix cache."""
     done = await service.engine.reset_prefix_cache(query(request, "reset_running_requests", truth, False))
     return answer({"success": done})
 
 
 async def drain(service: Service, request: Request) -> ASGIApp:
-    """As SIGTERM: no new requests, time for the running ones, then the end."""
+    """Shuts down like SIGTERM: refuses new requests, lets running ones finish within a time limit, then ends the server."""
     service.is_draining = True
     if service.options.on_drain is not None:
         service.options.on_drain()
@@ -149,17 +149,17 @@ async def drain(service: Service, request: Request) -> ASGIApp:
 
 
 async def no_profiler(service: Service, request: Request) -> ASGIApp:
-    """The engine has no profiler of its own."""
+    """Answers 501: the engine has no profiler."""
     raise HttpError(501, f"{request.url.path}: the engine has no profiler; attach one to the process")
 
 
 async def world_size(service: Service, request: Request) -> ASGIApp:
-    """Ranks of the engine."""
+    """Number of ranks of the engine."""
     return answer({"world_size": service.engine.get_world_size()})
 
 
 async def server_info(service: Service, request: Request) -> ASGIApp:
-    """The engine's options, and those that clients look for under vLLM's names."""
+    """The engine's options, also under vLLM's names for clients that read those."""
     engine, config = service.engine, service.engine.config
     parts = {
         "model_config": {
@@ -177,7 +177,7 @@ async def server_info(service: Service, request: Request) -> ASGIApp:
 
 
 async def collective_rpc(service: Service, request: Request) -> ASGIApp:
-    """One of some calls, by name. There is one rank, so there is one result."""
+    """Calls one of the methods in RPC by name. There is one rank, so there is one result."""
     body = await read(request, RpcRequest)
     if body.method not in RPC:
         raise HttpError(501, f"collective_rpc: wanted one of {', '.join(RPC)}, have {body.method[:60]!r}", "method")
@@ -199,7 +199,7 @@ def _rpc(service: Service, body: RpcRequest) -> Any:
 
 
 def _plain(result: Any) -> Any:
-    """A result as JSON knows it: checksums as text, since they have 64 bits; objects without a form of their own as null."""
+    """A result for JSON: checksums become text, because they have 64 bits; objects without a JSON form become null."""
     if isinstance(result, Mapping):
         return {name: f"{value:016x}" for name, value in result.items()}
     if hasattr(result, "epoch"):

@@ -1,4 +1,4 @@
-"""How a model writes tool calls and reasoning, as its chat template tells; for the server and for `chat` in Python."""
+"""A model's format of tool calls and reasoning, found from its chat template; for the server and for `chat` in Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Known = TypeVar("Known")
 
 
 def check_parser_names(tool_call_parser: str, reasoning_parser: str) -> None:
-    """Refuses names of parsers that there are not."""
+    """Refuses unknown names of parsers."""
     given = [("tool_call_parser", tool_call_parser, [*FORMATS]), ("reasoning_parser", reasoning_parser, [*REASONING])]
     for option, name, parsers in given:
         known = ["auto", "none", *parsers]
@@ -31,9 +31,9 @@ class Dialect:
     """The parsers of one model's answers.
 
     Args:
-        tokenizer: The model's.
-        tool_call_parser: Name of the way that the model writes tool calls, "none", or "auto": as the template tells.
-        reasoning_parser: Name of the marks that the model puts around its reasoning, "none", or "auto".
+        tokenizer: The model's tokenizer.
+        tool_call_parser: Name of the model's tool call format, "none", or "auto" (found from the chat template).
+        reasoning_parser: Name of the model's reasoning markers, "none", or "auto" (found from the chat template).
         template: Chat template of the conversation; None = the tokenizer's.
     """
 
@@ -51,14 +51,14 @@ class Dialect:
             "tool_call_parser": _name(tool_call_parser, tool_format, text),
             "reasoning_parser": _name(reasoning_parser, reasoning_format, text),
         }
-        """The parsers that were chosen; None: there is none."""
+        """Names of the chosen parsers; None: no parser."""
         self.tool_format: Format | None = _found(FORMATS, self.names["tool_call_parser"])
-        """How the model writes tool calls."""
+        """The model's tool call format."""
         self.reasoning: Markers | None = _found(REASONING, self.names["reasoning_parser"])
-        """What the model puts around its reasoning."""
+        """The model's reasoning markers."""
 
     def shows_marks(self, has_tools: bool) -> bool:
-        """Whether special tokens have to be shown, as the parser goes by some of them."""
+        """Whether special tokens must be shown because the parser needs some of them."""
         form, markers = self.tool_format, self.reasoning
         if form is HARMONY or (markers is not None and markers.is_special):
             return True
@@ -66,12 +66,12 @@ class Dialect:
 
     @cached_property
     def close_id(self) -> int | None:
-        """The token that ends reasoning, where it is one token."""
+        """The token that ends reasoning; None if that is not a single token."""
         return None if self.reasoning is None else self._tokenizer.convert_tokens_to_ids(self.reasoning.close)
 
     @cached_property
     def ends(self) -> tuple[str, ...]:
-        """The tokens that end an answer, as they look where special tokens are shown."""
+        """Texts of the tokens that end an answer when special tokens are shown."""
         return tuple(self._tokenizer.decode([token]) for token in self._tokenizer.eos_token_ids)
 
     def without_end(self, text: str) -> str:
@@ -79,12 +79,12 @@ class Dialect:
         return text.removesuffix(next((end for end in self.ends if text.endswith(end)), ""))
 
     def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None, holds: bool) -> Parser:
-        """What takes an answer apart.
+        """A parser for one answer.
 
         Args:
-            prompt: The rendered conversation: it may end with an open reasoning.
-            tools: Those that the answer may call.
-            holds: Calls are given when they are complete, and are content where they are malformed.
+            prompt: The rendered conversation; it may end with the opening marker of reasoning.
+            tools: The tools that the answer may call.
+            holds: Return a call only when it is complete; a malformed call becomes content.
         """
         if self.tool_format is HARMONY:
             return HarmonyParser(holds)
@@ -97,7 +97,7 @@ class Dialect:
 
 
 def _name(given: str, find: Callable[[str], str | None], template: str) -> str | None:
-    """The parser that an option names, or that the chat template tells."""
+    """The parser named by an option, or found from the chat template."""
     return find(template) if given == "auto" else given if given != "none" else None
 
 
@@ -106,7 +106,7 @@ def _found(known: Mapping[str, Known], name: str | None) -> Known | None:
 
 
 def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The parameters' schema of every function."""
+    """The schema of every function's parameters."""
     functions = [tool.get("function") for tool in tools]
     named = {item["name"]: item.get("parameters") for item in functions if isinstance(item, Mapping) and "name" in item}
     return {name: dict(schema) for name, schema in named.items() if isinstance(schema, Mapping)}

@@ -1,4 +1,4 @@
-"""Errors as the protocols show them: a status, a type, a message without text of the request."""
+"""Errors in the form of the protocols: a status, a type, and a message without text of the request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TYPES = {
     504: "timeout_error",
 }
 CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded"}
-"""Codes of OpenAI's protocol by status; other errors have one of their own or none."""
+"""Default codes of OpenAI's protocol by status; an HttpError may set another code."""
 TOO_LONG = "context_length_exceeded"
 JSON = "application/json"
 OPTIONS = frozenset(field.name for field in fields(EngineConfig))
@@ -61,24 +61,24 @@ WORDS = {
     "call resume()": "POST /resume",
     "use level=1": "use level 1",
 }
-"""Words for Python's callers, and what HTTP's clients read instead."""
+"""Phrases for Python callers -> phrases for HTTP clients."""
 TRANSFERS = ("ipc_open", "nccl_open", "open", "init_weight_group", "receive")
-"""Operations of DeviceErrors that are about the sender of weights, not about the engine's device."""
+"""Operations of DeviceErrors that concern the sender of weights, not the engine's device."""
 UNSERVED = (EngineDeadError, EngineClosedError, EngineAsleepError, EngineStuckError, WeightsMissingError, DeviceMemoryError)
-"""Errors that say that the engine serves nothing now."""
+"""Errors that mean that the engine cannot serve any request now."""
 
 log = logging.getLogger("llmpy.server")
 
 
 class HttpError(Exception):
-    """An answer that is an error.
+    """An error to answer with.
 
     Args:
         status: HTTP status.
-        message: What was wrong.
-        param: The field of the request that it is about.
-        retry_after: Seconds after which it makes sense to ask again; None = not said.
-        code: The code of OpenAI's protocol; None = that of the status, if it has one.
+        message: The message.
+        param: The field of the request that is wrong.
+        retry_after: Seconds after which a retry makes sense; None = no Retry-After header.
+        code: The code of OpenAI's protocol; None = the default code of the status, if any.
         headers: Further headers of the answer.
     """
 
@@ -117,7 +117,7 @@ class HttpError(Exception):
 
 
 def for_clients(message: str) -> str:
-    """An error's text in HTTP's words: options as flags, no calls of Python, no internals of the grammar's library."""
+    """An error's text for HTTP clients: flags instead of options, no Python calls, no internals of the grammar library."""
     text = message.partition("<state>")[0].rstrip()
     for python, words in WORDS.items():
         text = text.replace(python, words)
@@ -129,12 +129,12 @@ def _with_flag(found: re.Match[str]) -> str:
 
 
 def ending() -> HttpError:
-    """The answer of a server that ends."""
+    """The answer of a server that is shutting down."""
     return HttpError(503, "the server is shutting down", retry_after=5)
 
 
 def to_http(error: BaseException) -> HttpError:
-    """An error of the engine, or of a body that did not parse, as an answer; what is nobody's request's fault is logged."""
+    """Converts an error of the engine, or of parsing a body, to an answer. Errors that no request caused are logged."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, QueueFullError):
@@ -151,12 +151,12 @@ def to_http(error: BaseException) -> HttpError:
     if isinstance(error, DeviceError) and error.operation in TRANSFERS:
         return HttpError(400, str(error))
     if isinstance(error, RequestFailedError) and isinstance(error.__cause__, InvalidRequestError | NoAllowedTokenError):
-        return to_http(error.__cause__)  # a grammar that does not compile, or that other fields leave nothing of
-    if isinstance(error, ImportError):  # an extra that the server lacks
+        return to_http(error.__cause__)  # the grammar does not compile, or other fields exclude all its texts
+    if isinstance(error, ImportError):  # an optional package is missing
         return HttpError(501, str(error))
     if isinstance(error, RecursionError):
         return HttpError(400, "the body is nested too deep")
-    if isinstance(error, TypeError):  # values of a wrong type, as the Python interface names them
+    if isinstance(error, TypeError):  # wrong types; the message has names of the Python interface
         return HttpError(400, for_clients(str(error)))
     log.error("a request failed", exc_info=error)
     if isinstance(error, MemoryError):
@@ -165,12 +165,12 @@ def to_http(error: BaseException) -> HttpError:
 
 
 def refusal(error: BaseException, path: str, retry_after: float | None = None) -> Response:
-    """The answer to a request that failed, in the protocol of its path.
+    """The answer to a failed request in the protocol of its path.
 
     Args:
-        error: What it failed of.
-        path: Its path.
-        retry_after: Seconds that a full queue takes to empty; None = a second.
+        error: The failure.
+        path: The request's path.
+        retry_after: Seconds until a full queue has room; None = 1.
     """
     known = to_http(error)
     if known.status == 429 and retry_after is not None:

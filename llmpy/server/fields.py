@@ -1,7 +1,7 @@
-"""Fields that a path does not have: those that would change the answer are refused, the others are named in a header.
+"""Fields that a path does not support: fields that would change the answer are refused, a header lists the others.
 
-A field of a chat completion or a completion changes the answer on every other path for text, too, unless `HARMLESS` lists it.
-`UNSUPPORTED` lists the fields that no path here has and that other servers have.
+A field of completions or chat completions counts as changing the answer on other text paths unless `HARMLESS` lists it.
+`UNSUPPORTED` lists fields of other servers that no path here supports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})
 OFF: tuple[Any, ...] = (*EMPTY, False)
 
 HARMLESS = frozenset(("model", "stream", "user", "stream_options", "priority", "cache_salt", "request_id", "stream_interval"))
-"""Fields of completions and chat completions that change no answer."""
+"""Fields of completions and chat completions that never change the answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{name: (None, *row.off) for name, row in ROWS.items() if row.off},
     "best_of": (None, 1),
@@ -48,7 +48,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": (*EMPTY, "auto", "none"),
     "truncation": (*EMPTY, "disabled"),
 }
-"""Values of these fields that change no answer; `OFF` for all others."""
+"""Values of these fields that do not change the answer; for other fields `OFF`."""
 SPELLINGS: dict[Kind, dict[str, str]] = {
     CompletionRequest: {"messages": "prompt", "max_completion_tokens": "max_tokens"},
     ChatRequest: {"prompt": "messages"},
@@ -62,16 +62,16 @@ SPELLINGS: dict[Kind, dict[str, str]] = {
     },
     MessagesRequest: {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "reasoning_effort": "thinking"},
 }
-"""What a field of another path is called on this one."""
+"""Body -> field of another path -> the field's name in this body."""
 
 
 class Unsupported(NamedTuple):
-    """A field that no path has.
+    """A field that no path supports.
 
     Args:
-        kinds: Bodies whose answer it would change.
-        neutral: Values that change nothing.
-        advice: What to do instead.
+        kinds: Bodies for which the field would change the answer.
+        neutral: Values that do not change the answer.
+        advice: Advice for the error message.
     """
 
     kinds: tuple[Kind, ...]
@@ -149,26 +149,26 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "instruction": Unsupported(POOLED, advice="write the model's instruction into the text"),
     "max_tokens_per_doc": Unsupported(POOLED, (None,), _CUT),
 }
-"""Fields of OpenAI, Anthropic, vLLM, SGLang and llama.cpp that would change the answer and that nothing here does."""
+"""Unsupported fields of OpenAI, Anthropic, vLLM, SGLang and llama.cpp that would change the answer."""
 
 _CHANGING = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__)) - HARMLESS
 
 
 def check_fields(given: Mapping[str, Any], known: Container[str], kind: Kind, place: str, prefix: str = "") -> list[str]:
-    """Looks at the fields of a request that its path does not have.
+    """Checks the fields of a request that its path does not support.
 
     Args:
-        given: All fields.
-        known: Names of those that the path has.
+        given: All fields of the request.
+        known: Names of the path's fields.
         kind: The path's body.
-        place: The path, as errors name it.
-        prefix: What stands before the names, for fields of a field.
+        place: The path, for errors.
+        prefix: Prefix of the names, for fields of a nested object.
 
     Returns:
-        The names of the fields that are passed over, sorted.
+        The names of the ignored fields, sorted.
 
     Raises:
-        HttpError: 400, a field would change the answer.
+        HttpError: 400, an unsupported field would change the answer.
     """
     passed = []
     for name in sorted(name for name in given if name not in known):
@@ -181,7 +181,7 @@ def check_fields(given: Mapping[str, Any], known: Container[str], kind: Kind, pl
 
 
 def _unsupported(name: str, kind: Kind) -> Unsupported | None:
-    """The rule for a field that a body does not have; None: it changes no answer."""
+    """The rule for a field that a body does not have; None: the field does not change the answer."""
     if kind in TEXT and name in _CHANGING:
         spelling = "sampling_params" if kind is GenerateRequest else SPELLINGS.get(kind, {}).get(name)
         return Unsupported(TEXT, NEUTRAL.get(name, OFF), f"use {spelling}" if spelling else "leave it out")

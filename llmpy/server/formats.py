@@ -1,4 +1,4 @@
-"""How models write tool calls and mark reasoning; which format a model uses is read from its chat template."""
+"""Formats of tool calls and markers of reasoning; a model's chat template tells which it uses."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .scanning import Scan, Scanner, Schemas, Source
 
 THINK = ("<think>", "</think>")
 Grammar: TypeAlias = Callable[[Rules, Schemas, bool, str], str]
-"""Writes calls as a grammar: rules to add to; the parameters' schema of every function that may be called; whether there may be
-several calls; the chat template. Returns an expression of Lark, in which arguments may be `%json` and a schema."""
+"""Writes a grammar of calls. Arguments: the rules to add to; the parameter schema of every callable function; whether several
+calls are allowed; the chat template. Returns a Lark expression; arguments may be `%json` with a schema."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A way to write tool calls.
+    """A format of tool calls.
 
     Args:
-        open: What begins calls.
-        scan: Reads what follows, and at the start of an answer `open` too, up to the end of the calls.
-        at_start: Calls stand only at the very beginning.
-        is_special: The markers are special tokens, which have to be shown for the parser to see them.
-        grammar: What calls are, so that they can be forced; None: they cannot.
+        open: Text that begins calls.
+        scan: Reads the text after `open` up to the end of the calls; with `at_start` it reads `open` too.
+        at_start: Calls are allowed only at the beginning of the answer.
+        is_special: The markers are special tokens; they must be shown to the parser.
+        grammar: Writes the grammar of calls, to force them; None: calls cannot be forced.
     """
 
     open: str
@@ -39,11 +39,11 @@ class Format:
 
 @dataclass(frozen=True)
 class Markers:
-    """What a model puts around its reasoning.
+    """The markers around a model's reasoning.
 
     Args:
-        open, close: The marks.
-        is_special: They are special tokens, which have to be shown for the parser to see them.
+        open, close: The opening and the closing marker.
+        is_special: The markers are special tokens; they must be shown to the parser.
     """
 
     open: str
@@ -52,12 +52,12 @@ class Markers:
 
 
 def _elsewhere(source: Source, schemas: Schemas) -> Scan[None]:
-    """Harmony's messages are told apart by a parser of their own."""
+    """Placeholder: HarmonyParser parses harmony's messages."""
     yield from ()
 
 
 HARMONY = Format("<|start|>", _elsewhere, is_special=True, grammar=grammars_json.harmony)
-"""Channels of messages: gpt-oss."""
+"""gpt-oss: messages in channels."""
 FORMATS = {
     "hermes": Format("<tool_call>", hermes, grammar=grammars_json.hermes),
     "llama3": Format("{", llama3, at_start=True, grammar=grammars_json.llama3),
@@ -79,8 +79,8 @@ REASONING = {
     "mistral": Markers("[THINK]", "[/THINK]", is_special=True),
     "cohere": Markers("<|START_THINKING|>", "<|END_THINKING|>", is_special=True),
 }
-"""Marks of reasoning by name."""
-# The first of these that a chat template holds tells its format.
+"""Markers of reasoning by name."""
+# The first text here that a chat template contains selects the format.
 _SIGNS = [
     ("<|channel|>", "harmony"),
     ("<|plamo:begin_tool_request", "plamo"),
@@ -97,12 +97,12 @@ _SIGNS = [
 
 
 def register_tool_format(name: str, form: Format, sign: str | None = None) -> None:
-    """Makes a way to write calls known to servers that are made from now on.
+    """Registers a format of tool calls for servers created after this call.
 
     Args:
-        name: What `tool_call_parser` calls it; one that is taken is replaced.
+        name: Name for `tool_call_parser`; it replaces a format of the same name.
         form: The format.
-        sign: Text in a chat template that tells it; it goes before all signs so far. None = only by name.
+        sign: Text in a chat template that selects the format, checked before all earlier signs. None = select by name only.
     """
     FORMATS[name] = form
     if sign is not None:
@@ -110,20 +110,20 @@ def register_tool_format(name: str, form: Format, sign: str | None = None) -> No
 
 
 def register_reasoning(name: str, markers: Markers) -> None:
-    """Makes marks of reasoning known to servers that are made from now on.
+    """Registers markers of reasoning for servers created after this call.
 
     Args:
-        name: What `reasoning_parser` calls them; one that is taken is replaced.
-        markers: The marks; a chat template that holds the closing one tells them.
+        name: Name for `reasoning_parser`; it replaces markers of the same name.
+        markers: The markers; a chat template that contains the closing marker selects them.
     """
     REASONING[name] = markers
 
 
 def tool_format(template: str) -> str | None:
-    """Name of the way that a model with this chat template writes calls; None: it has no calls that we know."""
+    """Name of the tool call format for a chat template; None: no known format."""
     return next((name for sign, name in _SIGNS if sign in template), None)
 
 
 def reasoning_format(template: str) -> str | None:
-    """Name of the marks of reasoning in a chat template."""
+    """Name of the reasoning markers in a chat template; None: no known markers."""
     return next((name for name, markers in REASONING.items() if markers.close in template), None)

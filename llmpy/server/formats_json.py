@@ -1,4 +1,4 @@
-"""Formats whose calls hold JSON: the arguments are told as they are written."""
+"""Formats with JSON arguments: arguments are passed on as the model writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OTHER_KEYS = ("id", "type", "index", "tool_call_id")
 
 
 def decode(text: str) -> Any:
-    """A JSON value, None if it is none; numbers that are not finite are none."""
+    """Parses a JSON value; None if the text is not JSON or has a number that is not finite."""
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
@@ -28,7 +28,7 @@ def _finite(text: str) -> float:
 
 
 def _whole(source: Source, name: str, text: str) -> Scan[None]:
-    """A call whose arguments were written before its name, or as JSON in a string."""
+    """Yields a call with arguments that came before the name, or as JSON in a string."""
     value = decode(text)
     if isinstance(value, str):
         text, value = value, decode(value)
@@ -39,7 +39,7 @@ def _whole(source: Source, name: str, text: str) -> Scan[None]:
 
 
 def _object(source: Source) -> Scan[None]:
-    """{"name": ..., "arguments": {...}}; other keys than those that calls have make it something else."""
+    """{"name": ..., "arguments": {...}}; an unknown key makes it malformed."""
     name: str | None = None
     early: str | None = None
     is_told = False
@@ -77,7 +77,7 @@ def _object(source: Source) -> Scan[None]:
 
 
 def _objects(source: Source) -> Scan[None]:
-    """One such object, or a list of them."""
+    """One call object, or a list of them."""
     yield from source.space()
     if (yield from source.accept("[")):
         yield from source.items(_object)
@@ -93,7 +93,7 @@ def hermes(source: Source, schemas: Schemas) -> Scan[None]:
 
 
 def llama3(source: Source, schemas: Schemas) -> Scan[None]:
-    """The whole text is {"name": ..., "parameters": {...}}, several with semicolons between them: Llama 3."""
+    """The whole text is {"name": ..., "parameters": {...}}, or several of them separated by semicolons: Llama 3."""
     while True:
         yield from source.space()
         yield from _object(source)
@@ -122,7 +122,7 @@ def mistral(source: Source, schemas: Schemas) -> Scan[None]:
 
 
 def _arguments(source: Source, name: str) -> Scan[None]:
-    """An object of arguments alone."""
+    """An object with only the arguments."""
     yield from source.space()
     while not source.text:
         yield from source.more()
@@ -133,7 +133,7 @@ def _arguments(source: Source, name: str) -> Scan[None]:
 
 
 def deepseek(source: Source, schemas: Schemas) -> Scan[None]:
-    """function<sep>NAME and a block of JSON (V3, R1), or NAME<sep>{...} (V3.1), each between marks of its own: DeepSeek."""
+    """function<sep>NAME and a block of JSON (V3, R1), or NAME<sep>{...} (V3.1), each call between marks: DeepSeek."""
     begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>"
     yield from source.space()
     mark = yield from source.expect(begin)

@@ -1,4 +1,4 @@
-"""Formats that write arguments in a way of their own: each is told as JSON when it is complete."""
+"""Formats without JSON arguments: each argument is converted to JSON when it is complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .scanning import Malformed, Scan, Schemas, Source
 
 
 class _Writer:
-    """Arguments as JSON, one after the other."""
+    """Writes arguments as a JSON object, one after the other."""
 
     def __init__(self, source: Source, schema: Mapping[str, Any]) -> None:
         found = schema.get("properties")
@@ -21,7 +21,7 @@ class _Writer:
         self._begun = False
 
     def add(self, key: str, text: str) -> Scan[None]:
-        """An argument; its text is a JSON value, unless the schema says that it is text, or it is no JSON."""
+        """Adds an argument. The text is a JSON value, unless the schema's type is string or the text is not JSON."""
         known = self._properties.get(key)
         kind = known.get("type") if isinstance(known, Mapping) else None
         value = None if kind == "string" else decode(text)
@@ -31,15 +31,15 @@ class _Writer:
         self._begun = True
 
     def end(self) -> Scan[None]:
-        """The end of the object."""
+        """Ends the object."""
         yield self._source.tell("arguments", "}" if self._begun else "{}")
 
 
 def _dump(value: Any) -> str:
-    """JSON.
+    """Writes JSON.
 
     Raises:
-        Malformed: It has no such thing: infinity, sets, what is nested too deep.
+        Malformed: JSON cannot represent the value: infinity, a set, too deep nesting.
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -87,7 +87,7 @@ def qwen_coder(source: Source, schemas: Schemas) -> Scan[None]:
 
 
 def _literal(text: str) -> Any:
-    """A value as Python writes it."""
+    """Parses a Python literal."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
@@ -95,7 +95,7 @@ def _literal(text: str) -> Any:
 
 
 def _call(source: Source) -> Scan[None]:
-    """NAME(key=value, ...), the values as Python writes them, a key of any name; told when it is complete."""
+    """NAME(key=value, ...) with Python literals as values; yielded when complete."""
     name = yield from source.name()
     yield from source.space()
     yield from source.expect("(")
@@ -123,13 +123,13 @@ def pythonic(source: Source, schemas: Schemas) -> Scan[None]:
 
 
 def lfm2(source: Source, schemas: Schemas) -> Scan[None]:
-    """The same between marks: LFM2."""
+    """[NAME(key=value, ...), ...] between marks: LFM2."""
     yield from pythonic(source, schemas)
     yield from source.expect("<|tool_call_end|>")
 
 
 def olmo3(source: Source, schemas: Schemas) -> Scan[None]:
-    """NAME(key=value, ...) on lines of their own between tags: OLMo 3."""
+    """NAME(key=value, ...) on separate lines between tags: OLMo 3."""
     while True:
         yield from source.space()
         yield from _call(source)

@@ -1,4 +1,4 @@
-"""Server-sent events: one write a step, a comment while nothing comes, an end when the client has gone."""
+"""Server-sent events: one write per step, comments during pauses, and the end when the client has disconnected."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ async def _until_gone(receive: Receive) -> None:
 
 
 async def attended(receive: Receive, work: Awaitable[Result]) -> Result:
-    """The result of work, which is cancelled when the client goes away.
+    """Returns the result of work; cancels the work when the client disconnects.
 
     Raises:
-        ClientGone: It went.
+        ClientGone: The client has disconnected.
     """
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
     try:
@@ -43,7 +43,7 @@ async def attended(receive: Receive, work: Awaitable[Result]) -> Result:
 
 
 async def _end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels what still runs and waits for it."""
+    """Cancels the tasks and waits for them."""
     for task in tasks:
         task.cancel()
     for task in tasks:
@@ -52,10 +52,10 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
 
 
 class EventStream:
-    """An answer that is a stream of frames.
+    """A streamed answer.
 
     Args:
-        frames: The frames; closed when the answer ends, whoever ends it.
+        frames: The frames; the generator is closed when the answer ends for any reason.
         headers: Further headers.
         read_timeout: Seconds that a client may leave a frame unread.
     """
@@ -76,7 +76,7 @@ class EventStream:
         self._comment: asyncio.Future[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the stream to its end, or to the client's. Two tasks serve it: this one, and one that hears of the end."""
+        """Runs the stream until it ends or the client disconnects. A second task waits for the disconnect."""
         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
         task = asyncio.current_task()
         assert task is not None
@@ -114,7 +114,7 @@ class EventStream:
         self._tender = asyncio.get_running_loop().call_later(pause, self._tend, send, leave)
 
     def _tend(self, send: Send, leave: Callable[[], None]) -> None:
-        """Comments while nothing comes; ends the stream when a frame stays unread."""
+        """Sends comments during pauses; ends the stream when a frame stays unread too long."""
         now, since = time.monotonic(), self._sending_since
         if since is not None and now - since > self._read_timeout:
             leave()

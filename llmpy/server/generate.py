@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate: ids in, ids out, no text anywhere. For trainers and routers that tokenise by themselves."""
+"""POST /inference/v1/generate: token ids in, token ids out, no text. For trainers and routers that tokenise themselves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ encode = msgspec.json.encode
 
 
 def _sampling(service: Service, request: Request, given: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters; names that change nothing are told in the answer's headers."""
+    """The sampling parameters; the answer's headers list names without effect."""
     limits.check(given, service.sizes, "sampling_params.")
     request.state.ignored += check_fields(given, KNOWN, GenerateRequest, request.url.path, "sampling_params.")
     known = {name: value for name, value in given.items() if name in KNOWN and (value is not None or name == "max_tokens")}
@@ -40,7 +40,7 @@ def _sampling(service: Service, request: Request, given: dict[str, Any]) -> dict
 
 
 def _logprobs(entries: Logprobs | None) -> dict[str, Any] | None:
-    """In the shape of chat completions; tokens are named by their ids."""
+    """Logprobs in the form of chat completions, with ids instead of token texts."""
     if entries is None:
         return None
     content = []
@@ -104,7 +104,7 @@ async def _frames(service: Service, stream: RequestStream, request_id: str, tell
 
 
 async def generate(service: Service, request: Request) -> ASGIApp:
-    """Continues ids."""
+    """Answers a request with token ids."""
     body = await read(request, GenerateRequest)
     service.model_name(body.model)
     limits.check_prompts([body.token_ids, body.output_token_ids], service.sizes)

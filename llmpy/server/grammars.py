@@ -1,4 +1,4 @@
-"""What an answer must be, as one grammar: a schema behind reasoning, or calls in the way that the model writes them."""
+"""The constraint of an answer as one grammar: optional reasoning, then a schema or calls in the model's format."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .protocol import ChatRequest, Sampling
 from .scanning import Schemas
 
 MAX_BYTES = most("grammar_bytes")
-"""Longest grammar of a request."""
+"""Longest grammar of a request, in bytes."""
 
 
 def checked(given: StructuredOutputsParams) -> StructuredOutputsParams:
-    """The same, if it is not too long."""
+    """Returns the argument; raises if it is too long."""
     size = len(given.language[1].encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
         raise HttpError(400, f"structured_outputs: wanted at most {MAX_BYTES} bytes, have {size}", "structured_outputs")
@@ -28,7 +28,7 @@ def checked(given: StructuredOutputsParams) -> StructuredOutputsParams:
 
 
 def wanted_content(body: Sampling) -> StructuredOutputsParams | None:
-    """What a request says of its answer's content."""
+    """The constraint that a request sets on the content of its answer."""
     given = body.response_format or {}
     kind = given.get("type", "text")
     if body.structured_outputs is not None:
@@ -60,7 +60,7 @@ def _structured(given: dict[str, Any]) -> StructuredOutputsParams:
 
 
 def offered_functions(body: ChatRequest) -> Schemas:
-    """The functions that a request's tools are."""
+    """The functions in a request's tools."""
     functions = [tool["function"] for tool in body.tools or () if isinstance(tool.get("function"), dict)]
     found = {str(item.get("name")): item.get("parameters") or {} for item in functions}
     for name, schema in found.items():
@@ -70,7 +70,7 @@ def offered_functions(body: ChatRequest) -> Schemas:
 
 
 def wanted_functions(body: ChatRequest) -> Schemas | None:
-    """The functions of which one must be called; None: none must."""
+    """The functions of which one must be called; None: no call is required."""
     choice, known = body.tool_choice, offered_functions(body)
     if choice in (None, "none", "auto"):
         return None
@@ -89,14 +89,14 @@ def wanted_functions(body: ChatRequest) -> Schemas | None:
 
 
 class Constraint:
-    """What a chat answer must be.
+    """The constraint of a chat answer.
 
     Args:
         body: The request.
-        content: What it says of its answer's content.
-        tokenizer: The model's.
-        form: How the model writes calls.
-        markers: What it puts around its reasoning.
+        content: The request's constraint on the content.
+        tokenizer: The model's tokenizer.
+        form: The model's tool call format.
+        markers: The model's reasoning markers.
     """
 
     def __init__(
@@ -122,14 +122,14 @@ class Constraint:
 
     @property
     def needs_prompt(self) -> bool:
-        """Whether the rendered conversation tells where reasoning stands."""
+        """Whether the constraint depends on the end of the rendered conversation, which may open reasoning."""
         return self._markers is not None and not self._is_harmony and not (self.functions is None and self.content is None)
 
     def params(self, prompt: str) -> StructuredOutputsParams | None:
         """The constraint of the whole answer, reasoning included.
 
         Args:
-            prompt: The rendered conversation, if it is needed.
+            prompt: The rendered conversation; read only if `needs_prompt`.
         """
         if self.functions is None and self.content is None:
             return None
@@ -150,7 +150,7 @@ class Constraint:
         return checked(StructuredOutputsParams(grammar=json.dumps({"grammars": grammars})))
 
     def _head(self, rules: Rules, prompt: str) -> str:
-        """What may come before."""
+        """The grammar of the reasoning that may come first."""
         if self._is_harmony:
             begin, end = "<|channel|>analysis<|message|>", rules.until("<|end|>")
             return f"({rules.text(begin)} {end} {rules.text('<|start|>assistant')})?"
@@ -162,7 +162,7 @@ class Constraint:
 
 
 def _nested(kind: str, text: str) -> list[dict[str, Any]]:
-    """A grammar, and those that it names, as a part of another one."""
+    """A grammar, and the grammars that it names, as named parts of another grammar."""
     if kind == "json_schema":
         return [{"name": "answer", "json_schema": json.loads(text)}]
     if kind == "regex":
@@ -173,7 +173,7 @@ def _nested(kind: str, text: str) -> list[dict[str, Any]]:
 
 
 def _renamed(text: str) -> list[dict[str, Any]]:
-    """A list of grammars whose first one is a part of another one."""
+    """A list of grammars; the first becomes a named part of another grammar."""
     try:
         first, *others = json.loads(text)["grammars"]
         if first.get("name") is None and all(other.get("name") != "answer" for other in others):

@@ -1,4 +1,4 @@
-"""Calls that hold JSON, as grammars: the arguments fit the function's schema."""
+"""Grammars of calls with JSON arguments that fit the function's schema."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _call(rules: Rules, name: str, schema: Mapping[str, Any], key: str = "argume
 
 
 def repeated(rules: Rules, one: str, between: str, many: bool) -> str:
-    """One call, or several with a text between them."""
+    """One call, or several separated by a text."""
     return f"{one} ({rules.text(between)} {one})*" if many else one
 
 
@@ -38,7 +38,7 @@ def llama3(rules: Rules, functions: Schemas, many: bool, template: str) -> str:
 
 
 def mistral(rules: Rules, functions: Schemas, many: bool, template: str) -> str:
-    """A list of objects behind a mark, or NAME[ARGS]{...}, as the chat template says."""
+    """A list of objects after a mark, or NAME[ARGS]{...}, depending on the chat template."""
     mark = rules.text("[TOOL_CALLS]")
     if "[ARGS]" in template:
         one = rules.any(f"{mark} {rules.text(name + '[ARGS]')} {_arguments(schema)}" for name, schema in functions.items())
@@ -48,7 +48,7 @@ def mistral(rules: Rules, functions: Schemas, many: bool, template: str) -> str:
 
 
 def deepseek(rules: Rules, functions: Schemas, many: bool, template: str) -> str:
-    """Names and JSON between marks, fenced where the chat template says so."""
+    """Names and JSON between marks; the JSON is fenced if the chat template fences it."""
     fenced = "```json" in template
     begin = "<｜tool▁call▁begin｜>" + ("function<｜tool▁sep｜>" if fenced else "")
     middle, end = ("\n```json\n", "\n```<｜tool▁call▁end｜>") if fenced else ("<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
@@ -76,7 +76,7 @@ def plamo(rules: Rules, functions: Schemas, many: bool, template: str) -> str:
 
 
 def harmony(rules: Rules, functions: Schemas, many: bool, template: str) -> str:
-    """One message to a function, in the channel of commentary."""
+    """One message to a function in the commentary channel."""
     return rules.any(
         f"{rules.text(f'<|channel|>commentary to=functions.{name} ')} ({rules.text('<|constrain|>json')})? "
         f"{rules.text('<|message|>')} {_arguments(schema)}"

@@ -1,4 +1,4 @@
-"""Calls that are written as Python, as grammars: literals that fit the function's schema."""
+"""Grammars of calls in Python syntax with literals that fit the function's schema."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .scanning import NAME, Schemas
 Field = TypeVar("Field")
 
 _LARGEST = 10**18
-"""Of a number whose schema names no limit: Python reads no integer of any length."""
+"""Largest magnitude of a number without a limit in the schema, because Python limits the length of integer literals."""
 _DEPTH = 5
-"""Of lists and dicts in a value that may be anything."""
+"""Nesting depth of lists and dicts in a value without a schema."""
 _OF_TYPE: dict[str, tuple[str, ...]] = {
     "object": ("properties", "additionalProperties", "required"),
     "array": ("items", "minItems", "maxItems"),
@@ -37,13 +37,13 @@ def pythonic(rules: Rules, functions: Schemas, many: bool, template: str) -> str
 
 
 def lfm2(rules: Rules, functions: Schemas, many: bool, template: str) -> str:
-    """The same between marks."""
+    """[NAME(key=value, ...), ...] between marks."""
     calls = repeated(rules, _any_call(rules, functions), ", ", many)
     return f"{rules.text('<|tool_call_start|>[')} {calls} {rules.text(']<|tool_call_end|>')}"
 
 
 def olmo3(rules: Rules, functions: Schemas, many: bool, template: str) -> str:
-    """NAME(key=value, ...) on lines of their own between tags."""
+    """NAME(key=value, ...) on separate lines between tags."""
     calls = repeated(rules, _any_call(rules, functions), "\n", many)
     return f"{rules.text('<function_calls>' + chr(10))} {calls} {rules.text(chr(10) + '</function_calls>')}"
 
@@ -55,7 +55,7 @@ def _any_call(rules: Rules, functions: Schemas) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value of JSON as Python writes it."""
+    """A JSON value as a Python literal."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_written(key)}: {_written(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
@@ -64,7 +64,7 @@ def _written(value: Any) -> str:
 
 
 def _is_of(value: Any, types: Iterable[str]) -> bool:
-    """Whether a value of JSON is of one of some types."""
+    """Whether a JSON value has one of the types."""
     kinds: dict[type, tuple[str, ...]] = {
         dict: ("object",), list: ("array",), str: ("string",), bool: ("boolean",), type(None): ("null",),
         int: ("integer", "number"), float: ("number",),
@@ -77,8 +77,8 @@ class _Literals:
 
     Args:
         rules: The grammar.
-        name: The function's.
-        schema: Of its parameters.
+        name: Name of the function.
+        schema: Schema of the function's parameters.
     """
 
     def __init__(self, rules: Rules, name: str, schema: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class _Literals:
         return InvalidRequestError(message, parameter="tools")
 
     def arguments(self) -> str:
-        """All arguments, by their keywords."""
+        """The grammar of all keyword arguments."""
         schema: Any = self._root
         within: tuple[str, ...] = ()
         try:
@@ -112,7 +112,7 @@ class _Literals:
         return f"{key}="
 
     def _value(self, schema: Any, within: tuple[str, ...]) -> str:
-        """A rule for the literals that fit a schema; `within` has the references that led to it."""
+        """A rule for the literals that fit a schema; `within` has the references that led to the schema."""
         if schema is True:
             return self._any(_DEPTH)
         if not isinstance(schema, Mapping):
@@ -133,7 +133,7 @@ class _Literals:
         return self._rules.any(self._of_type(kind, schema, within) for kind in types)
 
     def _target(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
-        """What a reference stands for, and the references so far."""
+        """The schema that a reference names, and the references so far."""
         self._alone(schema, "$ref")
         reference = str(schema["$ref"])
         if reference in within:
@@ -146,13 +146,13 @@ class _Literals:
         return found, (*within, reference)
 
     def _alone(self, schema: Mapping[str, Any], name: str) -> None:
-        """Refuses what stands beside a keyword and would have to hold as well."""
+        """Refuses other keywords beside this one if they would constrain the value too."""
         for other in schema:
             if other != name and other in _HELD | _REFUSED:
                 raise self._refused(f"{other!r} beside {name!r}")
 
     def _types(self, schema: Mapping[str, Any]) -> list[str]:
-        """The types that a schema names, or that its keywords are for; []: any."""
+        """The types that a schema names, or to which its keywords apply; []: any type."""
         for name in schema:
             if name in _REFUSED and (name, schema[name]) != ("uniqueItems", False):
                 raise self._refused(repr(name))
@@ -197,7 +197,7 @@ class _Literals:
         raise self._refused(f"the type {kind[:60]!r}")
 
     def _json(self, kind: str, rest: Mapping[str, Any]) -> str:
-        """A scalar that Python writes as JSON does."""
+        """A scalar with the same syntax in Python and JSON."""
         return f"%json {json.dumps({'type': kind, **rest, 'x-guidance': {'whitespace_flexible': False}})}"
 
     def _array(self, schema: Mapping[str, Any], within: tuple[str, ...]) -> str:
@@ -218,12 +218,12 @@ class _Literals:
         return self._dict(self._value(schema.get("additionalProperties", True), within))
 
     def _dict(self, value: str) -> str:
-        """With any keys."""
+        """A dict with arbitrary keys."""
         pair = self._rules.rule(f'{self._json("string", {})} ": " {value}')
         return f'"{{" ({pair} (", " {pair})*)? "}}"'
 
     def _field(self, schema: Mapping[str, Any], name: str, kind: type[Field]) -> Field | None:
-        """A keyword's value; None: it is not there."""
+        """The value of a keyword; None: it is absent."""
         value = schema.get(name)
         if value is not None and not isinstance(value, kind):
             raise self._refused(f"{name!r} of type {type(value).__name__}")
@@ -232,7 +232,7 @@ class _Literals:
     def _properties(
         self, schema: Mapping[str, Any], within: tuple[str, ...], written: Callable[[str], str]
     ) -> list[tuple[str, bool]]:
-        """Rules for the properties that a schema knows, and whether each must be there."""
+        """Rules for a schema's properties, and whether each is required."""
         given, required = self._field(schema, "properties", dict) or {}, self._field(schema, "required", list) or []
         if not all(isinstance(key, str) for key in required):
             raise self._refused("'required' that are no names")
@@ -246,8 +246,8 @@ class _Literals:
         return found
 
     def _listed(self, items: list[tuple[str, bool]]) -> str:
-        """Items in order, with commas between; some may be left out."""
-        first = more = '""'  # of what is left: where nothing was written yet, and where something was
+        """Items in order, separated by commas; optional items may be left out."""
+        first = more = '""'  # rules for the remaining items: before the first item written, and after it
         for item, is_required in reversed(items):
             here = f"{item} {more}"
             first = self._rules.rule(here if is_required else f"{here} | {first}")
@@ -255,7 +255,7 @@ class _Literals:
         return first
 
     def _any(self, depth: int) -> str:
-        """Any value, of a limited depth."""
+        """Any value with limited nesting depth."""
         if depth not in self._anything:
             limits = {"minimum": -_LARGEST, "maximum": _LARGEST}
             options = ['"None"', '"True"', '"False"', self._json("string", {}), self._json("number", limits)]

@@ -1,4 +1,4 @@
-"""Calls that write texts bare, as grammars: arguments come in the schema's order, all but texts as JSON."""
+"""Grammars of calls with unquoted texts: arguments follow the schema's order; values other than texts are JSON."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _FORMATS = {
     "email": rf"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*@{_LABEL}(?:\.{_LABEL})+",
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*://{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?(?:/{_URL})?(?:\?{_URL})?(?:#{_URL})?",
 }
-"""Patterns of the formats that are forced."""
+"""Regular expressions of the supported `format` keywords."""
 _PART = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""Of a regular expression: an escape, a class, or one character."""
+"""One part of a regular expression: an escape, a class, or a character."""
 
 
 def glm(rules: Rules, functions: Schemas, many: bool, template: str) -> str:
@@ -54,7 +54,7 @@ def qwen_coder(rules: Rules, functions: Schemas, many: bool, template: str) -> s
 
 
 def _pairs(rules: Rules, schema: Mapping[str, Any], begin: str, before: str, mark: str, behind: str) -> str:
-    """Arguments one by one, in the order of the schema; each ends with a mark, which no text may hold."""
+    """Arguments in the schema's order; each ends with a mark, which no text may contain."""
     properties, required = schema.get("properties"), schema.get("required")
     known, needed = properties if isinstance(properties, dict) else {}, required if isinstance(required, list) else []
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -75,7 +75,7 @@ def _pairs(rules: Rules, schema: Mapping[str, Any], begin: str, before: str, mar
 
 
 def _bare(key: str, schema: Mapping[str, Any]) -> str:
-    """A terminal of the texts that fit a schema."""
+    """A terminal for the unquoted texts that fit a schema."""
     parts = []
     if "minLength" in schema or "maxLength" in schema:
         parts.append(f"/(?s:.){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/")
@@ -92,7 +92,7 @@ def _bare(key: str, schema: Mapping[str, Any]) -> str:
 
 
 def _searched(pattern: str) -> str:
-    """A terminal of the texts in which a pattern is found; its anchors may stand at its ends."""
+    """A terminal for the texts that contain a match of the pattern; anchors are allowed at its ends."""
     from llguidance import regex_to_lark
 
     alternatives: list[list[str]] = [[]]

@@ -1,4 +1,4 @@
-"""TLS handshakes: a connection is counted, and has a deadline, before its handshake begins."""
+"""TLS handshakes: a connection is counted and gets a deadline before its handshake begins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class _Begun:
-    """A coroutine that has run up to its first wait: here the connection is given to TLS before anything is read from it.
+    """A coroutine that has run to its first wait, so that TLS owns the connection before anything is read from it.
 
     Args:
-        coroutine: Not yet begun.
+        coroutine: A coroutine that has not started.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -28,15 +28,15 @@ class _Begun:
 
 
 class Handshake(asyncio.Protocol):
-    """A connection until its TLS handshake has ended; then another protocol takes it.
+    """The protocol of a connection during its TLS handshake; then another protocol takes over.
 
-    The event loop's own TLS would make a protocol only after the handshake, so that half-open ones would not be counted.
+    The event loop's TLS would make a protocol only after the handshake, so unfinished handshakes would not be counted.
 
     Args:
-        inner: The protocol of the connection that is secured: one of uvicorn's.
-        context: Of the server.
-        max_connections: Beyond so many a new one is closed.
-        seconds: Time for the handshake.
+        inner: The protocol after the handshake: one of uvicorn's.
+        context: TLS context of the server.
+        max_connections: Most connections; a further one is closed.
+        seconds: Time limit of the handshake.
     """
 
     def __init__(self, inner: Any, context: ssl.SSLContext, max_connections: int, seconds: float) -> None:
@@ -45,7 +45,7 @@ class Handshake(asyncio.Protocol):
         self._is_lost = False
 
     def connection_made(self, transport: Any) -> None:
-        """The client has connected."""
+        """Counts the connection and starts the handshake."""
         self._transport = transport
         self._inner.connections.add(self)
         if len(self._inner.connections) > self._max:
@@ -66,14 +66,14 @@ class Handshake(asyncio.Protocol):
             secured = await begun
             if not self._is_lost:
                 self._hand_over(secured)
-        except OSError:  # no TLS, no trust, or no time
+        except OSError:  # no TLS, no trust, or timeout
             self._leave()
         except BaseException:
             self._leave()
             raise
 
     def _hand_over(self, secured: Any) -> None:
-        """The handshake has ended: the connection is the other protocol's, with what has come already."""
+        """Passes the connection and the data so far to the inner protocol after the handshake."""
         self._inner.connections.discard(self)
         self._inner.connection_made(secured)
         secured.set_protocol(self._inner)
@@ -81,11 +81,11 @@ class Handshake(asyncio.Protocol):
             self._inner.data_received(b"".join(self._early))
 
     def data_received(self, data: bytes) -> None:
-        """Text that came with the end of the handshake."""
+        """Stores data that arrived with the end of the handshake."""
         self._early.append(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The client has gone."""
+        """Removes the connection from the count."""
         self._is_lost = True
         self._inner.connections.discard(self)
 
@@ -94,8 +94,8 @@ class Handshake(asyncio.Protocol):
         self._transport.abort()
 
     def shutdown(self) -> None:
-        """Called by uvicorn when the server ends."""
+        """Aborts the handshake; uvicorn calls this at shutdown."""
         self._leave()
 
     def sweep(self, now: float) -> None:
-        """The event loop keeps the time of a handshake."""
+        """Does nothing: the event loop limits the time of a handshake."""

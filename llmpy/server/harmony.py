@@ -1,4 +1,4 @@
-"""gpt-oss's messages: each has a header with a channel and perhaps a recipient, then its text."""
+"""gpt-oss's messages: each has a header with a channel and an optional recipient, then its text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .scanning import Piece, held_back, slices
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _TEXT = "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
-"""What ends a text; the last two begin a header, so that a message without an end is one, too."""
+"""Tokens that end a text. The last two begin the next header, so a message without an end token is accepted."""
 
 
 class HarmonyParser:
-    """Channel `analysis` is reasoning; a recipient makes a message a call; all else is content.
+    """Parses messages: one with a recipient is a call, one in channel `analysis` is reasoning, others are content.
 
     Args:
-        holds: A call is given when it is complete, and is content if its arguments are no JSON object.
+        holds: Return a call only when it is complete; a call without a JSON object as arguments becomes content.
     """
 
     def __init__(self, holds: bool) -> None:
@@ -31,7 +31,7 @@ class HarmonyParser:
         self._name = ""
 
     def push(self, text: str) -> list[Piece]:
-        """What new text gives."""
+        """Adds text and returns the new pieces."""
         pieces: list[Piece] = []
         self._left = len(text)
         for part in slices(text):
@@ -44,7 +44,7 @@ class HarmonyParser:
     def _step(self, pieces: list[Piece]) -> bool:
         is_first = not self._header and not self._begun
         if self._kind is None and is_first and self._held and not "<|".startswith(self._held[:2]):
-            self._kind = "content"  # no header at all
+            self._kind = "content"  # text without a header
         if self._kind is None:
             header, found, rest = self._held.partition(_TEXT)
             keep = 0 if found else held_back(self._held, [_TEXT])
@@ -68,7 +68,7 @@ class HarmonyParser:
         return True
 
     def _begin(self, pieces: list[Piece]) -> None:
-        """A header is complete."""
+        """Begins a message after its complete header."""
         recipient = _RECIPIENT.search(self._header)
         if recipient is not None:
             self._kind, self._name, self._call = "call", recipient[1].removeprefix("functions."), []
@@ -78,7 +78,7 @@ class HarmonyParser:
             self._kind = "reasoning" if "analysis" in self._header else "content"
 
     def _tell(self, text: str, pieces: list[Piece]) -> None:
-        """Adds text, with which what is held begins."""
+        """Adds a piece for `text`, which is the beginning of the held text."""
         if not text:
             return
         if self._kind == "call" and self._holds:
@@ -89,7 +89,7 @@ class HarmonyParser:
             pieces.append(Piece("reasoning" if self._kind == "reasoning" else "content", text, len(self._held) + self._left))
 
     def _end(self, pieces: list[Piece]) -> None:
-        """A message is over; what is held comes behind it."""
+        """Ends a message; the held text follows the message."""
         if self._kind == "call" and self._holds:
             arguments = "".join(self._call)
             if isinstance(decode(arguments), dict):
@@ -100,7 +100,7 @@ class HarmonyParser:
         self._kind = None
 
     def finish(self) -> list[Piece]:
-        """The end of the last message; a header alone is nothing, text without any header is content."""
+        """Ends the last message. A header without text is dropped; text without a header is content."""
         pieces: list[Piece] = []
         held = self._held
         if self._kind is not None:

@@ -1,4 +1,4 @@
-"""Events of the prefix cache over ZeroMQ (extra `kvevents`), for routers: a prompt goes to where its beginning is cached."""
+"""Events of the prefix cache over ZeroMQ (extra `kvevents`): routers send a prompt to the server that has cached its prefix."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..outputs import KvEvent
 from .errors import log
 
 CAPACITY = 65536
-"""Events that the engine keeps until they are read."""
+"""Most unread events in the engine's ring."""
 KEPT = 10_000
-"""Batches for a reader that asks for what it has missed."""
+"""Number of batches kept for readers that request missed ones."""
 POLL_MS = 10
 BINDING = ("*", "0.0.0.0", "[::]", "lo")
 MEDIUM = "GPU"
-"""The pool that the device computes from, whatever the device; CPU would be a copy in host memory."""
+"""Name of the device's pool on every device; "CPU" would mean a copy in host memory."""
 
 encode = msgspec.msgpack.encode
 
 
 def attach(socket: zmq.Socket[bytes], address: str) -> None:
-    """Binds an address of this machine (wildcard hosts, `lo`, ipc, inproc); connects to any other.
+    """Binds an address of this machine (wildcard hosts, `lo`, ipc, inproc); connects to any other address.
 
     Raises:
-        ConfigError: ZeroMQ does not take it.
+        ConfigError: ZeroMQ refuses the address.
     """
     kind, _, rest = address.partition("://")
     host = rest.rpartition(":")[0]
@@ -47,16 +47,16 @@ def attach(socket: zmq.Socket[bytes], address: str) -> None:
 
 
 def is_open(address: str) -> bool:
-    """Whether an address is bound for other machines, too: ZeroMQ asks nobody for a key."""
+    """Whether other machines can connect to a bound address. ZeroMQ does not authenticate readers."""
     kind, _, rest = address.partition("://")
     return kind == "tcp" and rest.rpartition(":")[0] in BINDING[:-1]
 
 
 def check_addresses(*addresses: str | None) -> None:
-    """Takes and gives back what a publisher will take, so that nothing is loaded in vain.
+    """Binds and releases the publisher's addresses, so that a wrong address fails before the model loads.
 
     Raises:
-        ConfigError: ZeroMQ does not take one.
+        ConfigError: ZeroMQ refuses an address.
     """
     with zmq.Context() as context:
         for address in filter(None, addresses):
@@ -65,7 +65,7 @@ def check_addresses(*addresses: str | None) -> None:
 
 
 def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
-    """Events as routers read them; a chain of blocks stored one behind the other is one event."""
+    """Events as maps for routers; consecutive blocks of one chain are merged into one event."""
     made: list[dict[str, Any]] = []
     for event in events:
         last = made[-1] if made else {}
@@ -91,7 +91,7 @@ def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
 
 
 def arrays(events: list[dict[str, Any]]) -> list[list[Any]]:
-    """The same by position, as routers older than mid-2026 read them."""
+    """Events as arrays, for routers older than mid-2026."""
     names = {
         "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
         "BlockRemoved": ("block_hashes", "medium"),
@@ -104,11 +104,11 @@ class KvEventPublisher:
     """A thread that reads an engine's events and publishes them in batches.
 
     Args:
-        engine: With `kv_event_capacity`.
+        engine: An engine with `kv_event_capacity`.
         topic: `kv@<host>[:port]@<model>`.
-        address: Where to publish: see `attach`.
-        replay_address: Where readers ask for batches that they have missed; None = nowhere.
-        style: Events as maps, or as arrays.
+        address: Address to publish at; see `attach`.
+        replay_address: Address where readers request missed batches; None = no replay.
+        style: Form of the events: "map" or "array".
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class KvEventPublisher:
         self._ends = threading.Event()
         try:
             attach(self._publish, address)
-            self._replay.set_hwm(KEPT + 1)  # a ROUTER drops what is beyond, and the end marker comes last
+            self._replay.set_hwm(KEPT + 1)  # a ROUTER drops messages beyond it; + 1 for the end marker
             if replay_address is not None:
                 attach(self._replay, replay_address)
             self._thread = threading.Thread(target=self._run, name="llmpy-kv-events", daemon=True)
@@ -138,7 +138,7 @@ class KvEventPublisher:
             raise
 
     def close(self) -> None:
-        """Publishes what there is, and ends; before the engine is closed."""
+        """Publishes the remaining events and ends the thread; call it before the engine is closed."""
         self._ends.set()
         self._thread.join()
 
@@ -150,7 +150,7 @@ class KvEventPublisher:
         self._context.destroy(linger=1000)
 
     def _publish_some(self) -> None:
-        """Answers one reader and publishes what there is. An error loses one batch, which readers see as a gap."""
+        """Answers one replay request and publishes all events. An error loses one batch; readers see a gap in the numbers."""
         try:
             if self._replay.poll(POLL_MS):
                 self._answer(self._replay.recv_multipart())
@@ -165,11 +165,11 @@ class KvEventPublisher:
             time.sleep(POLL_MS / 1000)
 
     def _drain(self) -> bool:
-        """Publishes one batch, if there is something."""
+        """Publishes one batch if there are events; returns whether it did."""
         start, (self._next, events) = self._next, self._engine.kv_events(self._next)
         if not events:
             return False
-        if events[0].number != start:  # the ring was read too late: readers see that a batch is missing
+        if events[0].number != start:  # events were overwritten: skip a number, so that readers see a gap
             self._sequence += 1
         found = maps(events, self._engine.config.block_size)
         payload = encode([time.time(), found if self._style == "map" else arrays(found)])
@@ -179,7 +179,7 @@ class KvEventPublisher:
         return True
 
     def _answer(self, frames: list[bytes]) -> None:
-        """The batches from a sequence number on, then an end marker."""
+        """Sends the batches from a sequence number on, then an end marker."""
         if len(frames) != 3 or len(frames[2]) != 8:
             return
         who, start = frames[:2], int.from_bytes(frames[2], "big")

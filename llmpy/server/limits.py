@@ -1,7 +1,7 @@
-"""What a client can send, as one table: how much of each, who is counted, which option changes it, and the answer beyond it.
+"""The table of all limits on clients: the amount, its scope, the option that changes it, and the answer beyond it.
 
-The rows are the whole truth. Whatever enforces a row takes its number from here; `check` enforces those of bodies' fields;
-docs/use/server.md shows `table()`, and a test compares the two.
+All code that enforces a limit reads the number from this table. `check` enforces the limits on fields of bodies.
+docs/use/server.md shows `table()`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class Limit(NamedTuple):
-    """A row.
+    """A limit: a row of the table.
 
     Args:
-        what: What is counted.
-        most: How much there may be: a number, or the words for one that depends on an option or on the model.
-        unit: Of the number.
-        answer: What a client gets beyond it: a status, or words.
-        scope: What it is counted over: "request", "connection" or "server".
-        knob: The option that changes it; "" = none.
-        paths: Where it holds; "" = everywhere.
+        what: The thing that is counted.
+        most: Largest allowed amount: a number, or a text if it depends on an option or on the model.
+        unit: Unit of the number.
+        answer: Answer beyond the limit: a status, or a text.
+        scope: Scope of the count: "request", "connection" or "server".
+        knob: The option that changes the limit; "" = none.
+        paths: Paths with this limit; "" = all.
     """
 
     what: str
@@ -94,28 +94,28 @@ LIMITS: dict[str, Limit] = {
                         "--keep-responses", KEPT),
 }  # fmt: skip
 LONG_BYTES = 64 * KIB
-"""Bodies of up to so many bytes are read at once, and are not counted among those that are held at once."""
+"""Bodies up to this size are parsed on the event loop and do not count as long bodies."""
 FIELD = b'":'
 MARKS = {b",": "commas", b"[": "lists", b"{": "objects", FIELD: "fields"}
-"""What is counted in a body, and the row of its limit."""
+"""Bytes to count in a body -> name of the limit."""
 BODIES = 8
-"""Bodies of the greatest length that are held at once."""
+"""Most bodies of the greatest length that are held at once."""
 
 
 def most(name: str) -> int:
-    """The number of a row that has one."""
+    """The number of a limit."""
     number = LIMITS[name].most
     assert isinstance(number, int | float)
     return int(number)
 
 
 def seconds(name: str) -> float:
-    """The time of a row."""
+    """The number of a limit in seconds."""
     return float(most(name))
 
 
 def table() -> str:
-    """The rows as the table of docs/use/server.md."""
+    """The limits as the Markdown table of docs/use/server.md."""
     rows = ["| what | at most | of one | beyond it | where |", "| --- | --- | --- | --- | --- |"]
     for limit in LIMITS.values():
         number = limit.most if isinstance(limit.most, str) else _shown(int(limit.most))
@@ -125,7 +125,7 @@ def table() -> str:
 
 
 def _shown(number: int) -> str:
-    """A number with the prefix that it is a multiple of."""
+    """A number in Mi or Ki if it is a multiple of one."""
     for unit, name in ((MIB, "Mi"), (KIB, "Ki")):
         if number % unit == 0:
             return f"{number // unit} {name}"
@@ -150,14 +150,14 @@ def _chars(value: Any) -> int:
 
 
 def _longest(size: Measure) -> Measure:
-    """The longest of the items of a list, or of one."""
+    """Measures the longest item of a list, or a single item."""
     return lambda value: max(map(size, value if isinstance(value, list) else [value]), default=0)
 
 
 def _bytes(value: Any) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
-    return 4 * len(value) if isinstance(value, list) else 0  # of ids: no token has fewer
+    return 4 * len(value) if isinstance(value, list) else 0  # token ids count 4 bytes each
 
 
 def _json(value: Any) -> int:
@@ -194,36 +194,36 @@ FIELDS: dict[str, tuple[tuple[str, Measure], ...]] = {
         ("model", "user", "request_id", "cache_salt", "previous_response_id", "prompt_cache_key", "safety_identifier",
          "service_tier", "reasoning_effort"), NAME),
 }  # fmt: skip
-"""Fields with the rows that hold for them, and what is measured."""
+"""Field -> its limits, each with the function that measures the value."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the numbers of some rows depend on.
+    """Sizes of the model, on which some limits depend.
 
     Args:
-        vocabulary: Ids of the model.
-        max_model_len: Longest sequence.
+        vocabulary: Number of the model's token ids.
+        max_model_len: Longest sequence, in tokens.
     """
 
     vocabulary: int
     max_model_len: int
 
     def of(self, name: str) -> int:
-        """The number of a row."""
+        """The number of a limit for this model."""
         return {"token_ids": self.vocabulary, "prompt_ids": self.max_model_len}.get(name) or most(name)
 
 
 def check(fields: Mapping[str, Any], sizes: Sizes, prefix: str = "") -> None:
-    """Refuses a body with more of something than the table allows.
+    """Refuses a body with a field beyond its limit.
 
     Args:
-        fields: Values by field; those of other kinds than they should have are left to others.
-        sizes: Of the model.
-        prefix: What stands before a field's name in the message.
+        fields: Values by field; values of a wrong type are checked elsewhere.
+        sizes: Sizes of the model.
+        prefix: Prefix of the field's name in the message.
 
     Raises:
-        HttpError: 400, it names the field, what was wanted and what it is.
+        HttpError: 400 with the field, the limit and the given amount.
     """
     for field, rows in FIELDS.items():
         value = fields.get(field)
@@ -236,7 +236,7 @@ def check(fields: Mapping[str, Any], sizes: Sizes, prefix: str = "") -> None:
 
 
 def _noun(row: str) -> str:
-    """What a row counts, in the words of a message."""
+    """The unit of a limit in a message."""
     limit = LIMITS[row]
     words = {
         "n": "samples",
@@ -249,9 +249,9 @@ def _noun(row: str) -> str:
 
 
 class PartCounter:
-    """Counts, as a body comes, what makes it take long to read.
+    """Counts the parts that make a body slow to parse, piece by piece as the body arrives.
 
-    A body is counted while it comes because counting holds the GIL: one mark in 30 MiB takes 10 to 25 ms.
+    Counting holds the GIL: one mark in 30 MiB takes 10 to 25 ms. So the body is counted in pieces.
     """
 
     def __init__(self) -> None:
@@ -278,10 +278,10 @@ class PartCounter:
 
 
 def check_prompts(prompts: Iterable[Any], sizes: Sizes) -> None:
-    """Refuses prompts of more ids than the model takes, before anything is made of them.
+    """Refuses prompts with more ids than the model supports, before they are processed.
 
     Raises:
-        InvalidRequestError: As the engine would.
+        InvalidRequestError: The engine's error for such a prompt.
     """
     for prompt in prompts:
         if isinstance(prompt, list) and len(prompt) > sizes.max_model_len:
@@ -292,11 +292,11 @@ def check_prompts(prompts: Iterable[Any], sizes: Sizes) -> None:
 
 
 class Range(NamedTuple):
-    """Values of an option that make sense.
+    """Valid values of an option.
 
     Args:
-        least: The least one.
-        unit: What it counts.
+        least: Smallest valid value.
+        unit: Unit of the value.
     """
 
     least: float
@@ -314,7 +314,7 @@ RANGES = {
 
 
 def option_problem(name: str, value: float) -> str | None:
-    """What is wrong with an option's value, if something is."""
+    """The error message for an option's value; None if the value is valid."""
     wanted = RANGES[name]
     if math.isfinite(value) and value >= wanted.least:
         return None

@@ -1,4 +1,4 @@
-"""Logprobs in the shapes of completions and of chat completions."""
+"""Logprobs in the formats of completions and of chat completions."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ NEVER = -9999.0  # JSON has no infinity
 
 
 class LogprobWriter:
-    """Writes logprobs of one sample.
+    """Writes the logprobs of one sample.
 
     Args:
-        tokenizer: Names the tokens.
-        top: How many alternatives were asked for.
-        as_ids: Tokens are written "token_id:N".
+        tokenizer: The model's tokenizer, for token texts.
+        top: Number of requested alternatives.
+        as_ids: Write tokens as "token_id:N".
     """
 
     def __init__(self, tokenizer: Tokenizer, top: int, as_ids: bool) -> None:
         self._tokenizer, self._top, self._as_ids = tokenizer, top, as_ids
         self._bytes = tokenizer.token_bytes()
         self.offset = 0
-        """Characters of the tokens that were written."""
+        """Number of characters of the tokens written so far."""
 
     def token(self, token_id: int, text: str | None) -> str:
-        """A token as the answer names it."""
+        """The text of a token in the answer."""
         if self._as_ids:
             return f"token_id:{token_id}"
         return text if text is not None else self._tokenizer.decode([token_id])
 
     def completion(self, entries: LogprobsView[Any]) -> dict[str, Any]:
-        """Lists of one length: tokens, their logprobs, dicts of the best, offsets of the text."""
+        """The format of completions: lists of tokens, their logprobs, dicts of the best tokens, and text offsets."""
         lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for entry in entries:
             self._add(lists, *_split(entry or {}, self._top))
         return lists
 
     def first(self, lists: dict[str, Any], token_id: int) -> None:
-        """Adds a token that has no logprob: the first one of a prompt."""
+        """Adds the first token of a prompt, which has no logprob."""
         self._add(lists, (token_id, None), [])
 
     def _add(self, lists: dict[str, Any], own: tuple[int, Logprob | None], best: list[tuple[int, Logprob]]) -> None:
@@ -57,7 +57,7 @@ class LogprobWriter:
         self.offset += len(text)
 
     def chat(self, entries: Logprobs) -> list[dict[str, Any]]:
-        """One object a token."""
+        """The format of chat completions: one object per token."""
         content = []
         for entry in entries:
             own, best = _split(entry or {}, self._top)
@@ -75,8 +75,8 @@ class TextLogprobs:
     """Finds the logprobs of a part of an answer's text.
 
     Args:
-        writer: Writes them.
-        detokenizer: Shows the tokens as the answer does.
+        writer: Writes the logprobs.
+        detokenizer: Decodes the tokens like the answer's text.
     """
 
     def __init__(self, writer: LogprobWriter, detokenizer: Detokenizer) -> None:
@@ -85,14 +85,14 @@ class TextLogprobs:
         self._chars = 0
 
     def add(self, sample: CompletionOutput) -> None:
-        """Takes the logprobs of new tokens in."""
+        """Adds the logprobs of new tokens."""
         assert sample.logprobs is not None
         for token, written in zip(sample.token_ids, self._writer.chat(sample.logprobs), strict=True):
             start, self._chars = self._chars, self._chars + len(self._detokenizer.push([token]))
             self._tokens.append((start, self._chars, written))
 
     def take(self, start: int, end: int) -> list[dict[str, Any]]:
-        """Those of the tokens that make the characters from `start` to `end`, once; those before are forgotten."""
+        """Removes and returns the logprobs of the tokens with characters in `start`..`end`; earlier ones are dropped."""
         found = []
         while self._tokens and self._tokens[0][0] < end:
             begins, ends, written = self._tokens.popleft()
@@ -101,27 +101,27 @@ class TextLogprobs:
         return found
 
     def rest(self) -> list[dict[str, Any]]:
-        """Those of all tokens that are left: they end the text, or no text shows them."""
+        """Removes and returns the logprobs of all remaining tokens: they end the text or have no text."""
         found = [written for _, _, written in self._tokens]
         self._tokens.clear()
         return found
 
 
 def num_logprobs(output: RequestOutput) -> int:
-    """How many logprobs an output has: of its tokens, of its prompt's, and of their alternatives."""
+    """Number of logprobs of an output: of its tokens, of its prompt's tokens, and of their alternatives."""
     views = [sample.logprobs for sample in output.outputs] + [output.prompt_logprobs]
     return sum(view.ids.size for view in views if view is not None)
 
 
 def _split(entry: Any, top: int) -> tuple[tuple[int, Logprob], list[tuple[int, Logprob]]]:
-    """The token itself, and the best ones in order."""
+    """The token itself, and the best tokens in order."""
     items: list[tuple[int, Logprob]] = list(entry.items())
     best = items[1:] if len(items) > top else sorted(items, key=lambda item: -item[1].logprob)
     return items[0], best if top else []
 
 
 def prompt_logprobs(entries: LogprobsView[Any] | None) -> list[Any] | None:
-    """Of every prompt token: null for the first, else logprob, rank and text by id."""
+    """For every prompt token: null for the first, else a dict from id to logprob, rank and text."""
     if entries is None:
         return None
     return [
@@ -136,5 +136,5 @@ def prompt_logprobs(entries: LogprobsView[Any] | None) -> list[Any] | None:
 
 
 def finite(value: float) -> float:
-    """A logprob that JSON can say."""
+    """A logprob for JSON, which has no infinity."""
     return value if math.isfinite(value) else NEVER

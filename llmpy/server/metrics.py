@@ -1,6 +1,6 @@
-"""GET /metrics: Prometheus text, under vLLM's names where they mean the same and under our own.
+"""GET /metrics: Prometheus text with our names, and with vLLM's names for the metrics that mean the same.
 
-Routers ask often. All text but the numbers is made once.
+Routers poll often, so all text but the numbers is built once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COUNTERS = (
     ("corrupted_requests", "Samples whose logits were not finite.", "nonfinite_rows"),
 )
 REASONS = ("stop", "length", "abort")
-# Names of the engine's histograms as they are exported, and what they count.
+# The engine's histograms -> exported name and help text.
 HISTOGRAMS = {
     "time_to_first_token_s": ("time_to_first_token_seconds", "From queueing to the first token."),
     "time_per_output_token_s": ("request_time_per_output_token_seconds", "Mean time per token after the first."),
@@ -59,7 +59,7 @@ Bounds = tuple[tuple[str, tuple[float, ...]], ...]
 
 
 class Family(NamedTuple):
-    """Series of one name: kind, help, and of every series what stands behind the name and its labels; then their values."""
+    """The series of one name: kind, help, suffix and labels of every series, and a function that gives their values."""
 
     name: str
     kind: str
@@ -129,7 +129,7 @@ def _families(version: object, block_size: int, num_blocks: int, bounds: Bounds)
 
 @lru_cache(maxsize=8)
 def _template(prefixes: tuple[str, ...], model: str, *layout: Any) -> str:
-    """The text, with %s for each value."""
+    """The Prometheus text with %s for each value."""
     common = {"model_name": model, "engine": "0"}
     lines: list[str] = []
     for prefix in prefixes:
@@ -148,7 +148,7 @@ def _labels(labels: Mapping[str, object]) -> Iterator[str]:
 
 
 def text(service: Service) -> str:
-    """Everything that is counted, in Prometheus' text format."""
+    """All metrics in Prometheus' text format."""
     engine, prefixes = service.engine, METRICS[service.options.metrics_compat]
     stats, histograms = replace(engine.stats(), states=service.states()), engine.histograms()
     bounds = tuple((name, histogram.bounds) for name, histogram in histograms.items())
@@ -158,5 +158,5 @@ def text(service: Service) -> str:
 
 
 async def metrics(service: Service, request: Request) -> ASGIApp:
-    """Everything that is counted."""
+    """Answers with all metrics."""
     return Response(text(service), media_type=CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""What happens to every request before its path is looked at: keys, length of bodies, the log, answers to errors."""
+"""Middleware for every request: API keys, limits of bodies, the log, answers to errors."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from .page import is_page
 from .service import Service
 
 OPEN = ("/health", "/ping")
-"""Paths that need no key, beside the page."""
+"""Paths without a key, besides the page."""
 PAGE_HEADER = b"x-llmpy-page"
-"""Of requests that the page sends every second: the log has them at level debug."""
+"""Header of the requests that the page sends every second; they are logged at level debug."""
 LOCAL_NAMES = (".localhost", ".local", ".internal")
-"""Ends of names that cannot be registered, as names without a dot cannot: `host.docker.internal` is this machine in Docker."""
+"""Suffixes of host names that cannot be registered in DNS; `host.docker.internal` is this machine in Docker."""
 
 
 class BodyTooLong(HttpError):
-    """The body is longer than the server takes."""
+    """The body is longer than max_body_bytes."""
 
     def __init__(self, most: int) -> None:
         super().__init__(413, f"the body is longer than {most} bytes; --max-body-bytes")
 
 
 class Guard:
-    """Keys, limits, the log.
+    """Checks keys and limits, and writes the log.
 
     Args:
-        app: What is guarded.
+        app: The application behind this middleware.
         service: The server.
-        control: Paths that want a key of their own.
+        control: Control paths; they need a control key.
     """
 
     def __init__(self, app: ASGIApp, service: Service, control: Iterable[str]) -> None:
         self._app, self._service, self._control = app, service, frozenset(control)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers it."""
+        """Passes a request on, or answers it with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -73,7 +73,7 @@ class Guard:
             log.log(level, "%s %s %d %.1f ms", scope["method"], quote(scope["path"][:200]), status, took)
 
     def _admit(self, scope: Scope) -> None:
-        """Checks the head, where it comes from and its key, and that the server takes requests."""
+        """Checks the head, the origin and the key of a request, and that the server accepts requests."""
         options, path = self._service.options, _path(scope)
         _check_head(scope)
         if path not in OPEN:
@@ -93,7 +93,7 @@ class Guard:
             self._check_serves()
 
     def _check_serves(self) -> None:
-        """Refuses what would not be answered."""
+        """Refuses a request that the server could not run now."""
         if self._service.running >= self._service.max_running:
             message = f"queue: wanted fewer than {self._service.max_running} requests at once; raise max_queued_requests"
             raise HttpError(429, message, retry_after=self._service.queue_seconds())
@@ -105,13 +105,13 @@ class Guard:
 
 
 def _path(scope: Scope) -> str:
-    """The path as the router will see it, behind what the application is mounted at."""
+    """The path as the router sees it: without the prefix where the application is mounted."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if path.startswith(root + "/") else path
 
 
 def _check_head(scope: Scope) -> None:
-    """Refuses heads that a proxy may read in another way than this server."""
+    """Refuses heads that a proxy may interpret differently than this server."""
     names = [name for name, _ in scope["headers"]]
     hosts = names.count(b"host")
     if b"content-length" in names and b"transfer-encoding" in names:
@@ -124,7 +124,7 @@ def _check_head(scope: Scope) -> None:
 
 
 def _check_origin(scope: Scope, allowed: Iterable[str]) -> None:
-    """Refuses what a page of another origin sends from its user's browser."""
+    """Refuses requests that a browser sends for a page of another origin."""
     own = {_header(scope, b"host").lower()}
     for name, value in scope["headers"]:
         origin = value.decode("latin-1")
@@ -134,7 +134,7 @@ def _check_origin(scope: Scope, allowed: Iterable[str]) -> None:
 
 
 def _check_host(scope: Scope) -> None:
-    """Refuses a name that an attacker's DNS may have pointed at this machine, where the address is the only guard."""
+    """On a loopback address, refuses host names that an attacker's DNS may point at this machine (DNS rebinding)."""
     server, name = scope.get("server"), host_name(scope)
     if server is None or not is_loopback(str(server[0])) or is_loopback(name) or name in ("0.0.0.0", gethostname().lower()):
         return
@@ -144,7 +144,7 @@ def _check_host(scope: Scope) -> None:
 
 
 def _check_is_local(scope: Scope) -> None:
-    """Refuses what comes from elsewhere, or from a page in a browser of this machine."""
+    """Refuses requests from other machines, and from pages in a browser of this machine."""
     client, name = scope.get("client"), host_name(scope)
     is_elsewhere = client is not None and not is_loopback(client[0])
     if is_elsewhere or not (is_loopback(name) or name == "0.0.0.0") or _header(scope, b"origin"):
@@ -152,7 +152,7 @@ def _check_is_local(scope: Scope) -> None:
 
 
 def host_name(scope: Scope) -> str:
-    """The Host header without its port; "localhost" where there is none."""
+    """The Host header without its port; "localhost" if there is no header."""
     host = _header(scope, b"host", "localhost").rpartition("@")[2].lower()
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
@@ -162,7 +162,7 @@ def _header(scope: Scope, wanted: bytes, default: str = "") -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own."""
+    """Whether an address is a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -181,12 +181,12 @@ def _key(scope: Scope) -> bytes | None:
 
 
 class _Limited:
-    """Receives a body of at most so many bytes. Long bodies count: all at once may have BODIES times as many.
+    """Receives a body of at most max_body_bytes. All long bodies together may have BODIES times as many bytes.
 
     Args:
-        receive: Of the server below.
-        scope: Of the request.
-        service: Counts the bytes of all bodies.
+        receive: The server's receive function.
+        scope: The request's scope.
+        service: The server; it counts the bytes of all bodies.
     """
 
     def __init__(self, receive: Receive, scope: Scope, service: Service) -> None:
@@ -197,7 +197,7 @@ class _Limited:
             raise BodyTooLong(self._most)
 
     async def __call__(self) -> Message:
-        """The next message."""
+        """Receives the next message."""
         message = await self._receive()
         size = len(message.get("body", b""))
         self._have += size
@@ -211,5 +211,5 @@ class _Limited:
         return message
 
     def end(self) -> None:
-        """The request has been answered."""
+        """Subtracts the body from the count after the request has been answered."""
         self._service.body_bytes -= self._counted

@@ -1,4 +1,4 @@
-"""Paths around the model: names, tokens, health, load."""
+"""Paths for model names, tokenisation, health and load."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .service import Service
 
 
 async def models(service: Service, request: Request) -> ASGIApp:
-    """The models that can be named, with the fields of OpenAI's and of Anthropic's protocol."""
+    """Lists the model's names, with the fields of OpenAI's and of Anthropic's protocol."""
     data = [_model(service, name) for name in service.names]
     return answer({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]})
 
 
 async def model(service: Service, request: Request) -> ASGIApp:
-    """One of them."""
+    """Describes one model name."""
     return answer(_model(service, service.model_name(request.path_params["name"])))
 
 
@@ -46,7 +46,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 
 def _defaults(service: Service) -> dict[str, Any] | None:
-    """What requests get that leave these fields out; None where nothing is sampled."""
+    """Default sampling parameters of requests; None if the server does not sample."""
     if not isinstance(service.engine, AsyncEngine):
         return None
     params = service.engine.get_default_sampling_params()
@@ -54,7 +54,7 @@ def _defaults(service: Service) -> dict[str, Any] | None:
 
 
 async def tokenize(service: Service, request: Request) -> ASGIApp:
-    """Ids of a prompt or of a conversation."""
+    """Tokenises a prompt or a conversation."""
     body = await read(request, TokenizeRequest)
     service.model_name(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -83,7 +83,7 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
 
 
 async def detokenize(service: Service, request: Request) -> ASGIApp:
-    """Text of ids."""
+    """Decodes token ids."""
     body = await read(request, DetokenizeRequest)
     service.model_name(body.model)
 
@@ -97,7 +97,7 @@ async def detokenize(service: Service, request: Request) -> ASGIApp:
 
 
 async def tokenizer_info(service: Service, request: Request) -> ASGIApp:
-    """What a client needs to know to tokenise by itself."""
+    """Describes the tokenizer for clients that tokenise themselves."""
     tokenizer = service.tokenizer
     template = tokenizer.chat_template
     return answer(
@@ -112,13 +112,13 @@ async def tokenizer_info(service: Service, request: Request) -> ASGIApp:
 
 
 async def health(service: Service, request: Request) -> ASGIApp:
-    """200 when a request would be served."""
+    """200 if a request would be served."""
     service.check_health()
     return answer({})
 
 
 async def ping(service: Service, request: Request) -> ASGIApp:
-    """200 unless only a new process helps: also while the engine is paused, asleep or without weights."""
+    """200 unless the process must be restarted; so also while the engine is paused, asleep or without weights."""
     service.check_health(alive_only=True)
     return answer({})
 
@@ -137,7 +137,7 @@ async def load(service: Service, request: Request) -> ASGIApp:
 
 
 async def drain(service: Service) -> None:
-    """Takes no new requests, and gives the running ones their time."""
+    """Refuses new requests and waits for running ones, at most shutdown_timeout."""
     service.is_draining = True
     deadline = asyncio.get_running_loop().time() + service.options.shutdown_timeout
     while service.running and asyncio.get_running_loop().time() < deadline:

@@ -40,10 +40,10 @@ ERRORS = ("400", "401", "404", "408", "413", "429", "503")
 
 
 def document(routes: list[Any]) -> dict[str, Any]:
-    """The OpenAPI text of an application.
+    """The OpenAPI document of an application.
 
     Args:
-        routes: Its routes; those that take a body without a struct of ours, and pages, are left out.
+        routes: The application's routes. Pages, and routes with a body that has no struct here, are left out.
     """
     kinds = list(dict.fromkeys(BODIES.values()))
     bodies, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
@@ -70,5 +70,5 @@ def _responses(kind: str) -> dict[str, Any]:
 
 
 async def openapi(service: Service, request: Request) -> ASGIApp:
-    """The text of this server."""
+    """Answers with the OpenAPI document of this server."""
     return answer(document(request.app.routes))

@@ -1,7 +1,7 @@
-"""From a model's text to what a chat answer tells apart: content, reasoning, tool calls.
+"""Parsers that split a model's text into content, reasoning and tool calls.
 
-A parser takes one sample's text as it comes. What it gives is the same however the text is cut: a tail that may be the
-beginning of a marker is held back until more has come.
+A parser gets one sample's text in pieces. Its results do not depend on where the text is cut: a tail that may be the
+beginning of a marker is held back until more text arrives.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from .scanning import Malformed, Piece, Scan, Schemas, Source, held_back, slices
 __all__ = ["Parser", "Piece", "PlainParser", "ReasoningParser", "ToolParser"]
 
 MAX_AGAIN = 64 << 10
-"""Characters of one answer that are read again, since calls may begin within what looked like some and was none."""
+"""Most characters of one answer that are scanned again, because calls may begin inside text that only looked like calls."""
 
 
 class Parser(Protocol):
-    """Takes one sample's text apart while it comes."""
+    """Parses one sample's text while it arrives."""
 
     def push(self, text: str) -> list[Piece]:
-        """What new text gives; text that may belong to a marker is held back."""
+        """Adds text and returns the new pieces; text that may belong to a marker is held back."""
 
     def finish(self) -> list[Piece]:
-        """What was held back, at the end of the text."""
+        """Ends the text and returns the pieces that were held back."""
 
 
 class PlainParser:
-    """Everything is content."""
+    """Returns all text as content."""
 
     def push(self, text: str) -> list[Piece]:
-        """The text itself."""
+        """Returns the text as content."""
         return [Piece("content", text, len(text))] if text else []
 
     def finish(self) -> list[Piece]:
-        """Nothing is held back."""
+        """Returns nothing; this parser holds no text back."""
         return []
 
 
 class ReasoningParser:
-    """Text between two markers at the beginning is reasoning; what follows goes to another parser.
+    """Returns text between two markers at the beginning as reasoning; another parser gets the rest.
 
     Args:
-        markers: The opening and the closing one.
-        is_open: The prompt has opened the reasoning already.
-        rest: Takes what follows.
+        markers: The opening and the closing marker.
+        is_open: Whether the prompt ends with the opening marker.
+        rest: Parser of the rest.
     """
 
     def __init__(self, markers: Markers, is_open: bool, rest: Parser) -> None:
@@ -59,12 +59,12 @@ class ReasoningParser:
         self._drops_lines = False
 
     def push(self, text: str) -> list[Piece]:
-        """Reasoning, then what the other parser makes of the rest."""
+        """Returns reasoning, then the other parser's pieces of the rest."""
         text, self._held = self._held + text, ""
         if self._state == "before":
             start = text.lstrip()
             self._space.append(text[: len(text) - len(start)])
-            if self._open.startswith(start):  # nothing but the beginning of the marker so far
+            if self._open.startswith(start):  # the text is a beginning of the marker so far
                 self._held = start
                 return []
             self._state = "inside" if start.startswith(self._open) else "after"
@@ -81,14 +81,14 @@ class ReasoningParser:
         return _reasoning(inside) + self._pass_on(after)
 
     def _pass_on(self, text: str) -> list[Piece]:
-        """To the other parser, without the empty lines behind reasoning."""
+        """Passes text to the other parser, without the empty lines after reasoning."""
         if self._drops_lines:
             text = text.lstrip("\n")
             self._drops_lines = not text
         return self._rest.push(text)
 
     def finish(self) -> list[Piece]:
-        """The tail, which was no marker."""
+        """Returns the held tail, which was not a marker."""
         held, self._held = self._held, ""
         if self._state == "inside":
             return _reasoning(held) + self._rest.finish()
@@ -101,13 +101,13 @@ def _reasoning(text: str) -> list[Piece]:
 
 
 class ToolParser:
-    """Calls where a format has them; the rest is content, without the white space around calls.
+    """Finds calls by a format; other text is content, without the white space around calls.
 
     Args:
-        form: How the model writes calls.
-        schemas: Of the functions that may be called.
-        holds: Calls are given when all that a mark opens is complete, and are content where it is malformed. Else a call is
-            given as it comes, and what turns out to be malformed behind the beginning of its arguments stays a call.
+        form: The model's tool call format.
+        schemas: Parameter schemas of the functions that may be called.
+        holds: True: return calls when the text after an opening mark is complete; malformed calls become content. False:
+            return a call as it arrives; if it turns out malformed after the beginning of its arguments, it stays a call.
     """
 
     def __init__(self, form: Format, schemas: Schemas, holds: bool) -> None:
@@ -124,7 +124,7 @@ class ToolParser:
         self._has_begun = self._drops_space = False
 
     def push(self, text: str) -> list[Piece]:
-        """Content at once; of calls what is sure."""
+        """Returns content at once, and the parts of calls that are certain."""
         source = self._source
         pieces: list[Piece] = []
         self._coming.extend(slices(text))
@@ -139,7 +139,7 @@ class ToolParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """A call that the end completes, and the tail."""
+        """Returns a call that the end of the text completes, and the tail."""
         self._has_ended = True
         pieces = self.push("")
         self._content(self._source.text, 0, pieces)
@@ -147,7 +147,7 @@ class ToolParser:
         return pieces
 
     def _find(self, pieces: list[Piece]) -> bool:
-        """Content up to where calls begin; whether they do. White space waits for what follows it."""
+        """Adds content up to the beginning of calls; returns whether calls begin. White space is held until text follows."""
         form, source = self._form, self._source
         if self._drops_space:
             source.text = source.text.lstrip()
@@ -173,14 +173,14 @@ class ToolParser:
         return bool(found)
 
     def _content(self, text: str, after: int, pieces: list[Piece]) -> None:
-        """Adds content, with the white space that waited for it; so many characters that came already follow."""
+        """Adds content with the held white space before it; `after` characters of received text follow it."""
         text, self._space = "".join(self._space) + text, []
         if text:
             self._has_begun, self._drops_space = True, False
             pieces.append(Piece("content", text, len(text) + after + sum(map(len, self._coming))))
 
     def _advance(self, pieces: list[Piece]) -> bool:
-        """Goes on with calls; whether they are over."""
+        """Continues scanning calls; returns whether the calls have ended."""
         assert self._scan is not None
         told = self._calls if self._holds else pieces
         try:
@@ -196,7 +196,7 @@ class ToolParser:
         return True
 
     def _settle(self, pieces: list[Piece]) -> None:
-        """The calls are complete."""
+        """Adds the complete calls; if one has arguments that are not an object, the text is content."""
         if self._holds and not _are_calls(self._calls):
             self._content(self._written(), len(self._source.text), pieces)
             return
@@ -204,7 +204,7 @@ class ToolParser:
         self._drops_space = True
 
     def _refuse(self, pieces: list[Piece]) -> None:
-        """They are none: content, as far as nothing else was given for it."""
+        """Adds malformed calls as content, except for text that was already returned as a call."""
         source = self._source
         if self._holds and self._calls:
             self._content(self._written(), len(self._source.text), pieces)
@@ -220,11 +220,11 @@ class ToolParser:
             source.text = ""
 
     def _opened(self) -> str:
-        """What was read before the calls."""
+        """The text that was read before the calls: white space and the opening mark."""
         return self._gap + ("" if self._form.at_start else self._form.open)
 
     def _written(self) -> str:
-        """That, and what the scan has read."""
+        """`_opened()` and the text that the scan has read."""
         whole = "".join(self._whole)
         return self._opened() + whole[: len(whole) - len(self._source.text)]
 

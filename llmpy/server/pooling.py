@@ -1,4 +1,4 @@
-"""/v1/embeddings, /pooling and /classify: states of prompts, in the shapes of OpenAI and of vLLM."""
+"""/v1/embeddings, /pooling and /classify: pooled states of prompts, in the formats of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .service import Service, text_size
 
 
 def check_task(service: Service, request: Request, tasks: Sequence[str]) -> str:
-    """The first of these tasks that the model has.
+    """The first of these tasks that the model supports.
 
     Raises:
-        HttpError: 400, it has none; the message says which it has.
+        HttpError: 400, the model supports none of them; the message lists its tasks.
     """
     pooler = service.engine._frontend.pooler
     found = next((task for task in tasks if task in pooler.tasks), None)
@@ -37,18 +37,18 @@ def check_task(service: Service, request: Request, tasks: Sequence[str]) -> str:
 async def pooled(
     service: Service, request: Request, body: Pooling, prompts: Sequence[Any], task: str, **fields: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Results of prompts, and the usage.
+    """Runs prompts through a pooling task.
 
     Args:
         service: The server.
         request: The HTTP request.
-        body: What it asks for.
+        body: The body of the request.
         prompts: Texts or ids.
-        task: What is made of their states.
-        fields: Of PoolingParams; None = the model's way.
+        task: The pooling task.
+        fields: Fields of PoolingParams; None = the model's default.
 
     Returns:
-        float32 arrays, and counts of tokens.
+        float32 arrays, and the usage.
     """
     plain = body.add_special_tokens is False
     given = {name: value for name, value in fields.items() if value is not None}
@@ -73,17 +73,17 @@ async def _prompts(service: Service, request: Request, body: EmbeddingRequest | 
 
 
 def made(kind: str, name: str, rest: dict[str, Any]) -> dict[str, Any]:
-    """What vLLM's answers begin with."""
+    """An answer with the first fields of vLLM's answers."""
     return {"id": f"{kind}-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": name, **rest}
 
 
 def _shown(row: Any, body: EmbeddingRequest) -> Any:
-    """An array as numbers, or its bytes, which are written as base64."""
+    """An array as a list of numbers, or as bytes, which are encoded as base64."""
     return row.tobytes() if body.encoding_format == "base64" else row.tolist()
 
 
 async def embeddings(service: Service, request: Request) -> ASGIApp:
-    """Embeddings of texts or ids."""
+    """Embeds texts or ids."""
     body = await read(request, EmbeddingRequest)
     name, task = service.model_name(body.model), check_task(service, request, ("embed",))
     prompts = await _prompts(service, request, body)
@@ -93,7 +93,7 @@ async def embeddings(service: Service, request: Request) -> ASGIApp:
 
 
 async def pooling(service: Service, request: Request) -> ASGIApp:
-    """States as a task makes them; without one those of every token."""
+    """Pools states by a task; the default is the task for every token."""
     body = await read(request, PoolingRequest)
     if body.task not in (None, *TASKS):
         raise HttpError(400, f"task: wanted one of {', '.join(TASKS)}, have {str(body.task)[:40]!r}", "task")
@@ -106,7 +106,7 @@ async def pooling(service: Service, request: Request) -> ASGIApp:
 
 
 async def classify(service: Service, request: Request) -> ASGIApp:
-    """Classes of texts or ids."""
+    """Classifies texts or ids."""
     body = await read(request, ClassifyRequest)
     name, task = service.model_name(body.model), check_task(service, request, ("classify",))
     prompts = await _prompts(service, request, body)

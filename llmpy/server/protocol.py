@@ -1,4 +1,4 @@
-"""What clients send, as structs that check types: the fields of OpenAI's API, of vLLM's extensions, and of Anthropic's."""
+"""Bodies of requests as structs that check types: fields of OpenAI's API, of vLLM's extensions, and of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import msgspec
 
 Json = dict[str, Any]
 Inputs = str | list[str | int | list[int]]
-"""One prompt as text or ids, or a list of prompts; `requests.prompts_of` tells them apart."""
+"""One prompt as text or ids, or a list of prompts; `requests.prompts_of` distinguishes them."""
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream tells besides text."""
+    """Options of streams."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class Common(msgspec.Struct, kw_only=True):
-    """Fields of all requests for text that go to the sampler or the engine as they are."""
+    """Fields of all text requests that go to the sampler or the engine unchanged."""
 
     model: str | None = None
     stream: bool | None = None
@@ -46,7 +46,7 @@ class Common(msgspec.Struct, kw_only=True):
 
 
 class Sampling(Common, kw_only=True):
-    """Further ones of completions and chat completions."""
+    """Further fields of completions and chat completions."""
 
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -157,7 +157,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 
 class Pooling(msgspec.Struct, kw_only=True):
-    """Fields of all requests that pool states."""
+    """Fields of all pooling requests."""
 
     model: str | None = None
     use_activation: bool | None = None
@@ -189,7 +189,7 @@ class ClassifyRequest(Pooling, kw_only=True):
 
 
 class ScoreRequest(Pooling, kw_only=True):
-    """Body of /score: one text with each of several, or pairs."""
+    """Body of /score: one text against several, or pairs."""
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -207,7 +207,7 @@ class RerankRequest(Pooling, kw_only=True):
 
 
 class MessagesRequest(msgspec.Struct, kw_only=True):
-    """Body of Anthropic's /v1/messages; counting tokens needs no max_tokens."""
+    """Body of Anthropic's /v1/messages and count_tokens; count_tokens does not need max_tokens."""
 
     messages: list[Json]
     model: str | None = None

@@ -1,4 +1,4 @@
-"""What a request would run, as ids: the render paths, and an engine's place where nothing is run at all."""
+"""The render paths, which return the ids that a request would run, and the stand-in for an engine in a render-only server."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .service import Answering, Service
 
 
 class Renderer:
-    """The tokenizer and the length of a model: what a server that only renders has instead of an engine.
+    """The tokenizer and the maximum length of a model: replaces the engine in a server that only renders.
 
     Args:
-        model: Hub id or directory; weights are neither needed nor read.
+        model: Hub id or directory; weights are not needed.
         options: Fields of EngineConfig.
     """
 
@@ -36,15 +36,15 @@ class Renderer:
         self.config, self.tokenizer = load_renderer(EngineConfig(model=str(model), **options))
 
     def check_health(self, stuck_after_s: float = 0.0, alive_only: bool = False) -> None:
-        """It is always well."""
+        """Never raises."""
 
     def is_sleeping(self) -> bool:
-        """It never sleeps."""
+        """Always False."""
         return False
 
 
 def _rendered(answering: Answering, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:
-    """A body for /inference/v1/generate that runs the same."""
+    """A body for /inference/v1/generate that runs the same request."""
     params = {name: value for name, value in fields.items() if name != "output_kind"}
     return {
         "request_id": answering.how["request_id"],
@@ -58,7 +58,7 @@ def _rendered(answering: Answering, ids: list[int], fields: dict[str, Any]) -> d
 
 
 async def render_chat(service: Service, request: Request) -> ASGIApp:
-    """What a chat completion would run."""
+    """Renders a chat completion."""
     body = await read(request, ChatRequest)
 
     def rendered() -> dict[str, Any]:
@@ -70,7 +70,7 @@ async def render_chat(service: Service, request: Request) -> ASGIApp:
 
 
 async def render_completions(service: Service, request: Request) -> ASGIApp:
-    """What a completion would run: one object a prompt."""
+    """Renders a completion: one object per prompt."""
     body = await read(request, CompletionRequest)
 
     def rendered() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""From bodies to what the engine takes: decoding, unknown fields, limits, sampling parameters."""
+"""Converts bodies to the engine's arguments: decoding, unknown fields, limits, sampling parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROGRESS_S = limits.seconds("progress_s")
 
 _CONVERTED = ("max_tokens", "logit_bias", "structured_outputs", "stream_interval")
 SAMPLING = [name for name in Sampling.__struct_fields__ if name in ROWS and name not in _CONVERTED]
-"""Fields of a request that go to SamplingParams under the same name, as they are."""
+"""Fields of requests that SamplingParams has under the same name and takes unchanged."""
 RENDERING = (
     "self",
     "messages",
@@ -38,15 +38,18 @@ RENDERING = (
     "continue_final_message",
     "return_assistant_tokens_mask",
 )
-"""Arguments of `Tokenizer.apply_chat_template` beside the template's variables."""
+"""Arguments of `Tokenizer.apply_chat_template` besides the template's variables."""
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
-    """The body as a struct. Names of unknown fields go to `request.state.ignored`.
+    """Reads the body as a struct. Names of unknown fields go to `request.state.ignored`.
 
     Raises:
-        HttpError: 400, the body is no JSON, or a field has a wrong type or too much in it, or one that is not supported would
-            change the answer; 408, it does not come; 413, it has too many parts.
+        HttpError:
+            400: the body is not JSON; a field has a wrong type, exceeds its limit, or is unsupported and would change the
+                answer.
+            408: the body does not arrive in time.
+            413: the body has too many parts.
     """
     pieces = await _body(request)
     service = request.app.state.service
@@ -54,20 +57,20 @@ async def read(request: Request, kind: type[Body]) -> Body:
     fields, body = await beside(request, lambda: _parse(pieces, kind))
     limits.check(fields, service.sizes)
     if fields.get("chat_template") is not None:
-        request.state.size = max(request.state.size, service.beside_size)  # whatever its length, rendering may take long
+        request.state.size = max(request.state.size, service.beside_size)  # rendering a request's template may take long
     request.state.ignored = check_fields(fields, kind.__struct_fields__, kind, request.url.path)
     return body
 
 
 async def beside(request: Request, call: Callable[[], Made]) -> Made:
-    """Runs work on a request, beside the event loop if its body is long; work that waits ends with its client."""
+    """Runs work on a request; if the body is long, on a thread. The work is cancelled when the client disconnects."""
     work = request.app.state.service.beside(request.state.size, call)
     made: Made = await attended(request.receive, work) if request.state.size > limits.LONG_BYTES else await work
     return made
 
 
 def _parse(pieces: list[bytes], kind: type[Body]) -> tuple[dict[str, Any], Body]:
-    """The fields of a body, and the same as a struct. The pieces are dropped: they take as much memory again."""
+    """The fields of a body, and the body as a struct. Clears `pieces`, which would take as much memory again."""
     text = b"".join(pieces)
     pieces.clear()
     try:
@@ -83,7 +86,7 @@ def _parse(pieces: list[bytes], kind: type[Body]) -> tuple[dict[str, Any], Body]
 
 
 async def _body(request: Request) -> list[bytes]:
-    """The pieces of the body, which has to go on coming."""
+    """Receives the pieces of the body, with time limits."""
     if hasattr(request.state, "body"):
         body: list[bytes] = request.state.body
         return body
@@ -110,7 +113,7 @@ async def _body(request: Request) -> list[bytes]:
 
 
 async def read_if_any(request: Request, kind: type[Body]) -> Body:
-    """The body as a struct all of whose fields may be missing, as the body may."""
+    """Reads an optional body as a struct with defaults for all fields."""
     return await read(request, kind) if await _body(request) else kind()
 
 
@@ -119,10 +122,10 @@ def sampling(body: Sampling, max_tokens: int | None) -> dict[str, Any]:
 
     Args:
         body: The request.
-        max_tokens: Most tokens, None = to the end of the context.
+        max_tokens: Most tokens; None = to the end of the context.
 
-    Raises:
-        HttpError: 400, a field beyond the server's limits, or one that is not supported.
+        Raises:
+            HttpError: 400, a field exceeds the server's limits or is not supported.
     """
     _check(body)
     fields = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
@@ -134,7 +137,7 @@ def sampling(body: Sampling, max_tokens: int | None) -> dict[str, Any]:
 
 
 def token_id(key: str) -> int:
-    """A key of logit_bias, which JSON writes as text."""
+    """A key of logit_bias as a token id; JSON keys are text."""
     try:
         return int(key)
     except ValueError:
@@ -142,7 +145,7 @@ def token_id(key: str) -> int:
 
 
 def _check(body: Sampling) -> None:
-    """Refuses values that have no meaning here, and what a stream cannot tell."""
+    """Refuses unsupported values, and fields that a stream cannot return."""
     if body.stream_interval not in (None, 1):
         raise HttpError(400, f"stream_interval: wanted 1, have {body.stream_interval}", "stream_interval")
     if body.temperature is not None and body.temperature > MAX_TEMPERATURE:
@@ -158,8 +161,8 @@ def prompts_of(given: Inputs, name: str, sizes: limits.Sizes) -> list[str | list
 
     Args:
         given: One prompt as text or ids, or a list of prompts.
-        name: The field.
-        sizes: Of the model.
+        name: Name of the field, for errors.
+        sizes: Sizes of the model.
     """
     if isinstance(given, str):
         return [given]
@@ -180,10 +183,10 @@ def prompts_of(given: Inputs, name: str, sizes: limits.Sizes) -> list[str | list
 
 
 def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
-    """The template's variables that a request sets; what else rendering depends on has fields of its own, or is the server's.
+    """The template variables that a request sets. Other arguments of rendering have separate fields or belong to the server.
 
     Raises:
-        HttpError: 400, one of those.
+        HttpError: 400, chat_template_kwargs has such an argument.
     """
     for name in RENDERING:
         if given and name in given:
@@ -192,7 +195,7 @@ def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def template_arguments(body: ChatRequest, allows_template: bool) -> dict[str, Any]:
-    """What the chat template gets, as `AsyncEngine.chat` takes it."""
+    """The arguments of rendering for `AsyncEngine.chat`."""
     if body.chat_template is not None and not allows_template:
         raise HttpError(400, "chat_template in a request is not allowed; --allow-request-template", "chat_template")
     kwargs = template_kwargs(body.chat_template_kwargs)

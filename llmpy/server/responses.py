@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's other protocol for conversations, converted to and from the chat path."""
+"""POST /v1/responses: OpenAI's Responses API, converted to and from the chat path."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ECHOED = ("instructions", "max_output_tokens", "metadata", "previous_response_id
 
 
 TOKEN_BYTES = 8
-"""What a token of an answer takes where the answer is kept."""
+"""Bytes per token of a kept answer."""
 
 
 class Responding:
-    """One request on its way.
+    """One request in progress.
 
     Args:
         service: The server.
         request: The HTTP request.
-        body: What it asks for.
-        before: The items of the conversation that it goes on with.
+        body: The body of the request.
+        before: Items of the previous conversation.
     """
 
     def __init__(self, service: Service, request: Request, body: ResponsesRequest, before: Items) -> None:
@@ -56,7 +56,7 @@ class Responding:
     # ---- the answer -------------------------------------------------------------------------------------------------
 
     def whole(self) -> dict[str, Any]:
-        """The response as it is now."""
+        """The response in its current state."""
         body, defaults = self.body, self.chat.service.engine.get_default_sampling_params()
         self.output.settle()
         return {
@@ -86,23 +86,23 @@ class Responding:
         }
 
     def items(self) -> Items:
-        """The conversation up to the end of the answer."""
+        """The items of the conversation, including the answer."""
         return self._input + self.output.items
 
     def begin(self, output: RequestOutput) -> Message:
-        """The message that a first output begins."""
+        """Makes the message for the first output."""
         if self.chat.body.logprobs:
             self.output.logprobs = self.chat.text_logprobs(output)
         return self.chat.message(output.prompt)
 
     def take(self, sample: CompletionOutput, message: Message) -> bytes:
-        """Adds what is new; the events of it."""
+        """Adds a sample's new text and returns the events."""
         if self.output.logprobs is not None:
             self.output.logprobs.add(sample)
         return self.output.take(message.take(sample), message)
 
     def end(self, output: RequestOutput, tokens: int, message: Message) -> bytes:
-        """The end of the answer; the events of it."""
+        """Ends the answer and returns the events."""
         reason = output.outputs[0].finish_reason
         self._status, self._why = {"length": ("incomplete", "max_output_tokens"), "abort": ("cancelled", None)}.get(
             str(reason), ("completed", None)
@@ -120,10 +120,10 @@ class Responding:
         kind = "response.completed" if self._status == "completed" else "response.incomplete"
         return frame + self.output.event(kind, response=self.whole())
 
-    # ---- at once, and in frames -------------------------------------------------------------------------------------
+    # ---- not streamed, and streamed ---------------------------------------------------------------------------------
 
     async def run(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Runs the request and returns the response."""
         output = await self.chat.output()
         sample = output.outputs[0]
         message = self.begin(output)
@@ -132,7 +132,7 @@ class Responding:
         return self.whole()
 
     async def frames(self, stream: RequestStream) -> AsyncGenerator[bytes]:
-        """The answer in events."""
+        """The events of a streamed response."""
         message: Message | None = None
         tokens = 0
         try:
@@ -152,11 +152,11 @@ class Responding:
             yield self._told("response.failed")
         finally:
             stream.close()
-            if self._status == "in_progress":  # the client has gone
+            if self._status == "in_progress":  # the client has disconnected
                 self._status = "cancelled"
 
     async def run_alone(self) -> None:
-        """The answer where nobody waits for it."""
+        """Runs the request in the background."""
         self.chat.service.running += 1
         try:
             await self.run()
@@ -175,7 +175,7 @@ class Responding:
 
 
 async def responses(service: Service, request: Request) -> ASGIApp:
-    """Answers a request for a response."""
+    """Answers a request of the Responses API."""
     body = await read(request, ResponsesRequest)
     store, key = service.responses, request.state.key
     before = store.get(key, body.previous_response_id).items() if body.previous_response_id else []
@@ -199,12 +199,12 @@ async def responses(service: Service, request: Request) -> ASGIApp:
 
 
 async def response(service: Service, request: Request) -> ASGIApp:
-    """A response that was kept."""
+    """Returns a kept response."""
     return answer(service.responses.get(request.state.key, request.path_params["id"]).whole())
 
 
 async def cancel(service: Service, request: Request) -> ASGIApp:
-    """Ends a response that is made in the background."""
+    """Cancels a background response."""
     kept = service.responses.get(request.state.key, request.path_params["id"])
     if kept.task is None:
         raise HttpError(400, "only responses with background=true can be cancelled")
@@ -215,7 +215,7 @@ async def cancel(service: Service, request: Request) -> ASGIApp:
 
 
 async def delete(service: Service, request: Request) -> ASGIApp:
-    """Forgets a response."""
+    """Deletes a kept response."""
     id = request.path_params["id"]
     service.responses.remove(request.state.key, id)
     return answer({"id": id, "object": "response.deleted", "deleted": True})

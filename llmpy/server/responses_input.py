@@ -1,4 +1,4 @@
-"""What a request of /v1/responses asks for, as a chat completion."""
+"""Converts a request of /v1/responses to a chat completion request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARED = (
     "chat_template_kwargs",
     "truncation",
 )
-"""Fields that mean the same to both."""
+"""Fields with the same meaning in both protocols."""
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 
 Messages = list[dict[str, Any]]
@@ -26,14 +26,14 @@ Part = TypeVar("Part")
 
 
 def to_chat(body: ResponsesRequest, items: Items) -> ChatRequest:
-    """The same request as a chat completion.
+    """Converts a request to a chat completion request.
 
     Args:
         body: The request.
         items: The conversation.
 
     Raises:
-        HttpError: 400, something that is not supported.
+        HttpError: 400, the request has a field or item that is not supported.
     """
     fields: dict[str, Any] = {name: getattr(body, name) for name in SHARED}
     wants_logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
@@ -53,7 +53,7 @@ def to_chat(body: ResponsesRequest, items: Items) -> ChatRequest:
 
 
 def _part(body: ResponsesRequest, name: str, key: str, kind: type[Part]) -> Part | None:
-    """A value of a field that is an object."""
+    """A value in a field that is an object."""
     found = (getattr(body, name) or {}).get(key)
     if not isinstance(found, kind | None):
         raise HttpError(400, f"{name}.{key}: wanted {kind.__name__}, have {type(found).__name__}", name)
@@ -79,7 +79,7 @@ def items_of(given: str | Items) -> Items:
 
 
 def messages_of(given: Items) -> Messages:
-    """Items as the messages that chat templates know: reasoning and calls belong to the assistant's message."""
+    """Converts items to messages for chat templates; reasoning and calls become parts of the assistant's message."""
     messages: Messages = []
     thought = ""
     for item in given:
@@ -111,7 +111,7 @@ def _with_thought(message: dict[str, Any], thought: str) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
-    """Text, or the text of parts."""
+    """The text of content: a string, or a list of text parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]

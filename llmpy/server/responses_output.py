@@ -1,4 +1,4 @@
-"""The output of /v1/responses: reasoning, messages and calls as items, and the events that tell how they grow."""
+"""The output of /v1/responses: reasoning, messages and calls as items, and the events of their changes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Item = dict[str, Any]
 
 
 class Output:
-    """Items of one answer, in order; the last one is open until another begins. Every change is an event.
+    """The items of one answer in order. The last item is open until another begins. Every change is an event.
 
     Args:
-        id: What the items' ids end with.
+        id: Suffix of the items' ids.
     """
 
     def __init__(self, id: str) -> None:
@@ -27,11 +27,11 @@ class Output:
         self._is_open = False
         self._number = 0
         self.logprobs: TextLogprobs | None = None
-        """Of the answer, where they are asked for."""
+        """Logprobs of the answer's text if requested."""
         self._texts: list[str] = []
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        """An event as it is sent."""
+        """An event in the form of server-sent events."""
         made = {"type": kind, **fields, "sequence_number": self._number}
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(made) + b"\n\n"
@@ -40,11 +40,11 @@ class Output:
         """Adds pieces.
 
         Args:
-            pieces: What is new.
-            message: Has taken them.
+            pieces: The new pieces.
+            message: The message, which already includes the pieces.
 
-        Returns:
-            The events.
+            Returns:
+                The events.
         """
         frame = b""
         number = len(message.calls) - sum(piece.kind == "call" for piece in pieces)
@@ -61,7 +61,7 @@ class Output:
         return frame
 
     def _text(self, piece: Piece, start: int) -> bytes:
-        """Adds text that begins at a character of the answer."""
+        """Adds a piece of text; `start` is its first character in the answer."""
         is_thought = piece.kind == "reasoning"
         kind, prefix = ("reasoning", "rs") if is_thought else ("message", "msg")
         frame = b""
@@ -92,7 +92,7 @@ class Output:
         return frame
 
     def settle(self) -> None:
-        """Puts the text of the open item in its place."""
+        """Stores the collected text in the open item."""
         if self._texts:
             item = self.items[-1]
             holder, key = (item, "arguments") if item["type"] == "function_call" else (item["content"][0], "text")
@@ -100,14 +100,14 @@ class Output:
             self._texts.clear()
 
     def finish(self, status: str) -> bytes:
-        """Ends the answer, which has at least a message."""
+        """Ends the answer; an empty answer gets an empty message."""
         frame = b"" if self.items else self._text(Piece("content", ""), 0)
         if self.items[-1]["type"] == "message" and self.logprobs is not None:
             self.items[-1]["content"][0]["logprobs"] += self.logprobs.rest()
         return frame + self.close(status)
 
     def close(self, status: str) -> bytes:
-        """Ends the item that is open."""
+        """Ends the open item, if any."""
         if not self._is_open:
             return b""
         self._is_open = False

@@ -1,4 +1,4 @@
-"""Responses that are kept, so that others can go on from them and ask for them again; in memory, the newest ones."""
+"""The store of the newest responses, in memory: clients can continue from them and read them again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Items = list[dict[str, Any]]
 
 @dataclass
 class Kept:
-    """A response.
+    """A kept response.
 
     Args:
-        whole: Gives it as it is now.
-        items: Gives the conversation up to its end.
-        request_id: What the engine calls its request.
-        size: Bytes that it takes.
-        task: Makes it, where nobody waits for it.
+        whole: Returns the response in its current state.
+        items: Returns the items of the conversation, including the answer.
+        request_id: The engine's id of the request.
+        size: Bytes of the response.
+        task: The task of a background response.
     """
 
     whole: Callable[[], dict[str, Any]]
@@ -32,35 +32,35 @@ class Kept:
 
 
 class ResponseStore:
-    """The responses of a server. Those of one API key are not seen with another.
+    """The kept responses of a server. An API key gives access only to its own responses.
 
     Args:
-        most: How many are kept.
-        most_bytes: How many bytes they may take together.
+        most: Most responses.
+        most_bytes: Most bytes of all responses together.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self.most, self._most_bytes = most, most_bytes
         self._kept: dict[tuple[str | None, str], Kept] = {}
         self.size = 0
-        """Bytes of all that are kept."""
+        """Bytes of all kept responses."""
 
     def add(self, key: str | None, id: str, kept: Kept) -> None:
-        """Keeps a response; the oldest ones that are finished go."""
+        """Stores a response and drops the oldest finished ones beyond the limits."""
         self._drop((key, id))
         self._kept[key, id] = kept
         self.size += kept.size
         self._make_room()
 
     def grow(self, kept: Kept, size: int) -> None:
-        """A response takes so many bytes more."""
+        """Adds bytes to the size of a response."""
         kept.size += size
         if any(one is kept for one in self._kept.values()):
             self.size += size
             self._make_room()
 
     def _make_room(self) -> None:
-        """Drops the oldest ones that are finished, as long as there are too many, or they are too long together."""
+        """Drops the oldest finished responses until their number and size are within the limits."""
         for name, one in [*self._kept.items()]:
             if len(self._kept) <= self.most and self.size <= self._most_bytes:
                 return
@@ -73,10 +73,10 @@ class ResponseStore:
             self.size -= kept.size
 
     def get(self, key: str | None, id: str) -> Kept:
-        """A response.
+        """Finds a response.
 
         Raises:
-            HttpError: 404, it is not kept.
+            HttpError: 404, the store does not have it.
         """
         if (key, id) not in self._kept:
             hint = "" if self.most else "; the server keeps none, --keep-responses"
@@ -84,10 +84,10 @@ class ResponseStore:
         return self._kept[key, id]
 
     def remove(self, key: str | None, id: str) -> None:
-        """Forgets a response; where it is being made in the background that ends.
+        """Removes a response; cancels it if it runs in the background.
 
         Raises:
-            HttpError: 404, it is not kept.
+            HttpError: 404, the store does not have it.
         """
         kept = self.get(key, id)
         if kept.task is not None:

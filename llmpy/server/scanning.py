@@ -1,7 +1,7 @@
-"""Reading text that comes in pieces: generators that take what they know and wait for the rest.
+"""Scans of text that arrives in pieces, written as generators.
 
-A scan yields a piece as soon as it is sure of it, and None when it needs more text. What it does depends on the text alone,
-never on where it was cut.
+A scan yields a piece as soon as it is certain, and None when it needs more text. Its result depends only on the text, not on
+where the text was cut.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Piece:
     """New text of one kind.
 
     Args:
-        kind: What it belongs to; "call" opens a tool call, "arguments" goes on with the one opened last.
-        text: The text; of "call" the function's name.
-        behind: Of content, the characters from its beginning to the end of the text so far.
+        kind: Kind of the text; "call" opens a tool call, "arguments" continues the last one.
+        text: The text; for "call" the function's name.
+        behind: For content: the number of characters from its beginning to the end of the text so far.
     """
 
     kind: Literal["content", "reasoning", "call", "arguments"]
@@ -31,7 +31,7 @@ class Piece:
 
 Scan: TypeAlias = Generator["Piece | None", None, Result]
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The parameters' schema of every function that may be called."""
+"""Function name -> schema of its parameters, for every function that may be called."""
 Scanner: TypeAlias = "Callable[[Source, Schemas], Scan[None]]"
 
 _PLAIN = re.compile(r"[^\"'(){}\[\]]+")
@@ -42,17 +42,17 @@ SLICE_CHARS = 4096
 
 
 class Malformed(Exception):
-    """The text is no call."""
+    """The text is not a call."""
 
 
 def slices(text: str) -> Iterator[str]:
-    """A text in parts, at least one: what stays of a part is copied whenever some of it is read."""
+    """Splits a text into slices, at least one. Reading copies the rest of a slice each time, so slices must be short."""
     for start in range(0, max(len(text), 1), SLICE_CHARS):
         yield text[start : start + SLICE_CHARS]
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest tail of a text that is the beginning of a marker."""
+    """Length of the longest tail of the text that is the beginning of a marker."""
     longest = 0
     for marker in markers:
         place = text.find(marker[0], max(len(text) - len(marker) + 1, 0))
@@ -63,39 +63,39 @@ def held_back(text: str, markers: Sequence[str]) -> int:
 
 
 class Source:
-    """Text that is read from the front while more comes at its end."""
+    """Text that is read from the front while more is appended."""
 
     def __init__(self) -> None:
         self.text = ""
-        """What was not read yet; short, since a scan reads what it is given."""
+        """The unread text; it is short, because a scan reads all it can."""
         self.ended = False
-        """No more comes."""
+        """Whether the text is complete."""
         self.has_told = False
-        """A piece was given since the beginning."""
+        """Whether a piece was yielded since `begin`."""
         self._read: list[str] = []
 
     @property
     def read(self) -> str:
-        """What was read since the last piece."""
+        """The text read since the last piece."""
         return "".join(self._read)
 
     def begin(self, text: str) -> None:
-        """Goes on with this text, as if nothing had been read."""
+        """Restarts with this text."""
         self.text, self.has_told, self._read = text, False, []
 
     def take(self, count: int) -> str:
-        """Reads some characters."""
+        """Reads `count` characters."""
         part, self.text = self.text[:count], self.text[count:]
         self._read.append(part)
         return part
 
     def tell(self, kind: Literal["call", "arguments"], text: str) -> Piece:
-        """A piece that stands for what was read."""
+        """Makes a piece for the text read since the last piece."""
         self.has_told, self._read = True, []
         return Piece(kind, text)
 
     def more(self) -> Scan[None]:
-        """Waits for text; at the end there is none, so that what needs it is malformed."""
+        """Waits for more text; raises Malformed at the end of the text."""
         if self.ended:
             raise Malformed
         yield None
@@ -109,7 +109,7 @@ class Source:
             yield None
 
     def accept(self, *options: str) -> Scan[str]:
-        """Reads one of some texts if it is there; else "" and nothing is read."""
+        """Reads one of the options if the text begins with it; otherwise reads nothing and returns ""."""
         while True:
             found = next((option for option in options if self.text.startswith(option)), "")
             if found or self.ended or not any(option.startswith(self.text) for option in options):
@@ -117,14 +117,14 @@ class Source:
             yield None
 
     def expect(self, *options: str) -> Scan[str]:
-        """Reads one of some texts, or it is malformed."""
+        """Reads one of the options; raises Malformed if the text begins with none."""
         found = yield from self.accept(*options)
         if not found:
             raise Malformed
         return found
 
     def items(self, one: Callable[[Source], Scan[None]]) -> Scan[None]:
-        """Reads what commas part, and the bracket behind."""
+        """Reads items separated by commas, and the closing bracket."""
         while True:
             yield from self.space()
             yield from one(self)
@@ -133,7 +133,7 @@ class Source:
                 return
 
     def until(self, *marks: str) -> Scan[tuple[str, str]]:
-        """Reads to behind the first of some marks; the text before it, and the mark."""
+        """Reads through the first of the marks; returns the text before it, and the mark."""
         parts: list[str] = []
         while True:
             places = [(place, mark) for mark in marks if (place := self.text.find(mark)) >= 0]
@@ -157,11 +157,11 @@ class Source:
             yield from self.more()
 
     def value(self, tells: bool = False, quotes: str = '"') -> Scan[str]:
-        """Reads a JSON value, or what else stands in brackets, as it is written.
+        """Reads a JSON value, or other text in brackets, verbatim.
 
         Args:
-            tells: It is the arguments of a call, and told while it comes.
-            quotes: What a text in it may stand between.
+            tells: Whether the value is the arguments of a call, to yield while it arrives.
+            quotes: Quote characters of strings in the value.
         """
         yield from self.space()
         end, whole = _End(quotes), ""
@@ -176,10 +176,10 @@ class Source:
 
 
 class _End:
-    """Finds the end of a value in text that comes in pieces, by its brackets and quotes.
+    """Finds the end of a value in text that arrives in pieces, by brackets and quotes.
 
     Args:
-        quotes: What a text may stand between.
+        quotes: Quote characters of strings in the value.
     """
 
     def __init__(self, quotes: str) -> None:
@@ -189,7 +189,7 @@ class _End:
         self._is_escaped = self._is_scalar = False
 
     def find(self, text: str) -> int:
-        """Characters of this text that belong to the value."""
+        """Number of characters of this text that belong to the value."""
         place = 0
         if text and not self._depth and not self._quote and not self._is_scalar:
             self._is_scalar = text[0] not in self._quotes + "([{"
@@ -203,7 +203,7 @@ class _End:
         return place
 
     def _step(self, text: str, place: int) -> int:
-        """Goes on by a character, or by a run of those that mean nothing."""
+        """Advances by one character, or by a run of plain characters."""
         if self._is_escaped:
             self._is_escaped = False
             return place + 1

@@ -1,4 +1,4 @@
-"""/score and /rerank: how well texts fit each other, by a cross-encoder or by the cosine of embeddings."""
+"""/score and /rerank: similarity of texts by a cross-encoder or by the cosine of embeddings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pairs = list[tuple[str, str]]
 
 
 async def scores(service: Service, request: Request, body: Pooling, pairs: Pairs) -> tuple[list[float], dict[str, Any]]:
-    """Scores of pairs of texts, and the usage."""
+    """Computes the scores of pairs of texts, and the usage."""
     if len(pairs) > most("prompts"):
         raise HttpError(400, f"wanted at most {most('prompts')} texts, have {len(pairs)}", "documents")
     pooler = service.engine._frontend.pooler
@@ -43,7 +43,7 @@ async def scores(service: Service, request: Request, body: Pooling, pairs: Pairs
 
 
 def _joined(service: Service, first: str, second: str) -> TokensPrompt:
-    """A pair as a cross-encoder reads it."""
+    """A pair as one prompt of a cross-encoder."""
     for text in (first, second):
         check_text(service.tokenizer, text, service.max_model_len)
     ids, types = service.tokenizer.encode_pair(first, second)
@@ -59,7 +59,7 @@ def _texts(given: str | list[str] | None, name: str) -> list[str]:
 
 
 async def score(service: Service, request: Request) -> ASGIApp:
-    """Scores of one text with each of several, or of pairs."""
+    """Scores one text against several, or pairs."""
     body = await read(request, ScoreRequest)
     name = service.model_name(body.model)
     first = _texts(body.text_1 if body.queries is None else body.queries, "text_1")
@@ -80,7 +80,7 @@ def _document(given: str | dict[str, Any], index: int) -> str:
 
 
 async def rerank(service: Service, request: Request) -> ASGIApp:
-    """Documents in the order in which they fit a query, the best first."""
+    """Sorts documents by their score for a query, the best first."""
     body = await read(request, RerankRequest)
     name = service.model_name(body.model)
     texts = [_document(document, i) for i, document in enumerate(body.documents)]

@@ -1,4 +1,4 @@
-"""What all paths of one server share: the engine, its names, its options."""
+"""The state that all paths of a server share: the engine, its names, its options."""
 
 from __future__ import annotations
 
@@ -46,38 +46,38 @@ Result = TypeVar("Result")
 METRICS = {"vllm": ("llmpy:", "vllm:"), "none": ("llmpy:",)}
 """Prefixes of every series of /metrics, by `metrics_compat`."""
 DROPPED = "x-llmpy-dropped-messages"
-"""The header that says how many messages of a truncated conversation were left out."""
+"""Header with the number of messages left out of a truncated conversation."""
 TEMPLATE_LIMITS = TemplateLimits(seconds("template_s"), most("template_steps"), most("template_chars"), most("template_memory"))
-"""Of a chat template that a request brings."""
+"""Limits of a chat template in a request."""
 UNTOLD = {"system_fingerprint": None, "service_tier": None}
-"""Fields of OpenAI's answers that say nothing here."""
-THREAD_SIZE = 8192  # longer conversations and texts are rendered and tokenised beside the event loop
-LOGPROB_SIZE = 16  # writing one takes as long as rendering so many characters, about 3 us
+"""Fields of OpenAI's answers that are always null here."""
+THREAD_SIZE = 8192  # longer conversations and texts are rendered and tokenised on a thread
+LOGPROB_SIZE = 16  # one logprob costs as much time as rendering this many characters, about 3 us
 
 
 @dataclass(kw_only=True)
 class Options:
-    """How a server behaves.
+    """Options of a server.
 
     Args:
-        served_model_name: Names that requests may call the model by; () = its short name and what it was loaded by.
-        api_keys: Any of them opens the paths; () = no key is needed.
-        tool_call_parser: Name of the way that the model writes tool calls, "none", or "auto": as its chat template tells.
-        reasoning_parser: Name of the marks that the model puts around its reasoning, "none", or "auto".
-        allow_request_template: A request may bring a chat template.
-        max_body_bytes: Longest body.
+        served_model_name: Names of the model in requests; () = its short name and the name by which it was loaded.
+        api_keys: Accepted API keys; () = no key is needed.
+        tool_call_parser: Name of the model's tool call format, "none", or "auto" (found from the chat template).
+        reasoning_parser: Name of the model's reasoning markers, "none", or "auto" (found from the chat template).
+        allow_request_template: Whether a request may contain a chat template.
+        max_body_bytes: Longest body, in bytes.
         stream_timeout: Seconds that a client may leave a frame unread.
-        shutdown_timeout: Seconds that running requests get when the server ends.
+        shutdown_timeout: Seconds for running requests to finish at shutdown.
         stuck_timeout: Seconds without progress of a step, a helper thread or an update, after which /health fails.
-        log_prompts: Prompts are logged.
+        log_prompts: Whether to log prompts.
         cors_origins: Origins that browsers may call from; () = none.
-        keep_responses: How many responses of /v1/responses are kept.
-        salt_by_key: Requests of unlike keys share no cached block.
-        control: Paths that pause, put to sleep and update the engine exist.
-        control_keys: Any of them opens those paths; () = they are for clients of this machine alone.
+        keep_responses: Number of kept responses of /v1/responses.
+        salt_by_key: Whether requests with different keys use separate cached blocks.
+        control: Whether the control paths exist, which pause, put to sleep and update the engine.
+        control_keys: Accepted keys of the control paths; () = only clients of this machine may use them.
         metrics_compat: "vllm" also exports every series under vLLM's prefix, "none" does not.
-        reject_when_asleep: Requests are refused while the engine sleeps; else they wait.
-        on_drain: Called by /drain: ends the server.
+        reject_when_asleep: Whether to refuse requests while the engine sleeps; otherwise they wait.
+        on_drain: Called by /drain to end the server.
     """
 
     served_model_name: tuple[str, ...] = ()
@@ -112,19 +112,19 @@ class Options:
 
 @dataclass
 class _Speed:
-    """How fast requests end."""
+    """The rate at which requests end."""
 
     since: float = 0.0
     ended: int = 0
     per_second: float = 0.0
 
     def seconds(self, waiting: int, ended: int, now: float) -> float:
-        """Seconds for those that wait, between 1 and 60.
+        """Estimates the seconds until waiting requests have started, between 1 and 60.
 
         Args:
-            waiting: So many.
-            ended: All that have ended so far.
-            now: Monotonic seconds.
+            waiting: Number of waiting requests.
+            ended: Number of all requests that have ended.
+            now: Monotonic time, in seconds.
         """
         if now - self.since >= 1:
             self.per_second = (ended - self.ended) / (now - self.since)
@@ -134,11 +134,11 @@ class _Speed:
 
 @dataclass(kw_only=True)
 class Service:
-    """An engine that is served.
+    """An engine with a server's options and state.
 
     Args:
         engine: The engine.
-        options: How.
+        options: The server's options.
     """
 
     engine: AsyncEngine
@@ -146,21 +146,21 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     is_over: bool = False
-    """Whether the requests that still run are being ended."""
+    """Whether the server is ending the requests that still run."""
     running: int = 0
-    """Requests that are being answered."""
+    """Number of requests being answered."""
     body_bytes: int = 0
-    """Of long bodies that are being read or answered."""
+    """Bytes of all long bodies being read or answered."""
     _speed: _Speed = field(default_factory=lambda: _Speed())
 
     @cached_property
     def max_running(self) -> float:
-        """Requests at once that can all run or wait; more need not be read."""
+        """Most requests that can run or wait in the engine; further requests are refused unread."""
         config = self.engine.config
         return float("inf") if config.max_queued_requests is None else config.max_queued_requests + (config.max_num_seqs or 0)
 
     def queue_seconds(self) -> float:
-        """Seconds that what waits will take to start, as fast as requests have ended lately."""
+        """Estimated seconds until the waiting requests have started, by the recent rate of ended requests."""
         stats = self.engine.stats()
         return self._speed.seconds(stats.num_waiting, sum(stats.finished.values()), time.monotonic())
 
@@ -175,10 +175,10 @@ class Service:
             raise ending()
 
     def check_weights(self) -> None:
-        """Raises where a request would wait for weights that no update is bringing.
+        """Raises if a request would wait for weights although no update is running.
 
         Raises:
-            HttpError: 503, an update has failed half-way, or the engine has slept at level 2 without one since.
+            HttpError: 503, an update has failed half-way, or the engine has slept at level 2 without an update since.
         """
         if not isinstance(self.engine, AsyncEngine):
             return
@@ -190,13 +190,13 @@ class Service:
             raise HttpError(503, str(error), retry_after=5) from None
 
     def states(self) -> tuple[str, ...]:
-        """The engine's states, and those of the server: "draining", "stuck"."""
+        """The engine's states, and the server's states "draining" and "stuck"."""
         found = self.engine.stats().states
         try:
             self.check_health()
         except EngineStuckError:
             found = *found, "stuck"
-        except Exception:  # told by the engine's states
+        except Exception:  # the engine's states already show it
             pass
         if self.is_draining:
             found = *found, "draining"
@@ -210,7 +210,7 @@ class Service:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the model that are told."""
+        """Names of the model in answers."""
         return self.options.served_model_name or model_names(self.engine)[:1]
 
     @cached_property
@@ -220,30 +220,30 @@ class Service:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
+        """The model's tokenizer."""
         return self.engine.tokenizer
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence."""
+        """Longest sequence, in tokens."""
         length = self.engine.config.max_model_len
         assert isinstance(length, int)
         return length
 
     @cached_property
     def sizes(self) -> Sizes:
-        """What some limits depend on."""
+        """Sizes of the model for limits."""
         ids = self.engine._frontend.vocab_size if isinstance(self.engine, AsyncEngine) else self.tokenizer.max_token_id + 1
         return Sizes(ids, self.max_model_len)
 
     @cached_property
     def transfer(self) -> Transfer:
-        """The weights that a trainer sends."""
+        """The weight transfer of a trainer."""
         return Transfer(self.engine)
 
     @cached_property
     def responses(self) -> ResponseStore:
-        """The responses that are kept."""
+        """The kept responses."""
         return ResponseStore(self.options.keep_responses, most("kept_bytes"))
 
     @cached_property
@@ -257,10 +257,10 @@ class Service:
         return found
 
     def model_name(self, wanted: str | None) -> str:
-        """The name to answer with.
+        """The model's name in the answer.
 
         Raises:
-            HttpError: 404, another model was asked for.
+            HttpError: 404, the request names another model.
         """
         if wanted is None:
             return self.names[0]
@@ -270,39 +270,39 @@ class Service:
         return wanted if wanted in self.names else self.names[0]
 
     def salt(self, request: Request, given: str | None) -> str | None:
-        """What keeps a request's cached blocks from being found by others."""
+        """The cache salt of a request: requests with different salts share no cached blocks."""
         if self.options.salt_by_key and request.state.key is not None:
             return f"{request.state.key}/{given or ''}"
         return given
 
     def engine_arguments(self, request: Request, body: Any) -> dict[str, Any]:
-        """Id, priority and salt of a request. Requests may share the id of a header: the engine's id has an end of its own."""
+        """Id, priority and salt of a request. Requests may share an id in the header, so the engine's id gets a suffix."""
         given, header = body.request_id, request.headers.get("x-request-id")
         request.state.request_id = given or header or secrets.token_hex(12)
         request_id = f"{header}-{secrets.token_hex(4)}" if header and not given else request.state.request_id
         return {"request_id": request_id, "priority": body.priority or 0, "cache_salt": self.salt(request, body.cache_salt)}
 
     def prompt_ids(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
-        """Ids of a conversation, as `AsyncEngine.chat` would run it."""
+        """Token ids of a conversation, as `AsyncEngine.chat` would run it."""
         return self.encode(self.prompt_text(messages, arguments))
 
     def prompt_length(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> int:
-        """Number of these ids; of a conversation that is longer than any prompt one more than of the longest prompt."""
+        """Number of token ids of a conversation; max_model_len + 1 if the text is certainly too long."""
         text = self.prompt_text(messages, arguments)
         is_longer = surely_exceeds(self.tokenizer, text, self.max_model_len)
         return self.max_model_len + 1 if is_longer else len(self.tokenizer.encode(text, False))
 
     def prompt_text(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
-        """Its text."""
+        """The text of a rendered conversation."""
         return str(self.prompt(messages, arguments).text)
 
     def template(self, given: str | None, has_tools: bool) -> str:
-        """The chat template of a request; "" where the model has none."""
+        """The chat template of a request; "" if the model has none."""
         templates = self.tokenizer.chat_templates
         return choose(templates, given, has_tools) if templates or given else ""
 
     def prompt(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> Prompt:
-        """A rendered conversation, which has its special tokens. A request's own template has less time and room."""
+        """Renders a conversation, including special tokens. A template from the request runs within TEMPLATE_LIMITS."""
         with within(TEMPLATE_LIMITS) if arguments.get("chat_template") is not None else nullcontext():
             return render(self.tokenizer, messages, _spread(arguments))
 
@@ -311,38 +311,38 @@ class Service:
 
         Args:
             prompt: The prompt.
-            special_tokens: Whether the tokenizer adds its own around text.
-            how: As `engine_arguments` makes it.
-            fields: Of sampling.
+            special_tokens: Whether the tokenizer adds special tokens around text.
+            how: Result of `engine_arguments`.
+            fields: Sampling parameters.
         """
         return self.engine._open(prompt, special_tokens, fields, **how)
 
     @cached_property
     def jobs(self) -> Lanes:
-        """Threads for long work: those that tokenise for the engine."""
+        """Threads for long work; they are the engine's tokenizer threads."""
         return self.engine._driver.jobs if isinstance(self.engine, AsyncEngine) else Lanes("llmpy-tokenizer")
 
     beside_size = THREAD_SIZE + 1
 
     async def beside(self, size: int, call: Callable[[], Result]) -> Result:
-        """Runs a call that reads, renders or tokenises, on a thread if there is much to do."""
+        """Runs a call that parses, renders or tokenises; on a thread if `size` is above THREAD_SIZE."""
         return call() if size <= THREAD_SIZE else await self.jobs.of(size).call(call)
 
     async def write(self, outputs: Iterable[RequestOutput], call: Callable[[], Result]) -> Result:
-        """Runs a call that writes outputs into an answer, on a thread if they have many logprobs."""
+        """Runs a call that writes outputs into an answer; on a thread if they have many logprobs."""
         return await self.beside(LOGPROB_SIZE * sum(map(num_logprobs, outputs)), call)
 
     def encode(self, text: str, special_tokens: bool = False) -> list[int]:
-        """Ids of a text.
+        """Tokenises a text.
 
         Raises:
-            InvalidRequestError: It is longer than any prompt; told before it is tokenised.
+            InvalidRequestError: The text is certainly too long; checked before tokenising.
         """
         check_text(self.tokenizer, text, self.max_model_len)
         return self.tokenizer.encode(text, special_tokens)
 
     async def encoded(self, prompts: Sequence[Any]) -> list[Any]:
-        """Prompts as ids, without the special tokens that stand around texts."""
+        """Prompts as ids, without added special tokens."""
         return await self.beside(
             text_size(prompts), lambda: [self.encode(item) if isinstance(item, str) else item for item in prompts]
         )
@@ -359,7 +359,7 @@ class Service:
 
 
 def model_names(engine: AsyncEngine | Renderer) -> tuple[str, ...]:
-    """What an engine's model is called where nothing else is said: first its id on the hub, or its short name."""
+    """Default names of an engine's model; the first is its id on the hub, or its short name."""
     given = str(engine.config.model)
     is_path = Path(given).expanduser().exists() or not REPOSITORY.fullmatch(given)
     names = (engine.name, given) if is_path else (given, engine.name)
@@ -367,29 +367,29 @@ def model_names(engine: AsyncEngine | Renderer) -> tuple[str, ...]:
 
 
 def _spread(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `AsyncEngine.chat` as those of the tokenizer."""
+    """Converts arguments of `AsyncEngine.chat` to arguments of the tokenizer."""
     given = {"chat_template": None, **arguments, **arguments["chat_template_kwargs"]}
     del given["chat_template_kwargs"]
     return given
 
 
 def _header(value: str) -> str:
-    """A header's value: printable ASCII."""
+    """A value for a header: printable ASCII only."""
     return "".join(c for c in value if " " <= c <= "~")[:2048]
 
 
 def size_of(*parts: Any) -> int:
-    """Bytes of parts of a request, as JSON."""
+    """Bytes of parts of a request as JSON."""
     return sum(len(msgspec.json.encode(part)) for part in parts)
 
 
 def text_size(prompts: Iterable[Any]) -> int:
-    """Characters of the texts among prompts."""
+    """Number of characters of the texts among prompts."""
     return sum(len(item) for item in prompts if isinstance(item, str))
 
 
 def usage_of(outputs: list[RequestOutput], tokens: int, reasoning: int = 0) -> dict[str, Any]:
-    """The counts of an answer: each prompt once, all samples."""
+    """The usage of an answer: each prompt counts once, and all samples."""
     prompt = sum(len(output.prompt_token_ids_array) for output in outputs)
     return {
         "prompt_tokens": prompt,
@@ -401,26 +401,26 @@ def usage_of(outputs: list[RequestOutput], tokens: int, reasoning: int = 0) -> d
 
 
 def raise_failure(output: RequestOutput) -> None:
-    """Ends a stream with the failure of one of its samples, though others still run; a last output raises by itself."""
+    """Raises the failure of a sample even if others still run; a final output raises by itself."""
     if output.error is not None:
         raise output.error
 
 
 def with_ids(choice: dict[str, Any], sample: Any) -> None:
-    """Adds a sample's ids, and which weights made them."""
+    """Adds a sample's token ids, and the versions of the weights that computed them."""
     choice["token_ids"] = sample.token_ids
     choice["weight_versions"] = [list(span) for span in sample.weight_versions]
 
 
 class Answering:
-    """One request for text on its way.
+    """One text request in progress.
 
     Args:
         service: The server.
         request: The HTTP request.
-        body: What it asks for.
-        prefix: Of the answer's id.
-        top: Alternatives that logprobs are to have.
+        body: The body of the request.
+        prefix: Prefix of the answer's id.
+        top: Number of alternatives in logprobs.
     """
 
     def __init__(self, service: Service, request: Request, body: Sampling, prefix: str, top: int | None) -> None:
@@ -435,5 +435,5 @@ class Answering:
         self._top, self._names_ids = top or 0, bool(body.return_tokens_as_token_ids)
 
     def writer(self) -> LogprobWriter:
-        """What writes logprobs of a sample."""
+        """A writer for the logprobs of a sample."""
         return LogprobWriter(self.service.tokenizer, self._top, self._names_ids)

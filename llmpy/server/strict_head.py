@@ -1,4 +1,4 @@
-"""Line ends of request heads where uvicorn reads them with h11: a bare line feed is refused, as httptools refuses it."""
+"""Refuses bare line feeds in request heads if uvicorn parses them with h11; httptools refuses them itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BARE = re.compile(rb"(?<!\r)\n")
 
 
 def strict(protocol: type[asyncio.Protocol]) -> Any:
-    """A protocol of uvicorn that refuses heads with bare line feeds; one over httptools is as it should be."""
+    """A uvicorn protocol that refuses heads with bare line feeds; the httptools protocol needs no change."""
     return Strict if protocol is H11Protocol else protocol
 
 
@@ -21,7 +21,7 @@ class Strict(H11Protocol):
     """One connection."""
 
     def handle_events(self) -> None:
-        """Looks at the head that comes next, then goes on as h11 does."""
+        """Checks the next head, then continues as h11 does."""
         if self.conn.their_state is h11.IDLE and BARE.search(self.conn.trailing_data[0].partition(b"\r\n\r\n")[0]):
             self.send_400_response("wanted lines that end with CR LF")
             return

@@ -1,4 +1,4 @@
-"""An update of the weights that a trainer runs over HTTP. Nothing that comes is unpickled."""
+"""Weight updates that a trainer runs over HTTP. No received data is unpickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP = "default"
 
 
 class InitInfo(msgspec.Struct, kw_only=True):
-    """Where the trainer's group is; without an address weights come another way."""
+    """Address of the trainer's group; without an address the weights come by buckets or directories."""
 
     master_address: str | None = None
     master_port: int = 0
@@ -41,7 +41,7 @@ class StartRequest(msgspec.Struct, kw_only=True):
 
 
 class Bucket(msgspec.Struct, kw_only=True):
-    """Memory that another process holds: `llmpy.rl.IpcBucket` as JSON, a CUDA handle in base64."""
+    """Memory of another process: `llmpy.rl.IpcBucket` as JSON; a CUDA handle is base64."""
 
     handle: str
     nbytes: int
@@ -50,7 +50,7 @@ class Bucket(msgspec.Struct, kw_only=True):
 
 
 class UpdateInfo(msgspec.Struct, kw_only=True):
-    """What comes: tensors that the trainer broadcasts, or buckets."""
+    """The weights to receive: tensors that the trainer broadcasts, or buckets."""
 
     names: list[str] | None = None
     dtype_names: list[str] = []
@@ -71,7 +71,7 @@ class UpdateRequest(msgspec.Struct, kw_only=True):
 
 
 class Transfer:
-    """The update that a trainer has begun over HTTP. Its calls run one after the other.
+    """The weight update of a trainer over HTTP. Calls run one after the other.
 
     Args:
         engine: The engine.
@@ -83,7 +83,7 @@ class Transfer:
         self._lock = asyncio.Lock()
 
     async def init(self, info: InitInfo) -> None:
-        """Joins the trainer's group; an earlier one ends."""
+        """Joins the trainer's group; leaves an earlier one."""
         async with self._lock:
             with contextlib.suppress(InvalidRequestError):
                 await self._engine.destroy_weight_group(GROUP)
@@ -99,7 +99,7 @@ class Transfer:
                 )
 
     async def start(self, body: StartRequest) -> None:
-        """Begins; an update that nobody finished is given up, since its trainer may be gone."""
+        """Begins an update. An unfinished update is aborted, because its trainer may be gone."""
         async with self._lock:
             if self._update is not None:
                 log.warning("a weight update was not finished; another begins")
@@ -109,7 +109,7 @@ class Transfer:
             self._update = self._engine.begin_update(**options)  # type: ignore[arg-type]
 
     async def update(self, body: UpdateRequest) -> None:
-        """Writes what comes; without a beginning this is the whole update."""
+        """Writes received weights. Without an open update, this is a whole update."""
         async with self._lock:
             if self._update is not None:
                 await self._write(self._update, body)
@@ -135,7 +135,7 @@ class Transfer:
         await update.receive(GROUP, info.names, info.dtype_names, info.shapes)
 
     async def finish(self, version: str | int | None) -> UpdateReport:
-        """Makes the weights those of all steps from here on; where names are missing it stays open."""
+        """Commits the update: all later steps use the new weights. If names are missing, the update stays open."""
         async with self._lock:
             if self._update is None:
                 raise HttpError(400, "no weight update has begun; /start_weight_update")

@@ -1,4 +1,4 @@
-"""Paths for trainers: new weights for the engine, and what they are. Off unless asked for; names are vLLM's."""
+"""Paths for trainers that update and inspect the weights. Off by default; the names are vLLM's."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def start_weight_update(service: Service, request: Request) -> ASGIApp:
 
 
 async def update_weights(service: Service, request: Request) -> ASGIApp:
-    """Takes weights from the group, from buckets, or from a directory."""
+    """Receives weights from the group, from buckets, or from a directory."""
     body = await read(request, UpdateRequest)
     info = body.update_info
     if (info is None) == (body.weight_dir is None):
@@ -86,7 +86,7 @@ async def update_weight_version(service: Service, request: Request) -> ASGIApp:
 
 
 async def weight_info(service: Service, request: Request) -> ASGIApp:
-    """Label and number of the weights, and their names and shapes if asked for."""
+    """Label and epoch of the weights; with `pattern` also the names and shapes of weights."""
     engine = service.engine
     found: dict[str, Any] = {"weight_version": engine.weight_version, "weight_epoch": engine.weight_epoch}
     if "pattern" in request.query_params:
@@ -95,13 +95,13 @@ async def weight_info(service: Service, request: Request) -> ASGIApp:
 
 
 def _noise(infos: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    """Random values for every weight, small enough to be computed with."""
+    """Random values for every weight, small enough to compute with."""
     random = np.random.default_rng()
     return ((info["name"], 0.02 * random.standard_normal(info["shape"], np.float32)) for info in infos)
 
 
 async def weight_checker(service: Service, request: Request) -> ASGIApp:
-    """Checksums of the weights, what differs from earlier ones, or random weights, which a true update brings back."""
+    """Returns checksums, compares with earlier checksums, or writes random weights, which only a real update replaces."""
     body = await read(request, CheckRequest)
     if body.action not in ("checksum", "compare", "reset"):
         raise HttpError(400, f"action: wanted checksum, compare or reset, have {body.action[:40]!r}", "action")

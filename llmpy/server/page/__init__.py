@@ -1,4 +1,4 @@
-"""The page at `/`: a chat, probabilities of its tokens, and plots of the engine; files of ours, with no build step."""
+"""The page at `/`: a chat, probabilities of its tokens, and plots of the engine; plain files without a build step."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-"""Nothing from elsewhere, no script or style within the markup, nothing that frames the page."""
+"""The policy allows no other origins, no inline script or style, and no framing of the page."""
 
 
 def routes() -> list[Route]:
-    """The page, and each of its files under /page/."""
+    """Routes of the page and of its files below /page/."""
     return [_route(file.name) for file in files(__name__).iterdir() if _kind(file.name) in TYPES]
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is the page or one of its files: they hold nothing to keep, and the page asks for the key."""
+    """Whether a path is the page or one of its files. They are served without a key; the page asks the user for the key."""
     return path == "/" or path.startswith("/page/")
 
 
