@@ -1,4 +1,4 @@
-"""How much text a token can stand for, so that a text which cannot fit is refused before it is tokenised."""
+"""Bounds on the text of a token, to refuse a text that cannot fit before it is tokenised."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 USUAL_CHARS = 8
-"""Characters a token of a text that is not looked at more closely; texts have 2 to 5."""
+"""Texts with at most this many characters per token of room are not checked; usual texts have 2 to 5 per token."""
 LEAST_CHARS = 32768
-"""Least length of a part that is tokenised by itself."""
+"""Least number of characters in a part that is tokenised alone."""
 LONGEST_UTF8 = 4
 
 SHRINKING = {"NFC": 4, "NFD": 4, "NFKC": 8, "NFKD": 8, "Lowercase": 3, "ByteLevel": 1, "Prepend": 1}
-"""Normalizers that keep every character, by how many times shorter they make a text at most (Unicode 15: 3.5, 3, 4, 4, 3)."""
+"""Normalizers that keep every character -> the largest factor by which they shorten a text (Unicode 15: 3.5, 3, 4, 4, 3)."""
 KEEPING = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"}
 """Pre-tokenizers that keep every character."""
 CUTTING = {"Split", "Punctuation"}
-"""Those that keep every character unless their behavior is "Removed"."""
+"""Pre-tokenizers that keep every character unless their behavior is "Removed"."""
 
 
 def max_token_bytes(tokenizer: Tokenizer) -> int | None:
-    """Most UTF-8 bytes of a text that one of its tokens can stand for.
+    """Most UTF-8 bytes of text that one token can represent.
 
-    It is the length of the longest token, added tokens included, times what the normalizer can shrink a text by. A tokenizer
-    that drops text (white space between words), or that makes one token of an unknown word, has no such number.
+    The bound is the length of the longest token, added tokens included, times the normalizer's shrink factor. A tokenizer that
+    drops text (white space between words), or that makes one token of an unknown word, has no bound.
 
     Args:
         tokenizer: The tokenizer.
 
     Returns:
-        The bytes, or None.
+        The bound in bytes; None: no bound.
     """
     backend, texts = tokenizer.backend, tokenizer.texts
     factor = 1 if getattr(backend, "keeps_text", False) else _shrinking(backend)
@@ -52,12 +52,12 @@ def _longest_name(tokenizer: Tokenizer) -> int:
 
 
 def surely_exceeds(tokenizer: Tokenizer, text: str, tokens: int) -> bool:
-    """Whether a text has more than so many tokens, told at the cost of tokenising about so many.
+    """Whether a text certainly has more than `tokens` tokens, at about the cost of tokenising that many.
 
-    A text that fits is never said to exceed. By its length alone a text exceeds that has more bytes than so many of the longest
-    tokens. Otherwise parts of it are tokenised one after another. A cut can make of the token that it goes through as many
-    tokens as that one has bytes, and changes a few beside it; white space at a cut may belong to a token that takes all of it.
-    So parts with more than twice as many tokens, beside all that, leave no doubt.
+    The result is never True for a text that fits. A text with more bytes than `tokens` times the longest token exceeds by its
+    length alone. Otherwise parts of the text are tokenised one after another. A cut can split the token across it into as many
+    tokens as it has bytes, and changes a few tokens next to it. White space at a cut may belong to one token with all of it. So
+    the function strips the parts, subtracts the longest token's bytes for each cut, and asks for more than twice `tokens`.
 
     Args:
         tokenizer: The tokenizer.
@@ -77,8 +77,8 @@ def surely_exceeds(tokenizer: Tokenizer, text: str, tokens: int) -> bool:
 
 
 def exceeds_by_length(tokenizer: Tokenizer, text: str, tokens: int) -> bool:
-    """Whether a text has more bytes than so many tokens can stand for; nothing is tokenised."""
-    if len(text) <= USUAL_CHARS * tokens:  # the usual case needs no look at the vocabulary
+    """Whether a text has more bytes than `tokens` tokens can represent; does not tokenise."""
+    if len(text) <= USUAL_CHARS * tokens:  # the usual case does not need the vocabulary
         return False
     most = tokenizer.max_token_bytes
     if most is None or LONGEST_UTF8 * len(text) <= most * tokens:
@@ -92,7 +92,7 @@ def text_bytes(text: str) -> int:
 
 
 def _parts(text: str, size: int) -> Iterator[str]:
-    """Parts of about so many characters, cut before white space where there is some."""
+    """Parts of about `size` characters, cut before white space if possible."""
     start = 0
     while start < len(text):
         end = start + size
@@ -103,11 +103,11 @@ def _parts(text: str, size: int) -> Iterator[str]:
 
 
 def _shrinking(backend: Any) -> int | None:
-    """How many times shorter a `tokenizers.Tokenizer` makes a text before it is cut into tokens; None: no bound."""
+    """The largest factor by which a `tokenizers.Tokenizer` shortens a text before cutting it into tokens; None: no bound."""
     if not hasattr(backend, "pre_tokenizer") or not _keeps_bytes(backend):
         return None
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
-        return None  # one token takes all the white space beside it
+        return None  # such a token absorbs all adjacent white space
     factor = 1
     for step in _steps(backend.normalizer, "normalizers"):
         found = _replacing(step) if step["type"] == "Replace" else SHRINKING.get(step["type"])
@@ -122,7 +122,7 @@ def _shrinking(backend: Any) -> int | None:
 
 
 def _replacing(step: dict[str, Any]) -> int | None:
-    """The same of a replacement: one of fixed text by some text has a bound."""
+    """The shrink factor of a Replace normalizer; None unless it replaces a fixed text by a non-empty text."""
     pattern, content = step["pattern"].get("String"), step["content"]
     return None if not pattern or not content else -(-len(pattern.encode()) // len(content.encode()))
 

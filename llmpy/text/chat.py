@@ -1,4 +1,4 @@
-"""Chat templates: conversations to text, byte for byte as transformers renders them. Templates are untrusted code."""
+"""Chat templates: render conversations to text, byte for byte as transformers does. Templates are untrusted code."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Message = Mapping[str, Any]
 Span = tuple[int, int]
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-END_MARK = "CONTINUE_FINAL_MESSAGE_HERE "  # ends with a space, so that a template that strips it is noticed
+END_MARK = "CONTINUE_FINAL_MESSAGE_HERE "  # ends with a space to detect a template that strips it
 PROBE = "PROBE OF CONTENT PARTS"
-MAX_MESSAGE = 1000  # characters of a template's own error text
+MAX_MESSAGE = 1000  # most characters of a template's error text
 
 _marks: ContextVar[tuple[str, str] | None] = ContextVar("marks", default=None)
 _limits: ContextVar[Limits | None] = ContextVar("limits", default=None)
@@ -35,7 +35,7 @@ _limits: ContextVar[Limits | None] = ContextVar("limits", default=None)
 
 @dataclass(frozen=True)
 class Options:
-    """How to render.
+    """Options of rendering.
 
     Args:
         template: Jinja text.
@@ -43,9 +43,9 @@ class Options:
         continue_final_message: Leave the last message open; a str names the field to continue.
         tools: JSON schemas of functions.
         documents: Documents with "title" and "text".
-        mask: Find what generation blocks made.
-        variables: Further variables of the template; the special tokens among them.
-        limits: What the rendering may take; a template from a request deserves less than the default.
+        mask: Find the text from generation blocks.
+        variables: Further variables of the template, including the special tokens.
+        limits: Limits of the rendering; give a template from a request less than the default.
     """
 
     template: str
@@ -91,18 +91,18 @@ def choose(templates: Mapping[str, str], given: str | None, has_tools: bool) -> 
 
 
 def conversation(messages: str | Sequence[Message], template: str) -> list[Message]:
-    """Messages with their content as this template reads it.
+    """Converts messages to the form that the template reads.
 
     Args:
         messages: A conversation; a str means one user message.
-        template: Jinja text that will render it.
+        template: Jinja text that will render the messages.
 
     Returns:
         The messages; lists of text parts are joined by newlines unless the template reads parts.
 
     Raises:
-        UnsupportedError: A content part that is no text.
-        TypeError: Messages that are no dicts.
+        UnsupportedError: A content part is not text.
+        TypeError: A message is not a dict.
     """
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
@@ -110,7 +110,7 @@ def conversation(messages: str | Sequence[Message], template: str) -> list[Messa
 
 
 def _with_text(message: Message, template: str) -> Message:
-    """A message whose parts, if it has any, are text."""
+    """A message with text as content; refuses parts other than text."""
     if not isinstance(message, Mapping):
         raise TypeError(f"messages must be dicts with 'role' and 'content', got {type(message).__name__}")
     content = message.get("content")
@@ -130,7 +130,7 @@ def _with_text(message: Message, template: str) -> Message:
 
 
 def with_content(messages: Sequence[Message]) -> list[Message]:
-    """Messages all of which have content: a call of tools without content gets an empty text.
+    """Checks that all messages have content; a message with tool calls but no content gets an empty text.
 
     Raises:
         InvalidRequestError: Another message has no content and no reasoning.
@@ -149,14 +149,14 @@ def with_content(messages: Sequence[Message]) -> list[Message]:
 
 
 def check_reads(template: str, given: Mapping[str, object]) -> None:
-    """Refuses tools and documents that a template would drop.
+    """Refuses tools and documents if the template does not read them.
 
     Args:
         template: Jinja text.
         given: Arguments of rendering, by name.
 
     Raises:
-        UnsupportedError: The template does not read what is given.
+        UnsupportedError: The template does not read given tools or documents.
     """
     for name in ("tools", "documents"):
         if given.get(name) and not reads(template, name):
@@ -167,14 +167,14 @@ def check_reads(template: str, given: Mapping[str, object]) -> None:
 
 
 def reads(template: str, name: str) -> bool:
-    """Whether a template mentions a variable. One that does not compile counts as if it did: rendering says what is wrong."""
+    """Whether a template mentions a variable. True for one that does not compile: rendering will report the error."""
     names = _variables(template)
     return names is None or name in names
 
 
 @lru_cache(maxsize=32)
 def _variables(template: str) -> frozenset[str] | None:
-    """The names that a template mentions; None: it does not compile."""
+    """The names in a template; None: it does not compile."""
     try:
         return frozenset(node.name for node in _environment().parse(template).find_all(nodes.Name))
     except TemplateError:
@@ -183,7 +183,7 @@ def _variables(template: str) -> frozenset[str] | None:
 
 @lru_cache(maxsize=32)
 def reads_parts(template: str) -> bool:
-    """Whether a template takes the text out of a list of content parts; found by trying."""
+    """Whether a template reads the text in a list of content parts; found by rendering a probe."""
     parts = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
     try:
         text, _ = render(parts, Options(template))
@@ -197,14 +197,14 @@ def render(messages: Sequence[Message], options: Options) -> tuple[str, list[Spa
 
     Args:
         messages: The conversation, one dict each.
-        options: The template and what it is given.
+        options: The template and its arguments.
 
-    Returns:
-        The text, and the spans of characters that generation blocks made ([] unless `mask`).
+        Returns:
+            The text, and the character spans of generation blocks ([] unless `mask`).
 
     Raises:
-        ChatTemplateError: The template does not compile, raises, goes beyond its limits or drops the message to continue.
-        InvalidRequestError: Messages that are nested too deeply, or a text that is no Unicode.
+        ChatTemplateError: The template does not compile, raises, exceeds its limits or drops the message to continue.
+        InvalidRequestError: Messages are nested too deeply, or the text is not Unicode.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise TypeError(f"messages must be a list of dicts, got {type(messages).__name__}")
@@ -221,7 +221,7 @@ def render(messages: Sequence[Message], options: Options) -> tuple[str, list[Spa
 
 
 def _check_unicode(text: str) -> None:
-    """Refuses a text with half a surrogate pair, which no tokenizer takes."""
+    """Refuses a text with a lone surrogate; tokenizers cannot encode it."""
     start = lone_surrogate(text)
     if start is not None:
         message = f"messages: wanted Unicode text, have a lone surrogate at character {start} once rendered"
@@ -230,7 +230,7 @@ def _check_unicode(text: str) -> None:
 
 @contextmanager
 def within(limits: Limits) -> Iterator[None]:
-    """A block in which templates are rendered within these limits, whatever their options say."""
+    """Renders templates within these limits inside the block; they override `Options.limits`."""
     token = _limits.set(limits)
     try:
         yield
@@ -239,12 +239,12 @@ def within(limits: Limits) -> Iterator[None]:
 
 
 def token_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
-    """1 for each token that holds a character of one of the spans."""
+    """1 for each token with a character in one of the spans, else 0."""
     return [int(any(low < end and start < high for start, end in spans)) for low, high in offsets]
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message of plain data without fields that are None; reasoning under all names that templates read."""
+    """A message as plain data without fields that are None; reasoning has all names that templates read."""
     if not isinstance(message, Mapping):
         raise TypeError(f"messages must be dicts with 'role' and 'content', got {type(message).__name__}")
     plain: dict[str, Any] = _plain({name: value for name, value in message.items() if value is not None})
@@ -253,7 +253,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _plain(value: object) -> Any:
-    """A copy in plain JSON types, so that a template can neither change nor call anything of the caller's."""
+    """A copy in plain JSON types, so that a template cannot change or call the caller's objects."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
@@ -320,7 +320,7 @@ def _run(messages: list[dict[str, Any]], options: Options) -> tuple[str, list[Sp
     }
     try:
         text = _metered(options, given)
-    except Exception as error:  # whatever an untrusted template brings about
+    except Exception as error:  # an untrusted template may cause any exception
         raise _failed(options.template, error) from error
     finally:
         _marks.reset(marks)
@@ -328,7 +328,7 @@ def _run(messages: list[dict[str, Any]], options: Options) -> tuple[str, list[Sp
 
 
 def _metered(options: Options, given: dict[str, Any]) -> str:
-    """The text of a template, made within its limits."""
+    """Renders a template within its limits."""
     meter = Meter(_limits.get() or options.limits, given)
     outer = METER.set(meter)
     try:
@@ -340,7 +340,7 @@ def _metered(options: Options, given: dict[str, Any]) -> str:
 
 
 def _failed(template: str, error: Exception) -> ChatTemplateError:
-    """What a template's failure is told as."""
+    """Converts a template's failure to a ChatTemplateError."""
     kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
     file = getattr(template, "file", None)
     where = "chat template" if file is None else f"{file}: chat template"
@@ -348,7 +348,7 @@ def _failed(template: str, error: Exception) -> ChatTemplateError:
 
 
 def _take_marks(marked: str, mark: str) -> tuple[str, list[Span]]:
-    """A text without its marks, and where they were."""
+    """A text without its marks, and the spans between them."""
     spans: list[Span] = []
     opened: list[int] = []
     parts: list[str] = []
@@ -365,7 +365,7 @@ def _take_marks(marked: str, mark: str) -> tuple[str, list[Span]]:
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: the assistant's own text."""
+    """{% generation %} ... {% endgeneration %}: marks the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -1,6 +1,6 @@
-"""Which messages of a conversation fit the context: the oldest turns go first; system messages and the last turn stay.
+"""Truncates a conversation to the context: drops the oldest turns first, keeps system messages and the last turn.
 
-`llmpy chat` uses it, and the server for requests with `truncation: "auto"`, among them those of its page.
+`llmpy chat` uses this, and the server for requests with `truncation: "auto"`, such as those of its page.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 Message = TypeVar("Message", bound=Mapping[str, Any])
 
 SHARE = 4
-"""A quarter of the context is kept free for an answer, unless the answer is limited to less."""
+"""1/SHARE of the context is kept free for an answer, or less if the answer has a lower limit."""
 
 
 def prompt_room(max_model_len: int, max_tokens: int | None) -> int:
-    """Most tokens of a conversation, so that an answer has room behind it.
+    """Most tokens of a conversation that leave room for an answer.
 
     Args:
-        max_model_len: Longest sequence.
-        max_tokens: Most tokens of the answer; None = no limit of its own.
+        max_model_len: Longest sequence, in tokens.
+        max_tokens: Most tokens of the answer; None = no limit.
     """
     free = max_model_len // SHARE
     return max_model_len - (free if max_tokens is None else min(free, max_tokens))
@@ -29,13 +29,13 @@ def fitted(messages: Sequence[Message], count: Callable[[list[Message]], int], m
     """The messages that fit.
 
     Args:
-        messages: A conversation. A turn begins with a message of the user.
-        count: Tokens of messages as a prompt; fewer messages have fewer.
-        most: Tokens that the prompt may have.
+        messages: A conversation. A turn begins with a user message.
+        count: Counts the prompt tokens of messages; fewer messages must have fewer tokens.
+        most: Most tokens of the prompt.
 
     Returns:
-        All messages, or those that stay when as few of the oldest turns as possible are dropped. The last turn stays though
-        it may be too long.
+        All messages, or the rest after dropping as few of the oldest turns as possible. The last turn stays even if it is too
+        long.
     """
     kept = list(messages)
     head = next((i for i, message in enumerate(kept) if message.get("role") not in ("system", "developer")), len(kept))

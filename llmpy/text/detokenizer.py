@@ -1,4 +1,4 @@
-"""Text of a running sample, piece by piece: nothing shown is taken back, and no piece ends inside a character."""
+"""Text of a running sample, piece by piece: returned text never changes, and no piece ends inside a character."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PRIMING_TOKENS = 32
 class Detokenizer:
     """Turns the ids of one sample into text.
 
-    The pieces, joined, are what one decode of prompt and output holds behind the prompt.
+    The joined pieces equal the text after the prompt in one decode of prompt and output.
 
     Args:
-        tokenizer: Knows the tokens' text.
-        prompt_ids: Ids before the output; they decide about a leading space and may end inside a character.
-        skip_special_tokens: Hide what the tokenizer marks special.
-        spaces_between_special_tokens: False: an added token right behind another one is joined without its space.
+        tokenizer: The tokenizer.
+        prompt_ids: Ids before the output; they decide whether a leading space is kept, and may end inside a character.
+        skip_special_tokens: Hide special tokens.
+        spaces_between_special_tokens: False: join adjacent added tokens without spaces.
     """
 
     __slots__ = ("_way",)
@@ -47,17 +47,17 @@ class Detokenizer:
         """Adds ids.
 
         Args:
-            ids: New ids; those that the tokenizer does not know add nothing.
-            final: Nothing follows: bytes of a character that never became complete come out as U+FFFD.
+            ids: New ids; ids unknown to the tokenizer add nothing.
+            final: No ids follow; an incomplete character becomes U+FFFD.
 
-        Returns:
-            The new text only; "" while bytes wait for the rest of their character.
+            Returns:
+                The new text; "" while a character is incomplete.
         """
         return self._way.push(ids, final)
 
 
 class _Joining:
-    """For decoders that join bytes: an incremental UTF-8 decoder over the bytes of the ids."""
+    """Detokenizer for decoders that join bytes: an incremental UTF-8 decoder over the bytes of the ids."""
 
     __slots__ = ("_added", "_decoder", "_last_added", "_skip", "_strip", "_texts")
 
@@ -71,7 +71,7 @@ class _Joining:
         self._strip = texts.strip_leading and not start
 
     def _prime(self, prompt_ids: Sequence[int]) -> bytes:
-        """Feeds the prompt's last bytes, which may open a character; b"" if the prompt has no text at all."""
+        """Feeds the prompt's last bytes, which may begin a character, to the decoder; returns b"" if the prompt has no text."""
         end = b""
         for token in reversed(prompt_ids):
             end = self._texts.join((int(token),), self._skip) + end
@@ -88,7 +88,7 @@ class _Joining:
         return self._decoder.decode(data, final)
 
     def _join_added(self, ids: Sequence[int]) -> bytes:
-        """Bytes of the ids, neighbouring added tokens without a space between."""
+        """Bytes of the ids, without spaces between adjacent added tokens."""
         parts = []
         for token in ids:
             part = self._texts.join((token,), self._skip)
@@ -99,7 +99,7 @@ class _Joining:
 
 
 class _Streaming:
-    """For other decoders: the library's own stream, started again in place if it loses its way."""
+    """Detokenizer for other decoders: the library's DecodeStream, restarted from the last ids if it fails."""
 
     __slots__ = ("_backend", "_ids", "_shown", "_skip", "_start", "_stream")
 
@@ -130,7 +130,7 @@ class _Streaming:
         return text + (self._rest() if final else "")
 
     def _step(self, token: int) -> str:
-        """The stream's news about one id."""
+        """The stream's new text for one id."""
         try:
             return self._stream.step(self._backend, token) or ""
         except Exception:  # the library raises a bare Exception when a prefix of its text changed
@@ -138,7 +138,7 @@ class _Streaming:
             return self._stream.step(self._backend, token) or ""
 
     def _rest(self) -> str:
-        """What the stream still holds back."""
+        """The text that the stream still holds back."""
         before = self._backend.decode(self._start, skip_special_tokens=self._skip)
         whole = self._backend.decode(self._start + self._ids, skip_special_tokens=self._skip)
         known = before + self._shown.getvalue()

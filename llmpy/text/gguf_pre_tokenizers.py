@@ -1,7 +1,7 @@
-"""How texts are cut into words before byte-level BPE, by the name that GGUF files give (`tokenizer.ggml.pre`).
+"""Pre-tokenizers that cut texts into words before byte-level BPE, by their name in GGUF files (`tokenizer.ggml.pre`).
 
-Each kind is a list of patterns; each cuts the pieces that the one before left, keeping matches and gaps. The ids
-must be those of llama.cpp, whose patterns differ here and there from the models' own tokenizer.json.
+Each kind is a list of patterns. Each pattern cuts the pieces from the previous one and keeps matches and gaps. The ids must
+equal those of llama.cpp; its patterns differ in places from the models' tokenizer.json.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _llama3(digits: str, letters: str = r"\p{L}", suffix: str = _SUFFIX + "|") -> str:
-    """The pattern of Llama 3 and of those that differ in digits, letters, or English suffixes."""
+    """The pattern of Llama 3, with options for kinds that differ in digits, letters, or English suffixes."""
     other = r"\p{L}\p{N}" if letters == r"\p{L}" else r"\p{L}\p{M}\p{N}"
     return rf"{suffix}[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}| ?[^\s{other}]+[\r\n]*|{_BLANKS}"
 
 
 def _cased(suffix: str, digits: str) -> str:
-    """Words cut where lower case ends, for ASCII letters; other letters count as both cases."""
+    """A pattern that also cuts words where lower case ends. This applies to ASCII letters; others count as both cases."""
     start, low, high = r"[^\r\n\p{L}\p{N}]?", r"(?:(?=\p{L})[^A-Z])", r"(?:(?=\p{L})[^a-z])"
     words = rf"{start}{high}*{low}+{suffix}|{start}{high}+{low}*{suffix}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
 
 
-_CASED_LETTERS = (  # what deepseek-llm takes for letters
+_CASED_LETTERS = (  # the letters of deepseek-llm
     "A-Za-zµÀ-ÖØ-öø-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386"
     "\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5"
     "\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d"
@@ -42,7 +42,7 @@ _CASED_LETTERS = (  # what deepseek-llm takes for letters
 _ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff&&\\S]+"
 
 
-_LATER = (  # llama.cpp knows Unicode 15.1; what came since has no category for it
+_LATER = (  # characters newer than Unicode 15.1; in llama.cpp they have no category
     "897 1B4E-1B4F 1B7F 1C89-1C8A 2427-2429 31E4-31E5 A7CB-A7CD A7DA-A7DC 105C0-105F3 10D40-10D8F 10EC2-10EFC "
     "11380-113E2 116D0-116E3 11BC0-11BF9 11F5A 13460-143FA 16100-16139 16D40-16D79 18CFF 1CC00-1CEB3 1E5D0-1E5FF "
     "1F8B2-1F8C1 1FA89-1FA8F 1FABE 1FAC6 1FADC-1FADF 1FAE9 1FBCB-1FBEF"
@@ -50,12 +50,12 @@ _LATER = (  # llama.cpp knows Unicode 15.1; what came since has no category for 
 
 
 class Words(NamedTuple):
-    """How one kind cuts.
+    """A kind of pre-tokenizer.
 
     Args:
-        patterns: Regular expressions, applied in turn.
-        whole_words: A word that is in the vocabulary is taken as it is, whatever the merges say.
-        adds_bos: BOS is added unless the file says otherwise.
+        patterns: Regular expressions, applied in order.
+        whole_words: Whether a word in the vocabulary becomes one token regardless of the merges.
+        adds_bos: Whether BOS is added by default.
     """
 
     patterns: tuple[str, ...]
@@ -102,6 +102,6 @@ KINDS = {kind: words for names, words in _GROUPS.items() for kind in names.split
 
 
 def regex(pattern: str) -> str:
-    """A pattern of the table with its categories as llama.cpp knows them."""
+    """A pattern of the table with Unicode categories as in llama.cpp."""
     later = re.sub(r"[0-9A-F]+", r"\\x{\g<0>}", _LATER).replace(" ", "")
     return re.sub(r"\\p\{\w+\}", lambda category: f"[{category[0]}&&[^{later}]]", pattern)

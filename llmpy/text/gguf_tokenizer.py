@@ -62,15 +62,15 @@ class _Vocabulary:
         types = self.array("token_type", int) if "tokenizer.ggml.token_type" in metadata else [NORMAL] * len(tokens)
         if len(types) < len(self.tokens):
             raise self.error("token_type", f"wanted {len(self.tokens)} entries, have {len(types)}")
-        # Tokens that end a turn are control tokens even where the converter forgot it.
+        # Tokens that end a turn are control tokens, even if the converter did not mark them.
         self.types = [CONTROL if token in END_TEXTS else kind for token, kind in zip(self.tokens, types, strict=False)]
 
     def error(self, key: str, problem: str) -> CheckpointError:
-        """What is wrong with a key."""
+        """The error for a key."""
         return CheckpointError(f"{self.file}: tokenizer.ggml.{key} {problem}", file=self.file)
 
     def array(self, key: str, *kinds: type) -> list[Any]:
-        """A list of values of one kind."""
+        """A list of values of the given types."""
         found = self.metadata.get(f"tokenizer.ggml.{key}")
         if found is None:
             raise self.error(key, "is missing")
@@ -83,12 +83,12 @@ class _Vocabulary:
         return bool(self.metadata.get(f"tokenizer.ggml.{key}", default))
 
     def id_of(self, role: str, default: int | None = None) -> int | None:
-        """Id of a special token; one outside the vocabulary counts as absent."""
+        """Id of a special token; None if it is absent or outside the vocabulary."""
         found = self.metadata.get(f"tokenizer.ggml.{role}_token_id", default)
         return found if isinstance(found, int) and 0 <= found < len(self.tokens) else None
 
     def added_id(self, role: str, wanted: bool, default: int | None = None) -> int | None:
-        """Id of BOS or EOS if it is added to texts."""
+        """Id of BOS or EOS if texts get it, else None."""
         if not wanted:
             return None
         found = self.id_of(role, default)
@@ -97,23 +97,23 @@ class _Vocabulary:
         return found
 
     def ids_of(self, types: frozenset[int]) -> list[int]:
-        """Ids of the tokens of some types."""
+        """Ids of the tokens of the given types."""
         return [place for place, kind in enumerate(self.types) if kind in types]
 
 
 def from_metadata(metadata: Mapping[str, Any], file: str) -> Tokenizer:
-    """The tokenizer of a GGUF file.
+    """Makes the tokenizer of a GGUF file.
 
     Args:
         metadata: The file's key-values.
-        file: Its name, for messages.
+        file: Name of the file, for messages.
 
     Returns:
-        The tokenizer; its ids are those of llama.cpp for the same file.
+        The tokenizer; its ids equal those of llama.cpp for the same file.
 
     Raises:
-        CheckpointError: Keys that are missing or contradict each other.
-        UnsupportedError: A kind of vocabulary or pre-tokenizer that is not known.
+        CheckpointError: Keys are missing or contradict each other.
+        UnsupportedError: The kind of vocabulary or pre-tokenizer is unknown.
     """
     model = metadata.get("tokenizer.ggml.model")
     if not isinstance(model, str):
@@ -132,7 +132,7 @@ def from_metadata(metadata: Mapping[str, Any], file: str) -> Tokenizer:
 
 
 def _end_ids(vocabulary: _Vocabulary, eos: int | None) -> list[int]:
-    """Ids that end a sequence: those that the file names, and those whose text says so."""
+    """Ids that end a sequence: those named by keys, and tokens with a text of END_TEXTS."""
     named = [eos, vocabulary.id_of("eot"), vocabulary.id_of("eom")]
     known = [place for place, token in enumerate(vocabulary.tokens) if token in END_TEXTS]
     return [place for place in [*named, *known] if place is not None]
@@ -184,7 +184,7 @@ def _byte_level(vocabulary: _Vocabulary) -> _Made:
 
 
 def _adder(bos: int | None, eos: int | None) -> tokenizers.processors.PostProcessor:
-    """Adds these ids at the begin and the end of a text."""
+    """A post-processor that adds these ids at the beginning and the end of a text."""
     from tokenizers.processors import TemplateProcessing
 
     named = [(name, token) for name, token in (("[BOS]", bos), ("[EOS]", eos)) if token is not None]
@@ -193,7 +193,7 @@ def _adder(bos: int | None, eos: int | None) -> tokenizers.processors.PostProces
 
 
 def _cutter(patterns: Sequence[str], ids: Mapping[str, int]) -> tokenizers.pre_tokenizers.PreTokenizer:
-    """Cuts by the patterns in turn; then bytes become characters, and those without a token are taken out."""
+    """A pre-tokenizer that cuts by the patterns in order, maps bytes to characters, and removes characters without a token."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
@@ -235,7 +235,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> _Made:
 
 
 def _plamo(vocabulary: _Vocabulary) -> _Made:
-    """Pieces with scores, of which the best cut is taken."""
+    """PLaMo's pieces with scores; the cut with the best score is chosen."""
     from .plamo_tokenizer import PlamoTokenizer
 
     words = {CONTROL: "CONTROL", UNKNOWN: "UNKNOWN", BYTE: "BYTE"}

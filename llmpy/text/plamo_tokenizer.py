@@ -1,7 +1,7 @@
-"""PLaMo's tokenizer: of all ways to cut a text into pieces the one of the highest score (tokenizer.jsonl).
+"""PLaMo's tokenizer (tokenizer.jsonl): cuts a text into the pieces with the highest total score.
 
-Costs are integers, so that no rounding decides. The best end of the piece that begins at a character is found from the right to
-the left; of equal costs the longer piece is taken, and a character that no piece begins with becomes the tokens of its bytes.
+Costs are integers, so rounding does not matter. The best end of the piece at each character is found from right to left. Of
+equal costs the longer piece wins. A character without a piece becomes the tokens of its bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .token_texts import TokenTexts, byte_fallback
 FILE = "tokenizer.jsonl"
 _KINDS = ("NORMAL", "CONTROL", "UNKNOWN", "BYTE")
 _SCORE_UNIT = 10_000
-_UNUSABLE = -20_000_000  # scores of this and below
-_FALLBACK = 10_000_000  # what a character costs that is cut into its bytes
-_NO_PIECE = -(10**12)  # of the beginning of a piece that is none itself: costs more than anything
+_UNUSABLE = -20_000_000  # pieces with this score or less are not used
+_FALLBACK = 10_000_000  # cost of a character that is cut into its bytes
+_NO_PIECE = -(10**12)  # score of a prefix that is not a piece; too low to be chosen
 
 
 class PlamoEncoding:
-    """Ids of a text, and the characters that each covers."""
+    """Ids of a text, and the character span of each id."""
 
     def __init__(self, ids: list[int], spans: list[tuple[int, int]]) -> None:
         self.ids, self.offsets = ids, spans
@@ -38,8 +38,8 @@ class PlamoTokenizer:
         pieces: Vocabulary entries by id.
         scores: The score of each.
         kinds: "NORMAL", "CONTROL", "UNKNOWN" or "BYTE" of each.
-        added: Ids of the tokens that are cut out of a text before anything else, by their text.
-        unknown: Id of what has neither a piece nor bytes.
+        added: Text -> id of the tokens that are cut out of a text first.
+        unknown: Id for text with neither a piece nor bytes.
         bos, eos: Ids added with `add_special_tokens`; None = none.
     """
 
@@ -65,7 +65,7 @@ class PlamoTokenizer:
 
     @cached_property
     def _scores(self) -> dict[str, int]:
-        """The score of every piece and, too low for a choice, of every beginning of one."""
+        """The score of every piece; also of every prefix of a piece, too low to be chosen."""
         table: dict[str, int] = {}
         for piece, score, kind in zip(self._pieces, self._given, self._kinds, strict=True):
             whole = round(score * _SCORE_UNIT)
@@ -77,7 +77,7 @@ class PlamoTokenizer:
         return table
 
     keeps_text = True
-    """Every character becomes a token, or part of one."""
+    """Every character becomes a token or a part of one."""
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> PlamoEncoding:
         """Ids of a text."""
@@ -101,7 +101,7 @@ class PlamoTokenizer:
         found.offsets += [(start, end)] * len(ids)
 
     def _encode_part(self, text: str, start: int, found: PlamoEncoding) -> None:
-        """Ids of a text without added tokens, which begins at a character of the whole."""
+        """Adds the ids of a part without added tokens; the part begins at character `start` of the text."""
         ends, place = self._best_ends(text), 0
         while place < len(text):
             end = ends[place] or place + 1
@@ -110,7 +110,7 @@ class PlamoTokenizer:
             place = end
 
     def _best_ends(self, text: str) -> list[int]:
-        """For every character the end of the best piece that begins there; 0: it is cut into bytes."""
+        """For every character: the end of the best piece that begins there; 0: the character is cut into bytes."""
         find, n = self._scores.get, len(text)
         costs, ends = [0] * (n + 1), [0] * n
         for i in range(n - 1, -1, -1):
@@ -118,7 +118,7 @@ class PlamoTokenizer:
             score = find(text[i])
             while score is not None:
                 cost = costs[end] - score
-                if cost <= best:  # from the shortest to the longest: ties go to the longer one
+                if cost <= best:  # from the shortest to the longest, so ties go to the longer one
                     best, best_end = cost, end
                 end += 1
                 score = find(text[i:end]) if end <= n else None
@@ -169,17 +169,17 @@ class PlamoTokenizer:
 def read(
     path: Path, named: Mapping[str, str], special: Sequence[str], added: Mapping[str, int], adds: Container[str]
 ) -> PlamoTokenizer:
-    """The tokenizer of a file.
+    """Reads the tokenizer of a file.
 
     Args:
-        path: tokenizer.jsonl: a line an id, [piece, score, kind, ...].
+        path: tokenizer.jsonl: one line per id, [piece, score, kind, ...].
         named: Special tokens by role.
         special: Further tokens that are cut out of a text.
         added: Ids of the tokens that tokenizer_config.json lists.
-        adds: "bos" and "eos", if they are added to texts.
+        adds: "bos" and "eos", if texts get them.
 
     Raises:
-        CheckpointError: A line that is no such thing, or not exactly the 256 bytes.
+        CheckpointError: A line has another form, or the byte tokens are not exactly the 256 bytes.
     """
     pieces: list[str] = []
     scores: list[float] = []

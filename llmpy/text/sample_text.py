@@ -1,4 +1,4 @@
-"""Text of a running sample, made as ids come, cut by the stop rule, held back where a stop string may begin."""
+"""Text of a running sample: decoded as ids arrive, cut by the stop rule, held back where a stop string may begin."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ HIDDEN_ENDS = ("eos", "stop_id")
 
 
 class SampleText:
-    """Text of one sample. A push costs what it adds, however long the text is.
+    """Text of one sample. The cost of a push depends on the new ids, not on the length of the text.
 
     Args:
-        tokenizer: Knows the tokens' text.
-        prompt_ids: The prompt's ids; spaces come out as in one decode of prompt and output.
-        params: Stop strings and what is shown.
+        tokenizer: The tokenizer.
+        prompt_ids: The prompt's ids, so that spaces are as in one decode of prompt and output.
+        params: Sampling parameters: stop strings and decoding options.
     """
 
     __slots__ = (
@@ -35,25 +35,25 @@ class SampleText:
         self._include = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._reach = max(map(len, self._stops), default=1) - 1
-        self._end = ""  # of the text so far: what a stop string may reach back into, and what is held back
-        self._given = 0  # characters of it that are shown, or prior
+        self._end = ""  # end of the text so far: the part that a stop string may reach back into, and the held-back part
+        self._given = 0  # characters of `_end` that are shown, or from prior output
         self._shown = io.StringIO()
         self._new = ""
         self._num_tokens = 0
-        self._prior_stop: int | None = None  # index of the stop string that is complete in the prior output
+        self._prior_stop: int | None = None  # index of a stop string that the prior output completes
 
     @property
     def shown(self) -> str:
-        """What may be shown: new text that will not be taken back."""
+        """The text that may be shown; it will not change."""
         return self._shown.getvalue()
 
     def news(self) -> str:
-        """What has become part of `shown` since the last call."""
+        """The text added to `shown` since the last call."""
         new, self._new = self._new, ""
         return new
 
     def prime(self, prior: Sequence[int]) -> None:
-        """Takes output ids that were generated earlier: searched for stop strings, not shown."""
+        """Adds output ids that were generated earlier: they are searched for stop strings, but not shown."""
         self._end += self._detokenizer.push(prior[: self._min_tokens], False)
         before = len(self._end)
         self._end += self._detokenizer.push(prior[self._min_tokens :], False)
@@ -67,8 +67,8 @@ class SampleText:
 
         Args:
             ids: The new ids; with `finish` "stop_string" the last one completes the string.
-            finish: Why the sample ends, as the core says it, or None.
-            stop: The stop string that ended it, or None.
+            finish: The core's finish reason, or None.
+            stop: The stop string that ended the sample, or None.
         """
         self._num_tokens += len(ids)
         if finish in HIDDEN_ENDS and not self._include:
@@ -84,14 +84,14 @@ class SampleText:
         self._show(max(len(self._end) - hidden, self._given))
 
     def match(self, ids: Sequence[int]) -> tuple[int, int] | None:
-        """Adds ids one by one until a stop string is complete, where the core cannot match on bytes.
+        """Adds ids one by one until a stop string is complete. Used if the core cannot match on bytes.
 
         Args:
-            ids: The new ids that may take part in a match.
+            ids: The new ids that may be part of a match.
 
         Returns:
-            How many of the ids were used and the index of the string in `stop`, or None without a match. 0 ids are used if a
-            string is complete in the prior output.
+            The number of ids used and the index of the string in `stop`; None without a match. The number is 0 if the prior
+            output completes a string.
         """
         if self._prior_stop is not None:
             return 0, self._prior_stop
@@ -109,7 +109,7 @@ class SampleText:
         return None
 
     def _show(self, until: int) -> None:
-        """Shows `_end` up to there, and forgets what is needed no more."""
+        """Shows `_end` up to `until`, and drops the part that is no longer needed."""
         piece = self._end[self._given : until]
         self._shown.write(piece)
         self._new += piece
@@ -117,13 +117,13 @@ class SampleText:
         self._end, self._given = self._end[done:], until - done
 
     def _first_stop(self, before: int) -> tuple[int, int] | None:
-        """End and index of the stop string that is complete first behind `before` characters; of several, the longest."""
+        """End and index of the stop string that ends first after `before` characters; of several with that end, the longest."""
         ends = [(self._find(stop, before), -len(stop), index) for index, stop in enumerate(self._stops)]
         found = min(((end, length, index) for end, length, index in ends if end is not None), default=None)
         return None if found is None else (found[0], found[2])
 
     def _find(self, stop: str, before: int) -> int | None:
-        """End of the first occurrence that ends behind `before` characters."""
+        """End of the first occurrence that ends after `before` characters."""
         start = self._end.find(stop, max(0, before - len(stop) + 1))
         return None if start < 0 else start + len(stop)
 
@@ -133,7 +133,7 @@ class SampleText:
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest suffix of the text that can still become a stop string."""
+    """Length of the longest suffix of the text that can become a stop string."""
     longest = 0
     for stop in stops:
         for length in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -1,9 +1,9 @@
-"""The Jinja environment of chat templates: nothing of Python can be reached, and depth, size and time are bounded.
+"""The Jinja environment of chat templates: templates cannot reach Python, and depth, size and time are bounded.
 
-A `Meter` counts what one rendering does. The compiled template calls it in every loop, before every text and comparison, and
-around every operator, call, filter and test. A container weighs as many characters and items as its text would show, so that
-lists which hold one list twice, that list another one twice, and so on, are refused when they are made. What a call could make
-too large is refused before it runs.
+A `Meter` counts the work of one rendering. The compiled template calls it in every loop, before every text and comparison, and
+around every operator, call, filter and test. The weight of a container is the number of characters and items in its text. So
+a list that holds one list twice, which holds another list twice, and so on, is refused when it is made. A call with a result
+that could be too large is refused before it runs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from jinja2.utils import Namespace
 
 MAX_TEMPLATE = 1 << 18  # characters
 MAX_DEPTH = 200  # of lists in lists
-MAX_NUMBER = 100_000  # an argument of a filter or method of SIZED, as of range()
+MAX_NUMBER = 100_000  # largest argument of a filter or method in SIZED, and of range()
 MAX_BITS = 1 << 14
-MAX_WORK = 1 << 30  # length of a text times the length of an argument of its method
-MAX_INDENT = 16  # of tojson
-MAX_SLOW = 1 << 16  # characters that a filter of SLOW takes
+MAX_WORK = 1 << 30  # most length of a text times length of an argument of its method
+MAX_INDENT = 16  # characters, in tojson
+MAX_SLOW = 1 << 16  # characters of an argument of a filter in SLOW
 SLOW = frozenset({"pprint", "striptags", "urlize", "wordwrap", "xmlattr"})
 SIZED = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "to_bytes", "truncate",
                    "wordwrap", "zfill"})  # fmt: skip
@@ -47,18 +47,18 @@ _WIDTH_GIVEN = re.compile(r"%[-+ #0]*(\d*\.)?\*")
 
 
 class TemplateLimitError(TemplateError):
-    """A template does more than its limits allow."""
+    """A template exceeds its limits."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one rendering may take.
+    """Limits of one rendering.
 
     Args:
-        seconds: Processor time.
+        seconds: Processor time, in seconds.
         steps: Iterations, calls, filters, operators and comparisons. 200 are added for each list and dict in the messages.
-        characters: Length of the result and of every value on the way. 4 are added for each character of the messages.
-        memory_bytes: Size of all values made, those that are dropped again included. 256 are added for each character of the
+        characters: Length of the result and of every intermediate value. 4 are added for each character of the messages.
+        memory_bytes: Sum of the sizes of all values made, including dropped ones. 256 are added for each character of the
             messages.
     """
 
@@ -72,15 +72,15 @@ DEFAULT_LIMITS = Limits()
 
 
 class Meter:
-    """What one rendering has left.
+    """The remaining budget of one rendering.
 
     Args:
-        limits: What it may take.
-        given: What the template is given: messages, tools, documents and variables.
+        limits: Limits of the rendering.
+        given: The template's arguments: messages, tools, documents and variables.
     """
 
     def __init__(self, limits: Limits, given: Mapping[str, Any]) -> None:
-        self._known: dict[int, tuple[object, int, int]] = {}  # containers by id, with weight and depth
+        self._known: dict[int, tuple[object, int, int]] = {}  # id of a container -> container, weight, depth
         self._most = 1 << 62
         size = self._weigh(given)[0]
         self._limits = limits
@@ -90,14 +90,14 @@ class Meter:
         self._end = time.thread_time() + limits.seconds
 
     def tick(self, num_bytes: int = 0) -> None:
-        """One step; it may make a value of some bytes."""
+        """Counts a step, and `num_bytes` bytes of a new value."""
         self._steps -= 1
         self._memory -= num_bytes
         if self._memory < 0 or not self._steps & STEPS_PER_CLOCK:
             self._check()
 
     def _check(self) -> None:
-        """Refuses to go on if something is used up."""
+        """Raises if a limit is exceeded."""
         if self._steps < 0:
             raise TemplateLimitError(f"takes more than {self._limits.steps} steps; simplify its loops")
         if self._memory < 0:
@@ -106,7 +106,7 @@ class Meter:
             raise TemplateLimitError(f"takes more than {self._limits.seconds:g} s; simplify it")
 
     def made(self, value: Any) -> Any:
-        """Counts a value that the template has made; returns it."""
+        """Counts a value made by the template and returns it."""
         if isinstance(value, str | bytes):
             if len(value) > self._most:
                 self.fits(len(value))
@@ -125,12 +125,12 @@ class Meter:
         return value
 
     def fits(self, characters: int) -> None:
-        """Refuses a value of so many characters if that is too long."""
+        """Refuses a value with too many characters."""
         if characters > self._most:
             raise TemplateLimitError(f"makes a value of more than {self._most} characters")
 
     def weight(self, value: object) -> int:
-        """Characters and items that the text of a value shows."""
+        """Number of characters and items in the text of a value."""
         return self._weigh(value)[0]
 
     def _items(self, source: Iterator[Any]) -> Iterator[Any]:
@@ -160,7 +160,7 @@ class Meter:
 
 
 def _parts(value: Any) -> Iterator[object]:
-    """What a container holds."""
+    """The items of a container; of a mapping the keys and values."""
     if isinstance(value, _VIEWS):
         value = value.mapping  # type: ignore[attr-defined]
     if not isinstance(value, Mapping):
@@ -184,7 +184,7 @@ class _Compiler(CodeGenerator):
             super().visit_Output(node, frame)
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        node.body.insert(0, nodes.Output([], lineno=node.lineno))  # its tick is all that it is compiled to
+        node.body.insert(0, nodes.Output([], lineno=node.lineno))  # it compiles to a tick only
         super().visit_For(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
@@ -224,7 +224,7 @@ class _Compiler(CodeGenerator):
 
 
 class _Bounded:
-    """Fields of str.format of bounded width."""
+    """Formatter of str.format that limits the width of fields."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         _check_widths(format_spec)
@@ -240,7 +240,7 @@ class _EscapeFormatter(_Bounded, SandboxedEscapeFormatter):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates report to the meter of their rendering."""
+    """A sandbox with templates that report to the meter of their rendering."""
 
     code_generator_class = _Compiler
     intercepted_binops = frozenset({"+", "-", "*", "**", "%", "//"})
@@ -255,11 +255,11 @@ class Environment(ImmutableSandboxedEnvironment):
         self.tests = {name: _bounded(name, function) for name, function in tests.items()}
 
     def tick(self, num_bytes: int = 0) -> None:
-        """One step of the rendering; it may make a value of some bytes."""
+        """Counts a step of the rendering, and `num_bytes` bytes of a new value."""
         METER.get().tick(num_bytes)
 
     def made(self, value: Any) -> Any:
-        """A value that the template has made."""
+        """Counts a value made by the template and returns it."""
         return METER.get().made(value)
 
     def tilde(self, context: Context, parts: tuple[Any, ...]) -> Any:
@@ -269,21 +269,21 @@ class Environment(ImmutableSandboxedEnvironment):
         return meter.made((markup_join if context.eval_ctx.autoescape else str_join)(parts))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator whose result fits."""
+        """Runs an operator; refuses it if the result would be too large."""
         meter = METER.get()
         if operator in _GROWING:
             _check_operator(meter, operator, left, right)
         return meter.made(self.binop_table[operator](left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """A call; of a text's method, one whose result fits."""
+        """Runs a call; refuses a method of a text or number if the result would be too large."""
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str | bytes | int | float):
             args = _check_arguments(getattr(__obj, "__name__", ""), owner, args, kwargs)
         return METER.get().made(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """str.format and str.format_map with fields of bounded width."""
+        """str.format and str.format_map with limited field widths."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -303,7 +303,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
 @pass_context
 def _text(context: Context, value: Any) -> str:
-    """What is put out for a value; with a context, so that Jinja evaluates no constant before there is a meter."""
+    """The output text of a value. It takes a context, so that Jinja does not evaluate constants before there is a meter."""
     text = value if isinstance(value, str) else str(value)
     METER.get().tick(len(text))
     return text
@@ -311,7 +311,7 @@ def _text(context: Context, value: Any) -> str:
 
 @pass_environment
 def _sum(environment: Environment, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
-    """The filter of the same name, each addition within the limits."""
+    """The filter `sum`; each addition is checked against the limits."""
     meter = METER.get()
 
     def add(left: Any, right: Any) -> Any:
@@ -327,7 +327,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it, counted piece by piece."""
+    """The filter `tojson` as in transformers, counted piece by piece."""
     meter = METER.get()
     meter.weight(value)
     if len(str(separators)) > MAX_INDENT or (indent if isinstance(indent, int) else len(indent or "")) > MAX_INDENT:
@@ -339,7 +339,7 @@ def _tojson(
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that reports to the meter and refuses what would be too large."""
+    """A filter or test that reports to the meter and refuses results that would be too large."""
     first = int(hasattr(function, "jinja_pass_arg"))
 
     @wraps(function)
@@ -357,11 +357,11 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-_GROWING = frozenset({"*", "**", "%"})  # + makes no more than twice what is there
+_GROWING = frozenset({"*", "**", "%"})  # + at most doubles the size
 
 
 def _check_operator(meter: Meter, operator: str, left: Any, right: Any) -> None:
-    """Refuses an operator whose result would be too large."""
+    """Refuses an operator if its result would be too large."""
     if operator == "*":
         for sequence, times in ((left, right), (right, left)):
             if isinstance(times, int) and isinstance(sequence, str | bytes | list | tuple):
@@ -374,7 +374,7 @@ def _check_operator(meter: Meter, operator: str, left: Any, right: Any) -> None:
 
 
 def _check_percent(meter: Meter, pattern: str | bytes, given: Any) -> None:
-    """Refuses a % format that would be too long."""
+    """Refuses a % format if its result would be too long."""
     text = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
     _check_widths(text)
     if _WIDTH_GIVEN.search(text):
@@ -386,13 +386,13 @@ def _check_percent(meter: Meter, pattern: str | bytes, given: Any) -> None:
 
 
 def _check_widths(text: str) -> None:
-    """Refuses a format that could be wider than five digits say."""
+    """Refuses a format with a width of more than five digits."""
     if _WIDTH.search(text):
         raise TemplateLimitError(f"gives a format a width of more than {MAX_NUMBER - 1}")
 
 
 def _check_arguments(name: str, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Refuses a filter or method that would take too long or make too much; the arguments, iterators as lists."""
+    """Refuses a filter or method that would be too slow or make too much; returns the arguments with iterators as lists."""
     meter = METER.get()
     if name == "join" and isinstance(subject, str | bytes) and args:
         args = (list(args[0]), *args[1:])
@@ -414,12 +414,12 @@ def _check_arguments(name: str, subject: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
-    """An argument given by place or by name."""
+    """An argument given by position or by name."""
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
 def _joined(meter: Meter, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Length of a join: of the filter, whose subject is the list, or of the method, whose subject is the separator."""
+    """Length of a join. The subject of the filter is the list; the subject of the method is the separator."""
     items, between = subject, _argument(args, kwargs, 0, "d", "")
     if isinstance(subject, str | bytes) and args and isinstance(args[0], list):
         items, between = args[0], subject
@@ -443,19 +443,19 @@ def _indented(meter: Meter, subject: Any, args: tuple[Any, ...], kwargs: Mapping
 
 
 def _stretched(meter: Meter, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Length of a text each character of which may become the longest argument."""
+    """Length of a text if each character became the longest argument."""
     return meter.weight(subject) * max((_reach(meter, value) for value in (*args, *kwargs.values())), default=1)
 
 
 def _reach(meter: Meter, value: Any) -> int:
-    """How many characters an argument may put in the place of one."""
+    """Most characters by which an argument may replace one character."""
     if isinstance(value, Mapping):
         return max(map(meter.weight, value.values()), default=1)
     return abs(value) if isinstance(value, int) else meter.weight(value)
 
 
 def _of_format(meter: Meter, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Nothing, after a check of a % format that is used as a filter."""
+    """0, after a check of a % format that is used as a filter."""
     if isinstance(subject, str):
         _check_percent(meter, subject, kwargs or args)
     return 0
@@ -485,7 +485,7 @@ class _Dict:
 class _Namespace(Namespace):
     """namespace() of templates, without names that reach into Python."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # not self: a template may name an attribute so
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self` parameter: a template may use that name for an attribute
         self, *rest = args
         found = dict(*rest, **kwargs)
         for name in found:
@@ -496,11 +496,11 @@ class _Namespace(Namespace):
         _check_name(name)
         super().__setitem__(name, value)
 
-    def __repr__(self) -> str:  # not what it holds, which may hold namespaces and so on
+    def __repr__(self) -> str:  # not the content, which may be nested namespaces
         return "<Namespace>"
 
 
 def _check_name(name: object) -> None:
-    """Refuses the names that reach into Python."""
+    """Refuses names that reach into Python."""
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace takes no name that begins with an underscore, got {name!r}")

@@ -1,7 +1,7 @@
-"""SentencePiece-style tokenizing as llama.cpp does it: neighbours are merged in the order of the merged token's score.
+"""SentencePiece-style tokenizing as in llama.cpp: adjacent symbols are merged in the order of the merged token's score.
 
-Two symbols merge if their joint text is a token; the highest score goes first, then the leftmost pair. What is no token
-in the end becomes byte tokens. Special tokens are cut out before, longest first.
+Two symbols merge if their joint text is a token; the highest score goes first, then the leftmost pair. A final symbol that is
+not a token becomes byte tokens. Special tokens are cut out first, the longest before the shorter ones.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _LONGEST_CACHED_WORD = 64
 
 
 class Piece(NamedTuple):
-    """Ids of a word, and the characters of it that each covers."""
+    """Ids of a word, and the character span of each id in the word."""
 
     ids: list[int]
     spans: list[tuple[int, int]]
 
 
 class SpmEncoding:
-    """Ids of a text; which characters each covers is found out when asked for."""
+    """Ids of a text; character spans are computed on demand."""
 
     def __init__(self, ids: list[int], parts: list[tuple[int, Piece]], length: int) -> None:
         self.ids = ids
@@ -47,11 +47,11 @@ class SpmTokenizer:
 
     Args:
         tokens: Vocabulary entries by id, spaces as "▁".
-        scores: The score of each; higher merges first.
-        texts: Text bytes of each.
-        cut_out: Ids of tokens that are recognised in a text before anything else.
-        byte_ids: Id of the token of each byte; None where there is none.
-        unknown: Id for what has no token and no bytes; None = it is dropped.
+        scores: The score of each entry; higher scores merge first.
+        texts: Text bytes of each entry.
+        cut_out: Ids of tokens that are cut out of a text first.
+        byte_ids: Id of the token of each byte; None: the byte has no token.
+        unknown: Id for text without a token or byte tokens; None = such text is dropped.
         bos, eos: Ids added with `add_special_tokens`; None = none.
         add_space_prefix: Put a space before a text, and after a special token.
     """
@@ -78,7 +78,7 @@ class SpmTokenizer:
         self._unknown = unknown
         self._bos, self._eos = bos, eos
         self._prefix = SPACE_MARK if add_space_prefix else ""
-        # No token goes over the start of a word, so words are merged one by one, and remembered.
+        # If no token crosses the start of a word, words are merged one by one and cached.
         inside = re.compile(f"[^{SPACE_MARK}]{SPACE_MARK}")
         is_split = not any(SPACE_MARK in token and inside.search(token) for token in tokens)
         pattern = f"{SPACE_MARK}*[^{SPACE_MARK}]+|{SPACE_MARK}+" if is_split else "(?s:.+)"
@@ -87,7 +87,7 @@ class SpmTokenizer:
 
     @property
     def keeps_text(self) -> bool:
-        """Whether every character becomes a token, or part of one."""
+        """Whether every character becomes a token or a part of one."""
         return self._unknown is not None or None not in self._byte_ids
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> SpmEncoding:
@@ -132,7 +132,7 @@ class SpmTokenizer:
         return dict(self._ids)
 
     def _fragments(self, text: str) -> Iterator[tuple[int, str, int | None]]:
-        """(start, text, id) of special tokens, (start, text, None) of what lies between."""
+        """(start, text, id) of special tokens, (start, text, None) of the texts between them."""
         parts: list[tuple[int, str, int | None]] = [(0, text, None)] if text else []
         for name, token in self._cut_out:
             if name in text:
@@ -140,7 +140,7 @@ class SpmTokenizer:
         return iter(parts)
 
     def _word(self, word: str) -> Piece:
-        """Ids of a word, from the cache if it is there."""
+        """Ids of a word; uses the cache."""
         found = self._cache.get(word)
         if found is None:
             found = self._merge(word)
@@ -153,13 +153,13 @@ class SpmTokenizer:
     def _merge(self, word: str) -> Piece:
         """Ids of a word, by merging."""
         size = len(word)
-        lengths = [1] * size  # of the symbol that begins here; 0 = merged into one to the left
+        lengths = [1] * size  # length of the symbol that begins here; 0 = merged into a symbol to the left
         before = list(range(-1, size - 1))
         queue = [pair for left in range(size - 1) if (pair := self._pair(word, left, left + 1, left + 2))]
         heapify(queue)
         while queue:
             _, left, right, end = heappop(queue)
-            # A pair is out of date once one of its symbols is gone or has grown.
+            # A pair is outdated if one of its symbols was merged away or has grown.
             if not lengths[left] or left + lengths[left] != right or not lengths[right] or right + lengths[right] != end:
                 continue
             lengths[left], lengths[right] = end - left, 0
@@ -173,12 +173,12 @@ class SpmTokenizer:
         return self._symbols(word, lengths)
 
     def _pair(self, word: str, left: int, right: int, end: int) -> tuple[float, int, int, int] | None:
-        """A queue entry for two neighbouring symbols, if they make a token."""
+        """A queue entry for two adjacent symbols; None if their joint text is not a token."""
         token = self._ids.get(word[left:end])
         return None if token is None else (-self._scores[token], left, right, end)
 
     def _symbols(self, word: str, lengths: Sequence[int]) -> Piece:
-        """Ids of the symbols that merging left."""
+        """Ids of the symbols after merging."""
         piece = Piece([], [])
         for start, length in enumerate(lengths):
             if not length:

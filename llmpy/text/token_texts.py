@@ -1,4 +1,4 @@
-"""What each token id adds to a text, for decoders that only join bytes: byte-level and SentencePiece-style ones."""
+"""The bytes that each token id adds to a text, for decoders that only join bytes (byte-level and SentencePiece-style)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPACE_MARK = "▁"
 
 
 def byte_characters() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies (GPT-2's table)."""
+    """The printable character for each byte in byte-level vocabularies (GPT-2's table)."""
     kept = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     moved = (byte for byte in range(256) if byte not in kept)
     places = {byte: 256 + place for place, byte in enumerate(moved)}
@@ -25,7 +25,7 @@ _TO_LATIN = {code: "\ufffd" for code in range(256)} | {ord(char): chr(byte) for 
 
 
 def byte_level_text(token: str) -> bytes:
-    """The bytes of a byte-level token; of a token with other characters, those of its name."""
+    """The bytes of a byte-level token; if the token has other characters, the bytes of its name."""
     try:
         return token.translate(_TO_LATIN).encode("latin-1")
     except UnicodeEncodeError:
@@ -33,7 +33,7 @@ def byte_level_text(token: str) -> bytes:
 
 
 def byte_fallback(token: str) -> bytes | None:
-    """The byte that a token like <0x0A> stands for."""
+    """The byte of a token like <0x0A>; None for other tokens."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return bytes([int(token[3:5], 16)])
@@ -68,13 +68,13 @@ class TokenTexts:
         return table
 
     def join(self, ids: Iterable[int], skip_special: bool) -> bytes:
-        """Bytes of some ids, leading space included; unknown ids add nothing."""
+        """Bytes of the ids, including a leading space; unknown ids add nothing."""
         table = self.hidden if skip_special else self.table
         size = len(table)
         return b"".join([table[token] for token in ids if 0 <= token < size])
 
     def decode(self, ids: Iterable[int], skip_special: bool) -> str:
-        """Text of some ids as a whole."""
+        """Text of the ids."""
         data = self.join(ids, skip_special)
         if self.strip_leading and data.startswith(b" "):
             data = data[1:]

@@ -21,7 +21,7 @@ DEFAULT_TEMPLATE = "default"
 
 
 class TemplateText(str):
-    """A chat template of a checkpoint; `file` is where it stands, for the messages of its errors."""
+    """A chat template of a checkpoint; `file` is its file, for error messages."""
 
     file: str
 
@@ -32,7 +32,7 @@ class TemplateText(str):
 
 
 class Encoding(Protocol):
-    """Ids of a text, and for each the characters of the text that it covers."""
+    """Ids of a text, and the character span of each id."""
 
     @property
     def ids(self) -> list[int]: ...
@@ -41,7 +41,7 @@ class Encoding(Protocol):
 
 
 class Backend(Protocol):
-    """What a Tokenizer needs: a tokenizers.Tokenizer, or one that looks like it."""
+    """The methods that a Tokenizer needs: those of a tokenizers.Tokenizer."""
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding: ...
     def encode_batch(self, input: list[str], *, add_special_tokens: bool = True) -> Sequence[Encoding]: ...
@@ -54,7 +54,7 @@ class Backend(Protocol):
 
 @contextmanager
 def _unicode(texts: Sequence[str]) -> Iterator[None]:
-    """A block that encodes texts. A backend raises TypeError of half a surrogate pair; here it is told what is wrong."""
+    """Wraps the encoding of texts: converts a backend's TypeError about a lone surrogate to a clear error."""
     try:
         yield
     except TypeError:
@@ -70,12 +70,12 @@ class Tokenizer:
     """Text to token ids and back.
 
     Args:
-        backend: Does the work.
-        texts: Text bytes of every id; None if decoding is no joining of bytes.
+        backend: The tokenizer that encodes and decodes.
+        texts: Text bytes of every id; None if decoding does more than join bytes.
         special_ids: Ids that `skip_special_tokens` hides.
         named: Special tokens by role: "bos_token", "eos_token", ...
-        eos_token_ids: Ids that end a sequence, of all sources together.
-        templates: Chat templates by name; "default" is the one of `chat_template`.
+        eos_token_ids: Ids that end a sequence, from all sources.
+        templates: Chat templates by name; `chat_template` is the one named "default".
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Tokenizer:
 
     @property
     def backend(self) -> Any:
-        """The object that does the work: a `tokenizers.Tokenizer` in most cases."""
+        """The object that encodes and decodes: usually a `tokenizers.Tokenizer`."""
         return self._backend
 
     @property
@@ -122,7 +122,7 @@ class Tokenizer:
 
     @cached_property
     def special_by_name(self) -> dict[str, int]:
-        """Ids of the same tokens by their texts."""
+        """Ids of the tokens that `skip_special_tokens` hides, by their texts."""
         named = ((self._backend.id_to_token(token), token) for token in self.special_ids)
         return {name: token for name, token in named if name}
 
@@ -143,12 +143,12 @@ class Tokenizer:
 
     @property
     def eos_token(self) -> str | None:
-        """Text of the tokenizer's own end-of-sequence token."""
+        """Text of the tokenizer's end-of-sequence token."""
         return self._named.get("eos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the tokenizer's own end-of-sequence token; `eos_token_ids` has all."""
+        """Id of the tokenizer's end-of-sequence token; `eos_token_ids` has all such ids."""
         return self._id_of("eos_token")
 
     @property
@@ -175,27 +175,27 @@ class Tokenizer:
 
         Args:
             text: Any text; special tokens in it become their ids.
-            add_special_tokens: Add BOS and EOS where the model's tokenizer does.
+            add_special_tokens: Add BOS and EOS if the model's tokenizer adds them.
 
         Returns:
             The ids.
 
         Raises:
-            InvalidRequestError: The text holds half of a surrogate pair; other methods that encode raise it, too.
+            InvalidRequestError: The text has a lone surrogate; the other methods that encode raise it, too.
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """Ids of two texts with the special tokens around and between them, as cross-encoders read them.
+        """Ids of two texts, with special tokens around and between them, for cross-encoders.
 
         Args:
             first, second: The texts.
 
         Returns:
-            The ids, and of each the type: 0, or 1 for those of the second text where the tokenizer says so.
+            The ids, and the type of each id: 0, or 1 for ids of the second text if the tokenizer distinguishes them.
 
-        Raises:
-            UnsupportedError: The tokenizer knows no pairs.
+            Raises:
+                UnsupportedError: The tokenizer does not support pairs.
         """
         if not hasattr(self._backend, "post_processor"):
             raise UnsupportedError(f"{type(self._backend).__name__} encodes no pairs of texts")
@@ -204,39 +204,39 @@ class Tokenizer:
         return encoding.ids, encoding.type_ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Ids of several texts, as `encode` of each."""
+        """Ids of several texts; `encode` of each."""
         return [encoding.ids for encoding in self._encodings(texts, add_special_tokens)]
 
     def _encodings(self, texts: Sequence[str], add_special_tokens: bool) -> Sequence[Encoding]:
-        """Encodings without offsets, which take most of the time of a long text. Other threads run meanwhile."""
+        """Encodings without offsets, because offsets take most of the time for a long text. Releases the GIL."""
         run = getattr(self._backend, "encode_batch_fast", self._backend.encode_batch)
         with _unicode(texts):
             found: Sequence[Encoding] = run(list(texts), add_special_tokens=add_special_tokens)
         return found
 
     def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
-        """One with offsets. The backend's `encode` would hold the GIL; its `encode_batch` lets other threads run."""
+        """An encoding with offsets. It calls `encode_batch`, because the backend's `encode` would hold the GIL."""
         with _unicode((text,)):
             return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def count(self, text: str) -> int:
-        """Number of tokens of a text, without special ones around it."""
+        """Number of tokens of a text, without special tokens around it."""
         return len(self._encodings([text], False)[0].ids)
 
     @cached_property
     def max_token_bytes(self) -> int | None:
-        """Most bytes of a text that one token can stand for; None: there is no bound, since some text is dropped."""
+        """Most bytes of text that one token can represent; None: no bound, because the tokenizer drops some text."""
         from .bounds import max_token_bytes
 
         return max_token_bytes(self)
 
     def encode_with_ends(self, text: str, add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
-        """Ids of a text, and for each the number of characters of the text up to its end."""
+        """Ids of a text, and the number of characters of the text up to the end of each id."""
         encoding = self._encoding(text, add_special_tokens)
         return encoding.ids, [end for _, end in encoding.offsets]
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        """Ids and attention mask (all ones; nothing is padded) of a text or of several."""
+        """Ids and attention mask of a text or of several; the mask is all ones, because there is no padding."""
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -244,14 +244,14 @@ class Tokenizer:
         return {"input_ids": batch, "attention_mask": [[1] * len(ids) for ids in batch]}
 
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Text of some ids.
+        """Text of ids.
 
         Args:
-            ids: One id or several; those that the tokenizer does not know add nothing.
+            ids: One id or several; unknown ids add nothing.
             skip_special_tokens: Leave special tokens out.
 
         Returns:
-            The text; bytes that are no UTF-8 come out as U+FFFD.
+            The text; invalid UTF-8 becomes U+FFFD.
         """
         listed = _as_ids(ids)
         if self.texts is not None:
@@ -264,7 +264,7 @@ class Tokenizer:
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     def token_bytes(self) -> list[bytes] | None:
-        """Text bytes of every id, special tokens included; None if decoding is no joining of bytes."""
+        """Text bytes of every id, including special tokens; None if decoding does more than join bytes."""
         return None if self.texts is None else self.texts.table
 
     @overload
@@ -272,7 +272,7 @@ class Tokenizer:
     @overload
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str | None]: ...
     def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | list[str | None] | None:
-        """Vocabulary entries of ids; None for an unknown one."""
+        """Vocabulary entries of ids; None for an unknown id."""
         names = [None if token < 0 else self._backend.id_to_token(token) for token in _as_ids(ids)]
         return names if isinstance(ids, Iterable) else names[0]
 
@@ -281,7 +281,7 @@ class Tokenizer:
     @overload
     def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int | None]: ...
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> int | list[int | None] | None:
-        """Ids of vocabulary entries; of an unknown one that of the unknown token, else None."""
+        """Ids of vocabulary entries; for an unknown entry the id of the unknown token, or None."""
         unknown = self._id_of("unk_token")
         names = [tokens] if isinstance(tokens, str) else list(tokens)
         found = [self._backend.token_to_id(name) for name in names]
@@ -336,19 +336,19 @@ class Tokenizer:
             messages: Dicts with "role" and "content"; or a sequence of such conversations.
             tokenize: True: ids; False: text.
             add_generation_prompt: Open the assistant's next message.
-            continue_final_message: Leave the last message open (a str: this field of it).
+            continue_final_message: Leave the last message open; a str: leave this field of it open.
             tools: JSON schemas of functions that the model may call.
             documents: Documents with "title" and "text".
-            chat_template: Jinja text, or the name of one of `chat_templates`; None = the default.
-            return_assistant_tokens_mask: Also a mask of 0 and 1: tokens inside the template's generation blocks.
+            chat_template: Jinja text, or a name in `chat_templates`; None = the default.
+            return_assistant_tokens_mask: Also return a mask: 1 for tokens inside the template's generation blocks, else 0.
             **kwargs: Further variables of the template.
 
         Returns:
-            A list of ids or a text, with the mask a pair; for several conversations a list of these.
+            A list of ids or a text; with the mask, a pair of ids and mask; for several conversations, a list of these.
 
-        Raises:
-            ChatTemplateError: No template, or one that refuses the messages.
-            InvalidRequestError: Options that exclude each other.
+            Raises:
+                ChatTemplateError: There is no template, or it refuses the messages.
+                InvalidRequestError: Options exclude each other.
         """
         from . import chat
 
@@ -367,7 +367,7 @@ class Tokenizer:
         return self._render(cast("Sequence[Message]", messages), options, tokenize)
 
     def _render(self, messages: Sequence[Message], options: Any, tokenize: bool) -> Any:
-        """One conversation as ids or text, with the mask a pair."""
+        """Renders one conversation to ids or text; with the mask, to a pair."""
         from . import chat
 
         text, spans = chat.render(messages, options)
@@ -382,7 +382,7 @@ class Tokenizer:
 
 
 def _as_ids(ids: int | Iterable[int]) -> list[int]:
-    """Plain ints of one id or several; arrays become lists."""
+    """A list of plain ints from one id, several, or an array."""
     if isinstance(ids, Iterable):
         to_list: Callable[[], list[int]] | None = getattr(ids, "tolist", None)
         return to_list() if to_list is not None else [int(token) for token in ids]
@@ -392,19 +392,19 @@ def _as_ids(ids: int | Iterable[int]) -> list[int]:
 def load_tokenizer(
     files: ModelFiles, checkpoint: _core.Checkpoint | None = None, chat_template: str | None = None
 ) -> Tokenizer:
-    """The tokenizer of a model.
+    """Loads the tokenizer of a model.
 
     Args:
-        files: Where the model lies.
-        checkpoint: The opened GGUF file, whose metadata hold the tokenizer; not needed for a Hugging Face directory.
+        files: The model's files.
+        checkpoint: The opened GGUF file with the tokenizer in its metadata; not needed for a Hugging Face directory.
         chat_template: Jinja text that replaces the model's own default template.
 
     Returns:
         The tokenizer.
 
     Raises:
-        CheckpointError: A file that is damaged or contradicts itself.
-        UnsupportedError: No tokenizer.json, or a kind of GGUF vocabulary that is not known.
+        CheckpointError: A file is damaged or contradicts itself.
+        UnsupportedError: There is no tokenizer.json, or the kind of GGUF vocabulary is unknown.
     """
     if files.kind == "gguf":
         from .gguf_tokenizer import from_metadata

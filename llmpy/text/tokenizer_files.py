@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face directory: tokenizer.json, or PLaMo's tokenizer.jsonl, and the files beside it."""
+"""The tokenizer of a Hugging Face directory: tokenizer.json, or PLaMo's tokenizer.jsonl, and their settings files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class Settings:
-    """What special_tokens_map.json and tokenizer_config.json say; the second one wins. Every value is checked when it is read.
+    """Settings in tokenizer_config.json and special_tokens_map.json; the former wins. Every value is checked when read.
 
     Args:
-        directory: Where the files lie.
+        directory: Directory of the files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -29,16 +29,16 @@ class Settings:
         self._found: list[dict[str, Any]] = [read_json(file, absent=dict) for file in self._files]
 
     def get(self, key: str) -> Any:
-        """A value as it stands; None if there is none."""
+        """The unchecked value of a key; None if it is absent."""
         return next((found[key] for found in self._found if key in found), None)
 
     def error(self, key: str, wanted: str, have: object) -> CheckpointError:
-        """What is wrong with a key of the file that gives it."""
+        """The error for a key; names the file that has the key."""
         file = next((file for file, found in zip(self._files, self._found, strict=True) if key in found), self._files[0])
         return damaged(file, f"{key}: wanted {wanted}, have {repr(have)[:80]}; correct it")
 
     def text(self, key: str, token: object) -> str:
-        """Text of a token that is given as a str or as an object with its content."""
+        """Text of a token, which is a str or an object with `content`."""
         content = token.get("content") if isinstance(token, Mapping) else token
         if not isinstance(content, str):
             raise self.error(key, "a text or an object with its content", token)
@@ -71,7 +71,7 @@ class Settings:
         return dict(sorted(found.items()))
 
     def templates(self) -> dict[str, str]:
-        """Chat templates by name; files of their own win over tokenizer_config.json."""
+        """Chat templates by name; separate template files win over tokenizer_config.json."""
         key, directory = "chat_template", self.directory
         given = self.get(key)
         if isinstance(given, list):
@@ -110,16 +110,16 @@ def _template(path: Path) -> TemplateText:
 
 
 def from_directory(directory: Path, config: Mapping[str, object], generation: Mapping[str, object]) -> Tokenizer:
-    """The tokenizer of a directory.
+    """Loads the tokenizer of a directory.
 
     Args:
-        directory: Where tokenizer.json and its companions lie.
+        directory: Directory with tokenizer.json and its settings files.
         config: Content of config.json.
         generation: Content of generation_config.json.
 
     Raises:
-        CheckpointError: A file that is damaged or contradicts itself.
-        UnsupportedError: No tokenizer.json.
+        CheckpointError: A file is damaged or contradicts itself.
+        UnsupportedError: There is no tokenizer.json.
     """
     from . import token_texts
 
@@ -136,7 +136,7 @@ def from_directory(directory: Path, config: Mapping[str, object], generation: Ma
 
 
 def _from_lines(settings: Settings, named: Mapping[str, str], ends: list[int]) -> Tokenizer:
-    """From PLaMo's tokenizer.jsonl."""
+    """Loads PLaMo's tokenizer.jsonl."""
     from .plamo_tokenizer import read
 
     additional, added = settings.additional(), settings.added()
@@ -151,13 +151,13 @@ def _from_lines(settings: Settings, named: Mapping[str, str], ends: list[int]) -
 
 
 def _ids(backend: Any, texts: Sequence[str]) -> list[int]:
-    """Ids of those of some tokens that the vocabulary has."""
+    """Ids of the tokens that the vocabulary has; others are left out."""
     found = (backend.token_to_id(text) for text in texts)
     return [token for token in found if token is not None]
 
 
 def _id_list(config: Mapping[str, object]) -> list[int]:
-    """The end-of-sequence ids of a configuration, given as one id, several, or none."""
+    """The end-of-sequence ids of a configuration, which may have one id, several, or none."""
     given = config.get("eos_token_id")
     return [token for token in (given if isinstance(given, list) else [given]) if type(token) is int]
 
@@ -180,13 +180,13 @@ def _open_backend(path: Path) -> tokenizers.Tokenizer:
         backend.no_padding()
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises a bare Exception for damage, and PanicException for some
+    except BaseException as error:  # the library raises a bare Exception or a PanicException for a damaged file
         raise damaged(path, f"not a tokenizer: {error}; download it again") from error
     return backend
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, settings: Settings, named: Mapping[str, str]) -> None:
-    """Adds the tokens that tokenizer_config.json names and tokenizer.json lacks, in the order of their ids."""
+    """Adds the tokens that are in tokenizer_config.json but not in tokenizer.json, in the order of their ids."""
     from tokenizers import AddedToken
 
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
