@@ -1,1 +1,1 @@
-"""Structured outputs: what a request's text must be, in the words of llguidance."""
+"""Structured outputs: converts a request's constraint on its text to a grammar of llguidance."""

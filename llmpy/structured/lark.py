@@ -1,4 +1,4 @@
-"""Grammars in llguidance's variant of Lark, while they are written."""
+"""Writes grammars in llguidance's variant of Lark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import InvalidRequestError
 
 ANY_TEXT = "/(?s:.*)/"
 WHITESPACE = r"[ \t\n\r]{0,32}"
-"""Between the parts of JSON. Bounded: a model that is unsure of itself would go on with spaces for ever."""
+"""White space between the parts of JSON. It is bounded, because a model may otherwise generate spaces forever."""
 
 
 def quoted(text: str) -> str:
@@ -22,13 +22,13 @@ def quoted(text: str) -> str:
 
 
 def slashed(pattern: str) -> str:
-    """A regular expression of Rust's syntax as a terminal of Lark."""
+    """A regular expression in Rust's syntax as a terminal of Lark."""
     body = re.sub(r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL)
     return f"/{body}/"
 
 
 def schema_text(schema: Any) -> str:
-    """A schema's JSON, with the whitespace that is allowed unless it says so itself."""
+    """A schema as JSON; sets the allowed white space unless the schema has `x-guidance`."""
     if schema is True:
         schema = {}
     if isinstance(schema, dict) and "x-guidance" not in schema:
@@ -37,10 +37,10 @@ def schema_text(schema: Any) -> str:
 
 
 class Rules:
-    """A grammar that is being written.
+    """A grammar under construction.
 
     Args:
-        special: Ids of special tokens by name; their names stand for these tokens, which are no text.
+        special: Ids of special tokens by name. In texts, these names mean the tokens.
     """
 
     def __init__(self, special: Mapping[str, int] | None = None) -> None:
@@ -49,27 +49,27 @@ class Rules:
         self._lines: list[str] = []
 
     def grammar(self, start: str) -> str:
-        """The whole grammar, which begins with an expression."""
+        """The whole grammar, with `start` as its start expression."""
         return "\n".join([f"start: {start}", *self._lines])
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """Name of a new rule."""
+        """Adds a rule and returns its name."""
         name = f"rule_{len(self._lines)}"
         self._lines.append(f"{name}{attributes}: {expression}")
         return name
 
     def terminal(self, expression: str) -> str:
-        """Name of a new terminal."""
+        """Adds a terminal and returns its name."""
         name = f"TEXT_{len(self._lines)}"
         self._lines.append(f"{name}: {expression}")
         return name
 
     def any(self, expressions: Iterable[str]) -> str:
-        """Name of a rule for one of several."""
+        """Adds a rule for one of several expressions and returns its name."""
         return self.rule(" | ".join(expressions))
 
     def text(self, text: str) -> str:
-        """Exactly this text."""
+        """An expression for exactly this text."""
         found, at = [], 0
         for match in self._split.finditer(text):
             found += [quoted(text[at : match.start()])] if match.start() > at else []
@@ -78,12 +78,12 @@ class Rules:
         return " ".join([*found, quoted(text[at:])] if text[at:] or not found else found)
 
     def until(self, mark: str, body: str = ANY_TEXT, never: str = "") -> str:
-        """A text up to a mark, and the mark.
+        """An expression for a text up to a mark, and the mark.
 
         Args:
-            mark: What ends the text: its first occurrence behind what is such a text.
-            body: What the text is, as a terminal.
-            never: What it does not hold.
+            mark: End of the text: the first occurrence after a text that matches `body`.
+            body: A terminal for the text.
+            never: Text that must not occur in it.
         """
         match = self._split.search(mark)
         plain, rest = (mark, "") if match is None else (mark[: match.start()], self.text(mark[match.start() :]))
@@ -93,14 +93,14 @@ class Rules:
 
 
 def lark_of(grammar: str) -> str:
-    """A grammar that is Lark, or GBNF, as Lark.
+    """Converts a grammar in Lark or GBNF to Lark.
 
     Raises:
-        InvalidRequestError: It is neither.
+        InvalidRequestError: The GBNF cannot be read.
     """
     if "::=" not in grammar:
         return grammar
-    library_path()  # or an error that names the extra
+    library_path()  # raises an error that names the extra if llguidance is missing
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
@@ -112,10 +112,10 @@ def lark_of(grammar: str) -> str:
 
 @functools.cache
 def library_path() -> str:
-    """Where llguidance's shared library lies; nothing is imported.
+    """Path of llguidance's shared library; does not import llguidance.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: llguidance is not installed.
     """
     from importlib.util import find_spec
 

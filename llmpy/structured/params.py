@@ -1,4 +1,4 @@
-"""StructuredOutputsParams: what a request's text must be, and the same in the words of llguidance."""
+"""StructuredOutputsParams: a constraint on a request's text, and its grammar for llguidance."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the text must be; exactly one field is set.
+    """A constraint on the generated text; set exactly one field.
 
     Args:
-        json: A JSON schema: its text, a dict, or a class that has `model_json_schema()`, as pydantic's have.
-        regex: A regular expression that the whole text matches (syntax of Rust's `regex` crate).
-        choice: Texts, one of which it is.
+        json: A JSON schema: its text, a dict, or a class with `model_json_schema()`, such as a pydantic model.
+        regex: A regular expression that the whole text must match (syntax of Rust's `regex` crate).
+        choice: The allowed texts.
         grammar: A context-free grammar in llguidance's variant of Lark, its JSON list of such grammars, or GBNF.
         json_object: True: any JSON object.
-        structural_tag: Text of which parts have a form of their own: a dict, or its text, of `format`, which may hold others
-            (`any_text`, `const_string`, `json_schema`, `regex`, `grammar`, `tag`, `sequence`, `or`, `triggered_tags`,
-            `tags_with_separator`), or of `triggers` and `structures` (each with `begin`, `schema`, `end`).
+        structural_tag: Text with constrained parts: a dict, or its JSON, with a `format` (`any_text`, `const_string`,
+            `json_schema`, `regex`, `grammar`, or with nested formats `tag`, `sequence`, `or`, `triggered_tags`,
+            `tags_with_separator`), or with `triggers` and `structures` (each with `begin`, `schema`, `end`).
 
-    Raises:
-        TypeError: A field has a wrong type.
-        InvalidRequestError: None or several are set, or JSON cannot be read.
-        UnsupportedError: A structural tag with a format or a field that is not among those.
+        Raises:
+            TypeError: A field has a wrong type.
+            InvalidRequestError: No field or several fields are set, or JSON cannot be read.
+            UnsupportedError: A structural tag has an unknown format or field.
 
     Example:
         >>> answer = StructuredOutputsParams(choice=["yes", "no"])
@@ -66,13 +66,13 @@ class StructuredOutputsParams:
             what = "multiple" if given else "none"
             message = f"You {how} use one kind of structured outputs constraint but {what} are specified: {self.to_dict()}"
             raise _bad(message, self.to_dict())
-        _ = self.language  # what cannot be said is refused here
+        _ = self.language  # raises if the constraint has no grammar
 
     def __hash__(self) -> int:
         return hash(frozen(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that are set, ready for JSON."""
+        """The set fields as JSON data."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         schema_of = getattr(self.json, "model_json_schema", None)
         if schema_of is not None:
@@ -83,14 +83,14 @@ class StructuredOutputsParams:
 
     @functools.cached_property
     def language(self) -> tuple[str, str]:
-        """The name of one of llguidance's languages, and a grammar in it, as far as no tokenizer is known."""
+        """Name of a language of llguidance, and a grammar in it. Special tokens are not resolved; see `language_of`."""
         kind, text = self._language({})
         if "\0" in text:
             raise _bad("structured_outputs cannot contain a NUL character.", text)
         return kind, text
 
     def language_of(self, tokenizer: Tokenizer) -> tuple[str, str]:
-        """The same for a tokenizer: marks of structural tags may be its special tokens."""
+        """`language` for a tokenizer: marks of structural tags may be special tokens."""
         return self.language if self.structural_tag is None else self._language(tokenizer.special_by_name)
 
     def _language(self, special: Mapping[str, int]) -> tuple[str, str]:
@@ -114,7 +114,7 @@ def _bad(message: str, value: object) -> InvalidRequestError:
 
 
 def _object(name: str, value: object) -> Any:
-    """JSON of a field, given as text or as it is. A schema may be true or false."""
+    """A field's JSON value from text or from an object. A schema may be true or false."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -1,4 +1,4 @@
-"""Structural tags: text in which what stands between marks has a form of its own, as grammars of llguidance."""
+"""Structural tags: text with constrained parts between marks, as grammars of llguidance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import InvalidRequestError, UnsupportedError
 from .lark import ANY_TEXT, Rules, lark_of, schema_text, slashed
 
 Ends = tuple[str, ...]
-"""What follows a part: one of these texts, and they belong to it; (): the text's own end."""
+"""Texts of which one ends a part and belongs to it; (): the end of the whole text ends it."""
 
 _FIELDS = {
     "any_text": (),
@@ -26,19 +26,19 @@ _FIELDS = {
 }
 _FLAGS = ("at_least_one", "stop_after_first")
 _DEFAULTS: tuple[Any, ...] = (None, False, [], "json")
-"""Of fields that change nothing where they have one of these values."""
+"""Values of optional fields that change nothing."""
 
 
 def language_of(tag: Mapping[str, Any], special: Mapping[str, int]) -> tuple[str, str]:
-    """The name of one of llguidance's languages, and a grammar in it.
+    """Name of a language of llguidance, and the grammar of a structural tag in it.
 
     Args:
-        tag: `format`, which may hold others, or `triggers` and `structures`.
-        special: Ids of special tokens by name; in marks their names stand for these tokens.
+        tag: The structural tag, with `format`, or with `triggers` and `structures`.
+        special: Ids of special tokens by name. In marks, these names mean the tokens.
 
     Raises:
         InvalidRequestError: A field is missing or has a wrong type.
-        UnsupportedError: A format or a field that has no such grammar.
+        UnsupportedError: A format or a field has no grammar.
     """
     form = tag.get("format")
     if form is None and "structures" in tag:
@@ -54,7 +54,7 @@ def language_of(tag: Mapping[str, Any], special: Mapping[str, int]) -> tuple[str
 
 
 def _older(tag: Mapping[str, Any]) -> dict[str, Any]:
-    """A structural tag of the older form as a format."""
+    """Converts a structural tag in the older form to a format."""
     tags = []
     for one in tag["structures"] if isinstance(tag["structures"], list | tuple) else ():
         if not isinstance(one, Mapping):
@@ -69,7 +69,7 @@ def _bad(message: str, value: object) -> InvalidRequestError:
 
 
 def _kind(form: Any) -> str:
-    """The type of a format whose fields are there and known."""
+    """Checks the fields of a format and returns its type."""
     kind = form.get("type") if isinstance(form, Mapping) else None
     if not isinstance(kind, str) or kind not in _FIELDS:
         known = ", ".join(_FIELDS)
@@ -100,7 +100,7 @@ def _list(form: Mapping[str, Any], name: str) -> Sequence[Any]:
 
 
 def _ends(tag: Mapping[str, Any]) -> Ends:
-    """The texts of which one ends a tag; (): none does."""
+    """The texts of which one ends a tag; (): the tag has no end."""
     ends = (tag["end"],) if isinstance(tag["end"], str) else tuple(_list(tag, "end"))
     if not all(isinstance(end, str) for end in ends):
         raise UnsupportedError("structural_tag: 'end' of tag wants texts; tokens are not supported")
@@ -108,7 +108,7 @@ def _ends(tag: Mapping[str, Any]) -> Ends:
 
 
 def _is_open(form: Any) -> bool:
-    """Whether only what follows ends a format."""
+    """Whether a format has no end, so that only the following text ends it."""
     kind = _kind(form)
     if kind == "tag":
         return not _ends(form) and _is_open(form["content"])
@@ -119,10 +119,10 @@ def _is_open(form: Any) -> bool:
 
 
 class _Writer:
-    """The grammar of a format, and the further ones that it names.
+    """Writes the grammar of a format, and the further grammars that it names.
 
     Args:
-        rules: What it adds to.
+        rules: The grammar to extend.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -130,7 +130,7 @@ class _Writer:
         self.named: list[dict[str, str]] = []
 
     def part(self, form: Any, ends: Ends) -> str:
-        """An expression of a format and what ends it."""
+        """An expression for a format and its end."""
         made: str = getattr(self, f"_{_kind(form)}")(form, ends)
         return made
 
@@ -138,7 +138,7 @@ class _Writer:
         return f"{expression} ({' | '.join(map(self.rules.text, ends))})" if ends else expression
 
     def _lazy(self, body: str, ends: Ends) -> str:
-        """A text up to the first of the ends."""
+        """An expression for a text up to the first of the ends."""
         return self.rules.any(self.rules.until(end, body) for end in ends) if ends else body
 
     def _any_text(self, form: Mapping[str, Any], ends: Ends) -> str:
@@ -162,7 +162,7 @@ class _Writer:
         return self._closed(f"@{name}", ends)
 
     def _tag(self, form: Mapping[str, Any], ends: Ends, begun: str = "") -> str:
-        """A tag whose beginning may have been written already."""
+        """A tag; the part `begun` of its beginning is already written."""
         begin, own = _text(form, "begin").removeprefix(begun), _ends(form)
         opened = f"{self.rules.text(begin)} " if begin else ""
         if not own:
@@ -184,7 +184,7 @@ class _Writer:
         return " ".join(made)
 
     def _beginning(self, form: Any) -> Ends:
-        """The text with which a format begins, so that it can end what stands before it."""
+        """The text that begins a format, so that it can end the format before it."""
         name = {"const_string": "value", "tag": "begin"}.get(_kind(form))
         if name is None or not form[name]:
             message = "structural_tag: in a sequence, a const_string or a tag with a beginning must follow what has no end"
