@@ -22,19 +22,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        arguments: Words of the command line; None = those of the process.
+        arguments: Words of the command line; None = the process's arguments.
 
-    Returns:
-        The exit status: 0, 1 after an error that was told, 2 for a wrong command line, 130 after Ctrl-C.
+        Returns:
+            The exit status: 0; 1 after a reported error; 2 for a wrong command line; 130 after Ctrl-C.
 
-    Raises:
-        KeyboardInterrupt: After Ctrl-C, where the words are those of the process: so it ends by SIGINT.
+        Raises:
+            KeyboardInterrupt: After Ctrl-C if `arguments` is None, so that the process ends by SIGINT.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the descriptor was closed before the start
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words == ["--version"]:  # before what the parser imports, which takes longer than all the rest
+    if words == ["--version"]:  # before the parser, because its imports take most of the time
         print(VERSION)
         return 0
     try:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _end_by_interrupt()
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone; the interpreter would complain at exit
+        sys.stderr.close()  # the reader has closed the pipe; the interpreter would report that at exit
         return 1
     except (OSError, ImportError) as error:
         print(f"llmpy: {error}", file=sys.stderr)
@@ -62,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end_by_interrupt() -> NoReturn:
-    """Ends the process as SIGINT does, so that a shell ends its loop, too; the interpreter still closes everything."""
+    """Ends the process by SIGINT, so that a shell ends its loop, too; the interpreter still cleans up."""
     sys.excepthook = lambda *_: None
     raise KeyboardInterrupt
 
 
 def _run(module: ModuleType, chosen: argparse.Namespace) -> int:
-    """Runs the chosen command; what we raise on purpose is told in one line."""
+    """Runs the chosen command; prints a LlmpyError in one line."""
     from ..errors import LlmpyError
     from .imports import run_imports
 
@@ -81,10 +81,10 @@ def _run(module: ModuleType, chosen: argparse.Namespace) -> int:
 
 
 def _parser(word: str) -> argparse.ArgumentParser:
-    """All commands with their options.
+    """The parser of all commands with their options.
 
     Args:
-        word: The first word of the command line: only the command that it names gets options that take time to make.
+        word: First word of the command line. Options that are slow to build are added only to the command of this name.
     """
     from .parser import Parser, count, count_or_zero, length
 
@@ -175,7 +175,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
-    """The model, as a word or an option, and the files that say what it is."""
+    """Adds the model, as a word or an option, and --import."""
     from .imports import add_import
 
     add_import(parser)
@@ -184,7 +184,7 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
-    """Where and how a model runs."""
+    """Adds the options of device, dtype and length."""
     from .parser import length
 
     parser.add_argument("--device", help="cpu, cuda:0, ... (default: LLMPY_DEVICE, else the best there is)")
@@ -193,19 +193,19 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_server(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """The options that name a running server; the key is never an argument, which everybody on the machine can read."""
+    """Adds the options of a running server. The key is not an argument: every user of the machine can read arguments."""
     parser.add_argument("--url", default=default, metavar="URL", help=f"address of a running server (default {default})")
     parser.add_argument("--api-key-file", metavar="FILE", help="the server's key (default: OPENAI_API_KEY of the environment)")
 
 
 def _add_texts(parser: argparse.ArgumentParser) -> None:
-    """The texts that a command takes."""
+    """Adds the options for input texts."""
     parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
     parser.add_argument("-f", "--file", metavar="FILE", help="one text per line; - = standard input")
 
 
 def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    """The options of sampling; those left out come from the model's generation config."""
+    """Adds the sampling options; the defaults come from the model's generation config."""
     from ..sampling_params import FLAGS, SamplingParams
     from .parser import count, reader
 

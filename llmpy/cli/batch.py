@@ -1,4 +1,4 @@
-"""`llmpy run-batch`: an OpenAI batch file answered offline; run again, it goes on where it stopped."""
+"""`llmpy run-batch`: answers an OpenAI batch file offline; a rerun continues where the last run stopped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(chosen: Namespace) -> int:
-    """Answers the file; 1 if a request had an error."""
+    """Answers the file; returns 1 if a request had an error."""
     from tqdm import tqdm
 
     from .. import AsyncEngine
@@ -60,7 +60,7 @@ def _told(counts: Counts) -> str:
 
 
 def _count(path: str) -> int | None:
-    """The requests of a file; None for standard input, which is read once."""
+    """Number of requests in a file; None for standard input, which can be read only once."""
     if path == "-":
         return None
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""`llmpy bench`: what users of inference engines measure."""
+"""`llmpy bench`: throughput, latency and startup of an engine, and a server under load."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def _shown(value: Any) -> str:
 
 
 def _serve(chosen: Namespace) -> dict[str, Any]:
-    """A running server under load."""
+    """Measures a running server under load."""
     from .bench_serve import serve
 
     return serve(chosen)
 
 
 def _sweep(chosen: Namespace) -> int:
-    """Loads one after another, as CSV."""
+    """Measures several loads one after another; prints CSV."""
     import csv
 
     from .bench_serve import sweep
@@ -76,7 +76,7 @@ def _sweep(chosen: Namespace) -> int:
 
 
 def _prompts(vocab_size: int, count: int, length: int, seed: int) -> list[list[int]]:
-    """Random ids: no two prompts share a block."""
+    """Prompts of random ids, so that no two prompts share a block."""
     import numpy as np
 
     rows = np.random.default_rng(seed).integers(0, vocab_size, (count, length))
@@ -91,7 +91,7 @@ def _open(chosen: Namespace, **defaults: Any) -> Any:
 
 
 def _throughput(chosen: Namespace) -> dict[str, Any]:
-    """All requests queued at once."""
+    """Measures throughput with all requests queued at once."""
     with _open(chosen, max_model_len=chosen.input_len + chosen.output_len) as llm:
         prompts = _prompts(llm._frontend.vocab_size, chosen.num_prompts, chosen.input_len, int(time.time()))
         begun = time.perf_counter()
@@ -111,7 +111,7 @@ def _throughput(chosen: Namespace) -> dict[str, Any]:
 
 
 def _latency(chosen: Namespace) -> dict[str, Any]:
-    """One batch after another, nothing cached."""
+    """Measures the latency of one batch after another, without prefix caching."""
     length = chosen.input_len + chosen.output_len
     with _open(chosen, max_model_len=length, enable_prefix_caching=False) as llm:
         prompts = _prompts(llm._frontend.vocab_size, chosen.batch_size, chosen.input_len, 0)
@@ -134,10 +134,10 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _output(words: list[str]) -> str:
-    """What a process prints.
+    """Runs a process and returns its output.
 
     Raises:
-        ConfigError: It failed; the message is its last line.
+        ConfigError: The process failed; the message is its last line.
     """
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
@@ -147,9 +147,9 @@ def _output(words: list[str]) -> str:
 
 
 def _startup(chosen: Namespace) -> dict[str, Any]:
-    """Fresh processes, one after another; medians."""
+    """Measures the startup of fresh processes, one after another; returns medians."""
     names = ("import_s", "load_s", "first_token_s")
-    here = str(Path(__file__).parents[2])  # the llmpy that runs, whatever lies in the working directory
+    here = str(Path(__file__).parents[2])  # import this llmpy, not one in the working directory
     words = [sys.executable, "-P", "-c", STARTUP, model_path(chosen), json.dumps(engine_options(chosen)), here, *chosen.imports]
     runs = [json.loads(_output(words)) for _ in range(chosen.runs)]
     phases = {name: [run[i + 1] - run[i] for run in runs] for i, name in enumerate(names)}

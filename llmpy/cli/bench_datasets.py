@@ -1,4 +1,4 @@
-"""The requests that `llmpy bench serve` sends: made on the spot, or read from a local file."""
+"""The requests that `llmpy bench serve` sends: random, or read from a local file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Ask(NamedTuple):
 
     Args:
         prompt: Text, or ids.
-        input_tokens: Of the prompt, as far as is known.
-        output_tokens: Most new ones.
+        input_tokens: Tokens of the prompt if known, else 0.
+        output_tokens: Most new tokens.
     """
 
     prompt: str | Ids
@@ -35,11 +35,11 @@ async def asks_of(chosen: Namespace, client: HttpClient, seed: int) -> list[Ask]
 
     Args:
         chosen: The command line.
-        client: Tells the size of the vocabulary, where nothing else does.
-        seed: Of lengths, ids and the choice of lines.
+        client: Client of the server, to read the size of the vocabulary if no option gives it.
+        seed: Seed of lengths, ids and the choice of lines.
 
-    Raises:
-        ConfigError: The file does not hold what the dataset wants, or chat has no text.
+        Raises:
+            ConfigError: The file does not fit the dataset, or chat has no text.
     """
     rng = random.Random(seed)
     if chosen.dataset in ("custom", "sharegpt"):
@@ -80,7 +80,7 @@ def _length(rng: random.Random, middle: int, ratio: float) -> int:
 
 
 def _random(rng: random.Random, vocabulary: int, chosen: Namespace) -> list[tuple[Ids, int]]:
-    """Prompts that share a prefix and nothing else."""
+    """Prompts of random ids with a common prefix."""
     prefix = _ids(rng, vocabulary, chosen.prefix_len)
     ratio = chosen.range_ratio
     return [
@@ -90,7 +90,7 @@ def _random(rng: random.Random, vocabulary: int, chosen: Namespace) -> list[tupl
 
 
 def _repeated(rng: random.Random, vocabulary: int, chosen: Namespace) -> list[tuple[Ids, int]]:
-    """A few prefixes, each before many endings, in random order."""
+    """Prompts with a few prefixes and random endings, in random order."""
     prefixes = [_ids(rng, vocabulary, chosen.repeated_prefix_len) for _ in range(chosen.num_prefixes)]
     rows = [
         (prefixes[i % chosen.num_prefixes] + _ids(rng, vocabulary, chosen.suffix_len), chosen.output_len)
@@ -101,7 +101,7 @@ def _repeated(rng: random.Random, vocabulary: int, chosen: Namespace) -> list[tu
 
 
 def _custom(text: str, output_len: int) -> list[Ask]:
-    """JSON lines with `prompt` and, if they like, `output_tokens`."""
+    """Requests from JSON lines with `prompt` and optional `output_tokens`."""
     asks = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -115,7 +115,7 @@ def _custom(text: str, output_len: int) -> list[Ask]:
 
 
 def _sharegpt(text: str, output_len: int) -> list[Ask]:
-    """The first turn of each conversation."""
+    """Requests from the first turn of each conversation."""
     try:
         conversations: Sequence[Any] = json.loads(text)
         turns = [item.get("conversations") or item.get("conversation") or [] for item in conversations]

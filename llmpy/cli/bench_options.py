@@ -1,4 +1,4 @@
-"""The options of `llmpy bench`: three measurements of an engine here, two of a server anywhere."""
+"""The options of `llmpy bench`: three measurements of a local engine, two of a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMOTE = {
 
 
 def add_bench_options(parser: Parser) -> None:
-    """The measurements with their options."""
+    """Adds the measurements with their options."""
     commands = parser.add_subparsers(metavar="WHAT", required=True, dest="what")
     for name, text in LOCAL.items():
         made = commands.add_parser(name, help=text, description=text)
@@ -44,7 +44,7 @@ def _local(parser: ArgumentParser) -> None:
 
 
 def _remote(parser: ArgumentParser) -> None:
-    """What is asked of a server."""
+    """Adds the options of the server and of its requests."""
     parser.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="default http://127.0.0.1:8000")
     parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
     parser.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
@@ -68,7 +68,7 @@ def _remote(parser: ArgumentParser) -> None:
 
 
 def _load(parser: ArgumentParser, name: str) -> None:
-    """How fast it is asked."""
+    """Adds the options of the load."""
     if name == "sweep":
         lists = parser.add_mutually_exclusive_group(required=True)
         lists.add_argument("--rates", type=positive, nargs="+", default=[], metavar="R", help="requests a second")

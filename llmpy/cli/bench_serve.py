@@ -1,4 +1,4 @@
-"""`llmpy bench serve` and `bench sweep`: a server under load, as its clients see it."""
+"""`llmpy bench serve` and `bench sweep`: a server under load, measured by its clients."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 @dataclass
 class Answer:
-    """One request as its client saw it. Times are seconds.
+    """The client's measurement of one request. Times are seconds.
 
     Args:
-        input_tokens: Of the prompt, as it was made; the server's own count replaces it.
+        input_tokens: Tokens of the prompt; the server's count replaces it.
     """
 
     input_tokens: int
@@ -44,7 +44,7 @@ class Answer:
     _chunks: int = 0
 
     def take(self, piece: bytes) -> None:
-        """Reads frames."""
+        """Reads the frames in a piece of the answer."""
         now = time.perf_counter()
         *frames, self._rest = (self._rest + piece).split(b"\n\n")
         for frame in frames:
@@ -68,7 +68,7 @@ class Answer:
         self._chunks += 1
 
     def end(self, status: int) -> None:
-        """The answer is complete."""
+        """Ends the answer with its HTTP status."""
         if status != 200:
             self.error = f"status {status}: {self._rest[:200].decode(errors='replace')}"
         elif not self.first and self.error is None:
@@ -87,7 +87,7 @@ class Answer:
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds of a token after the first; None: there is none."""
+        """Mean seconds per token after the first; None if there is only one token."""
         return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
@@ -95,8 +95,8 @@ def summary(answers: Sequence[Answer], goals: dict[str, float]) -> dict[str, Any
     """The figures of a run.
 
     Args:
-        answers: All of its requests.
-        goals: Milliseconds by metric (ttft, tpot, e2el) that a good request meets; {} = no goodput.
+        answers: All requests of the run.
+        goals: Limits in milliseconds by metric (ttft, tpot, e2el) for good requests; {} = no goodput.
     """
     good = [answer for answer in answers if answer.error is None]
     seconds = max((a.last for a in good), default=0.0) - min((a.sent for a in good), default=0.0)
@@ -139,7 +139,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def arrival_gaps(count: int, chosen: Namespace, seed: int) -> Iterator[float]:
-    """Seconds before each request, drawn from a gamma distribution: with burstiness 1 they make a Poisson process."""
+    """Seconds before each request, drawn from a gamma distribution; with burstiness 1 requests form a Poisson process."""
     rng = random.Random(seed)
     for i in range(count):
         rate = chosen.request_rate
@@ -188,7 +188,7 @@ async def measure(client: HttpClient, model: str, asks: Sequence[Ask], chosen: N
 
 
 async def _server(client: HttpClient, model: str | None) -> tuple[str, dict[str, Any]]:
-    """The model's name, and what the server tells of itself."""
+    """The model's name, and the server's information about itself."""
     about: dict[str, Any] = {}
     for path in ("/version", "/server_info"):
         try:
@@ -222,7 +222,7 @@ def _client(chosen: Namespace) -> HttpClient:
 
 
 async def _run(chosen: Namespace, concurrency: int | None, rate: float) -> dict[str, Any]:
-    """One measurement, with a seed of its own, so that no run finds the blocks of the one before."""
+    """Runs one measurement with a new seed, so that it does not find cached blocks of an earlier run."""
     chosen = Namespace(**{**vars(chosen), "max_concurrency": concurrency, "request_rate": rate})
     seed = int.from_bytes(os.urandom(6), "big") if chosen.seed is None else hash((chosen.seed, concurrency, rate))
     client = _client(chosen)
@@ -244,16 +244,16 @@ async def _run(chosen: Namespace, concurrency: int | None, rate: float) -> dict[
 
 
 def serve(chosen: Namespace) -> dict[str, Any]:
-    """One measurement of a running server; its figures, and the command that made them."""
+    """Measures a running server; returns the figures and the command."""
     figures = asyncio.run(_run(chosen, chosen.max_concurrency, chosen.request_rate))
     return {**figures, "command": shlex.join(["llmpy", *sys.argv[1:]])}
 
 
 def sweep(chosen: Namespace) -> list[dict[str, Any]]:
-    """One measurement for each rate, or else for each concurrency, until the goals break.
+    """Measures each rate, or else each concurrency, until a goal is missed.
 
     Returns:
-        The figures of each; the last is the first that missed a goal in more than one request of a hundred.
+        The figures of each measurement; the last one is the first with more than 1 % of requests missing a goal.
     """
     rows: list[dict[str, Any]] = []
     loads = [(chosen.max_concurrency, rate) for rate in chosen.rates] or [(n, float("inf")) for n in chosen.concurrencies]

@@ -1,4 +1,4 @@
-"""`llmpy chat`: a conversation in the terminal, with a model of this process or of a running server."""
+"""`llmpy chat`: a conversation in the terminal with a model in this process or of a running server."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ Ctrl-C stops an answer, Ctrl-D ends. When the conversation outgrows the context,
 
 @dataclass
 class Answer:
-    """One answer and what it took; times are seconds since it was asked for."""
+    """Statistics of one answer; times are seconds since the question."""
 
     text: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
     dropped: int = 0
-    """Messages that did not fit the context."""
+    """Number of messages that did not fit the context."""
     first: float = 0.0
     last: float = 0.0
 
     def line(self) -> str:
-        """What it took."""
+        """The statistics in one line."""
         speed = f", {(self.tokens - 1) / (self.last - self.first):.1f} tokens/s" if self.last > self.first else ""
         prompt = f"{self.prompt_tokens} prompt tokens, {self.cached_tokens} of them cached"
         return f"{self.tokens} tokens{speed}, first after {1e3 * self.first:.0f} ms; {prompt}"
@@ -61,11 +61,11 @@ Piece = tuple[str, bool]
 
 
 class LocalModel:
-    """A model of this process.
+    """A model in this process.
 
     Args:
         llm: The engine.
-        fields: Of sampling.
+        fields: Sampling fields.
     """
 
     def __init__(self, llm: LLM, fields: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class LocalModel:
         self.name = llm.name
 
     def describe(self) -> str:
-        """The engine in a line."""
+        """The engine in one line."""
         return repr(self._llm)
 
     def pieces(self, messages: list[Message], answer: Answer) -> Generator[Piece]:
@@ -98,7 +98,7 @@ class RemoteModel:
 
     Args:
         server: The server.
-        fields: Of sampling.
+        fields: Sampling fields.
     """
 
     def __init__(self, server: Server, fields: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ class RemoteModel:
         self.name = f"{server.model} at {server.url}"
 
     def describe(self) -> str:
-        """The server in a line."""
+        """The server in one line."""
         return self.name
 
     def pieces(self, messages: list[Message], answer: Answer) -> Generator[Piece]:
@@ -129,8 +129,8 @@ class Talk:
     """A conversation.
 
     Args:
-        model: Who answers.
-        terminal: Where.
+        model: The model that answers.
+        terminal: The terminal.
         system: The system message, or None.
     """
 
@@ -141,7 +141,7 @@ class Talk:
         self._told_dropped = 0
 
     def run(self) -> None:
-        """Until the end of input."""
+        """Runs the conversation until the end of input."""
         if self._terminal.is_interactive:
             self._terminal.note(f"{self._model.name}: /help tells what can be done, Ctrl-D ends")
         while True:
@@ -167,7 +167,7 @@ class Talk:
         return ([{"role": "system", "content": self._system}] if self._system else []) + said
 
     def _ask(self, said: list[Message]) -> None:
-        """Asks and shows the answer; what came before Ctrl-C stays said. Without an answer nothing was said."""
+        """Asks and shows the answer. Text before Ctrl-C stays in the conversation; an unanswered question is dropped."""
         answer = self._last = Answer()
         try:
             with keeping_typed_lines():
@@ -185,7 +185,7 @@ class Talk:
             self._said = [*said, {"role": "assistant", "content": answer.text}]
 
     def _tell_dropped(self, dropped: int) -> None:
-        """Says how much was left out, when that changes."""
+        """Tells the user when more messages were left out."""
         if dropped > self._told_dropped and self._terminal.is_interactive:
             self._terminal.note(f"the oldest {dropped} messages no longer fit the context and were left out")
         self._told_dropped = dropped
@@ -218,7 +218,7 @@ class Talk:
         self._terminal.note("forgotten")
 
     def _before_last(self) -> int | None:
-        """Where the last question stands."""
+        """Index of the last question; None, with an error, if there is none."""
         places = [i for i, message in enumerate(self._said) if message["role"] == "user"]
         if not places:
             self._terminal.problem("nothing has been answered yet")
@@ -251,7 +251,7 @@ class Talk:
         self._terminal.note(f"{shown or 'nothing set'}; the rest is the model's default")
 
     def _take(self, fields: dict[str, Any]) -> bool:
-        """Takes settings, if they are right."""
+        """Checks settings and applies them; returns whether they are valid."""
         from ..sampling_params import SamplingParams
 
         try:
@@ -321,10 +321,10 @@ COMMANDS: dict[str, Callable[[Talk, str], None]] = {
 
 
 def _read_messages(path: Path) -> list[Message]:
-    """The messages of a file that /save wrote.
+    """Reads messages from a file that /save wrote.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: The file has another form.
     """
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
@@ -337,7 +337,7 @@ def _read_messages(path: Path) -> list[Message]:
 
 
 def _value(text: str) -> Any:
-    """A setting as it is typed: a number, a JSON value, else text."""
+    """The value of a typed setting: a number, a JSON value, else text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -345,7 +345,7 @@ def _value(text: str) -> Any:
 
 
 def _history() -> Path | None:
-    """Where typed lines are kept; None for a user without a home folder."""
+    """File of the typed lines; None for a user without a home folder."""
     try:
         return cache_dir() / "chat_history"
     except ConfigError:
@@ -353,7 +353,7 @@ def _history() -> Path | None:
 
 
 def run(chosen: Namespace) -> int:
-    """Talks until the end of input."""
+    """Runs a conversation until the end of input."""
     with contextlib.ExitStack() as stack:
         model: LocalModel | RemoteModel
         if chosen.url is None:

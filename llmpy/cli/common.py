@@ -1,4 +1,4 @@
-"""What several commands need: the model that was asked for, sampling fields, lines of input."""
+"""Helpers of several commands: the chosen model, sampling fields, lines of input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def model_path(chosen: Namespace) -> str:
-    """The model that the command line names, by an option or a word, else the demo model."""
+    """The model named by an option or a word of the command line, else the demo model."""
     from ..hub import is_demo
 
     given = getattr(chosen, "name", None) or chosen.model
@@ -28,14 +28,14 @@ def model_path(chosen: Namespace) -> str:
 
 
 def open_model(chosen: Namespace) -> LLM:
-    """The engine for the model that the options name, else for the demo model."""
+    """Opens the engine for the chosen model, else for the demo model."""
     from .. import LLM
 
     return LLM(model_path(chosen), device=chosen.device, dtype=chosen.dtype, max_model_len=chosen.max_model_len)
 
 
 def sampling(chosen: Namespace) -> dict[str, Any]:
-    """The sampling fields that were given."""
+    """The given sampling fields."""
     from ..sampling_params import FLAGS, SamplingParams
 
     given = {name: value for name in (*FLAGS, "n", "logprobs") if (value := getattr(chosen, name, None)) is not None}
@@ -43,12 +43,12 @@ def sampling(chosen: Namespace) -> dict[str, Any]:
         given["structured_outputs"] = {"json": _schema(chosen.json_schema)}
     if "logprobs" in given and not chosen.jsonl:
         raise InvalidRequestError("--logprobs shows logprobs in --jsonl only; give both", parameter="logprobs")
-    SamplingParams(**given)  # what is wrong is told before a model is loaded
+    SamplingParams(**given)  # raises before a model is loaded
     return given
 
 
 def texts(chosen: Namespace) -> list[str]:
-    """The texts of the command line and the lines, which are not empty, of its file; without both, of standard input."""
+    """The texts of the command line and the non-blank lines of its file; without both, the lines of standard input."""
     path = chosen.file or (None if chosen.prompt else "-")
     found = [*chosen.prompt, *([] if path is None else _lines(path))]
     if not found:
@@ -57,12 +57,12 @@ def texts(chosen: Namespace) -> list[str]:
 
 
 def _schema(given: str) -> str:
-    """A JSON schema: the text itself, or that of a file."""
+    """A JSON schema: the text itself, or the content of a file."""
     return given if given.lstrip().startswith("{") else Path(given).read_text(encoding="utf-8")
 
 
 def _lines(path: str) -> list[str]:
-    """The lines of a file that are not blank."""
+    """The non-blank lines of a file."""
     if path == "-" and sys.stdin is None:
         return []
     if path == "-" and sys.stdin.isatty():
@@ -72,5 +72,5 @@ def _lines(path: str) -> list[str]:
 
 
 def show(text: str) -> None:
-    """A piece of text at once."""
+    """Prints a piece of text at once."""
     print(harmless(text), end="", flush=True)

@@ -1,4 +1,4 @@
-"""`llmpy compare`: walks a model module by module beside transformers and says where they first differ."""
+"""`llmpy compare`: compares a model module by module with transformers and prints the first difference."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ INT8_TOLERANCE = 1e-1  # activations are rounded to 8 bits before each product
 
 
 class Difference(NamedTuple):
-    """One value of both.
+    """The difference of one value between llmpy and transformers.
 
     Attributes:
-        name: Its module.
-        error: Largest difference over the largest magnitude.
-        token: Where the largest difference lies.
+        name: Module of the value.
+        error: Largest difference divided by the largest magnitude.
+        token: Token with the largest difference.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
 
 def run(chosen: Namespace) -> int:
-    """Compares, prints, and returns 1 where something differs."""
+    """Compares and prints; returns 1 if a value differs."""
     torch, transformers = _libraries()
     from .. import LLM
 
@@ -54,7 +54,7 @@ def run(chosen: Namespace) -> int:
 
 
 def _tolerance(llm: LLM) -> float:
-    """The largest difference that rounding explains."""
+    """The largest difference that rounding can cause."""
     bound = TOLERANCES.get(str(llm.config.dtype), 1e-1)
     return max(bound, INT8_TOLERANCE) if llm.config.activation_dtype == "int8" else bound
 
@@ -83,7 +83,7 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def _reference(torch: Any, transformers: Any, model: str, ids: list[int]) -> dict[str, Rows]:
-    """What every module of transformers' model gives, by its name; "logits" besides."""
+    """The output of every module of transformers' model by its name, and "logits"."""
     import numpy as np
 
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
@@ -94,7 +94,7 @@ def _reference(torch: Any, transformers: Any, model: str, ids: list[int]) -> dic
         model = str(Path(model).parent)
     try:
         own = transformers.AutoConfig.from_pretrained(model, **{key: options[key] for key in options if key == "gguf_file"})
-        if own.model_type == "falcon" and own.alibi:  # whose eager attention adds the slopes twice
+        if own.model_type == "falcon" and own.alibi:  # its eager attention adds the slopes twice
             options["attn_implementation"] = "sdpa"
         theirs = transformers.AutoModelForCausalLM.from_pretrained(model, **options).eval()
     except (ValueError, KeyError) as error:
@@ -106,7 +106,7 @@ def _reference(torch: Any, transformers: Any, model: str, ids: list[int]) -> dic
     def keep(name: str) -> Any:
         def hook(module: Any, given: Any, result: Any) -> None:
             value = result[0] if isinstance(result, tuple) else result
-            if not isinstance(value, torch.Tensor) or value.is_complex():  # as tables of turns may be
+            if not isinstance(value, torch.Tensor) or value.is_complex():  # tables of rope may be complex
                 return
             if value.ndim >= 2 and value.shape[0] == 1 and value.shape[1] == len(ids):
                 found.setdefault(name, value[0].detach().float().reshape(len(ids), -1).numpy().copy())
@@ -126,7 +126,7 @@ def _reference(torch: Any, transformers: Any, model: str, ids: list[int]) -> dic
 
 
 def differences(llm: LLM, theirs: dict[str, Rows], ids: list[int]) -> Iterator[Difference]:
-    """Every value that both have, in the order in which llmpy computes them."""
+    """The differences of all values that both models have, in llmpy's order of computation."""
 
     scales, named = _embedding_scales(llm), llm._tap.named()
     operations = {one.name: one.op for one in named}
@@ -143,14 +143,14 @@ def differences(llm: LLM, theirs: dict[str, Rows], ids: list[int]) -> Iterator[D
             if paired[str(name)]:
                 want = _in_pairs(want, paired[str(name)])
             factor = scales.get(str(name), 1.0)
-            if name in layers:  # some families keep the rows between layers divided by a factor
+            if name in layers:  # some families divide the rows between layers by a factor
                 factor = float((mine * want).sum() / max(float((want * want).sum()), 1e-30)) or 1.0
             both = [_difference(str(name), mine / each, want) for each in (1.0, factor)]
             yield min(both, key=lambda one: one.error)
 
 
 def _modules(llm: LLM) -> set[str]:
-    """Values that are what modules with weights give, but for norms that transformers has with the gate behind them."""
+    """Names of values that are outputs of modules with weights, except norms whose module in transformers includes the gate."""
     ops = llm._tap.spec["ops"]
     gated = {op["in"][1] for kind, op in ops if kind == "gated"}
     weighed = {i for i, (kind, op) in enumerate(ops) if op["weights"] and not (kind == "rms_norm" and op["out"][0] in gated)}
@@ -158,7 +158,7 @@ def _modules(llm: LLM) -> set[str]:
 
 
 def _ordered(llm: LLM, number: int, rows: Rows) -> Rows:
-    """What a module gives, in the order in which the rows of its tensor lie in the weight here."""
+    """A module's output, reordered like the rows of its tensor in llmpy's weight."""
     import numpy as np
 
     kind, op = llm._tap.spec["ops"][number]
@@ -171,7 +171,7 @@ def _ordered(llm: LLM, number: int, rows: Rows) -> Rows:
 
 
 def _paired(llm: LLM) -> dict[int, int]:
-    """Values of heads whose rows GGUF files have in pairs for the rope, where checkpoints have halves; with the heads' size."""
+    """Values of heads with rows in pairs in GGUF files but in halves in checkpoints (for rope) -> size of a head."""
     from ..models import gguf
 
     spec = llm._tap.spec
@@ -183,13 +183,13 @@ def _paired(llm: LLM) -> dict[int, int]:
 
 
 def _in_pairs(rows: Rows, head_dim: int) -> Rows:
-    """Heads of two halves, their elements by turns from one and the other."""
+    """Reorders heads from halves to pairs: elements alternate between the two halves."""
     heads = rows.reshape(len(rows), -1, 2, head_dim // 2)
     return heads.swapaxes(2, 3).reshape(rows.shape)
 
 
 def _difference(name: str, mine: Rows, want: Rows) -> Difference:
-    """Of one value; what is not finite differs by infinity."""
+    """The difference of one value; elements that are not finite differ by infinity."""
     import numpy as np
 
     wrong = np.nan_to_num(np.abs(mine.astype(np.float64) - want), nan=np.inf)
@@ -197,7 +197,7 @@ def _difference(name: str, mine: Rows, want: Rows) -> Difference:
 
 
 def uncompared(llm: LLM, theirs: dict[str, Rows]) -> list[str]:
-    """Modules with weights that transformers' model has not under this name, or not in this shape."""
+    """Modules with weights that transformers' model does not have with this name and shape."""
     spec = llm._tap.spec
     weighed = {i for i, (_, op) in enumerate(spec["ops"]) if max(op["weights"][:1], default=-1) >= 0}
     widths = {one.name: llm._tap.width(one) for one in llm._tap.named() if one.op in weighed}
@@ -206,13 +206,13 @@ def uncompared(llm: LLM, theirs: dict[str, Rows]) -> list[str]:
 
 
 def _embedding_scales(llm: LLM) -> dict[str, float]:
-    """Factors of embeddings, which transformers has in the module or behind it."""
+    """Factors of embeddings; transformers applies them in the module or after it."""
     ops = llm._tap.spec["ops"]
     return {one.name: ops[one.op][1]["attributes"]["scale"] for one in llm._tap.named() if ops[one.op][0] == "embed"}
 
 
 def _report(found: list[Difference], skipped: list[str], bound: float, shows_all: bool) -> int:
-    """The table and the verdict."""
+    """Prints the table and the result; returns the exit status."""
     first = next((one for one in found if not one.error <= bound), None)
     width = max((len(one.name) for one in found), default=0)
     for one in found:

@@ -1,4 +1,4 @@
-"""`llmpy complete`: prompts go on at a running server, streamed."""
+"""`llmpy complete`: continues prompts at a running server, streamed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .remote import open_server
 
 
 def run(chosen: Namespace) -> int:
-    """One prompt after another; several are told apart by themselves."""
+    """Continues one prompt after another; prints the prompts if there are several."""
     chosen.prompt += chosen.words
     prompts = texts(chosen)
     server = open_server(chosen)

@@ -1,4 +1,4 @@
-"""`llmpy demo`: a model answers a batch of prompts, the first one streamed; then what it took."""
+"""`llmpy demo`: a model answers a batch of prompts, the first one streamed; then prints tokens and speeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = (
 
 def run(chosen: Namespace) -> int:
     """Answers the prompts and prints the table."""
-    chosen.model = model_path(chosen)  # a download is no part of the time until ready
+    chosen.model = model_path(chosen)  # the time until ready excludes the download
     started = time.perf_counter()
     with open_model(chosen) as llm:
         print(f"{llm!r}\nready after {time.perf_counter() - started:.2f} s")
@@ -33,7 +33,7 @@ def run(chosen: Namespace) -> int:
 
 
 def _stream(llm: LLM, prompt: str, max_tokens: int) -> RequestOutput:
-    """One answer as it comes."""
+    """Streams one answer."""
     print(f"\n> {prompt}")
     if llm.tokenizer.chat_template is None:
         pieces = llm.stream(prompt, temperature=0.0, max_tokens=max_tokens)
@@ -44,12 +44,12 @@ def _stream(llm: LLM, prompt: str, max_tokens: int) -> RequestOutput:
         show(piece)
         output = piece.output
     print()
-    assert output is not None  # a stream has a last chunk, even an empty one
+    assert output is not None  # every stream has a last chunk, which may be empty
     return output
 
 
 def _together(llm: LLM, prompts: list[str], max_tokens: int) -> Sequence[RequestOutput]:
-    """Answers that are computed in one batch."""
+    """Answers prompts in one batch."""
     if not prompts:
         return []
     if llm.tokenizer.chat_template is None:

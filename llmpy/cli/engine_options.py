@@ -1,4 +1,4 @@
-"""The options of `serve`, `bench` and `run-batch`, apart from the commands, whose help needs none of their imports.
+"""The options of `serve`, `bench` and `run-batch`. They are separate from the commands, so that --help needs few imports.
 
 Every option of an engine is a flag: `max_model_len` is --max-model-len.
 """
@@ -19,15 +19,15 @@ from .vllm_flags import add_passed
 
 LEVELS = ("debug", "info", "warning", "error")
 LEFT_OUT = ("model", "hf_token")
-"""One is a word of its own, the other comes from the environment: arguments can be read by everybody on the machine."""
+"""Options without a flag: the model is a word; the token comes from the environment, as every user can read arguments."""
 
 
 def add_options(command: str, parser: Parser) -> None:
-    """The options of one of the commands.
+    """Adds the options of a command.
 
     Args:
-        command: Its name.
-        parser: Its parser.
+        command: Name of the command.
+        parser: Parser of the command.
     """
     if command == "bench":
         from .bench_options import add_bench_options
@@ -39,7 +39,7 @@ def add_options(command: str, parser: Parser) -> None:
 
 
 def add_model(parser: ArgumentParser) -> None:
-    """The model, as a word."""
+    """Adds the model as a word."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, .gguf file or hub id (default: the demo model)")
 
 
@@ -91,7 +91,7 @@ def _batch(parser: ArgumentParser) -> None:
 
 
 def add_engine_options(parser: Parser) -> None:
-    """Adds the flags; what is not given keeps the engine's own default."""
+    """Adds the flags of the engine; an option that is not given keeps the engine's default."""
     parser.usage = "%(prog)s [options] [MODEL]"
     parser.add_config()
     add_import(parser)
@@ -108,7 +108,7 @@ def add_engine_options(parser: Parser) -> None:
 
 
 def _descriptions() -> dict[str, str]:
-    """What EngineConfig's docstring says of its options."""
+    """Option -> its description in EngineConfig's docstring."""
     texts = defaultdict(str)
     for names, text in re.findall(r"^ {8}(\w[\w, ]*): (.*(?:\n {12}.*)*)", EngineConfig.__doc__ or "", re.MULTILINE):
         for name in names.split(", "):
@@ -117,7 +117,7 @@ def _descriptions() -> dict[str, str]:
 
 
 def engine_options(chosen: Namespace) -> dict[str, Any]:
-    """The options that were given."""
+    """The engine options given on the command line."""
     return {field.name: getattr(chosen, field.name) for field in fields(EngineConfig) if _is_given(chosen, field.name)}
 
 

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client over asyncio, for the commands that talk to a server: POST with a streamed answer, and GET."""
+"""A small HTTP/1.1 client over asyncio for commands that call a server: POST with a streamed answer, and GET."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class HttpFailure(Exception):
     """The server refused, or the connection broke.
 
     Args:
-        message: What happened.
-        status: HTTP status; 0 = there was none.
+        message: The failure.
+        status: HTTP status; 0 = no status was received.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -26,17 +26,17 @@ class HttpFailure(Exception):
 
 
 def reason(error: OSError) -> str:
-    """Why a server cannot be reached."""
+    """The reason why a server cannot be reached."""
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there; is the server running?"
+        return "no server listens at this address; is the server running?"
     return error.strerror or str(error) or type(error).__name__
 
 
 def address(url: str) -> SplitResult:
-    """A server's address, with or without http://.
+    """Parses a server's address, with or without http://.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not an address.
     """
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
@@ -49,7 +49,7 @@ def address(url: str) -> SplitResult:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time; pieces of a body go to a function as they come."""
+    """A connection with one request at a time; pieces of the answer's body go to a function as they arrive."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -72,7 +72,7 @@ class _Connection(asyncio.Protocol):
         self._fail(HttpFailure(f"the connection was closed: {error or 'by the server'}"))
 
     def ask(self, request: bytes, take: Take) -> asyncio.Future[int]:
-        """Sends a request; the status when the answer is complete."""
+        """Sends a request; the future returns the status when the answer is complete."""
         self._take, self._step, self._buffer = take, self._head, b""
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -150,11 +150,11 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpClient:
-    """Requests to one server, over as many connections as are in flight.
+    """Sends requests to one server, with one connection per request in flight.
 
     Args:
-        url: Of the server; a path in it stands before the paths of requests.
-        key: Goes with every request; None = none.
+        url: URL of the server; a path in it is the prefix of requests' paths.
+        key: API key of every request; None = none.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -191,9 +191,9 @@ class HttpClient:
         """Posts JSON.
 
         Args:
-            path: Behind the URL.
+            path: Path after the URL.
             body: JSON.
-            take: Gets the pieces of the answer's body as they come.
+            take: Called with the pieces of the answer's body as they arrive.
 
         Returns:
             The status.
@@ -205,10 +205,10 @@ class HttpClient:
         return await self._ask(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body, take)
 
     async def get(self, path: str) -> Any:
-        """The JSON at a path.
+        """Gets the JSON at a path.
 
         Raises:
-            HttpFailure: The connection broke, the status is not 200, or there is no JSON.
+            HttpFailure: The connection broke, the status is not 200, or the body is not JSON.
         """
         parts: list[bytes] = []
         status = await self._ask(f"GET {self._prefix}{path} HTTP/1.1\r\n{self._fields}\r\n".encode(), parts.append)
@@ -220,7 +220,7 @@ class HttpClient:
             raise HttpFailure(f"{path}: the answer is not JSON", status) from None
 
     def close(self) -> None:
-        """Closes the connections that are idle."""
+        """Closes the idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()

@@ -1,4 +1,4 @@
-"""--import FILE: Python files that are run before a command, such as one's own families."""
+"""--import FILE: Python files to import before a command runs, such as files with a user's architectures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import ConfigError
 
 
 def add_import(parser: ArgumentParser) -> None:
-    """The option."""
+    """Adds the option --import."""
     parser.add_argument(
         "--import", dest="imports", action="append", default=[], metavar="FILE",
         help="Python file to import first, as one with an @llmpy.architecture; may be given several times",
@@ -18,20 +18,20 @@ def add_import(parser: ArgumentParser) -> None:
 
 
 def run_imports(chosen: Namespace) -> None:
-    """Imports what was named, in this order.
+    """Imports the named files in order.
 
     Args:
         chosen: The command line; a command without the option imports nothing.
 
     Raises:
-        ConfigError: There is no such file, or it raises.
+        ConfigError: A file is missing or raises.
     """
     for name in getattr(chosen, "imports", ()):
         import_file(name)
 
 
 def import_file(name: str) -> None:
-    """Imports a file as `python FILE` would find it: modules beside it can be imported, too."""
+    """Imports a file like `python FILE`: it can import modules in its folder."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     path = Path(name).expanduser()
@@ -51,7 +51,7 @@ def import_file(name: str) -> None:
 
 
 def _line(error: Exception, path: Path) -> str:
-    """Where in the file it was raised."""
+    """The line of the file that raised the error, as text."""
     from traceback import extract_tb
 
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == path]

@@ -1,4 +1,4 @@
-"""`llmpy inspect`: what a model is, from its configuration and the headers of its files. Nothing of the weights is read."""
+"""`llmpy inspect`: describes a model from its configuration and the headers of its files, without reading weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def run(chosen: Namespace) -> int:
-    """Prints the model."""
+    """Prints the description of the model."""
     from .. import _core, hub, models
 
     files = hub.resolve(model_path(chosen), weights=not chosen.config_only)
@@ -39,11 +39,11 @@ def run(chosen: Namespace) -> int:
 
 
 def _print_configuration(compiled: Compiled) -> None:
-    """The fields of the configuration that are numbers, words or flags."""
+    """Prints the fields of the configuration that are numbers, texts or bools."""
     from ..models import gguf
 
     raw = compiled.config.raw
-    if all(name in raw for name in gguf.NORM_EPS):  # one number of a GGUF file under the names of all families
+    if all(name in raw for name in gguf.NORM_EPS):  # a GGUF file's number, copied to the names of all families
         raw = {name: value for name, value in raw.items() if name not in gguf.NORM_EPS[1:]}
     fields = {name: value for name, value in raw.items() if isinstance(value, str | int | float)}
     width = max(map(len, fields), default=0)
@@ -56,13 +56,13 @@ def _print_configuration(compiled: Compiled) -> None:
 
 
 def program(spec: Spec, shows_all: bool = False) -> Iterator[str]:
-    """A line for each operation: number, name, widths in and out, what it is told, its tensors.
+    """A line for each operation: number, name, input and output widths, attributes, tensors.
 
     Args:
         spec: The program.
-        shows_all: Else layers that look like the one before are counted, not shown.
+        shows_all: Show every layer; otherwise layers equal to the one before are only counted.
     """
-    blocks: list[tuple[str, list[str], list[str]]] = []  # layer, its operations without numbers, with them
+    blocks: list[tuple[str, list[str], list[str]]] = []  # layer, its operations without numbers, its operations with numbers
     layer = ""
     for number, (kind, op) in enumerate(spec["ops"]):
         tensors = _tensors(spec, op)
@@ -97,7 +97,7 @@ def _last(layer: str) -> str:
 
 
 def _operation(spec: Spec, kind: str, op: Any, layer: str) -> str:
-    """One operation as text; what differs between equal layers (places in the cache, ropes) is left out or spelled out."""
+    """One operation as text. Numbers that differ between equal layers (cache layers, ropes) are left out or written out."""
     widths = " ".join(str(spec["values"][value][0]) for value in op["in"])
     outs = " ".join(str(spec["values"][value][0]) for value in op["out"])
     outs = str(spec["vocab_size"]) if kind == "logits" else outs
@@ -108,7 +108,7 @@ def _operation(spec: Spec, kind: str, op: Any, layer: str) -> str:
 
 
 def _told(spec: Spec, kind: str, op: Any) -> str:
-    """The attributes of an operation, in words where they have some."""
+    """The attributes of an operation as text."""
     given = op["attributes"]
     if kind == "attention":
         layer = spec["layers"][given["layer"]]
@@ -127,7 +127,7 @@ def _told(spec: Spec, kind: str, op: Any) -> str:
     if kind == "logits":
         scale, cap = f"factor {given['scale']:g}", f"cap {given['softcap']:g}"
         return ", ".join([scale] * (given["scale"] != 1) + [cap] * (given["softcap"] != 0))
-    places = ("state", "layer")  # in the cache; they differ from layer to layer
+    places = ("state", "layer")  # numbers in the cache, which differ between layers
     told = {name: value if isinstance(value, str) else f"{value:g}" for name, value in given.items() if name not in places}
     return " ".join(f"{name} {value}" for name, value in told.items())
 
@@ -136,7 +136,7 @@ def _told(spec: Spec, kind: str, op: Any) -> str:
 
 
 def _print_weights(spec: Spec, tensors: Any, files: Sequence[Path], dtype: str, shows_all: bool) -> None:
-    """How many, how large, of which types."""
+    """Prints the number, size and types of the weights."""
     parts = [(weight, part) for weight in spec["weights"] for part in weight["parts"]]
     n_values = sum(part[2] * weight["cols"] for weight, part in parts)
     kinds: Counter[str] = Counter()
@@ -155,7 +155,7 @@ def _print_weights(spec: Spec, tensors: Any, files: Sequence[Path], dtype: str, 
 
 
 def _print_cache(compiled: Compiled) -> None:
-    """Groups of layers with equal needs, and what a token and a sequence take in the model's own type."""
+    """Prints the cache groups (layers with equal caches), and the bytes per token and per sequence in the model's dtype."""
     spec, item = compiled.spec, ITEM_BYTES.get(compiled.config.dtype, 2)
     length, groups = compiled.config.max_position_embeddings, Counter(tuple(layer) for layer in spec["layers"])
     per_token = longest = 0

@@ -1,4 +1,4 @@
-"""Where `llmpy serve` listens: sockets that are bound before a model is loaded, so that a port in use is told at once."""
+"""The sockets of `llmpy serve`. They are bound before the model loads, so that a port in use fails at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..errors import ConfigError
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """A socket for every address of a host.
+    """Binds a socket for every address of a host.
 
     Args:
         host: A name or an address.
-        port: 0 = any free one, the same for all.
+        port: Port of all sockets; 0 = any free port.
 
-    Raises:
-        ConfigError: The host is not of this machine, or the port is taken.
+        Raises:
+            ConfigError: The host is not this machine, or the port is in use.
     """
     if not 0 <= port < 65536:
         raise ConfigError(f"--port: wanted 0 to 65535, have {port}", option="port", value=port)

@@ -9,7 +9,7 @@ from .. import __version__, build_info, devices
 
 
 def run(chosen: Namespace) -> int:
-    """Runs one of the two."""
+    """Runs `devices` or `version`."""
     return {"devices": _devices, "version": _version}[chosen.command](chosen)
 
 

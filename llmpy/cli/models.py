@@ -1,4 +1,4 @@
-"""`llmpy pull`, `llmpy list`, `llmpy rm`: models on this machine, in the cache of the Hugging Face hub, and the demo model."""
+"""`llmpy pull`, `llmpy list`, `llmpy rm`: models in the cache of the Hugging Face hub, and the demo model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class _Model(NamedTuple):
 
 
 def run(chosen: Namespace) -> int:
-    """Runs one of the three."""
+    """Runs `pull`, `list` or `rm`."""
     return {"pull": _pull, "list": _list, "rm": _remove}[chosen.command](chosen)
 
 
 def _pull(chosen: Namespace) -> int:
-    """Downloads what is missing of a model, and says where it is."""
+    """Downloads the missing files of a model and prints its path."""
     files = resolve(chosen.name, chosen.revision)
     size = sum(path.stat().st_size for path in files.weights)
     print(f"{chosen.name}: {_size(size)} of weights at {files.directory or files.weights[0]}")
@@ -35,7 +35,7 @@ def _pull(chosen: Namespace) -> int:
 
 
 def _list(chosen: Namespace) -> int:
-    """One line per model: name, size, place."""
+    """Prints one line per model: name, size, path."""
     models = [*_demo_models(), *_hub_models()]
     width = max((len(model.name) for model in models), default=0)
     for model in models:
@@ -48,7 +48,7 @@ def _list(chosen: Namespace) -> int:
 def _remove(chosen: Namespace) -> int:
     """Deletes a model from the cache."""
     removed = [model for model in (_demo_models() if chosen.name == DEMO else _hub_models()) if model.name == chosen.name]
-    for model in removed:  # the folder: copies of a repository share the ids of their revisions
+    for model in removed:  # delete the folder, not revisions: copies of a repository share revision ids
         try:
             model.path.unlink() if model.path.is_file() else shutil.rmtree(model.path)
         except OSError as error:
@@ -66,7 +66,7 @@ def _demo_models() -> list[_Model]:
 
 
 def _cache() -> Any:
-    """What the cache of the Hugging Face hub holds; None if there is no cache."""
+    """The content of the Hugging Face hub's cache; None if there is no cache."""
     try:
         from huggingface_hub import errors, scan_cache_dir
     except ImportError as error:

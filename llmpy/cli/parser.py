@@ -1,4 +1,4 @@
-"""The parser of the command line: a word that it does not know is answered with the nearest that it does; --config FILE."""
+"""The parser of the command line: errors for unknown words name the nearest known word; --config FILE."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose options are written out, and whose errors help.
+    """An ArgumentParser without abbreviated options and with helpful errors.
 
     Args:
-        options: Of ArgumentParser.
+        options: Options of ArgumentParser.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
     def add_config(self) -> None:
-        """Adds --config, a TOML file with values for options; those on the command line win."""
+        """Adds --config, a TOML file with values for options; options on the command line win."""
         self.add_argument("--config", metavar="FILE", help="TOML file with options: max-model-len = 4096")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As ArgumentParser's, but there are no unknown ones: they end the program with status 2."""
+        """Like ArgumentParser's, but unknown arguments end the program with status 2."""
         if "--config" in self._option_string_actions and args is not None:
             args = [*self._config_words(args), *args]
         chosen, left = super().parse_known_args(args, namespace)
@@ -72,10 +72,10 @@ class Parser(argparse.ArgumentParser):
                 hint = meaning(flag) or nearest(flag, self._option_string_actions)
                 self.error(f"--config: {path}: unknown option {name!r}{hint}")
         words = [word for name, value in values.items() for word in self._words(name, value)]
-        return [*words, "--config", path]  # ends a list, which would take the word behind it
+        return [*words, "--config", path]  # the option ends a list, which would otherwise take the next word
 
     def _words(self, name: str, value: Any) -> list[str]:
-        """An option of the file."""
+        """An option of the file as words of the command line."""
         flag = "--" + name.replace("_", "-")
         action = self._option_string_actions.get(flag)
         if isinstance(value, bool):
@@ -109,14 +109,14 @@ def _number_or_text(text: str) -> int | str:
 
 
 def count(word: str, least: int = 1) -> int:
-    """A number of things."""
+    """Reads an integer of at least `least`."""
     if not word.isdecimal() or int(word) < least:
         raise argparse.ArgumentTypeError(f"wanted a number of {least} or more, have {word!r}")
     return int(word)
 
 
 def length(word: str) -> int:
-    """A number of tokens, 4096, 4k (1000) or 4K (1024) each."""
+    """Reads a number of tokens: 4096, 4k (4000) or 4K (4096)."""
     from ..errors import ConfigError
     from ..options import model_length
 
@@ -127,12 +127,12 @@ def length(word: str) -> int:
 
 
 def count_or_zero(word: str) -> int:
-    """A number of things, 0 among them."""
+    """Reads an integer of at least 0."""
     return count(word, 0)
 
 
 def positive(word: str) -> float:
-    """A number above 0."""
+    """Reads a number above 0."""
     try:
         number = float(word)
     except ValueError:
@@ -143,14 +143,14 @@ def positive(word: str) -> float:
 
 
 def meaning(name: str) -> str:
-    """What to say of an option of vLLM's server that is none of ours."""
+    """Advice about an option of vLLM's server, as the end of an error; "" for other names."""
     from .vllm_flags import MEANINGS
 
     return f"; {MEANINGS[name]}" if name in MEANINGS else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The nearest known name, as the end of an error."""
+    """The nearest known name, as the end of an error; "" if none is near."""
     from difflib import get_close_matches
 
     known = sorted(known)

@@ -1,4 +1,4 @@
-"""A running server of OpenAI's protocol, as `llmpy chat --url` and `llmpy complete` ask it."""
+"""A client of servers with OpenAI's protocol, for `llmpy chat --url` and `llmpy complete`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ KEY_NAME = "OPENAI_API_KEY"
 
 
 class Server:
-    """A server.
+    """A running server.
 
     Args:
-        url: Its address, with or without /v1 at the end.
-        key: The API key; None = none is sent.
-        model: The name to ask for; None = the first that it has.
+        url: Address of the server, with or without /v1 at the end.
+        key: API key; None = send no key.
+        model: Name of the model; None = the server's first model.
 
     Raises:
-        ConfigError: The address is none.
+        ConfigError: The URL is not an address.
     """
 
     def __init__(self, url: str, key: str | None = None, model: str | None = None) -> None:
@@ -43,9 +43,9 @@ class Server:
         self._prefix = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         self.model = model or self._first_model()
-        """The name that requests carry."""
+        """Name of the model in requests."""
         self.dropped = 0
-        """Messages that the last conversation was answered without."""
+        """Number of messages that the server left out of the last conversation."""
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[http.client.HTTPConnection, Any]:
         connection = self._kind(self._place, timeout=600)
@@ -63,7 +63,7 @@ class Server:
 
     @cached_property
     def _models(self) -> list[dict[str, Any]]:
-        """What the server says of its models; at least one."""
+        """The server's list of models; at least one."""
         connection, answer = self._ask("GET", "/models")
         try:
             found: list[dict[str, Any]] = json.loads(answer.read())["data"]
@@ -79,21 +79,21 @@ class Server:
 
     @cached_property
     def is_llmpy(self) -> bool:
-        """Whether it is one of ours, which takes fields that OpenAI's does not."""
+        """Whether the server is llmpy, which accepts further fields."""
         try:
             return self._models[0].get("owned_by") == "llmpy"
         except OSError:
             return False
 
     def stream(self, path: str, **body: Any) -> Iterator[dict[str, Any]]:
-        """The objects of a streamed answer; closing the iterator ends the request.
+        """The objects of a streamed answer; closing the iterator aborts the request.
 
         Args:
-            path: Behind /v1.
-            body: The request's fields, but for `model` and those of streaming.
+            path: Path after /v1.
+            body: Fields of the request, without `model` and streaming fields.
 
         Raises:
-            OSError: The server cannot be reached, refuses, or breaks off.
+            OSError: The server cannot be reached, refuses, or closes the connection early.
         """
         asked = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body}
         connection, answer = self._ask("POST", path, json.dumps(asked).encode())
@@ -116,14 +116,14 @@ class Server:
 
 
 def open_server(chosen: Namespace) -> Server:
-    """The server that the options name, with the key of the file or of the environment."""
+    """The server of the options, with the key from the file or from the environment."""
     path: str | None = chosen.api_key_file
     key = read_keys(Path(path))[0] if path else os.environ.get(KEY_NAME)
     return Server(chosen.url, key, getattr(chosen, "name", None) or chosen.model)
 
 
 def _message(body: bytes) -> str:
-    """What a refusal says, whatever its shape."""
+    """The message of an error answer in any format."""
     try:
         return plain(str(json.loads(body)["error"]["message"]))
     except (ValueError, KeyError, TypeError):

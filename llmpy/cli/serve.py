@@ -27,9 +27,9 @@ from .vllm_flags import REASONING_PARSERS, TOOL_PARSERS, parser_name
 
 MAX_QUEUED = 2048
 SWITCH_S = 0.0005
-"""How long a helper thread may keep the event loop from the GIL. Python's default of 5 ms is paid at each wait for it."""
+"""Seconds that a helper thread may keep the GIL from the event loop. Python's default, 5 ms, would delay each wait."""
 FILES = 128
-"""Open files beside connections."""
+"""Number of open files besides connections."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -55,7 +55,7 @@ def _run(chosen: Namespace) -> int:
     from .. import AsyncEngine
 
     class Server(uvicorn.Server):
-        """uvicorn's, but ended by a signal it returns instead of raising the signal again."""
+        """uvicorn's server, but after a signal it returns instead of raising the signal again."""
 
         def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
             return _signals(self, chosen.shutdown_timeout)
@@ -66,7 +66,7 @@ def _run(chosen: Namespace) -> int:
     logging.basicConfig(level=chosen.log_level.upper(), format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     served = _options(chosen, api_keys=keys, control_keys=control_keys, on_drain=end)
-    Options(**served)  # what is wrong is told before a model is loaded
+    Options(**served)  # raises before a model is loaded
     if problem := option_problem("max_connections", chosen.max_connections):
         raise ConfigError(problem, option="max_connections", value=chosen.max_connections)
     options = {"max_queued_requests": MAX_QUEUED, **engine_options(chosen)}
@@ -77,7 +77,7 @@ def _run(chosen: Namespace) -> int:
         engine = (Renderer if chosen.render_only else AsyncEngine)(model_path(chosen), **options)
         sys.setswitchinterval(SWITCH_S)
         gc.collect()
-        gc.freeze()  # what was made so far stays: a full collection among requests need not look at it
+        gc.freeze()  # exclude long-lived objects from later garbage collections
         print(f"{engine!r}\nready after {time.perf_counter() - started:.2f} s", file=sys.stderr)
         app = build_app(engine, **served)
         config = uvicorn.Config(
@@ -98,10 +98,10 @@ def _run(chosen: Namespace) -> int:
 
 
 def _keys(chosen: Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys of requests and of the control paths.
+    """API keys and control keys.
 
     Raises:
-        ConfigError: Others could control the engine without one.
+        ConfigError: Other machines could use the control paths without a key.
     """
     keys, control_keys = read_keys(chosen.api_key_file), read_keys(chosen.control_key_file)
     if chosen.host not in LOOPBACK and not keys:
@@ -113,7 +113,7 @@ def _keys(chosen: Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _options(chosen: Namespace, **others: Any) -> dict[str, Any]:
-    """Those of the application."""
+    """The options of the application."""
     names = "tool_call_parser reasoning_parser allow_request_template max_body_bytes stream_timeout shutdown_timeout"
     names += " stuck_timeout log_prompts keep_responses salt_by_key control metrics_compat reject_when_asleep"
     made = {name: getattr(chosen, name) for name in names.split()}
@@ -124,7 +124,7 @@ def _options(chosen: Namespace, **others: Any) -> dict[str, Any]:
 
 
 def _publisher(chosen: Namespace, options: dict[str, Any]) -> Callable[[Any], AbstractContextManager[object]]:
-    """What publishes an engine's events, if somebody wants them; the engine's options are completed."""
+    """A function that opens the publisher of KV events if --kv-events-address is given. Adds the engine options for it."""
     if chosen.kv_events_address is None:
         return contextlib.nullcontext
     try:
@@ -149,7 +149,7 @@ def _publisher(chosen: Namespace, options: dict[str, Any]) -> Callable[[Any], Ab
 
 
 def _connections(wanted: int) -> int:
-    """Most connections: as many as wanted, if this process may open so many files."""
+    """Most connections: `wanted`, or fewer if the process may not open enough files."""
     import resource
 
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -162,7 +162,7 @@ def _connections(wanted: int) -> int:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where the extra `fast` is installed."""
+    """uvloop's event loop if it is installed (extra `fast`)."""
     try:
         import uvloop
     except ImportError:
@@ -172,13 +172,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 @contextlib.contextmanager
 def _signals(server: Any, seconds: float) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the server once its requests have had their time, a second one ends it at once."""
+    """Handles SIGTERM and Ctrl-C: the first signal lets requests finish within a time limit, a second one ends at once."""
 
     def handle(number: int, frame: object) -> None:
         is_first = not server.should_exit
         server.force_exit, server.should_exit = not is_first, True
         if is_first:
-            with contextlib.suppress(Exception):  # nothing that printing meets may keep the server from ending
+            with contextlib.suppress(Exception):  # a failed print must not keep the server from ending
                 print(f"ending: what runs has {seconds:g} s; another signal ends it now", file=sys.stderr)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -190,7 +190,7 @@ def _signals(server: Any, seconds: float) -> Iterator[None]:
 
 
 async def _serve(server: Any, service: Any, chosen: Namespace, sockets: list[socket.socket]) -> None:
-    """Serves, and says where as soon as it listens."""
+    """Serves, and prints the address as soon as the server listens."""
     ending = asyncio.ensure_future(_end_requests(server, service, chosen.shutdown_timeout))
     task = asyncio.ensure_future(server.serve(sockets))
     while not server.started and not task.done():
@@ -208,7 +208,7 @@ async def _serve(server: Any, service: Any, chosen: Namespace, sockets: list[soc
 
 
 async def _end_requests(server: Any, service: Any, seconds: float) -> None:
-    """Once the server is to end, refuses new requests, and ends those that still run after so many seconds."""
+    """At shutdown, refuses new requests, and aborts the requests that still run after `seconds`."""
     while not server.should_exit:
         await asyncio.sleep(0.02)
     service.is_draining = True
@@ -217,16 +217,16 @@ async def _end_requests(server: Any, service: Any, seconds: float) -> None:
 
 
 def in_url(host: str) -> str:
-    """A host as addresses write it; every address of this machine is shown as one that a browser takes."""
+    """A host for a URL; a wildcard address becomes a loopback address, which browsers accept."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{shown}]" if ":" in shown else shown
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:
-    """The keys in a file, one per line.
+    """Reads the keys of a file, one per line.
 
     Raises:
-        ConfigError: It holds none.
+        ConfigError: The file holds no key.
     """
     if path is None:
         return ()

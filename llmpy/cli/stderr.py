@@ -1,4 +1,4 @@
-"""Standard error for a server: writing to it never fails and never waits."""
+"""Standard error for a server: writes never fail and never block."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import select
 from typing import TextIO
 
 PIECE_BYTES = 512
-"""A pipe or terminal that is ready takes so many bytes at once without waiting (POSIX's PIPE_BUF is at least that)."""
+"""Bytes that a ready pipe or terminal accepts without blocking (POSIX's PIPE_BUF is at least this)."""
 
 
 class Lines(io.TextIOBase):
-    """Writes what its reader takes at once. What a full or closed pipe does not take is dropped, and counted in a later line.
+    """Writes without blocking. Data that a full or closed pipe does not accept is dropped; a later line tells how much.
 
     Args:
-        stream: Standard error; None: the process has none, and everything is dropped.
+        stream: Standard error; None: the process has none, so all data is dropped.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -59,7 +59,7 @@ class Lines(io.TextIOBase):
         return len(text)
 
     def _put(self, data: bytes) -> int:
-        """Bytes that were written without waiting."""
+        """Writes without blocking; returns the number of written bytes."""
         poll, done = select.poll(), 0
         poll.register(self._fd, select.POLLOUT)
         with contextlib.suppress(OSError):

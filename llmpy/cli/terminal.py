@@ -1,4 +1,4 @@
-"""A terminal to talk in: colour where it is seen, lines with a history, input of several lines."""
+"""The terminal of a conversation: colours, line history, input of several lines."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import TextIO
 QUOTES = '"""'
 HISTORY_LINES = 1000
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that terminals obey, but for tab and the end of a line."""
+"""Control characters of terminals, except tab and line feed."""
 
 
 def is_terminal(file: TextIO | None) -> bool:
-    """Whether a standard file is a terminal; None: it was closed before Python started."""
+    """Whether a standard stream is a terminal; `file` is None if it was closed before Python started."""
     return file is not None and file.isatty()
 
 
 def harmless(text: str) -> str:
-    """A model's text as standard output gets it: a terminal without the characters that would steer it."""
+    """A model's text for standard output; for a terminal, without control characters."""
     return plain(text) if is_terminal(sys.stdout) else text
 
 
 def plain(text: str) -> str:
-    """A text of another program, such as a server's error, without the characters that would steer a terminal."""
+    """A text of another program, such as a server's error, without control characters."""
     return _CONTROL.sub("", text)
 
 
 @contextlib.contextmanager
 def keeping_typed_lines() -> Iterator[None]:
-    """A block in which Ctrl-C does not throw away the lines that have been typed and not read."""
+    """Keeps Ctrl-C from discarding typed but unread lines inside the block."""
     if not is_terminal(sys.stdin):
         yield
         return
@@ -52,8 +52,8 @@ class Terminal:
     """Standard input and output.
 
     Args:
-        history: File of the lines that were typed; None = none is kept.
-        words: What the tab key completes.
+        history: File of the typed lines; None = no history.
+        words: Words that the tab key completes.
     """
 
     def __init__(self, history: Path | None = None, words: tuple[str, ...] = ()) -> None:
@@ -88,7 +88,7 @@ class Terminal:
         readline.set_completer(self._complete)
         readline.parse_and_bind("tab: complete")
         if self._history is not None:
-            with contextlib.suppress(OSError):  # there is none yet, or the folder may not be read
+            with contextlib.suppress(OSError):  # the file is missing or not readable
                 readline.read_history_file(self._history)
 
     def _complete(self, begin: str, number: int) -> str | None:
@@ -99,16 +99,16 @@ class Terminal:
         return f"\033[{code}m{text}\033[0m" if self._has_colour else text
 
     def show(self, text: str, dim: bool = False) -> None:
-        """A piece of text at once."""
+        """Prints a piece of text at once."""
         text = harmless(text)
         print(self._painted("2", text) if dim else text, end="", flush=True)
 
     def note(self, text: str) -> None:
-        """A line of the program's own, beside the talk."""
+        """Prints a line that is not part of the conversation."""
         print(self._painted("2", harmless(text)), flush=True)
 
     def problem(self, text: str) -> None:
-        """A line about what went wrong."""
+        """Prints a line about an error."""
         print(self._painted("31", harmless(text)), flush=True)
 
     def _line(self, mark: str) -> str:
@@ -117,14 +117,14 @@ class Terminal:
             if not line:
                 raise EOFError
             return line.rstrip("\n")
-        # The marks tell the line editor which characters take no room.
+        # \001 and \002 tell the line editor that the characters between them have no width.
         return input(f"\001\033[1;36m\002{mark}\001\033[0m\002" if self._has_colour else mark)
 
     def read(self) -> str:
-        r"""What is said next: a line; several, where one ends with a backslash or stands between triple quotes.
+        r"""Reads the next input: a line, or several if they end with a backslash or are between triple quotes.
 
         Raises:
-            EOFError: Nothing follows.
+            EOFError: The input has ended.
         """
         text = self._line("> ")
         if text.startswith(QUOTES):

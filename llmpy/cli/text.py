@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def run(chosen: Namespace) -> int:
-    """Runs one of the two."""
+    """Runs `generate` or `score`."""
     return {"generate": _generate, "score": _score}[chosen.command](chosen)
 
 
 def _generate(chosen: Namespace) -> int:
-    """One prompt is streamed; several are answered together and printed in order."""
+    """Streams one prompt; answers several together and prints them in order."""
     prompts, fields = texts(chosen), sampling(chosen)
     with open_model(chosen) as llm:
         if len(prompts) == 1 and fields.get("n", 1) == 1 and not chosen.jsonl:
@@ -41,7 +41,7 @@ def _is_done(output: RequestOutput) -> bool:
 
 
 def _answer(output: RequestOutput, prompts: list[str], chosen: Namespace) -> str:
-    """The prompt and its samples, or all of the output as JSON."""
+    """The prompt and its samples as text, or the output as JSON."""
     if chosen.jsonl:
         return _json(output)
     shown = "\n".join(f"[{sample.index}] {sample.text}" for sample in output.outputs) if chosen.n else output.text
@@ -49,7 +49,7 @@ def _answer(output: RequestOutput, prompts: list[str], chosen: Namespace) -> str
 
 
 def _score(chosen: Namespace) -> int:
-    """One line per text: sum of log-probabilities, scored tokens, perplexity."""
+    """Prints one line per text: sum of log-probabilities, scored tokens, perplexity."""
     given = texts(chosen)
     with open_model(chosen) as llm:
 
@@ -66,7 +66,7 @@ def _is_scored(score: ScoreOutput) -> bool:
 
 
 def _print_done(call: Callable[[], Iterable[Any]], is_done: Callable[[Any], bool], line: Callable[[Any], str]) -> None:
-    """Prints what a call returns; after Ctrl-C what was complete by then, and the interruption goes on."""
+    """Prints the outputs of a call; after Ctrl-C prints the complete outputs and raises the interruption again."""
     try:
         for output in call():
             print(line(output))

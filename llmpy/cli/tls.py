@@ -1,4 +1,4 @@
-"""TLS of `llmpy serve`: its files are checked before a model is loaded."""
+"""TLS of `llmpy serve`; the files are checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..errors import ConfigError
 
 
 def tls_context(chosen: Namespace) -> ssl.SSLContext | None:
-    """Certificate, key and whom to trust; None without --ssl-certfile.
+    """The TLS context with certificate, key and trusted authorities; None without --ssl-certfile.
 
     Raises:
-        ConfigError: The files do not belong together, or are of another kind.
-        OSError: One cannot be read.
+        ConfigError: The files do not match, or have another format.
+        OSError: A file cannot be read.
     """
     certificate: Path | None = chosen.ssl_certfile
     key, password_file, authorities = chosen.ssl_keyfile, chosen.ssl_keyfile_password_file, chosen.ssl_ca_certs
@@ -24,11 +24,11 @@ def tls_context(chosen: Namespace) -> ssl.SSLContext | None:
         return None
     for path in (certificate, key, authorities):
         if path is not None:
-            path.open("rb").close()  # ssl does not say which file is not there
+            path.open("rb").close()  # the ssl module's error does not name a missing file
     password = password_file.read_text().rstrip("\r\n") if password_file else None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key, password or "")  # without one OpenSSL would ask the terminal
+        context.load_cert_chain(certificate, key, password or "")  # without a password OpenSSL would prompt on the terminal
     except (ssl.SSLError, ValueError) as error:
         message = f"--ssl-certfile {certificate}: wanted a PEM certificate and its key (--ssl-keyfile), have {_reason(error)}"
         hint = "; --ssl-keyfile-password-file if the key has a password" if password is None else ""

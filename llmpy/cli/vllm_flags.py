@@ -1,4 +1,4 @@
-"""Flags and names of `vllm serve` that are called otherwise here, or that change nothing."""
+"""Flags and names of `vllm serve` that have another name here, or no effect."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ PASSED: dict[str, tuple[int | str, str]] = {
     "--chat-template-content-format": (1, "it is read from the chat template"),
     "--response-role": (1, "answers are the assistant's"),
 }
-"""Flags that change no answer: how many words follow, and why they do nothing. They are taken with a warning."""
+"""Flags that never change an answer -> number of arguments, and the reason. They are accepted with a warning."""
 
 MEANINGS = {
-    "--api-key": "use --api-key-file: everybody on the machine can read an argument",
+    "--api-key": "use --api-key-file: every user of the machine can read an argument",
     "--allowed-origins": "use --cors-origin",
     "--trust-request-chat-template": "use --allow-request-template",
     "--kv-events-config": "use --kv-events-address",
@@ -60,7 +60,7 @@ MEANINGS = {
     "--lora-modules": "adapters are not served yet: merge them into the checkpoint",
     "--uds": "it listens on --host and --port",
 }
-"""Flags that would change something: what to say instead of going on."""
+"""Unsupported flags that would change answers -> advice for the error."""
 
 TOOL_PARSERS = {
     "deepseek_v3": "deepseek",
@@ -81,11 +81,11 @@ REASONING_PARSERS = {
     "qwen3": "think",
     "seed_oss": "seed",
 }
-"""vLLM's names of parsers, and ours."""
+"""vLLM's names of parsers -> our names."""
 
 
 class _Passed(argparse.Action):
-    """Takes a flag that changes nothing, with a line that says so."""
+    """Accepts a flag without effect and prints a warning."""
 
     def __call__(
         self,
@@ -99,19 +99,19 @@ class _Passed(argparse.Action):
 
 
 def add_passed(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that change nothing; the help does not list them."""
+    """Adds the flags without effect; the help does not list them."""
     for flag, (words, _) in PASSED.items():
         flags = [flag] if words else [flag, flag.replace("--", "--no-", 1)]
         parser.add_argument(*flags, action=_Passed, nargs=words, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def parser_name(names: dict[str, str], option: str, given: str) -> str:
-    """Our name of a parser; one of vLLM's is told.
+    """Our name of a parser; prints a notice if the given name is vLLM's.
 
     Args:
-        names: vLLM's names, and ours.
+        names: vLLM's names -> our names.
         option: The flag.
-        given: What it was given.
+        given: The flag's value.
     """
     if given not in names:
         return given
