@@ -1,4 +1,4 @@
-"""What reinforcement-learning trainers need beside LLM and AsyncEngine. Importing it imports no trainer and no torch."""
+"""Tools for reinforcement-learning trainers besides LLM and AsyncEngine. The import loads no trainer and no torch."""
 
 from typing import TYPE_CHECKING
 

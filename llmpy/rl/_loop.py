@@ -1,4 +1,4 @@
-"""LoopThread: an event loop in a thread of its own, for callers that have none or are inside another."""
+"""LoopThread: an event loop in a separate thread, for callers without a loop or inside another loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LoopThread:
     """Runs coroutines until it is closed.
 
     Args:
-        name: Of the thread.
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,7 +33,7 @@ class LoopThread:
             raise
 
     def _serve(self) -> None:
-        """Runs the loop until `close`. A SystemExit or KeyboardInterrupt of a task stops a loop: it is run again."""
+        """Runs the loop until `close`. A SystemExit or KeyboardInterrupt in a task stops the loop; it is then restarted."""
         while not self._ends:
             try:
                 self._loop.run_forever()
@@ -45,7 +45,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """A coroutine's result; blocks the caller. Ctrl-C cancels the coroutine."""
+        """Runs a coroutine and returns its result; blocks the caller. Ctrl-C cancels the coroutine."""
         future = self.submit(work)
         try:
             return future.result()
@@ -54,7 +54,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancels what is left and ends the thread; twice is fine."""
+        """Cancels the remaining tasks and ends the thread. A second call does nothing."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
@@ -67,7 +67,7 @@ class LoopThread:
 def transaction(
     version: int | str | None = None, rename: Callable[[str], str | None] | None = None, on_running: str = "keep"
 ) -> dict[str, Any]:
-    """Options of an update of all weights that is written in the caller's thread, also where the engine is asynchronous."""
+    """Options of an update of all weights; the caller's thread writes the weights, also for an AsyncEngine."""
     return {
         "version": version,
         "partial": False,

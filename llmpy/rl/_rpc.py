@@ -21,14 +21,14 @@ from ..engine.jobs import is_cancellation
 
 Methods = Mapping[str, Callable[..., Awaitable[Any]]]
 _LINE_BYTES = 1 << 28
-"""Longest line; a prompt of a million ids takes 8 MB."""
+"""Longest line in bytes; a prompt of a million ids takes 8 MB."""
 
 
 class Server:
-    """Serves some methods on a socket of its own. Runs in one event loop.
+    """Serves methods on a new Unix socket. Runs in one event loop.
 
     Args:
-        methods: What may be called, by name.
+        methods: The callable methods, by name.
     """
 
     def __init__(self, methods: Methods) -> None:
@@ -39,7 +39,7 @@ class Server:
 
     @property
     def path(self) -> str:
-        """Where the socket lies."""
+        """Path of the socket."""
         return str(Path(self._folder) / "socket")
 
     async def start(self) -> None:
@@ -47,7 +47,7 @@ class Server:
         self._server = await asyncio.start_unix_server(self._connected, self.path, limit=_LINE_BYTES)
 
     async def close(self) -> None:
-        """Stops listening and ends the connections, and so the calls."""
+        """Stops listening and closes the connections, which cancels their calls."""
         if self._server is not None:
             self._server.close()
         for writer in list(self._writers):
@@ -57,7 +57,7 @@ class Server:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers the calls of one connection; when it ends, its calls are cancelled, and so the requests behind them."""
+        """Answers the calls of one connection; when it closes, its calls are cancelled, and so are their requests."""
         tasks: set[asyncio.Task[None]] = set()
         self._writers.add(writer)
         try:
@@ -88,10 +88,10 @@ class Server:
 
 
 class Client:
-    """The other end. Runs in one event loop.
+    """The client of a `Server`. Runs in one event loop.
 
     Args:
-        path: Of the server's socket.
+        path: Path of the server's socket.
     """
 
     def __init__(self, path: str) -> None:
@@ -106,8 +106,8 @@ class Client:
         """Calls a method of the server and waits for its result.
 
         Raises:
-            RuntimeError: The method raised; the text names the type.
-            ConnectionError: The server's process is gone.
+            RuntimeError: The method raised; the text names the exception's type.
+            ConnectionError: The server's process has ended.
         """
         async with self._connecting:
             if self._writer is None:
@@ -142,7 +142,7 @@ class Client:
                     future.set_exception(RuntimeError(answer["error"]))
                 else:
                     future.set_result(answer["result"])
-        except BaseException as error:  # whatever ends the reading ends the calls, which wait for it
+        except BaseException as error:  # any end of reading ends the waiting calls
             cause = error
         writer, self._writer = self._writer, None
         if writer is not None:

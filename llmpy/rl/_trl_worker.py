@@ -1,4 +1,4 @@
-"""RolloutWorker: makes and scores groups of completions for TRL's AsyncGRPOTrainer, in a thread of the trainer's process."""
+"""RolloutWorker: generates and scores groups of completions for TRL's AsyncGRPOTrainer, in a thread of its process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _POLL_S = 0.05
 
 
 def trainer_params(args: Any, eos_token_ids: Iterable[int], more: Mapping[str, Any]) -> SamplingParams:
-    """What the arguments of a trainer ask of the sampler.
+    """Converts a trainer's arguments to sampling parameters.
 
     Args:
         args: A GRPOConfig or AsyncGRPOConfig.
         eos_token_ids: Ids that end a completion.
-        more: Fields on top.
+        more: Further fields, which override the arguments.
     """
     fields: dict[str, Any] = {
         "temperature": args.temperature,
@@ -59,12 +59,12 @@ class RolloutWorker:
 
     Args:
         engine: The engine, in this process.
-        dataset: Rows with `prompt`, a text or a conversation; read over and over. Other columns go to the reward functions.
-        reward_funcs: Functions of (prompts, completions, completion_ids, **columns) that return a reward or None each; they
-            may be async. Others run in threads.
+        dataset: Rows with `prompt`, a text or a conversation; read repeatedly. Other columns go to the reward functions.
+        reward_funcs: Functions of (prompts, completions, completion_ids, **columns) that return a reward or None for each
+            completion. They may be async; other functions run in threads.
         processing_class: The tokenizer, of transformers.
         args: The trainer's AsyncGRPOConfig.
-        sampling: Fields of SamplingParams on top of what `args` says.
+        sampling: Fields of SamplingParams that override `args`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RolloutWorker:
     ) -> None:
         self.engine = engine
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(args.queue_maxsize)
-        """Scored samples, which the trainer takes."""
+        """Scored samples for the trainer."""
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue(4096)
         """Figures for the trainer's log."""
         self._dataset = dataset
@@ -104,14 +104,14 @@ class RolloutWorker:
         self._work = self._thread.submit(self._run())
 
     def stop(self) -> None:
-        """Ends the thread and the requests in flight; twice is fine."""
+        """Ends the thread and the requests in flight. A second call does nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.close()
         self._thread = None
 
     def update_model_version(self, model_version: int) -> None:
-        """Tells which weights the next groups start with.
+        """Sets the version of the weights with which the next groups start.
 
         Args:
             model_version: The trainer's count of its updates.
@@ -119,13 +119,13 @@ class RolloutWorker:
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Looks whether the thread goes on.
+        """Checks that the thread makes progress.
 
         Args:
-            stale_after_s: Seconds that it may be silent.
+            stale_after_s: Most seconds without a sign of progress.
 
         Raises:
-            RuntimeError: It has failed, and the cause is chained, or it was silent for longer.
+            RuntimeError: The thread has failed (the cause is chained), or has made no progress for longer.
         """
         if self._work is not None and self._work.done() and not self._work.cancelled():
             cause = self._work.exception()
@@ -156,7 +156,7 @@ class RolloutWorker:
             await asyncio.gather(*pending, return_exceptions=True)
 
     def _rows(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Numbered rows of the dataset, without end."""
+        """Numbered rows of the dataset, repeated endlessly."""
         numbers = itertools.count()
         while True:
             row = None
@@ -175,10 +175,10 @@ class RolloutWorker:
                 await asyncio.sleep(_POLL_S)
 
     async def _group(self, number: int, row: Mapping[str, Any]) -> list[Any]:
-        """Makes and scores the completions of a prompt."""
+        """Generates and scores the completions of a prompt."""
         started, version, size = time.monotonic(), self._version, self._args.num_generations
         prompt_ids = self._prompt_ids(row["prompt"])
-        # Equal prompts in flight are computed once, so a group is so many requests.
+        # The engine computes equal prompts in flight once, so a group is `size` separate requests.
         outputs = await asyncio.gather(*[self.engine.generate(prompt_ids, self._params) for _ in range(size)])
         completions = [self._completion(row["prompt"], output.token_ids) for output in outputs]
         scored = time.monotonic()
@@ -203,7 +203,7 @@ class RolloutWorker:
     async def _score(
         self, row: Mapping[str, Any], completions: list[Any], outputs: list[RequestOutput]
     ) -> dict[str, list[float]]:
-        """Rewards by function; NaN where a function gives None."""
+        """Rewards by function; NaN if a function returns None."""
         columns = {name: [value] * len(outputs) for name, value in row.items() if name != "prompt"}
         arguments = {
             **columns,

@@ -1,4 +1,4 @@
-"""verl's side of llmpy: the adapter in the worker's process, the replica, and the actor that passes requests on.
+"""The classes that verl calls: the adapter in the worker's process, the replica, and the actor that forwards requests.
 
 Written to verl 0.9: `BaseRollout` (verl/workers/rollout/base.py) and `RolloutReplica` (replica.py).
 """
@@ -20,7 +20,7 @@ from ._rpc import Client
 from ._verl_engine import NAMES, EngineHost, Settings
 
 _adapters: dict[int, ServerAdapter] = {}
-"""The adapters of this process by replica rank."""
+"""Replica rank -> adapter in this process."""
 
 
 class ServerAdapter(BaseRollout):  # type: ignore[misc]
@@ -29,7 +29,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
     Args:
         config: verl's RolloutConfig; `engine_kwargs.llmpy` holds options of EngineConfig.
         model_config: verl's HFModelConfig.
-        device_mesh: Not used.
+        device_mesh: Unused.
         replica_rank: Number of the replica; -1 = the process's rank.
     """
 
@@ -44,13 +44,13 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         _adapters[self.replica_rank] = self
 
     def launch(self, mode: str) -> str:
-        """Makes the engine, once.
+        """Creates the engine on the first call.
 
         Args:
             mode: "hybrid", "colocated" or "standalone".
 
         Returns:
-            Where its socket lies.
+            Path of the engine's socket.
         """
         if self._host is None:
             options = engine_options(self.config, self.model_config, self.replica_rank, mode)
@@ -65,12 +65,12 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         return self._host
 
     async def resume(self, tags: list[str]) -> None:
-        """Takes the memory of "weights" or "kv_cache" back."""
+        """Allocates the memory of "weights" or "kv_cache" again."""
         if self.config.free_cache_engine:
             await self.host.wake_up(tags)
 
     async def release(self) -> None:
-        """Gives the memory of weights and cache back."""
+        """Frees the memory of weights and cache."""
         self.host.sleep_level = self.sleep_level
         await self.host.sleep()
 
@@ -86,11 +86,11 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         """Replaces all weights.
 
         Args:
-            weights: A generator, async or not, of names and tensors.
+            weights: A generator or async generator of (name, tensor).
             global_steps: The trainer's step.
-            wire_format: "named_tensors".
-            peft_config: None: adapters have to be merged.
-            base_sync_done: Only for adapters.
+            wire_format: Must be "named_tensors".
+            peft_config: Must be None: adapters must be merged.
+            base_sync_done: Unused; for adapters only.
         """
         if wire_format != "named_tensors":
             raise UnsupportedError(f"wire_format {wire_format!r} is not supported; use another checkpoint_engine.backend")
@@ -100,7 +100,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
 
 
 def _refuse(config: Any) -> None:
-    """What the configuration asks for and llmpy does not do."""
+    """Refuses configurations that llmpy does not support."""
     wanted = {
         "tensor_model_parallel_size": (config.tensor_model_parallel_size, 1),
         "data_parallel_size": (config.data_parallel_size, 1),
@@ -151,15 +151,15 @@ def _settings(config: Any, replica_rank: int, mode: str) -> Settings:
 
 
 def _launch(worker: Any, replica_rank: int, mode: str) -> tuple[str, str]:
-    """Runs in the worker's process: the node that it is on, and the socket of its engine."""
+    """Runs in the worker's process; returns its node and the path of its engine's socket."""
     return ray.get_runtime_context().get_node_id(), _adapters[replica_rank].launch(mode)
 
 
 class LlmpyServer:
-    """The Ray actor of a replica. It passes calls on to the EngineHost in the worker's process, on the same node.
+    """The Ray actor of a replica. It forwards calls to the EngineHost in the worker's process on the same node.
 
     Args:
-        path: The engine's socket.
+        path: Path of the engine's socket.
     """
 
     def __init__(self, path: str) -> None:
@@ -177,10 +177,10 @@ class LlmpyServer:
         return TokenOutput(**await self.call("generate", [int(token) for token in prompt_ids], *args, **kwargs))
 
     async def start_profile(self, **_: Any) -> None:
-        """Nothing is profiled: `AsyncEngine.step_log` and `stats` tell what the engine does."""
+        """Does nothing: llmpy has no profiler; see `AsyncEngine.step_log` and `stats`."""
 
     async def stop_profile(self, **_: Any) -> None:
-        """Nothing is profiled."""
+        """Does nothing."""
 
 
 def _forward(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -198,14 +198,14 @@ for _name in NAMES:
 
 
 class LlmpyReplica(RolloutReplica):  # type: ignore[misc]
-    """One engine on one device. It has no HTTP server: its address is only a name."""
+    """One engine on one device. It has no HTTP server; its address is only a name."""
 
     def __init__(self, replica_rank: int, config: Any, model_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(replica_rank, config, model_config, *args, **kwargs)
         _refuse(self.config)
 
     async def launch_servers(self) -> None:
-        """Makes the engine in the worker's process, and the actor on its node."""
+        """Creates the engine in the worker's process, and the actor on the same node."""
         (worker,) = self.workers
         node_id, path = await worker.__ray_call__.remote(_launch, self.replica_rank, self.rollout_mode.value)
         kind = "reward_" if self.is_reward_model else "teacher_" if self.is_teacher_model else ""
@@ -219,6 +219,6 @@ class LlmpyReplica(RolloutReplica):  # type: ignore[misc]
         self.servers = [self._server_handle]
 
     async def abort_request(self, request_id: str) -> dict[str, Any]:
-        """Ends one request."""
+        """Aborts one request."""
         found: dict[str, Any] = await self._server_handle.abort_request.remote(request_id)
         return found

@@ -1,5 +1,5 @@
-"""The engine of a verl replica. It lives in the trainer's process, so that an update of the weights is a copy on the device;
-the replica's Ray actor reaches it through a socket of this host. Needs neither verl nor Ray."""
+"""The engine of a verl replica. It runs in the trainer's process, so a weight update is a copy on the device. The replica's
+Ray actor calls it through a Unix socket. This module needs neither verl nor Ray."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ NAMES = (
     "set_global_steps",
     "wait_for_requests_to_drain",
 )
-"""What the replica's actor may call."""
+"""Methods that the replica's actor may call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What verl's RolloutConfig says of every request.
+    """Settings of verl's RolloutConfig for all requests.
 
     Args:
-        prompt_length, response_length: Tokens that verl plans for; without a limit of its own a request gets what they leave.
-        logprobs_mode: What `log_probs` are.
-        repetition_penalty, ignore_eos: For requests that do not say.
-        seed: For requests that do not say; None = each its own.
+        prompt_length, response_length: Planned tokens. A request without a limit gets at most response_length tokens, and
+            at most the sum minus its prompt.
+        logprobs_mode: Kind of `log_probs`.
+        repetition_penalty, ignore_eos: Defaults of requests.
+        seed: Default seed of requests; None = a random seed for each.
         frees_memory: `free_cache_engine`: whether the engine sleeps while the trainer trains.
-        mode: "hybrid" (with the trainer), "colocated" (same device, weights of its own) or "standalone" (own device).
+        mode: "hybrid" (with the trainer), "colocated" (same device, separate weights) or "standalone" (separate device).
     """
 
     prompt_length: int
@@ -58,15 +59,15 @@ class Settings:
 
 
 class EngineHost:
-    """An AsyncEngine and the calls that verl makes, for the adapter in this process and, over a socket, for the actor.
+    """An AsyncEngine with verl's calls: for the adapter in this process, and over a socket for the actor.
 
     Args:
-        engine: The engine; closed with this object.
+        engine: The engine; `close` closes it.
         settings: See Settings.
     """
 
     sleep_level = 2
-    """How deep `sleep` goes when the weights come back with the next update."""
+    """Sleep level if the next update restores the weights (mode "hybrid")."""
 
     def __init__(self, engine: AsyncEngine, settings: Settings) -> None:
         self.engine = engine
@@ -83,11 +84,11 @@ class EngineHost:
 
     @property
     def path(self) -> str:
-        """Where the socket lies."""
+        """Path of the socket."""
         return self._server.path
 
     def close(self) -> None:
-        """Ends the socket, its thread and the engine."""
+        """Closes the socket, its thread and the engine."""
         self._thread.run(self._server.close())
         self._thread.close()
         self.engine.close()
@@ -105,11 +106,11 @@ class EngineHost:
         mm_processor_kwargs: Any = None,
         priority: int = 0,
     ) -> dict[str, Any]:
-        """Tokens in, tokens out.
+        """Generates token ids for a prompt of token ids.
 
         Args:
             prompt_ids: The prompt.
-            sampling_params: Fields of SamplingParams; `logprobs` is a bool, `max_new_tokens` another word for `max_tokens`.
+            sampling_params: Fields of SamplingParams; `logprobs` is a bool, `max_new_tokens` is an alias of `max_tokens`.
             request_id: A name for `abort_request`.
             image_data, video_data, audio_data, mm_processor_kwargs: Not supported.
             priority: Lower runs first.
@@ -172,11 +173,11 @@ class EngineHost:
         }
 
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
-        """Ends what is in flight, with what it made, and holds new requests until `resume_generation`.
+        """Aborts all requests, which return their tokens so far, and holds new requests until `resume_generation`.
 
         Args:
-            reset_prefix_cache: Also forget the prefix cache.
-            reject_request: Answer requests that are held or come with "aborted", so that they go elsewhere.
+            reset_prefix_cache: Also drop the prefix cache.
+            reject_request: Answer held and new requests with "aborted", so that verl sends them elsewhere.
         """
         self._rejects = reject_request
         count = self.engine.stats().num_unfinished
@@ -186,7 +187,7 @@ class EngineHost:
         return {"aborted_count": count}
 
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:
-        """Ends one request, with what it made. The cache is keyed by the weights: it needs no reset."""
+        """Aborts one request, which returns its tokens so far. The cache is keyed by the weights, so it needs no reset."""
         ended = await self.engine.abort(request_id)
         return {"aborted": bool(ended), "request_id": request_id}
 
@@ -196,7 +197,7 @@ class EngineHost:
         await self.engine.resume()
 
     async def wait_for_requests_to_drain(self) -> None:
-        """Waits until nothing runs or waits."""
+        """Waits until no request runs or waits."""
         await self.engine.wait_for_requests_to_drain()
 
     # ---- weights and memory -----------------------------------------------------------------------------------------
@@ -207,8 +208,8 @@ class EngineHost:
         """Replaces all weights at once.
 
         Args:
-            weights: Names as in the checkpoint, and tensors; read in the caller's thread, which may have collectives to do.
-            global_steps: The trainer's step, which becomes the version of the tokens made from here on.
+            weights: Pairs of checkpoint name and tensor. The caller's thread reads them, as it may have to run collectives.
+            global_steps: The trainer's step; it becomes the version of later tokens.
         """
         update = self.engine._weights.begin(**transaction(version=global_steps))
         with update:
@@ -221,11 +222,11 @@ class EngineHost:
             self.global_steps = global_steps
 
     async def set_global_steps(self, global_steps: int) -> None:
-        """Labels the weights."""
+        """Sets the label of the weights."""
         self.global_steps = global_steps
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Takes memory back.
+        """Allocates memory again.
 
         Args:
             tags: "weights", "kv_cache"; None = all.
@@ -234,17 +235,17 @@ class EngineHost:
             await self.engine.wake_up(tags)
 
     async def sleep(self) -> None:
-        """Gives memory back when nothing runs any more."""
+        """Waits for running requests, then frees memory."""
         if not self.settings.frees_memory or self.settings.mode == "standalone":
             return
         await self.engine.sleep(self.sleep_level if self.settings.mode == "hybrid" else 1, mode="wait")
 
     async def clear_kv_cache(self) -> None:
-        """Forgets the prefix cache; right results never need it."""
+        """Drops the prefix cache; correct results never require this."""
         await self.engine.reset_prefix_cache()
 
     async def release_kv_cache(self) -> None:
-        """Gives the cache's memory back for the time of an update."""
+        """Frees the cache's memory during an update."""
         if self.settings.frees_memory and self.settings.mode != "colocated":
             await self.engine.sleep(1, mode="abort", tags=["kv_cache"])
 

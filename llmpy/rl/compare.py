@@ -1,4 +1,4 @@
-"""compare_logprobs: how far an engine's logprobs are from a trainer's."""
+"""compare_logprobs: differences between an engine's and a trainer's logprobs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class LogprobComparison(NamedTuple):
     """Differences of the logprobs of the same sampled tokens. d = trainer - engine, the logarithm of the ratio.
 
     Args:
-        mean, max, p95: Of `|d|`; p95 is the 95th percentile.
+        mean, max, p95: Mean, maximum and 95th percentile of `|d|`.
         outside: Share of ratios exp(d) outside [0.9, 1.1].
         k3: Mean of exp(d) - 1 - d, an estimate >= 0 of KL(engine || trainer) (http://joschu.net/blog/kl-approx.html).
         mean_exp: Mean of `exp |d|`.
-        num_tokens: Tokens compared.
+        num_tokens: Number of compared tokens.
     """
 
     mean: float
@@ -35,20 +35,20 @@ class LogprobComparison(NamedTuple):
 
 
 def compare_logprobs(engine: Any, trainer: Any, mask: Any = None) -> LogprobComparison:
-    """Compares the logprobs that an engine gave with those that a trainer computes for the same tokens, in float64.
+    """Compares an engine's and a trainer's logprobs of the same tokens, in float64.
 
-    Compare like with like: a trainer's log_softmax(logits / temperature) is the engine's `sampled.full`; `sampled.processed`
-    differs from it by log(kept_mass) where top-p or top-k removed something.
+    Compare equal kinds: a trainer's log_softmax(logits / temperature) corresponds to the engine's `sampled.full`.
+    `sampled.processed` differs by log(kept_mass) if top-p or top-k removed tokens.
 
     Args:
         engine, trainer: Logprobs of equal shape: an array, a tensor, or a sequence of them (one per sample, of any lengths).
-        mask: Of the same shape: what is not 0 is compared; None = all.
+        mask: Array of the same shape; tokens with a nonzero value are compared; None = all tokens.
 
     Returns:
         A LogprobComparison.
 
     Raises:
-        InvalidRequestError: The shapes differ, nothing is left to compare, or a logprob is NaN or infinite.
+        InvalidRequestError: The shapes differ, there is no token to compare, or a logprob is NaN or infinite.
     """
     mine, others = _flat("engine", engine), _flat("trainer", trainer)
     _check_size("trainer", others, mine)

@@ -20,17 +20,17 @@ def concat(a: RequestOutput, b: RequestOutput) -> RequestOutput: ...
 @overload
 def concat(a: CompletionOutput, b: CompletionOutput) -> CompletionOutput: ...
 def concat(a: RequestOutput | CompletionOutput, b: RequestOutput | CompletionOutput) -> RequestOutput | CompletionOutput:
-    """Joins an aborted output and the one that went on from its tokens.
+    """Joins an aborted output and its continuation.
 
     Args:
-        a: What `abort` returned.
-        b: What `{"prompt_token_ids": p, "output_token_ids": a.token_ids}` gave, with the same parameters.
+        a: Output from `abort`.
+        b: Output for `{"prompt_token_ids": p, "output_token_ids": a.token_ids}` with the same parameters.
 
     Returns:
-        One output, as if nothing had interrupted it: tokens, text, logprobs and version spans of both, the ends of `b`.
+        One output as without the interruption: tokens, text, logprobs and version spans of both, and the finish reason of `b`.
 
     Raises:
-        InvalidRequestError: `b` does not go on where `a` stops.
+        InvalidRequestError: `b` does not continue `a`.
     """
     if isinstance(a, CompletionOutput) and isinstance(b, CompletionOutput):
         return _join_samples(a, b)
@@ -74,7 +74,7 @@ def _join_samples(a: CompletionOutput, b: CompletionOutput) -> CompletionOutput:
 
 
 def _join_spans(a: list[VersionSpan], b: list[VersionSpan], count: int) -> list[VersionSpan]:
-    """The spans of `b` behind those of `a`; where the weights did not change, they are one."""
+    """The spans of `a`, then those of `b`; adjacent spans of the same weights are merged."""
     spans = list(a)
     for span in b:
         moved = span._replace(start=span.start + count, end=span.end + count)

@@ -1,4 +1,4 @@
-"""The trainer's half of a weight group."""
+"""The trainer's side of a weight group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Metadata = Sequence[tuple[str, str, Sequence[int]]]
 
 
 class SendReport(NamedTuple):
-    """What `WeightSender.send` did."""
+    """Statistics of `WeightSender.send`."""
 
     num_tensors: int
     num_bytes: int
@@ -34,13 +34,13 @@ class SendReport(NamedTuple):
 
 
 def weight_metadata(tensors: NamedTensors) -> tuple[list[str], list[str], list[list[int]]]:
-    """Names, types and shapes of tensors, as `receive` wants them.
+    """Names, types and shapes of tensors, as arguments of `receive`.
 
     Args:
         tensors: Mapping or iterable of (name, tensor).
 
     Returns:
-        Three lists.
+        Three lists: names, types, shapes.
     """
     pairs = named(tensors)
     return [name for name, _ in pairs], [dtype_name(t) for _, t in pairs], [list(t.shape) for _, t in pairs]
@@ -50,12 +50,12 @@ class WeightSender:
     """Rank 0 of a weight group: starts the store, waits for the engines, and broadcasts weights to them.
 
     Args:
-        master_address, master_port: Where the store listens; the engines are given the same. Port 0: any that is free,
-            then `.master_port` says which.
+        master_address, master_port: Address of the store; the engines need the same. Port 0: any free port, which
+            `.master_port` then returns.
         world_size: Number of ranks: this one and one per engine.
         device: "cuda:N" sends over NCCL from that device, "cpu" over TCP; None: torch's current CUDA device, or "cpu".
-        timeout: Seconds that the engines may keep the trainer waiting.
-        buffer_bytes, num_buffers: How tensors are packed; as at the engines.
+        timeout: Most seconds to wait for the engines.
+        buffer_bytes, num_buffers: Size and number of the packing buffers; must equal the engines' values.
 
     Raises:
         DeviceError: NCCL is missing.
@@ -92,10 +92,10 @@ class WeightSender:
             self._store.set(ID_KEY, self._id)
 
     def connect(self) -> None:
-        """Waits until all engines have joined; `send` does it otherwise.
+        """Waits until all engines have joined; the first `send` does this if needed.
 
         Raises:
-            DeviceError: They have not within `timeout`.
+            DeviceError: The engines have not joined within `timeout`.
         """
         if self._channel is not None:
             return
@@ -109,16 +109,16 @@ class WeightSender:
         """Broadcasts tensors, in order, to engines that call `update_weights(group)` or `receive(group, ...)`.
 
         Args:
-            tensors: Mapping or iterable of (checkpoint name, tensor): torch tensors (on any device), or NumPy arrays where
-                the group is on the CPU.
-            metadata: (name, type, shape) of all of them where `tensors` makes them one by one; None: they are
-                collected first.
+            tensors: Mapping or iterable of (checkpoint name, tensor): torch tensors (on any device), or NumPy arrays if the
+                group is on the CPU.
+            metadata: (name, type, shape) of all tensors, if `tensors` makes them one by one; None: the tensors are collected
+                first.
 
-        Returns:
-            Tensors, bytes and seconds.
+            Returns:
+                Number of tensors, bytes, and seconds.
 
-        Raises:
-            DeviceError: An engine has gone, or has not answered within `timeout`. The group has ended.
+            Raises:
+                DeviceError: An engine has disconnected, or has not answered within `timeout`. The group has ended.
         """
         start = time.monotonic()
         pairs: Iterable[tuple[str, Any]] = named(tensors) if metadata is None else _named_one_by_one(tensors)
@@ -144,11 +144,12 @@ class WeightSender:
         return Deadline(self.timeout, "an engine", self._has_lost_one)
 
     def _has_lost_one(self) -> bool:
-        """Over TCP each engine's own connection tells; another one may have gone in peace."""
+        """Whether an engine has left the store. Over TCP this is False: each engine's data connection reports its failure, and
+        another engine may have left regularly."""
         return self._store.num_lost > 0 and not isinstance(self._channel, _TcpSender)
 
     def close(self) -> None:
-        """Ends the group. Engines that wait for it get an error."""
+        """Ends the group. Waiting engines get an error."""
         if self._channel is not None:
             self._channel.close()
         if self._listener is not None:
@@ -185,7 +186,7 @@ def _named_one_by_one(tensors: NamedTensors) -> Iterator[tuple[str, Any]]:
 
 
 def _checked(pairs: Iterable[tuple[str, Any]], metadata: Sequence[tuple[str, str, list[int]]]) -> Iterator[Any]:
-    """The tensors, each as it was announced."""
+    """Yields the tensors; raises if one differs from its metadata."""
     iterator = iter(pairs)
     for expected in metadata:
         name, tensor = next(iterator, ("nothing", None))
@@ -195,7 +196,7 @@ def _checked(pairs: Iterable[tuple[str, Any]], metadata: Sequence[tuple[str, str
 
 
 class _TcpSender:
-    """Sends every broadcast to each engine in turn."""
+    """Sends every broadcast to each engine in turn, over TCP."""
 
     def __init__(self, listener: socket.socket, n_engines: int, deadline: Deadline) -> None:
         self._connections: list[socket.socket] = []
@@ -238,7 +239,7 @@ class _TcpSender:
 
 
 class _NcclSender:
-    """Packs into buffers of torch's; while one is broadcast, the next is packed."""
+    """Packs tensors into torch buffers; packs the next buffer while one is broadcast."""
 
     def __init__(self, device: str, id: bytes, world_size: int, n_buffers: int, deadline: Deadline) -> None:
         self._torch = sys.modules.get("torch")
@@ -252,7 +253,7 @@ class _NcclSender:
         torch: Any = self._torch
         most = max((sum(sizes[i] for i in chunk) for chunk in chunks), default=0)
         with torch.cuda.device(self._device):
-            for slot in range(min(self._n_buffers, len(chunks))):  # all before the first broadcast is on its way
+            for slot in range(min(self._n_buffers, len(chunks))):  # allocate all before the first broadcast
                 if self._buffers[slot] is None or self._buffers[slot].numel() < most:
                     self._buffers[slot] = torch.empty(most, dtype=torch.uint8, device=self._device)
             for turn, chunk in enumerate(chunks):

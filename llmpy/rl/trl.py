@@ -27,9 +27,9 @@ def rollout(llm: LLM, *, rename: Rename | None = None, sleep_level: int | None =
 
     Args:
         llm: The engine that generates. One per process.
-        rename: Parameter name -> name in the checkpoint, or None to leave the parameter out; None = as they are.
-        sleep_level: Between rollouts the engine sleeps so deep, 1 or 2, and its memory is the trainer's; None = it does not.
-        sampling: Fields of SamplingParams on top of what the trainer's arguments say.
+        rename: Parameter name -> name in the checkpoint, or None to leave the parameter out; None = names are equal.
+        sleep_level: Sleep level between rollouts, 1 or 2, so that the trainer can use the memory; None = no sleep.
+        sampling: Fields of SamplingParams that override the trainer's arguments.
 
     Returns:
         The function, called by the trainer as `rollout_func(prompts, trainer)`.
@@ -38,7 +38,7 @@ def rollout(llm: LLM, *, rename: Rename | None = None, sleep_level: int | None =
 
 
 class Rollout:
-    """A `rollout_func`: gives the engine the trainer's weights when a step was made, then one completion per prompt.
+    """A `rollout_func`: updates the engine's weights after a trainer's step, then generates one completion per prompt.
 
     Args:
         llm, rename, sleep_level, sampling: See `rollout`.
@@ -54,14 +54,14 @@ class Rollout:
         self._pushed: tuple[object, int] | None = None
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """The completions of some prompts.
+        """Generates completions.
 
         Args:
-            prompts: Texts or conversations, each as often as it is to be completed.
+            prompts: Texts or conversations, repeated once per completion.
             trainer: The GRPOTrainer.
 
         Returns:
-            `prompt_ids`, `completion_ids`, and `logprobs` under the distribution drawn from, one list per prompt.
+            `prompt_ids`, `completion_ids`, and `logprobs` under the sampling distribution; one list per prompt.
         """
         self._prepare(trainer)
         prompt_ids = _tokenize(prompts, trainer)
@@ -78,11 +78,11 @@ class Rollout:
         }
 
     def _prepare(self, trainer: Any) -> None:
-        """The engine is awake and has the trainer's weights."""
+        """Wakes the engine and updates its weights from the trainer."""
         if self._sleep_level is None:
             self._push(trainer)
         else:
-            self.llm.wake_up(["weights"])  # the cache comes back behind the update, which may want the room
+            self.llm.wake_up(["weights"])  # the cache wakes after the update, which may need the memory
             self._push(trainer)
             self.llm.wake_up()
 
@@ -99,7 +99,7 @@ class Rollout:
 
 
 def _tokenize(prompts: Sequence[Any], trainer: Any) -> list[list[int]]:
-    """Token ids of texts or conversations, by the trainer's own tokenizer and template."""
+    """Token ids of texts or conversations, by the trainer's tokenizer and template."""
     tokenizer = trainer.processing_class
     if isinstance(prompts[0], str):
         return [list(ids) for ids in tokenizer(text=list(prompts))["input_ids"]]
@@ -120,12 +120,13 @@ def _tokenize(prompts: Sequence[Any], trainer: Any) -> list[list[int]]:
 
 
 class WeightTransfer:
-    """The `weight_transfer` of an AsyncGRPOTrainer: replaces the engine's weights in place, between two of its steps.
+    """The `weight_transfer` of an AsyncGRPOTrainer: replaces the engine's weights in place, between two engine steps.
 
     Args:
         engine: The engine, in this process.
-        rename: Parameter name -> name in the checkpoint, or None to leave the parameter out; None = as they are.
-        on_running: "keep": requests in flight go on with the cache of the old weights; "recompute": it is rebuilt first.
+        rename: Parameter name -> name in the checkpoint, or None to leave the parameter out; None = names are equal.
+        on_running: "keep": requests in flight continue with the cache of the old weights; "recompute": the cache is rebuilt
+            first.
     """
 
     def __init__(self, engine: AsyncEngine, rename: Rename | None = None, on_running: str = "keep") -> None:
@@ -137,16 +138,16 @@ class WeightTransfer:
         self._thread: LoopThread | None = None
 
     def init_weight_transfer(self) -> None:
-        """Called once, before the first update."""
+        """Starts the thread; TRL calls this before the first update."""
         if self._thread is None:
             self._thread = LoopThread("llmpy-weight-transfer")
 
     def pause(self) -> None:
-        """Freezes the requests in flight between two steps."""
+        """Pauses the requests in flight between two steps."""
         self._loop.run(self.engine.pause("keep"))
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Takes all weights in the caller's thread, which may have collectives to do for each, and commits them at once.
+        """Writes all weights, then commits them at once. The caller's thread reads the iterator, which may run collectives.
 
         Args:
             iterator: Pairs of name and tensor.
@@ -155,11 +156,11 @@ class WeightTransfer:
         self.last_update = update.run(iterator)
 
     def resume(self) -> None:
-        """Lets the requests go on."""
+        """Resumes the requests."""
         self._loop.run(self.engine.resume())
 
     def destroy(self) -> None:
-        """Ends the thread; the engine stays as it is. Twice is fine."""
+        """Ends the thread; the engine is not changed. A second call does nothing."""
         if self._thread is not None:
             self._thread.close()
         self._thread = None

@@ -1,7 +1,7 @@
-"""Makes llmpy known to verl as rollout "llmpy". verl imports this module through the entry point `verl.plugins`.
+"""Registers llmpy with verl as rollout "llmpy". verl imports this module through the entry point `verl.plugins`.
 
-verl loads the module in every process of its own and hides what it raises, so errors are logged here. Nothing but verl's two
-registries is imported before verl asks for the replica or the adapter: no torch, Ray or CUDA on our account.
+verl imports the module in all its processes and hides exceptions, so errors are logged here. Until verl requests the replica
+or the adapter, only verl's two registries are imported: no torch, Ray or CUDA.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _logger = logging.getLogger(__name__)
 
 
 def load_replica() -> type[Any]:
-    """The class of llmpy's replicas; verl calls it when a run is configured with `rollout.name=llmpy`."""
+    """Returns the class of llmpy's replicas; verl calls this for `rollout.name=llmpy`."""
     try:
         from ._verl_adapter import LlmpyReplica
     except Exception:
@@ -24,7 +24,7 @@ def load_replica() -> type[Any]:
 
 
 def register() -> None:
-    """Enters llmpy into verl's registries."""
+    """Adds llmpy to verl's registries."""
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
