@@ -1,4 +1,4 @@
-"""Several engines on several machines. Ray places and watches them (extra `ray`); an engine itself knows nothing of Ray."""
+"""Several engines on several machines. Ray places and monitors them (extra `ray`); the engine does not depend on Ray."""
 
 from typing import TYPE_CHECKING
 

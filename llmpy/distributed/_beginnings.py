@@ -1,4 +1,4 @@
-"""Beginnings of prompts, and who has computed them: what a router needs to send a request to where its prefix is cached."""
+"""Prefixes of prompts and the replicas that computed them, so that a router can send a request to its cached prefix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 FIELDS = ("model", "cache_salt", "tools", "system", "messages", "prompt", "input", "token_ids")
-"""Fields of a request that its cached blocks depend on, in the order in which they come in a prompt."""
+"""Fields of a request that determine its cached blocks, in the order of their appearance in a prompt."""
 PIECE_BYTES = 512
 MAX_PIECES = 128
 
@@ -18,13 +18,13 @@ Owner = TypeVar("Owner")
 
 
 def beginnings(body: bytes) -> tuple[bytes, ...]:
-    """Keys of the beginnings of a request's prompt, one for every 512 bytes, the shortest first.
+    """Keys of the prefixes of a request's prompt, one for every 512 bytes, the shortest first.
 
     Args:
         body: JSON of a request in any of the server's protocols.
 
     Returns:
-        Keys; two requests share as many of them as they share whole pieces. Nothing for what is no such request.
+        Keys; two requests share one key for each shared piece of 512 bytes. Empty if the body is not such a request.
     """
     try:
         fields = msgspec.json.decode(body)
@@ -41,10 +41,10 @@ def beginnings(body: bytes) -> tuple[bytes, ...]:
 
 
 class Owners(Generic[Owner]):
-    """Who computed a beginning last. The beginnings that nobody asked for longest are forgotten.
+    """Maps a prefix to the owner that computed it last. The least recently used prefixes are dropped.
 
     Args:
-        most: Beginnings that are remembered.
+        most: Most prefixes.
     """
 
     def __init__(self, most: int = 1 << 17) -> None:
@@ -52,7 +52,7 @@ class Owners(Generic[Owner]):
         self._owners: OrderedDict[bytes, Owner] = OrderedDict()
 
     def note(self, keys: Iterable[bytes], owner: Owner) -> None:
-        """Remembers who computes these beginnings."""
+        """Records that `owner` computes these prefixes."""
         for key in keys:
             self._owners[key] = owner
             self._owners.move_to_end(key)
@@ -60,7 +60,7 @@ class Owners(Generic[Owner]):
             self._owners.popitem(last=False)
 
     def find(self, keys: Sequence[bytes], among: Container[Owner]) -> Owner | None:
-        """Who of those given computed the longest of these beginnings; None = nobody computed any."""
+        """The owner in `among` that computed the longest of these prefixes; None = no owner in `among` computed one."""
         for key in reversed(keys):
             owner = self._owners.get(key)
             if owner is not None and owner in among:

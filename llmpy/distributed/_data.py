@@ -1,4 +1,4 @@
-"""Ray Data: a class for `Dataset.map_batches`. It needs no Ray itself."""
+"""Ray Data: a class for `Dataset.map_batches`. This module does not import Ray."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Batch = dict[str, Any]
 
 
 class LLMPredictor:
-    """Answers the prompts of a dataset, as the class that `Dataset.map_batches` makes actors of.
+    """Answers the prompts of a dataset; `Dataset.map_batches` makes actors of this class.
 
-    Every actor has one engine, which works on several batches at once. Rows go on as soon as they are answered, so a long
-    answer holds up nobody; their order changes.
+    Every actor has one engine, which works on several batches at once. Rows are passed on as soon as they are answered, so a
+    long answer does not delay other rows. The order of rows changes.
 
     Args:
         model: Hub id, or a path that every machine has.
@@ -41,8 +41,8 @@ class LLMPredictor:
             batch: Columns, as Ray Data gives them with `batch_format="numpy"`.
 
         Returns:
-            Batches of its rows with five more columns: `text`, `token_ids`, `logprobs` (those of the sampled tokens),
-            `finish_reason`, and `error`, which is empty but for a prompt that cannot be run.
+            Batches of the rows with five more columns: `text`, `token_ids`, `logprobs` (of the sampled tokens),
+            `finish_reason`, and `error`, which is empty unless the prompt cannot be run.
         """
         tasks = {asyncio.ensure_future(self._answer(prompt)): row for row, prompt in enumerate(batch[self._column])}
         waiting = set(tasks)
@@ -51,7 +51,7 @@ class LLMPredictor:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 yield _rows(batch, [tasks[task] for task in done], [task.result() for task in done])
         finally:
-            for task in waiting:  # who stops reading ends the requests
+            for task in waiting:  # the reader has stopped
                 task.cancel()
 
     async def _answer(self, prompt: Any) -> RequestOutput | LlmpyError:
@@ -76,7 +76,7 @@ def _rows(batch: Batch, rows: Sequence[int], answers: Sequence[RequestOutput | L
 
 
 def _ragged(values: Sequence[Any], dtype: type) -> np.ndarray[Any, Any]:
-    """A column of arrays that have lengths of their own."""
+    """A column of arrays with different lengths."""
     column = np.empty(len(values), object)
     for row, value in enumerate(values):
         column[row] = np.asarray(value, dtype)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Rollout:
-    """An engine with AsyncEngine's calls, whose arguments and results travel between processes.
+    """An engine with AsyncEngine's calls; arguments and results can be sent between processes.
 
-    `RolloutActor` is this class as a Ray actor; calls of one actor run at once, so a weight update need not wait for requests.
+    `RolloutActor` is this class as a Ray actor. Its calls run concurrently, so a weight update need not wait for requests.
 
     Args:
         model: Hub id, or a path that the actor's machine has.
@@ -44,13 +44,13 @@ class Rollout:
         """Answers one prompt.
 
         Args:
-            prompt: Token ids or a prompt in another form of `LLM.generate`; with `output_token_ids` it goes on from there.
-            sampling_params: Without it `logprobs=0` (those of the sampled tokens) and `detokenize=False` are the defaults.
+            prompt: Token ids or a prompt in another form of `LLM.generate`; with `output_token_ids` the output continues them.
+            sampling_params: If None, the defaults are `logprobs=0` (logprobs of the sampled tokens) and `detokenize=False`.
             request_id: A name for `abort`.
             how: `priority`, `cache_salt`, and fields of SamplingParams instead of `sampling_params`.
 
         Returns:
-            The finished output, with logprobs and the weights' version of every token; of an aborted request what it had made.
+            The finished output with logprobs and the weights' version of every token; for an aborted request the tokens so far.
         """
         if sampling_params is None:
             how = {"logprobs": 0, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY, **how}
@@ -67,7 +67,7 @@ class Rollout:
         return await self._engine.score(sequence, completion, **how)
 
     async def abort(self, request_ids: str | Iterable[str] | None = None) -> list[RequestOutput]:
-        """Ends requests (None = all), and gives what they had made; see `AsyncEngine.abort`."""
+        """Aborts requests (None = all) and returns their outputs so far; see `AsyncEngine.abort`."""
         return await self._engine.abort(request_ids)
 
     # ---- weights ----------------------------------------------------------------------------------------------------
@@ -76,8 +76,8 @@ class Rollout:
         """Replaces the weights between two steps.
 
         Args:
-            source: A mapping of names to tensors (an object reference of one will do: arrays are read in Ray's shared memory),
-                a directory, or one or more IpcBucket.
+            source: A mapping of names to tensors (or an object reference to one: arrays are read from Ray's shared memory), a
+                directory, or one or more IpcBucket.
             how: `version`, `partial`, `rename`, `on_running`, `check_finite` of `AsyncEngine.update_weights`.
         """
         return await self._engine.update_weights(source, **how)
@@ -91,7 +91,7 @@ class Rollout:
         )
 
     async def receive_weights(self, name: str = "default", **how: Any) -> UpdateReport:
-        """Takes what the sender of this group broadcasts; `how` as in `update_weights`."""
+        """Receives the weights that the sender of this group broadcasts; `how` as in `update_weights`."""
         return await self._engine.update_weights(self._groups[name], **how)
 
     async def destroy_weight_group(self, name: str = "default") -> None:
@@ -100,17 +100,17 @@ class Rollout:
         del self._groups[name]
 
     async def weight_version(self) -> int | str:
-        """The label of the weights of now."""
+        """The label of the current weights."""
         return self._engine.weight_version
 
     async def weight_checksum(self, names: str | Iterable[str] | None = None) -> dict[str, int]:
-        """Sums of the weights; see `AsyncEngine.weight_checksum`."""
+        """Checksums of the weights; see `AsyncEngine.weight_checksum`."""
         return await self._engine.weight_checksum(names)
 
     # ---- pauses, sleep, life ----------------------------------------------------------------------------------------
 
     async def pause(self, mode: str = "abort", clear_cache: bool = False, timeout: float | None = None) -> None:
-        """Stops the device; see `AsyncEngine.pause`."""
+        """Pauses the engine; see `AsyncEngine.pause`."""
         await self._engine.pause(mode, clear_cache, timeout)
 
     async def resume(self) -> None:
@@ -118,15 +118,15 @@ class Rollout:
         await self._engine.resume()
 
     async def sleep(self, level: int = 1, mode: str = "abort", tags: str | Iterable[str] | None = None) -> None:
-        """Gives memory back; see `AsyncEngine.sleep`."""
+        """Frees memory; see `AsyncEngine.sleep`."""
         await self._engine.sleep(level, mode, tags)
 
     async def wake_up(self, tags: str | Iterable[str] | None = None) -> None:
-        """Takes memory back; see `AsyncEngine.wake_up`."""
+        """Allocates the memory again; see `AsyncEngine.wake_up`."""
         await self._engine.wake_up(tags)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Makes every cached block unfindable."""
+        """Drops all blocks from the prefix cache."""
         return await self._engine.reset_prefix_cache(reset_running_requests)
 
     async def stats(self) -> EngineStats:

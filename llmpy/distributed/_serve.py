@@ -1,4 +1,4 @@
-"""Ray Serve: replicas with an engine each, and a front that sends a request to where its beginning is cached."""
+"""Ray Serve: replicas with one engine each, and a front that sends a request to the replica that has cached its prefix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..server.service import Options
 from ._beginnings import Owners, beginnings
 
 SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers", "client")
-"""What of a request's scope goes to the replica; whether it may use control paths depends on the client."""
+"""Keys of a request's scope that go to the replica. The replica needs `client` to decide about control paths."""
 
 
 def application(
@@ -38,15 +38,15 @@ def application(
 ) -> serve.Application:
     """An application for `serve.run`: the HTTP server of `llmpy serve`, over several engines.
 
-    A request goes to the replica that computed the longest beginning of its prompt (in pieces of 512 bytes), as long as that
-    replica has not many more requests than others; what begins like nothing before goes where there is less to do.
+    A request goes to the replica that computed the longest prefix of its prompt (in pieces of 512 bytes), unless that replica
+    has many more requests than others. A request with an unknown prefix goes to a replica with few requests.
 
     Args:
         model: Hub id, or a path that every machine has.
-        num_replicas: Engines; "auto" = as Ray Serve scales them.
-        ray_actor_options: What a replica takes of the cluster: `{"num_gpus": 1}`.
-        max_ongoing_requests: Of one replica; more wait in the front.
-        max_imbalance: Requests that the replica with the beginning may have more than the one with the fewest.
+        num_replicas: Number of engines; "auto" = Ray Serve scales them.
+        ray_actor_options: Resources of a replica: `{"num_gpus": 1}`.
+        max_ongoing_requests: Most requests in one replica; others wait in the front.
+        max_imbalance: Most requests that the replica with the prefix may have above the replica with the fewest.
         server: Options of `llmpy.server.build_app`.
         engine: Options of AsyncEngine.
 
@@ -86,11 +86,11 @@ class Replica:
 
         Args:
             scope: The request's ASGI scope.
-            body: Its body.
-            beginnings: For the router.
+            body: The request's body.
+            beginnings: Keys of prefixes, for the router.
 
-        Returns:
-            The messages that an ASGI server would be given. Who stops reading ends the request.
+            Returns:
+                The ASGI messages of the answer. The request is aborted if the reader stops.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
         gone = asyncio.Event()
@@ -106,7 +106,7 @@ class Replica:
             try:
                 await self._app(scope, receive, messages.put)
             except BaseException as error:
-                if is_cancellation(error):  # the reader has left: it makes no more room in the queue
+                if is_cancellation(error):  # the reader has left, so the queue stays full
                     raise
                 await messages.put(None)
                 raise as_exception(error) from error
@@ -122,7 +122,7 @@ class Replica:
             task.cancel()
 
     def check_health(self) -> None:
-        """Raises when the engine is dead or stuck, not when it is paused or sleeps; Ray Serve makes another replica then."""
+        """Raises if the engine is dead or stuck, so that Ray Serve replaces the replica; not if it is paused or asleep."""
         self._engine.check_health(alive_only=True)
 
     def __del__(self) -> None:
@@ -131,11 +131,11 @@ class Replica:
 
 
 class Front:
-    """What Ray Serve's proxy calls: reads the body, looks how the prompt begins, and passes the answer on.
+    """The deployment that Ray Serve's proxy calls: reads the body, computes the prefix keys, and passes the answer on.
 
     Args:
         replicas: The engines.
-        max_body_bytes: Longest body.
+        max_body_bytes: Longest body, in bytes.
     """
 
     def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
@@ -156,7 +156,7 @@ class Front:
         return response
 
     async def _read(self, request: Request) -> bytes:
-        """The body; of one that is too long only so much that the replica sees it."""
+        """Reads the body; stops soon after the limit, so that the replica can refuse the body."""
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
@@ -171,10 +171,10 @@ async def _bodies(messages: AsyncIterator[Message]) -> AsyncIterator[bytes]:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Sends a request to the replica that computed the longest beginning of its prompt, unless that one has much more to do."""
+    """Sends a request to the replica that computed the longest prefix of its prompt, unless that has many more requests."""
 
     def initialize_state(self, max_imbalance: int = 16, **unused: object) -> None:
-        """Ray Serve calls it with what `application` was given.
+        """Initialises the router; Ray Serve passes the arguments of `application`.
 
         Args:
             max_imbalance: See `application`.
@@ -185,9 +185,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replicas to ask, the best first; of those in one list Ray Serve takes the one with the fewest requests."""
+        """Lists of replicas to try, the best first; within a list Ray Serve takes the replica with the fewest requests."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # who comes back has asked all of them
+            pending_request.routing_context.should_backoff = True  # a retried request has tried all replicas
         shuffled = random.sample(candidate_replicas, len(candidate_replicas))
         counts = {one.replica_id: self.replica_queue_len_cache.get(one.replica_id) or 0 for one in shuffled}
         owner = self._owners.find(_keys(pending_request), counts)
@@ -199,7 +199,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         ]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
-        """Remembers where the request's beginnings are."""
+        """Records the replica of the request's prefixes."""
         self._owners.note(_keys(pending_request), replica_id)
 
 
