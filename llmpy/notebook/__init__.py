@@ -1,4 +1,4 @@
-"""What notebooks show of outputs and engines; HTML and SVG of ours, with no JavaScript. All text of models is escaped."""
+"""Views of outputs and engines for notebooks: HTML and SVG without JavaScript. All text from models is escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small charts as SVG: bars of shares, lines over time."""
+"""Small charts as SVG: stacked bars and line charts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 COLOURS = ("#2f8f87", "#c9793d", "#6c7fb8", "#b35d82", "#8a9a4b", "#7d7d7d")
-GLYPH = 7.0  # pixels of a character, about
-MARK = 18  # pixels of a legend's mark and the gap behind it
+GLYPH = 7.0  # approximate width of a character in pixels
+MARK = 18  # pixels of a legend's mark and the gap after it
 FONT = 'font-family="system-ui,sans-serif" font-size="12" fill="currentColor"'
 
 
@@ -16,12 +16,12 @@ def shares_svg(title: str, parts: Mapping[str, tuple[float, str]], width: int = 
     """One bar cut into shares, with a legend.
 
     Args:
-        title: Stands above it.
-        parts: By name the size, of any unit, and how it is told; those of size 0 are left out of the bar.
-        width: Pixels.
+        title: Title above the bar.
+        parts: Name -> size (in any unit) and its text; parts of size 0 are left out of the bar.
+        width: Width in pixels.
 
-    Returns:
-        SVG, which takes the colour of the text around it.
+        Returns:
+            SVG that uses the colour of the surrounding text.
     """
     total = sum(size for size, _ in parts.values()) or 1.0
     rows = math.ceil(len(parts) / 3)
@@ -40,14 +40,14 @@ def shares_svg(title: str, parts: Mapping[str, tuple[float, str]], width: int = 
 
 
 class LineChart:
-    """Lines over the numbers of their values, shown by a notebook as SVG.
+    """A line chart of values over their index, shown by a notebook as SVG.
 
     Args:
-        lines: By name the values, in order; those that are not finite are left out.
-        title: Stands above them.
-        x: What the horizontal axis counts, such as "step".
-        unit: Stands behind values.
-        height: Pixels of the plot alone.
+        lines: Name -> values in order; values that are not finite are left out.
+        title: Title above the chart.
+        x: Name of the horizontal axis, such as "step".
+        unit: Unit after values.
+        height: Height of the plot area in pixels.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class LineChart:
         return self.svg()
 
     def svg(self, width: int = 520) -> str:
-        """The picture.
+        """The chart as SVG.
 
         Args:
-            width: Pixels.
+            width: Width in pixels.
 
         Returns:
-            SVG, which takes the colour of the text around it.
+            SVG that uses the colour of the surrounding text.
         """
         found = [value for values in self.lines.values() for value in values if math.isfinite(value)]
         low, high = _range(found)
@@ -91,7 +91,7 @@ class LineChart:
         for number, values in enumerate(self.lines.values()):
             colour = COLOURS[number % len(COLOURS)]
             points = [at(i, value) for i, value in enumerate(values) if math.isfinite(value)]
-            path = " ".join(points if len(points) > 1 else 2 * points)  # a single one is a dot
+            path = " ".join(points if len(points) > 1 else 2 * points)  # a single point is a dot
             style = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-linecap="round"'
             parts.append(f'<polyline points="{path}" {style}/>')
         parts += legend
@@ -103,9 +103,9 @@ class LineChart:
 
 
     def _legend(self, left: int, width: int) -> tuple[list[str], int]:
-        """Mark, name and last value of each line, in as many columns as have room; and the rows below the title.
+        """The legend (mark, name and last value of each line, in as many columns as fit), and its rows below the title.
 
-        A single line that has room beside the title takes no row.
+        A single label that fits beside the title needs no row.
         """
         last = [f"{_told(values[-1])} {self.unit}".strip() if values else "" for values in self.lines.values()]
         labels = [f"{name} {value}".strip() for name, value in zip(self.lines, last, strict=True)]
@@ -117,7 +117,7 @@ class LineChart:
 
 
 def _labels(labels: Sequence[str], left: float, width: int, top: int, columns: int) -> list[str]:
-    """A legend's marks and texts. A text too long for the picture is cut, and whole under the pointer."""
+    """A legend's marks and texts. A text that is too long is cut; the whole text is its tooltip."""
     parts = []
     most = int((width - left - MARK) // GLYPH)
     for number, label in enumerate(labels):
@@ -131,7 +131,7 @@ def _labels(labels: Sequence[str], left: float, width: int, top: int, columns: i
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Ends of the vertical axis: with 0, unless all values are far from it."""
+    """Ends of the vertical axis. It includes 0 unless all values are far from 0."""
     high = max(values, default=1.0)
     low = min(values, default=0.0)
     low = low if high > low > high / 2 else min(low, 0.0)
@@ -139,7 +139,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _told(value: float) -> str:
-    """A value as an axis has room for."""
+    """A value as a short label."""
     for least, unit, mark in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")):
         if abs(value) >= least:
             return f"{value / unit:.3g}{mark}"

@@ -1,4 +1,4 @@
-"""How outputs and engines look in one line."""
+"""One-line descriptions of outputs and engines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _samples(output: RequestOutput) -> list[str]:
 
 
 def reason(output: RequestOutput) -> str:
-    """The finish reason; says so when the length was nobody's choice."""
+    """The finish reason; names max_tokens if the output ended at its default value."""
     from ..sampling_params import has_default_length
 
     ended = output.finish_reason or "running"
@@ -60,7 +60,7 @@ def reason(output: RequestOutput) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people: 98.4 MB."""
+    """Bytes with a unit: 98.4 MB."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}" if count / scale < 100 else f"{count / scale:,.0f} {unit}"

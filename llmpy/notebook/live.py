@@ -1,4 +1,4 @@
-"""The progress of a call while it runs: how many prompts are done, and throughput as a line."""
+"""The progress of a running call: the number of finished prompts, and a chart of throughput."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .charts import COLOURS, LineChart
 from .lines import size
 
 SAMPLES = 120
-"""Points of the line; when there are more, two become one."""
+"""Most points of the chart; beyond that, pairs of points are merged."""
 
 
 class LiveBar:
-    """A bar like tqdm's with a chart of throughput, which a notebook shows and goes on changing; pass it as `use_tqdm`.
+    """A progress bar like tqdm's with a chart of throughput, which a notebook updates live; pass it as `use_tqdm`.
 
     Args:
-        total: Prompts of the call, or bytes.
-        desc: What is counted.
+        total: Number of prompts of the call, or of bytes.
+        desc: Name of the counted things.
         unit: "B" for bytes.
         unused: tqdm's other options.
     """
@@ -36,12 +36,12 @@ class LiveBar:
         self._handle = display(self, display_id=True)
 
     def update(self, n: int) -> None:
-        """So many prompts more are done."""
+        """Adds `n` finished prompts."""
         self._done += n
         self._draw()
 
     def set_counts(self, prompt_tokens: int, output_tokens: int) -> None:
-        """The engine's counters, as they stand."""
+        """Sets the engine's current counters."""
         now, counts = time.perf_counter(), (prompt_tokens, output_tokens)
         if self._first_counts is None:
             self._first_counts, self.last_print_t, self._drawn_counts = counts, now, counts
@@ -56,7 +56,7 @@ class LiveBar:
         self._draw()
 
     def close(self) -> None:
-        """The last state stays."""
+        """Draws the final state, which stays visible."""
         self._draw()
 
     def _draw(self) -> None:

@@ -1,4 +1,4 @@
-"""The token view: each token tinted by how unlikely it was, its alternatives in a card below."""
+"""The token view: each token is tinted by its logprob; a card below shows its alternatives."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ font-size:12px;line-height:1.5;white-space:pre-wrap}
 .llmpy-tokens:has(.llmpy-token:hover,.llmpy-token:focus)>.llmpy-hint{display:none}
 .llmpy-card b{color:#2f8f87}
 </style>"""
-"""Cards are below the text, where no output area cuts them off. Tokens can be reached by the tab key and by touch; where styles
-are not taken, cards stay hidden."""
+"""Cards are below the text, so that the output area does not cut them off. The tab key and touch reach tokens. Without styles,
+cards stay hidden."""
 HINT = '<span class="llmpy-hint">Point at a token.</span>'
 
 
 def tint(logprob: float) -> str:
-    """A background from clear (certain) to red (unlikely)."""
+    """A background colour from clear (certain) to red (unlikely)."""
     doubt = min(max(-logprob, 0.0) / 6, 1.0) if not math.isnan(logprob) else 0.0
     return f"background:rgba(220,60,40,{doubt * 0.55:.2f})"
 
 
 def tokens_html(rows: Iterable[Entry | None] | None, text: str, before: str = "") -> str:
-    """Tokens, each with its card.
+    """The HTML of tokens, each with its card.
 
     Args:
-        rows: Their logprobs, or None.
-        text: Stands instead of them where there are no logprobs or no texts of tokens.
-        before: Stands dimmed before them.
+        rows: Logprobs of the tokens, or None.
+        text: Text to show if there are no logprobs or no token texts.
+        before: Text to show dimmed before the tokens.
     """
     shown: list[str] = []
     for row in rows or ():
@@ -54,7 +54,7 @@ def tokens_html(rows: Iterable[Entry | None] | None, text: str, before: str = ""
 
 
 def _card(row: Mapping[int, Logprob], token: int) -> str:
-    """Id, logprob and rank of a token, and the likeliest ones with their shares."""
+    """Id, logprob and rank of a token, and the most likely tokens with their probabilities."""
     own = row[token]
     best = sorted(row.items(), key=lambda item: -item[1].logprob)[:CARD_ROWS] if len(row) > 1 else []
     shares = []

@@ -45,7 +45,7 @@ def request_html(output: RequestOutput) -> str:
 
 
 def score_html(output: ScoreOutput) -> str:
-    """A scored sequence: what came before dimmed, each scored token tinted."""
+    """A scored sequence: text before the scored tokens is dimmed, scored tokens are tinted."""
     note = f"<small>{escape(score_line(output))}</small>"
     rows = output._logprobs
     if rows is None:
@@ -86,7 +86,7 @@ def _clip(text: str) -> str:
 
 
 def llm_html(llm: EngineBase) -> str:
-    """The engine's memory and cache as pictures, what it has done in a line, all numbers folded away."""
+    """The engine's memory and cache as charts, its work in one line, and all numbers in a folded section."""
     line = f"<small><code>{escape(llm_line(llm))}</code></small>"
     if llm.closed:
         return line
@@ -102,7 +102,7 @@ def llm_html(llm: EngineBase) -> str:
 
 
 def _cache_svg(llm: EngineBase, stats: EngineStats) -> str:
-    """The blocks that samples hold, those that a prompt could still find, and the others."""
+    """A bar of the cache's blocks: in use by samples, cached for later prompts, and free."""
     last = llm.step_log(1)
     used = stats.kv_blocks_total - stats.kv_blocks_free
     cached = min(last[-1].blocks_cached if last else 0, stats.kv_blocks_free)
@@ -113,7 +113,7 @@ def _cache_svg(llm: EngineBase, stats: EngineStats) -> str:
 
 
 def _done(stats: EngineStats) -> str:
-    """What the engine has done so far."""
+    """A line with the engine's work so far."""
     found = f", {stats.prefix_cache_hits:,} found in the cache" if stats.prefix_cache_queries else ""
     busy = f"{stats.num_running} running, {stats.num_waiting} waiting; "
     return f"{busy}{stats.prompt_tokens:,} prompt tokens{found}; {stats.generation_tokens:,} tokens written"
