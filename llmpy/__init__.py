@@ -1,4 +1,4 @@
-"""llmpy: large-language-model inference, a C core with a Python face.
+"""llmpy: large-language-model inference with a C core and a Python interface.
 
     from llmpy import LLM, SamplingParams
     llm = LLM("demo")
@@ -160,7 +160,7 @@ def _load(name: str) -> object:
     return value
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
     __getattr__ = _load
 
 

@@ -1,4 +1,4 @@
-"""`python -m llmpy` is the command `llmpy`."""
+"""`python -m llmpy` runs the command `llmpy`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Names of the public API that are not built yet. Using one raises UnsupportedError with what to use instead."""
+"""Names of the public API that are not implemented yet. Using one raises UnsupportedError with an alternative."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import UnsupportedError
 
 
 class _Later:
-    """A class that cannot be made yet."""
+    """A class that is not implemented yet."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         _refuse(type(self).__name__)
@@ -32,7 +32,7 @@ class LoRARequest(_Later):
 
 
 class LaterCalls:
-    """Ways to run LLM that are not built yet."""
+    """Methods of LLM that are not implemented yet."""
 
     def enqueue(self, *args: object, **kwargs: object) -> NoReturn:
         """Queues prompts."""
@@ -56,7 +56,7 @@ class LaterCalls:
 
 
 class LaterMethods:
-    """Methods of LLM and AsyncEngine that are not built yet. One that is awaited raises when it is called."""
+    """Methods of LLM and AsyncEngine that are not implemented yet. Coroutine methods raise when called."""
 
     def tap(self, *args: Any, **kwargs: Any) -> Any:
         """Intermediate tensors."""

@@ -1,7 +1,7 @@
-"""What `import llmpy` does in a source folder whose C core is not built: it takes the installed llmpy instead, or says why not.
+"""`import llmpy` in a source folder without a built C core: imports the installed llmpy instead, or raises a clear error.
 
-Python looks for modules in the working directory first. So in a clone it finds the folder `llmpy` of the sources, even after
-`pip install .` has put a built llmpy elsewhere.
+Python searches the working directory first. So in a clone it finds the source folder `llmpy`, even after `pip install .` has
+installed a built llmpy elsewhere.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 
 def give_way(error: ImportError) -> None:
-    """Puts the installed llmpy into `sys.modules` instead of this one: all of it, so that versions never mix.
+    """Replaces this package by the installed llmpy in `sys.modules`: all modules, so that versions never mix.
 
     Args:
-        error: Why this package's own core could not be imported.
+        error: The error from importing this package's core.
 
     Raises:
-        ImportError: There is no other llmpy, or this one's core is there and is broken.
+        ImportError: There is no other llmpy, or this package has a core that is broken.
     """
     spec = None if _has_core(FOLDER) else _installed()
     if spec is None or spec.loader is None:
@@ -39,12 +39,12 @@ def give_way(error: ImportError) -> None:
 
 
 def _has_core(folder: str) -> bool:
-    """Whether a package's folder holds a built core for this Python."""
+    """Whether a package's folder has a built core for this Python."""
     return any(os.path.exists(os.path.join(folder, "_core" + suffix)) for suffix in EXTENSION_SUFFIXES)
 
 
 def _installed() -> ModuleSpec | None:
-    """The first llmpy on `sys.path`, apart from this one, that has a core."""
+    """The first other llmpy on `sys.path` with a core."""
     for entry in sys.path:
         spec = PathFinder.find_spec("llmpy", [entry or os.getcwd()])
         if spec is not None and spec.origin is not None:
@@ -55,7 +55,7 @@ def _installed() -> ModuleSpec | None:
 
 
 def _warn_of_changes(installed: str) -> None:
-    """Says so if the sources here differ from those that run: an edit here would have no effect."""
+    """Warns if these sources differ from the installed ones, because edits here have no effect."""
     changed = [name for name in _sources(FOLDER) if _read(FOLDER, name) != _read(installed, name)]
     if changed:
         import warnings
@@ -84,7 +84,7 @@ def _read(folder: str, name: str) -> bytes | None:
 
 
 def _reason(error: ImportError) -> str:
-    """What is wrong, and what to do."""
+    """The error text: the problem, and the remedy."""
     root = os.path.dirname(FOLDER)
     if _has_core(FOLDER):
         return f"the C core in {FOLDER} cannot be loaded: {error}; install llmpy again for this Python and this machine"

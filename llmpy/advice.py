@@ -1,6 +1,6 @@
-"""Names of other libraries, and what to use here instead: keywords of calls, names of the package, methods of an engine.
+"""Names from other libraries, and advice on what to use here: keywords of calls, names of the package, engine methods.
 
-Names in backquotes exist and work; a test looks them up: options, sampling fields, arguments, classes, methods, variables.
+Names in backquotes must exist; a test looks them up: options, sampling fields, arguments, classes, methods, variables.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ KEYWORDS = {
     "data_1": "`score()` gives logprobs of given tokens; for similarity, call `embed()` and compare the vectors",
     "data_2": "`score()` gives logprobs of given tokens; for similarity, call `embed()` and compare the vectors",
 }
-"""Keyword arguments that no call has."""
+"""Keyword arguments that no call has -> advice."""
 
 NAMES = {
     "AsyncLLM": "use `AsyncEngine`",
@@ -145,7 +145,7 @@ NAMES = {
     "Llama": "use `LLM`",
     "SamplingParam": "use `SamplingParams`",
 }
-"""Names that the package and its modules do not have."""
+"""Names that the package and its modules do not have -> advice."""
 
 METHODS = {
     "llm_engine": "the LLM is the engine: `add_request()`, `step()` and `abort_request()` are its methods",
@@ -167,7 +167,7 @@ METHODS = {
     "tokenize": "call `get_tokenizer()` and its encode()",
     "detokenize": "call `get_tokenizer()` and its decode()",
 }
-"""Attributes that no engine has."""
+"""Attributes that no engine has -> advice."""
 
 LATER = {
     "enqueue": "call `add_request()`",
@@ -182,7 +182,7 @@ LATER = {
     "BeamSearchParams": "use `SamplingParams` with `n`",
     "LoRARequest": "merge the adapter into the checkpoint",
 }
-"""Names that are there and raise UnsupportedError."""
+"""Names that exist but raise UnsupportedError -> advice."""
 
 
 def plain(advice: str) -> str:
@@ -191,15 +191,15 @@ def plain(advice: str) -> str:
 
 
 def missing(owner: str, name: str, known: dict[str, str]) -> AttributeError:
-    """The error of an attribute that is not there, with the advice if the name is known."""
+    """The error for a missing attribute, with advice if the name is known."""
     hint = f"; {plain(known[name])}" if name in known else ""
     return AttributeError(f"{owner} has no attribute {name!r}{hint}", name=name)
 
 
 def lazy(module: str, homes: dict[str, str], name: str) -> object:
-    """An attribute that another module of the package holds, for `__getattr__` of a module.
+    """Loads an attribute from its module in the package, for a module's `__getattr__`.
 
-    A name with an advice raises ImportError: `from llmpy import name` would drop the text of an AttributeError.
+    A name with advice raises ImportError, because `from llmpy import name` drops the text of an AttributeError.
     """
     if name not in homes:
         if name in NAMES:
@@ -211,7 +211,7 @@ def lazy(module: str, homes: dict[str, str], name: str) -> object:
 
 
 def advised(method: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Makes a method tell what an unknown keyword means, when its first argument is missing because of that keyword."""
+    """Wraps a method: if its first argument is missing and a keyword is unknown, the error gives advice on that keyword."""
     code = method.__code__
     named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 

@@ -1,4 +1,4 @@
-"""What counts as a number in arguments, and what to say of a name that no call has."""
+"""Checks of arguments: numbers, bools, and unknown keywords."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from typing import SupportsFloat, SupportsIndex, TypeGuard
 
 def is_int(value: object) -> TypeGuard[SupportsIndex]:
-    """Whether the value has __index__ and is no bool."""
+    """Whether the value has __index__ and is not a bool."""
     return type(value) is int or (hasattr(type(value), "__index__") and type(value).__name__ not in ("bool", "bool_"))
 
 
 def lone_surrogate(text: str) -> int | None:
-    """Index of the first half of a surrogate pair, which no tokenizer takes; None: the text is Unicode."""
+    """Index of the first lone surrogate, which tokenizers cannot encode; None: the text is Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -24,7 +24,7 @@ def lone_surrogate(text: str) -> int | None:
 
 
 def is_number(value: object) -> TypeGuard[SupportsFloat]:
-    """Whether the value is an int or a float of any library, and no bool."""
+    """Whether the value is an int or a float of any library, and not a bool."""
     return type(value) is float or (
         hasattr(type(value), "__float__") and type(value).__name__ not in ("bool", "bool_", "ndarray")
     )
@@ -52,7 +52,7 @@ def as_bool(name: str, value: object) -> bool:
 
 
 def refuse_names(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Raises TypeError for the first unknown keyword, with what another library's name means or the nearest name here."""
+    """Raises TypeError for the first unknown keyword, with advice on another library's name or the nearest name here."""
     for name in unknown:
         from .advice import KEYWORDS, plain
 
@@ -67,7 +67,7 @@ def refuse_names(function: str, unknown: Iterable[str], known: Iterable[str]) ->
 
 
 def frozen(value: object) -> object:
-    """A value of dicts, lists and plain values that has a hash; equal values have equal ones."""
+    """A hashable copy of a value of dicts, lists and plain values; equal values give equal copies."""
     if isinstance(value, Mapping):
         return frozenset((key, frozen(item)) for key, item in value.items())
     if isinstance(value, list | tuple):

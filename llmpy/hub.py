@@ -1,4 +1,4 @@
-"""Where a model's files lie: a local directory, a `.gguf` file, or a repository of the Hugging Face hub and its cache.
+"""Finds a model's files: a local directory, a `.gguf` file, or a repository of the Hugging Face hub and its cache.
 
 A local path never touches the network and never imports the hub client.
 """
@@ -40,8 +40,8 @@ class ModelFiles:
 
     Args:
         kind: "hf" (config.json and safetensors) or "gguf".
-        directory: Where config and tokenizer files lie; None for a GGUF file, which holds its own.
-        weights: Safetensors shards in order, or the one GGUF file; empty if only the text files were asked for.
+        directory: Directory of config and tokenizer files; None for a GGUF file, which contains them.
+        weights: Safetensors shards in order, or the GGUF file; empty if only text files were requested.
         config: Contents of config.json; {} for GGUF.
         generation_config: Contents of generation_config.json; {} without one. The demo model, a GGUF file, has `demo.SAMPLING`.
         name: Short name for display.
@@ -71,28 +71,28 @@ class ModelFiles:
 
 
 def is_demo(model: str | Path) -> bool:
-    """Whether this names the demo model: the word, unless a file or a model's folder here has that name."""
+    """Whether `model` means the demo model: the word "demo", unless a local file or model folder has that name."""
     path = Path(DEMO)
     return model == DEMO and not (path.is_file() or (path / "config.json").is_file() or any(path.glob("*.gguf")))
 
 
 def resolve(model: str | Path, revision: str | None = None, token: str | None = None, *, weights: bool = True) -> ModelFiles:
-    """Finds the files of a model, downloading those of a hub repository that the cache lacks.
+    """Finds the files of a model; downloads missing files of a hub repository to the cache.
 
     Args:
         model: A local directory, a local `.gguf` file, a hub id ("org/name"), a file in one ("org/name/file.gguf"), or
             "demo", the demo model, which is fetched once.
         revision: Branch, tag or commit of a hub repository; None = its main branch.
-        token: Hub token; None = the one that the hub client finds.
-        weights: False: config and tokenizer files suffice; no weights are downloaded and none need be there.
+        token: Hub token; None = the hub client's token.
+        weights: False: only config and tokenizer files are needed; weights are neither required nor downloaded.
 
     Returns:
         The files, all of them on disk.
 
     Raises:
-        ModelNotFoundError: No such path, repository, revision or file, or no network and nothing in the cache.
-        CheckpointError: A JSON file that does not parse, or an index that names absent files.
-        UnsupportedError: Weights in another format only.
+        ModelNotFoundError: There is no such path, repository, revision or file, or no network and no cached copy.
+        CheckpointError: A JSON file does not parse, or an index names missing files.
+        UnsupportedError: The weights have another format only.
     """
     if is_demo(model):
         from .demo import fetch_model
@@ -139,7 +139,7 @@ def _from_directory(directory: Path, weights: bool) -> ModelFiles:
 
 
 def _holds_gguf(names: list[str], weights: bool) -> bool:
-    """Whether files like these are a GGUF model, and not a Hugging Face one."""
+    """Whether these files are a GGUF model rather than a Hugging Face model."""
     if "config.json" not in names:
         return True
     with_weights = [name for name in names if name.endswith((".gguf", ".safetensors"))]
@@ -147,7 +147,7 @@ def _holds_gguf(names: list[str], weights: bool) -> bool:
 
 
 def _check_shards(shards: list[Path], names: list[str], directory: Path) -> None:
-    """Raises unless there are safetensors files and all of them are there."""
+    """Raises unless there are safetensors files and none is missing."""
     others = ", ".join([name for name in names if name.endswith(OTHER_WEIGHTS)][:3])
     if not shards and others:
         raise UnsupportedError(f"{directory}: wanted safetensors, have {others}; convert the weights to safetensors")
@@ -176,7 +176,7 @@ def _shards(names: Iterable[str], index: Path) -> list[str]:
 
 
 def _only_gguf(names: Sequence[str], where: str, prefix: str) -> str:
-    """The one GGUF file among some names."""
+    """The only GGUF file among the names."""
     found = sorted(name for name in names if name.lower().endswith(".gguf"))
     if not found and ADAPTER in names:
         raise UnsupportedError(
@@ -197,7 +197,7 @@ def _only_gguf(names: Sequence[str], where: str, prefix: str) -> str:
 
 
 def _short_name(directory: Path) -> str:
-    """A directory's name; for a snapshot in the hub's cache, the repository's."""
+    """A directory's name; for a snapshot in the hub's cache, the repository's name."""
     resolved = directory.resolve()
     parent = resolved.parent.parent.name
     if resolved.parent.name == "snapshots" and parent.startswith("models--"):
@@ -206,7 +206,7 @@ def _short_name(directory: Path) -> str:
 
 
 def _from_hub(repository: str, file: str | None, revision: str | None, token: str | None, weights: bool) -> ModelFiles:
-    """A repository of the hub: what the hub lists is downloaded, without the hub what the cache has is taken."""
+    """The files of a hub repository: downloads the listed files, or uses the cache if the hub cannot be reached."""
     if find_spec("huggingface_hub") is None:  # tokenizers usually brings it
         message = f"{repository}: a model of the hub needs a package: pip install huggingface_hub; or give a local directory"
         raise ModelNotFoundError(message)
@@ -226,7 +226,7 @@ def _from_hub(repository: str, file: str | None, revision: str | None, token: st
 
 
 def _gguf_of(repository: str, file: str | None, names: list[str], weights: bool) -> str | None:
-    """Which GGUF file of a repository is meant; None if it is a Hugging Face model."""
+    """The chosen GGUF file of a repository; None if it is a Hugging Face model."""
     if file is None:
         return _only_gguf(names, repository, f"{repository}/") if _holds_gguf(names, weights) else None
     if file not in names:
@@ -236,13 +236,13 @@ def _gguf_of(repository: str, file: str | None, names: list[str], weights: bool)
 
 
 def _is_text(name: str) -> bool:
-    """Whether a repository's file is one of those that configure the model and its tokenizer."""
+    """Whether a repository's file configures the model or its tokenizer."""
     is_template = name.startswith("additional_chat_templates/") and name.endswith(".jinja")
     return name in TEXT_FILES or name.endswith("_Pooling/config.json") or is_template
 
 
 def _list_repository(repository: str, revision: str | None, token: str | None) -> list[str] | None:
-    """Names of a repository's files; None if the hub cannot be asked."""
+    """Names of a repository's files; None if the hub cannot be reached."""
     from huggingface_hub import HfApi, errors
 
     knob = "hf_token, HF_TOKEN"
@@ -286,14 +286,14 @@ def _cached_snapshot(repository: str, revision: str | None) -> Path:
 
 
 def _download(repository: str, names: list[str], revision: str | None, token: str | None) -> Path:
-    """Fetches some files of a repository into the cache; their directory."""
+    """Downloads files of a repository to the cache and returns their directory."""
     from huggingface_hub import snapshot_download
 
     patterns = [re.sub(r"([*?[])", r"[\1]", name) for name in names]
     try:
         return Path(snapshot_download(repository, revision=revision, token=token, allow_patterns=patterns))
     except Exception as error:  # as above
-        if type(error) in (OSError, PermissionError):  # a full disk, a cache that is not ours
+        if type(error) in (OSError, PermissionError):  # a full disk, or a cache without write permission
             raise
         message = f"{repository}: the download failed: {_first_line(error)}; try again, what is there is kept"
         raise ModelNotFoundError(message) from error

@@ -1,4 +1,4 @@
-"""The forms that a prompt may have, brought into one: text or ids, prior output, salt."""
+"""Converts all forms of prompts to one: text or ids, prior output, salt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids; `prompt` is only echoed. `token_type_ids` tell the two texts of a pair apart (BERT)."""
+    """A prompt as token ids; `prompt` is only echoed. `token_type_ids` distinguish the two texts of a pair (BERT)."""
 
     prompt_token_ids: Sequence[int]
     token_type_ids: NotRequired[Sequence[int]]
@@ -50,8 +50,14 @@ _PADDED = "would include padding; pass a list of unpadded lists"
 
 
 class Prompt:
-    """One prompt. `ids` is None until the text is tokenised; `error` says why it cannot be. `room` names a number of new
-    tokens that must fit behind it. `reader` takes answers to a conversation apart.
+    """One prompt.
+
+    | Attribute | Meaning |
+    |---|---|
+    | ids | token ids; None until the text is tokenised |
+    | error | why the text cannot be tokenised |
+    | room | (option, number of new tokens that must fit after the prompt) |
+    | reader | parser of answers to a conversation |
     """
 
     __slots__ = ("error", "ids", "prior", "reader", "room", "salt", "text", "types")
@@ -70,16 +76,16 @@ class Prompt:
 
 
 def is_single(prompts: object) -> bool:
-    """Whether this is one prompt rather than a batch of them."""
+    """Whether this is one prompt rather than a batch."""
     if isinstance(prompts, str | Mapping):
         return True
-    if hasattr(prompts, "ndim"):  # an array: numbers are the ids of one prompt
+    if hasattr(prompts, "ndim"):  # an array of numbers is one prompt
         return getattr(getattr(prompts, "dtype", None), "kind", "i") in "biufc"
     return isinstance(prompts, Sequence) and len(prompts) > 0 and _is_scalar(prompts[0])
 
 
 def batch(prompts: object) -> list[object]:
-    """The prompts of a call's first argument, one after another."""
+    """The prompts in a call's first argument, as a list."""
     if hasattr(prompts, "columns") or hasattr(prompts, "column_names"):
         raise TypeError(f"prompts must be one column, but is a {type(prompts).__name__}; pass table['name of the column']")
     if is_single(prompts):
@@ -94,7 +100,7 @@ def batch(prompts: object) -> list[object]:
 
 
 def listed(items: Iterable[object]) -> list[Any]:
-    """The items as a list; those of an array, or of a column of Arrow, as Python's own objects."""
+    """The items as a list; items of an array or an Arrow column become Python objects."""
     if hasattr(items, "to_pylist"):
         return list(items.to_pylist())
     plain = items.tolist() if hasattr(items, "ndim") and hasattr(items, "tolist") else items
@@ -102,7 +108,7 @@ def listed(items: Iterable[object]) -> list[Any]:
 
 
 def parse(prompt: object) -> Prompt:
-    """One prompt of any form."""
+    """Parses one prompt of any form."""
     if isinstance(prompt, str):
         return Prompt(_unicode(prompt), None)
     if isinstance(prompt, Mapping):
@@ -140,7 +146,7 @@ def _parse_dict(prompt: Mapping[str, Any]) -> Prompt:
 
 
 def _parse_encoding(encoding: Mapping[str, Any]) -> Prompt:
-    """What a tokenizer of transformers returns for one text."""
+    """Parses the result of a transformers tokenizer for one text."""
     ids, mask, types = (encoding.get(key) for key in ("input_ids", "attention_mask", "token_type_ids"))
     if isinstance(ids, Sequence) and ids and not _is_scalar(ids[0]):
         raise TypeError("input_ids holds several prompts; pass encoding['input_ids'], a list of unpadded lists")
@@ -152,7 +158,7 @@ def _parse_encoding(encoding: Mapping[str, Any]) -> Prompt:
 
 
 def _unicode(text: str) -> str:
-    """The text, unless it holds half a surrogate pair, which no tokenizer takes."""
+    """Returns the text; raises if it has a lone surrogate, which tokenizers cannot encode."""
     start = lone_surrogate(text)
     if start is not None:
         message = f"prompt: wanted Unicode text, have a lone surrogate at {start}"
@@ -161,7 +167,7 @@ def _unicode(text: str) -> str:
 
 
 def parse_ids(ids: object) -> Ids:
-    """Token ids as a read-only int32 array of our own."""
+    """Token ids as a new read-only int32 array."""
     import numpy as np
 
     if hasattr(ids, "__array__") and not isinstance(ids, np.ndarray):
@@ -189,5 +195,5 @@ def parse_ids(ids: object) -> Ids:
 
 
 def _is_scalar(item: object) -> bool:
-    """Whether an item is a number, right or wrong as a token id, rather than a prompt."""
+    """Whether an item is a number (a valid token id or not) rather than a prompt."""
     return isinstance(item, int | float) or (getattr(item, "ndim", None) == 0)

@@ -1,4 +1,4 @@
-"""The JSON files of a checkpoint: whatever is wrong with one is a CheckpointError with its name."""
+"""Reads the JSON files of a checkpoint; every problem is a CheckpointError with the file's name."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ MAX_TOKEN_ID = 1 << 20  # or four times the number of tokens, whichever is more;
 
 
 def damaged(path: Path | str, problem: str) -> CheckpointError:
-    """What is wrong with a file."""
+    """The error for a file."""
     return CheckpointError(f"{path}: {problem}", file=str(path))
 
 
 def read_json(path: Path, kind: type = dict, absent: Callable[[], Any] | None = None) -> Any:
-    """The content of a JSON file.
+    """Reads a JSON file.
 
     Args:
         path: The file.
-        kind: dict or list: what the file must hold.
-        absent: Makes what is returned if there is no such file; None: that is an error.
+        kind: Required type of the content: dict or list.
+        absent: Makes the result if the file is missing; None: a missing file is an error.
 
     Raises:
-        CheckpointError: The file cannot be read, is no JSON, is nested too deeply, holds half a surrogate pair, or is of
-            another kind.
+        CheckpointError: The file cannot be read, is not JSON, is nested too deeply, has a lone surrogate, or holds another
+            type.
     """
     try:
         return parse_json(path.read_text(encoding="utf-8"), path, kind)
@@ -43,7 +43,7 @@ def read_json(path: Path, kind: type = dict, absent: Callable[[], Any] | None = 
 
 
 def parse_json(text: str, path: Path | str, kind: type = dict) -> Any:
-    """The content of a JSON text, checked as `read_json` does; `path` is for messages."""
+    """Parses a JSON text with the checks of `read_json`; `path` is for messages."""
     try:
         found = json.loads(text)
         _check_depth(found, 0)
@@ -71,11 +71,11 @@ def check_token_ids(path: Path | str, vocabulary: dict[str, int]) -> None:
     """Refuses ids so large that tables by id would take far more memory than the file.
 
     Args:
-        path: Of the file that gives the ids, for the message.
-        vocabulary: Ids by token.
+        path: File with the ids, for the message.
+        vocabulary: Token -> id.
 
-    Raises:
-        CheckpointError: An id beyond MAX_TOKEN_ID and four times the number of tokens.
+        Raises:
+            CheckpointError: An id is beyond MAX_TOKEN_ID and four times the number of tokens.
     """
     most = max(MAX_TOKEN_ID, 4 * len(vocabulary))
     token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))

@@ -1,4 +1,4 @@
-"""Logprobs of tokens: arrays, and a view of them as a list of dicts that makes objects only when asked."""
+"""Logprobs of tokens: arrays, and a view of them as a list of dicts, which are made on demand."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Logprob(NamedTuple):
     """One token's logprob.
 
     Args:
-        logprob: Natural logarithm of its probability.
-        rank: 1 + the number of tokens with a strictly larger value.
-        decoded_token: The token's own text, or None without detokenisation.
+        logprob: Natural logarithm of the token's probability.
+        rank: 1 + number of tokens with a strictly larger value.
+        decoded_token: Text of the token; None without detokenisation.
     """
 
     logprob: float
@@ -34,13 +34,13 @@ class Logprob(NamedTuple):
 
 
 class SampledLogprobs(NamedTuple):
-    """What is known of the sampled tokens, whatever `logprobs_mode` is.
+    """All logprobs of the sampled tokens, for every `logprobs_mode`.
 
     Args:
-        raw: Under the model's own distribution, float32 [T].
-        full: With bias, penalties and temperature, nothing removed, float32 [T].
-        processed: Under the distribution drawn from, float32 [T].
-        kept_mass: Share of `full` that truncation and masks kept, float32 [T].
+        raw: Logprobs under the model's distribution, float32 [T].
+        full: Logprobs with bias, penalties and temperature, before truncation and masks, float32 [T].
+        processed: Logprobs under the sampling distribution, float32 [T].
+        kept_mass: Probability mass of `full` that truncation and masks kept, float32 [T].
         rank: 1 + number of tokens with a larger value in the request's mode, int32 [T].
     """
 
@@ -52,14 +52,14 @@ class SampledLogprobs(NamedTuple):
 
 
 class LogprobsView(Sequence[Row], Generic[Row]):
-    """Acts as a list with one dict per token, made when it is asked for: id -> Logprob, the token itself first.
+    """Acts as a list with one dict per token, made on demand: id -> Logprob, with the token itself first.
 
     Args:
-        ids: int32 [T, k + 1]: column 0 the token itself, then the k best; padding `vocab_size`.
-        values: float32 [T, k + 1], padding -inf.
+        ids: int32 [T, k + 1]: column 0 is the token itself, then the k best; padding is `vocab_size`.
+        values: Logprobs, float32 [T, k + 1]; padding is -inf.
         ranks: int32 [T, k + 1].
-        vocab_size: Rows of the vocabulary.
-        decode: Gives a token's text, or None.
+        vocab_size: Size of the vocabulary.
+        decode: Returns a token's text; None: no texts.
     """
 
     __slots__ = ("_arrays", "_decode", "_parts", "_vocab_size")
@@ -74,7 +74,7 @@ class LogprobsView(Sequence[Row], Generic[Row]):
     def of(
         cls, token_ids: Ints, values: Floats, ranks: Ints, top: Top | None, vocab_size: int, decode: Decode | None = None
     ) -> Self:
-        """Of the tokens and their k alternatives, which are joined when they are asked for."""
+        """Makes a view of tokens and their k alternatives; the arrays are joined on demand."""
         made = cls(token_ids, values, ranks, vocab_size, decode)
         made._arrays, made._parts = None, (token_ids, values, ranks, top)
         return made
@@ -101,11 +101,11 @@ class LogprobsView(Sequence[Row], Generic[Row]):
         return self._joined()[2]
 
     def text(self, token: int) -> str | None:
-        """A token's own text, or None where texts are not known; a pickled view knows those of its own tokens."""
+        """The text of a token; None if it is unknown. A pickled view knows only the texts of its tokens."""
         return self._decode(token) if self._decode else None
 
     def followed_by(self, other: Self) -> Self:
-        """These tokens, then the other's, which have as many alternatives."""
+        """These tokens, then the other view's, which must have the same number of alternatives."""
         import numpy as np
 
         pairs = zip((self.ids, self.values, self.ranks), (other.ids, other.values, other.ranks), strict=True)
@@ -134,7 +134,7 @@ class LogprobsView(Sequence[Row], Generic[Row]):
                 yield self._row(ids, values, ranks)
 
     def to_list(self) -> list[Row]:
-        """A plain list of plain dicts, for code that asks for these types."""
+        """A plain list of plain dicts, for code that requires these types."""
         return list(self)
 
     def _row(self, ids: list[int], values: list[float], ranks: list[int]) -> Row:
@@ -178,7 +178,7 @@ class Logprobs(LogprobsView[Entry]):
 
 
 class PromptLogprobs(LogprobsView["Entry | None"]):
-    """Logprobs of a prompt; acts as `list[dict[int, Logprob] | None]`: the first token, whose row is padding, has None."""
+    """Logprobs of a prompt; acts as `list[dict[int, Logprob] | None]`. The first token has None; its row is padding."""
 
     __slots__ = ()
 
@@ -189,12 +189,12 @@ class PromptLogprobs(LogprobsView["Entry | None"]):
 def _restore(
     kind: type[LogprobsView[Any]], ids: Ints, values: Floats, ranks: Ints, vocab_size: int, texts: dict[int, str | None] | None
 ) -> LogprobsView[Any]:
-    """A pickled view: the texts of its tokens instead of a tokenizer."""
+    """Restores a pickled view, with the texts of its tokens instead of a tokenizer."""
     return kind(ids, values, ranks, vocab_size, texts.get if texts else None)
 
 
 def join(token_ids: Ints, values: Floats, ranks: Ints, top: Top | None) -> tuple[Ints, Floats, Ints]:
-    """Puts the tokens themselves before their k alternatives: three arrays [T, k + 1], read-only."""
+    """Joins the tokens and their k alternatives to three read-only arrays [T, k + 1]."""
     import numpy as np
 
     columns = [(token_ids[:, None], values[:, None], ranks[:, None])]

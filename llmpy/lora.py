@@ -1,4 +1,4 @@
-"""`llmpy.lora.request.LoRARequest`, where code written for vLLM looks for it. Adapters are not supported yet."""
+"""`llmpy.lora.request.LoRARequest`, the name that code written for vLLM imports. Adapters are not supported yet."""
 
 from __future__ import annotations
 

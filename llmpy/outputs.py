@@ -1,4 +1,4 @@
-"""What comes back from a call: outputs of requests, of samples, of scoring; metrics and statistics."""
+"""Results of calls: outputs of requests, of samples and of scoring; metrics and statistics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class VersionSpan(NamedTuple):
-    """Tokens `start` to `end` were made by these weights."""
+    """The weights that computed tokens `start` to `end` (exclusive)."""
 
     start: int
     end: int
@@ -38,14 +38,14 @@ class VersionSpan(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RequestMetrics:
-    """Times of a request in seconds. `_ts` are of the monotonic clock; None = never got there.
+    """Times of a request in seconds. `_ts` values are of the monotonic clock; None = not reached.
 
     Args:
-        arrival_time: Wall clock at submission.
-        queued_ts, scheduled_ts, first_token_ts, last_token_ts: When it was queued, first ran, gave its first and its
-            last token.
-        num_preemptions: How often it had to start over for lack of memory.
-        num_generation_tokens: Tokens of all samples.
+        arrival_time: Wall clock time of submission.
+        queued_ts, scheduled_ts, first_token_ts, last_token_ts: Times when the request was queued, first ran, and produced its
+            first and last token.
+        num_preemptions: Number of times that a sample had to start over for lack of memory.
+        num_generation_tokens: Number of tokens of all samples.
     """
 
     arrival_time: float
@@ -58,33 +58,33 @@ class RequestMetrics:
 
     @property
     def first_token_latency(self) -> float | None:
-        """From queueing to the first token."""
+        """Seconds from queueing to the first token."""
         return _difference(self.first_token_ts, self.queued_ts)
 
     @property
     def queue_time(self) -> float | None:
-        """From queueing to the first step."""
+        """Seconds from queueing to the first step."""
         return _difference(self.scheduled_ts, self.queued_ts)
 
     @property
     def prefill_time(self) -> float | None:
-        """From the first step to the first token."""
+        """Seconds from the first step to the first token."""
         return _difference(self.first_token_ts, self.scheduled_ts)
 
     @property
     def decode_time(self) -> float | None:
-        """From the first to the last token."""
+        """Seconds from the first to the last token."""
         return _difference(self.last_token_ts, self.first_token_ts)
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Decode time over the tokens after the first."""
+        """Decode time divided by the number of tokens after the first, in seconds."""
         time = self.decode_time
         return None if time is None else time / max(self.num_generation_tokens - 1, 1)
 
     @property
     def e2e_time(self) -> float | None:
-        """From queueing to the last token."""
+        """Seconds from queueing to the last token."""
         return _difference(self.last_token_ts, self.queued_ts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,18 +110,18 @@ class CompletionOutput:
     """One sample of a request. T is its number of tokens.
 
     Args:
-        index: Sample 0 .. n - 1.
-        text: Its text, cut by the stop rule; "" without detokenisation.
-        token_ids_array: int32 [T], with the end-of-sequence or stop token that ended it.
-        logprobs: One dict per token, or None if not asked for; `logprobs.to_list()` is a plain list of them.
-        token_logprobs: Of the sampled tokens in the request's mode, float32 [T], or None.
-        cumulative_logprob: Their float64 sum in order, or None.
+        index: Number of the sample, 0 .. n - 1.
+        text: Text, cut by the stop rule; "" without detokenisation.
+        token_ids_array: int32 [T], including the end-of-sequence or stop token that ended the sample.
+        logprobs: One dict per token, or None if not requested; `logprobs.to_list()` is a plain list of dicts.
+        token_logprobs: Logprobs of the sampled tokens in the request's mode, float32 [T], or None.
+        cumulative_logprob: Float64 sum of `token_logprobs` in order, or None.
         sampled: All logprobs of the sampled tokens, or None.
         finish_reason: "stop", "length", "abort", "error"; None while running.
         stop_reason: The stop token id or stop string; None for end of sequence and everything else.
-        weight_versions: Which weights made which tokens; covers 0 .. T.
-        num_prior_tokens: Length of the `output_token_ids` that it continues.
-        routed_experts: None.
+        weight_versions: The weights that computed the tokens; the spans cover 0 .. T.
+        num_prior_tokens: Length of the `output_token_ids` that the sample continues.
+        routed_experts: Always None.
 
     Example:
         >>> sample = llm.generate("2 + 2 =", logprobs=0)[0].outputs[0]
@@ -152,7 +152,7 @@ class CompletionOutput:
 
     @property
     def reply(self) -> Reply:
-        """The text taken apart: content, reasoning, tool calls. Outside `chat`, and in deltas, all of it is content."""
+        """The parsed text: content, reasoning, tool calls. Outside `chat`, and in deltas, all text is content."""
         return Reply(content=self.text) if self._reply is None else self._reply.get()
 
     @property
@@ -162,12 +162,12 @@ class CompletionOutput:
 
     @property
     def reasoning(self) -> str | None:
-        """What the model thought before it answered; None: nothing that its chat template marks."""
+        """The model's reasoning before the answer, as marked by its chat template; None: no reasoning."""
         return self.reply.reasoning
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The calls of functions that the answer holds, in order."""
+        """The tool calls in the answer, in order."""
         return self.reply.tool_calls
 
     def finished(self) -> bool:
@@ -193,24 +193,25 @@ class CompletionOutput:
 
 @dataclass(slots=True, eq=False, kw_only=True, repr=False)
 class RequestOutput:
-    """All samples of one prompt. P is the number of its tokens.
+    """All samples of one prompt. P is the number of prompt tokens.
 
     Args:
-        request_id: The request's name.
-        index: Place in the call's input.
-        prompt: Its text; None for bare ids.
+        request_id: Id of the request.
+        index: Index of the prompt in the call's input.
+        prompt: Text of the prompt; None for token ids.
         prompt_token_ids_array: int32 [P].
         outputs: One CompletionOutput per sample, in order.
-        prompt_logprobs: Length P, element 0 is None; None if not asked for, or if the request ended within its prompt.
-        prompt_token_logprobs: float32 [P], NaN at 0; else None as before.
-        finished: Whether nothing follows for this request.
-        num_cached_tokens: Prompt tokens taken from the cache at first admission.
-        weight_version: Of the last token.
-        seed: The seed used; with it the request can be replayed.
+        prompt_logprobs: Logprobs of the prompt, length P, element 0 is None; None if not requested, or if the request ended
+            within its prompt.
+        prompt_token_logprobs: Logprobs of the prompt's tokens, float32 [P], NaN at 0; None if `prompt_logprobs` is None.
+        finished: Whether the request has ended.
+        num_cached_tokens: Number of prompt tokens found in the prefix cache at first admission.
+        weight_version: Version of the weights for the last token.
+        seed: The seed used; it reproduces the request.
         metrics: Times.
-        error: Why it failed, or None.
-        sampling_params: As used.
-        lora_request: None.
+        error: Why the request failed, or None.
+        sampling_params: The parameters used.
+        lora_request: Always None.
 
     Example:
         >>> output = llm.generate("The capital of France is", max_tokens=8)[0]
@@ -248,7 +249,7 @@ class RequestOutput:
 
     @property
     def reply(self) -> Reply:
-        """The first sample's text taken apart: content, reasoning, tool calls."""
+        """The first sample's parsed text: content, reasoning, tool calls."""
         return self.outputs[0].reply if self.outputs else Reply(content="")
 
     @property
@@ -258,12 +259,12 @@ class RequestOutput:
 
     @property
     def reasoning(self) -> str | None:
-        """What the model thought in the first sample."""
+        """The first sample's reasoning, or None."""
         return self.reply.reasoning
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The calls of functions in the first sample."""
+        """The first sample's tool calls."""
         return self.reply.tool_calls
 
     @property
@@ -308,7 +309,7 @@ class RequestOutputs(OutputList[RequestOutput]):
 
     Args:
         outputs: The outputs.
-        elapsed: Seconds that the call took.
+        elapsed: Duration of the call in seconds.
 
     Example:
         >>> outputs = llm.generate(["2 + 2 =", "3 + 3 ="], temperature=0, max_tokens=4)
@@ -327,12 +328,12 @@ class RequestOutputs(OutputList[RequestOutput]):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Number of tokens of all prompts."""
         return sum(len(output.prompt_token_ids_array) for output in self)
 
     @property
     def num_generation_tokens(self) -> int:
-        """Tokens of all samples."""
+        """Number of tokens of all samples."""
         return sum(len(sample.token_ids_array) for output in self for sample in output.outputs)
 
     def _repr_html_(self) -> str:
@@ -346,16 +347,16 @@ class ScoreOutput:
     """Teacher-forced logprobs of given tokens. N is the length of the sequence.
 
     Args:
-        index: Place in the call's input.
+        index: Index of the sequence in the call's input.
         token_ids_array: The whole sequence, int32 [N].
-        start: First position that was scored.
+        start: First scored position.
         token_logprobs: float32 [N - start].
         ranks: int32 [N - start].
-        top: The best alternatives, or None if not asked for.
-        num_cached_tokens: Tokens taken from the cache.
-        weight_version: Of the weights.
-        error: Why it failed, or None.
-        sampled: None.
+        top: The best alternatives, or None if not requested.
+        num_cached_tokens: Number of tokens found in the prefix cache.
+        weight_version: Version of the weights.
+        error: Why the request failed, or None.
+        sampled: Always None.
 
     Example:
         >>> score = llm.score("The sky is blue")[0]
@@ -372,7 +373,7 @@ class ScoreOutput:
     weight_version: int | str = 0
     error: LlmpyError | None = None
     sampled: None = None
-    _logprobs: Logprobs | None = None  # of the scored tokens, with `top` if that was asked for
+    _logprobs: Logprobs | None = None  # logprobs of the scored tokens, including `top` if requested
 
     @property
     def token_ids(self) -> list[int]:
@@ -387,7 +388,7 @@ class ScoreOutput:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative logprob; NaN without tokens."""
+        """exp(-mean logprob); NaN without tokens."""
         return math.exp(-self.sum_logprob / len(self.token_logprobs)) if len(self.token_logprobs) else math.nan
 
     def to_dict(self) -> dict[str, Any]:
@@ -398,7 +399,7 @@ class ScoreOutput:
         return {name: to_plain(value) for name, value in values.items()}
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """What is pickled: texts of tokens with `top` alone, since they are more than all the rest."""
+        """The pickled state. Token texts are included only with `top`, because they are larger than all other data."""
         return None, {item.name: getattr(self, item.name) for item in fields(self)} | {"_logprobs": self.top}
 
     def __repr__(self) -> str:
@@ -425,10 +426,10 @@ class Chunk(str):
     """New text of a stream, with the tokens that came with it.
 
     Args:
-        text: New text only; may be "" when a token gave none yet.
+        text: The new text; "" if the new tokens give no text yet.
         token_ids: The new tokens.
-        token_logprobs: Their logprobs, float32, or None.
-        output: Everything so far.
+        token_logprobs: Logprobs of the new tokens, float32, or None.
+        output: The whole output so far.
     """
 
     __slots__ = ("output", "token_ids", "token_logprobs")
@@ -446,7 +447,7 @@ class Chunk(str):
 
     @property
     def finish_reason(self) -> str | None:
-        """Set on the last chunk."""
+        """The finish reason on the last chunk; None before."""
         return self.output.finish_reason
 
     def __getnewargs__(self) -> tuple[str, list[int], Floats | None, RequestOutput]:  # type: ignore[override]
@@ -454,21 +455,20 @@ class Chunk(str):
 
 
 class StepRecord(NamedTuple):
-    """One step of an engine, as it was scheduled.
+    """The record of one step of an engine.
 
     Args:
-        number: Counts from 1.
-        start: Seconds of the monotonic clock.
-        host_us: Microseconds of the host: scheduling, enqueuing, taking the results in.
-        device_us: Microseconds from the step's start, or from the end of the step before if that came later, to its
-            results.
-        rows: Positions computed: the sum of `prompt_rows` (prompts and given output, uncached), `decode_rows` (of
-            tokens drawn), `redone_rows` (computed again after a preemption) and `wasted_rows` (their results dropped).
-        tokens: Drawn.
-        admitted, preempted: Samples that came in, and that lost their blocks.
-        running, waiting: Samples in the step, and behind it.
-        blocks_used, blocks_cached: Blocks held by samples; free blocks that the prefix cache can still find.
-        in_flight: Steps in flight once it had started, itself included: 2 where host and device overlap.
+        number: Number of the step, from 1.
+        start: Start time, in seconds of the monotonic clock.
+        host_us: Microseconds on the host: scheduling, enqueuing, and processing the results.
+        device_us: Microseconds until the results, from the later of the step's start and the end of the previous step.
+        rows: Number of computed positions: the sum of `prompt_rows` (uncached prompt and given output), `decode_rows` (for
+            sampled tokens), `redone_rows` (recomputed after a preemption) and `wasted_rows` (results dropped).
+        tokens: Number of sampled tokens.
+        admitted, preempted: Number of samples admitted, and of samples that lost their blocks.
+        running, waiting: Number of samples in the step, and of waiting samples.
+        blocks_used, blocks_cached: Number of blocks held by samples, and of free blocks in the prefix cache.
+        in_flight: Number of steps in flight after the start, including this one; 2 if host and device overlap.
         replayed: 1 if a captured graph was replayed, else 0.
     """
 
@@ -493,14 +493,14 @@ class StepRecord(NamedTuple):
 
 
 class KvEvent(NamedTuple):
-    """A change of what the prefix cache holds.
+    """A change of the prefix cache.
 
     Args:
-        number: Counts from 0.
-        kind: 0: a block can be found from now on, 1: it cannot any more, 2: none can.
-        hash, parent: Of the block and of the one before it, opaque; parent None: it is a prompt's first.
-        group: Of layers with caches alike.
-        token_ids: Of the block as int32 bytes, of kind 0.
+        number: Number of the event, from 0.
+        kind: 0: a block was added; 1: a block was removed; 2: all blocks were removed.
+        hash, parent: Opaque hashes of the block and of the block before it; parent None: the first block of a prompt.
+        group: Number of the cache group (layers with equal caches).
+        token_ids: Token ids of the block as int32 bytes, for kind 0.
         salt: `cache_salt` of the first block.
     """
 
@@ -514,12 +514,12 @@ class KvEvent(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """How often values fell between fixed bounds.
+    """Counts of values between fixed bounds.
 
     Args:
-        bounds: Ascending.
-        counts: `counts[i]` values lay above `bounds[i - 1]`, up to `bounds[i]`; the last one counts those above all.
-        sum: Of all values.
+        bounds: Bounds in ascending order.
+        counts: `counts[i]` is the number of values above `bounds[i - 1]` and up to `bounds[i]`; the last counts larger values.
+        sum: Sum of all values.
     """
 
     bounds: tuple[float, ...]
@@ -531,14 +531,17 @@ class Histogram(NamedTuple):
 class EngineStats:
     """A snapshot of an engine's counters and gauges. Counters only grow.
 
-    `finished` counts samples by finish reason; `redone_rows` are positions computed again after a preemption, `wasted_rows`
-    those computed for a sample that had ended meanwhile. `max_steps_in_flight` is 2 where host and device overlap;
-    `num_replayed_steps` counts steps that replayed a captured graph, `num_mixed_preemptions` those preemptions (they are among
-    `num_preemptions`) that rebuilt the cache of a sample under newer weights than it began with. `state_snapshots` of recurrent
-    states lie in the pool and can be found, in `state_snapshot_bytes` of it; they give way to what runs, as cached blocks do.
-    `states` says what keeps steps from running: "paused", "updating", "weights missing", "asleep", "dead", or is ("serving",).
-    `num_masks` were filled for grammars, which took threads `mask_us` microseconds. Of `num_waiting`, `num_held` wait for a
-    pause to end and `num_compiling` for their grammar. `nonfinite_rows` drew nothing, since their logits were not finite.
+    - `finished`: samples by finish reason.
+    - `redone_rows`: positions recomputed after a preemption.
+    - `wasted_rows`: positions computed for a sample that had already ended.
+    - `max_steps_in_flight`: 2 if host and device overlap.
+    - `num_replayed_steps`: steps that replayed a captured graph.
+    - `num_mixed_preemptions`: preemptions (of `num_preemptions`) that rebuilt a sample's cache under newer weights.
+    - `state_snapshots`, `state_snapshot_bytes`: recurrent states in the pool's prefix cache; running samples evict them.
+    - `states`: what stops steps: "paused", "updating", "weights missing", "asleep", "dead"; or ("serving",).
+    - `num_masks`, `mask_us`: masks filled for grammars, and the threads' time for them in microseconds.
+    - `num_held`, `num_compiling`: of `num_waiting`: samples that wait for the end of a pause, and for their grammar.
+    - `nonfinite_rows`: positions without a sampled token, because their logits were not finite.
     """
 
     num_running: int = 0
@@ -593,7 +596,7 @@ def sum_in_order(values: npt.NDArray[np.float32], start: float = 0.0) -> float:
 
 
 def to_plain(value: Any) -> Any:
-    """A value as JSON knows it: numbers that are not finite become None."""
+    """A value for JSON; numbers that are not finite become None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
@@ -621,7 +624,7 @@ _MOVED = dict.fromkeys(
     "pooling_outputs",
 )
 
-if not TYPE_CHECKING:  # code written for vLLM looks for outputs of pooling here
+if not TYPE_CHECKING:  # code written for vLLM imports pooling outputs from here
 
     def __getattr__(name: str) -> object:
         from .advice import lazy

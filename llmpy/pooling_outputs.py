@@ -1,4 +1,4 @@
-"""What embed(), classify() and encode() return."""
+"""Results of embed(), classify() and encode()."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PoolingOutput:
-    """What was made of a prompt's states.
+    """The pooled states of a prompt.
 
     Args:
-        data: float32 [D]; of every token [P, D]. For a classifier D is its number of labels.
+        data: float32 [D], or [P, D] for tasks that return every token. For a classifier D is the number of labels.
     """
 
     data: Floats
@@ -36,12 +36,12 @@ class EmbeddingOutput:
 
     @property
     def data(self) -> Floats:
-        """The same, under the name that all poolings have."""
+        """`embedding`, by the name that all pooling outputs have."""
         return self.embedding
 
     @property
     def hidden_size(self) -> int:
-        """D."""
+        """Number of elements, D."""
         return len(self.embedding)
 
 
@@ -50,14 +50,14 @@ class ClassificationOutput:
     """A classification.
 
     Args:
-        probs: float32 [labels]: probabilities, or the head's own scores where use_activation is False.
+        probs: float32 [labels]: probabilities, or the head's raw scores if use_activation is False.
     """
 
     probs: Floats
 
     @property
     def data(self) -> Floats:
-        """The same, under the name that all poolings have."""
+        """`probs`, by the name that all pooling outputs have."""
         return self.probs
 
     @property
@@ -71,17 +71,17 @@ Outputs = TypeVar("Outputs", PoolingOutput, EmbeddingOutput, ClassificationOutpu
 
 @dataclass(slots=True, eq=False, kw_only=True, repr=False)
 class PoolingRequestOutput(Generic[Outputs]):
-    """One prompt's pooled states. P is its number of tokens.
+    """One prompt's pooled states. P is the number of its tokens.
 
     Args:
-        request_id: The request's id.
-        index: Place in the call's input.
-        prompt: The text; None for bare ids.
+        request_id: Id of the request.
+        index: Index of the prompt in the call's input.
+        prompt: Text of the prompt; None for token ids.
         prompt_token_ids_array: int32 [P].
         outputs: The result; empty if the request failed.
-        num_cached_tokens: Tokens taken from the cache.
-        weight_version: Of the weights.
-        error: Why it failed, or None.
+        num_cached_tokens: Number of tokens found in the prefix cache.
+        weight_version: Version of the weights.
+        error: Why the request failed, or None.
         finished: Whether the result is complete; False if the request failed or was aborted.
     """
 
@@ -140,11 +140,11 @@ class PoolingOutputs(OutputList[Output]):
     """
 
     def numpy(self) -> Floats:
-        """The results below each other, float32 [B, D].
+        """Stacks the results, float32 [B, D].
 
         Raises:
-            ValueError: A request failed or was aborted, so it has no result; or results have unlike shapes, as those of
-                every token have.
+            ValueError: A request failed or was aborted, so it has no result; or the results have different shapes, such as
+                results of every token.
         """
         left = [output for output in self if not output.finished]
         if left:
