@@ -1,13 +1,13 @@
-"""What AsyncEngine costs beside the model: against LLM, the event loop's share of a core, steps with many requests in flight.
+"""The cost of AsyncEngine: compared with LLM, the event loop's share of a core, steps with many requests in flight.
 
     python benchmarks/async_engine.py [--device cpu] [--streams 256] [--tokens 200] [--rate 20000] [--in-flight 4096]
     python benchmarks/async_engine.py --model 8b --device cuda:0 [--out DIR] [--commit ID]
 
-- loop: processor time of the event loop's thread per output object, one object per stream and step, and what share of a core
-  that is at a rate of tokens; with what the engine reached. It does not depend on how fast the model is.
-- step: a step with every place taken, alone and with many requests in flight.
-- slow: eight streams of a few requests, alone and beside as many whose readers sleep.
-- n8: 32 prompts of 512 tokens, n = 8, 512 new ones, logprobs: LLM and AsyncEngine in turns on the same weights.
+- loop: processor time of the event loop's thread per output object (one object per stream and step), its share of a core at
+  a rate of tokens, and the rate that the engine reached. The time per object does not depend on the model's speed.
+- step: a step with all sequences running, alone and with many requests in flight.
+- slow: eight streams of a few requests, alone and beside eight streams whose readers sleep.
+- n8: 32 prompts of 512 tokens, n = 8, 512 new tokens, logprobs: LLM and AsyncEngine in turns on the same weights.
 
 The tiny model shows the engine's own costs; 8b is the shape of Llama-3-8B with random weights. --out writes results.csv for
 `benchmarks/cuda.py --merge`.
@@ -59,7 +59,7 @@ def params(tokens: int, **fields: object) -> SamplingParams:
 
 
 async def count(stream: object) -> int:
-    """Reads a stream as a trainer or server would, and counts its objects."""
+    """Reads a stream like a trainer or server, and counts its objects."""
     n = 0
     async for output in stream:
         n += len(output.outputs) > 0
@@ -81,7 +81,7 @@ async def loop_cost(engine: AsyncEngine, streams: int, given: SamplingParams) ->
 
 
 async def step_times(engine: AsyncEngine, in_flight: int, seqs: int) -> float:
-    """Median milliseconds from step to step with all places taken and the rest waiting."""
+    """Median milliseconds from step to step while `seqs` requests run and the others wait."""
     await engine.pause("keep")
     given = params(120, output_kind=RequestOutputKind.FINAL_ONLY)
     opened = [engine.generate([i % 1000, 1, 2], given) for i in range(in_flight)]
@@ -98,7 +98,7 @@ async def step_times(engine: AsyncEngine, in_flight: int, seqs: int) -> float:
 
 
 async def slow_readers(engine: AsyncEngine) -> tuple[float, float]:
-    """Seconds that eight streams take alone, and beside as many whose readers sleep."""
+    """Seconds of eight streams alone, and beside eight streams whose readers sleep."""
     quick, slow = params(100, output_kind=DELTA), params(100, output_kind=DELTA)
 
     async def timed() -> float:
@@ -112,9 +112,9 @@ async def slow_readers(engine: AsyncEngine) -> tuple[float, float]:
             await engine.pause("keep")
             opened = [engine.generate([i, 7, 8], slow) for i in range(8)]
             task = asyncio.ensure_future(timed())
-            if beside:  # each takes one object and then sleeps
+            if beside:  # each reader takes one object and then sleeps
                 sleepers = [asyncio.ensure_future(anext(stream)) for stream in opened]
-            else:  # the same work for the device, read by nobody who is slow
+            else:  # the same work for the device, without slow readers
                 sleepers = [asyncio.ensure_future(count(stream)) for stream in opened]
             await asyncio.sleep(0)
             await engine.resume()
@@ -126,7 +126,7 @@ async def slow_readers(engine: AsyncEngine) -> tuple[float, float]:
 
 
 async def groups(llm: LLM, engine: AsyncEngine, rounds: int) -> dict[str, float]:
-    """Seconds of 32 prompts with eight samples each, by LLM and by AsyncEngine in the kinds that trainers use."""
+    """Seconds of 32 prompts with eight samples each, by LLM and by AsyncEngine with the output kinds of trainers."""
     found: dict[str, list[float]] = {"LLM": [], "FINAL_ONLY": [], "DELTA": []}
     rng = np.random.default_rng(3)
 

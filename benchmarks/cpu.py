@@ -1,4 +1,4 @@
-"""Decode at batch 1 and 32 and prefill of 512 tokens on the CPU, against this machine's ceilings and against llama.cpp.
+"""Decode at batch 1 and 32 and prefill of 512 tokens on the CPU, compared with this machine's ceilings and with llama.cpp.
 
     python benchmarks/cpu.py [--types bf16,q8_0,q4_0,f32] [--model FILE.gguf] [--rounds 7] [--threads N] [--csv OUT.csv]
     python benchmarks/cpu.py --page
@@ -6,7 +6,7 @@
 Without --model: Qwen3-0.6B's shape with random weights, one file a type. Greedy, token-id prompts, ignore_eos, prefix caching
 off.
 Every round measures the ceilings, llmpy and llama.cpp (if `llama_cpp` is installed) one after another; medians are printed.
---page writes the tables of docs/develop/cpu-speed.md from the results_cpu_*.csv beside this script.
+--page writes the tables of docs/develop/cpu-speed.md from results_cpu_*.csv in this script's folder.
 """
 
 import argparse
@@ -27,14 +27,14 @@ import numpy as np
 import random_gguf
 
 DECODE_TOKENS, PROMPT = 24, 16
-REST_S = 0.7  # the peer's workers spin on for a while after a call; nobody shall be measured beside them
+REST_S = 0.7  # llama.cpp's workers spin for a while after a call, so wait before the next measurement
 BUFFER_BYTES = 1 << 30
 PAGE = Path(__file__).parents[1] / "docs/develop/cpu-speed.md"
 MARKS = "<!-- begin: benchmarks/cpu.py --page -->\n", "<!-- end -->\n"
 
 
 class Engine(Protocol):
-    """What is compared: both give tokens a second."""
+    """An engine of the comparison; its methods return tokens a second."""
 
     def decode(self, batch: int) -> float: ...
     def prefill(self, length: int) -> float: ...
@@ -137,7 +137,7 @@ class Llama:
 
 
 def engines(path: Path, threads: int) -> list[Engine]:
-    """Ours, and llama.cpp where it is installed."""
+    """llmpy, and llama.cpp if it is installed."""
     try:
         return [Ours(path, threads), Llama(path, threads)]
     except ImportError as error:
@@ -191,7 +191,7 @@ def rate(text: str) -> str:
 
 
 def table(path: Path) -> str:
-    """The results of a file as Markdown, below what its first line says of the run."""
+    """The results of a file as Markdown, below the description of the run in its first line."""
     about, *lines = path.read_text().splitlines()
     of_types: dict[str, dict[str, str]] = {}
     for line in csv.DictReader(lines):

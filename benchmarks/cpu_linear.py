@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_linear.py [--isa avx2] [--types bfloat16,q8_0] [--rows 1,8,32,512] [--layers 28]
 
-Each figure is the median of the repetitions; every repetition has its own peaks, measured just before and after it. One
+Each figure is the median of the repetitions. The peaks are measured just before and after every repetition. One
 step multiplies the four linears of each layer and the head (for up to 64 rows; then the head of one row), with random
 weights of finite bits, different in every layer. "tok/s" is rows per second of whole steps.
 """

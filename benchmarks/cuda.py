@@ -1,4 +1,4 @@
-"""Every row of the H200 table: llmpy on one GPU against the machine's own ceilings and against vLLM 0.26.0's numbers.
+"""Every row of the H200 table: llmpy on one GPU compared with the machine's ceilings and with vLLM 0.26.0.
 
     python benchmarks/cuda.py [ROW ...] [--rounds 3] [--long-rounds 1] [--limit 520] [--out DIR] [--commit ID]
     python benchmarks/cuda.py --profile ROW [ROW ...] [--eager] [--layers N]
@@ -6,21 +6,21 @@
 
 ROW is a name or a pattern ("8b.step.*"); none means all. Random non-zero weights (load_format="dummy"), bfloat16, token-id
 prompts, all different, greedy, ignore_eos, prefix caching on. Medians over rounds, in which the rows of a model take turns;
-rows that take seconds have rounds of their own.
+rows that take seconds have separate rounds.
 
-- step: prompts of 128 tokens, 256 new ones. The mean distance between the starts of the steps that decode every sequence and
-  nothing else, so prefill is left out: ms a step while the context grows from 128 to 384.
+- step: prompts of 128 tokens, 256 new ones. The mean time between the starts of steps that decode every sequence and compute
+  no prompt, so prefill is excluded: ms a step while the context grows from 128 to 384.
 - first: wall time of generate() for one new token. cached: the same prompt of 8192 tokens for the second time.
 - 1024x256, n8, prefill: wall time of generate() for all requests.
-- host: the time of such a step in which the driver's thread does not wait for the device (`step_log`, median).
+- host: the time of such a step during which the engine's thread does not wait for the device (`step_log`, median).
 - import, start: in a fresh process each time; start is the constructor of the 8B model, ready to run.
 - exactness: all linears of a step of the 8B model (the head for at most 256 rows) over the time of cuBLASLt with its own choice
   of algorithms, by rows (benchmarks/cuda_linear.py).
 
-"floor" counts the bytes and operations that the work cannot do without, at the read bandwidth and the bf16 matmul rate that
-this script measures first; share = floor / measured. --out DIR writes results.csv, --merge adds such files to the table beside
-this script and renews docs/develop/cuda-speed.md: a newer run of a row replaces the older one of the same commit. --profile
-prints the time of every kernel.
+"floor" is the time of the bytes and operations that the work needs at least, at the read bandwidth and the bf16 matmul rate
+that this script measures first; share = floor / measured. --out DIR writes results.csv. --merge adds such files to
+results_h200.csv and renews docs/develop/cuda-speed.md: a newer run of a row replaces the older one of the same commit.
+--profile prints the time of every kernel.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Shape:
         return self.layers * self.hidden * (heads + self.heads * self.head_dim + 3 * self.ffn)
 
     def read_weights(self, rows: float) -> float:
-        """Those of the linears that so many rows need."""
+        """Weights of the linears that are read for this number of rows."""
         return self.linear_weights
 
     @property
@@ -100,7 +100,7 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """Of one position."""
+        """Bytes of keys and values of one position."""
         return self.attention_layers * self.kv_heads * self.head_dim * 2 * 2
 
     @property
@@ -111,7 +111,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plamo2(Shape):
-    """PLaMo 2: every other layer has a recurrence in place of attention, whose heads have the size of the others."""
+    """PLaMo 2: every other layer has a recurrence instead of attention, with heads of the same size."""
 
     mamba_heads: int = 32
     state: int = 64
@@ -142,7 +142,7 @@ class Plamo2(Shape):
 
 @dataclass(frozen=True)
 class Mixture(Shape):
-    """Qwen3-MoE: `chosen` of `experts` experts of width ffn; linear_weights are those that a row is multiplied by."""
+    """Qwen3-MoE: `chosen` of `experts` experts of width ffn; linear_weights counts the weights that multiply one row."""
 
     experts: int = 128
     chosen: int = 8
@@ -159,14 +159,14 @@ class Mixture(Shape):
         return self.layers * self.hidden * (heads + self.experts + 3 * self.ffn * self.chosen)
 
     def read_weights(self, rows: float) -> float:
-        """With the experts that random rows choose."""
+        """Including the experts that random rows choose."""
         wanted = self.experts * (1 - (1 - self.chosen / self.experts) ** rows)
         return self.linear_weights + 3 * self.layers * self.hidden * self.ffn * (wanted - self.chosen)
 
 
 @dataclass(frozen=True)
 class GptOss(Mixture):
-    """gpt-oss: experts in MXFP4, every other layer within a window, which is left out of what bounds it."""
+    """gpt-oss: experts in MXFP4. Every other layer has a window; the bounds ignore these layers' cache."""
 
     def config(self) -> dict[str, object]:
         own = {
@@ -181,7 +181,7 @@ class GptOss(Mixture):
         return self.layers // 2
 
     def read_weights(self, rows: float) -> float:
-        """As many of two bytes as take the time of those that are read."""
+        """The number of two-byte weights that take as long to read as these weights."""
         experts = self.layers * 3 * self.hidden * self.ffn
         dense = self.linear_weights - experts * self.chosen
         return dense + 17 / 64 * (super().read_weights(rows) - dense)
@@ -210,31 +210,31 @@ class Row:
 
     @property
     def is_long(self) -> bool:
-        """Whether it takes seconds."""
+        """True if the row takes seconds."""
         return self.unit == "s"
 
     @property
     def rises(self) -> bool:
-        """Whether more is better."""
+        """True if more is better."""
         return self.unit.endswith("/s")
 
 
 @dataclass
 class Ceilings:
-    """What the machine does: bytes and operations a second."""
+    """The machine's ceilings: bytes and operations a second."""
 
     read: float
     copy: float
     matmul: float
 
     def step(self, shape: Shape, batch: int, context: float) -> float:
-        """Seconds that a decode step cannot do without."""
+        """Seconds that a decode step needs at least."""
         read, multiplied = shape.read_weights(batch) + shape.head_weights, shape.linear_weights + shape.head_weights
         linears = max(2 * read / self.read, 2 * multiplied * batch / self.matmul)
         return linears + batch * (context * shape.kv_bytes / self.read + 2 * shape.state_bytes / self.copy)
 
     def prefill(self, shape: Shape, n: int, length: int) -> float:
-        """Seconds for n prompts; only their last rows need logits."""
+        """Seconds that n prompts need at least; only their last rows need logits."""
         attention = 2 * shape.attention_layers * shape.heads * shape.head_dim * length * length
         operations = n * (2 * shape.linear_weights * length + attention + 2 * shape.head_weights)
         return max(operations / self.matmul, 2 * (shape.read_weights(n * length) + shape.head_weights) / self.read)
@@ -264,7 +264,7 @@ class Engine:
         self.host_us: dict[int, list[float]] = defaultdict(list)
 
     def prompts(self, n: int, length: int) -> list[list[int]]:
-        """New ones each time."""
+        """New prompts each time."""
         return np.random.default_rng(next(self.seeds)).integers(10, 100_000, (n, length)).tolist()
 
     def run(self, prompts: list[list[int]], new_tokens: int, **sampling: Any) -> float:
@@ -289,7 +289,7 @@ class Engine:
         return self.host_us[batch].pop()
 
     def first(self, length: int) -> float:
-        """The median of a few: they are short."""
+        """The median of a few calls, because each is short."""
         return 1e3 * statistics.median(self.run(self.prompts(1, length), 1) for _ in range(3 if length > 1024 else 7))
 
     def cached(self) -> float:
@@ -377,7 +377,7 @@ ROWS: dict[str, Row] = {
 
 
 class Report:
-    """Prints rows as they come and writes them at once."""
+    """Prints and writes each row as soon as it is measured."""
 
     def __init__(self, out: Path | None, commit: str, command: str, is_whole: bool) -> None:
         from llmpy import devices
@@ -437,7 +437,7 @@ def merge_lines(paths: list[Path]) -> list[dict[str, object]]:
 
 
 def merge(paths: list[Path]) -> None:
-    """Adds results to the table and the last ones to the page, but for those of rl.py, which has a page of its own."""
+    """Adds results to the table, and the last ones to the page, except those of rl.py, which are on docs/use/rl.md."""
     lines = merge_lines(paths)
     PAGE.write_text(page(PAGE.read_text(), lines))
     print(f"{TABLE}: {len(lines)} rows; {PAGE}")
@@ -456,7 +456,7 @@ def page(text: str, lines: list[dict[str, object]]) -> str:
 
 
 def in_fresh_process(*arguments: str) -> dict[str, float]:
-    """What this script prints as JSON on its last line."""
+    """Runs this script and returns the JSON of its last line."""
     command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -464,7 +464,7 @@ def in_fresh_process(*arguments: str) -> dict[str, float]:
 
 
 def measure_machine() -> dict[str, float]:
-    """Read and copy bandwidth of a plain kernel, and cuBLAS' bf16 matmul of random data, the best of a few."""
+    """Read and copy bandwidth of a plain kernel, and cuBLAS' bf16 matmul of random data: the best of a few runs."""
     import torch
 
     library = Path(tempfile.mkdtemp()) / "peaks.so"
@@ -488,7 +488,7 @@ def measure_machine() -> dict[str, float]:
 
 
 def measure_start() -> dict[str, float]:
-    """Seconds of the import, in a process that has nothing else, and of the constructor."""
+    """Seconds of the import, in an otherwise empty process, and of the constructor."""
     code = "import time; start = time.perf_counter(); import llmpy; print(time.perf_counter() - start)"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     begin = time.perf_counter()
@@ -532,7 +532,7 @@ MEASURES = {"machine": measure_machine, "start": measure_start, "exactness": mea
 def measure(wanted: list[str], args: argparse.Namespace) -> None:
     machine = {} if args.quick else in_fresh_process("--measure", "machine")
     ceilings = None if args.quick else Ceilings(1e9 * machine["read"], 1e9 * machine["copy"], 1e12 * machine["matmul"])
-    words = sys.argv[1:]  # without those that do not say what is measured
+    words = sys.argv[1:]  # without options that do not change the measurement
     words = [w for w, before in zip(words, ["", *words], strict=False) if not {w, before} & {"--out", "--commit"}]
     report = Report(args.out, args.commit, " ".join(["benchmarks/cuda.py", *words]), not args.layers)
     for name, value in machine.items():
@@ -555,7 +555,7 @@ def measure(wanted: list[str], args: argparse.Namespace) -> None:
 
 
 def workload(engine: Engine, row: str) -> Callable[[], None]:
-    """One step of the row's work ("step.32"), or one prefill; everything before it is done already."""
+    """One step of the row's work ("step.32"), or one prefill; all earlier work is already done."""
     kind, _, size = row.partition(".")
     if kind in ("step", "host", "1024x256", "n8"):
         batch, length = (int(size), 256) if size else (256, 1024)
@@ -591,7 +591,7 @@ def profile(rows: list[str], args: argparse.Namespace) -> None:
 
 
 def record_steps(engine: Engine, kind: str, n: int = 8) -> None:
-    """Prints where the time of n steps goes, as CUPTI tells torch's profiler, which sees the kernels of the whole process."""
+    """Prints where the time of n steps goes. torch's profiler reads CUPTI, which sees all kernels of the process."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 

@@ -3,10 +3,10 @@
     python benchmarks/cuda_attention.py [--heads 32] [--kv-heads 8] [--head-dim 128] [--block 16]
                                         [--layers N] [--only "256 x 256"] [decode | step | prefill | qkv ...]
 
-A CUDA graph of dependent launches of the operation (step: decode that does the work of qkv, too), on random keys and values of
-so many layers that none of them is still in the L2 cache when its turn comes again; the median of several rounds. A line:
-microseconds of a call, and the share of what bounds it: bytes of keys and values at the read bandwidth of an H200 (4.55 TB/s),
-operations of visible pairs at 790 TFLOP/s.
+A CUDA graph of dependent launches of the operation (step: decode that also does the work of qkv) works on random keys and
+values of several layers, more than the L2 cache holds, in turns; the result is the median of several rounds. A line has the
+microseconds of a call, and the bound's share of that time. The bound is the bytes of keys and values at the read bandwidth of
+an H200 (4.55 TB/s), or the operations of visible pairs at 790 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class Case:
         return View(address, n_heads * self.head_dim, self.width)
 
     def attention(self, heads: Sequence[Structure] = ()) -> list[Structure]:
-        """heads: of every layer, what qkv would do first."""
+        """heads: for every layer, the work that qkv would do first."""
         q, out = self.view(0, self.heads), View(self.out, self.heads * self.head_dim, self.heads * self.head_dim)
         scale = float(self.head_dim) ** -0.5
         args, batch = STRUCTS["attention_args"], ctypes.addressof(self.batch)
         calls = [args(batch, kv, self.heads, 0, scale, 0.0, q, out) for kv in self.kv]
-        self.joint = heads  # the calls have their addresses alone
+        self.joint = heads  # the calls store only addresses, so this keeps the structures alive
         for call, its in zip(calls, heads, strict=bool(heads)):
             call.heads = ctypes.addressof(its)
         return calls
@@ -116,7 +116,7 @@ class Case:
         return [STRUCTS["qkv_args"](norm, norm, 1e-6, rope, write) for write in writes]
 
     def seconds(self, **calls: list[Structure]) -> float:
-        """Of a call of each of the operations in turn: the median of 7 rounds of a graph of up to 256 such turns."""
+        """Seconds of one call of each operation: the median of 7 rounds of a graph of up to 256 such turns."""
         turns = list(zip(*calls.values(), strict=True))
         n, estimate = len(turns), self.rounds(list(calls), turns, 1)
         while n * estimate < 1e-3 and n < 256:
@@ -143,7 +143,7 @@ class Case:
 
 
 def measure(backend: Backend, what: str, args: argparse.Namespace) -> list[tuple[str, float, float]]:
-    """(name, seconds of a call, seconds that its bound allows) of every case of decode, prefill or qkv."""
+    """(name, seconds of a call, seconds of its bound) of every case of decode, prefill or qkv."""
     sizes = (args.heads, args.kv_heads, args.head_dim, args.block, args.layers)
     found = []
     cases = {"decode": [(n, 1, length) for n, length in DECODE], "prefill": [(1, n, length) for n, length in PREFILL],

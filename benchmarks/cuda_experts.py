@@ -4,9 +4,9 @@
     python benchmarks/cuda_experts.py [--models qwen3-30b,gpt-oss-20b] [--rows 1,8,...] [--profile]
 
 A CUDA graph of dependent launches over two layers of random weights and routes by random logits that differ from call to call,
-so that hardly any weight is still in the L2 cache when it is read; the median of several rounds. A line: microseconds of a call
-of both operations, and the share of what bounds it: the bytes of the experts that have rows at the read bandwidth of an H200
-(4.55 TB/s), the operations at 790 TFLOP/s. --profile: the kernels, as torch's profiler sees them.
+so that hardly any weight is still in the L2 cache when it is read; the median of several rounds. A line has the microseconds
+of a call of both operations, and the bound's share of that time. The bound is the bytes of the experts that have rows at the
+read bandwidth of an H200 (4.55 TB/s), or the operations at 790 TFLOP/s. --profile prints the kernels of torch's profiler.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """Of one expert."""
+        """Weights of one expert."""
         return 3 * self.hidden * self.inner
 
     @property
@@ -109,7 +109,7 @@ class Bench:
         return graph, float(np.mean(wanted))
 
     def time(self, rows: int) -> tuple[float, float]:
-        """(seconds of a mixture, seconds that its bound allows)."""
+        """(seconds of a mixture, seconds of its bound)."""
         s, calls = self.shape, CALLS if rows <= 512 else 2
         graph, wanted = self.graph(rows, calls)
         self.backend.seconds(graph, 1)

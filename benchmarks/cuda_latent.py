@@ -2,9 +2,9 @@
 
     python benchmarks/cuda_latent.py [--heads 16] [--only "32 x 1"]
 
-A CUDA graph of dependent launches on the caches of so many layers that none is still in the L2 cache when its turn comes again;
-the median of several rounds. A line: microseconds of a call, and the share of what bounds it: 1152 bytes a token at the read
-bandwidth of an H200 (4.55 TB/s), or 2176 operations of every visible pair and head at 790 TFLOP/s.
+A CUDA graph of dependent launches works on the caches of several layers, more than the L2 cache holds, in turns; the result is
+the median of several rounds. A line has the microseconds of a call, and the bound's share of that time. The bound is 1152 bytes
+a token at the read bandwidth of an H200 (4.55 TB/s), or 2176 operations of every visible pair and head at 790 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CASES = [(1, 1, 256), (1, 1, 1024), (1, 1, 8192), (8, 1, 1024), (32, 1, 256), (3
 
 
 class LatentCase(Case):
-    """A step's batch over caches of latents: a token's row is what Case calls keys and values of half as many values."""
+    """A step's batch over caches of latents: a token's row takes the place of Case's keys and values of half the width."""
 
     def __init__(self, backend: Backend, n_seqs: int, n_rows: int, length: int, heads: int) -> None:
         layers = max(1, min(64, -(-COLD_BYTES // (n_seqs * length * 2 * (LATENT + ROPE)))))

@@ -1,10 +1,10 @@
-"""Time of the CUDA backend's linears, bfloat16, beside cuBLASLt's own choice of algorithms (through torch, where it is there).
+"""Time of the CUDA backend's linears, bfloat16, beside cuBLASLt's own choice of algorithms (through torch, if it is installed).
 
     python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch] [--no-library]
 
 Each shape has several copies of random weights, together far larger than the L2 cache, that take turns in a CUDA graph. The
-backend is used through its C ABI (kernels/backend.h). A line: microseconds of a call, TB/s of weights, TFLOP/s, time over
-cuBLASLt's. gate_up* makes the gated product, too; the totals have it in gate_up's place, and cuBLASLt's gate_up alone.
+backend is used through its C ABI (kernels/backend.h). A line has the microseconds of a call, TB/s of weights, TFLOP/s, and the
+time over cuBLASLt's. gate_up* also computes the gated product. The totals use it instead of gate_up, but cuBLASLt's gate_up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BF16 = 30  # csrc/base/dtype.h
 
 
 class Backend:
-    """The backend's table by name, as its header lists it; a call that fails raises with its message."""
+    """The backend's functions by the names of its header; a failed call raises an error with its message."""
 
     def __init__(self, max_rows: int, vocab_size: int, library: str, attention: tuple[int, int, int] = (0, 0, 0)) -> None:
         """attention: max_model_len, max_group and max_head_dim of the options."""
@@ -86,7 +86,7 @@ class Backend:
         return made
 
     def seconds(self, graph: c_void_p, launches: int) -> float:
-        """Of so many launches one after the other."""
+        """Seconds of this number of launches, one after the other."""
         self("synchronize")
         start = time.perf_counter()
         for _ in range(launches):
@@ -140,7 +140,7 @@ class Bench:
 
 
 def time_cublas(n: int, k: int, rows: list[int]) -> dict[int, float]:
-    """The same by torch with cuBLASLt, which takes the heuristics' first choice; {} without torch."""
+    """The same by torch with cuBLASLt, which uses the first choice of its heuristics; {} without torch."""
     try:
         import torch
     except ImportError:
@@ -172,7 +172,7 @@ def time_cublas(n: int, k: int, rows: list[int]) -> dict[int, float]:
 
 
 def measure(models: list[str], rows: list[int], with_torch: bool, library: str) -> dict[str, dict[int, tuple[float, float]]]:
-    """Prints a line a shape and number of rows; (our, cuBLASLt's) seconds of all linears of a step of each model."""
+    """Prints a line per shape and number of rows. Returns (our, cuBLASLt's) seconds of a step's linears by model."""
     totals: dict[str, dict[int, tuple[float, float]]] = {}
     for model in models:
         bench = Bench(max(rows), max(n for _, n, _, _ in MODELS[model]), library)

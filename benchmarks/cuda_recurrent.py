@@ -2,9 +2,10 @@
 
     python benchmarks/cuda_recurrent.py [--only "ssm 32"]
 
-A CUDA graph of dependent launches on states of so many layers that none is still in the L2 cache when its turn comes again; the
-median of several rounds. A line: microseconds of a call, and the share of what bounds it: the bytes of states and rows at the
-copy bandwidth of an H200 (3.94 TB/s), or for prompts the operations on the state at 128 lanes, 132 processors and 1.755 GHz.
+A CUDA graph of dependent launches works on the states of several layers, more than the L2 cache holds, in turns; the result is
+the median of several rounds. A line has the microseconds of a call, and the bound's share of that time. The bound is the bytes
+of states and rows at the copy bandwidth of an H200 (3.94 TB/s), or for prompts the operations on the state at 128 lanes, 132
+processors and 1.755 GHz.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What structured outputs cost a step: every request under a JSON schema, simple or heavy, against requests without.
+"""The cost of structured outputs for a step: all requests with a JSON schema, simple or heavy, compared with no schema.
 
     python benchmarks/grammars.py [--device cuda:0] [--rows 1,8,32] [--tokens 200] [--vocab 128000] [--repeats 3]
 
 The model has the shape of Qwen3-0.6B (a tiny one on the CPU) and random weights; its tokenizer has all bytes, random
-words of 2 to 10 letters and JSON's punctuation. Prints medians of the runs: milliseconds a step, the engine's host time in it,
-and the threads' time for one mask.
+words of 2 to 10 letters and JSON's punctuation. Prints medians of the runs: milliseconds a step, the engine's host time in a
+step, and the threads' time for one mask.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ITEM = {
 
 
 def endless(item: object) -> dict[str, object]:
-    """A list of objects that goes on."""
+    """A list of objects without an end."""
     return {"type": "array", "minItems": 100000, "items": item}
 
 
@@ -70,14 +70,14 @@ def write(folder: Path, vocab: int, is_tiny: bool) -> None:
 
 
 def run(llm: LLM, rows: int, tokens: int, schema: object) -> tuple[float, float, float]:
-    """Milliseconds a step, the host's microseconds in it, the threads' microseconds a mask."""
+    """Milliseconds a step, the host's microseconds a step, the threads' microseconds a mask."""
     structured = None if schema is None else {"json": schema}
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, structured_outputs=structured)
     before = llm.stats()
     outputs = llm.generate([[i + 5, 6, 7] for i in range(rows)], params, use_tqdm=False)
     after = llm.stats()
     assert all(len(output.token_ids) == tokens for output in outputs)
-    steps = llm.step_log(tokens // 2)  # all are running by then
+    steps = llm.step_log(tokens // 2)  # the last half, when all requests run
     between = [later.start - step.start for step, later in pairwise(steps)]
     masks = after.num_masks - before.num_masks
     mask_us = (after.mask_us - before.mask_us) / masks if masks else 0.0

@@ -3,13 +3,13 @@
 # and an H200, without a network. Each takes under 10 minutes.
 #
 #   build     compiles in place
-#   test      every test of part A that knows a device, on the CUDA device
+#   test      every test that uses a device, on the CUDA device
 #   sanitize  every kernel on small shapes (tests marked sanitize) under compute-sanitizer's memcheck, racecheck, synccheck and
 #             initcheck, or the tools named; with ALL=1 all kernel tests
 #   time      benchmarks/cuda.py
 #
-# OUT: a directory for results.csv, which `benchmarks/cuda.py --merge` adds to the committed table. COMMIT: what is tested, where
-# there is no git.
+# OUT: a directory for results.csv, which `benchmarks/cuda.py --merge` adds to the committed table. COMMIT: the commit under
+# test, for a machine without git.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -72,7 +72,7 @@ check() {
     shift
     log=$(mktemp)
     "$python" -m pytest -q -rsf --tb=short "$@" > "$log" 2>&1 || failed=$?
-    grep "^E  " "$log" | sort | uniq -c | sort -rn | head -20 # what went wrong, apart from how often
+    grep "^E  " "$log" | sort | uniq -c | sort -rn | head -20 # the distinct errors, with their counts
     grep -v -i benchmark "$log" | tail -60
     counts=$(tail -1 "$log" | grep -o '[0-9]* \(failed\|skipped\|error\)[a-z]*' | tr '\n' ' ')
     record "$row" "$(tail -1 "$log" | grep -o '[0-9]* passed' | cut -d' ' -f1)" "passed${counts:+, $counts}"

@@ -1,21 +1,21 @@
-"""Hostile clients against one server process of this machine, beside honest ones that go on asking at their own pace.
+"""Hostile clients attack one server process of this machine while honest clients send requests at their usual pace.
 
     python benchmarks/hostile.py [--seconds 600] [--quiet 30] [--queued 10000] [--kinds slow,half_open,...] [--share 0.9]
                                  [--times 3] [--flood-seconds 60] [--flood-share 0.5] [--no-ends] [--no-tls]
 
-Slow readers, half-open sockets, giant bodies, bytes that are no HTTP and text that is no UTF-8, disconnects at random moments,
+Slow readers, half-open sockets, giant bodies, bytes that are not HTTP, text that is not UTF-8, disconnects at random moments,
 texts and words of megabytes, floods of texts to tokenise, long bodies that stop, requests of other origins, requests within
-requests (hostile_clients.py). Together they ask for less of the model than it has to give: no client's requests are better
-than another's. At the end thousands of requests come at once, which all wait in one queue, and then once more. It fails if
+requests (hostile_clients.py). Together they need less of the model than it can compute, because the server serves all clients'
+requests alike. At the end two floods of thousands of requests fill the queue. The benchmark fails if
 
 - the server dies, or a hostile client gets an answer that it should not get,
-- honest clients complete less than `--share` of what they completed in the quiet time before (`--flood-share` in the flood),
-  or their slowest hundredth takes more than `--times` as long (but in the flood),
+- honest clients complete less than `--share` of the rate that they had alone (`--flood-share` in a flood), or their slowest
+  hundredth takes more than `--times` as long (not checked in a flood),
 - /health says that requests are served while they are not, or the other way round,
-- behind a flood requests or connections stay; memory has grown in the second half beside hostile clients, or by the second
-  flood (what the allocator took for the first it keeps),
-- half-open TLS handshakes keep others out for longer than their deadline,
-- SIGTERM does not end a server, whatever it is doing, its log being read or not.
+- requests or connections stay after a flood; memory has grown in the second half beside hostile clients, or by the second
+  flood (the allocator keeps the memory of the first),
+- half-open TLS handshakes block other clients for longer than their deadline,
+- SIGTERM does not end a server in any state, with its log read or not.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from llmpy.cli.http_client import HttpClient, HttpFailure
 N_HONEST, PACE_S, N_TOKENS = 16, 1.0, 32
 POSITIONS = 65536
 N_THREADS = 1
-"""Threads of the engine. The clients take the other processors of this machine; a step's threads wait for each other."""
+"""Threads of the engine. The clients use the machine's other processors; a step's threads would wait for each other."""
 LIMITS = ("--stream-timeout", "10", "--served-model-name", "tiny")
 MAX_GROWTH_MIB = 64
 END_S, SHUTDOWN_S = 20.0, 2
 TLS_CONNECTIONS = 64
 TLS_S = 20.0
-"""Seconds after which a server answers again, whose places all are taken by half-open handshakes."""
+"""Most seconds until a server answers again after half-open handshakes have taken all of its connections."""
 
 
 # ---- servers -------------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Process:
 
     Args:
         model: Its model's folder.
-        options: Of `llmpy serve`.
+        options: Options of `llmpy serve`.
     """
 
     def __init__(self, model: Path, *options: str) -> None:
@@ -86,27 +86,27 @@ class Process:
         self._reader = threading.Thread(target=self._read, daemon=True)
 
     def _read(self) -> None:
-        """Reads the log, of which the end is kept."""
+        """Reads the log and keeps its end."""
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self.log = [*self.log[-200:], line]
 
     def read_log(self) -> None:
-        """Goes on reading the log."""
+        """Continues to read the log."""
         self._reader.start()
 
     def close_log(self) -> None:
-        """Nobody reads the log any more."""
+        """Stops reading the log and closes it."""
         assert self._process.stderr is not None
         self._process.stderr.close()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """True while the process runs."""
         return self._process.poll() is None
 
     def end(self, seconds: float) -> float | None:
-        """Sends SIGTERM; the seconds that the process took to end, None: it had to be killed."""
+        """Sends SIGTERM. Returns the seconds until the process ended, or None if it had to be killed."""
         begin = time.perf_counter()
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -120,7 +120,7 @@ class Process:
 
 @contextlib.contextmanager
 def started(model: Path, *options: str) -> Iterator[Process]:
-    """A server whose log is read; it is ended when its user is done."""
+    """A server whose log is read; leaving the block ends the server."""
     process = Process(model, *options)
     process.read_log()
     try:
@@ -132,7 +132,7 @@ def started(model: Path, *options: str) -> Iterator[Process]:
 
 @contextlib.contextmanager
 def attacked(port: int, kinds: str, queued: int, told: dict[str, Any]) -> Iterator[None]:
-    """A block in which hostile clients do their work; `told` gets what they saw."""
+    """Runs hostile clients during the block; `told` gets their report."""
     words = [sys.executable, str(Path(__file__).parent / "hostile_clients.py"), "--port", str(port), "--kinds", kinds]
     process = subprocess.Popen([*words, "--queued", str(queued)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -145,7 +145,7 @@ def attacked(port: int, kinds: str, queued: int, told: dict[str, Any]) -> Iterat
 
 
 class Honest:
-    """Clients that ask at their own pace; one that is refused comes back after a second.
+    """Clients that send requests at their usual pace; a refused client retries after a second.
 
     Args:
         url: Of the server.
@@ -158,7 +158,7 @@ class Honest:
         self.reasons: Counter[str] = Counter()
 
     async def ask(self) -> float | None:
-        """One request; its seconds, None: it was refused."""
+        """Sends one request. Returns its seconds, or None if it was refused."""
         begin = time.perf_counter()
         answer = Answer(3, sent=begin)
         try:
@@ -185,7 +185,7 @@ class Honest:
                 await asyncio.sleep(1)
 
     def take(self, seconds: float) -> tuple[float, list[float], str]:
-        """Requests a second since the last call, their times, and a line about them."""
+        """Returns the requests a second since the last call, their times, and a line of text about them."""
         rate, times = self.done / seconds, sorted(self.times) or [0.0]
         line = f"{rate:.1f} requests/s, median {1e3 * times[len(times) // 2]:.0f} ms, 99 % within {1e3 * late(times):.0f} ms"
         line += f", {self.refused} refused"
@@ -194,12 +194,12 @@ class Honest:
 
 
 def late(times: list[float]) -> float:
-    """The time within which 99 of 100 are done."""
+    """The 99th percentile of the times."""
     return sorted(times)[len(times) * 99 // 100]
 
 
 class Doctor:
-    """Asks a server how it is, then for an answer, and compares the two.
+    """Asks a server for its health, then for an answer, and compares the two.
 
     Args:
         url: Of the server.
@@ -223,7 +223,7 @@ class Doctor:
             await asyncio.sleep(1)
 
     def _is_busy(self) -> bool:
-        """Whether the last answer was that the queue is full, which is no illness."""
+        """True if the last answer was that the queue is full, which is a healthy state."""
         return any("429" in reason or "queue" in reason for reason in self._honest.reasons)
 
     async def _says(self) -> bool:
@@ -238,7 +238,7 @@ class Doctor:
 
 
 async def state(process: Process) -> tuple[float, int, dict[str, Any]]:
-    """Memory, open files, and what /load says."""
+    """Memory, open files, and the answer of /load."""
     client = HttpClient(process.url)
     try:
         load = await client.get("/load")
@@ -248,7 +248,7 @@ async def state(process: Process) -> tuple[float, int, dict[str, Any]]:
 
 
 class Watched:
-    """Honest clients beside a server, and what is seen of both, minute by minute.
+    """Honest clients and a server, observed minute by minute.
 
     Args:
         process: The server.
@@ -261,7 +261,7 @@ class Watched:
         self.memory: list[float] = []
 
     async def alone(self, seconds: float) -> tuple[float, list[float]]:
-        """The honest clients' rate and times without hostile ones, which are measured once the first seconds are over."""
+        """The honest clients' rate and times without hostile clients, measured after the first seconds."""
         await asyncio.sleep(min(5, seconds))
         self.honest.take(1)
         await asyncio.sleep(seconds)
@@ -270,7 +270,7 @@ class Watched:
         return rate, times
 
     async def attacked(self, seconds: float, kinds: str, queued: int) -> tuple[float, list[float]]:
-        """The same beside hostile ones."""
+        """The same beside hostile clients."""
         told: dict[str, Any] = {}
         done, times, left = 0.0, [0.0], seconds
         with attacked(self.process.port, kinds, queued, told):
@@ -288,7 +288,7 @@ class Watched:
 
 
 async def run(given: argparse.Namespace, process: Process) -> list[str]:
-    """Honest clients alone, beside hostile ones, and beside two floods; what was wrong."""
+    """Honest clients alone, beside hostile clients, and beside two floods. Returns what was wrong."""
     kinds = given.kinds.split(",")
     others, n_floods = [kind for kind in kinds if kind != "flood"], 2 if "flood" in kinds else 0
     watched = Watched(process)
@@ -326,7 +326,7 @@ async def run(given: argparse.Namespace, process: Process) -> list[str]:
 
 
 async def settled(process: Process, files: int) -> tuple[bool, float]:
-    """Whether everything of the hostile clients has gone within two minutes, and the MiB of memory then."""
+    """True if all requests and connections of the hostile clients ended within two minutes; and the MiB of memory then."""
     deadline = time.monotonic() + 120
     while True:
         await asyncio.sleep(1)
@@ -341,7 +341,7 @@ async def settled(process: Process, files: int) -> tuple[bool, float]:
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for this machine that nobody trusts, and its key."""
+    """A self-signed certificate for this machine, and its key."""
     made = folder / "certificate.pem", folder / "key.pem"
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
     subprocess.run([*words, "-out", str(made[0]), "-keyout", str(made[1])], check=True, capture_output=True)
@@ -349,7 +349,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def handshakes(model: Path) -> list[str]:
-    """Many connections that never begin a handshake; what was wrong."""
+    """Opens many connections that never begin a handshake. Returns what was wrong."""
     certfile, keyfile = certificate(model)
     trust = ssl.create_default_context(cafile=str(certfile))
     trust.check_hostname = False
@@ -371,7 +371,7 @@ def handshakes(model: Path) -> list[str]:
 
 
 def asked_over_tls(port: int, trust: ssl.SSLContext) -> bool:
-    """Whether /health answers."""
+    """True if /health answers."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as raw, trust.wrap_socket(raw) as one:
             one.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -398,11 +398,11 @@ STATES: dict[str, Callable[[], list[bytes]]] = {
     "tokenising": lambda: long_texts() * 4,
     "paused, with requests": lambda: [PAUSE, *_streams()],
 }
-"""What a server is doing when it is to end, by the requests that bring it there."""
+"""States of a server that gets SIGTERM, with the requests that lead to each state."""
 
 
 def ends(model: Path) -> list[str]:
-    """SIGTERM to servers in every state, with a log that is read and one that is not; what was wrong."""
+    """Sends SIGTERM to servers in every state, with a log that is read and with one that is not. Returns what was wrong."""
     wrong = []
     for name, requests in STATES.items():
         for reads in (True, False):

@@ -1,9 +1,9 @@
-"""Clients that mean no good, in a process of their own. `python benchmarks/hostile.py` starts it.
+"""Hostile clients in a separate process, which `python benchmarks/hostile.py` starts.
 
     python benchmarks/hostile_clients.py --port 8000 [--queued 10000] [--kinds slow,half_open,...]
 
-Each kind is one client's life, begun anew when it ends. The process ends with its standard input. Then it prints the
-answers that it got, and those among them that no server should give.
+A client of a kind runs through that kind's actions again and again. The process ends when its standard input ends. Then it
+prints the answers that it got, and those that no server should give.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ KINDS = {
     "origin": 1,
     "smuggle": 1,
 }
-"""How many clients there are of each kind."""
+"""Number of clients of each kind."""
 SPREAD_S = 20.0
-"""The longest life of a client. The clients of a kind begin within this time, not at once."""
+"""The longest run of a client. The clients of a kind start spread over this time."""
 MIB = 1 << 20
 
 
@@ -48,9 +48,9 @@ def post(fields: dict[str, Any] | bytes, path: str = "/v1/completions", length: 
 
     Args:
         fields: Its body.
-        path: Where to.
-        length: What it says of the body's length; None = the truth.
-        head: Further lines.
+        path: Path of the request.
+        length: Content-Length; None = the body's length.
+        head: Further header lines.
     """
     body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
     length = len(body) if length is None else length
@@ -58,12 +58,12 @@ def post(fields: dict[str, Any] | bytes, path: str = "/v1/completions", length: 
 
 
 def talk(tokens: int, **more: Any) -> dict[str, Any]:
-    """A request that streams so many tokens."""
+    """A request that streams this number of tokens."""
     return {"prompt": [random.randrange(500), 1, 2], "max_tokens": tokens, "ignore_eos": True, "stream": True, **more}
 
 
 def giant_prompts() -> list[bytes]:
-    """Texts that no model takes, on every path that takes text: words, one word, white space, few characters of many bytes."""
+    """Texts that exceed every model, on every path that takes text: words, one word, white space, characters of many bytes."""
     texts = ["hello world " * (10 * MIB // 12), "x" * (15 * MIB), " " * (10 * MIB), "字" * (3 * MIB)]
     made = [post({"prompt": text, "max_tokens": 1}) for text in texts]
     turns = [{"role": "user", "content": texts[0]}]
@@ -74,7 +74,7 @@ def giant_prompts() -> list[bytes]:
 
 
 def giant_words() -> list[bytes]:
-    """Lists of words that are sampled against, too long or too many."""
+    """Lists of bad words and stop strings, too long or too many."""
     lists = [["abc " * (MIB // 2)], [f"zq{number}" for number in range(100_000)]]
     made = [post(talk(4, **{field: words})) for field in ("bad_words", "stop") for words in lists]
     for field in ("bad_words", "stop"):
@@ -84,7 +84,7 @@ def giant_words() -> list[bytes]:
 
 
 def long_texts() -> list[bytes]:
-    """Texts that are tokenised: as long as texts may be, where nothing is run."""
+    """Texts to tokenise, as long as allowed, on paths that run no model."""
     text = "some words " * 36_000
     turns = [{"role": "user", "content": text}]
     made = [post({"prompt": text}, path) for path in ("/tokenize", "/v1/completions/render")]
@@ -95,8 +95,8 @@ class Hostile:
     """The clients.
 
     Args:
-        port: Of the server, on this machine.
-        queued: Requests of a flood.
+        port: Port of the server on this machine.
+        queued: Number of requests of a flood.
     """
 
     def __init__(self, port: int, queued: int) -> None:
@@ -107,7 +107,7 @@ class Hostile:
 
     @contextlib.asynccontextmanager
     async def _open(self, buffer: int | None = None) -> Any:
-        """A connection, which is reset when its user is done."""
+        """A connection; leaving the block resets it."""
         raw = socket.socket()
         raw.setblocking(False)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -128,7 +128,7 @@ class Hostile:
         return head[9:12].decode(errors="replace")
 
     async def _expect(self, kind: str, request: bytes, *wanted: str) -> None:
-        """Asks, and notes the answer; one that is not wanted is wrong. 429 and 503 always may be."""
+        """Sends a request and records the answer. A status outside of `wanted` is wrong, except 429 and 503."""
         async with self._open() as raw:
             await self._send(raw, request)
             status = await self._status(raw)
@@ -137,7 +137,7 @@ class Hostile:
             self.wrong[f"{kind} {status}"] += 1
 
     async def slow(self) -> None:
-        """Asks for much and reads nothing, or a byte now and then."""
+        """Requests much output and reads nothing, or a byte now and then."""
         async with self._open(4096) as raw:
             await self._send(raw, post(talk(900, logprobs=20)))
             for _ in range(20):
@@ -153,7 +153,7 @@ class Hostile:
             await asyncio.wait_for(asyncio.get_running_loop().sock_recv(raw, 1), 90)
 
     async def giant(self) -> None:
-        """A body that is too long, never ends, or is dear to read."""
+        """Sends a body that is too long, never ends, or is expensive to parse."""
         kind = random.randrange(4)
         async with self._open() as raw:
             if kind == 0:
@@ -170,7 +170,7 @@ class Hostile:
         await asyncio.sleep(0.5)
 
     async def garbage(self) -> None:
-        """No HTTP, no JSON, no UTF-8."""
+        """Sends bytes that are not HTTP, not JSON or not UTF-8."""
         async with self._open() as raw:
             kinds = [
                 random.randbytes(400),
@@ -186,13 +186,13 @@ class Hostile:
         await asyncio.sleep(0.1)
 
     async def leaving(self) -> None:
-        """Goes away at any moment."""
+        """Disconnects at a random moment."""
         async with self._open() as raw:
             await self._send(raw, post(talk(random.choice([1, 50, 500]))))
             await asyncio.sleep(random.expovariate(5))
 
     async def flood(self) -> None:
-        """Many requests at once, each on a connection of its own; once."""
+        """Sends many requests at once, each on a separate connection; runs only once."""
         gate = asyncio.Semaphore(512)
 
         async def one() -> None:
@@ -208,7 +208,7 @@ class Hostile:
         await asyncio.sleep(3600)
 
     async def prompts(self) -> None:
-        """Texts of many megabytes, which no model takes; now and then the client does not wait for the answer."""
+        """Sends texts of many megabytes, which exceed every model; sometimes does not wait for the answer."""
         request = random.choice(self._prompts)
         if random.random() < 0.3:
             async with self._open() as raw:
@@ -218,31 +218,31 @@ class Hostile:
         await asyncio.sleep(0.5)
 
     async def words(self) -> None:
-        """Words of megabytes, and words by the hundred thousand."""
+        """Sends words of megabytes, and hundreds of thousands of words."""
         await self._expect("words", random.choice(self._words), "400")
         await asyncio.sleep(0.5)
 
     async def tokenise(self) -> None:
-        """Texts as long as they may be, again and again."""
+        """Sends texts of the greatest allowed length, again and again."""
         await self._expect("tokenise", random.choice(self._texts), "200", "400")
         await asyncio.sleep(0.2)
 
     async def stalled(self) -> None:
-        """A long body of which the last byte does not come."""
+        """Sends a long body without its last byte."""
         async with self._open() as raw:
             await self._send(raw, post(b" " * (8 * MIB - 1), length=8 * MIB))
             self.seen[f"stalled {await self._status(raw)}"] += 1
         await asyncio.sleep(1)
 
     async def origin(self) -> None:
-        """What a page of another origin can make its reader's browser send."""
+        """Sends the requests that a page of another origin can make a browser send."""
         head = "origin: https://elsewhere.example\r\ncontent-type: text/plain\r\n"
         await self._expect("origin", post(talk(4), head=head), "403")
         await self._expect("origin", b"GET /v1/models HTTP/1.1\r\nhost: elsewhere.example\r\n\r\n", "403")
         await asyncio.sleep(1)
 
     async def smuggle(self) -> None:
-        """A request within a request: two lengths of one body."""
+        """Sends a request within a request: one body with two lengths."""
         inner = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
         body = b"0\r\n\r\n" + inner
         async with self._open() as raw:
@@ -257,7 +257,7 @@ class Hostile:
         await asyncio.sleep(1)
 
     async def forever(self, life: Callable[[], Endless]) -> None:
-        """One client after another; the first begins at a moment of its own."""
+        """Runs one client after another; the first starts after a random delay."""
         await asyncio.sleep(random.random() * SPREAD_S)
         while True:
             try:
@@ -269,7 +269,7 @@ class Hostile:
 
 
 async def run(given: argparse.Namespace) -> None:
-    """All clients, until the standard input ends. What they are doing then is not waited for."""
+    """Runs all clients until the standard input ends, and then does not wait for them."""
     hostile = Hostile(given.port, given.queued)
     kinds = given.kinds.split(",")
     tasks = [asyncio.create_task(hostile.forever(getattr(hostile, kind))) for kind in kinds for _ in range(KINDS[kind])]
@@ -287,7 +287,7 @@ def main() -> None:
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    os.nice(19)  # a client elsewhere would take nothing of this machine's processors
+    os.nice(19)  # real clients run on other machines and use none of these processors
     asyncio.run(run(given))
 
 

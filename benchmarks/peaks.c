@@ -1,5 +1,5 @@
-/* peaks.c: this machine's own ceilings, the yardstick of benchmarks/cpu.py: DRAM read bandwidth and float32 multiply-add peak of
- * n threads. Built by the benchmark with -O3 -march=native; no part of the package. */
+/* peaks.c: this machine's ceilings, with which benchmarks/cpu.py compares: DRAM read bandwidth and float32 multiply-add peak of
+ * n threads. The benchmark builds it with -O3 -march=native; it is not part of the package. */
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>

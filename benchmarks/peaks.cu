@@ -1,6 +1,6 @@
-/* peaks.cu: the device's own memory ceilings, the yardstick of benchmarks/cuda.py: GB/s of reading and of copying (bytes read plus
- * bytes written), the best of a few launches over buffers many times the L2. Built by the benchmark with nvcc -O3 -shared; no
- * part of the package. Returns 0 where a CUDA call failed. */
+/* peaks.cu: the device's memory ceilings, with which benchmarks/cuda.py compares: GB/s of reading and of copying (bytes read
+ * plus bytes written), the best of a few launches over buffers many times the L2 cache. The benchmark builds it with nvcc -O3
+ * -shared; it is not part of the package. Functions return 0 if a CUDA call failed. */
 #include <cuda_runtime.h>
 #include <stddef.h>
 

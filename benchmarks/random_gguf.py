@@ -9,7 +9,7 @@ import numpy as np
 SHAPE = {"hidden": 1024, "layers": 28, "heads": 16, "kv_heads": 8, "head_dim": 128, "ffn": 3072, "vocab": 151936}
 NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in NAMES}
-# Where the float16 scales lie in a block: random bits there would be infinite, so they get small finite values.
+# Offsets of a block's float16 scales. Random bits might be infinite there, so scales get small finite values.
 SCALES = {
     "q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2),
     "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
@@ -17,13 +17,13 @@ SCALES = {
 
 
 def matrix_weights() -> int:
-    """Weights that every row multiplies, the head apart."""
+    """Number of weights that multiply every row, without the head."""
     attention = 2 * (SHAPE["heads"] + SHAPE["kv_heads"]) * SHAPE["head_dim"] * SHAPE["hidden"]
     return SHAPE["layers"] * (attention + 3 * SHAPE["ffn"] * SHAPE["hidden"])
 
 
 def random_tensor(rng: np.random.Generator, rows: int, cols: int, kind: str) -> np.ndarray:
-    """The stored values or bytes, a row a row, of a random matrix."""
+    """The stored values or bytes of a random matrix, one row per row."""
     if kind in ("f32", "f16", "bf16"):
         values = rng.standard_normal((rows, cols), dtype=np.float32) * 0.02
         if kind == "bf16":
@@ -54,7 +54,7 @@ def header(writer: gguf.GGUFWriter) -> None:
 
 
 def write(path: Path, kind: str, seed: int = 0) -> Path:
-    """Writes (once) a model of one weight type and returns its path."""
+    """Writes a model of one weight type, unless the file exists. Returns its path."""
     if path.exists():
         return path
     rng, part = np.random.default_rng(seed), Path(f"{path}.part")

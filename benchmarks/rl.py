@@ -1,4 +1,4 @@
-"""What an RL trainer waits for, on one H200: new weights for the Llama-3-8B shape, against the machine's own ceilings.
+"""Weight updates for an RL trainer on one H200: the Llama-3-8B shape, compared with the machine's ceilings.
 
     python benchmarks/rl.py [ROW ...] [--rounds 5] [--layers N] [--out DIR] [--commit ID]
     python benchmarks/rl.py --merge results.csv [...]
@@ -7,24 +7,24 @@ ROW is a name or a pattern ("rl.update.*"); none means all. The engine has rando
 trainer's are torch tensors under the checkpoint's names, 291 of them. Medians over rounds. A time is that of the whole call
 of update_weights(), from Python to the end of the commit; every update is checked by checksum once.
 
-- device: from tensors on the same device, in bfloat16 as they are stored; f32: from float32 ones, transposed: from bfloat16
-  ones whose matrices lie column by column.
-- iterator: model.named_parameters() gives one tensor after the other.
+- device: from tensors on the same device, in bfloat16 as stored; f32: from float32 tensors; transposed: from bfloat16 tensors
+  with matrices in column order.
+- iterator: from model.named_parameters(), one tensor after the other.
 - pinned: from pinned host memory, as a share of the link's rate, that of one copy of 1 GiB (rl.machine.link). pageable, f32:
   the same from plain memory, and from pinned float32.
-- ipc: from buckets of 1 GiB that another process holds on the same device, opened and let go within the call.
-- nccl: from a trainer on a second device, as a share of bare broadcasts of 1 GiB (rl.machine.broadcast); needs two.
-- after: a decode step of 32 sequences right after an update, over the same step before.
+- ipc: from buckets of 1 GiB of another process on the same device; the call opens and closes them.
+- nccl: from a trainer on a second device, as a share of bare broadcasts of 1 GiB (rl.machine.broadcast); needs two devices.
+- after: a decode step of 32 sequences right after an update, over the same step before the update.
 - checksum: of all weights.
 - sleep.1, wake.1: all of sleep(1) and wake_up(), from the second one on, as the rate of the weights' bytes over the link's;
-  the pool (0.4 of the memory less the weights) is given back and taken again in the same calls. first: the first sleep(1), that
-  pins the host's memory, too. after: a decode step right after, over the same step before.
-- sleep.2: all of sleep(2). freed: what another process sees come free by it, over the engine's weights and pages.
-- pool.release, pool.remap: sleep and wake of the pool alone. Half a second lies between sleep and wake, here and in wake.1; in
-  at_once nothing: the driver clears what was given back, in the background, before anybody gets it again.
+  the same calls free the pool (0.4 of the memory less the weights) and allocate it again. first: the first sleep(1), which
+  also pins the host's memory. after: a decode step right after the wake, over the same step before the sleep.
+- sleep.2: all of sleep(2). freed: the memory that becomes free for another process, over the engine's weights and pages.
+- pool.release, pool.remap: sleep and wake of the pool alone. Half a second passes between sleep and wake, here and in wake.1,
+  but not in at_once: the driver clears freed memory in the background before it can be allocated again.
 
-"floor" is what moving the bytes takes at the rate of a plain copy on the device, or of the link. --out DIR writes results.csv;
---merge adds such files to the table beside this script and renews docs/use/rl.md.
+"floor" is the time of moving the bytes at the rate of a plain copy on the device, or of the link. --out DIR writes
+results.csv; --merge adds such files to results_h200.csv and renews docs/use/rl.md.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class Bench:
         }
 
     def host_tensors(self, kind: str, pinned: bool) -> dict[str, Any]:
-        """Views of one piece of host memory: what a copy costs does not depend on what it copies."""
+        """Views of one piece of host memory: the cost of a copy does not depend on its contents."""
         torch, dtype = self.torch, getattr(self.torch, kind)
         largest = max(self.torch.Size(shape).numel() for shape in self.shapes.values())
         memory = torch.empty(largest, dtype=dtype, pin_memory=pinned).normal_(0, 0.02)
         return {name: memory[: torch.Size(shape).numel()].view(shape) for name, shape in self.shapes.items()}
 
     def update(self, name: str, source: Callable[[], Any]) -> float:
-        """Seconds of one update; the first of a kind is compared with its source."""
+        """Seconds of one update; the first update of a kind is compared with its source."""
         given = source()
         self.torch.cuda.synchronize()
         begin = time.perf_counter()
@@ -98,7 +98,7 @@ class Bench:
         return seconds
 
     def updates(self, name: str, rounds: int, source: Callable[[], Any]) -> list[float]:
-        """Seconds of some updates; the first one warms up."""
+        """Seconds of some updates; the first update is a warm-up."""
         return [self.update(name, source) for _ in range(rounds + 1)][1:]
 
     @cached_property
@@ -215,7 +215,7 @@ class Bench:
 
     @cached_property
     def first_sleep(self) -> float:
-        """Seconds of the first one."""
+        """Seconds of the first sleep."""
         seconds = self.seconds(self.llm.sleep)
         self.llm.wake_up()
         return seconds
@@ -251,7 +251,7 @@ class Bench:
         return found
 
     def pool(self, rounds: int, wakes: bool, pause_s: float = 0.5) -> list[float]:
-        """Milliseconds of giving the pages back, or of taking them again after a while."""
+        """Milliseconds of freeing the pages, or of allocating them again after a pause."""
         found = []
         for _ in range(rounds):
             slept = self.seconds(self.llm.sleep, 1, "keep", ["kv_cache"])
@@ -261,8 +261,8 @@ class Bench:
         return found
 
     def deep_sleep(self, rounds: int) -> list[float]:
-        """Milliseconds of sleep(2); at the end the weights are there again."""
-        self.llm.sleep(2)  # gives the host's copy of earlier sleeps back
+        """Milliseconds of sleep(2); at the end the weights are complete again."""
+        self.llm.sleep(2)  # frees the host's copy of earlier sleeps
         found = []
         for _ in range(rounds):
             self.llm.wake_up()
@@ -274,7 +274,7 @@ class Bench:
         return found
 
     def freed(self, rounds: int) -> list[float]:
-        """Share of weights and pages that another process sees come free."""
+        """Share of weights and pages that becomes free for another process."""
         other = subprocess.Popen([sys.executable, "-c", WATCH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert other.stdin and other.stdout
         found = []
@@ -284,7 +284,7 @@ class Bench:
                 print(file=ask, flush=True)
                 return int(answer.readline())
 
-            free()  # it has a context of its own from here on
+            free()  # creates the other process's context before the measurement
             for _ in range(rounds):
                 held, awake = self.llm.memory(), free()
                 self.llm.sleep()
@@ -298,7 +298,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: `job` gives a value a round, `floor` what the machine cannot do without."""
+    """One line of the table: `job` returns a value per round, `floor` the least time on this machine."""
 
     unit: str
     job: Callable[[Bench, int], list[float]]
@@ -309,7 +309,7 @@ class Row:
 
 
 def moved_ms(bytes_a_value: int) -> Callable[[Bench], float]:
-    """Milliseconds of reading and writing so many bytes for each value of the weights."""
+    """Milliseconds of reading and writing this number of bytes for each weight."""
     return lambda b: 1e3 * b.num_values * bytes_a_value / b.copy_rate
 
 
@@ -341,14 +341,14 @@ ROWS = {
 
 
 def num_devices() -> int:
-    """CUDA devices that there are."""
+    """Number of CUDA devices."""
     from llmpy import devices
 
     return sum(device["available"] for device in devices()[1:])
 
 
 def measure(names: list[str], args: argparse.Namespace) -> None:
-    """Prints the rows as they come and writes them at once."""
+    """Prints and writes each row as soon as it is measured."""
     from llmpy import devices
 
     path = args.out / "results.csv" if args.out else None
@@ -384,7 +384,7 @@ def measure(names: list[str], args: argparse.Namespace) -> None:
 
 
 def merge(paths: list[Path]) -> None:
-    """Adds results to the table of all H200 results, and the last one of every row here to the page."""
+    """Adds results to the table of all H200 results, and the last result of every row of this script to the page."""
     lines = table.merge_lines(paths)
     latest = {str(line["row"]): line for line in lines if line["row"] in ROWS}
     text = "| row | measured | must | aim | commit |\n|---|---|---|---|---|\n"

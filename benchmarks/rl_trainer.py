@@ -2,7 +2,7 @@
 
     python benchmarks/rl_trainer.py ipc|nccl cuda:N BUCKET_BYTES
 
-Its standard input gives the shapes by name as a line of JSON, then a command a line; its standard output the answers, pickled.
+Standard input has the shapes by name as a line of JSON, then one command a line. The answers go to standard output, pickled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BARE_BYTES, BARE_TIMES = 1 << 30, 16
 
 
 def tensors(shapes: Mapping[str, Sequence[int]], device: str) -> dict[str, Any]:
-    """The same on every device of a kind."""
+    """Random tensors, the same on every device of a kind."""
     import torch
 
     torch.manual_seed(SEED)
@@ -32,13 +32,13 @@ def tensors(shapes: Mapping[str, Sequence[int]], device: str) -> dict[str, Any]:
 
 
 class Trainer:
-    """The process, as the engine's side sees it.
+    """The trainer's process, for use by the engine's side.
 
     Args:
         kind: "ipc" or "nccl".
-        device: Of the trainer's tensors.
-        shapes: Of the weights, by name.
-        bucket_bytes: Most bytes of a bucket (and a tensor more), or of a packet.
+        device: Device of the trainer's tensors.
+        shapes: Shapes of the weights, by name.
+        bucket_bytes: Most bytes of a bucket (exceeded by at most one tensor), or of a packet.
     """
 
     def __init__(self, kind: str, device: str, shapes: Mapping[str, Sequence[int]], bucket_bytes: int) -> None:
@@ -67,7 +67,7 @@ class Trainer:
 
 
 def bare(channel: Any) -> float:
-    """Seconds of broadcasts of BARE_BYTES, two of them in flight, that nobody reads."""
+    """Seconds of broadcasts of BARE_BYTES, two in flight, whose data is not used."""
     from llmpy.weights.group import Deadline
 
     deadline = Deadline(120, "the other side", lambda: False)

@@ -1,14 +1,14 @@
-"""What the HTTP server costs beside the engine, on a tiny model with random weights.
+"""The cost of the HTTP server itself, on a tiny model with random weights.
 
     python benchmarks/server.py overhead [--plain] [--runs 400]
     python benchmarks/server.py stream [--plain] [--clients 64] [--tokens 256] [--rounds 5]
     python benchmarks/server.py memory [--requests 100000]
     python benchmarks/server.py batch [--requests 500000]
 
-- overhead: the first token of one request at a time, over HTTP and of AsyncEngine, in turns in one process on one engine.
+- overhead: the first token of one request at a time, over HTTP and from AsyncEngine, in turns in one process on one engine.
 - stream: tokens a second that one server process streams to many clients of another process, one frame a token.
 - memory: resident memory, open files and requests in flight of a server process every 10,000 requests.
-- batch: most resident memory of `llmpy run-batch` over 20,000 requests, over as many as given, and where all are answered.
+- batch: peak resident memory of `llmpy run-batch` for 20,000 requests, for --requests, and when all are already answered.
 
 --plain leaves out uvloop and httptools.
 """
@@ -47,7 +47,7 @@ ENGINE = {"load_format": "dummy", "device": "cpu", "kv_cache_memory_bytes": "128
 
 
 def write_model(folder: Path, positions: int = CONFIG["max_position_embeddings"]) -> Path:
-    """A model without weights for so many positions, and a tokenizer of bytes and of words that are no English."""
+    """A model without weights for this number of positions, and a tokenizer of bytes and made-up words."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -82,7 +82,7 @@ def server(*options: str) -> Iterator[tuple[str, int]]:
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The address, as soon as it is told."""
+    """Waits for the server's address."""
     while process.poll() is None:
         for line in log.read_text().splitlines():
             if line.startswith("http://"):
@@ -92,7 +92,7 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def load(tokens: int) -> Namespace:
-    """The options of `llmpy bench serve` that matter here."""
+    """The options of `llmpy bench serve` that this script uses."""
     return Namespace(endpoint="completions", temperature=1.0, ignore_eos=True, max_concurrency=None, output_len=tokens,
                      request_rate=float("inf"), ramp_up_strategy=None, burstiness=1.0)  # fmt: skip
 
@@ -119,7 +119,7 @@ def served(engine: Any, plain: bool) -> Iterator[int]:
 
 
 def first_frame(connection: socket.socket, request: bytes) -> float:
-    """Seconds to the first frame; the rest is read too."""
+    """Seconds to the first frame; reads the other frames, too."""
     begin = time.perf_counter()
     connection.sendall(request)
     found, seconds = b"", 0.0
@@ -131,7 +131,7 @@ def first_frame(connection: socket.socket, request: bytes) -> float:
 
 
 def overhead(given: Namespace) -> None:
-    """The first token over HTTP and of AsyncEngine, in turns."""
+    """The first token over HTTP and from AsyncEngine, in turns."""
     from llmpy import AsyncEngine, RequestOutputKind
 
     fields = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
@@ -168,7 +168,7 @@ def overhead(given: Namespace) -> None:
 
 
 async def asked(url: str, asks: list[Ask], clients: int, tokens: int) -> list[Answer]:
-    """The answers to all requests, so many at a time."""
+    """The answers to all requests, with `clients` in flight."""
     client = HttpClient(url)
     chosen = load(tokens)
     chosen.max_concurrency = clients
@@ -220,7 +220,7 @@ async def _batches(url: str, given: Namespace) -> AsyncIterator[int]:
 
 
 def memory(given: Namespace) -> None:
-    """Memory of a server while requests pass through it."""
+    """Memory of a server while it serves requests."""
 
     async def run(url: str, pid: int) -> None:
         begin = time.perf_counter()
@@ -236,7 +236,7 @@ def memory(given: Namespace) -> None:
 
 
 def batch(given: Namespace) -> None:
-    """Memory of `run-batch` at a short and at a long file, and where all is done already."""
+    """Memory of `run-batch` with a short file, a long file, and a file that is already answered."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         requests, answers, model = folder / "requests.jsonl", folder / "answers.jsonl", str(write_model(folder))

@@ -1,4 +1,4 @@
-"""Rollouts as a trainer drives them: a group per prompt, a pause, an abort, and going on bit for bit from partial outputs.
+"""Rollouts as in a trainer: a group per prompt, a pause, an abort, and continuing partial outputs bit for bit.
 
 Usage: python examples/async_rollouts.py [MODEL]
 """
@@ -25,7 +25,7 @@ async def main() -> None:
 
         streams = [engine.generate(prompt, p, f"rollout-{i}") for i, p in enumerate(params)]
         await asyncio.sleep(0.2)
-        await engine.pause("keep")  # everything stands still between two steps, and keeps its cache
+        await engine.pause("keep")  # requests stop between two steps and keep their cache
         partial = {output.request_id: output for output in await engine.abort()}
         await engine.resume()
         for i, (stream, p) in enumerate(zip(streams, params, strict=True)):

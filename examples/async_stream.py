@@ -1,4 +1,4 @@
-"""Several chats streamed at once by an event loop; one of them is cancelled. Usage: python examples/async_stream.py [MODEL]"""
+"""An event loop streams several chats at once and cancels one of them. Usage: python examples/async_stream.py [MODEL]"""
 
 import asyncio
 import sys

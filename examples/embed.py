@@ -14,7 +14,7 @@ SENTENCES = ["Bees make honey.", "The train to Rome leaves at noon.", "A square 
 
 def main() -> None:
     with LLM(sys.argv[1] if len(sys.argv) > 1 else fetch_model()) as llm:
-        generates = llm.program()[-2].startswith("logits")  # then the mean of all states tells more than the last one
+        generates = llm.program()[-2].startswith("logits")  # for these models the mean of all states is the better vector
         vectors = llm.embed([QUESTION, *SENTENCES], pooling="mean" if generates else None).numpy()
     likeness = vectors[1:] @ vectors[0]
     for value, sentence in zip(likeness.tolist(), SENTENCES, strict=True):

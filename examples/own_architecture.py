@@ -1,4 +1,4 @@
-"""An architecture of your own, in your own file: a Llama that stops early and says what it would answer there.
+"""An architecture in your own file: a Llama that stops after some layers and shows its answer there.
 
 Run it: python examples/own_architecture.py [model] [prompt]
 """
@@ -12,7 +12,7 @@ from llmpy.models import Model, ModelConfig
 
 @architecture("EarlyExitLlama", ignore=["blk.*", "model.layers.*"])
 def early_exit_llama(cfg: ModelConfig, m: Model) -> None:
-    """Llama, cut after `exit_layer` layers; `ignore` lets the weights of the other layers lie unused."""
+    """Llama, cut after `exit_layer` layers; `ignore` allows unused weights of the other layers."""
     q_width, kv_width = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
     x = m.embed("model.embed_tokens")
     for layer in m.layers("model.layers", cfg.get("exit_layer", cfg.num_layers)):

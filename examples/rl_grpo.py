@@ -1,4 +1,4 @@
-"""GRPO in one process: a model in PyTorch learns to say one word, llmpy makes its rollouts with the weights of each step.
+"""GRPO in one process: a PyTorch model learns to say one word; llmpy generates rollouts with the weights of each step.
 
 Usage: python examples/rl_grpo.py [--model DIRECTORY | --model demo] [--word WORD] [--steps 20] [--device cuda]
 
@@ -22,7 +22,7 @@ PROMPTS, GROUP, TOKENS, CLIP = 4, 16, 8, 0.2
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", help="a directory as transformers saves it, or 'demo'; left out: a tiny random one")
-    parser.add_argument("--word", default=" the", help="what a named model is to say")
+    parser.add_argument("--word", default=" the", help="the word that a named model learns to say")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--lr", type=float, help="learning rate; 0.005 for the tiny model, else 1e-4")
     parser.add_argument("--temperature", type=float, default=1.0)
@@ -32,9 +32,9 @@ def arguments() -> argparse.Namespace:
 
 
 def open_model(name: str | None, folder: str) -> tuple[torch.nn.Module, str]:
-    """The model to be trained, float32, and the directory that the engine loads it from."""
+    """The model to train, in float32, and the directory from which the engine loads it."""
     if name is None:
-        torch.set_num_threads(1)  # the model is so small that threads would only wait for each other
+        torch.set_num_threads(1)  # in so small a model, threads would only wait for each other
         config = transformers.Qwen3Config(
             vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
             num_key_value_heads=1, head_dim=64, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
@@ -89,7 +89,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr or (0.005 if args.model is None else 1e-4))
     first = last = 0.0
     for step in range(args.steps):
-        # The engine takes the trainer's weights: a copy in place, on the same device.
+        # Copies the trainer's weights over the engine's, on the same device.
         report = llm.update_weights(model.named_parameters(), version=step)
 
         started = time.perf_counter()
