@@ -510,7 +510,7 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
     flight->n_states_owners = sampler_fill(&e->scheduler, flight->owners, flight->states);
     *has_rows = b->n_rows > 0;
     if (!b->n_rows)
-        return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row scheduled though sequences wait")
+        return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row was scheduled, although sequences wait")
                                         : RC_OK;
     flight->record = describe_step(e, b, &before, begun);
     flight->n_kv_events = kv_events_count(e->scheduler.events);

@@ -107,7 +107,7 @@ static enum rc check_sleep(struct engine *e, uint32_t level, uint32_t parts, str
     if (level && (parts & PART_WEIGHTS) && (atomic_load(&e->holds) & HOLD_UPDATE))
         return err_set(err, RC_BUSY, "engine is busy: its weights are being updated; commit or abort the update first");
     if (level && parts && !e->config.runner.release)
-        return err_set(err, RC_UNSUPPORTED, "sleep: this backend cannot give memory back; use level 0");
+        return err_set(err, RC_UNSUPPORTED, "sleep: this backend cannot free memory; use level 0");
     return RC_OK;
 }
 

@@ -619,7 +619,7 @@ enum rc grammars_create(const char *library, const struct engine_config *config,
 {
     if (!config->n_tokens)
         return err_set(err, RC_UNSUPPORTED,
-                       "structured_outputs: wanted a tokenizer whose tokens' texts, joined, are the text; there is none");
+                       "structured_outputs: wanted a tokenizer whose tokens' texts, joined, are the text, have none");
     struct grammars *g = mem_calloc(1, sizeof *g);
     if (!g)
         return err_set(err, RC_MEMORY, "structured_outputs: out of memory");

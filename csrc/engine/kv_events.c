@@ -28,7 +28,7 @@ enum rc kv_events_create(uint32_t capacity, uint32_t block_tokens, struct kv_eve
         return RC_OK;
     kv_events_destroy(e);
     *result = NULL;
-    return err_set(err, RC_MEMORY, "KV events: out of memory for %u; kv_event_capacity", capacity);
+    return err_set(err, RC_MEMORY, "KV events: out of memory for %u events; lower kv_event_capacity", capacity);
 }
 
 void kv_events_destroy(struct kv_events *e)

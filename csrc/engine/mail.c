@@ -314,7 +314,7 @@ enum rc mail_take(struct mail *mail, struct news *news, uint32_t max, uint32_t *
             take_letter(mail, &mail->letters[i], &news[(*n)++]);
     bool is_lost = mail->is_lost;
     unlock(mail->driver);
-    return is_lost ? err_set(err, RC_MEMORY, "mail: out of memory for the output of a request") : RC_OK;
+    return is_lost ? err_set(err, RC_MEMORY, "output: out of memory for the output of a request") : RC_OK;
 }
 
 static struct timespec deadline_after(double seconds)

@@ -646,7 +646,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
         block_manager_tell(s->blocks, s->events);
     bool has_keys = s->seen_keys || !layout->n_state_pages;
     if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->scratch || !has_keys))
-        rc = err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; max_num_seqs", n_slots);
+        rc = err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; lower max_num_seqs", n_slots);
     if (rc)
         scheduler_destroy(s);
     return rc;

@@ -8,7 +8,7 @@ enum rc model_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
     struct model *m = ctx;
     const struct backend *b = m->backend;
     if (!b->pool_release || !b->pool_restore || !b->pool_save || !b->pool_forget)
-        return err_set(err, RC_UNSUPPORTED, "sleep: the backend \"%s\" cannot give memory back; use level 0", b->name);
+        return err_set(err, RC_UNSUPPORTED, "sleep: the backend \"%s\" cannot free memory; use level 0", b->name);
     enum rc rc = b->synchronize(m->ctx, err);
     if (!rc && (parts & PART_WEIGHTS) && keeps)
         rc = b->pool_save(m->ctx, MEMORY_WEIGHTS, err); /* first, as it fails if the host lacks memory */

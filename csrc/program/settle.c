@@ -35,7 +35,7 @@ static enum rc make_unit_rows(struct model *m, uint32_t w, uint32_t part, struct
     struct matrix *matrix = weights_matrix(m->weights, w);
     uint32_t dtype = weights_stored(m->weights, w, part), cols = weight->cols, first = first_row_of(weight, part);
     if (dtype != DTYPE_F32 && dtype != DTYPE_F16 && dtype != DTYPE_BF16)
-        return err_set(err, RC_UNSUPPORTED, "%s: rows of type %s cannot be brought to length 1; load a checkpoint of floats",
+        return err_set(err, RC_UNSUPPORTED, "%s: rows of type %s cannot be scaled to length 1; load a checkpoint of floats",
                        p->source, dtype_info(dtype)->name);
     uint32_t at_once = 1 + (uint32_t)(CHUNK_BYTES / sizeof(float) / cols);
     float *rows = mem_alloc(2 * (size_t)at_once * cols * sizeof *rows), *rounded = rows ? rows + (size_t)at_once * cols : NULL;

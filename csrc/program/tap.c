@@ -200,10 +200,10 @@ enum rc model_tap(const struct model *model, const int32_t *ids, uint32_t n_toke
     if (!n_tokens || n_tokens > model->options.max_model_len)
         return err_set(err, RC_INVALID, "tap: wanted 1 to %u tokens, have %u", model->options.max_model_len, n_tokens);
     if (program_takes_whole_prompts(model->program) && n_tokens > model->options.max_num_batched_tokens)
-        return err_set(err, RC_INVALID, "tap: wanted at most %u tokens at once, have %u; max_num_batched_tokens",
+        return err_set(err, RC_INVALID, "tap: wanted at most %u tokens at once, have %u; raise max_num_batched_tokens",
                        model->options.max_num_batched_tokens, n_tokens);
     if (model->asleep)
-        return err_set(err, RC_INVALID, "tap: the engine sleeps; wake_up() first");
+        return err_set(err, RC_INVALID, "tap: the engine sleeps; call wake_up()");
     struct tap tap;
     enum rc rc = model->backend->synchronize(model->ctx, err);
     if (rc)

@@ -114,8 +114,8 @@ enum rc update_begin(struct model *model, struct update **update, struct err *er
                        model->backend->name);
     if (model->program->is_reordered || reorders_rows(model->program))
         return err_set(err, RC_UNSUPPORTED,
-                       "weight update: this GGUF file orders the rows of q and k, or keeps other weights, in its own way; load "
-                       "the model's safetensors");
+                       "weight update: this GGUF file orders the rows of q and k differently, or stores weights in another "
+                       "form; load the model's safetensors");
     struct update *u = mem_calloc(1, sizeof *u);
     if (!u)
         return out_of_memory(err);
@@ -256,8 +256,8 @@ static enum rc check_tensor(const struct update *u, const struct update_entry *e
         return mismatch(u, entry, tensor, err);
     for (const struct piece *piece = first_piece(u, entry); piece; piece = next_piece(u, piece))
         if (!is_float(stored_type(u, piece)))
-            return err_set(err, RC_UNSUPPORTED, "weight '%.160s' is stored as %s, which updates cannot make; load a checkpoint "
-                           "of floats", entry->name, dtype_info(stored_type(u, piece))->name);
+            return err_set(err, RC_UNSUPPORTED, "weight '%.160s' is stored as %s, which updates cannot write; load a "
+                           "checkpoint of floats", entry->name, dtype_info(stored_type(u, piece))->name);
     return RC_OK;
 }
 
@@ -478,8 +478,8 @@ enum rc update_sum(struct update *u, const char *name, const struct update_tenso
     *sum = (struct tensor_sum){0, 0};
     if (entry && tensor && weight_of(u, first_piece(u, entry))->has_unit_rows)
         return err_set(err, RC_UNSUPPORTED,
-                       "weight '%.160s': its rows are divided by their lengths, so what an update would leave cannot be "
-                       "compared; leave it out by rename, or compare weight_checksum() of two engines", name);
+                       "weight '%.160s': its rows are divided by their lengths at load, so a source cannot be compared with "
+                       "it; drop it by rename, or compare weight_checksum() of two engines", name);
     if (entry && tensor)
         rc = check_tensor(u, entry, tensor, err);
     return !entry || rc ? rc : visit_places(u, entry, tensor, add_sum, sum, err);

@@ -88,7 +88,7 @@ static enum rc check_tensor(const struct loader *l, const struct weight *weight,
     else if (!info || (weight->kind == WEIGHT_VECTOR && !is_plain))
         wanted = "a float type";
     if (!wanted && part->is_transposed && !is_plain) {
-        err_set(err, RC_UNSUPPORTED, "%s: rows of type %s cannot be made of columns; convert the checkpoint to floats",
+        err_set(err, RC_UNSUPPORTED, "%s: a matrix of type %s cannot be transposed; convert the checkpoint to floats",
                 part->source, info->name);
         return RC_UNSUPPORTED;
     }

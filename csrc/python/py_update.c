@@ -200,7 +200,7 @@ static void raise_unreadable(const char *name)
 static enum rc bucket_is_short(const struct item *item, uint64_t have, struct err *err)
 {
     err_set(err, RC_DEVICE, "weight '%.160s': wanted bytes %" PRIu64 " to %" PRIu64 " of the bucket, have %" PRIu64
-            "; keep the bucket as it is until the update is over", item->text, item->file.offset,
+            "; do not change the bucket before the update has ended", item->text, item->file.offset,
             item->file.offset + item->file.n_bytes, have);
     err_name(err, "ipc_open", NULL);
     return RC_DEVICE;

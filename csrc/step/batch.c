@@ -16,7 +16,8 @@ enum rc page_tables_create(struct page_tables *t, uint32_t n_groups, uint32_t ma
     if (t->pages && t->runs && t->run_of)
         return RC_OK;
     page_tables_destroy(t);
-    return err_set(err, RC_MEMORY, "batch: out of memory for %u page tables of %u entries; max_num_seqs", max_seqs, stride);
+    return err_set(err, RC_MEMORY, "batch: out of memory for %u page tables of %u entries; lower max_num_seqs", max_seqs,
+                   stride);
 }
 
 void page_tables_destroy(struct page_tables *t)
@@ -81,7 +82,7 @@ enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t
         b->state_rows && b->tasks && b->results && b->top_ids && b->top_values && b->top_ranks)
         return RC_OK;
     batch_destroy(b);
-    return err_set(err, RC_MEMORY, "batch: out of memory for %u rows and %u sequences; max_num_batched_tokens", max_rows,
+    return err_set(err, RC_MEMORY, "batch: out of memory for %u rows and %u sequences; lower max_num_batched_tokens", max_rows,
                    max_seqs);
 }
 

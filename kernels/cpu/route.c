@@ -133,8 +133,9 @@ enum rc K(route)(struct cpu *cpu, const struct route_args *args, struct err *err
     bool has_groups = args->n_groups && n % args->n_groups == 0 && args->chosen_groups && args->chosen_groups <= args->n_groups;
     if (!n || n > MAX_EXPERTS || !has_groups || !args->n_chosen || args->n_chosen > n / args->n_groups * args->chosen_groups)
         return err_set(err, RC_UNSUPPORTED,
-                       "route: wanted 1 to %u experts in equal groups, as many of them as hold the chosen ones, have %u of %u "
-                       "experts, %u of %u groups", MAX_EXPERTS, args->n_chosen, n, args->chosen_groups, args->n_groups);
+                       "route: wanted 1 to %u experts in equal groups, and chosen groups that contain the chosen experts, have "
+                       "%u of %u experts, %u of %u groups",
+                       MAX_EXPERTS, args->n_chosen, n, args->chosen_groups, args->n_groups);
     struct route_job job = {cpu, args};
     pool_run(cpu->pool, route_run, &job);
     return RC_OK;

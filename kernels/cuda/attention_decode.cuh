@@ -369,10 +369,10 @@ static enum rc launch_decode(const struct cuda *cuda, const struct attention_arg
     struct decode_place place = {cuda->partials, cuda->arrivals, most + 1, (n_heads * (D + 2) + 3) & ~3u, depth};
     size_t wanted = (size_t)n_blocks * place.slots * place.stride * sizeof(float);
     if (wanted > cuda->partials_bytes)
-        return err_set(err, RC_CONFIG, "attention: wanted %zu bytes for the splits of long sequences, have %zu; max_model_len",
-                       wanted, cuda->partials_bytes);
+        return err_set(err, RC_CONFIG, "attention: wanted %zu bytes for the splits of long sequences, have %zu; lower "
+                       "max_model_len", wanted, cuda->partials_bytes);
     if (depth < TILES)
-        return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; max_num_seqs", x.n_seqs);
+        return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; lower max_num_seqs", x.n_seqs);
     uint32_t shared_bytes = depth * shape::place_bytes + other_bytes;
     cudaFuncSetAttribute(attend_decode<T, D, BLOCKS, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     launch(cuda, attend_decode<T, D, BLOCKS, HAS_EXTRAS>, n_blocks, DECODE_THREADS, shared_bytes, x,

@@ -298,7 +298,7 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         const struct dtype_info *info = dtype_info(desc->parts[i].dtype);
         if (!info || !supports(ctx, desc->parts[i].dtype, desc->use) || desc->n_cols % info->block_values) {
             mem_free(matrix);
-            return err_set(err, RC_UNSUPPORTED, "cuda: wanted whole blocks of a type that it has, have %u columns of %s",
+            return err_set(err, RC_UNSUPPORTED, "cuda: wanted whole blocks of a supported type, have %u columns of %s",
                            desc->n_cols, info ? info->name : "an unknown type");
         }
         part->dtype = desc->parts[i].dtype;

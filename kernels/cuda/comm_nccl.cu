@@ -224,8 +224,8 @@ enum rc nccl_group_buffer(struct process_group *group, uint32_t slot, size_t siz
             size_t n_free = 0, n_total = 0;
             cudaMemGetInfo(&n_free, &n_total);
             err_set(err, RC_DEVICE_MEMORY,
-                    "CUDA: wanted %zu bytes for a buffer of a weight group, %zu of %zu are free; lower buffer_bytes, or give "
-                    "the KV pool back meanwhile: sleep(tags=[\"kv_cache\"])",
+                    "CUDA: wanted %zu bytes for a buffer of a weight group, %zu of %zu are free; lower buffer_bytes, or free "
+                    "the KV pool during the update: sleep(tags=[\"kv_cache\"])",
                     size_bytes, n_free, n_total);
             if (err) {
                 err->code = (int64_t)size_bytes;

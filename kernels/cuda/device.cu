@@ -121,7 +121,7 @@ enum rc cuda_context_open(int device, struct err *err)
     if (code != cudaErrorMemoryAllocation)
         return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
     return err_set(err, RC_DEVICE_MEMORY,
-                   "CUDA: no room for a context on cuda:%d; others hold its memory, choose another device", device);
+                   "CUDA: no memory for a context on cuda:%d, other processes use it; choose another device", device);
 }
 
 /* A context is pushed, not set: cudaSetDevice would make one on the device that the caller gets back. */

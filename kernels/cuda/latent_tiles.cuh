@@ -763,9 +763,10 @@ static enum rc attend_single(const struct cuda *cuda, const struct latent_attent
     const size_t shared_bytes = sizeof(latent_memory<FEW_ROWS>) + (x.n_seqs + 1) * sizeof(struct decode_span);
     if (wanted > cuda->partials_bytes)
         return err_set(err, RC_CONFIG, "latent_attention: wanted %zu bytes for the splits of long sequences, have %zu; "
-                       "max_model_len", wanted, cuda->partials_bytes);
+                       "lower max_model_len", wanted, cuda->partials_bytes);
     if (shared_bytes > SHARED_BYTES)
-        return err_set(err, RC_CONFIG, "latent_attention: wanted fewer sequences in a step, have %u; max_num_seqs", x.n_seqs);
+        return err_set(err, RC_CONFIG, "latent_attention: wanted fewer sequences in a step, have %u; lower max_num_seqs",
+                       x.n_seqs);
     cudaFuncSetAttribute(attend_single_latents<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     launch(cuda, attend_single_latents<T>, n_blocks, LATENT_THREADS, shared_bytes, x, place, n_units, n_single);
     if (most > 1)

@@ -155,7 +155,8 @@ enum rc cuda_route(void *ctx, const struct route_args *args, struct err *err)
                        ROUTE_MAX_CHOSEN, MAX_EXPERTS, args->n_chosen, n);
     if (n_groups > 32 || n % n_groups ||
         (n_groups > 1 && (args->chosen_groups > n_groups || args->chosen_groups * (n / n_groups) < args->n_chosen)))
-        return err_set(err, RC_UNSUPPORTED, "route: wanted at most 32 equal groups that hold the choice, have %u of %u groups",
+        return err_set(err, RC_UNSUPPORTED,
+                       "route: wanted at most 32 equal groups that contain the chosen experts, have %u of %u groups",
                        args->chosen_groups, n_groups);
     launch(cuda, n <= 128 ? route_rows<4> : route_rows<16>, args->n_rows, 32 * ceil_div(n, 32), 0, route_wanted(args));
     return launched(err, "route");

@@ -405,7 +405,7 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
     device_scope scope(cuda->device);
     struct target of = target_of(args->of);
     if (args->of.matrix && args->of.matrix->is_packed && !args->from)
-        return err_set(err, RC_UNSUPPORTED, "tensor_sum: wanted a weight whose rows lie as in the file, have packed MXFP4");
+        return err_set(err, RC_UNSUPPORTED, "tensor_sum: wanted a weight in the file's layout, have packed MXFP4");
     cudaStream_t stream = stream_of(cuda, args->from, args->stream);
     enum rc rc = state->total ? RC_OK : cuda_take(cuda, MEMORY_WORK, sizeof *state->total, &state->total, err);
     cudaError_t code = rc ? cudaSuccess : use_stream(cuda, stream);

@@ -85,7 +85,7 @@ class Weights:
             _core.WeightUpdate(self.model, self.runner, self.ordinal)
             quantized = [info for info in self.model.weight_info() if info["dtype"] not in FLOATS]
             if quantized:
-                reason = f"weight {quantized[0]['name']!r} is stored as {quantized[0]['dtype']}, which updates cannot make"
+                reason = f"weight {quantized[0]['name']!r} is stored as {quantized[0]['dtype']}, which updates cannot write"
         except UnsupportedError as error:
             reason = str(error)
         if reason is not None:
