@@ -539,30 +539,30 @@ static PyObject *channel_watch_for(PyObject *object, PyObject *args)
 static PyMethodDef thread_methods[] = {
     {"submit", thread_submit, METH_VARARGS, "Queues a request; returns its Mail."},
     {"abort_all", thread_abort_all, METH_NOARGS, "Ends every request at the next step boundary."},
-    {"reset_prefix_cache", thread_reset_prefix_cache, METH_O, "As of Engine."},
-    {"pause", thread_pause, METH_O, "1 waits for what was submitted, 2 freezes it, 3 ends it; 0 resumes."},
-    {"begin_sleep", thread_begin_sleep, METH_O, "Pauses as before a sleep, until end_sleep."},
-    {"end_sleep", thread_end_sleep, METH_NOARGS, "The pause of begin_sleep is over."},
+    {"reset_prefix_cache", thread_reset_prefix_cache, METH_O, "As Engine.reset_prefix_cache."},
+    {"pause", thread_pause, METH_O, "0 resumes; 1 waits for the submitted requests, 2 freezes them, 3 ends them."},
+    {"begin_sleep", thread_begin_sleep, METH_O, "Pauses until end_sleep, independently of pause."},
+    {"end_sleep", thread_end_sleep, METH_NOARGS, "Ends the pause of begin_sleep."},
     {"sleep", py_engine_sleep, METH_VARARGS, "As Engine.sleep."},
     {"wake", py_engine_wake, METH_VARARGS, "As Engine.wake."},
-    {"is_pausing", thread_is_pausing, METH_NOARGS, "Whether a pause was asked for and not ended."},
+    {"is_pausing", thread_is_pausing, METH_NOARGS, "True from the start of a pause until it is ended."},
     {"state", thread_state, METH_NOARGS, "Bits of enum driver_state."},
-    {"next_boundary", thread_next_boundary, METH_NOARGS, "The boundary at which everything asked so far has been acted on."},
-    {"boundary", thread_boundary, METH_NOARGS, "The last boundary that has passed."},
-    {"wait", thread_wait, METH_VARARGS, "Waits for a state or a boundary; False when the seconds are over."},
-    {"raise_fault", thread_raise_fault, METH_NOARGS, "Raises what killed the engine, if something did."},
-    {"check", thread_check, METH_NOARGS, "As of Engine, between two steps."},
-    {"stop", thread_stop, METH_NOARGS, "Ends every request and then the thread, without waiting for that."},
-    {"close", thread_close, METH_NOARGS, "Stops, waits for the end and gives the engine back; twice is fine."},
+    {"next_boundary", thread_next_boundary, METH_NOARGS, "The step boundary at which all earlier calls have taken effect."},
+    {"boundary", thread_boundary, METH_NOARGS, "The last step boundary that has passed."},
+    {"wait", thread_wait, METH_VARARGS, "Waits for a state or a boundary; False after a timeout."},
+    {"raise_fault", thread_raise_fault, METH_NOARGS, "Raises the error that ended the engine, if there was one."},
+    {"check", thread_check, METH_NOARGS, "As Engine.check, between two steps."},
+    {"stop", thread_stop, METH_NOARGS, "Ends every request and then the thread; does not wait."},
+    {"close", thread_close, METH_NOARGS, "Stops, waits for the end and releases the engine; may be called twice."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMethodDef mail_methods[] = {
-    {"take", mail_take_all, METH_NOARGS, "News since the last call."},
-    {"take_more", mail_take_tokens, METH_NOARGS, "News of one sample that are tokens alone; None: other news, or none."},
-    {"wait", mail_wait_for_news, METH_O, "Waits for news; False when the seconds are over."},
+    {"take", mail_take_all, METH_NOARGS, "New output since the last call."},
+    {"take_more", mail_take_tokens, METH_NOARGS, "New output that is only tokens of one sample, else None."},
+    {"wait", mail_wait_for_news, METH_O, "Waits for new output; False after a timeout."},
     {"abort", mail_abort_request, METH_NOARGS, "Ends the request at the next step boundary."},
-    {"move", mail_move_to, METH_VARARGS, "Which Channel tells of it from now on, None: none; and whether of its end alone."},
+    {"move", mail_move_to, METH_VARARGS, "Sets the Channel that reports new output (None: no Channel), or only the end."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -572,10 +572,10 @@ static PyGetSetDef mail_properties[] = {
 };
 
 static PyMethodDef channel_methods[] = {
-    {"fileno", channel_fileno, METH_NOARGS, "A descriptor that is readable when there is something to take."},
-    {"take", channel_take_all, METH_NOARGS, "States that came about, and numbers of requests with news."},
-    {"watch", channel_watch_for, METH_VARARGS, "Tells once of these states and of the boundary."},
-    {"close", channel_close, METH_NOARGS, "Closes the descriptor; twice is fine."},
+    {"fileno", channel_fileno, METH_NOARGS, "A descriptor that is readable when take has a result."},
+    {"take", channel_take_all, METH_NOARGS, "Watched states that have come about, and numbers of requests with new output."},
+    {"watch", channel_watch_for, METH_VARARGS, "Reports these states and the boundary, once each."},
+    {"close", channel_close, METH_NOARGS, "Closes the descriptor; may be called twice."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -583,7 +583,7 @@ static PyType_Slot thread_slots[] = {
     {Py_tp_init, thread_init},
     {Py_tp_dealloc, thread_dealloc},
     {Py_tp_methods, thread_methods},
-    {Py_tp_doc, "A thread that drives an Engine, which nobody else can drive meanwhile."},
+    {Py_tp_doc, "A thread that runs the steps of an Engine; meanwhile no other thread can."},
     {0, NULL},
 };
 
@@ -591,7 +591,7 @@ static PyType_Slot mail_slots[] = {
     {Py_tp_dealloc, mail_dealloc},
     {Py_tp_methods, mail_methods},
     {Py_tp_getset, mail_properties},
-    {Py_tp_doc, "What a request has to tell, merged until it is taken. Dropping it ends the request."},
+    {Py_tp_doc, "A request's new output, merged until it is taken. Dropping the Mail ends the request."},
     {0, NULL},
 };
 
@@ -599,7 +599,7 @@ static PyType_Slot channel_slots[] = {
     {Py_tp_init, channel_init},
     {Py_tp_dealloc, channel_dealloc},
     {Py_tp_methods, channel_methods},
-    {Py_tp_doc, "Tells an event loop which requests have news."},
+    {Py_tp_doc, "Tells an event loop which requests have new output."},
     {0, NULL},
 };
 

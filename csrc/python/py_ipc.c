@@ -97,11 +97,11 @@ static PyObject *imported_address(PyObject *object, void *closure)
 }
 
 static PyMethodDef imported_methods[] = {
-    {"close", imported_close, METH_NOARGS, "Lets the memory go; safe to call twice."},
+    {"close", imported_close, METH_NOARGS, "Closes the memory; may be called twice."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef imported_getset[] = {
-    {"address", imported_address, NULL, "Where the memory lies on the device; 0 once it is closed.", NULL},
+    {"address", imported_address, NULL, "The memory's address on the device; 0 after close.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot imported_slots[] = {
@@ -315,13 +315,13 @@ static void group_dealloc(PyObject *object)
 }
 
 static PyMethodDef group_methods[] = {
-    {"settle", group_settle, METH_VARARGS, "Waits so many seconds; whether the last call has been enqueued."},
-    {"buffer", group_buffer, METH_VARARGS, "Address of a slot's memory, of so many bytes or more."},
-    {"greet", group_greet, METH_NOARGS, "Sums one float over all ranks, as slot 0."},
-    {"broadcast", group_broadcast, METH_VARARGS, "From rank 0's memory to the others'."},
-    {"wait", group_wait, METH_VARARGS, "Waits so many seconds; whether the slot's broadcast has been done."},
-    {"copy", group_copy, METH_VARARGS, "Copies memory into a slot's, whose address it returns."},
-    {"close", group_close, METH_NOARGS, "Ends the group; safe to call twice."},
+    {"settle", group_settle, METH_VARARGS, "Waits up to n seconds; True if the last call has been enqueued."},
+    {"buffer", group_buffer, METH_VARARGS, "Address of a slot's memory, of at least n bytes."},
+    {"greet", group_greet, METH_NOARGS, "Sums one float over all ranks, in slot 0."},
+    {"broadcast", group_broadcast, METH_VARARGS, "Broadcasts from rank 0's memory to all other ranks."},
+    {"wait", group_wait, METH_VARARGS, "Waits up to n seconds; True if the slot's broadcast has completed."},
+    {"copy", group_copy, METH_VARARGS, "Copies memory into a slot and returns the slot's address."},
+    {"close", group_close, METH_NOARGS, "Ends the group; may be called twice."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot group_slots[] = {

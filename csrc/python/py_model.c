@@ -356,11 +356,11 @@ static PyObject *describe(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"memory", memory, METH_NOARGS, "Bytes by purpose."},
-    {"weight_info", weight_info, METH_NOARGS, "Every named weight: shape, type, the matrix that holds it."},
+    {"weight_info", weight_info, METH_NOARGS, "Every named weight: shape, type, and its matrix."},
     {"program", program_text, METH_NOARGS, "The steps that run, one line each."},
     {"tap", tap, METH_VARARGS, "Intermediate values of a prompt."},
-    {"describe", describe, METH_NOARGS, "What was chosen at load."},
-    {"close", model_close, METH_NOARGS, "Frees all memory; safe to call twice."},
+    {"describe", describe, METH_NOARGS, "The choices made at load."},
+    {"close", model_close, METH_NOARGS, "Frees all memory; may be called twice."},
     {NULL, NULL, 0, NULL},
 };
 
