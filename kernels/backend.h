@@ -781,7 +781,7 @@ struct backend_host {
     int (*dtype_from_float)(uint32_t dtype, const float *source, void *target, size_t n);
 };
 
-/* The only symbol that a backend's library exports. Both structs live as long as the process. It returns NULL if the backend
+/* The only symbol that the core wants of a library. Both structs live as long as the process. It returns NULL if the backend
  * needs a newer core. */
 #define BACKEND_SYMBOL "llmpy_backend"
 typedef const struct backend *(*backend_entry)(const struct backend_host *host);

@@ -15,7 +15,9 @@
 #include "experts_lone.cuh"
 #include "experts_many.cuh"
 #include "experts_one.cuh"
+#include "experts_plain.cuh"
 #include "experts_whole.cuh"
+#include "ways.cuh"
 #include "weight.cuh"
 
 #include <math.h>
@@ -108,103 +110,6 @@ static __global__ void __launch_bounds__(COMBINERS) combine_rows(struct mixture 
     store_part<IS_ALIGNED>(y.at(row, 0), column, y.width, sum);
 }
 
-/* ---- plain products ------------------------------------------------------------------------------------------------------ */
-
-/* A matrix of all experts, rows_each rows of W one after the other. */
-struct plain_weights {
-    const char *data;
-    size_t row_bytes;
-    uint32_t rows_each, n_cols;
-};
-
-template <class T>
-static __device__ __forceinline__ void plain_store(const struct output &out, const expert_product &product, bool is_product,
-                                                   uint32_t expert, uint32_t place, uint32_t n, float sum, float up)
-{
-    const float *bias = out.bias ? out.bias + ((size_t)expert * out.n_out << is_product) + n : NULL;
-    T value = round_to<T>(bias ? sum + bias[0] : sum);
-    if (is_product)
-        value = round_to<T>(product(to_float(value), to_float(round_to<T>(bias ? up + bias[out.n_out] : up))));
-    ((T *)out.y)[(size_t)place * out.y_stride + n] = value;
-}
-
-/* As linear.cu's multiply_tiles: 16 rows of W by 8 places of expert blockIdx.y at a time; of gate and of up, if N is 2. */
-template <class T, uint32_t N>
-static __global__ void __launch_bounds__(32)
-multiply_places(struct mixture m, struct plain_weights w, rows<T> x, bool is_aligned, struct output out, expert_product product)
-{
-    start_next();
-    wait_for_input();
-    const uint32_t g = threadIdx.x / 4, t = threadIdx.x % 4, n = blockIdx.x * 16 + g, e = blockIdx.y;
-    const uint32_t *low[N], *high[N];
-    for (uint32_t i = 0; i < N; i++) {
-        const char *from = w.data + ((size_t)e * w.rows_each + i * out.n_out) * w.row_bytes;
-        low[i] = (const uint32_t *)(from + min(n, out.n_out - 1) * w.row_bytes) + t;
-        high[i] = (const uint32_t *)(from + min(n + 8, out.n_out - 1) * w.row_bytes) + t;
-    }
-    for (uint32_t place = m.offsets[e], end = m.offsets[e + 1]; place < end; place += 8) {
-        const uint16_t *row = (const uint16_t *)x.at(min(place + g, end - 1), 0);
-        float c[N][4] = {};
-#pragma unroll 4
-        for (uint32_t k = 0; k < w.n_cols; k += 16) {
-            uint32_t b[2] = {pair_at(row, k + 2 * t, w.n_cols, is_aligned), pair_at(row, k + 2 * t + 8, w.n_cols, is_aligned)};
-#pragma unroll
-            for (uint32_t i = 0; i < N; i++) {
-                uint32_t a[4] = {low[i][k / 2], high[i][k / 2], low[i][k / 2 + 4], high[i][k / 2 + 4]};
-                mma(c[i], a, b, T());
-            }
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            uint32_t p = place + 2 * t + i % 2, row_of_w = n + i / 2 * 8;
-            if (p < end && row_of_w < out.n_out)
-                plain_store<T>(out, product, N == 2, e, p, row_of_w, c[0][i], c[N - 1][i]);
-        }
-    }
-}
-
-#define THREADS 128u
-#define W_ROWS 16u
-#define CHUNK 64u
-#define X_ROWS 8u
-
-/* As linear.cu's multiply_values, by experts and places likewise. */
-template <class T, class W, uint32_t N>
-static __global__ void __launch_bounds__(THREADS)
-multiply_place_values(struct mixture m, struct plain_weights w, rows<T> x, struct output out, expert_product product)
-{
-    start_next();
-    wait_for_input();
-    __shared__ float w_values[N][W_ROWS][CHUNK + 1], x_values[X_ROWS][CHUNK + 1];
-    const uint32_t n = threadIdx.x % W_ROWS, r = threadIdx.x / W_ROWS, base = blockIdx.x * W_ROWS, e = blockIdx.y;
-    for (uint32_t place = m.offsets[e], end = m.offsets[e + 1]; place < end; place += X_ROWS) {
-        float sum[N] = {};
-        for (uint32_t k = 0; k < w.n_cols; k += CHUNK) {
-            uint32_t n_here = min(CHUNK, w.n_cols - k);
-            for (uint32_t i = threadIdx.x; i < N * W_ROWS * CHUNK; i += THREADS) {
-                uint32_t part = i / (W_ROWS * CHUNK), row = i / CHUNK % W_ROWS, c = i % CHUNK;
-                if (c < n_here && base + row < out.n_out) {
-                    size_t at = (size_t)e * w.rows_each + part * out.n_out + base + row;
-                    w_values[part][row][c] = weight_value(W(), (const uint8_t *)w.data + at * w.row_bytes, k + c);
-                }
-            }
-            for (uint32_t i = threadIdx.x; i < X_ROWS * CHUNK; i += THREADS) {
-                uint32_t row = i / CHUNK, c = i % CHUNK;
-                if (c < n_here && place + row < end)
-                    x_values[row][c] = to_float(*x.at(place + row, k + c));
-            }
-            __syncthreads();
-            for (uint32_t c = 0; c < n_here; c++)
-#pragma unroll
-                for (uint32_t i = 0; i < N; i++)
-                    sum[i] = fmaf(w_values[i][n][c], x_values[r][c], sum[i]);
-            __syncthreads();
-        }
-        if (place + r < end && base + n < out.n_out)
-            plain_store<T>(out, product, N == 2, e, place + r, base + n, sum[0], sum[N - 1]);
-    }
-}
-
 /* ---- one operation ------------------------------------------------------------------------------------------------------- */
 
 /* An operation on its way: its arguments, and what lies between its kernels, in its scratch: rows by places that go down, rows
@@ -216,57 +121,72 @@ struct running_mixture {
     expert_product product;
     bool is_product;
     uint32_t inner, width; /* columns of down and of up */
+    uint32_t eights;       /* of rows of x in a unit of streamed products; 0: experts have too many rows for them */
     struct view middle, outer;
 };
 
-/* Half of an operation. */
-struct way {
+/* The linears of all experts on the way up, or down. */
+struct expert_linear {
     const struct matrix *w;
     struct view x, y;
     const float *bias;
     bool is_product, is_place; /* x by places, or the batch's rows */
-    bool is_behind;
-    uint32_t rows_each;
+    bool is_behind;            /* the kernel before starts this one once it has seen the routes */
+    uint32_t rows_each;        /* of w, an expert */
 };
 
-static struct output output_of(const struct way *way)
+static struct output output_of(const struct expert_linear *linear)
 {
     struct output out = {};
-    out.y = (char *)way->y.data;
-    out.bias = way->bias;
-    out.y_stride = way->y.stride;
-    out.n_out = way->y.width;
+    out.y = (char *)linear->y.data;
+    out.bias = linear->bias;
+    out.y_stride = linear->y.stride;
+    out.n_out = linear->y.width;
     return out;
 }
 
-template <class T, uint32_t N> static void launch_plain(const struct running_mixture *run, const struct way *way)
+/* is_gathered: the rows of x lie by places, in `outer`. */
+static struct expert_linear up_of(const struct running_mixture *run, bool is_gathered)
 {
-    const struct cuda_part *part = &way->w->parts[0];
-    struct plain_weights w = {part->data, part->row_bytes, way->rows_each, way->w->n_cols};
-    struct output out = output_of(way);
+    const struct experts_args *args = run->args;
+    return {args->up, is_gathered ? run->outer : args->x, run->middle, args->up_bias, run->is_product, is_gathered, false,
+            args->up->n_rows / run->m.n_experts};
+}
+
+static struct expert_linear down_of(const struct running_mixture *run)
+{
+    const struct experts_args *args = run->args;
+    struct view results = run->outer;
+    results.width = results.stride = args->y.width;
+    return {args->down, run->middle, results, args->down_bias, false, true, false, args->y.width};
+}
+
+template <class T, uint32_t N> static void launch_plain(const struct running_mixture *run, const struct expert_linear *linear)
+{
+    const struct cuda_part *part = &linear->w->parts[0];
+    struct plain_weights w = {part->data, part->row_bytes, linear->rows_each, linear->w->n_cols};
+    struct output out = output_of(linear);
     dim3 grid(ceil_div(out.n_out, 16), run->m.n_experts);
     if constexpr (sizeof(T) == 2)
         if (part->dtype == run->cuda->dtype) {
-            bool is_aligned = (uintptr_t)way->x.data % 4 == 0 && way->x.stride % 2 == 0;
-            launch(run->cuda, multiply_places<T, N>, grid, 32, 0, run->m, w, rows<T>(way->x), is_aligned, out, run->product);
+            bool is_aligned = (uintptr_t)linear->x.data % 4 == 0 && linear->x.stride % 2 == 0;
+            launch(run->cuda, multiply_places<T, N>, grid, 32, 0, run->m, w, rows<T>(linear->x), is_aligned, out, run->product);
             return;
         }
     visit_weight(part->dtype, [&](auto weight) {
-        launch(run->cuda, multiply_place_values<T, decltype(weight), N>, grid, THREADS, 0, run->m, w, rows<T>(way->x), out,
-               run->product);
+        launch(run->cuda, multiply_place_values<T, decltype(weight), N>, grid, PLAIN_THREADS, 0, run->m, w, rows<T>(linear->x),
+               out, run->product);
     });
 }
 
-static enum rc run_plain(const struct running_mixture *run, const struct way *way, struct err *err)
+static enum rc run_plain(const struct running_mixture *run, const struct expert_linear *linear, struct err *)
 {
-    if (way->w->is_packed)
-        return err_set(err, RC_INTERNAL, "experts: wanted scratch on a multiple of 16 bytes for packed weights");
     visit_type(run->cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        if (way->is_product)
-            launch_plain<T, 2>(run, way);
+        if (linear->is_product)
+            launch_plain<T, 2>(run, linear);
         else
-            launch_plain<T, 1>(run, way);
+            launch_plain<T, 1>(run, linear);
     });
     return RC_OK;
 }
@@ -289,24 +209,25 @@ static uint32_t eights_of(const struct mixture *m)
 }
 
 /* The map of an expert's weights, in tiles of tile_rows; gate and up take turns in those of a product. */
-static enum rc map_weights(const struct running_mixture *run, const struct way *way, uint32_t tile_rows, uint32_t stage_blocks,
-                           struct tensor_map *map, struct err *err)
+static enum rc map_weights(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
+                           uint32_t stage_blocks, struct tensor_map *map, struct err *err)
 {
-    uint32_t n_blocks = way->w->n_cols / 64, half = way->rows_each / 2;
-    uint64_t row_bytes = way->w->parts[0].row_bytes;
-    struct map_dims plain = {2, {way->w->n_rows, n_blocks}, {row_bytes, 128}, {tile_rows, stage_blocks}};
+    uint32_t n_blocks = linear->w->n_cols / 64, half = linear->rows_each / 2;
+    uint64_t row_bytes = linear->w->parts[0].row_bytes;
+    struct map_dims sums = {2, {linear->w->n_rows, n_blocks}, {row_bytes, 128}, {tile_rows, stage_blocks}};
     struct map_dims pairs = {4,
-                             {8, 2, (way->w->n_rows - half) / 8, n_blocks},
+                             {8, 2, (linear->w->n_rows - half) / 8, n_blocks},
                              {row_bytes, half * row_bytes, 8 * row_bytes, 128},
                              {8, 2, tile_rows / 16, stage_blocks}};
-    return map_make(run->cuda->experts->encode, run->cuda->dtype, way->w->data, way->is_product ? &pairs : &plain, map, err);
+    const struct map_dims *dims = linear->is_product ? &pairs : &sums;
+    return map_make(run->cuda->experts->encode, run->cuda->dtype, linear->w->data, dims, map, err);
 }
 
 /* The same for weights that are packed: eights of rows beside each other in a tile, or pairs of them in one of a product. */
-static enum rc map_packed(const struct running_mixture *run, const struct way *way, uint32_t n_each, uint32_t stage_blocks,
-                          struct tensor_map *map, struct err *err)
+static enum rc map_packed(const struct running_mixture *run, const struct expert_linear *linear, uint32_t n_each,
+                          uint32_t stage_blocks, struct tensor_map *map, struct err *err)
 {
-    const uint32_t n_blocks = way->w->n_cols / 64, half = way->rows_each / 16, n_eights = way->w->n_rows / 8;
+    const uint32_t n_blocks = linear->w->n_cols / 64, half = linear->rows_each / 16, n_eights = linear->w->n_rows / 8;
     const uint64_t block_bytes = (uint64_t)n_eights * PACKED_BYTES;
     struct map_dims plain = {2, {n_eights, n_blocks}, {PACKED_BYTES, block_bytes}, {n_each, stage_blocks}};
     struct map_dims pairs = {4,
@@ -314,92 +235,31 @@ static enum rc map_packed(const struct running_mixture *run, const struct way *w
                              {PACKED_BYTES, half * PACKED_BYTES, PACKED_BYTES, block_bytes},
                              {1, 2, n_each, stage_blocks}};
     const struct map_form form = {CU_TENSOR_MAP_DATA_TYPE_UINT16, PACKED_BYTES / 2, CU_TENSOR_MAP_SWIZZLE_NONE};
-    return map_make_as(run->cuda->experts->encode, form, way->w->data, way->is_product ? &pairs : &plain, map, err);
+    return map_make_as(run->cuda->experts->encode, form, linear->w->data, linear->is_product ? &pairs : &plain, map, err);
 }
 
-static enum rc map_rows(const struct running_mixture *run, const struct way *way, uint32_t n_rows, uint32_t box_rows,
-                        uint32_t stage_blocks, struct tensor_map *map, struct err *err)
+static enum rc map_rows(const struct running_mixture *run, const struct expert_linear *linear, uint32_t n_rows,
+                        uint32_t box_rows, uint32_t stage_blocks, struct tensor_map *map, struct err *err)
 {
-    struct map_dims rows = {2, {n_rows, way->w->n_cols / 64}, {(uint64_t)way->x.stride * 2, 128}, {box_rows, stage_blocks}};
-    return map_make(run->cuda->experts->encode, run->cuda->dtype, way->x.data, &rows, map, err);
+    const uint64_t row_bytes = (uint64_t)linear->x.stride * 2;
+    struct map_dims rows = {2, {n_rows, linear->w->n_cols / 64}, {row_bytes, 128}, {box_rows, stage_blocks}};
+    return map_make(run->cuda->experts->encode, run->cuda->dtype, linear->x.data, &rows, map, err);
 }
 
 /* From one expert's weights to the next in their map. */
-static uint32_t expert_step(const struct way *way)
+static uint32_t expert_step(const struct expert_linear *linear)
 {
-    return way->is_product ? way->rows_each / 8 : way->rows_each;
+    return linear->is_product ? linear->rows_each / 8 : linear->rows_each;
 }
 
-static struct skinny_shape tiles_of(const struct running_mixture *run, const struct way *way)
+static struct skinny_shape tiles_of(const struct running_mixture *run, const struct expert_linear *linear)
 {
     struct skinny_shape w = {};
-    w.n_blocks = way->w->n_cols / 64;
-    w.tile_rows = few_tile_rows(way->rows_each, wanted_experts(&run->m), way->is_product ? 16 : 8, 64,
+    w.n_blocks = linear->w->n_cols / 64;
+    w.tile_rows = few_tile_rows(linear->rows_each, wanted_experts(&run->m), linear->is_product ? 16 : 8, 64,
                                 run->cuda->n_processors);
-    w.n_tiles = ceil_div(way->rows_each, w.tile_rows);
+    w.n_tiles = ceil_div(linear->rows_each, w.tile_rows);
     return w;
-}
-
-/* All of it in one launch. */
-static enum rc run_whole(const struct running_mixture *run, const struct way *up, const struct way *down, struct err *err)
-{
-    struct cuda *cuda = run->cuda;
-    struct whole_shape s = {};
-    struct tensor_map maps[2];
-    s.n_panels = few_tile_rows(up->rows_each, wanted_experts(&run->m), PANEL_ROWS, WHOLE_WARPS * PANEL_ROWS,
-                               cuda->n_processors) / PANEL_ROWS;
-    s.up = {up->w->n_cols / 64, ceil_div(up->rows_each, s.n_panels * PANEL_ROWS), up->rows_each / 8, s.n_panels, 0, 0, 0, 0};
-    s.down = {down->w->n_cols / 64, ceil_div(down->rows_each, DOWN_COLUMNS), down->rows_each / 8, DOWN_EIGHTS, 0, 0, 0, 0};
-    const uint32_t bytes = whole_cut_memory(&s, run->m.n_rows);
-    enum rc rc = map_packed(run, up, s.n_panels, STAGE_BLOCKS, &maps[0], err);
-    rc = rc ? rc : map_packed(run, down, DOWN_EIGHTS, STAGE_BLOCKS, &maps[1], err);
-    if (rc)
-        return rc;
-    const uint32_t n_items = min(run->m.n_experts, run->m.n_routes) * s.up.n_tiles + s.down.n_tiles;
-    struct output y = output_of(down);
-    y.y = (char *)run->args->y.data;
-    y.y_stride = run->args->y.stride;
-    launch(cuda, mix_packed, min(n_items, cuda->n_processors), WHOLE_THREADS, bytes,
-           whole_maps{map_of(&maps[0]), map_of(&maps[1])}, s, run->m,
-           whole_rows{(const char *)up->x.data, up->x.stride * 2}, output_of(up), y, run->product, cuda->experts->counts);
-    return RC_OK;
-}
-
-static enum rc run_lone(const struct running_mixture *run, const struct way *up, const struct way *down)
-{
-    struct cuda *cuda = run->cuda;
-    struct lone_shape s = lone_cut(run->m, run->inner, up->w->n_cols, down->rows_each, cuda->n_processors);
-    s.parity = cuda->experts->n_ones++ % 2;
-    struct output y = output_of(down);
-    y.y = (char *)run->args->y.data;
-    const struct lone_input in = {up->w->data, down->w->data, (const char *)up->x.data};
-    launch(cuda, mix_lone, min(max(s.n_up, s.n_down), cuda->n_processors), LONE_THREADS,
-           s.tables_at + sizeof(struct lone_tables), in, s, run->m, output_of(up), y, run->product, cuda->experts->lone);
-    return RC_OK;
-}
-
-/* The same for one row. */
-static enum rc run_one(const struct running_mixture *run, const struct way *up, const struct way *down, struct err *err)
-{
-    struct cuda *cuda = run->cuda;
-    const uint32_t n = run->m.n_chosen;
-    const struct one_shape s = one_cut(n, run->inner, up->w->n_cols, down->rows_each, cuda->n_processors);
-    struct way eights = *up;
-    eights.is_product = false;
-    struct tensor_map maps[4];
-    enum rc rc = map_weights(run, &eights, 8, ONE_BLOCKS, &maps[0], err);
-    rc = rc ? rc : map_weights(run, down, 8, ONE_BLOCKS, &maps[1], err);
-    rc = rc ? rc : map_rows(run, up, 1, 8, s.up_blocks, &maps[2], err);
-    rc = rc ? rc : map_rows(run, down, n, 8, s.down_blocks, &maps[3], err);
-    if (rc)
-        return rc;
-    const struct one_maps all = {map_of(&maps[0]), map_of(&maps[1]), map_of(&maps[2]), map_of(&maps[3])};
-    struct output y = output_of(down);
-    y.y = (char *)run->args->y.data;
-    launch(cuda, cuda->dtype == DTYPE_F16 ? mix_one<__half> : mix_one<__nv_bfloat16>,
-           min(max(s.n_up, s.n_down), cuda->n_processors), ONE_THREADS, s.tables_at + sizeof(struct one_tables), all, s, run->m,
-           output_of(up), y, run->product, cuda->experts->one_counts + cuda->experts->n_ones++ % 2);
-    return RC_OK;
 }
 
 typedef void (*few_kernel)(CUtensorMap, CUtensorMap, struct few_shape, struct mixture, bool, struct output, expert_product);
@@ -414,22 +274,23 @@ template <class T> static few_kernel few_kernel_of(uint32_t eights, bool is_prod
     }
 }
 
-static enum rc run_few(const struct running_mixture *run, const struct way *way, uint32_t eights, struct err *err)
+static enum rc run_streamed(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
 {
     struct cuda *cuda = run->cuda;
+    const uint32_t eights = run->eights;
     const uint32_t max_units = min(run->m.n_experts, run->m.n_routes) + run->m.n_routes / (8 * eights);
-    const uint32_t n_rows = way->is_place ? run->m.n_routes : run->m.n_rows, stage_blocks = skinny_stage_blocks(eights);
-    struct few_shape s = {tiles_of(run, way), expert_step(way), 0, max_units, way->is_behind};
+    const uint32_t n_rows = linear->is_place ? run->m.n_routes : run->m.n_rows, stage_blocks = skinny_stage_blocks(eights);
+    struct few_shape s = {tiles_of(run, linear), expert_step(linear), 0, max_units, linear->is_behind};
     struct tensor_map w, x;
     uint32_t bytes = few_cut_memory(&s, eights);
-    enum rc rc = map_weights(run, way, s.w.tile_rows, stage_blocks, &w, err);
-    rc = rc ? rc : map_rows(run, way, n_rows, 8 * eights, stage_blocks, &x, err);
+    enum rc rc = map_weights(run, linear, s.w.tile_rows, stage_blocks, &w, err);
+    rc = rc ? rc : map_rows(run, linear, n_rows, 8 * eights, stage_blocks, &x, err);
     if (rc)
         return rc;
-    few_kernel kernel = cuda->dtype == DTYPE_F16 ? few_kernel_of<__half>(eights, way->is_product)
-                                                 : few_kernel_of<__nv_bfloat16>(eights, way->is_product);
+    few_kernel kernel = cuda->dtype == DTYPE_F16 ? few_kernel_of<__half>(eights, linear->is_product)
+                                                 : few_kernel_of<__nv_bfloat16>(eights, linear->is_product);
     launch(cuda, kernel, min(max_units * s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, map_of(&w), map_of(&x), s,
-           run->m, way->is_place, output_of(way), run->product);
+           run->m, linear->is_place, output_of(linear), run->product);
     return RC_OK;
 }
 
@@ -440,24 +301,24 @@ static uint32_t unit_of(const struct mixture *m)
     return min(((uint32_t)most / MANY_BOX + 1) * MANY_BOX, many_weights<true>::unit);
 }
 
-static enum rc run_many(const struct running_mixture *run, const struct way *way, struct err *err)
+static enum rc run_grouped(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
 {
     struct cuda *cuda = run->cuda;
-    const bool is_packed = way->w->is_packed;
+    const bool is_packed = linear->w->is_packed;
     struct many_shape s = {};
     struct tensor_map w, x;
-    s.n_blocks = way->w->n_cols / 64;
-    s.n_tiles = ceil_div(way->rows_each, MANY_ROWS);
+    s.n_blocks = linear->w->n_cols / 64;
+    s.n_tiles = ceil_div(linear->rows_each, MANY_ROWS);
     s.n_tiles += is_packed && cuda->experts->n_pairs ? s.n_tiles % 2 : 0; /* rather a tile of nothing than rows of x twice */
     s.across = s.n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
-    s.expert_step = way->is_product || is_packed ? way->rows_each / 8 : way->rows_each;
-    s.is_product = way->is_product;
-    s.is_wide = map_fits(way->y.data, (size_t)way->y.stride * 2) && way->y.width % 8 == 0;
-    s.is_behind = way->is_behind;
+    s.expert_step = linear->is_product || is_packed ? linear->rows_each / 8 : linear->rows_each;
+    s.is_product = linear->is_product;
+    s.is_wide = map_fits(linear->y.data, (size_t)linear->y.stride * 2) && linear->y.width % 8 == 0;
+    s.is_behind = linear->is_behind;
     is_packed ? many_cut_memory<true>(&s, unit_of(&run->m)) : many_cut_memory<false>(&s, many_weights<false>::unit);
-    enum rc rc = is_packed ? map_packed(run, way, MANY_ROWS / (way->is_product ? 16 : 8), 1, &w, err)
-                           : map_weights(run, way, MANY_ROWS, 1, &w, err);
-    rc = rc ? rc : map_rows(run, way, run->m.n_routes, MANY_BOX, 1, &x, err);
+    enum rc rc = is_packed ? map_packed(run, linear, MANY_ROWS / (linear->is_product ? 16 : 8), 1, &w, err)
+                           : map_weights(run, linear, MANY_ROWS, 1, &w, err);
+    rc = rc ? rc : map_rows(run, linear, run->m.n_routes, MANY_BOX, 1, &x, err);
     if (rc)
         return rc;
     uint32_t n_units = run->m.n_routes / s.unit + min(run->m.n_experts, run->m.n_routes);
@@ -479,11 +340,11 @@ static enum rc run_many(const struct running_mixture *run, const struct way *way
                        is_packed                   ? multiply_many<__nv_bfloat16, true>
                        : cuda->dtype == DTYPE_F16 ? multiply_many<__half, false>
                                                   : multiply_many<__nv_bfloat16, false>,
-                       many_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(way), run->product);
+                       many_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(linear), run->product);
     return RC_OK;
 }
 
-/* ---- the call ------------------------------------------------------------------------------------------------------------ */
+/* ---- before and behind the products -------------------------------------------------------------------------------------- */
 
 /* Where the routes go, and their rows of x into `outer`. */
 static void sort_all(struct running_mixture *run)
@@ -508,25 +369,150 @@ static void combine_all(const struct running_mixture *run, const struct view &re
     });
 }
 
-/* Can the copy engine read the experts' weights, and rows of them be cut into tiles? */
-static bool is_streamed(const struct cuda *cuda, const struct matrix *w)
+static enum rc run_rows8_mxfp4(struct running_mixture *run, struct err *err)
 {
-    return w->is_packed || (cuda->dtype != DTYPE_F32 && w->parts[0].dtype == cuda->dtype && w->n_cols % 64 == 0);
+    struct cuda *cuda = run->cuda;
+    const struct expert_linear up = up_of(run, false), down = down_of(run);
+    struct whole_shape s = {};
+    struct tensor_map maps[2];
+    s.n_panels = few_tile_rows(up.rows_each, wanted_experts(&run->m), PANEL_ROWS, WHOLE_WARPS * PANEL_ROWS,
+                               cuda->n_processors) / PANEL_ROWS;
+    s.up = {up.w->n_cols / 64, ceil_div(up.rows_each, s.n_panels * PANEL_ROWS), up.rows_each / 8, s.n_panels, 0, 0, 0, 0};
+    s.down = {down.w->n_cols / 64, ceil_div(down.rows_each, DOWN_COLUMNS), down.rows_each / 8, DOWN_EIGHTS, 0, 0, 0, 0};
+    const uint32_t bytes = whole_cut_memory(&s, run->m.n_rows);
+    enum rc rc = map_packed(run, &up, s.n_panels, STAGE_BLOCKS, &maps[0], err);
+    rc = rc ? rc : map_packed(run, &down, DOWN_EIGHTS, STAGE_BLOCKS, &maps[1], err);
+    if (rc)
+        return rc;
+    const uint32_t n_items = min(run->m.n_experts, run->m.n_routes) * s.up.n_tiles + s.down.n_tiles;
+    struct output y = output_of(&down);
+    y.y = (char *)run->args->y.data;
+    y.y_stride = run->args->y.stride;
+    launch(cuda, mix_packed, min(n_items, cuda->n_processors), WHOLE_THREADS, bytes,
+           whole_maps{map_of(&maps[0]), map_of(&maps[1])}, s, run->m,
+           whole_rows{(const char *)up.x.data, up.x.stride * 2}, output_of(&up), y, run->product, cuda->experts->counts);
+    return RC_OK;
 }
 
-/* One way, of sorted routes unless its rows are few. */
-static enum rc multiply_way(const struct running_mixture *run, const struct way *way, struct err *err)
+static enum rc run_row_mxfp4(struct running_mixture *run, struct err *)
 {
-    uint32_t eights = way->w->is_packed ? 0 : eights_of(&run->m);
-    if (!is_streamed(run->cuda, way->w) || !map_fits(run->args->scratch.data, 16))
-        return run_plain(run, way, err);
-    return eights ? run_few(run, way, eights, err) : run_many(run, way, err);
+    struct cuda *cuda = run->cuda;
+    const struct expert_linear up = up_of(run, false), down = down_of(run);
+    struct lone_shape s = lone_cut(run->m, run->inner, up.w->n_cols, down.rows_each, cuda->n_processors);
+    s.parity = cuda->experts->n_ones++ % 2;
+    struct output y = output_of(&down);
+    y.y = (char *)run->args->y.data;
+    const struct lone_input in = {up.w->data, down.w->data, (const char *)up.x.data};
+    launch(cuda, mix_lone, min(max(s.n_up, s.n_down), cuda->n_processors), LONE_THREADS,
+           s.tables_at + sizeof(struct lone_tables), in, s, run->m, output_of(&up), y, run->product, cuda->experts->lone);
+    return RC_OK;
 }
 
-/* Up, down and the sum. */
-static enum rc multiply_ways(const struct running_mixture *run, const struct way *up, const struct way *down, struct err *err)
+static enum rc run_row_2byte(struct running_mixture *run, struct err *err)
 {
-    enum rc rc = multiply_way(run, up, err);
+    struct cuda *cuda = run->cuda;
+    const struct expert_linear up = up_of(run, false), down = down_of(run);
+    const uint32_t n = run->m.n_chosen;
+    const struct one_shape s = one_cut(n, run->inner, up.w->n_cols, down.rows_each, cuda->n_processors);
+    struct expert_linear eights = up;
+    eights.is_product = false;
+    struct tensor_map maps[4];
+    enum rc rc = map_weights(run, &eights, 8, ONE_BLOCKS, &maps[0], err);
+    rc = rc ? rc : map_weights(run, &down, 8, ONE_BLOCKS, &maps[1], err);
+    rc = rc ? rc : map_rows(run, &up, 1, 8, s.up_blocks, &maps[2], err);
+    rc = rc ? rc : map_rows(run, &down, n, 8, s.down_blocks, &maps[3], err);
+    if (rc)
+        return rc;
+    const struct one_maps all = {map_of(&maps[0]), map_of(&maps[1]), map_of(&maps[2]), map_of(&maps[3])};
+    struct output y = output_of(&down);
+    y.y = (char *)run->args->y.data;
+    launch(cuda, cuda->dtype == DTYPE_F16 ? mix_one<__half> : mix_one<__nv_bfloat16>,
+           min(max(s.n_up, s.n_down), cuda->n_processors), ONE_THREADS, s.tables_at + sizeof(struct one_tables), all, s, run->m,
+           output_of(&up), y, run->product, cuda->experts->one_counts + cuda->experts->n_ones++ % 2);
+    return RC_OK;
+}
+
+/* ---- the ways ------------------------------------------------------------------------------------------------------------ */
+
+/* How the weights of a linear, or of both, lie: in the activations' two-byte type with whole 64s of columns; in
+ * packed.cuh's order; in any other way, or not alike. The copy engine reads the first two. */
+enum experts_weights { TWO_BYTE = 1, PACKED = 2, OTHER = 4 };
+
+static enum experts_weights weights_of(const struct cuda *cuda, const struct matrix *w)
+{
+    const bool is_streamed = cuda->dtype != DTYPE_F32 && w->parts[0].dtype == cuda->dtype && w->n_cols % 64 == 0;
+    return w->is_packed ? PACKED : is_streamed ? TWO_BYTE : OTHER;
+}
+
+static bool is_scratch_aligned(const struct running_mixture *run)
+{
+    return map_fits(run->args->scratch.data, 16);
+}
+
+/* The linears on one way. */
+struct experts_linear_way {
+    const char *name;
+    uint32_t weights;  /* that it takes: enum experts_weights, or-ed */
+    bool shows_routes; /* the kernel behind it is started when the routes are there, and may read them before it waits */
+    bool (*fits)(const struct running_mixture *run);
+    enum rc (*run)(const struct running_mixture *run, const struct expert_linear *linear, struct err *err);
+};
+
+struct experts_linear_problem {
+    const struct running_mixture *run;
+    enum experts_weights weights;
+};
+
+static bool takes(const struct experts_linear_way &way, const struct experts_linear_problem &p)
+{
+    return way.weights & p.weights && way.fits(p.run);
+}
+
+static bool fits_streamed(const struct running_mixture *run)
+{
+    return run->eights && is_scratch_aligned(run);
+}
+
+static bool fits_grouped(const struct running_mixture *run)
+{
+    return run->m.is_sorted && is_scratch_aligned(run);
+}
+
+static bool fits_plain(const struct running_mixture *run)
+{
+    return run->m.is_sorted;
+}
+
+static const struct experts_linear_way EXPERTS_LINEAR_WAYS[] = {
+    /* name      weights            shows_routes  fits           run */
+    {"streamed", TWO_BYTE,          true,         fits_streamed, run_streamed},
+    {"grouped",  TWO_BYTE | PACKED, true,         fits_grouped,  run_grouped},
+    {"plain",    TWO_BYTE | OTHER,  false,        fits_plain,    run_plain},
+};
+
+const char *cuda_experts_linear_way(uint32_t row)
+{
+    return name_of_way(EXPERTS_LINEAR_WAYS, row);
+}
+
+/* is_behind: was the kernel before one that shows the routes? Set to what holds for the next. */
+static enum rc multiply_linear(const struct running_mixture *run, struct expert_linear linear, bool *is_behind, struct err *err)
+{
+    const struct experts_linear_problem problem = {run, weights_of(run->cuda, linear.w)};
+    const struct experts_linear_way *way = find_way<WAYS_EXPERTS_LINEAR>(run->cuda, EXPERTS_LINEAR_WAYS, problem);
+    if (!way)
+        return err_set(err, RC_INTERNAL, "experts: wanted scratch on a multiple of 16 bytes for packed weights");
+    linear.is_behind = *is_behind;
+    *is_behind = way->shows_routes;
+    return way->run(run, &linear, err);
+}
+
+/* Up, down and the sum, a launch each. */
+static enum rc multiply_linears(const struct running_mixture *run, bool is_gathered, struct err *err)
+{
+    const struct expert_linear down = down_of(run);
+    bool is_behind = false;
+    enum rc rc = multiply_linear(run, up_of(run, is_gathered), &is_behind, err);
     if (!rc && !run->is_product) {
         struct act_args act = {};
         act.n_rows = run->m.n_routes;
@@ -534,48 +520,90 @@ static enum rc multiply_ways(const struct running_mixture *run, const struct way
         act.x = act.out = run->middle;
         rc = cuda_act(run->cuda, &act, err);
     }
-    rc = rc ? rc : multiply_way(run, down, err);
+    rc = rc ? rc : multiply_linear(run, down, &is_behind, err);
     if (!rc)
-        combine_all(run, down->y);
+        combine_all(run, down.y);
     return rc;
 }
 
-/* Is this what experts_one.cuh does? */
-static bool is_one(const struct running_mixture *run)
+/* The whole operation. */
+enum experts_form { GATED = 1, UNGATED = 2, SCALED = 4 }; /* act(gate) * up or act(up); is the input scaled? */
+struct experts_way {
+    const char *name;
+    uint32_t min_rows, max_rows;
+    uint32_t weights; /* that it takes: enum experts_weights, or-ed */
+    uint32_t forms;   /* enum experts_form, or-ed */
+    bool (*fits)(const struct running_mixture *run); /* what else it asks for; NULL: nothing */
+    enum rc (*run)(struct running_mixture *run, struct err *err);
+};
+
+struct experts_problem {
+    const struct running_mixture *run;
+    uint32_t weights, form;
+    explicit experts_problem(const struct running_mixture *r) : run(r)
+    {
+        const enum experts_weights up = weights_of(r->cuda, r->args->up), down = weights_of(r->cuda, r->args->down);
+        weights = up == down ? up : OTHER;
+        form = (r->is_product ? GATED : UNGATED) | (r->args->is_input_scaled ? SCALED : 0);
+    }
+};
+
+static bool takes(const struct experts_way &way, const struct experts_problem &p)
 {
-    return run->m.n_rows == 1 && run->m.n_chosen <= ONE_UNITS && run->is_product &&
-           max(run->args->x.width, run->inner) <= ONE_MAX_COLS;
+    const uint32_t n_rows = p.run->m.n_rows;
+    return n_rows >= way.min_rows && n_rows <= way.max_rows && way.weights & p.weights && !(p.form & ~way.forms) &&
+           (!way.fits || way.fits(p.run));
 }
 
-/* Is this what experts_lone.cuh does? */
-static bool is_lone(const struct running_mixture *run)
+/* Can the copy engine read the rows of x where they are? */
+static bool fits_in_place(const struct running_mixture *run)
 {
-    return run->m.n_rows == 1 && run->m.n_chosen <= LONE_UNITS && max(run->args->x.width, run->inner) <= LONE_MAX_COLS;
+    return is_scratch_aligned(run) && map_fits(run->args->x.data, (size_t)run->args->x.stride * 2);
+}
+
+static bool fits_row_mxfp4(const struct running_mixture *run)
+{
+    return fits_in_place(run) && run->m.n_chosen <= LONE_UNITS && max(run->args->x.width, run->inner) <= LONE_MAX_COLS;
+}
+
+static bool fits_row_2byte(const struct running_mixture *run)
+{
+    return fits_in_place(run) && run->m.n_chosen <= ONE_UNITS && max(run->args->x.width, run->inner) <= ONE_MAX_COLS;
+}
+
+static enum rc run_unsorted(struct running_mixture *run, struct err *err)
+{
+    return multiply_linears(run, false, err);
+}
+
+static enum rc run_sorted(struct running_mixture *run, struct err *err)
+{
+    sort_all(run);
+    return multiply_linears(run, true, err);
+}
+
+#define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER)
+static const struct experts_way EXPERTS_WAYS[] = {
+    /* name         rows         weights      forms                     fits            run */
+    {"row_mxfp4",   1, 1,        PACKED,      GATED,                    fits_row_mxfp4, run_row_mxfp4},
+    {"rows8_mxfp4", 1, FEW_ROWS, PACKED,      GATED,                    fits_in_place,  run_rows8_mxfp4},
+    {"row_2byte",   1, 1,        TWO_BYTE,    GATED,                    fits_row_2byte, run_row_2byte},
+    {"unsorted",    1, FEW_ROWS, TWO_BYTE,    GATED | UNGATED,          fits_in_place,  run_unsorted},
+    {"sorted",      1, ANY_ROWS, ANY_WEIGHTS, GATED | UNGATED | SCALED, NULL,           run_sorted},
+};
+
+const char *cuda_experts_way(uint32_t row)
+{
+    return name_of_way(EXPERTS_WAYS, row);
 }
 
 static enum rc multiply_all(struct running_mixture *run, struct err *err)
 {
-    const struct experts_args *args = run->args;
-    bool streams = is_streamed(run->cuda, args->up) && is_streamed(run->cuda, args->down) && map_fits(args->scratch.data, 16);
-    bool is_packed = args->up->is_packed && args->down->is_packed;
-    bool is_direct = streams && run->m.n_rows <= FEW_ROWS && !args->is_input_scaled &&
-                     map_fits(args->x.data, (size_t)args->x.stride * 2) &&
-                     (is_packed ? run->is_product : !args->up->is_packed && !args->down->is_packed);
-    struct view results = run->outer;
-    results.width = results.stride = args->y.width;
-    struct way up = {args->up, is_direct ? args->x : run->outer, run->middle, args->up_bias, run->is_product, !is_direct, false,
-                     args->up->n_rows / run->m.n_experts};
-    struct way down = {args->down, run->middle, results, args->down_bias, false, true, streams, args->y.width};
-    if (is_direct && is_packed && is_lone(run))
-        return run_lone(run, &up, &down);
-    if (is_direct && is_packed)
-        return run_whole(run, &up, &down, err);
-    if (is_direct && is_one(run))
-        return run_one(run, &up, &down, err);
-    if (!is_direct)
-        sort_all(run);
-    return multiply_ways(run, &up, &down, err);
+    const struct experts_way *way = find_way<WAYS_EXPERTS>(run->cuda, EXPERTS_WAYS, experts_problem(run));
+    return way ? way->run(run, err) : err_set(err, RC_INTERNAL, "experts: wanted a way that takes the weights, have none");
 }
+
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
 static enum rc check(const struct experts_args *args, uint32_t inner, struct err *err)
 {
@@ -633,6 +661,7 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
     run.m.routes = args->routes;
     run.m.is_awaited = args->n_rows == 1 && cuda->awaited_routes == args->routes;
     cuda->awaited_routes = NULL;
+    run.eights = eights_of(&run.m);
     run.m.route_stride = args->route_stride;
     run.m.is_input_scaled = args->is_input_scaled;
     enum rc rc = check(args, run.inner, err);

@@ -16,8 +16,9 @@ from llmpy import hardware
 
 Array = np.ndarray
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-TABLES = ("linear",)  # enum way_table
-LINEAR, ROUTER = 1, 8
+TABLES = ("linear", "experts", "experts_linear")  # enum way_table
+LINEAR, EXPERTS, ROUTER = 1, 4, 8
+GATED, CLAMPED, UNGATED = range(3)
 
 
 class Ways:
@@ -137,3 +138,75 @@ def test_linear_of_the_library(dtype: str, cuda: str) -> None:
 
     taken = [ways.takers(partial(sums, rows)) for rows in (128, 192, 256, 384, 512, 1024, 2048, 4096)]
     assert ["library", "gemm", "parts"] in taken and all(found[-2:] == ["gemm", "parts"] for found in taken)
+
+
+class Mixture:
+    """Random experts with biases; a type of weights, "mxfp4" among them."""
+
+    def __init__(self, backend: Backend, activations: str, dtype: str, n: int, k: int, form: int = CLAMPED) -> None:
+        rng = np.random.default_rng(n)
+        self.backend, self.n, self.k, self.form, self.cols, self.inner = backend, n, k, form, 256, 192
+        rows = self.inner if form == UNGATED else 2 * self.inner
+
+        def matrix(rows: int, cols: int) -> object:
+            if dtype == "mxfp4":
+                blocks = rng.integers(0, 256, (n, rows, cols // 32, 17), dtype=np.uint8)
+                blocks[..., 0] = 119
+                values = blocks.reshape(n, rows, -1)
+            else:
+                values = (rng.standard_normal((n, rows, cols)) / 16).astype(KINDS.get(dtype, np.float32)).view(np.uint8)
+            return backend.matrix([(dtype, rows, one) for one in values], cols, LINEAR | EXPERTS)
+
+        self.up, self.down = matrix(rows, self.cols), matrix(self.cols, self.inner)
+        self.biases = [rng.standard_normal((n, width)).astype(np.float32) for width in (rows, self.cols)]
+        self.x = draw(rng, KINDS[activations], 700, self.cols)
+        self.routes = np.zeros((700, 2 * k), np.int32)
+        self.routes[:, 0::2] = np.stack([rng.permutation(n)[:k] for _ in range(700)])
+        self.routes.view(np.float32)[:, 1::2] = rng.uniform(0, 1, (700, k))
+
+    def run(self, rows: int, scaled: bool = False) -> Array:
+        y = np.zeros((rows, self.cols), np.uint16)
+        self.backend.experts(
+            self.up, self.down, self.routes[:rows].copy(), self.x[:rows], y, self.n, self.inner, self.form, 0, 0.7,
+            *self.biases, scaled,
+        )  # fmt: skip
+        return y
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+def test_experts(dtype: str, opened: Callable[[str], Backend]) -> None:
+    """The whole operation, by rows, types of weights and forms."""
+    backend = opened(dtype)
+    ways, mixture = Ways(backend, "experts"), Mixture(backend, dtype, dtype, 6, 2)
+    assert ways.takers(partial(mixture.run, 1)) == ["row_2byte", "unsorted", "sorted"]
+    assert ways.takers(partial(mixture.run, 8)) == ["unsorted", "sorted"]
+    assert ways.takers(partial(mixture.run, 9)) == ways.takers(partial(mixture.run, 8, True)) == ["sorted"]
+    for rows in (1, 8):
+        assert ways.takers(partial(Mixture(backend, dtype, dtype, 12, 9).run, rows)) == ["unsorted", "sorted"]
+        assert ways.takers(partial(Mixture(backend, dtype, dtype, 6, 2, UNGATED).run, rows)) == ["unsorted", "sorted"]
+        assert ways.takers(partial(Mixture(backend, dtype, "float32", 6, 2).run, rows)) == ["sorted"]
+    if dtype == "float16":
+        return  # packed weights are for bfloat16
+    packed, many = Mixture(backend, dtype, "mxfp4", 6, 4), Mixture(backend, dtype, "mxfp4", 6, 5)
+    assert ways.takers(partial(packed.run, 1)) == ["row_mxfp4", "rows8_mxfp4", "sorted"]
+    assert ways.takers(partial(packed.run, 8)) == ways.takers(partial(many.run, 1)) == ["rows8_mxfp4", "sorted"]
+    assert ways.takers(partial(packed.run, 9)) == ["sorted"]
+    assert ways.reached == {*ways.names}
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+def test_linears_of_experts(dtype: str, opened: Callable[[str], Backend]) -> None:
+    """Up and down, where they are launches of their own."""
+    backend = opened(dtype)
+    ways, mixture = Ways(backend, "experts_linear"), Mixture(backend, dtype, dtype, 6, 2)
+    for rows in (9, 64, 100):
+        assert ways.takers(partial(mixture.run, rows)) == ["streamed", "grouped", "plain"]
+    assert ways.takers(partial(mixture.run, 700)) == ["grouped", "plain"]
+    assert ways.takers(partial(mixture.run, 3, True)) == ["streamed", "grouped", "plain"]
+    ungated = Mixture(backend, dtype, dtype, 6, 2, UNGATED)
+    assert ways.takers(partial(ungated.run, 3)) == ["streamed"]  # of routes that no kernel has sorted
+    assert ways.takers(partial(ungated.run, 30)) == ["streamed", "grouped", "plain"]
+    assert ways.takers(partial(Mixture(backend, dtype, "float32", 6, 2).run, 5)) == ["plain"]
+    if dtype == "bfloat16":
+        assert ways.takers(partial(Mixture(backend, dtype, "mxfp4", 6, 2).run, 9)) == ["grouped"]
+    assert ways.reached == {*ways.names}

@@ -10,7 +10,7 @@ from llmpy import hardware
 
 ROOT = Path(__file__).parents[2]
 CUDA = ROOT / "kernels/cuda"
-TABLES = {"LINEAR_WAYS": "linear.cu"}  # in the order of enum way_table
+TABLES = {"LINEAR_WAYS": "linear.cu", "EXPERTS_WAYS": "experts.cu", "EXPERTS_LINEAR_WAYS": "experts.cu"}  # as enum way_table
 
 
 def source(name: str) -> str:
