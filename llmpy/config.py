@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
 
-from .checks import refuse_names
+from . import options as rules
+from .checks import as_bool, refuse_names
 from .hub import DEMO
-from .options import RULES, refuse
+from .options import Rule, choice, integer, only, optional, refuse
+from .sampling_checks import LATER_MODES, LOGPROBS_MODES
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -16,7 +19,12 @@ if TYPE_CHECKING:
     from .keywords import ConfigChanges
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def option(rule: Rule) -> dict[str, Rule]:
+    """A row of the table of options, as metadata of a dataclass field."""
+    return {"rule": rule}
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All options of an engine; `llm.config` holds the resolved ones. `LLM.from_config(config)` builds an equal engine.
 
@@ -59,47 +67,55 @@ class EngineConfig:
         kv_event_capacity: Events of the prefix cache that are kept for `kv_events`; 0 = none are noted.
     """
 
-    model: str = DEMO
-    tokenizer: str | None = None
-    skip_tokenizer_init: bool = False
-    revision: str | None = None
-    tokenizer_revision: str | None = None
-    hf_token: str | None = dataclasses.field(default=None, repr=False)
-    hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None = None
-    dtype: str = "auto"
-    quantization: str | None = None
-    load_format: str = "auto"
-    device: str | int | None = None
-    tensor_parallel_size: int = 1
-    device_ids: tuple[int, ...] | None = None
-    max_model_len: int | str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    gpu_memory_utilization: float = 0.92
-    kv_cache_memory_bytes: int | str | None = None
-    host_cache_bytes: int | str = 0
-    kv_cache_dtype: str = "auto"
-    activation_dtype: str = "auto"
-    block_size: int = 16
-    enable_prefix_caching: bool = True
-    enforce_eager: bool = False
-    scheduling_policy: str = "fcfs"
-    seed: int | None = 0
-    logprobs_mode: str = "raw_logprobs"
-    max_logprobs: int = 20
-    generation_config: str = "auto"
-    override_generation_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    chat_template: str | None = None
-    vocab_limit: int | None = None
-    banned_token_ids: tuple[int, ...] = ()
-    enable_return_routed_experts: bool = False
-    enable_lora: bool = False
-    max_loras: int = 1
-    max_lora_rank: int = 16
-    max_queued_requests: int | None = None
-    kv_event_capacity: int = 0
-    pipeline_parallel_size: int = 1
-    speculative_config: Mapping[str, Any] | None = None
+    # fmt: off
+    # The table of options: a row has all that Python checks of one. The text is above, the type that the constructors take is
+    # in keywords.py.
+    model: str = field(default=DEMO, metadata=option(rules.path))
+    tokenizer: str | None = field(default=None, metadata=option(optional(rules.tokenizer)))
+    skip_tokenizer_init: bool = field(default=False, metadata=option(as_bool))
+    revision: str | None = field(default=None, metadata=option(optional(rules.text)))
+    tokenizer_revision: str | None = field(default=None, metadata=option(optional(rules.text)))
+    hf_token: str | None = field(default=None, repr=False, metadata=option(optional(rules.text)))
+    hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None = field(default=None, metadata=option(
+        optional(rules.overrides)))
+    dtype: str = field(default="auto", metadata=option(rules.data_type))
+    quantization: str | None = field(default=None, metadata=option(only(None, "None takes what the checkpoint says")))
+    load_format: str = field(default="auto", metadata=option(choice(
+        "auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'")))
+    device: str | int | None = field(default=None, metadata=option(rules.device))
+    tensor_parallel_size: int = field(default=1, metadata=option(only(1, "it has to be 1")))
+    device_ids: tuple[int, ...] | None = field(default=None, metadata=option(only(None, "use device")))
+    max_model_len: int | str | None = field(default=None, metadata=option(optional(rules.model_length)))
+    max_num_seqs: int | None = field(default=None, metadata=option(optional(integer(1, 65536))))
+    max_num_batched_tokens: int | None = field(default=None, metadata=option(optional(integer(1, 1 << 20))))
+    gpu_memory_utilization: float = field(default=0.92, metadata=option(rules.share))
+    kv_cache_memory_bytes: int | str | None = field(default=None, metadata=option(optional(rules.parse_size)))
+    host_cache_bytes: int | str = field(default=0, metadata=option(rules.host_cache))
+    kv_cache_dtype: str = field(default="auto", metadata=option(choice(
+        "auto", "bfloat16", "float16", "float32", not_yet=("fp8", "fp8_e4m3", "fp8_e5m2"), knob="use 'auto' or 'bfloat16'")))
+    activation_dtype: str = field(default="auto", metadata=option(choice("auto", "int8", "float")))
+    block_size: int = field(default=16, metadata=option(choice(16, 32, 64)))
+    enable_prefix_caching: bool = field(default=True, metadata=option(as_bool))
+    enforce_eager: bool = field(default=False, metadata=option(as_bool))
+    scheduling_policy: str = field(default="fcfs", metadata=option(choice("fcfs", "priority")))
+    seed: int | None = field(default=0, metadata=option(rules.root_seed))
+    logprobs_mode: str = field(default="raw_logprobs", metadata=option(choice(
+        *LOGPROBS_MODES, not_yet=LATER_MODES, knob="use 'raw_logprobs'")))
+    max_logprobs: int = field(default=20, metadata=option(rules.max_logprobs))
+    generation_config: str = field(default="auto", metadata=option(rules.path))
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict, metadata=option(rules.generation_overrides))
+    chat_template: str | None = field(default=None, metadata=option(optional(rules.path)))
+    vocab_limit: int | None = field(default=None, metadata=option(optional(integer(1))))
+    banned_token_ids: tuple[int, ...] = field(default=(), metadata=option(rules.token_ids))
+    enable_return_routed_experts: bool = field(default=False, metadata=option(only(False, "leave it out")))
+    enable_lora: bool = field(default=False, metadata=option(only(False, "merge the adapter into the checkpoint")))
+    max_loras: int = field(default=1, metadata=option(only(1, "leave it out")))
+    max_lora_rank: int = field(default=16, metadata=option(only(16, "leave it out")))
+    max_queued_requests: int | None = field(default=None, metadata=option(optional(integer(1, 1 << 31))))
+    kv_event_capacity: int = field(default=0, metadata=option(integer(0, 1 << 24)))
+    pipeline_parallel_size: int = field(default=1, metadata=option(only(1, "it has to be 1")))
+    speculative_config: Mapping[str, Any] | None = field(default=None, metadata=option(only(None, "leave it out")))
+    # fmt: on
 
     def __post_init__(self) -> None:
         values = self.__dict__
@@ -112,17 +128,41 @@ class EngineConfig:
     def replace(self, **changes: Unpack[ConfigChanges]) -> EngineConfig:
         """A copy with some options changed, checked again."""
         values: Mapping[str, Any] = changes
-        return dataclasses.replace(self, **values)
+        return replace(self, **values)
 
     def to_dict(self) -> dict[str, Any]:
         """All options but `hf_token` by name."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {name: getattr(self, name) for name in RULES}
         del values["hf_token"]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
         """The config that `to_dict` gave."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        refuse_names("EngineConfig", [name for name in values if name not in known], known)
+        refuse_names("EngineConfig", [name for name in values if name not in RULES], RULES)
         return cls(**values)
+
+
+RULES: dict[str, Rule] = {one.name: one.metadata["rule"] for one in fields(EngineConfig)}
+"""The options and their rules."""
+
+
+def constructor_signature() -> Signature:
+    """What `help` and editors show of an engine's constructor: the options by name, with their types and defaults."""
+    from .keywords import AlwaysSo, EngineKeywords
+
+    defaults = {one.name: None if one.default is MISSING else one.default for one in fields(EngineConfig)}
+    kinds = {name: getattr(kind, "__forward_arg__", kind) for name, kind in EngineKeywords.__annotations__.items()}
+    return Signature(
+        [
+            Parameter("self", Parameter.POSITIONAL_ONLY),
+            Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, default=DEMO, annotation="str | Path"),
+            *(
+                Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
+                for name, kind in kinds.items()
+                if name not in AlwaysSo.__annotations__
+            ),
+            Parameter("others", Parameter.VAR_KEYWORD, annotation="Unpack[AlwaysSo]"),
+        ],
+        return_annotation=None,
+    )

@@ -1,4 +1,4 @@
-"""Rules of the constructor's options: each takes a value, refuses a bad one, and returns its plain form."""
+"""Rules of an engine's options: each takes a value, refuses a bad one, and returns its plain form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .checks import as_bool, as_float, as_int, is_int, refuse_names
+from .checks import as_float, as_int, is_int, refuse_names
 from .errors import ConfigError, UnsupportedError
 
 Rule = Callable[[str, Any], Any]
@@ -168,62 +168,20 @@ def data_type(name: str, value: object) -> object:
     return _DTYPES(name, _SHORT_DTYPES.get(value, value) if isinstance(value, str) else value)
 
 
-RULES: dict[str, Rule] = {
-    "model": path,
-    "tokenizer": optional(tokenizer),
-    "skip_tokenizer_init": as_bool,
-    "revision": optional(text),
-    "tokenizer_revision": optional(text),
-    "hf_token": optional(text),
-    "hf_overrides": optional(overrides),
-    "dtype": data_type,
-    "quantization": only(None, "None takes what the checkpoint says"),
-    "load_format": choice("auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'"),
-    "device": lambda name, value: value if value is None or isinstance(value, str) else as_int(name, value),
-    "tensor_parallel_size": only(1, "it has to be 1"),
-    "device_ids": only(None, "use device"),
-    "max_model_len": optional(model_length),
-    "max_num_seqs": optional(integer(1, 65536)),
-    "max_num_batched_tokens": optional(integer(1, 1 << 20)),
-    "gpu_memory_utilization": share,
-    "kv_cache_memory_bytes": optional(parse_size),
-    "host_cache_bytes": lambda name, value: only(0, "preempted sequences are recomputed; use 0")(name, parse_size(name, value)),
-    "kv_cache_dtype": choice(
-        "auto",
-        "bfloat16",
-        "float16",
-        "float32",
-        not_yet=("fp8", "fp8_e4m3", "fp8_e5m2"),
-        knob="use 'auto' or 'bfloat16'",
-    ),
-    "activation_dtype": choice("auto", "int8", "float"),
-    "block_size": choice(16, 32, 64),
-    "enable_prefix_caching": as_bool,
-    "enforce_eager": as_bool,
-    "scheduling_policy": choice("fcfs", "priority"),
-    "seed": root_seed,
-    "logprobs_mode": choice(
-        "raw_logprobs",
-        "full_logprobs",
-        "processed_logprobs",
-        not_yet=("raw_logits", "processed_logits"),
-        knob="use 'raw_logprobs'",
-    ),
-    "max_logprobs": lambda name, value: later(name, -1, "use a number") if value == -1 else integer(0, 1 << 20)(name, value),
-    "generation_config": path,
-    "override_generation_config": generation_overrides,
-    "chat_template": optional(path),
-    "vocab_limit": optional(integer(1)),
-    "banned_token_ids": token_ids,
-    "enable_return_routed_experts": only(False, "leave it out"),
-    "enable_lora": only(False, "merge the adapter into the checkpoint"),
-    "max_loras": only(1, "leave it out"),
-    "max_lora_rank": only(16, "leave it out"),
-    "kv_event_capacity": integer(0, 1 << 24),
-    "max_queued_requests": optional(integer(1, 1 << 31)),
-    "pipeline_parallel_size": only(1, "it has to be 1"),
-    "speculative_config": only(None, "leave it out"),
-}
+def max_logprobs(name: str, value: object) -> object:
+    """A number; -1, the whole vocabulary, comes later."""
+    return later(name, -1, "use a number") if value == -1 else integer(0, 1 << 20)(name, value)
+
+
+def host_cache(name: str, value: object) -> object:
+    """A size; other than 0 comes later."""
+    return only(0, "preempted sequences are recomputed; use 0")(name, parse_size(name, value))
+
+
+def device(name: str, value: object) -> int | str | None:
+    """None, a name, or the number of a CUDA device."""
+    return value if value is None or isinstance(value, str) else as_int(name, value)
+
 
 # Keywords of other engines that are true here anyway, and the values that say so (None: any).
 ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
@@ -242,11 +200,17 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
 }
 
 
-def check_keywords(unknown: Mapping[str, object], kind: str = "LLM") -> None:
-    """Passes over keywords that are always so, and refuses the others."""
+def check_keywords(unknown: Mapping[str, object], known: Iterable[str], kind: str = "LLM") -> None:
+    """Passes over keywords that are always so, and refuses the others.
+
+    Args:
+        unknown: Keywords that are no options.
+        known: The options.
+        kind: The class, for the error.
+    """
     for name, value in unknown.items():
         if name not in ALWAYS_SO:
-            refuse_names(kind, [name], [*RULES, "use_tqdm_on_load"])
+            refuse_names(kind, [name], known)
         values = ALWAYS_SO[name]
         if values is not None and value not in values:
             later(name, value, f"it is always {' or '.join(map(repr, values))}")

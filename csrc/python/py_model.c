@@ -29,6 +29,14 @@ static int get_number(PyObject *options, const char *key, uint64_t *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+static int get_count(PyObject *options, const char *key, uint32_t *out)
+{
+    uint64_t number = 0;
+    int bad = get_number(options, key, &number);
+    *out = (uint32_t)number;
+    return bad;
+}
+
 /* A text under a key, borrowed from the options. */
 static const char *get_text(PyObject *options, const char *key)
 {
@@ -75,18 +83,11 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
                             : strcmp(arithmetic, "float") == 0 ? ARITHMETIC_FLOAT
                                                                : ARITHMETIC_AUTO;
-    uint64_t n[6];
-    static const char *const keys[] = {"num_threads",   "block_size",    "max_num_seqs", "max_num_batched_tokens",
-                                       "max_model_len", "kv_cache_bytes"};
-    for (int i = 0; i < 6; i++)
-        if (get_number(options, keys[i], &n[i]))
-            return -1;
-    o->n_threads = (uint32_t)n[0];
-    o->block_tokens = (uint32_t)n[1];
-    o->max_num_seqs = (uint32_t)n[2];
-    o->max_num_batched_tokens = (uint32_t)n[3];
-    o->max_model_len = (uint32_t)n[4];
-    o->kv_cache_bytes = n[5];
+    if (get_count(options, "num_threads", &o->n_threads) || get_count(options, "block_size", &o->block_tokens) ||
+        get_count(options, "max_num_seqs", &o->max_num_seqs) ||
+        get_count(options, "max_num_batched_tokens", &o->max_num_batched_tokens) ||
+        get_count(options, "max_model_len", &o->max_model_len) || get_number(options, "kv_cache_bytes", &o->kv_cache_bytes))
+        return -1;
     PyObject *fits = PyMapping_GetItemString(options, "fit_model_len"), *seed = PyMapping_GetItemString(options, "dummy_seed");
     PyObject *mxfp4 = PyMapping_GetItemString(options, "dummy_mxfp4");
     if (fits && seed && mxfp4) {

@@ -96,7 +96,7 @@ def add_engine_options(parser: Parser) -> None:
     parser.add_config()
     add_import(parser)
     group = parser.add_argument_group("engine", "options of EngineConfig; mappings are given as JSON, lists with commas")
-    texts = _descriptions()
+    texts = descriptions()
     for field in fields(EngineConfig):
         if field.name in LEFT_OUT:
             continue
@@ -107,7 +107,7 @@ def add_engine_options(parser: Parser) -> None:
             group.add_argument(flag, type=reader(str(field.type)), default=SUPPRESS, metavar="VALUE", help=texts[field.name])
 
 
-def _descriptions() -> dict[str, str]:
+def descriptions() -> dict[str, str]:
     """Option -> its description in EngineConfig's docstring."""
     texts = defaultdict(str)
     for names, text in re.findall(r"^ {8}(\w[\w, ]*): (.*(?:\n {12}.*)*)", EngineConfig.__doc__ or "", re.MULTILINE):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from .. import hardware
 from ..advice import METHODS, missing
 from ..checks import as_int, refuse_names
-from ..config import EngineConfig
+from ..config import RULES, EngineConfig, constructor_signature
 from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
 from ..hub import DEMO
 from ..inputs import Prompt
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from .._core import Engine, Model
-    from ..keywords import AlwaysSo
+    from ..keywords import EngineKeywords
     from ..results.replies import Reply, ReplyReader
     from ..server.dialect import Dialect
     from ..text.tokenizer import Tokenizer
     from .calls import Submission
     from .loading import Loaded
-    from .progress import UseTqdm
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Messages: TypeAlias = str | Conversation | Iterable[str | Conversation]
@@ -69,57 +68,12 @@ class EngineBase(ABC):
 
     _driver: AnyDriver
 
-    def __init__(
-        self,
-        model: str | Path = DEMO,
-        *,
-        tokenizer: str | Path | None = None,
-        skip_tokenizer_init: bool = False,
-        revision: str | None = None,
-        tokenizer_revision: str | None = None,
-        hf_token: str | None = None,
-        hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None = None,
-        dtype: str = "auto",
-        quantization: str | None = None,
-        load_format: str = "auto",
-        device: str | int | None = None,
-        tensor_parallel_size: int = 1,
-        device_ids: Sequence[int] | None = None,
-        max_model_len: int | str | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        gpu_memory_utilization: float = 0.92,
-        kv_cache_memory_bytes: int | str | None = None,
-        host_cache_bytes: int | str = 0,
-        kv_cache_dtype: str = "auto",
-        activation_dtype: str = "auto",
-        block_size: int = 16,
-        enable_prefix_caching: bool = True,
-        enforce_eager: bool = False,
-        scheduling_policy: str = "fcfs",
-        seed: int | None = 0,
-        logprobs_mode: str = "raw_logprobs",
-        max_logprobs: int = 20,
-        generation_config: str | Path = "auto",
-        override_generation_config: Mapping[str, Any] | None = None,
-        chat_template: str | Path | None = None,
-        vocab_limit: int | None = None,
-        banned_token_ids: Sequence[int] = (),
-        enable_return_routed_experts: bool = False,
-        enable_lora: bool = False,
-        max_loras: int = 1,
-        max_lora_rank: int = 16,
-        max_queued_requests: int | None = None,
-        kv_event_capacity: int = 0,
-        pipeline_parallel_size: int = 1,
-        speculative_config: Mapping[str, Any] | None = None,
-        use_tqdm_on_load: UseTqdm = None,
-        **others: Unpack[AlwaysSo],
-    ) -> None:
-        given = dict(locals())
-        check_keywords(others, type(self).__name__)
-        options = {name: given[name] for name in EngineConfig.__dataclass_fields__}
-        options["override_generation_config"] = override_generation_config or {}
+    def __init__(self, model: str | Path = DEMO, **given: Unpack[EngineKeywords]) -> None:
+        options: dict[str, Any] = {"model": model, **given}
+        use_tqdm_on_load = options.pop("use_tqdm_on_load", None)
+        others = {name: options.pop(name) for name in [*options] if name not in RULES}
+        check_keywords(others, [*RULES, "use_tqdm_on_load"], type(self).__name__)
+        options["override_generation_config"] = options.get("override_generation_config") or {}
         config = EngineConfig(**options)
         self._check_config(config)
         from .loading import load
@@ -137,8 +91,10 @@ class EngineBase(ABC):
         """How the weights are stored: "float32", "float16", "bfloat16" or "quantized"."""
         self._start(loaded)
 
-    if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every attribute
+    if not TYPE_CHECKING:
+        __init__.__signature__ = constructor_signature()
 
+        # With __getattr__ a type checker would accept every attribute.
         def __getattr__(self, name: str) -> object:
             raise missing(f"{type(self).__name__!r} object", name, METHODS)
 

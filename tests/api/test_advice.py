@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import llmpy
-from llmpy import LLM, AsyncEngine, EngineConfig, SamplingParams, UnsupportedError, advice, environment, options
+from llmpy import LLM, AsyncEngine, EngineConfig, SamplingParams, UnsupportedError, advice, config, environment, options
 
 CODE = re.compile(r"`([^`]+)`")
 TABLES = {"keyword": advice.KEYWORDS, "name": advice.NAMES, "method": advice.METHODS, "later": advice.LATER}
@@ -30,7 +30,7 @@ def refuses(call):
 
 def check_option(name):
     """An option that can be something else than its default."""
-    rule = options.RULES[name]
+    rule = config.RULES[name]
     assert rule.__qualname__ != options.only(None, "").__qualname__, f"{name} has one value only"
 
 
@@ -75,7 +75,7 @@ def test_an_advice_names_what_works(fake_llm, name, text):
 
 def test_names_with_an_advice_are_not_there():
     calls = (LLM.generate, LLM.chat, LLM.score, LLM.embed, LLM.add_request)
-    known = {*options.RULES, *SamplingParams.__dataclass_fields__}
+    known = {*config.RULES, *SamplingParams.__dataclass_fields__}
     assert not known & advice.KEYWORDS.keys()
     assert not {*llmpy.__all__} & advice.NAMES.keys()
     assert not [name for name in advice.METHODS if hasattr(LLM, name) or (hasattr(AsyncEngine, name) and name != "shutdown")]
