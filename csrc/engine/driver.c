@@ -17,63 +17,6 @@ struct call {
     struct call *next;
 };
 
-static void lock(struct driver *d)
-{
-    pthread_mutex_lock(&d->lock);
-}
-
-static void unlock(struct driver *d)
-{
-    pthread_mutex_unlock(&d->lock);
-}
-
-/* ---- lock held ---- */
-
-void driver_kick(struct driver *d)
-{
-    d->is_kicked = true;
-    d->is_quiet = false;
-    pthread_cond_signal(&d->wake);
-}
-
-void driver_hold(struct driver *d)
-{
-    d->n_holders++;
-}
-
-void driver_unlock_release(struct driver *d)
-{
-    bool is_last = --d->n_holders == 0;
-    unlock(d);
-    if (!is_last)
-        return;
-    pthread_cond_destroy(&d->changed);
-    pthread_cond_destroy(&d->wake);
-    pthread_mutex_destroy(&d->lock);
-    mem_free(d);
-}
-
-static uint64_t n_waiting(struct driver *d)
-{
-    struct engine_stats stats;
-    engine_stats(d->engine, &stats);
-    return stats.num_waiting;
-}
-
-uint32_t driver_state_now(struct driver *d)
-{
-    uint32_t states = d->is_held ? DRIVER_PAUSED : 0;
-    if (d->is_dead)
-        states |= DRIVER_DEAD;
-    if (d->is_closed)
-        return states | DRIVER_CLOSED | DRIVER_IDLE;
-    if (d->was_idle && !engine_has_unfinished(d->engine))
-        states |= DRIVER_IDLE;
-    if (!d->max_queued || n_waiting(d) < d->max_queued)
-        states |= DRIVER_HAS_ROOM;
-    return states;
-}
-
 /* ---- the thread ---- */
 
 static bool may_step(const struct driver *d)
@@ -84,11 +27,11 @@ static bool may_step(const struct driver *d)
 
 static void die(struct driver *d, enum rc rc, const struct err *fault)
 {
-    lock(d);
+    driver_lock(d);
     d->fault = *fault;
     d->fault.rc = rc;
     d->is_dead = true;
-    unlock(d);
+    driver_unlock(d);
     engine_abort(d->engine, NULL, 0, NULL); /* ends the requests that the engine itself has not ended */
 }
 
@@ -104,7 +47,7 @@ static void deliver(struct driver *d)
             die(d, fault.rc, &fault);
         if (rc || !n)
             return;
-        lock(d);
+        driver_lock(d);
         for (uint32_t i = 0; i < n; i++) {
             struct mail *mail = news[i].owner;
             mail_add(mail, &news[i]);
@@ -113,7 +56,7 @@ static void deliver(struct driver *d)
                 d->n_holders--; /* never the last reference: the creator keeps one while the thread runs */
             }
         }
-        unlock(d);
+        driver_unlock(d);
     } while (n);
 }
 
@@ -122,18 +65,18 @@ static void run_calls(struct driver *d, struct call *calls)
     for (struct call *call = calls, *next; call; call = next) {
         next = call->next;
         enum rc rc = call->function(d->engine, call->ctx, call->err);
-        lock(d);
+        driver_lock(d);
         call->rc = rc;
         call->is_done = true;
         pthread_cond_broadcast(&d->changed);
-        unlock(d);
+        driver_unlock(d);
     }
 }
 
 /* Passes a boundary: updates the driver's state and notifies channels and waiting callers. */
 static void pass_boundary(struct driver *d, enum pause_mode pause, bool has_stepped, bool progressed)
 {
-    lock(d);
+    driver_lock(d);
     d->n_done = d->n_begun;
     d->is_quiet = has_stepped && !progressed && !d->is_kicked;
     d->was_idle = !engine_has_unfinished(d->engine);
@@ -148,7 +91,7 @@ static void pass_boundary(struct driver *d, enum pause_mode pause, bool has_step
     if (d->n_waiting || d->has_waited_mail)
         pthread_cond_broadcast(&d->changed);
     d->has_waited_mail = false;
-    unlock(d);
+    driver_unlock(d);
 }
 
 /* One turn of the thread: runs calls and commands, at most one step, and delivers news. The device is idle during calls and
@@ -157,7 +100,7 @@ static bool turn(struct driver *d)
 {
     struct err fault = {0};
     bool progressed = false;
-    lock(d);
+    driver_lock(d);
     while (!d->is_kicked && !may_step(d))
         pthread_cond_wait(&d->wake, &d->lock);
     d->is_kicked = false;
@@ -166,7 +109,7 @@ static bool turn(struct driver *d)
     enum pause_mode pause = d->pause;
     struct call *calls = d->calls;
     d->calls = NULL;
-    unlock(d);
+    driver_unlock(d);
     if (is_closing)
         engine_abort(d->engine, NULL, 0, NULL);
     enum rc rc = calls ? engine_settle(d->engine, &fault) : RC_OK;
@@ -188,7 +131,7 @@ static void *run(void *ctx)
     struct driver *d = ctx;
     while (turn(d))
         ;
-    lock(d);
+    driver_lock(d);
     d->is_closed = true;
     struct call *calls = d->calls;
     d->calls = NULL;
@@ -202,7 +145,7 @@ static void *run(void *ctx)
         channel_signal(channel);
     }
     pthread_cond_broadcast(&d->changed);
-    unlock(d);
+    driver_unlock(d);
     return NULL;
 }
 
@@ -240,7 +183,7 @@ enum rc driver_create(struct engine *engine, uint32_t max_queued, struct driver 
     d->was_idle = true;
     enum rc rc = start(d, err);
     if (rc) {
-        lock(d);
+        driver_lock(d);
         driver_unlock_release(d);
         return rc;
     }
@@ -250,30 +193,30 @@ enum rc driver_create(struct engine *engine, uint32_t max_queued, struct driver 
 
 void driver_stop(struct driver *d)
 {
-    lock(d);
+    driver_lock(d);
     d->is_closing = true;
     driver_kick(d);
-    unlock(d);
+    driver_unlock(d);
 }
 
 void driver_close(struct driver *d)
 {
     driver_stop(d);
-    lock(d);
+    driver_lock(d);
     bool joins = !d->is_joined;
     d->is_joined = true;
     d->n_waiting++;
     while (!joins && !d->is_closed)
         pthread_cond_wait(&d->changed, &d->lock);
     d->n_waiting--;
-    unlock(d);
+    driver_unlock(d);
     if (joins)
         pthread_join(d->thread, NULL);
 }
 
 void driver_release(struct driver *d)
 {
-    lock(d);
+    driver_lock(d);
     driver_unlock_release(d);
 }
 
@@ -282,7 +225,7 @@ void driver_release(struct driver *d)
 /* Refuses a submission if the driver is closed, dead or full; else counts it as begun. */
 static enum rc admit(struct driver *d, struct err *err)
 {
-    lock(d);
+    driver_lock(d);
     enum rc rc = RC_OK;
     uint64_t n;
     if (d->is_closing) {
@@ -290,7 +233,7 @@ static enum rc admit(struct driver *d, struct err *err)
     } else if (d->is_dead) {
         *err = d->fault;
         rc = err->rc = RC_DEAD;
-    } else if (d->max_queued && (n = n_waiting(d)) >= d->max_queued) {
+    } else if (d->max_queued && (n = driver_n_queued(d)) >= d->max_queued) {
         rc = err_set(err, RC_QUEUE_FULL, "queue: wanted fewer than %u waiting requests, have %llu; raise max_queued_requests",
                      d->max_queued, (unsigned long long)n);
         err->code = (int64_t)n;
@@ -299,7 +242,7 @@ static enum rc admit(struct driver *d, struct err *err)
         d->n_submitting++;
         d->was_idle = false;
     }
-    unlock(d);
+    driver_unlock(d);
     return rc;
 }
 
@@ -314,15 +257,15 @@ enum rc driver_submit(struct driver *d, struct channel *channel, const struct re
         return rc;
     if (!(owned.owner = mail = mail_create(d, spec, ends_only)))
         rc = err_set(err, RC_MEMORY, "engine: out of memory");
-    lock(d);
+    driver_lock(d);
     if (mail) {
         driver_hold(d);
         mail_set_channel(mail, channel);
     }
-    unlock(d);
+    driver_unlock(d);
     if (!rc && !(rc = engine_submit(d->engine, &owned, &number, err)))
         *result = mail;
-    lock(d);
+    driver_lock(d);
     d->n_submitting--;
     if (!rc)
         mail->number = number;
@@ -332,28 +275,28 @@ enum rc driver_submit(struct driver *d, struct channel *channel, const struct re
         mail_free(mail);
         d->n_holders--; /* never the last reference: the caller holds one */
     }
-    unlock(d);
+    driver_unlock(d);
     return rc;
 }
 
 void driver_abort_all(struct driver *d)
 {
-    lock(d);
+    driver_lock(d);
     if (!d->is_closed) {
         engine_abort(d->engine, NULL, 0, NULL);
         driver_kick(d);
     }
-    unlock(d);
+    driver_unlock(d);
 }
 
 enum rc driver_reset_prefix_cache(struct driver *d, bool recompute_running, struct err *err)
 {
-    lock(d);
+    driver_lock(d);
     enum rc rc = d->is_closed ? err_set(err, RC_CLOSED, "engine is closed")
                               : engine_reset_prefix_cache(d->engine, recompute_running, err);
     if (!rc)
         driver_kick(d);
-    unlock(d);
+    driver_unlock(d);
     return rc;
 }
 
@@ -382,7 +325,7 @@ static void lift_pause(struct driver *d)
 
 void driver_pause(struct driver *d, enum pause_mode mode)
 {
-    lock(d);
+    driver_lock(d);
     if (!d->is_closing) {
         d->is_pausing = mode != PAUSE_NONE;
         if (mode == PAUSE_NONE)
@@ -391,80 +334,80 @@ void driver_pause(struct driver *d, enum pause_mode mode)
             tighten_pause(d, mode);
         driver_kick(d);
     }
-    unlock(d);
+    driver_unlock(d);
 }
 
 void driver_begin_sleep(struct driver *d, enum pause_mode mode)
 {
-    lock(d);
+    driver_lock(d);
     d->n_sleepers++;
     if (!d->is_closing) {
         tighten_pause(d, mode);
         driver_kick(d);
     }
-    unlock(d);
+    driver_unlock(d);
 }
 
 void driver_end_sleep(struct driver *d)
 {
-    lock(d);
+    driver_lock(d);
     d->n_sleepers--;
     if (!d->is_closing) {
         lift_pause(d);
         driver_kick(d);
     }
-    unlock(d);
+    driver_unlock(d);
 }
 
 bool driver_is_pausing(struct driver *d)
 {
-    lock(d);
+    driver_lock(d);
     bool result = d->is_pausing;
-    unlock(d);
+    driver_unlock(d);
     return result;
 }
 
 uint64_t driver_next_boundary(struct driver *d)
 {
-    lock(d);
+    driver_lock(d);
     uint64_t boundary = d->is_closed ? d->n_done : d->n_begun + 1;
     driver_kick(d);
-    unlock(d);
+    driver_unlock(d);
     return boundary;
 }
 
 uint64_t driver_boundary(struct driver *d)
 {
-    lock(d);
+    driver_lock(d);
     uint64_t boundary = d->n_done;
-    unlock(d);
+    driver_unlock(d);
     return boundary;
 }
 
 uint32_t driver_state(struct driver *d)
 {
-    lock(d);
+    driver_lock(d);
     uint32_t states = driver_state_now(d);
-    unlock(d);
+    driver_unlock(d);
     return states;
 }
 
 enum rc driver_fault(struct driver *d, struct err *err)
 {
-    lock(d);
+    driver_lock(d);
     enum rc rc = d->is_dead ? d->fault.rc : RC_OK;
     if (rc)
         *err = d->fault;
-    unlock(d);
+    driver_unlock(d);
     return rc;
 }
 
 enum rc driver_call(struct driver *d, enum rc (*function)(struct engine *, void *, struct err *), void *ctx, struct err *err)
 {
     struct call call = {.function = function, .ctx = ctx, .err = err};
-    lock(d);
+    driver_lock(d);
     if (d->is_closed) {
-        unlock(d);
+        driver_unlock(d);
         return err_set(err, RC_CLOSED, "engine is closed");
     }
     struct call **place = &d->calls;
@@ -474,6 +417,6 @@ enum rc driver_call(struct driver *d, enum rc (*function)(struct engine *, void 
     driver_kick(d);
     while (!call.is_done)
         pthread_cond_wait(&d->changed, &d->lock);
-    unlock(d);
+    driver_unlock(d);
     return call.rc;
 }

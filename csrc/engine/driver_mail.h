@@ -1,5 +1,5 @@
-/* driver_mail.h: the structs behind driver.h, shared by driver.c and mail.c. The driver's lock guards every field, unless a
- * comment says otherwise. */
+/* driver_mail.h: the structs behind driver.h. driver.c has the thread and the calls to it, mail.c has what readers call, and
+ * driver_lock.c what both need. The driver's lock guards every field, unless a comment says otherwise. */
 #ifndef LLMPY_DRIVER_MAIL_H
 #define LLMPY_DRIVER_MAIL_H
 
@@ -70,6 +70,20 @@ struct channel {
     uint32_t watched, states;
     uint64_t boundary;        /* UINT64_MAX: none */
 };
+
+static inline void driver_lock(struct driver *driver)
+{
+    pthread_mutex_lock(&driver->lock);
+}
+
+static inline void driver_unlock(struct driver *driver)
+{
+    pthread_mutex_unlock(&driver->lock);
+}
+
+/* The deadline for pthread_cond_timedwait; seconds are clamped to 0 .. 1e6. */
+struct timespec deadline_after(double seconds);
+uint64_t driver_n_queued(struct driver *driver); /* requests that wait in the engine */
 
 /* Call these with the lock held. */
 void driver_kick(struct driver *driver);

@@ -250,16 +250,6 @@ void channel_update(struct channel *channel, uint32_t states, uint64_t boundary)
 
 /* ---- readers ---- */
 
-static void lock(struct driver *driver)
-{
-    pthread_mutex_lock(&driver->lock);
-}
-
-static void unlock(struct driver *driver)
-{
-    pthread_mutex_unlock(&driver->lock);
-}
-
 uint64_t mail_number(const struct mail *mail)
 {
     return mail->number;
@@ -292,7 +282,7 @@ static void take_letter(struct mail *mail, struct letter *letter, struct news *o
 bool mail_take_more(struct mail *mail, struct news *news)
 {
     struct letter *letter = &mail->letters[0];
-    lock(mail->driver);
+    driver_lock(mail->driver);
     bool is_plain = mail->n_samples == 1 && letter->has_news && !mail->is_lost && letter->news.finish == FINISH_NONE;
     if (is_plain && letter->news.n_new) {
         struct news look = letter->news;
@@ -301,74 +291,49 @@ bool mail_take_more(struct mail *mail, struct news *news)
     }
     if (is_plain)
         take_letter(mail, letter, news);
-    unlock(mail->driver);
+    driver_unlock(mail->driver);
     return is_plain;
 }
 
 enum rc mail_take(struct mail *mail, struct news *news, uint32_t max, uint32_t *n, struct err *err)
 {
     *n = 0;
-    lock(mail->driver);
+    driver_lock(mail->driver);
     for (uint32_t i = 0; i < mail->n_samples && mail->n_fresh && *n < max; i++)
         if (mail->letters[i].has_news)
             take_letter(mail, &mail->letters[i], &news[(*n)++]);
     bool is_lost = mail->is_lost;
-    unlock(mail->driver);
+    driver_unlock(mail->driver);
     return is_lost ? err_set(err, RC_MEMORY, "output: out of memory for the output of a request") : RC_OK;
-}
-
-static struct timespec deadline_after(double seconds)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    seconds = seconds < 0 ? 0 : seconds > 1e6 ? 1e6 : seconds;
-    double whole = (double)time.tv_nsec * 1e-9 + seconds;
-    time.tv_sec += (time_t)whole;
-    time.tv_nsec = (long)((whole - (double)(time_t)whole) * 1e9);
-    return time;
 }
 
 bool mail_wait(struct mail *mail, double seconds)
 {
     struct driver *driver = mail->driver;
     struct timespec deadline = deadline_after(seconds);
-    lock(driver);
+    driver_lock(driver);
     mail->n_readers_waiting++;
     while (!mail->is_announced && pthread_cond_timedwait(&driver->changed, &driver->lock, &deadline) != ETIMEDOUT)
         ;
     mail->n_readers_waiting--;
     bool result = mail->is_announced;
-    unlock(driver);
+    driver_unlock(driver);
     return result;
-}
-
-bool driver_wait(struct driver *driver, uint32_t states, uint64_t boundary, double seconds)
-{
-    struct timespec deadline = deadline_after(seconds);
-    bool is_late = false;
-    lock(driver);
-    driver->n_waiting++;
-    bool holds;
-    while (!(holds = (driver_state_now(driver) & states) || (boundary && driver->n_done >= boundary)) && !is_late)
-        is_late = pthread_cond_timedwait(&driver->changed, &driver->lock, &deadline) == ETIMEDOUT;
-    driver->n_waiting--;
-    unlock(driver);
-    return holds;
 }
 
 void mail_abort(struct mail *mail)
 {
-    lock(mail->driver);
+    driver_lock(mail->driver);
     if (!mail->is_done) {
         engine_abort(mail->driver->engine, &mail->number, 1, NULL);
         driver_kick(mail->driver);
     }
-    unlock(mail->driver);
+    driver_unlock(mail->driver);
 }
 
 void mail_move(struct mail *mail, struct channel *channel, bool ends_only)
 {
-    lock(mail->driver);
+    driver_lock(mail->driver);
     mail_set_channel(mail, channel);
     mail->ends_only = ends_only;
     mail->is_announced = mail->n_fresh && (mail->is_done || !ends_only);
@@ -379,7 +344,7 @@ void mail_move(struct mail *mail, struct channel *channel, bool ends_only)
         if (mail->n_readers_waiting)
             pthread_cond_broadcast(&mail->driver->changed);
     }
-    unlock(mail->driver);
+    driver_unlock(mail->driver);
 }
 
 void mail_drop(struct mail *mail)
@@ -387,7 +352,7 @@ void mail_drop(struct mail *mail)
     if (!mail)
         return;
     struct driver *driver = mail->driver;
-    lock(driver);
+    driver_lock(driver);
     mail_set_channel(mail, NULL);
     mail->is_dropped = true;
     if (mail->is_done) {
@@ -396,7 +361,7 @@ void mail_drop(struct mail *mail)
     } else {
         engine_abort(driver->engine, &mail->number, 1, NULL);
         driver_kick(driver);
-        unlock(driver);
+        driver_unlock(driver);
     }
 }
 
@@ -416,11 +381,11 @@ enum rc channel_create(struct driver *driver, struct channel **result, struct er
     channel->driver = driver;
     channel->n_holders = 1;
     channel->boundary = UINT64_MAX;
-    lock(driver);
+    driver_lock(driver);
     driver_hold(driver);
     channel->next = driver->channels;
     driver->channels = channel;
-    unlock(driver);
+    driver_unlock(driver);
     *result = channel;
     return RC_OK;
 }
@@ -436,7 +401,7 @@ void channel_take(struct channel *channel, uint64_t *numbers, uint32_t max, uint
     *n = 0;
     while (read(channel->descriptor, &count, sizeof count) < 0 && errno == EINTR)
         ;
-    lock(channel->driver);
+    driver_lock(channel->driver);
     channel->is_signalled = false;
     *states = channel->states;
     channel->states = 0;
@@ -445,19 +410,19 @@ void channel_take(struct channel *channel, uint64_t *numbers, uint32_t max, uint
         unlist_mail(channel->first);
     }
     channel_signal(channel);
-    unlock(channel->driver);
+    driver_unlock(channel->driver);
 }
 
 void channel_watch(struct channel *channel, uint32_t states, uint64_t boundary)
 {
     struct driver *driver = channel->driver;
-    lock(driver);
+    driver_lock(driver);
     channel->watched |= states;
     if (boundary && boundary < channel->boundary)
         channel->boundary = boundary;
     channel_update(channel, driver_state_now(driver), driver->n_done);
     channel_signal(channel);
-    unlock(driver);
+    driver_unlock(driver);
 }
 
 void channel_destroy(struct channel *channel)
@@ -465,7 +430,7 @@ void channel_destroy(struct channel *channel)
     if (!channel)
         return;
     struct driver *driver = channel->driver;
-    lock(driver);
+    driver_lock(driver);
     for (struct channel **place = &driver->channels; *place; place = &(*place)->next)
         if (*place == channel) {
             *place = channel->next;

@@ -1,4 +1,4 @@
-#include "ops.h"
+#include "running.h"
 
 #include "../base/mem.h"
 
@@ -59,52 +59,6 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------- */
 
-/* Samples the wanted rows first .. first + n; the buffer holds their logits. *task: the next sampling task. */
-static enum rc sample_rows(struct running *run, uint32_t first, uint32_t n, uint32_t *task)
-{
-    struct model *m = run->m;
-    struct batch *b = run->batch;
-    uint32_t first_task = *task;
-    if (first_task && m->backend->sample_finish) { /* the step has used the slot before */
-        enum rc rc = m->backend->sample_finish(m->ctx, b->slot, run->err);
-        if (rc)
-            return rc;
-    }
-    if (b->has_masks && !first_task)
-        b->await_masks(b->masks_ctx);
-    for (; *task < b->n_tasks && b->tasks[*task].logits_row < first + n; ++*task)
-        b->tasks[*task].logits_row -= first;
-    struct sample_args args = {
-        .logits = m->logits, .vocab_size = m->program->vocab_size, .vocab_stride = m->vocab_stride,
-        .vocab_limit = b->vocab_limit, .banned = b->banned, .n_banned = b->n_banned,
-        .tasks = b->tasks + first_task, .n_tasks = *task - first_task, .n_logits_rows = n, .results = b->results + first_task,
-        .top_ids = b->top_ids, .top_values = b->top_values, .top_ranks = b->top_ranks, .slot = b->slot,
-        .first_task = first_task,
-    };
-    return m->backend->sample(m->ctx, &args, run->err);
-}
-
-/* Computes and samples the logits of the wanted rows, as many rows at a time as the buffer holds. A captured graph ends with
- * the logits; sampling is not captured. */
-enum rc run_logits(struct running *run, const struct step *step, const struct views *v)
-{
-    struct model *m = run->m;
-    const struct logits_attributes *given = &step->ops[ROLE_MAIN]->logits;
-    enum rc rc = RC_OK;
-    uint32_t task = 0;
-    for (uint32_t row = 0; row < run->n_logits_rows && !rc; row += m->max_logits_rows) {
-        uint32_t left = run->n_logits_rows - row, n = left < m->max_logits_rows ? left : m->max_logits_rows;
-        struct view x = v->in[0], y = {m->logits, m->program->vocab_size, m->vocab_stride};
-        x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
-        rc = linear_run(run, step, n, x, y);
-        if (!rc && (given->scale != 1 || given->softcap != 0))
-            rc = m->backend->scale_logits(m->ctx, &(struct scale_logits_args){n, given->scale, given->softcap, y}, run->err);
-        if (!rc && run->batch)
-            rc = sample_rows(run, row, n, &task);
-    }
-    return rc;
-}
-
 enum rc rope_tables_run(struct running *run)
 {
     struct model *m = run->m;
@@ -125,7 +79,7 @@ static enum rc wait_for(struct running *run, uint32_t i)
     if (!rc)
         return RC_OK;
     struct err fault = *run->err;
-    model_step_text(run->m, i, text, sizeof text);
+    plan_step_text(&run->m->plan, run->m->program, i, text, sizeof text);
     snprintf(reason, sizeof reason, "%s", fault.message);
     err_set(run->err, rc, "operation %u (%s): %.240s", i, text, reason);
     run->err->code = fault.code;
@@ -241,7 +195,7 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err)
     if (!rc)
         rc = captured ? m->backend->graph_launch(m->ctx, captured->graph, err) : run_program(&run);
     if (!rc && (captured || (!batch->n_logits_rows && m->backend->sample_finish)))
-        rc = sample_rows(&run, 0, batch->n_logits_rows, &task);
+        rc = logits_sample(&run, 0, batch->n_logits_rows, &task);
     return rc;
 }
 

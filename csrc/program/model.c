@@ -463,21 +463,5 @@ uint64_t model_allocations(void *ctx)
 
 bool model_step_text(const struct model *m, uint32_t index, char *text, size_t size_bytes)
 {
-    if (index >= m->plan.n_steps)
-        return false;
-    const struct step *step = &m->plan.steps[index];
-    const struct op *const *ops = step->ops, *of = ops[ROLE_NORM] ? ops[ROLE_NORM] : ops[ROLE_MAIN];
-    const struct weight *weight = of && of->weight[0] != NO_INDEX ? &m->program->weights[of->weight[0]] : NULL;
-    const struct {
-        const char *text;
-        const struct op *op;
-    } others[] = {{" of ", ops[ROLE_INPUT]}, {", ", ops[ROLE_NORM]}, {", ", ops[ROLE_NEXT]}, {", ", ops[ROLE_OUTPUT]}};
-    int n = snprintf(text, size_bytes, "%s", step_name(step));
-    for (uint32_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (others[i].op && (size_t)n < size_bytes)
-            n += snprintf(text + n, size_bytes - n, "%s%s", others[i].text, op_name(others[i].op->code));
-    if ((size_t)n < size_bytes)
-        snprintf(text + n, size_bytes - n, " %s%s%s", weight && weight->n_parts ? weight->parts[0].name : "",
-                 step->add.width ? " + residual" : "", step->on_selected ? " [wanted rows]" : "");
-    return true;
+    return plan_step_text(&m->plan, m->program, index, text, size_bytes);
 }

@@ -81,16 +81,6 @@ enum rc run_linear(struct running *run, const struct step *step, const struct vi
     return linear_run(run, step, v->n_rows, v->in[0], v->out);
 }
 
-const char *check_logits(const struct program *p, const struct op *op)
-{
-    const struct weight *weight = &p->weights[op->weight[0]];
-    if (width_of(p, op->in[0]) != weight->cols || weight->rows != p->vocab_size)
-        return "the head is [vocab_size][hidden]";
-    if (op->weight[1] != NO_INDEX && !is_vector(p, op->weight[1], p->vocab_size))
-        return "the bias is a vector of vocab_size";
-    return op->logits.scale > 0 && op->logits.softcap >= 0 ? NULL : "the factor is above 0, the cap not below";
-}
-
 const char *check_norm(const struct program *p, const struct op *op)
 {
     uint32_t n_heads = op->code == OP_LAYER_NORM ? op->layer_norm.n_heads : op->rms_norm.n_heads;

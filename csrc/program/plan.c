@@ -1,13 +1,8 @@
 #include "../base/mem.h"
 #include "planner.h"
 
+#include <stdio.h>
 #include <string.h>
-
-const char *step_name(const struct step *step)
-{
-    static const char *const names[] = {[STEP_QKV] = "qkv", [STEP_KV_WRITE] = "kv_write", [STEP_SELECT] = "select"};
-    return step->code == STEP_OPERATION ? op_name(step->ops[ROLE_MAIN]->code) : names[step->code];
-}
 
 /* ---- selection of the rows whose logits are wanted ------------------------------------------------------------------ */
 
@@ -224,4 +219,33 @@ void plan_clear(struct plan *plan)
 {
     mem_free(plan->steps);
     memset(plan, 0, sizeof *plan);
+}
+
+/* ---- words --------------------------------------------------------------------------------------------------------------- */
+
+static const char *step_name(const struct step *step)
+{
+    static const char *const names[] = {[STEP_QKV] = "qkv", [STEP_KV_WRITE] = "kv_write", [STEP_SELECT] = "select"};
+    return step->code == STEP_OPERATION ? op_name(step->ops[ROLE_MAIN]->code) : names[step->code];
+}
+
+bool plan_step_text(const struct plan *plan, const struct program *p, uint32_t index, char *text, size_t size_bytes)
+{
+    if (index >= plan->n_steps)
+        return false;
+    const struct step *step = &plan->steps[index];
+    const struct op *const *ops = step->ops, *of = ops[ROLE_NORM] ? ops[ROLE_NORM] : ops[ROLE_MAIN];
+    const struct weight *weight = of && of->weight[0] != NO_INDEX ? &p->weights[of->weight[0]] : NULL;
+    const struct {
+        const char *text;
+        const struct op *op;
+    } others[] = {{" of ", ops[ROLE_INPUT]}, {", ", ops[ROLE_NORM]}, {", ", ops[ROLE_NEXT]}, {", ", ops[ROLE_OUTPUT]}};
+    int n = snprintf(text, size_bytes, "%s", step_name(step));
+    for (uint32_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].op && (size_t)n < size_bytes)
+            n += snprintf(text + n, size_bytes - n, "%s%s", others[i].text, op_name(others[i].op->code));
+    if ((size_t)n < size_bytes)
+        snprintf(text + n, size_bytes - n, " %s%s%s", weight && weight->n_parts ? weight->parts[0].name : "",
+                 step->add.width ? " + residual" : "", step->on_selected ? " [wanted rows]" : "");
+    return true;
 }

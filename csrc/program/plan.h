@@ -56,6 +56,7 @@ struct plan {
 enum rc plan_make(const struct program *program, uint32_t fusions, bool has_qkv, uint32_t max_rows, struct plan *plan,
                   struct err *err);
 void plan_clear(struct plan *plan);
-const char *step_name(const struct step *step);
+/* Writes step `index` in words: operations, a tensor name, the rows. False: there is no such step. */
+bool plan_step_text(const struct plan *plan, const struct program *program, uint32_t index, char *text, size_t size_bytes);
 
 #endif
