@@ -14,6 +14,9 @@
 #include "attention_decode.cuh"
 #include "attention_few.cuh"
 #include "attention_prefill.cuh"
+#include "ways.cuh"
+
+#include <type_traits>
 
 #define THREADS 128u
 #define MAX_DIM 256u
@@ -142,81 +145,170 @@ attend_rows(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const
         *out.at(r, h * kv.head_dim + d) = round_to<T>(sum.o[c] / sum.l + 0.0f); /* as on the CPU, no zero is negative */
 }
 
-/* ---- which kernel ------------------------------------------------------------------------------------------------------- */
+/* ---- the ways ----------------------------------------------------------------------------------------------------------- */
 
-static void attend_plain(const struct cuda *cuda, const struct attention_args *args)
+/* Sequences by their rows in the step. */
+enum attention_sequences { ONE_ROW = 1, SEVERAL_ROWS = 2, ALL_SEQUENCES = 3 };
+/* How kv.cuh lays the pages. */
+enum attention_pages { TILED = 1, PLAIN = 2 };
+/* What is asked for besides keys up to the row, or those of a window. QKV: qkv's work, which a way does or does not do. */
+enum attention_use { QKV = 1, SOFTCAP = 2, SLOPES = 4, SINKS = 8, CHUNK = 16, ALL_SCORES = 30 };
+
+struct attention_problem {
+    struct cuda *cuda;
+    const struct attention_args *args;
+    enum attention_pages pages;
+    uint32_t group, n_single; /* query heads of a kv head; sequences with one row, if pages are tiled */
+    uint32_t uses, left;      /* enum attention_use; enum attention_sequences that have no way yet */
+    attention_problem(struct cuda *c, const struct attention_args *a)
+        : cuda(c), args(a), pages(kv_is_tiled(c, a->kv.dtype, a->kv.head_dim) ? TILED : PLAIN),
+          group(a->n_heads / a->kv.n_kv_heads), n_single(pages == TILED ? count_single(a->batch) : 0), left(ALL_SEQUENCES)
+    {
+        uses = (a->heads ? QKV : 0) | (a->softcap ? SOFTCAP : 0) | (a->slopes ? SLOPES : 0) | (a->sinks ? SINKS : 0) |
+               (a->chunk ? CHUNK : 0);
+        if (pages == TILED)
+            left = (n_single ? ONE_ROW : 0) | (n_single < a->batch->n_rows ? SEVERAL_ROWS : 0);
+    }
+};
+
+struct attention_way {
+    const char *name;
+    uint32_t sequences, pages; /* that it takes, or-ed */
+    uint32_t head_dim, group;  /* that it takes at most */
+    uint32_t uses;             /* that it takes, or-ed */
+    bool (*fits)(const struct attention_problem &p); /* what else it asks for; NULL: nothing */
+    enum rc (*run)(const struct attention_problem &p, struct err *err);
+};
+
+static bool takes(const struct attention_way &way, const struct attention_problem &p)
 {
-    const struct batch_view *batch = args->batch;
-    struct scoring how = {args->scale, args->softcap, 0};
-    visit_type(cuda->dtype, [&](auto value) {
-        visit_type(args->kv.dtype, [&](auto cached) {
-            using T = decltype(value);
-            using C = decltype(cached);
-            launch(cuda, attend_rows<T, C>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),
-                   rows<T>(args->out), cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq,
-                   args->n_heads / args->kv.n_kv_heads, args->window, args->chunk, args->slopes, args->sinks, how);
-        });
+    return way.sequences & p.left && way.pages & p.pages && p.args->kv.head_dim <= way.head_dim && p.group <= way.group &&
+           !(p.uses & ~way.uses) && (p.uses & QKV) == (way.uses & QKV) && (!way.fits || way.fits(p));
+}
+
+/* Can the kernels for one row a sequence do qkv's work, too? That saves a launch, which is most of the latency that bounds few
+ * sequences. */
+static bool fits_qkv(const struct attention_problem &p)
+{
+    const struct batch_view *batch = p.args->batch;
+    return batch->n_seqs == batch->n_rows && p.n_single == batch->n_rows && batch->n_rows <= FEW_SEQS &&
+           !batch->shares_new_keys && heads_fit(p.cuda, p.args->heads);
+}
+
+static bool fits_few(const struct attention_problem &p)
+{
+    return fits_qkv(p) && few_fits(p.cuda, p.args);
+}
+
+template <uint32_t D> using head_size = std::integral_constant<uint32_t, D>;
+
+/* Calls f with a value of the type of activations, the size of heads, and whether there are slopes or sinks; the last two are
+ * types with a constant `value`. */
+template <class F> static enum rc visit_tiled(const struct attention_problem &p, F f)
+{
+    auto with_size = [&](auto value, auto size) {
+        return p.uses & (SLOPES | SINKS) ? f(value, size, std::true_type()) : f(value, size, std::false_type());
+    };
+    auto with_type = [&](auto value) {
+        switch (p.args->kv.head_dim) {
+        case 64: return with_size(value, head_size<64>());
+        case 128: return with_size(value, head_size<128>());
+        default: return with_size(value, head_size<256>());
+        }
+    };
+    return p.cuda->dtype == DTYPE_BF16 ? with_type(__nv_bfloat16()) : with_type(__half());
+}
+
+static enum rc run_few(const struct attention_problem &p, struct err *)
+{
+    return visit_tiled(p, [&](auto value, auto size, auto has_extras) {
+        if constexpr (size.value <= FEW_MAX_DIM)
+            launch_few<decltype(value), size.value, has_extras.value>(p.cuda, p.args);
+        return RC_OK;
     });
 }
 
-/* Sequences with one row, then those with several: two kernels with equal bits. */
-template <class T, uint32_t D, bool HAS_EXTRAS>
-static enum rc attend_tiled(const struct cuda *cuda, const struct attention_args *args, struct err *err)
+static enum rc run_prefill(const struct attention_problem &p, struct err *)
 {
-    const uint32_t n_single = count_single(args->batch);
-    if (args->batch->n_rows > n_single)
-        launch_prefill<T, D, HAS_EXTRAS>(cuda, args);
-    if (!n_single)
+    return visit_tiled(p, [&](auto value, auto size, auto has_extras) {
+        launch_prefill<decltype(value), size.value, has_extras.value>(p.cuda, p.args);
         return RC_OK;
-    if constexpr (D <= 128)
-        if (is_few(cuda, args, n_single)) {
-            launch_few<T, D, HAS_EXTRAS>(cuda, args);
-            return RC_OK;
-        }
-    return args->n_heads / args->kv.n_kv_heads <= 8 ? launch_decode<T, D, 1, HAS_EXTRAS>(cuda, args, n_single, err)
-                                                    : launch_decode<T, D, 2, HAS_EXTRAS>(cuda, args, n_single, err);
+    });
 }
 
-template <class T, uint32_t D>
-static enum rc attend_size(const struct cuda *cuda, const struct attention_args *args, struct err *err)
+template <uint32_t BLOCKS> static enum rc run_decode(const struct attention_problem &p, struct err *err)
 {
-    return args->slopes || args->sinks ? attend_tiled<T, D, true>(cuda, args, err) : attend_tiled<T, D, false>(cuda, args, err);
+    return visit_tiled(p, [&](auto value, auto size, auto has_extras) {
+        return launch_decode<decltype(value), size.value, BLOCKS, has_extras.value>(p.cuda, p.args, p.n_single, err);
+    });
 }
 
-template <class T> static enum rc attend_type(const struct cuda *cuda, const struct attention_args *args, struct err *err)
+static enum rc run_plain(const struct attention_problem &p, struct err *)
 {
-    switch (args->kv.head_dim) {
-    case 64:
-        return attend_size<T, 64>(cuda, args, err);
-    case 128:
-        return attend_size<T, 128>(cuda, args, err);
-    default:
-        return attend_size<T, 256>(cuda, args, err);
-    }
+    const struct attention_args *args = p.args;
+    const struct batch_view *batch = args->batch;
+    struct scoring how = {args->scale, args->softcap, 0};
+    visit_type(p.cuda->dtype, [&](auto value) {
+        visit_type(args->kv.dtype, [&](auto cached) {
+            using T = decltype(value);
+            using C = decltype(cached);
+            launch(p.cuda, attend_rows<T, C>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),
+                   rows<T>(args->out), cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq, p.group,
+                   args->window, args->chunk, args->slopes, args->sinks, how);
+        });
+    });
+    return RC_OK;
 }
 
-/* By the kernels that the cache's layout and the batch allow. */
-static enum rc attend(const struct cuda *cuda, const struct attention_args *args, struct err *err)
+#define ANY_GROUP UINT32_MAX
+/* Sequences with several rows are served first. */
+static const struct attention_way ATTENTION_WAYS[] = {
+    /* name          sequences      pages  head_dim     group      uses              fits      run */
+    {"few",          ONE_ROW,       TILED, FEW_MAX_DIM, 8,         QKV | SINKS,      fits_few, run_few},
+    {"decode_qkv",   ONE_ROW,       TILED, MAX_DIM,     8,         QKV | ALL_SCORES, fits_qkv, run_decode<1>},
+    {"prefill",      SEVERAL_ROWS,  TILED, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_prefill},
+    {"decode",       ONE_ROW,       TILED, MAX_DIM,     8,         ALL_SCORES,       NULL,     run_decode<1>},
+    {"decode_wide",  ONE_ROW,       TILED, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_decode<2>},
+    {"plain",        ALL_SEQUENCES, PLAIN, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_plain},
+};
+
+const char *cuda_attention_way(uint32_t row)
 {
-    if (!kv_is_tiled(cuda, args->kv.dtype, args->kv.head_dim)) {
-        attend_plain(cuda, args);
+    return name_of_way(ATTENTION_WAYS, row);
+}
+
+/* ---- the call ----------------------------------------------------------------------------------------------------------- */
+
+static enum rc check(const struct attention_problem &p, struct err *err)
+{
+    const struct attention_args *args = p.args;
+    if (p.pages != TILED)
         return RC_OK;
-    }
     if (!(args->scale > 0))
         return err_set(err, RC_UNSUPPORTED, "attention: wanted a scale above 0, have %g", (double)args->scale);
     if ((uintptr_t)args->q.data % 16 || args->q.stride % 8 || (uintptr_t)args->out.data % 4 || args->out.stride % 2)
         return err_set(err, RC_UNSUPPORTED, "attention: wanted q on multiples of 16 bytes and out on 4, have strides %u and %u",
                        args->q.stride, args->out.stride);
-    return cuda->dtype == DTYPE_BF16 ? attend_type<__nv_bfloat16>(cuda, args, err) : attend_type<__half>(cuda, args, err);
+    return RC_OK;
 }
 
-/* Does attend_decode do what qkv would? Few sequences are bound by latency, and a launch less is most of it. */
-static bool takes_heads(const struct cuda *cuda, const struct attention_args *args)
+static const struct attention_way *way_of(const struct attention_problem &p)
 {
-    const struct batch_view *batch = args->batch;
-    const bool is_single = batch->n_seqs == batch->n_rows && count_single(batch) == batch->n_rows;
-    return is_single && batch->n_rows <= FEW_SEQS && !batch->shares_new_keys && args->n_heads / args->kv.n_kv_heads <= 8 &&
-           kv_is_tiled(cuda, args->kv.dtype, args->kv.head_dim) && heads_fit(cuda, args->heads);
+    return find_way<WAYS_ATTENTION>(p.cuda, ATTENTION_WAYS, p);
+}
+
+/* Each of the batch's kinds of sequences by the first way that takes it. */
+static enum rc attend(struct attention_problem &p, const struct attention_way *way, struct err *err)
+{
+    enum rc rc = check(p, err);
+    while (!rc && p.left) {
+        if (!way)
+            return err_set(err, RC_INTERNAL, "attention: wanted a way for heads of %u values, have none", p.args->kv.head_dim);
+        rc = way->run(p, err);
+        p.left &= ~way->sequences;
+        way = way_of(p);
+    }
+    return rc;
 }
 
 enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err *err)
@@ -227,11 +319,14 @@ enum rc cuda_attention(void *ctx, const struct attention_args *args, struct err 
     enum rc rc = RC_OK;
     if (!args->batch->n_rows)
         return RC_OK;
-    if (args->heads && !takes_heads(cuda, args)) {
-        rc = cuda_qkv(ctx, args->heads, err);
+    struct attention_problem problem(cuda, &own);
+    const struct attention_way *way = way_of(problem);
+    if (!way && own.heads) { /* no way does qkv's work */
+        rc = cuda_qkv(ctx, own.heads, err);
         own.heads = NULL;
+        problem.uses &= ~QKV;
+        way = way_of(problem);
     }
-    if (!rc)
-        rc = attend(cuda, &own, err);
+    rc = rc ? rc : attend(problem, way, err);
     return rc ? rc : launched(err, "attention");
 }

@@ -13,6 +13,8 @@
 #include "heads.cuh"
 #include "mma.cuh"
 
+#define FEW_MAX_DIM 128u
+
 template <uint32_t D> struct few_shape {
     static const uint32_t warps = D / 16, team = warps * 32, threads = 2 * team; /* warps, team: of a split */
     static const uint32_t per_tile = warps / TILES;                              /* warps that score a tile ... */
@@ -554,17 +556,17 @@ attend_few(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_ro
 
 /* ---- the host's side ---------------------------------------------------------------------------------------------------- */
 
-/* Does attend_few take it? */
-static bool is_few(const struct cuda *cuda, const struct attention_args *args, uint32_t n_single)
+/* Do all sequences see at most two splits, with a block each, and turn heads as attend_few does? For sequences of one row each,
+ * whose qkv is to be done. */
+static bool few_fits(const struct cuda *cuda, const struct attention_args *args)
 {
     const struct batch_view *batch = args->batch;
     const struct kv_view *kv = &args->kv;
     const uint32_t reach = kv->table_stride * batch->block_tokens;
     const uint32_t most = batch->max_tokens && batch->max_tokens < reach ? batch->max_tokens : reach;
     const bool is_short = most <= 2 * SPLIT || (args->window && args->window <= SPLIT + 1);
-    const struct rope_args *rope = args->heads ? &args->heads->rope : NULL;
-    return rope && is_short && n_single == batch->n_seqs && n_single * kv->n_kv_heads <= cuda->n_processors &&
-           args->n_heads / kv->n_kv_heads <= 8 && !args->softcap && !args->slopes && !args->chunk && !rope->interleaved &&
+    const struct rope_args *rope = &args->heads->rope;
+    return is_short && batch->n_seqs * kv->n_kv_heads <= cuda->n_processors && !rope->interleaved &&
            (!rope->table || rope->n_freqs == kv->head_dim / 2);
 }
 

@@ -16,7 +16,7 @@ from llmpy import hardware
 
 Array = np.ndarray
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-TABLES = ("linear", "experts", "experts_linear")  # enum way_table
+TABLES = ("linear", "experts", "experts_linear", "attention")  # enum way_table
 LINEAR, EXPERTS, ROUTER = 1, 4, 8
 GATED, CLAMPED, UNGATED = range(3)
 
@@ -210,3 +210,67 @@ def test_linears_of_experts(dtype: str, opened: Callable[[str], Backend]) -> Non
     if dtype == "bfloat16":
         assert ways.takers(partial(Mixture(backend, dtype, "mxfp4", 6, 2).run, 9)) == ["grouped"]
     assert ways.reached == {*ways.names}
+
+
+class Pages:
+    """Keys and values of sequences, and rows at their ends; a call is one attention, after qkv's work or with it.
+
+    Args:
+        backend: The backend, on a CUDA device.
+        dtype: Type of the activations.
+        dim: Values of a head.
+        group: Query heads of each of the two kv heads.
+        counts: Rows of the step, a sequence.
+        length: Tokens of a sequence.
+        pages: Type of the pages.
+    """
+
+    def __init__(
+        self, backend: Backend, dtype: str, dim: int, group: int, counts: tuple[int, ...], length: int = 300, pages: str = ""
+    ) -> None:
+        rng, kv, n = np.random.default_rng(dim), 2, len(counts)
+        self.backend, self.dim, self.heads, self.n_rows = backend, dim, 2 * group, sum(counts)
+        self.table = np.arange(1, n * (-(-length // 16)) + 1, dtype=np.int32).reshape(n, -1)
+        self.pool = backend.kv_pool(self.table.size + 1, kv, dim, pages or dtype, 16, fill=0)
+        for seq in range(n):
+            batch = np.arange(length, dtype=np.int32), np.full(length, seq, np.int32)
+            starts = np.where(np.arange(n + 1) > seq, length, 0).astype(np.int32)
+            k, v = (draw(rng, KINDS[dtype], length, kv * dim) for _ in range(2))
+            backend.kv_write(self.pool, (*batch, starts), self.table, k, v)
+        positions = np.concatenate([np.arange(length - count, length) for count in counts]).astype(np.int32)
+        seqs, starts = np.repeat(np.arange(n), counts).astype(np.int32), np.cumsum([0, *counts]).astype(np.int32)
+        self.batch = positions, seqs, starts
+        self.q, self.k, self.v = (draw(rng, KINDS[dtype], self.n_rows, width * dim) for width in (self.heads, kv, kv))
+        self.rope = rng.uniform(-1, 1, (self.n_rows, dim // 2, 2)).astype(np.float32)
+
+    def attend(self, does_qkv: bool = False, softcap: float = 0.0, sinks: bool = False) -> Array:
+        out = np.zeros((self.n_rows, self.heads * self.dim), np.uint16)
+        heads = (self.k.copy(), self.v.copy(), None, None, self.rope, 0.0, False) if does_qkv else None
+        extras = np.linspace(-1, 1, self.heads).astype(np.float32) if sinks else None
+        scale = self.dim**-0.5
+        self.backend.attention(
+            self.pool, self.batch, self.table, self.q.copy(), out, scale, 0, softcap, sinks=extras, heads=heads
+        )
+        return out
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_attention(dim: int, dtype: str, opened: Callable[[str], Backend]) -> None:
+    """Sequences with one row and with several, with and without qkv's work, few heads of a kv head and many."""
+    backend = opened(dtype)
+    ways = Ways(backend, "attention")
+    few = ["few", "decode_qkv"] if dim < 256 else ["decode_qkv"]
+    for sinks in (False, True):
+        narrow, wide = (Pages(backend, dtype, dim, group, (1,) * 5) for group in (4, 12))
+        assert ways.takers(partial(narrow.attend, sinks=sinks)) == ["decode", "decode_wide"]
+        assert ways.takers(partial(wide.attend, sinks=sinks)) == ["decode_wide"]
+        assert ways.takers(partial(narrow.attend, True, sinks=sinks)) == few
+        assert ways.takers(partial(narrow.attend, True, 20.0, sinks=sinks)) == ["decode_qkv"]
+        assert ways.takers(partial(wide.attend, True, sinks=sinks)) == ["decode_wide"]
+        mixed = Pages(backend, dtype, dim, 4, (1, 7, 1, 40))
+        assert ways.takers(partial(mixed.attend, True, sinks=sinks)) == ["prefill", "decode", "decode_wide"]
+    assert ways.takers(Pages(backend, dtype, dim, 1, (3, 9)).attend) == ["prefill"]
+    assert ways.takers(partial(Pages(backend, dtype, dim, 8, (1, 1), 700).attend, True)) == ["decode_qkv"]
+    assert ways.takers(Pages(backend, dtype, dim, 4, (1, 5), pages="float32").attend) == ["plain"]
+    assert {*ways.names} - ways.reached == {*([] if dim < 256 else ["few"])}

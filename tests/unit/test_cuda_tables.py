@@ -10,7 +10,10 @@ from llmpy import hardware
 
 ROOT = Path(__file__).parents[2]
 CUDA = ROOT / "kernels/cuda"
-TABLES = {"LINEAR_WAYS": "linear.cu", "EXPERTS_WAYS": "experts.cu", "EXPERTS_LINEAR_WAYS": "experts.cu"}  # as enum way_table
+TABLES = {  # as enum way_table has them
+    "LINEAR_WAYS": "linear.cu", "EXPERTS_WAYS": "experts.cu", "EXPERTS_LINEAR_WAYS": "experts.cu",
+    "ATTENTION_WAYS": "attention.cu",
+}  # fmt: skip
 
 
 def source(name: str) -> str:
