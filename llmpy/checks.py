@@ -51,6 +51,13 @@ def as_bool(name: str, value: object) -> bool:
     return bool(value)
 
 
+def check_label(label: int | str) -> int | str:
+    """A label of weights, or TypeError."""
+    if isinstance(label, bool) or not isinstance(label, int | str):
+        raise TypeError(f"version must be an int or a str, but is of type {type(label).__name__}")
+    return label
+
+
 def refuse_names(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
     """Raises TypeError for the first unknown keyword, with advice on another library's name or the nearest name here."""
     for name in unknown:

@@ -1,6 +1,7 @@
 """Keyword arguments as types: a type checker and an editor know the fields of calls that take them by name.
 
-The fields repeat those of SamplingParams, PoolingParams and the constructor of an engine; a test compares them.
+The fields repeat those of SamplingParams, PoolingParams and EngineConfig, and the arguments of LLM's updates, because a type
+checker cannot read them there; a test compares them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from .engine.progress import UseTqdm
     from .sampling_params import RequestOutputKind
     from .structured.params import StructuredOutputsParams
+    from .weights.updates import Rename
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -62,6 +64,23 @@ class PoolingKeywords(TypedDict, total=False):
     normalize: bool | None
     dimensions: int | None
     use_activation: bool | None
+
+
+class UpdateOptions(TypedDict, total=False):
+    """Options of update_weights."""
+
+    version: int | str | None
+    partial: bool
+    rename: Rename
+    on_running: str
+    check_finite: bool
+
+
+class BeginOptions(UpdateOptions, total=False):
+    """Options of begin_update."""
+
+    staging: str
+    bucket_bytes: int | str
 
 
 class AlwaysSo(TypedDict, total=False):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from .. import hardware
 from ..advice import METHODS, missing
-from ..checks import as_int, refuse_names
+from ..checks import as_int, check_label, refuse_names
 from ..config import RULES, EngineConfig, constructor_signature
 from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
 from ..hub import DEMO
@@ -427,13 +427,6 @@ class EngineBase(ABC):
         from ..notebook.view import llm_html
 
         return llm_html(self)
-
-
-def check_label(label: int | str) -> int | str:
-    """A label of weights, checked."""
-    if isinstance(label, bool) or not isinstance(label, int | str):
-        raise TypeError(f"version must be an int or a str, but is of type {type(label).__name__}")
-    return label
 
 
 def check_params_type(params: object) -> None:

@@ -14,7 +14,10 @@ from ..errors import EngineBusyError, UnsupportedError
 from .updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from ..engine.frontend import Frontend
+    from ..keywords import BeginOptions, UpdateOptions
     from .group import WeightGroup
     from .updates import Rename
 
@@ -254,52 +257,15 @@ class AsyncUpdateCalls:
 
     _weights: Weights
 
-    async def update_weights(
-        self,
-        source: Any,
-        *,
-        version: int | str | None = None,
-        partial: bool = False,
-        rename: Rename = None,
-        on_running: str = "keep",
-        check_finite: bool = False,
-    ) -> UpdateReport:
-        """Like LLM.update_weights; requests may be in flight. A cancelled call still runs to its end."""
+    async def update_weights(self, source: Any, **options: Unpack[UpdateOptions]) -> UpdateReport:
+        """Like LLM.update_weights, with its arguments; requests may be in flight. A cancelled call still runs to its end."""
         worker = Worker(self._weights.ordinal)
-        update = self._weights.begin(
-            version=version,
-            partial=partial,
-            rename=rename,
-            on_running=on_running,
-            staging="in_place",
-            bucket_bytes=DEFAULT_BUCKET_BYTES,
-            check_finite=check_finite,
-        )
-        return await worker.run(update.run, source)
+        return await worker.run(self._weights.begin(**options).run, source)
 
-    def begin_update(
-        self,
-        *,
-        version: int | str | None = None,
-        partial: bool = False,
-        rename: Rename = None,
-        on_running: str = "keep",
-        staging: str = "in_place",
-        bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
-        check_finite: bool = False,
-    ) -> AsyncWeightUpdate:
-        """Like LLM.begin_update; the transaction is an asynchronous context manager, and its calls are awaited."""
+    def begin_update(self, **options: Unpack[BeginOptions]) -> AsyncWeightUpdate:
+        """Like LLM.begin_update, with its arguments; the transaction is an asynchronous context manager with awaited calls."""
         worker = Worker(self._weights.ordinal)
-        update = self._weights.begin(
-            version=version,
-            partial=partial,
-            rename=rename,
-            on_running=on_running,
-            staging=staging,
-            bucket_bytes=bucket_bytes,
-            check_finite=check_finite,
-        )
-        return AsyncWeightUpdate(update, worker)
+        return AsyncWeightUpdate(self._weights.begin(**options), worker)
 
     async def weight_checksum(self, names: str | Iterable[str] | None = None) -> dict[str, int]:
         """Like LLM.weight_checksum; runs between two steps."""

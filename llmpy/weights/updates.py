@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import _core
+from ..checks import check_label
 from ..engine.jobs import JobQueue
 from ..errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
 from ..options import parse_size
@@ -75,16 +76,14 @@ class WeightUpdate:
         self,
         host: Weights,
         *,
-        version: int | str | None,
-        partial: bool,
-        rename: Rename,
-        on_running: str,
-        staging: str,
-        bucket_bytes: int | str,
-        check_finite: bool,
+        version: int | str | None = None,
+        partial: bool = False,
+        rename: Rename = None,
+        on_running: str = "keep",
+        staging: str = "in_place",
+        bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
+        check_finite: bool = False,
     ) -> None:
-        from ..engine.base import check_label
-
         self._is_over = True
         for name, value, known in (
             ("on_running", on_running, ("keep", "recompute")),
@@ -313,8 +312,6 @@ class WeightUpdate:
         Raises:
             WeightUpdateError: Names were not written, and `partial` is False; the update stays open.
         """
-        from ..engine.base import check_label
-
         label = self._version if version is None else check_label(version)
         with self._writing():
             missing = self.core.missing()

@@ -117,6 +117,13 @@ def test_keywords_are_the_fields(typed, known):
     assert given == {field.name: plain(field.type) for field in dataclasses.fields(known)}
 
 
+@pytest.mark.parametrize(("typed", "call"), [("UpdateOptions", LLM.update_weights), ("BeginOptions", LLM.begin_update)])
+def test_keywords_are_the_options_of_an_update(typed, call):
+    parameters = inspect.signature(call).parameters.values()
+    known = {one.name: plain(one.annotation) for one in parameters if one.kind is one.KEYWORD_ONLY}
+    assert {name: plain(kind) for name, kind in getattr(keywords, typed).__annotations__.items()} == known
+
+
 def test_keywords_are_the_options():
     parameters = inspect.signature(LLM.__init__).parameters
     signature = {name: plain(one.annotation) for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
