@@ -27,6 +27,8 @@ COPIED = ("csrc", "kernels", "llmpy", "tests", "benchmarks", "docs", "setup.py",
 NOT_COPIED = shutil.ignore_patterns("*.so", "__pycache__", "_backends", "include", "build")
 # Tests of the tree that the guides extend
 TESTS = {
+    "adding-an-option": ["tests/api/test_sampling_params.py", "tests/api/test_typing.py", "tests/api/test_config.py", "-k",
+                         "documentation or keywords or signature or effect"],
     "adding-an-operation": [
         "tests/kernels/test_shrink.py", "tests/docs/test_vocabulary.py", "tests/engine/test_operations.py",
         "tests/unit/test_header.py",
