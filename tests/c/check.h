@@ -14,6 +14,8 @@
 
 #include "../../csrc/base/status.h"
 
+#define UNUSED __attribute__((unused)) /* of functions that not every test calls */
+
 struct check_case {
     const char *name;
     void (*run)(void);
@@ -93,7 +95,7 @@ static int check_failures;
     } while (0)
 
 /* Seeded random numbers (splitmix64): the same on every machine. */
-__attribute__((unused)) static uint64_t check_random(uint64_t *state)
+UNUSED static uint64_t check_random(uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
@@ -102,7 +104,7 @@ __attribute__((unused)) static uint64_t check_random(uint64_t *state)
 }
 
 /* 0 .. n - 1; n > 0. */
-__attribute__((unused)) static uint32_t check_below(uint64_t *state, uint32_t n)
+UNUSED static uint32_t check_below(uint64_t *state, uint32_t n)
 {
     return (uint32_t)((check_random(state) >> 32) * n >> 32);
 }

@@ -319,7 +319,7 @@ static void pool_job(struct job *job, uint32_t kind)
 }
 
 /* Any request that the engine takes; its expectation is filled too. */
-__attribute__((unused)) static void random_job(struct job *job, const struct fake *fake, enum engine_policy policy, uint64_t *random)
+UNUSED static void random_job(struct job *job, const struct fake *fake, enum engine_policy policy, uint64_t *random)
 {
     static const char *const SALTS[] = {"", "", "", "pepper"};
     memset(job, 0, sizeof *job);
@@ -497,7 +497,7 @@ static void check_news(struct job *job, const struct news *news)
     CHECK_EQ(news->error_position, e->error_position);
 }
 
-__attribute__((unused)) static void submit_job(struct engine *engine, struct job *job)
+UNUSED static void submit_job(struct engine *engine, struct job *job)
 {
     struct err err;
     CHECK_OK(engine_submit(engine, &job->spec, &job->number, &err));
@@ -526,7 +526,7 @@ static void take_all(struct engine *engine, bool finished_only, struct job **job
 }
 
 /* Runs until nothing is left, with the invariants walked after each step. */
-__attribute__((unused)) static void drain(struct engine *engine, struct job **jobs, uint32_t n_jobs)
+UNUSED static void drain(struct engine *engine, struct job **jobs, uint32_t n_jobs)
 {
     struct err err;
     bool progressed = true;
@@ -546,6 +546,28 @@ __attribute__((unused)) static void drain(struct engine *engine, struct job **jo
     CHECK_EQ(stats.num_unfinished + stats.num_running + stats.num_waiting, 0);
     CHECK_EQ(stats.allocations_since_warmup, 0);
     CHECK_OK(engine_check(engine, &err));
+}
+
+/* A job with n_prompt tokens of a stream and n_new new tokens that no end token cuts short. Its seed is the stream. */
+UNUSED static struct job *stream_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new)
+{
+    struct job *job = calloc(1, sizeof *job);
+    job->layout = &fake->layout;
+    job->recurrent = &fake->states;
+    job->has_nan = fake->has_nan;
+    for (uint32_t i = 0; i < n_prompt; i++)
+        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
+    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
+                                      .max_tokens = n_new, .ignore_eos = true, .seed = stream};
+    return job;
+}
+
+/* A stream's job; jobs of all streams have the same seed. */
+UNUSED static struct job *plain_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new)
+{
+    struct job *job = stream_job(fake, stream, n_prompt, n_new);
+    job->spec.seed = 7;
+    return job;
 }
 
 #endif

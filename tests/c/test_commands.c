@@ -1,7 +1,7 @@
 /* Commands and parameters at their very bounds: what a pause keeps out, what an abort of all ends, what is greedy, and what is
  * counted meanwhile. */
 #define _GNU_SOURCE
-#include "fake_model.h"
+#include "bench.h"
 
 #include "../../csrc/engine/statistics.h"
 
@@ -9,72 +9,25 @@
 
 static const struct setup SMALL = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true};
 
-static struct err err;
-
-struct bench {
-    struct fake fake;
-    struct engine *engine;
-};
-
-static bool bench_open(struct bench *b)
-{
-    b->engine = fake_engine(&SMALL, &b->fake, &err);
-    if (!b->engine)
-        CHECK_FAIL("%s", err.message);
-    return b->engine != NULL;
-}
-
 static struct job *made(struct bench *b, uint32_t stream, uint32_t n, uint32_t n_new)
 {
-    struct job *job = calloc(1, sizeof *job);
-    job->layout = &b->fake.layout;
-    job->recurrent = &b->fake.states;
-    for (uint32_t i = 0; i < 10; i++)
-        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
-    job->spec = (struct request_spec){.prompt = {job->prompt, 10}, .n = n, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
-                                      .max_tokens = n_new, .ignore_eos = true, .seed = stream};
+    struct job *job = stream_job(&b->fake, stream, 10, n_new);
+    job->spec.n = n;
     return job;
 }
 
 static struct job *submitted(struct bench *b, uint32_t stream, uint32_t n, uint32_t n_new)
 {
     struct job *job = made(b, stream, n, n_new);
-    expect(job);
-    submit_job(b->engine, job);
+    submit(b, job);
     return job;
-}
-
-static void step(struct bench *b, uint32_t n)
-{
-    bool progressed;
-    while (n--) {
-        CHECK_OK(engine_step(b->engine, &progressed, &err));
-        CHECK_OK(engine_check(b->engine, &err));
-    }
-}
-
-static struct engine_stats stats_of(struct bench *b)
-{
-    struct engine_stats stats;
-    engine_stats(b->engine, &stats);
-    return stats;
-}
-
-static void bench_close(struct bench *b, struct job **jobs, uint32_t n)
-{
-    drain(b->engine, jobs, n);
-    for (uint32_t i = 0; i < n; i++) {
-        CHECK(jobs[i]->is_done);
-        free(jobs[i]);
-    }
-    fake_close(b->engine, &b->fake);
 }
 
 /* Submitted before the pause and not taken in yet: it runs. Submitted after it: it waits. */
 TEST(a_pause_keeps_out_what_comes_behind_it_alone)
 {
     struct bench b;
-    REQUIRE(bench_open(&b));
+    REQUIRE(bench_open(&b, &SMALL));
     struct job *jobs[2] = {submitted(&b, 1, 1, 3)};
     engine_hold_new(b.engine, true);
     jobs[1] = submitted(&b, 2, 1, 3);
@@ -90,7 +43,7 @@ TEST(a_pause_keeps_out_what_comes_behind_it_alone)
 TEST(what_a_pause_holds_is_counted_by_samples)
 {
     struct bench b;
-    REQUIRE(bench_open(&b));
+    REQUIRE(bench_open(&b, &SMALL));
     engine_hold_new(b.engine, true);
     struct job *jobs[2] = {submitted(&b, 1, 3, 3), submitted(&b, 2, 1, 3)};
     step(&b, 1);
@@ -106,7 +59,7 @@ TEST(an_abort_of_all_ends_what_came_before_it)
 {
     for (uint32_t n_steps = 0; n_steps < 3; n_steps++) {
         struct bench b;
-        REQUIRE(bench_open(&b));
+        REQUIRE(bench_open(&b, &SMALL));
         struct job *jobs[3] = {submitted(&b, 1, 1, 9), submitted(&b, 2, 2, 9)};
         step(&b, n_steps);
         jobs[0]->may_abort = jobs[1]->may_abort = true;
@@ -131,7 +84,7 @@ TEST(the_time_between_tokens_begins_with_a_token)
 {
     static struct histogram histograms[N_HISTOGRAMS];
     struct bench b;
-    REQUIRE(bench_open(&b));
+    REQUIRE(bench_open(&b, &SMALL));
     struct job *job = submitted(&b, 1, 1, 2);
     nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
     double begun = seconds();
@@ -150,11 +103,10 @@ TEST(a_temperature_below_the_threshold_is_greedy)
     const float TEMPERATURES[] = {0, 1e-9f, 9.9e-6f, 1e-5f, 1.1e-5f};
     for (uint32_t i = 0; i < sizeof TEMPERATURES / sizeof *TEMPERATURES; i++) {
         struct bench b;
-        REQUIRE(bench_open(&b));
+        REQUIRE(bench_open(&b, &SMALL));
         struct job *job = made(&b, 1, 1, 6);
         job->spec.temperature = TEMPERATURES[i];
-        expect(job);
-        submit_job(b.engine, job);
+        submit(&b, job);
         bench_close(&b, &job, 1);
     }
 }

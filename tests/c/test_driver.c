@@ -71,15 +71,10 @@ static void bench_close(struct bench *b)
     fake_close(b->engine, &b->fake);
 }
 
-static struct job *plain_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new)
+/* A job with its expected results. */
+static struct job *known_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new)
 {
-    struct job *job = calloc(1, sizeof *job);
-    job->layout = &fake->layout;
-    job->recurrent = &fake->states;
-    for (uint32_t i = 0; i < n_prompt; i++)
-        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
-    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
-                                      .max_tokens = n_new, .ignore_eos = true, .seed = 7};
+    struct job *job = plain_job(fake, stream, n_prompt, n_new);
     expect(job);
     return job;
 }
@@ -145,7 +140,7 @@ TEST_BOTH(merges_what_is_not_read)
     struct channel *channel;
     REQUIRE(bench_open(&b, 0));
     REQUIRE_OK(channel_create(b.driver, &channel, &err));
-    struct job *job = plain_job(&b.fake, 1, 10, 60);
+    struct job *job = known_job(&b.fake, 1, 10, 60);
     struct mail *mail = submit(&b, channel, job, false);
     CHECK(driver_wait(b.driver, DRIVER_IDLE, 0, SECONDS));
     channel_take(channel, numbers, 4, &n, &states);
@@ -180,7 +175,7 @@ TEST_BOTH(channel_tells_of_ends_and_states)
     struct channel *channel;
     REQUIRE(bench_open(&b, 0));
     REQUIRE_OK(channel_create(b.driver, &channel, &err));
-    struct job *job = plain_job(&b.fake, 2, 5, 20);
+    struct job *job = known_job(&b.fake, 2, 5, 20);
     struct mail *mail = submit(&b, channel, job, true);
     CHECK(is_readable(channel, 30000));
     channel_take(channel, numbers, 4, &n, &states);
@@ -212,7 +207,7 @@ TEST_BOTH(abort_gives_what_there_is)
     struct bench b;
     REQUIRE(bench_open(&b, 0));
     for (uint32_t i = 0; i < 20; i++) {
-        struct job *job = plain_job(&b.fake, i, 8, 80);
+        struct job *job = known_job(&b.fake, i, 8, 80);
         job->may_abort = true;
         struct mail *mail = submit(&b, NULL, job, false);
         if (i % 3)
@@ -241,7 +236,7 @@ TEST_BOTH(keep_freezes_and_wait_finishes)
     REQUIRE(bench_open(&b, 0));
     struct job *jobs[3];
     for (uint32_t i = 0; i < 3; i++)
-        jobs[i] = plain_job(&b.fake, i, 8, 80);
+        jobs[i] = known_job(&b.fake, i, 8, 80);
     struct mail *first = submit(&b, NULL, jobs[0], false);
     CHECK(mail_wait(first, SECONDS));
     driver_pause(b.driver, PAUSE_KEEP);
@@ -283,7 +278,7 @@ TEST_BOTH(gate_lets_aborts_through)
     driver_pause(b.driver, PAUSE_WAIT);
     CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
     for (uint32_t i = 0; i < 4; i++) {
-        jobs[i] = plain_job(&b.fake, i, 8, 80);
+        jobs[i] = known_job(&b.fake, i, 8, 80);
         jobs[i]->may_abort = i != 3;
         if (i < 3)
             mails[i] = submit(&b, NULL, jobs[i], false);
@@ -313,7 +308,7 @@ TEST_BOTH(fault_reaches_everybody)
     struct mail *mails[12];
     REQUIRE(bench_open(&b, 0));
     driver_pause(b.driver, PAUSE_KEEP);
-    struct job *job = plain_job(&b.fake, 1, 8, 80);
+    struct job *job = known_job(&b.fake, 1, 8, 80);
     for (uint32_t i = 0; i < 12; i++)
         mails[i] = submit(&b, NULL, job, i % 2);
     b.fake.fails_at = 7;
@@ -343,7 +338,7 @@ TEST_BOTH(queue_is_limited)
     struct mail *mails[3];
     REQUIRE(bench_open(&b, 2));
     driver_pause(b.driver, PAUSE_KEEP);
-    struct job *job = plain_job(&b.fake, 1, 8, 30);
+    struct job *job = known_job(&b.fake, 1, 8, 30);
     mails[0] = submit(&b, NULL, job, false);
     mails[1] = submit(&b, NULL, job, false);
     CHECK_EQ(driver_submit(b.driver, NULL, &job->spec, false, &mails[2], &err), RC_QUEUE_FULL);
@@ -369,7 +364,7 @@ TEST_BOTH(calls_run_between_steps)
     struct bench b;
     uint32_t n_calls = 0;
     REQUIRE(bench_open(&b, 0));
-    struct job *job = plain_job(&b.fake, 1, 8, 80);
+    struct job *job = known_job(&b.fake, 1, 8, 80);
     struct mail *mail = submit(&b, NULL, job, false);
     for (uint32_t i = 0; i < 10; i++)
         CHECK_OK(driver_call(b.driver, check_on_thread, &n_calls, &err));
@@ -387,7 +382,7 @@ TEST_BOTH(close_ends_what_runs)
 {
     struct bench b;
     REQUIRE(bench_open(&b, 0));
-    struct job *job = plain_job(&b.fake, 1, 8, 80);
+    struct job *job = known_job(&b.fake, 1, 8, 80);
     job->may_abort = true;
     struct mail *mail = submit(&b, NULL, job, false);
     CHECK(mail_wait(mail, SECONDS));
@@ -534,7 +529,7 @@ TEST_BOTH(the_quick_way_takes_tokens_of_one_epoch)
     driver_pause(b.driver, PAUSE_KEEP);
     CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
     for (uint32_t n_commits = 0; n_commits < 2; n_commits++) {
-        struct job *job = plain_job(&b.fake, 3, 5, 40);
+        struct job *job = known_job(&b.fake, 3, 5, 40);
         struct mail *mail = submit(&b, NULL, job, false);
         CHECK_OK(driver_call(b.driver, step_and_commit, &n_commits, &err));
         CHECK(mail_wait(mail, SECONDS));
@@ -586,7 +581,7 @@ TEST_BOTH(requests_of_a_dead_driver_end_by_its_error)
     REQUIRE(bench_open(&b, 0));
     driver_pause(b.driver, PAUSE_KEEP);
     CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
-    struct job *job = plain_job(&b.fake, 3, 5, 40);
+    struct job *job = known_job(&b.fake, 3, 5, 40);
     struct mail *mail = submit(&b, NULL, job, false);
     CHECK_OK(driver_call(b.driver, do_nothing, NULL, &err));
     REQUIRE(claim_engine(b.engine));
@@ -644,7 +639,7 @@ static void *witness_run(void *ctx)
     if ((w->rc = channel_create(b->driver, &channel, &problem)))
         return NULL;
     for (uint32_t i = 0; i < 100000; i++) {
-        struct job *job = plain_job(&b->fake, (uint32_t)check_random(&w->random) % 6, 9, 1 + check_below(&w->random, 40));
+        struct job *job = known_job(&b->fake, (uint32_t)check_random(&w->random) % 6, 9, 1 + check_below(&w->random, 40));
         struct mail *mail = NULL;
         uint32_t n_received = 0;
         bool is_over = false;

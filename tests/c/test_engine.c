@@ -1,64 +1,11 @@
 /* The engine's rules one by one, on the fake model. What every token must be is the oracle's affair (fake_model.h). */
-#include "fake_model.h"
+#include "bench.h"
 
 #include "../../csrc/base/mem.h"
 
 #include <pthread.h>
 
 static const struct setup SMALL = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true};
-
-struct bench {
-    struct fake fake;
-    struct engine *engine;
-};
-
-static struct err err;
-
-static bool bench_open(struct bench *b, const struct setup *setup)
-{
-    b->engine = fake_engine(setup, &b->fake, &err);
-    if (!b->engine)
-        CHECK_FAIL("%s", err.message);
-    return b->engine != NULL;
-}
-
-/* A request of n_prompt tokens of one stream, generating n_new tokens whatever they are. */
-static struct job *plain_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new)
-{
-    struct job *job = calloc(1, sizeof *job);
-    job->layout = &fake->layout;
-    job->recurrent = &fake->states;
-    job->has_nan = fake->has_nan;
-    for (uint32_t i = 0; i < n_prompt; i++)
-        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
-    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
-                                      .max_tokens = n_new, .ignore_eos = true, .seed = 7};
-    return job;
-}
-
-static void run_jobs(struct bench *b, struct job **jobs, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        expect(jobs[i]);
-        submit_job(b->engine, jobs[i]);
-    }
-    drain(b->engine, jobs, n);
-    for (uint32_t i = 0; i < n; i++)
-        CHECK(jobs[i]->is_done);
-}
-
-static struct engine_stats stats_of(struct bench *b)
-{
-    struct engine_stats stats;
-    engine_stats(b->engine, &stats);
-    return stats;
-}
-
-static void free_jobs(struct job **jobs, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        free(jobs[i]);
-}
 
 TEST(a_hit_leaves_at_least_one_row)
 {
@@ -304,8 +251,7 @@ TEST(aborted_requests_end_once)
         jobs[i] = plain_job(&b.fake, (uint32_t)i, 10, 30);
         jobs[i]->spec.n = i == 1 ? 3 : 1;
         jobs[i]->may_abort = i < 3;
-        expect(jobs[i]);
-        submit_job(b.engine, jobs[i]);
+        submit(&b, jobs[i]);
     }
     uint64_t unknown[] = {jobs[0]->number, jobs[0]->number, 99999};
     CHECK_OK(engine_abort(b.engine, unknown, 3, &err)); /* before it ever ran */
@@ -338,8 +284,7 @@ TEST(a_fault_poisons)
     struct job *jobs[3];
     for (int i = 0; i < 3; i++) {
         jobs[i] = plain_job(&b.fake, (uint32_t)i, 10, 20);
-        expect(jobs[i]);
-        submit_job(b.engine, jobs[i]);
+        submit(&b, jobs[i]);
     }
     b.fake.fails_at = 4;
     for (int i = 0; i < 3; i++)
@@ -390,8 +335,7 @@ TEST(a_second_driver_is_refused)
     bool progressed;
     REQUIRE(bench_open(&b, &SMALL));
     struct job *job = plain_job(&b.fake, 1, 5, 1);
-    expect(job);
-    submit_job(b.engine, job);
+    submit(&b, job);
     b.fake.engine = b.engine;
     CHECK_OK(engine_step(b.engine, &progressed, &err));
     CHECK_EQ(b.fake.busy, RC_BUSY);
@@ -408,16 +352,14 @@ TEST(a_reset_forgets_and_harms_nobody)
     REQUIRE(bench_open(&b, &SMALL));
     for (int recompute = 0; recompute < 2; recompute++) {
         struct job *jobs[2] = {plain_job(&b.fake, 5, 30, 20), plain_job(&b.fake, 5, 30, 20)};
-        expect(jobs[0]);
-        submit_job(b.engine, jobs[0]);
+        submit(&b, jobs[0]);
         for (int i = 0; i < 5; i++)
             CHECK_OK(engine_step(b.engine, &progressed, &err));
         uint64_t hits = stats_of(&b).prefix_cache_hits, preemptions = stats_of(&b).num_preemptions;
         CHECK_OK(engine_reset_prefix_cache(b.engine, recompute, &err));
         CHECK_OK(engine_step(b.engine, &progressed, &err));
         CHECK_EQ(stats_of(&b).num_preemptions - preemptions, recompute);
-        expect(jobs[1]);
-        submit_job(b.engine, jobs[1]);
+        submit(&b, jobs[1]);
         drain(b.engine, jobs, 2);
         CHECK_EQ(stats_of(&b).prefix_cache_hits - hits, recompute ? 28 : 0); /* only what was computed after the reset */
         CHECK_OK(engine_reset_prefix_cache(b.engine, false, &err));
@@ -433,8 +375,7 @@ TEST(what_began_before_a_reset_is_offered_to_nobody)
     REQUIRE(bench_open(&b, &SMALL));
     struct job *old = plain_job(&b.fake, 5, 20, 20), *again = plain_job(&b.fake, 5, 20, 1), *longer = plain_job(&b.fake, 5, 20, 1);
     old->spec.n = 2;
-    expect(old);
-    submit_job(b.engine, old);
+    submit(&b, old);
     CHECK_OK(engine_step(b.engine, &progressed, &err)); /* 16 rows of the prompt; the second sample forks later */
     CHECK_OK(engine_reset_prefix_cache(b.engine, false, &err));
     drain(b.engine, &old, 1);
@@ -488,8 +429,7 @@ TEST(a_victim_takes_its_copy_back)
     jobs[1]->spec.priority = 2;
     jobs[1]->spec.n = 2;
     for (int i = 0; i < 3; i++) {
-        expect(jobs[i]);
-        submit_job(b.engine, jobs[i]);
+        submit(&b, jobs[i]);
         if (i)
             CHECK_OK(engine_step(b.engine, &progressed, &err)); /* 7 + 33 rows; then 1 + 5 + 34, and the fork */
     }
@@ -516,8 +456,7 @@ TEST(a_window_holds_no_more_than_it_shows)
     setup.n_pages = 6; /* 9 - 1 + 8 positions touch at most 5 blocks of 4 */
     REQUIRE(bench_open(&b, &setup));
     struct job *job = plain_job(&b.fake, 3, 50, 40);
-    expect(job);
-    submit_job(b.engine, job);
+    submit(&b, job);
     for (int i = 0; i < 30; i++) {
         CHECK_OK(engine_step(b.engine, &progressed, &err));
         CHECK_OK(engine_check(b.engine, &err));

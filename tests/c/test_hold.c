@@ -1,6 +1,6 @@
 /* What keeps steps from running, on the fake model: updates of the weights with their epochs, and sleep. What every token must be
  * is worked out here, from the weights that were there when each of its rows was computed. */
-#include "fake_model.h"
+#include "bench.h"
 
 #include "../../csrc/base/mem.h"
 #include "../../csrc/engine/driver.h"
@@ -12,13 +12,6 @@
 #define NEW_WEIGHTS 0x5eed5eed5eed5eedu
 
 static const struct setup SMALL = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true};
-
-static struct err err;
-
-struct bench {
-    struct fake fake;
-    struct engine *engine;
-};
 
 static bool has_states; /* of the models of the benches to come: recurrent ones */
 
@@ -32,25 +25,10 @@ static struct setup small_setup(bool is_async)
     return setup;
 }
 
-static bool bench_open(struct bench *b, bool is_async)
+static bool small_open(struct bench *b, bool is_async)
 {
     struct setup setup = small_setup(is_async);
-    b->engine = fake_engine(&setup, &b->fake, &err);
-    if (!b->engine)
-        CHECK_FAIL("%s", err.message);
-    return b->engine != NULL;
-}
-
-static struct job *plain_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new)
-{
-    struct job *job = calloc(1, sizeof *job);
-    job->layout = &fake->layout;
-    job->recurrent = &fake->states;
-    for (uint32_t i = 0; i < n_prompt; i++)
-        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
-    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
-                                      .max_tokens = n_new, .ignore_eos = true, .seed = 7};
-    return job;
+    return bench_open(b, &setup);
 }
 
 /* Of each position the weights that compute its row, and of each new token those that draw it. */
@@ -114,13 +92,6 @@ static uint32_t commit(struct bench *b, bool recompute)
     return epoch;
 }
 
-static struct engine_stats stats_of(struct bench *b)
-{
-    struct engine_stats stats;
-    engine_stats(b->engine, &stats);
-    return stats;
-}
-
 /* One request over a commit: the tokens before it are those of the old weights, whatever comes; epochs tell which. */
 static void over_a_commit(bool is_async, bool recompute)
 {
@@ -129,7 +100,7 @@ static void over_a_commit(bool is_async, bool recompute)
     struct news news[2];
     uint32_t n, n_old = 7, n_prompt = 9, seen = 0;
     bool progressed = true;
-    REQUIRE(bench_open(&b, is_async));
+    REQUIRE(small_open(&b, is_async));
     struct job *job = plain_job(&b.fake, 3, n_prompt, 20);
     submit_job(b.engine, job);
     for (uint32_t i = 0; i < n_old + has_states; i++) /* a step a token, of which the last may be in flight; a prompt is cut */
@@ -195,7 +166,7 @@ TEST(news_that_wait_keep_the_epochs_of_each_token)
     struct news news[2];
     uint32_t n;
     bool progressed;
-    REQUIRE(bench_open(&b, false));
+    REQUIRE(small_open(&b, false));
     struct job *job = plain_job(&b.fake, 3, 5, 12);
     submit_job(b.engine, job);
     for (uint32_t i = 0; i < 12; i++) {
@@ -228,7 +199,7 @@ static void interrupt(bool is_async, uint32_t n_steps, struct outcome *outcomes)
     struct news news[N_OUTCOMES];
     bool progressed;
     uint32_t n;
-    REQUIRE(bench_open(&b, is_async));
+    REQUIRE(small_open(&b, is_async));
     struct job *jobs[5] = {plain_job(&b.fake, 5, 37, 6), plain_job(&b.fake, 5, 37, 6), plain_job(&b.fake, 6, 21, 6),
                            plain_job(&b.fake, 7, 30, 20), plain_job(&b.fake, 8, 3, 6)};
     jobs[0]->spec.n = 3;
@@ -289,7 +260,7 @@ TEST(a_prompt_that_a_commit_interrupts_starts_over)
 TEST(a_commit_parts_the_cache)
 {
     struct bench b;
-    REQUIRE(bench_open(&b, false));
+    REQUIRE(small_open(&b, false));
     struct job *jobs[4];
     for (uint32_t i = 0; i < 4; i++)
         jobs[i] = plain_job(&b.fake, i == 3 ? 8 : 5, 20, i ? 2 : 30);
@@ -335,7 +306,7 @@ TEST(scores_are_of_one_epoch)
     struct news news[2];
     uint32_t n = 0;
     bool progressed;
-    REQUIRE(bench_open(&b, false));
+    REQUIRE(small_open(&b, false));
     struct sample_result results[2][MAX_LENGTH];
     for (int round = 0; round < 2; round++) { /* the second without a commit in between */
         struct job *job = plain_job(&b.fake, 4, 60, 0);
@@ -392,7 +363,7 @@ TEST(held_steps_do_not_run)
     struct bench b;
     bool progressed;
     uint32_t epoch;
-    REQUIRE(bench_open(&b, true));
+    REQUIRE(small_open(&b, true));
     struct job *jobs[2] = {plain_job(&b.fake, 1, 9, 9), plain_job(&b.fake, 2, 9, 9)};
     expect_with(jobs[1], NEW_WEIGHTS);
     submit_job(b.engine, jobs[0]);
@@ -441,7 +412,7 @@ TEST(sleep_changes_no_token)
         struct bench b;
         const uint32_t *parts = WAYS[way / 4];
         has_states = way & 2;
-        REQUIRE(bench_open(&b, way % 2));
+        REQUIRE(small_open(&b, way % 2));
         struct job *jobs[3] = {plain_job(&b.fake, 1, 9, 19), plain_job(&b.fake, 2, 30, 9), plain_job(&b.fake, 1, 9, 9)};
         for (uint32_t i = 0; i < 3; i++)
             expect(jobs[i]);
@@ -478,10 +449,9 @@ TEST(sleep_changes_no_token)
 TEST(too_little_memory_changes_nothing)
 {
     struct bench b;
-    REQUIRE(bench_open(&b, false));
+    REQUIRE(small_open(&b, false));
     struct job *job = plain_job(&b.fake, 1, 9, 19);
-    expect(job);
-    submit_job(b.engine, job);
+    submit(&b, job);
     advance(&b, &job, 1, 5);
     b.fake.no_room_for = PART_WEIGHTS;
     CHECK_EQ(engine_sleep(b.engine, 1, PART_WEIGHTS | PART_POOL, &err), RC_DEVICE_MEMORY);
@@ -509,7 +479,7 @@ TEST(level_two_wants_an_update)
     bool progressed;
     uint32_t epoch;
     for (int from_one = 0; from_one < 2; from_one++) {
-        REQUIRE(bench_open(&b, from_one));
+        REQUIRE(small_open(&b, from_one));
         struct job *job = plain_job(&b.fake, 1, 9, 19);
         expect_with(job, NEW_WEIGHTS);
         if (from_one)

@@ -1,70 +1,24 @@
 /* Two steps in flight: what may be enqueued before the results of the step before are there, and what becomes of it when they
  * end a sequence. That every token is the same is the affair of test_scheduler.c's traces. */
-#include "fake_model.h"
+#include "bench.h"
 
 static const struct setup SETUP = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true,
                                    .is_async = true};
 
-struct bench {
-    struct fake fake;
-    struct engine *engine;
-};
-
-static struct err err;
-
-static bool bench_open(struct bench *b)
-{
-    b->engine = fake_engine(&SETUP, &b->fake, &err);
-    if (!b->engine)
-        CHECK_FAIL("%s", err.message);
-    return b->engine != NULL;
-}
-
-static struct job *plain_job(struct bench *b, uint32_t stream, uint32_t n_prompt, uint32_t n_new)
-{
-    struct job *job = calloc(1, sizeof *job);
-    job->layout = &b->fake.layout;
-    job->recurrent = &b->fake.states;
-    for (uint32_t i = 0; i < n_prompt; i++)
-        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
-    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
-                                      .max_tokens = n_new, .ignore_eos = true, .seed = 7};
-    return job;
-}
-
-static struct engine_stats stats_of(struct bench *b)
-{
-    struct engine_stats stats;
-    engine_stats(b->engine, &stats);
-    return stats;
-}
-
-static void step(struct bench *b, uint32_t n)
-{
-    bool progressed;
-    for (uint32_t i = 0; i < n; i++)
-        CHECK_OK(engine_step(b->engine, &progressed, &err));
-    CHECK_OK(engine_check(b->engine, &err));
-}
-
 TEST(no_row_behind_max_tokens_is_enqueued)
 {
     struct bench b;
-    REQUIRE(bench_open(&b));
+    REQUIRE(bench_open(&b, &SETUP));
     for (uint32_t n_new = 1; n_new < 6; n_new++) {
-        struct job *job = plain_job(&b, n_new, 9, n_new);
+        struct job *job = plain_job(&b.fake, n_new, 9, n_new);
         uint64_t rows = b.fake.n_rows;
-        expect(job);
-        submit_job(b.engine, job);
-        drain(b.engine, &job, 1);
+        run_jobs(&b, &job, 1);
         CHECK_EQ(b.fake.n_rows - rows, 9 + n_new - 1);
         free(job);
     }
-    struct job *job = plain_job(&b, 9, MAX_LENGTH - 3, UINT32_MAX); /* max_model_len ends it */
+    struct job *job = plain_job(&b.fake, 9, MAX_LENGTH - 3, UINT32_MAX); /* max_model_len ends it */
     uint64_t rows = b.fake.n_rows;
-    expect(job);
-    submit_job(b.engine, job);
-    drain(b.engine, &job, 1);
+    run_jobs(&b, &job, 1);
     CHECK_EQ(b.fake.n_rows - rows, MAX_LENGTH - 1);
     CHECK_EQ(stats_of(&b).wasted_rows, 0);
     CHECK_EQ(b.fake.n_most_in_flight, 2);
@@ -75,8 +29,8 @@ TEST(no_row_behind_max_tokens_is_enqueued)
 TEST(a_row_too_many_is_dropped_and_counted)
 {
     struct bench b;
-    REQUIRE(bench_open(&b));
-    struct job *job = plain_job(&b, 1, 7, 20), *again = plain_job(&b, 1, 7, 20);
+    REQUIRE(bench_open(&b, &SETUP));
+    struct job *job = plain_job(&b.fake, 1, 7, 20), *again = plain_job(&b.fake, 1, 7, 20);
     expect(job);
     job->stop_ids[0] = job->expected[0].ids[4]; /* the first of its kind, or an earlier one ends it */
     job->spec.stop_ids = (struct id_list){job->stop_ids, 1};
@@ -94,9 +48,7 @@ TEST(a_row_too_many_is_dropped_and_counted)
         again->prompt[7 + i] = job->expected[0].ids[i];
     again->prompt[7 + job->expected[0].n] = 1;
     again->spec.prompt.n = 7 + job->expected[0].n + 1;
-    expect(again);
-    submit_job(b.engine, again);
-    drain(b.engine, &again, 1);
+    run_jobs(&b, &again, 1);
     CHECK_EQ(stats_of(&b).prefix_cache_hits, (7 + job->expected[0].n - 1) / 4 * 4);
     free(job);
     free(again);
@@ -106,9 +58,9 @@ TEST(a_row_too_many_is_dropped_and_counted)
 TEST(draws_that_need_values_wait_for_them)
 {
     struct bench b;
-    REQUIRE(bench_open(&b));
+    REQUIRE(bench_open(&b, &SETUP));
     for (int kind = 0; kind < 3; kind++) {
-        struct job *job = plain_job(&b, (uint32_t)kind, 30, 10);
+        struct job *job = plain_job(&b.fake, (uint32_t)kind, 30, 10);
         job->words[0][0] = 3;
         job->bad_words[0] = (struct id_list){job->words[0], 1};
         if (kind == 0)
@@ -117,8 +69,7 @@ TEST(draws_that_need_values_wait_for_them)
             job->spec.bad_words = job->bad_words, job->spec.n_bad_words = 1;
         else
             job->spec.is_score = true, job->spec.score_start = 1;
-        expect(job);
-        submit_job(b.engine, job);
+        submit(&b, job);
         b.fake.n_most_in_flight = 0;
         step(&b, 2); /* the prompt in two chunks: nothing is drawn yet, but scores are */
         CHECK_EQ(b.fake.n_most_in_flight, kind == 2 ? 1 : 2);
@@ -135,10 +86,9 @@ TEST(an_abort_keeps_the_tokens_in_flight)
     struct bench b;
     struct news news[4];
     uint32_t n;
-    REQUIRE(bench_open(&b));
-    struct job *job = plain_job(&b, 1, 5, 40);
-    expect(job);
-    submit_job(b.engine, job);
+    REQUIRE(bench_open(&b, &SETUP));
+    struct job *job = plain_job(&b.fake, 1, 5, 40);
+    submit(&b, job);
     step(&b, 3);
     CHECK_EQ(b.fake.n_in_flight, 1);
     CHECK_OK(engine_abort(b.engine, &job->number, 1, &err));
@@ -158,8 +108,8 @@ TEST(memory_of_a_sequence_outlives_its_row_in_flight)
     struct bench b;
     struct news news[4];
     uint32_t n;
-    REQUIRE(bench_open(&b));
-    struct job *job = plain_job(&b, 1, 7, 20);
+    REQUIRE(bench_open(&b, &SETUP));
+    struct job *job = plain_job(&b.fake, 1, 7, 20);
     expect(job);
     job->stop_ids[0] = job->expected[0].ids[0];
     job->spec.stop_ids = (struct id_list){job->stop_ids, 1};
@@ -185,8 +135,8 @@ TEST(a_fault_ends_what_is_in_flight)
         struct news news[4];
         uint32_t n;
         enum rc rc = RC_OK;
-        REQUIRE(bench_open(&b));
-        struct job *jobs[2] = {plain_job(&b, 1, 20, 20), plain_job(&b, 2, 5, 20)};
+        REQUIRE(bench_open(&b, &SETUP));
+        struct job *jobs[2] = {plain_job(&b.fake, 1, 20, 20), plain_job(&b.fake, 2, 5, 20)};
         for (int i = 0; i < 2; i++)
             submit_job(b.engine, jobs[i]);
         b.fake.fails_at = fails_at;
@@ -209,10 +159,9 @@ TEST(settling_and_closing_wait_for_what_is_in_flight)
 {
     for (int settles = 0; settles < 2; settles++) {
         struct bench b;
-        REQUIRE(bench_open(&b));
-        struct job *job = plain_job(&b, 1, 9, 30);
-        expect(job);
-        submit_job(b.engine, job);
+        REQUIRE(bench_open(&b, &SETUP));
+        struct job *job = plain_job(&b.fake, 1, 9, 30);
+        submit(&b, job);
         step(&b, 4);
         CHECK_EQ(b.fake.n_in_flight, 1);
         if (settles) {

@@ -1,69 +1,8 @@
 /* What is decided by policy, not by correctness: who is admitted, who is preempted, which page goes first. Outputs are the same
  * whatever is decided; docs/develop/engine.md promises these decisions all the same. */
-#include "fake_model.h"
+#include "bench.h"
 
 #include "../../csrc/engine/block_manager.h"
-
-static struct err err;
-
-struct bench {
-    struct fake fake;
-    struct engine *engine;
-};
-
-static bool bench_open(struct bench *b, const struct setup *setup)
-{
-    b->engine = fake_engine(setup, &b->fake, &err);
-    if (!b->engine)
-        CHECK_FAIL("%s", err.message);
-    return b->engine != NULL;
-}
-
-/* A prompt that shares nothing with those of other streams, and so many new tokens. */
-static struct job *plain_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new)
-{
-    struct job *job = calloc(1, sizeof *job);
-    job->layout = &fake->layout;
-    job->recurrent = &fake->states;
-    for (uint32_t i = 0; i < n_prompt; i++)
-        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
-    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
-                                      .max_tokens = n_new, .ignore_eos = true, .seed = stream};
-    return job;
-}
-
-static void submit(struct bench *b, struct job *job)
-{
-    expect(job);
-    submit_job(b->engine, job);
-}
-
-static void step(struct bench *b, uint32_t n)
-{
-    bool progressed;
-    while (n--) {
-        CHECK_OK(engine_step(b->engine, &progressed, &err));
-        CHECK_OK(engine_check(b->engine, &err));
-    }
-}
-
-static struct engine_stats stats_of(struct bench *b)
-{
-    struct engine_stats stats;
-    engine_stats(b->engine, &stats);
-    return stats;
-}
-
-/* Runs to the end, compares with the oracle, frees everything. */
-static void bench_close(struct bench *b, struct job **jobs, uint32_t n)
-{
-    drain(b->engine, jobs, n);
-    for (uint32_t i = 0; i < n; i++) {
-        CHECK(jobs[i]->is_done);
-        free(jobs[i]);
-    }
-    fake_close(b->engine, &b->fake);
-}
 
 static const struct setup PAGES_25 = {.block_tokens = 4, .n_pages = 26, .max_num_seqs = 8, .max_num_batched_tokens = 96, .caches = true};
 static const struct setup HYBRID = {.block_tokens = 4, .n_pages = 40, .max_num_seqs = 8, .max_num_batched_tokens = 96, .caches = true,
@@ -78,7 +17,7 @@ TEST(a_watermark_stays_free_at_admission)
     for (uint32_t n_prompt = 18; n_prompt < 20; n_prompt++) {
         struct bench b;
         REQUIRE(bench_open(&b, &setup));
-        struct job *jobs[3] = {plain_job(&b.fake, 1, 90, 2), plain_job(&b.fake, 2, 90, 2), plain_job(&b.fake, 3, n_prompt, 2)};
+        struct job *jobs[3] = {stream_job(&b.fake, 1, 90, 2), stream_job(&b.fake, 2, 90, 2), stream_job(&b.fake, 3, n_prompt, 2)};
         for (uint32_t i = 0; i < 3; i++)
             submit(&b, jobs[i]);
         step(&b, 1);
@@ -94,7 +33,7 @@ TEST(no_watermark_is_kept_from_a_sequence_that_is_alone)
                                 .windows = {0, 93, 94, 95}, .n_layers = 4};
     struct bench b;
     REQUIRE(bench_open(&b, &setup));
-    struct job *job = plain_job(&b.fake, 1, 95, 1);
+    struct job *job = stream_job(&b.fake, 1, 95, 1);
     submit(&b, job);
     bench_close(&b, &job, 1);
 }
@@ -104,7 +43,7 @@ TEST(pages_still_owed_to_a_running_prompt_are_kept_for_it)
 {
     struct bench b;
     REQUIRE(bench_open(&b, &HYBRID));
-    struct job *jobs[2] = {plain_job(&b.fake, 1, 90, 1), plain_job(&b.fake, 2, 40, 1)};
+    struct job *jobs[2] = {stream_job(&b.fake, 1, 90, 1), stream_job(&b.fake, 2, 40, 1)};
     submit(&b, jobs[0]);
     submit(&b, jobs[1]);
     step(&b, 1);
@@ -118,7 +57,7 @@ TEST(a_sample_comes_in_with_room_for_its_next_row)
 {
     struct bench b;
     REQUIRE(bench_open(&b, &PAGES_25));
-    struct job *jobs[2] = {plain_job(&b.fake, 1, 85, 3), plain_job(&b.fake, 2, 4, 3)};
+    struct job *jobs[2] = {stream_job(&b.fake, 1, 85, 3), stream_job(&b.fake, 2, 4, 3)};
     jobs[1]->spec.n = 4;
     submit(&b, jobs[0]);
     submit(&b, jobs[1]);
@@ -133,7 +72,7 @@ TEST(a_waiting_sequence_is_tried_again)
 {
     struct bench b;
     REQUIRE(bench_open(&b, &PAGES_25));
-    struct job *jobs[3] = {plain_job(&b.fake, 1, 40, 20), plain_job(&b.fake, 2, 40, 2), plain_job(&b.fake, 3, 36, 2)};
+    struct job *jobs[3] = {stream_job(&b.fake, 1, 40, 20), stream_job(&b.fake, 2, 40, 2), stream_job(&b.fake, 3, 36, 2)};
     for (uint32_t i = 0; i < 3; i++)
         submit(&b, jobs[i]);
     step(&b, 1);
@@ -156,7 +95,7 @@ TEST(tokens_come_before_prompts_and_a_victim_is_counted_once)
     setup.max_num_batched_tokens = 16;
     setup.policy = POLICY_PRIORITY;
     REQUIRE(bench_open(&b, &setup));
-    struct job *jobs[2] = {plain_job(&b.fake, 1, 16, 20), plain_job(&b.fake, 2, 80, 2)};
+    struct job *jobs[2] = {stream_job(&b.fake, 1, 16, 20), stream_job(&b.fake, 2, 80, 2)};
     jobs[0]->spec.priority = 1;
     submit(&b, jobs[0]);
     step(&b, 2);
@@ -199,7 +138,7 @@ TEST(the_sequence_furthest_behind_is_preempted)
     REQUIRE(bench_open(&b, &PAGES_25));
     struct job *jobs[3];
     for (uint32_t i = 0; i < 3; i++) {
-        jobs[i] = plain_job(&b.fake, i + 1, 20, 28);
+        jobs[i] = stream_job(&b.fake, i + 1, 20, 28);
         submit(&b, jobs[i]);
     }
     while (!stats_of(&b).num_preemptions && !check_failures)
@@ -227,7 +166,7 @@ static uint64_t crowd_preemptions(uint32_t n_pages, bool caches)
     if (!bench_open(&b, &setup))
         return 0;
     for (uint32_t i = 0; i < 5; i++) {
-        jobs[i] = plain_job(&b.fake, i + 1, 6 + i, 24);
+        jobs[i] = stream_job(&b.fake, i + 1, 6 + i, 24);
         submit(&b, jobs[i]);
     }
     while (engine_has_unfinished(b.engine) && !check_failures)
@@ -253,7 +192,7 @@ TEST(without_a_prefix_cache_nothing_is_kept)
     struct setup setup = PAGES_25;
     setup.caches = false;
     REQUIRE(bench_open(&b, &setup));
-    struct job *job = plain_job(&b.fake, 1, 40, 8);
+    struct job *job = stream_job(&b.fake, 1, 40, 8);
     submit(&b, job);
     while (engine_has_unfinished(b.engine) && !check_failures) {
         step(&b, 1);
@@ -285,12 +224,12 @@ TEST(a_snapshot_that_was_hit_is_kept)
     struct setup setup = HYBRID;
     setup.n_pages = 120;
     REQUIRE(bench_open(&b, &setup));
-    struct job *first = plain_job(&b.fake, 1, 8, 60), *jobs[3] = {first};
+    struct job *first = stream_job(&b.fake, 1, 8, 60), *jobs[3] = {first};
     submit(&b, first);
     step(&b, 11); /* 17 positions are computed: the newest snapshot stands behind 16 */
     CHECK_EQ(stats_of(&b).decode_rows, 9);
     for (uint32_t i = 1; i < 3; i++) {
-        jobs[i] = plain_job(&b.fake, 1, 17, 1);
+        jobs[i] = stream_job(&b.fake, 1, 17, 1);
         for (uint32_t at = 8; at < 17; at++)
             jobs[i]->prompt[at] = first->expected[0].ids[at - 8];
     }

@@ -1,10 +1,8 @@
 /* Recurrent state, rule by rule on the fake model: bundles of pages, their layout, when snapshots are made and what they serve.
  * Random traces over such models are in test_scheduler.c, updates and sleep in test_hold.c. */
-#include "fake_model.h"
+#include "bench.h"
 
 #include "../../csrc/engine/block_manager.h"
-
-static struct err err;
 
 /* ---- bundles ---- */
 
@@ -207,58 +205,27 @@ static const struct setup PURE = {.block_tokens = 4, .n_pages = 120, .max_num_se
                                   .states = {{0, 3, 256}, {0, 1, 256}}, .n_states = 2, .snapshot_tokens = 32, .has_no_attention = true};
 #define STATE_PAGES 4u /* of either */
 
-struct bench {
-    struct fake fake;
-    struct engine *engine;
-};
-
-static bool bench_open(struct bench *b, const struct setup *setup)
-{
-    b->engine = fake_engine(setup, &b->fake, &err);
-    if (!b->engine)
-        CHECK_FAIL("%s", err.message);
-    return b->engine != NULL;
-}
-
 /* n_prompt tokens, of which the first n_shared are those of a stream that all share. */
-static struct job *plain_job(const struct fake *fake, uint32_t stream, uint32_t n_shared, uint32_t n_prompt, uint32_t n_new)
+static struct job *shared_job(const struct fake *fake, uint32_t stream, uint32_t n_shared, uint32_t n_prompt, uint32_t n_new)
 {
-    struct job *job = calloc(1, sizeof *job);
-    job->layout = &fake->layout;
-    job->recurrent = &fake->states;
-    for (uint32_t i = 0; i < n_prompt; i++)
-        job->prompt[i] = (int32_t)(mix(i < n_shared ? 77 : stream, i) % VOCAB);
-    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .temperature = 1, .top_p = 1, .repetition_penalty = 1,
-                                      .max_tokens = n_new, .ignore_eos = true, .seed = stream};
+    struct job *job = stream_job(fake, stream, n_prompt, n_new);
+    for (uint32_t i = 0; i < n_shared; i++)
+        job->prompt[i] = (int32_t)(mix(77, i) % VOCAB);
     return job;
 }
 
 /* Runs jobs together, checks them against the oracle, frees them; returns the rows that were computed. */
-static uint64_t run_jobs(struct bench *b, struct job **jobs, uint32_t n)
+static uint64_t count_rows(struct bench *b, struct job **jobs, uint32_t n)
 {
     uint64_t before = b->fake.n_rows;
-    for (uint32_t i = 0; i < n; i++) {
-        expect(jobs[i]);
-        submit_job(b->engine, jobs[i]);
-    }
-    drain(b->engine, jobs, n);
-    for (uint32_t i = 0; i < n; i++) {
-        CHECK(jobs[i]->is_done);
-        free(jobs[i]);
-    }
+    run_jobs(b, jobs, n);
+    free_jobs(jobs, n);
     return b->fake.n_rows - before;
 }
 
 static uint64_t run_one(struct bench *b, struct job *job)
 {
-    return run_jobs(b, &job, 1);
-}
-
-static struct engine_stats stats_of(struct bench *b)
-{
-    struct engine_stats stats;
-    engine_stats(b->engine, &stats);
-    return stats;
+    return count_rows(b, &job, 1);
 }
 
 /* The same prompt again finds the state of its last boundary; one row at least is computed. */
@@ -268,8 +235,8 @@ TEST(a_prompt_is_found_again)
         struct bench b;
         REQUIRE(bench_open(&b, pure ? &PURE : &HYBRID));
         for (uint32_t n = 1; n < 30; n++) {
-            CHECK_EQ(run_one(&b, plain_job(&b.fake, n, 0, n, 3)), n + 2);
-            CHECK_EQ(run_one(&b, plain_job(&b.fake, n, 0, n, 3)), n - (n - 1) / 4 * 4 + 2);
+            CHECK_EQ(run_one(&b, shared_job(&b.fake, n, 0, n, 3)), n + 2);
+            CHECK_EQ(run_one(&b, shared_job(&b.fake, n, 0, n, 3)), n - (n - 1) / 4 * 4 + 2);
         }
         fake_close(b.engine, &b.fake);
     }
@@ -281,22 +248,22 @@ TEST(shared_prefixes_hit_from_the_third_on)
     for (int pure = 0; pure < 2; pure++) {
         struct bench b;
         REQUIRE(bench_open(&b, pure ? &PURE : &HYBRID));
-        CHECK_EQ(run_one(&b, plain_job(&b.fake, 1, 42, 60, 1)), 60);
-        CHECK_EQ(run_one(&b, plain_job(&b.fake, 2, 42, 60, 1)), 60 - 32); /* of every 32 tokens there is one */
+        CHECK_EQ(run_one(&b, shared_job(&b.fake, 1, 42, 60, 1)), 60);
+        CHECK_EQ(run_one(&b, shared_job(&b.fake, 2, 42, 60, 1)), 60 - 32); /* of every 32 tokens there is one */
         for (uint32_t i = 3; i < 6; i++)
-            CHECK_EQ(run_one(&b, plain_job(&b.fake, i, 42, 60, 1)), 60 - 40);
+            CHECK_EQ(run_one(&b, shared_job(&b.fake, i, 42, 60, 1)), 60 - 40);
         /* After a reset all wait for the first one's, where the chain was left before. */
         struct job *jobs[6];
         CHECK_OK(engine_reset_prefix_cache(b.engine, false, &err));
         for (uint32_t i = 0; i < 6; i++)
-            jobs[i] = plain_job(&b.fake, 10 + i, 22, 30, 2);
-        CHECK_EQ(run_jobs(&b, jobs, 6), 30 + 5 * 10 + 6);
+            jobs[i] = shared_job(&b.fake, 10 + i, 22, 30, 2);
+        CHECK_EQ(count_rows(&b, jobs, 6), 30 + 5 * 10 + 6);
         fake_close(b.engine, &b.fake);
         /* Else the second waits for none, the others for its state. */
         REQUIRE(bench_open(&b, pure ? &PURE : &HYBRID));
         for (uint32_t i = 0; i < 6; i++)
-            jobs[i] = plain_job(&b.fake, 10 + i, 22, 30, 2);
-        CHECK_EQ(run_jobs(&b, jobs, 6), 2 * 30 + 4 * 10 + 6);
+            jobs[i] = shared_job(&b.fake, 10 + i, 22, 30, 2);
+        CHECK_EQ(count_rows(&b, jobs, 6), 2 * 30 + 4 * 10 + 6);
         fake_close(b.engine, &b.fake);
     }
 }
@@ -307,11 +274,11 @@ TEST(a_shared_prefix_is_remembered)
     for (uint32_t round = 0; round < 10; round++) {
         struct bench b;
         REQUIRE(bench_open(&b, &HYBRID));
-        run_one(&b, plain_job(&b.fake, 1, 42, 60, 1));
+        run_one(&b, shared_job(&b.fake, 1, 42, 60, 1));
         for (uint32_t i = 0; i < 90; i++)
-            run_one(&b, plain_job(&b.fake, 100 + i, 0, 90, 1));
-        run_one(&b, plain_job(&b.fake, 2, 42, 60, 1));
-        CHECK_EQ(run_one(&b, plain_job(&b.fake, 3, 42, 60, 1)), 60 - 40);
+            run_one(&b, shared_job(&b.fake, 100 + i, 0, 90, 1));
+        run_one(&b, shared_job(&b.fake, 2, 42, 60, 1));
+        CHECK_EQ(run_one(&b, shared_job(&b.fake, 3, 42, 60, 1)), 60 - 40);
         fake_close(b.engine, &b.fake);
     }
 }
@@ -325,10 +292,10 @@ TEST(equal_prompts_are_computed_once)
         REQUIRE(bench_open(&b, &setup));
         struct job *jobs[8];
         for (uint32_t i = 0; i < 8; i++) {
-            jobs[i] = plain_job(&b.fake, 3, 0, i == 4 ? 20 : 70, 5); /* one of them is a beginning of the others */
+            jobs[i] = shared_job(&b.fake, 3, 0, i == 4 ? 20 : 70, 5); /* one of them is a beginning of the others */
             jobs[i]->spec.seed = i;
         }
-        CHECK_EQ(run_jobs(&b, jobs, 8) - stats_of(&b).wasted_rows, 70 + 4 + 6 * (2 + 4) + 20 + 4);
+        CHECK_EQ(count_rows(&b, jobs, 8) - stats_of(&b).wasted_rows, 70 + 4 + 6 * (2 + 4) + 20 + 4);
         fake_close(b.engine, &b.fake);
     }
 }
@@ -339,10 +306,9 @@ TEST(others_overtake_who_waits)
     struct bench b;
     bool progressed;
     REQUIRE(bench_open(&b, &HYBRID));
-    struct job *jobs[3] = {plain_job(&b.fake, 1, 0, 30, 4), plain_job(&b.fake, 1, 0, 30, 4), plain_job(&b.fake, 2, 0, 9, 4)};
+    struct job *jobs[3] = {shared_job(&b.fake, 1, 0, 30, 4), shared_job(&b.fake, 1, 0, 30, 4), shared_job(&b.fake, 2, 0, 9, 4)};
     for (uint32_t i = 0; i < 3; i++) {
-        expect(jobs[i]);
-        submit_job(b.engine, jobs[i]);
+        submit(&b, jobs[i]);
     }
     CHECK_OK(engine_step(b.engine, &progressed, &err));
     CHECK_OK(engine_check(b.engine, &err));
@@ -362,7 +328,7 @@ TEST(the_next_turn_goes_on)
     for (int pure = 0; pure < 2; pure++) {
         struct bench b;
         REQUIRE(bench_open(&b, pure ? &PURE : &HYBRID));
-        struct job *first = plain_job(&b.fake, 5, 0, 30, 31), *second = plain_job(&b.fake, 6, 0, 70, 2);
+        struct job *first = shared_job(&b.fake, 5, 0, 30, 31), *second = shared_job(&b.fake, 6, 0, 70, 2);
         expect(first);
         memcpy(second->prompt, first->prompt, 30 * sizeof *second->prompt);
         memcpy(second->prompt + 30, first->expected[0].ids, 31 * sizeof *second->prompt);
@@ -381,12 +347,12 @@ TEST(forks_take_a_copy_each)
         setup.is_async = way / 2;
         setup.snapshot_tokens = 256;
         REQUIRE(bench_open(&b, &setup));
-        struct job *job = plain_job(&b.fake, 4, 0, 11, 4);
+        struct job *job = shared_job(&b.fake, 4, 0, 11, 4);
         job->spec.n = 4;
         CHECK_EQ(run_one(&b, job) - stats_of(&b).wasted_rows, 11 + 4 * 3);
         /* One at the prompt's snapshot, three of the forks; the tails of four hybrids, of which one is the last. */
         CHECK_EQ(b.fake.n_copies, 4 * STATE_PAGES + (way % 2 ? 0 : 3));
-        job = plain_job(&b.fake, 5, 0, 11, 1); /* forks that end with their first token never write */
+        job = shared_job(&b.fake, 5, 0, 11, 1); /* forks that end with their first token never write */
         job->spec.n = 4;
         CHECK_EQ(run_one(&b, job), 11);
         fake_close(b.engine, &b.fake);
@@ -402,8 +368,8 @@ TEST(a_tight_pool_keeps_what_it_can)
         setup.n_pages = 1 + STATE_PAGES + (pure ? 0 : MAX_LENGTH / 4);
         REQUIRE(bench_open(&b, &setup));
         for (uint32_t i = 0; i < 3; i++) {
-            CHECK_EQ(run_one(&b, plain_job(&b.fake, 1, 0, 30, 1)), 30);
-            CHECK_EQ(run_one(&b, plain_job(&b.fake, 1, 0, 90, 1)), 90 - (pure ? 0 : 28));
+            CHECK_EQ(run_one(&b, shared_job(&b.fake, 1, 0, 30, 1)), 30);
+            CHECK_EQ(run_one(&b, shared_job(&b.fake, 1, 0, 90, 1)), 90 - (pure ? 0 : 28));
         }
         CHECK_EQ(stats_of(&b).num_preemptions, 0);
         fake_close(b.engine, &b.fake);
@@ -417,7 +383,7 @@ TEST(nothing_is_kept_without_the_cache)
     setup.caches = false;
     REQUIRE(bench_open(&b, &setup));
     for (uint32_t i = 0; i < 2; i++)
-        CHECK_EQ(run_one(&b, plain_job(&b.fake, 1, 0, 90, 5)), 94);
+        CHECK_EQ(run_one(&b, shared_job(&b.fake, 1, 0, 90, 5)), 94);
     CHECK_EQ(stats_of(&b).num_steps, 2 * 5); /* no chunk was cut */
     CHECK_EQ(b.fake.n_copies, 0);
     fake_close(b.engine, &b.fake);

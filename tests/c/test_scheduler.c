@@ -142,13 +142,9 @@ TEST(random_traces)
 
 static struct job *greedy_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new, int64_t priority)
 {
-    struct job *job = calloc(1, sizeof *job);
-    job->layout = &fake->layout;
-    job->recurrent = &fake->states;
-    for (uint32_t i = 0; i < n_prompt; i++)
-        job->prompt[i] = (int32_t)(mix(stream, i) % VOCAB);
-    job->spec = (struct request_spec){.prompt = {job->prompt, n_prompt}, .n = 1, .top_p = 1, .repetition_penalty = 1,
-                                      .max_tokens = n_new, .ignore_eos = true, .priority = priority};
+    struct job *job = stream_job(fake, stream, n_prompt, n_new);
+    job->spec.temperature = 0;
+    job->spec.priority = priority;
     expect(job);
     return job;
 }
