@@ -1,11 +1,11 @@
-"""Fixtures that tests of several folders share: the devices of this machine; and which llmpy is tested: the installed one.
+"""Fixtures for tests of several folders, such as the devices of this machine; and the choice of the llmpy to test.
 
 A test that makes sense on every device takes `device` (the processor as it is chosen by default, and a CUDA device) or
 `each_device` (every instruction set of the processor, and a CUDA device). Where there is no CUDA device its cases do not exist;
 the last lines of a run say so once.
 
 In a clone the working directory's own package has no built core. It must not shadow the installed one, neither here (as
-it would under `python -m pytest`) nor in the processes that tests start, which all get to test what this one tests.
+it would under `python -m pytest`) nor in processes that tests start: all processes test the same llmpy.
 """
 
 import contextlib
@@ -83,13 +83,13 @@ def each_device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session", params=_core.cpu_isas())
 def isa(request: pytest.FixtureRequest) -> str:
-    """Every instruction set of the processor, for what is its own."""
+    """Every instruction set of the processor, for tests of the CPU alone."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def cuda() -> str:
-    """Name of the first CUDA device, for what is its own; where there is none its tests are left out."""
+    """Name of the first CUDA device, for tests of CUDA alone; without a CUDA device they are left out."""
     return str(CUDA[0])
 
 
@@ -103,7 +103,7 @@ def two_gpus() -> str:
 
 @pytest.fixture(scope="session")
 def core_options() -> Callable[[str], dict[str, str]]:
-    """A device's name as the core's classes take it."""
+    """Converts a device's name to arguments of the core's classes."""
 
     def options(device: str) -> dict[str, str]:
         if device.startswith("cuda"):
@@ -125,7 +125,7 @@ def demo_model(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def reserve_port() -> Iterator[Callable[[], int]]:
-    """Gives ports of this machine that nobody else gets; servers, which bind with SO_REUSEADDR or SO_REUSEPORT, may."""
+    """Reserves ports of this machine. Only servers that bind with SO_REUSEADDR or SO_REUSEPORT can use them."""
     with contextlib.ExitStack() as stack:
 
         def reserve() -> int:
@@ -142,7 +142,7 @@ def reserve_port() -> Iterator[Callable[[], int]]:
 def local_ray() -> Iterator[None]:
     """Ray on this machine alone, with little memory; its workers find llmpy where this process does.
 
-    Its routers send a request to another replica if the best one does not say within 0.1 s how busy it is; here they wait.
+    By default its routers choose another replica if the best one does not report its load within 0.1 s; here they wait.
     """
     ray = pytest.importorskip("ray")
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
@@ -158,7 +158,7 @@ def local_ray() -> Iterator[None]:
 
 
 class Stall:
-    """The longest time that a thread which only wants to run was kept from it."""
+    """Measures the longest time that a thread which is ready to run could not run."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -174,14 +174,14 @@ class Stall:
             self.seconds, last = max(self.seconds, now - last), now
 
     def end(self) -> None:
-        """Measures no longer."""
+        """Ends the measurement."""
         self._ends.set()
         self._thread.join()
 
 
 @pytest.fixture(scope="session")
 def longest_stall() -> Callable[[], contextlib.AbstractContextManager[Stall]]:
-    """A block that measures how long other threads are kept from running: by whatever holds the GIL.
+    """Measures how long other threads cannot run inside a block, because the GIL is held.
 
     A garbage collection holds the GIL and visits every object of the process. Objects of earlier tests are left out of it.
     """

@@ -1,4 +1,4 @@
-"""Breaks the code in many small ways, one at a time, and asks that the tests notice.
+"""Breaks the code in many small ways, one at a time, and checks that the tests fail.
 
     python tests/mutate.py [--only NAME ...] [--area AREA ...] [--jobs N] [--list]
 
@@ -36,12 +36,12 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 LEAST_CAUGHT = 0.95  # share of the mutations
 LEAST_TIMEOUT = 120.0  # seconds
-SLOWDOWN = 10  # a test that takes so many times as long as on the unbroken copy hangs
+SLOWDOWN = 10  # a test that takes this many times as long as on the unbroken copy counts as hanging
 C_PARTS = ("base", "step", "program", "engine")  # folders of csrc that the programs of tests/c are linked with
 
 
 class Mutation(NamedTuple):
-    """One deliberate break; the docstring of this file says what the fields mean."""
+    """One deliberate break; this file's docstring explains the fields."""
 
     name: str
     area: str
@@ -64,7 +64,7 @@ class Mutation(NamedTuple):
 
 
 class Result(NamedTuple):
-    """How the tests of one mutation, or of the unbroken copy, ended."""
+    """The result of the tests for one mutation, or for the unbroken copy."""
 
     verdict: str  # "caught", "survived" or "invalid"
     seconds: float
@@ -101,7 +101,7 @@ class Tree:
     """A copy of the tree in a temporary folder, built and ready to be broken.
 
     Args:
-        root: Where the copy lies.
+        root: Folder of the copy.
     """
 
     def __init__(self, root: Path) -> None:
@@ -120,7 +120,7 @@ class Tree:
 
     @classmethod
     def copy(cls, root: Path, jobs: int) -> "Tree":
-        """Copies the files that git knows or would add, with what has been built of them, and builds the copy."""
+        """Copies the files that git tracks or would add, and built files, and builds the copy."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         for name in filter(None, names):
@@ -148,7 +148,7 @@ class Tree:
             raise SystemExit(f"mutate: {what}\n{done[1]}")
 
     def build_extension(self, jobs: int = 1) -> tuple[int | None, str]:
-        """Compiles what has changed and links the core; setup.py knows by content what has changed."""
+        """Compiles changed files and links the core; setup.py detects changes by content."""
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         return call(command, self.root, self.env | {"MAX_JOBS": str(jobs)})
 
@@ -158,7 +158,7 @@ class Tree:
         return call([*self.c_flags, "-c", source, "-o", target], self.root, self.env)
 
     def build_c_objects(self, jobs: int) -> None:
-        """What the programs of tests/c are linked with."""
+        """Builds the objects for the programs of tests/c."""
         (self.root / "build/c").mkdir(exist_ok=True)
         sources = [path for part in C_PARTS for path in sorted((self.root / "csrc" / part).glob("*.c"))]
         with ThreadPoolExecutor(jobs) as pool:
@@ -226,7 +226,7 @@ class Tree:
             self.mend(unbroken)
 
     def mend(self, unbroken: "Tree") -> None:
-        """Takes over what was built of the unbroken copy wherever it differs."""
+        """Restores the files of the unbroken build that differ."""
         kept = [path for path in (unbroken.root / "build").rglob("*") if path.is_file()]
         for source in [*kept, *(unbroken.root / "llmpy").glob("_core*.so")]:
             target = self.root / source.relative_to(unbroken.root)
@@ -241,7 +241,7 @@ def split_tests(tests: str) -> tuple[list[str], list[str]]:
 
 
 def reason(output: str) -> str:
-    """The line of a test's output that says what failed."""
+    """The line of a test's output that names the failure."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for mark in ("FAILED", "ERROR", "check failed", "AddressSanitizer", "runtime error", "failed"):
         for line in lines:
@@ -299,7 +299,7 @@ def run(chosen: list[Mutation], jobs: int, tell: Callable[[Mutation, Result], No
 
 
 def show(mutation: Mutation, result: Result) -> None:
-    """One line of the table; a survivor's says how to try it again."""
+    """One line of the table; for a survivor, with the command to try it again."""
     why = result.why.splitlines()[0] if result.why else ""
     print(f"{result.verdict:9}{result.seconds:7.0f} s  {mutation.name}: {why}"[:200])
     if result.verdict != "caught":

@@ -1,4 +1,4 @@
-"""What the tests of engines that are driven step by step share."""
+"""Helpers of the tests that run engines step by step."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from llmpy import SamplingParams
 PARAMS = SamplingParams(max_tokens=24, temperature=0.9, seed=5, logprobs=2, ignore_eos=True)
 LONG = SamplingParams(max_tokens=500, temperature=0.9, seed=5, ignore_eos=True)
 ENDLESS = LONG.replace(max_tokens=4000)
-"""Work for so long that whoever looks finds it running."""
+"""A request long enough to be still running when a test looks at it."""
 SECONDS = 120
 
 
@@ -35,7 +35,7 @@ def bits(sample):
 
 
 def drain(llm):
-    """Runs what was added to its end: outputs by request."""
+    """Runs the added requests to their end; returns outputs by request."""
     outputs = {}
     while llm.has_unfinished_requests():
         outputs |= {output.request_id: output for output in llm.step() if output.finished}

@@ -1,4 +1,4 @@
-"""An LLM over a stand-in for the core, for what Python alone does; and tiny models on the real one."""
+"""An LLM over a stand-in for the core, to test the Python part alone; and tiny models on the real core."""
 
 import importlib.util
 import json
@@ -124,13 +124,13 @@ def open_tiny(device, tiny_model):
 
 @pytest.fixture(scope="session")
 def long_model(tmp_path_factory, write_model):
-    """Directory of a tiny model whose requests may run for a while."""
+    """Directory of a tiny model with room for long requests."""
     return write_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096)
 
 
 @pytest.fixture(scope="session")
 def shared_engines():
-    """Engines that tests share, by class and device: making one takes longer than most tests."""
+    """Shared engines by class and device, because making an engine takes longer than most tests."""
     engines = {}
     yield engines
     for engine in engines.values():
@@ -139,7 +139,7 @@ def shared_engines():
 
 @pytest.fixture
 def open_async(device, long_model, shared_engines):
-    """An AsyncEngine over that model: a shared one, or with options (or fresh=True) one of the test's own."""
+    """Opens an AsyncEngine over that model: a shared one, or a new one with options or fresh=True."""
     made = []
 
     def make(fresh=False, **options):

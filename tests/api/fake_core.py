@@ -60,8 +60,8 @@ class InterruptingBar:
     """A progress bar that sends Ctrl-C as soon as the requests have made some tokens.
 
     Args:
-        llm: Runs them.
-        tokens: So many, beside those that it had made before.
+        llm: The engine that runs the requests.
+        tokens: Number of tokens, besides those made before.
     """
 
     def __init__(self, llm, tokens):
@@ -119,7 +119,7 @@ class FakeSequence:
 
 
 class FakeEngine:
-    """Knows max_tokens, stop ids, end of sequence (VOCAB - 1), stop strings over `token_bytes`, logprobs, aborts."""
+    """Supports max_tokens, stop ids, end of sequence (VOCAB - 1), stop strings over `token_bytes`, logprobs, aborts."""
 
     def __init__(self, token_bytes=None, step_s=0.0):
         self.token_bytes, self.step_s = token_bytes, step_s

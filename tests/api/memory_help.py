@@ -1,4 +1,4 @@
-"""What the tests of buckets and weight groups share: an update that keeps the bytes, tensors, and another process."""
+"""Helpers of the tests of buckets and weight groups: an update that keeps the bytes, tensors, and another process."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from llmpy.weights.buckets import ITEM_BYTES, host_bytes, span
 
 
 class Taken:
-    """Stands for a WeightUpdate: keeps what is written, by name."""
+    """A stand-in for a WeightUpdate that keeps the written tensors by name."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
@@ -40,7 +40,7 @@ class Taken:
 
 
 def device_bytes(address: int, n_bytes: int) -> bytes:
-    """Bytes of the device's, by torch."""
+    """Bytes on the device, allocated by torch."""
     import torch
 
     class Range:
@@ -88,7 +88,7 @@ def wait():
         stream.flush()
 
     def end(self, kill: bool = False) -> int:
-        """Its return code."""
+        """Waits for the process; returns its exit status."""
         if kill:
             self._process.kill()
         assert self._process.stdin is not None and self._process.stdout is not None

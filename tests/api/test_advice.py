@@ -1,4 +1,4 @@
-"""What is said of names of other libraries: every advice recommends what is there and works."""
+"""Advice on names of other libraries: every name that an advice recommends exists and works."""
 
 import inspect
 import re
@@ -18,7 +18,7 @@ COMMANDS = {"llmpy serve"}
 
 
 def refuses(call):
-    """Whether a call is one that is not supported yet."""
+    """Whether a call raises that it is not supported yet."""
     try:
         call()
     except UnsupportedError:
@@ -29,7 +29,7 @@ def refuses(call):
 
 
 def check_option(name):
-    """An option that can be something else than its default."""
+    """Checks that an option can have another value than its default."""
     rule = config.RULES[name]
     assert rule.__qualname__ != options.only(None, "").__qualname__, f"{name} has one value only"
 
@@ -43,7 +43,7 @@ def check_method(name):
 
 
 def check(code, llm):
-    """One piece of code of an advice."""
+    """Checks one piece of code in an advice."""
     if code in VARIABLES or code in COMMANDS:
         return
     if code.endswith("()"):

@@ -398,7 +398,7 @@ def test_what_comes_later_says_so(open_async):
 
 
 class Broken:
-    """A thread, and mails, as they look after a device fault: every request has ended with an error."""
+    """A thread and mails in their state after a device fault: every request has ended with an error."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -451,7 +451,7 @@ def test_death_reaches_every_waiter(open_async):
 
 
 def test_a_request_fails_alone(open_async):
-    """One whose mask leaves nothing to choose from ends with an error; the one beside it does not notice."""
+    """A request with a mask that allows no token ends with an error; a concurrent request is not affected."""
     engine = open_async(banned_token_ids=[7])
 
     async def main():

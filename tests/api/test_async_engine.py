@@ -200,7 +200,7 @@ def test_long_text_fails_when_it_is_read(open_async):
 
 @pytest.fixture
 def held(monkeypatch):
-    """Texts that begin with "wait" are tokenised once the event is set; texts over 40 characters on helper threads."""
+    """Delays tokenising of texts that begin with "wait" until the event is set; long texts are those over 40 characters."""
     gate, encode = threading.Event(), Tokenizer.encode_batch
 
     def waiting(self, texts, add_special_tokens=True):
@@ -217,12 +217,12 @@ def held(monkeypatch):
 
 @pytest.fixture
 def many_threads(monkeypatch):
-    """As many helper threads for long texts as there are on a machine of 16 processors."""
+    """The number of helper threads for long texts on a machine with 16 processors."""
     monkeypatch.setattr(jobs.os, "cpu_count", lambda: 16)
 
 
 def test_short_texts_pass_long_ones(open_async, held):
-    """One that is tokenised at once, and one that is tokenised on a thread, while the threads for longer ones are taken."""
+    """A text tokenised at once, and one tokenised on a thread, while the threads for longer texts are busy."""
     engine = open_async(fresh=True)
 
     async def main():
@@ -240,7 +240,7 @@ def test_short_texts_pass_long_ones(open_async, held):
 
 
 def test_texts_that_wait_take_places_until_their_reader_goes(open_async, held, many_threads, monkeypatch):
-    """Also one that a thread has begun to tokenise: it never reaches the core, where it would take an accepted one's place."""
+    """Also a text that a thread has begun to tokenise: it must not reach the core and take the place of an accepted request."""
     engine = open_async(max_queued_requests=3)
     submitted, submit = [], Feed.submit
 
@@ -334,7 +334,7 @@ def test_the_queue_is_limited(open_async):
 # ---- back-pressure ------------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_reader_gets_merged_outputs_and_costs_nobody_time(open_async):
+def test_a_slow_reader_gets_merged_outputs_and_delays_no_other_reader(open_async):
     """Twelve streams run to their end while one reader sleeps through its own."""
     engine = open_async()
 
@@ -365,7 +365,7 @@ def test_a_slow_reader_gets_merged_outputs_and_costs_nobody_time(open_async):
 
 
 def test_the_engine_goes_on_while_python_is_busy(open_async):
-    """Its thread needs no GIL: one long call that keeps it lets a whole request finish."""
+    """The engine's thread needs no GIL: a whole request finishes during one long call that holds the GIL."""
     engine = open_async()
     for _ in range(5):
         handle = engine.add_request("hello", PARAMS)
@@ -503,7 +503,7 @@ def test_who_gives_up_waiting_is_forgotten(open_async):
 
 @pytest.mark.parametrize("logprobs", [None, 0, 2])
 def test_deltas_of_tokens_alone_are_the_whole(open_async, open_long, logprobs):
-    """They take a shorter way than outputs with text."""
+    """Deltas without text use a shorter code path than deltas with text."""
     params = LONG.replace(detokenize=False, logprobs=logprobs, max_tokens=90)
     wanted = open_long().generate("hello there", params)[0]
     engine = open_async()

@@ -1,4 +1,4 @@
-"""SamplingParams at the very bounds: the bound itself is accepted or refused as its message says."""
+"""SamplingParams at the bounds: each bound is accepted or refused as the message says."""
 
 import math
 

@@ -143,7 +143,7 @@ def test_host_memory_of_another_process() -> None:
 @pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a device", "a socket"])
 @pytest.mark.parametrize("is_path", [True, False])
 def test_what_is_no_memory(tmp_path: Path, kind: str, is_path: bool) -> None:
-    """It is refused by name at once; a FIFO without a writer keeps nothing waiting."""
+    """Files that are not memory are refused by name at once; a FIFO without a writer does not block."""
     path = tmp_path / "handle"
     with contextlib.ExitStack() as stack:
         if kind == "a FIFO":
@@ -184,7 +184,7 @@ def test_several_buckets_are_opened_before_any_is_written() -> None:
 
 
 def test_a_buckets_memory_ends_with_it() -> None:
-    gc.collect()  # what tests before have left
+    gc.collect()  # objects of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     bucket = ipc_bucket({"a": np.ones(1 << 16, np.float32)})
     assert len(os.listdir("/proc/self/fd")) == before + 1
@@ -263,7 +263,7 @@ def test_the_core_wants_a_gpu() -> None:
 
 
 def reduced(handle: bytes = b"h" * 64, event: object = b"e" * 64, is_recorded: bool = True) -> tuple:
-    """What reduce_tensor gives for [4, 2] bfloat16 behind five items of a storage at byte 512 of its allocation."""
+    """The result of reduce_tensor for [4, 2] bfloat16 after five items of a storage at byte 512 of its allocation."""
     storage = (handle, 64, 512, False, b"/torch_1_2_3", 5, event, is_recorded)
     return torch.multiprocessing.reductions.rebuild_cuda_tensor, (
         torch.Tensor, torch.Size([4, 2]), (2, 1), 5, torch.storage.TypedStorage, torch.bfloat16, 0, *storage,
@@ -346,7 +346,7 @@ def test_torchs_tuples_from_another_process(cuda: str) -> None:
             tensor = torch.frombuffer(bytearray(have), dtype=getattr(torch, dtype)).as_strided(shape, strides)
             assert raw(tensor)[: len(data)] == data, number
         producer.go()
-        assert producer.get() < 64 << 20  # the producer was told that nobody uses the large one any more
+        assert producer.get() < 64 << 20  # the producer was told that the large one is unused
 
 
 EXPANDABLE = """

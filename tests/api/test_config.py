@@ -1,4 +1,4 @@
-"""Options of the constructor: checks, forms, names known from elsewhere, environment."""
+"""Options of the constructor: checks, forms, names of other libraries, environment."""
 
 import logging
 import os
@@ -221,7 +221,7 @@ class Bar:
 
 
 def test_the_bar_of_a_load_arrives(demo_model):
-    """Of the demo model's file some bytes are not needed, and not read."""
+    """The bar reaches its end although some bytes of the demo model's file are not read."""
     LLM(demo_model, device="cpu", max_model_len=64, kv_cache_memory_bytes="8MiB", use_tqdm_on_load=Bar).close()
     bar = bars[-1]
     assert bar.done == bar.total > 90e6 and not bar.is_open

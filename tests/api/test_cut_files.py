@@ -1,4 +1,4 @@
-"""Files and buckets that others cut off while they are read: an error that names the file, and never a signal."""
+"""Files and buckets that are truncated while they are read: an error names the file, and there is no signal."""
 
 import os
 import re
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True
 
 @pytest.fixture
 def copy(tiny_model, tmp_path):
-    """A directory of the model that a test may spoil, and its file of weights."""
+    """A copy of the model's directory that a test may damage, and its weight file."""
     path = tmp_path / "copy"
     shutil.copytree(tiny_model, path)
     return path, path / "model.safetensors"
@@ -86,7 +86,7 @@ def test_a_file_that_is_cut_off_between_two_writes_leaves_torn_weights(open_tiny
 
 
 def test_a_file_that_is_cut_off_at_any_time(open_tiny, copy):
-    """Updates come through whole, or raise; whatever the file loses under them."""
+    """An update completes or raises, wherever the file is truncated."""
     path, file = copy
     llm, whole = open_tiny(), file.read_bytes()
     before, num_failed = outcome(llm), 0
@@ -107,7 +107,7 @@ def test_a_file_that_is_cut_off_at_any_time(open_tiny, copy):
 
 
 def test_tensors_larger_than_what_is_read_at_once(open_tiny, write_model, tmp_path):
-    """8 MiB: an update from files writes piece by piece what a load writes as a whole."""
+    """8 MiB: an update from files writes in pieces the same bytes that a load writes at once."""
     sizes = {"vocab_size": 40000, "hidden_size": 64, "head_dim": 16, "intermediate_size": 40000}
     paths = [tmp_path / name for name in "ab"]
     for path, scale in zip(paths, (1.0, 3.0), strict=True):

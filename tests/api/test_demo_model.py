@@ -1,4 +1,4 @@
-"""The demo model through the whole face: real text, real templates, real stop strings."""
+"""The demo model through the public interface: real text, real templates, real stop strings."""
 
 import gc
 import hashlib

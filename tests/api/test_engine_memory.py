@@ -1,4 +1,4 @@
-"""Engines whose weights come from other processes: buckets and weight groups, whole and torn."""
+"""Engines with weights from other processes: buckets and weight groups, complete and failed updates."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
-    """What every test updates to."""
+    """The weights to which every test updates."""
     return {name: (1.25 * w + 0.01).astype(np.float32) for name, w in load_file(folder / "model.safetensors").items()}
 
 
@@ -104,7 +104,7 @@ def test_a_bucket_is_checked_as_a_whole(open_tiny, tiny_model) -> None:
     with pytest.raises(DeviceError, match="has expired"):
         update.write_bucket(gone)
     update.abort()
-    assert outcome(llm) == before  # nothing of all this was written
+    assert outcome(llm) == before  # nothing was written
     report = llm.update_weights(
         [ipc_bucket({"trainer." + name: w for name, w in wrong.items()})],
         partial=True,
@@ -151,7 +151,7 @@ def test_a_trainer_sends(open_tiny, tiny_model) -> None:
         llm.update_weights({name: 0.5 * w for name, w in weights.items()})
         trainer.go("send")
         with llm.begin_update() as update:
-            llm.sleep()  # who sleeps takes nothing from the trainer, whose update waits
+            llm.sleep()  # an engine asleep receives nothing, so the trainer's update waits
             with pytest.raises(EngineAsleepError):
                 update.receive("default", *weight_metadata(weights))
             llm.wake_up()

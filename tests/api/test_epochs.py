@@ -1,4 +1,4 @@
-"""Weights that are replaced under requests in flight: whose weights made which token, and what the cache may still give."""
+"""Weights replaced during requests: the weights that computed each token, and the blocks that the cache may still return."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def two_weights(long_model):
 
 
 def columns(sample, first=0, end=None):
-    """The bits of some tokens: ids, and every logprob."""
+    """The bits of tokens: ids and all logprobs."""
     logprobs = sample.sampled
     arrays = (sample.token_ids_array, logprobs.raw, logprobs.full, logprobs.processed, logprobs.kept_mass, logprobs.rank)
     return [array[first:end].tobytes() for array in arrays]
@@ -38,7 +38,7 @@ def test_a_commit_in_the_middle(open_tiny, long_model, two_weights, on_running):
     report = llm.update_weights(new, version="new", on_running=on_running)
     assert report.epoch == 1 == llm.weight_epoch and llm.weight_version == "new"
     assert llm.stats().num_preemptions == (3 if on_running == "recompute" else 0)
-    late = llm.generate(PROMPTS[0], LONG)[0]  # which runs beside them
+    late = llm.generate(PROMPTS[0], LONG)[0]  # runs beside them
     outputs = drain(llm)
     assert late.num_cached_tokens in ((0,) if on_running == "keep" else (0, 32))  # blocks that were recomputed are good
     for name, prompt, first in zip(names, PROMPTS, before, strict=True):
@@ -59,7 +59,7 @@ def test_a_commit_in_the_middle(open_tiny, long_model, two_weights, on_running):
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
 def test_a_prompt_that_a_commit_interrupts_is_computed_anew(open_tiny, long_model, two_weights, num_steps):
-    """With "keep": samples of one version, whatever of their prompt the old weights had computed."""
+    """With "keep": a sample has one version, whatever part of its prompt the old weights had computed."""
     llm = open_tiny(long_model, max_num_batched_tokens=16)
     prompts = [[5, 6, 7, 8, 9] * 7, [5, 6, 7, 8, 9] * 7, [*PROMPTS[0], 11]]
     params = LONG.replace(max_tokens=8, prompt_logprobs=1)
@@ -99,7 +99,7 @@ def test_mixed_samples_that_are_preempted_are_counted(open_tiny, long_model, two
 
 
 def test_deltas_join_over_many_commits(open_async, two_weights):
-    """Weights that come again change no bit, so every token can be compared; each lies in one span."""
+    """Commits of equal weights change no bit, so every token can be compared; each token is in one span."""
     engine = open_async(fresh=True)
     params = PARAMS.replace(max_tokens=150, output_kind=RequestOutputKind.DELTA)
 

@@ -29,7 +29,7 @@ PROMPTS = [[5, 6], [7], [8, 9, 10], [11]]
 
 
 def expected(prompt, count, sample=0, prior=()):
-    """What the stand-in generates."""
+    """The stand-in's output."""
     ids = []
     for _ in range(count):
         ids.append(fake_core.next_token([*prompt, *prior, *ids, sample]))
@@ -306,7 +306,7 @@ BAD_ONES = ["{{ 'aaaa'|truncate(1) }}", "{{ cycler().next() }}", "{{ 'a' * 10 **
 
 @pytest.mark.parametrize("bad", BAD_ONES)
 def test_one_bad_conversation_fails_alone(fake_llm, bad):
-    """Whatever a template raises, and half a surrogate pair in what it renders."""
+    """Any exception of a template, and a lone surrogate in the rendered text."""
     outs = fake_llm(template=ONLY_HI.replace("BAD", bad)).chat(["hi", "no", "hi"], on_error="return", max_tokens=1)
     assert [out.error is None for out in outs] == [True, False, True]
     assert isinstance(outs[1].error, InvalidRequestError) and outs[1].error.parameter == "messages"

@@ -286,7 +286,7 @@ def test_bad_words_are_tokenised_bare_and_with_a_space(fake_llm):
 
 
 def test_bad_words_are_not_kept(fake_llm):
-    """However many unlike words come, the engine holds none of them afterwards."""
+    """The engine keeps no bad words after a request, however many different ones there are."""
     llm = fake_llm()
     translator = llm._frontend.translator
     before = {name: id(value) for name, value in vars(translator).items()}

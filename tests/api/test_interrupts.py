@@ -1,4 +1,4 @@
-"""Ctrl-C: a script ends as a shell expects, and what was made until then is honest."""
+"""Ctrl-C: a script ends as a shell expects, and the outputs until then are correct."""
 
 import os
 import signal
@@ -49,13 +49,13 @@ class InterruptingBar:
 
 @pytest.fixture
 def every_update(monkeypatch):
-    """Progress bars are told of every finished request, not of what has finished since a while: a fast machine ends first."""
+    """Updates progress bars at every finished request; with the usual interval a fast machine would finish first."""
     monkeypatch.setattr(progress, "REFRESH_S", 0.0)
 
 
 @pytest.fixture
 def run_script(tiny_model, tmp_path):
-    """Starts words of a shell with the script of a call as $0 and the model as $1, and waits until the call runs."""
+    """Runs shell text with the script as $0 and the model as $1, and waits until the call runs."""
 
     def run(call, shell):
         script = tmp_path / "job.py"
@@ -70,7 +70,7 @@ def run_script(tiny_model, tmp_path):
 
 
 def interrupt(process):
-    """Presses Ctrl-C until the script ends: Python loses an interrupt that comes while an object is being finalised."""
+    """Sends Ctrl-C until the script ends, because Python loses an interrupt during the finalisation of an object."""
     for _ in range(WAIT_S):
         process.send_signal(signal.SIGINT)
         try:

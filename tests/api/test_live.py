@@ -1,4 +1,4 @@
-"""What fails beside the core fails one request: its reader hears of it, and the next request is served."""
+"""A failure outside the core fails one request: its reader gets the error, and the next request is served."""
 
 import asyncio
 import os
@@ -76,7 +76,7 @@ def test_an_error_while_text_is_tokenised(open_async, monkeypatch, error):
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, MemoryError, PanicError], ids=lambda error: error.__name__)
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_an_error_while_news_are_told(open_async, monkeypatch, error, place):
-    """News that the loop's callback took and could not tell are told in the next round."""
+    """News that the loop's callback took but could not deliver are delivered in the next round."""
     engine, left = open_async(fresh=True), [3]
 
     def break_some(name):
@@ -142,7 +142,7 @@ def test_a_lack_of_memory_while_a_reader_is_woken(open_async, monkeypatch, place
 
 
 def test_a_request_that_fails_once_its_engine_is_closed(open_async, monkeypatch):
-    """The loop has taken its reader away by then: the failure comes another way."""
+    """The loop has removed its reader by then; the failure is delivered in another way."""
     engine, begun, goes_on = open_async(fresh=True), threading.Event(), threading.Event()
 
     def encode(*args):
@@ -166,7 +166,7 @@ def test_a_request_that_fails_once_its_engine_is_closed(open_async, monkeypatch)
 
 
 def test_threads_that_cannot_start(open_async, monkeypatch):
-    """An engine has its thread from the start; what needs another one fails alone."""
+    """An engine has its thread from the start; a request that needs another thread fails alone."""
     engine = open_async(fresh=True)
 
     def fail(self):

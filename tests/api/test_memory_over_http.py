@@ -44,13 +44,13 @@ with WeightSender("127.0.0.1", 0, 2, timeout=60) as trainer:
 
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
-    """What the other process has."""
+    """The weights of the other process."""
     found = load_file(folder / "model.safetensors")
     return {name: np.float32(1.25) * w.astype(np.float32) + np.float32(0.01) for name, w in found.items()}
 
 
 def served(model: Path, device: str, use: Callable[[AsyncEngine, Post], Awaitable[None]]) -> None:
-    """Runs something with an engine, and with what posts to its server."""
+    """Runs a function with an engine and with a function that posts to its server."""
 
     async def run() -> None:
         options: dict[str, Any] = {"device": device, "dtype": "float32", "kv_cache_memory_bytes": "16MiB"}

@@ -1,4 +1,4 @@
-"""How things look: one-line reprs, HTML with everything escaped, progress bars."""
+"""Views: one-line reprs, escaped HTML, progress bars."""
 
 import html.parser
 import io
@@ -40,7 +40,7 @@ def test_repr_is_one_line_of_at_most_120_characters():
     assert repr(make("word " * 100)).endswith(" ...')")
 
 
-def test_repr_says_whose_choice_the_limit_was(fake_llm):
+def test_repr_says_if_the_limit_was_the_default(fake_llm):
     assert request_line(make("x", reason="length", params=SamplingParams())) == (
         "RequestOutput(3, 3 tokens, length, default max_tokens=16, 'x')"
     )
@@ -179,7 +179,7 @@ def test_size(count, text):
 
 
 class Bar:
-    """Remembers what a tqdm would show."""
+    """Records the calls of a tqdm bar."""
 
     made: list["Bar"] = []  # noqa: RUF012
 
@@ -246,7 +246,7 @@ def test_when_there_is_a_bar(monkeypatch):
 
 @pytest.fixture
 def shown(monkeypatch):
-    """A notebook that keeps what is displayed."""
+    """A notebook that records displayed objects."""
     states = []
     shell = types.SimpleNamespace(kernel=object())
     handle = types.SimpleNamespace(update=lambda bar: states.append(bar._repr_html_()))

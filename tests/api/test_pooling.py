@@ -1,4 +1,4 @@
-"""What embed(), classify() and encode() take and refuse, and how they mix with generation."""
+"""Arguments that embed(), classify() and encode() accept and refuse, and their mix with generation."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ def test_outputs(open_tiny):
 
 
 def test_async_engine_mixes_them_with_generation(device, tiny_model, open_tiny):
-    """The states' and the tokens' bits are those that each has alone."""
+    """States and tokens have the same bits as alone."""
     prompts = [[5, 6, 7], list(range(3, 60)), [9], list(range(3, 40))]
     llm = open_tiny()
     vectors = [output.outputs.data.tobytes() for output in llm.encode(prompts, pooling_task="embed", pooling="mean")]

@@ -16,12 +16,12 @@ FREE = {"temperature": 1.5, "seed": 4, "max_tokens": 24, "ignore_eos": True, "us
 
 @pytest.fixture(scope="module")
 def llms(tmp_path_factory, write_model):
-    """One model twice: the core knows the tokens' bytes, and it does not."""
+    """One model twice: in one the core knows the tokens' bytes, in the other it does not."""
     made = []
     for joins in (True, False):
         path = write_model(tmp_path_factory.mktemp("joins" if joins else "other"))
         described = json.loads((path / "tokenizer.json").read_text())
-        if not joins:  # the same text, of a decoder with one step more
+        if not joins:  # the same text by a decoder with one more step
             described["decoder"] = {"type": "Sequence", "decoders": [described["decoder"], {"type": "Fuse"}]}
             (path / "tokenizer.json").write_text(json.dumps(described))
         made.append(LLM(path, device="cpu", kv_cache_memory_bytes="16MiB"))
@@ -33,7 +33,7 @@ def llms(tmp_path_factory, write_model):
 
 
 def ends(llm, ids, **fields):
-    """All ids of the output, how it ended, its new text."""
+    """All ids of the output, its finish reason, its new text."""
     given = {"prompt_token_ids": PROMPT, **({"output_token_ids": ids} if ids else {})}
     output = llm.generate([given], **(FREE | fields))[0].outputs[0]
     return [*ids, *output.token_ids], output.finish_reason, output.stop_reason, output.text
@@ -91,7 +91,7 @@ def test_a_string_that_begins_in_given_text_is_found_and_cuts_new_text_alone(tex
 
 @pytest.mark.parametrize("texts", [True, False])
 def test_a_stop_string_that_is_shown_is_found_across_tokens_and_ends_the_text(texts):
-    """Nothing is held back where the string is shown; its last token goes on behind it, which is cut."""
+    """No text is held back if the string is shown; text after the string in its last token is cut."""
     tokenizer = make_tokenizer(texts)
     ids = tokenizer.encode("0123ha")
     assert len(ids) == 5

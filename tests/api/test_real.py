@@ -1,4 +1,4 @@
-"""The same face on the real core: a tiny random model, and flows as users write them."""
+"""The public interface on the real core: a tiny random model, and typical user flows."""
 
 import math
 import os
@@ -28,7 +28,7 @@ RANDOM = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=24, logprobs=4, 
 
 
 def bits(output):
-    """All that must not change, as bytes."""
+    """All values that must not change, as bytes."""
     return [
         (s.text, s.token_ids_array.tobytes(), *(part.tobytes() for part in s.sampled), s.logprobs.values.tobytes())
         for s in output.outputs
@@ -135,7 +135,7 @@ def test_end_of_sequence(open_tiny):
 
 @pytest.mark.parametrize("stops", ["eos", "stop_id", "stop_string"])
 def test_none_of_the_first_tokens_ends_the_output(open_tiny, stops):
-    """Drawn here and given as prior output: min_tokens means one thing to every rule."""
+    """Sampled tokens and prior output: min_tokens has the same meaning for every rule."""
     llm = open_tiny()
     end, letter = llm.tokenizer.eos_token_ids[0], llm.tokenizer.encode("x", add_special_tokens=False)[-1]
     last = letter if stops == "stop_string" else end
@@ -151,7 +151,7 @@ def test_none_of_the_first_tokens_ends_the_output(open_tiny, stops):
 
 @pytest.mark.parametrize(("stop", "is_found"), [("é", True), ("éx", True), ("aé", False)])
 def test_a_character_that_the_prompt_opens_begins_the_text(open_tiny, stop, is_found):
-    """And stop strings begin there, too: what they match is the text that is shown."""
+    """Stop strings can begin there, too, because they match the shown text."""
     llm = open_tiny()
     a, x = (llm.tokenizer.encode(letter, add_special_tokens=False)[-1] for letter in "ax")
     first, second = llm.tokenizer.convert_tokens_to_ids(["Ã", "©"])  # the bytes of é as byte-level tokenizers write them
@@ -176,7 +176,7 @@ def test_prompt_logprobs_come_although_prior_output_ends_the_request(open_tiny):
 
 
 def test_no_parameter_makes_logits_infinite(open_tiny):
-    """At the ends of every range, together: no NonFiniteLogitsError, which is about the model."""
+    """Both ends of every range, combined: no NonFiniteLogitsError, which is for errors of the model."""
     llm = open_tiny()
     some = range(llm.tokenizer.vocab_size // 2)
     for penalty in (1e-6, 1e6):

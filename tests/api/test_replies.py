@@ -1,4 +1,4 @@
-"""Chat answers taken apart in Python: reasoning, tool calls and content, as the server takes them apart."""
+"""Chat answers parsed in Python: reasoning, tool calls and content, as in the server."""
 
 import copy
 import json
@@ -71,7 +71,7 @@ def sample_of(llm, text, finish="stop", stop=None):
 
 @pytest.mark.parametrize("is_special", [False, True])
 def test_a_sample_is_read_when_it_is_asked_for(fake_llm, is_special):
-    """Marks that are special tokens are not in the text that the output shows; they are found in its ids."""
+    """Markers that are special tokens are not in the output's text; the parser finds them in the ids."""
     llm = fake_llm(template="[TOOL_CALLS]" if is_special else HERMES)
     body = '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome"}}]' if is_special else CALL
     text = f"I look. {body}<|end|>"
@@ -105,7 +105,7 @@ def test_chat_gives_replies_and_generate_gives_content(fake_llm):
 
 
 def test_python_and_the_server_read_alike(fake_llm):
-    """The same parser, whatever the text."""
+    """Python and the server give equal results for any text."""
     pytest.importorskip("msgspec")
     from llmpy.server.chat import Message
     from llmpy.server.parsing import Parser

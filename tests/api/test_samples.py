@@ -1,4 +1,4 @@
-"""What a sample makes of the core's news: tokens count once, and those behind a stop string that Python finds go."""
+"""A sample and the core's news: tokens count once, and tokens after a stop string found by Python are dropped."""
 
 import numpy as np
 from fake_core import make_tokenizer
@@ -9,7 +9,7 @@ from llmpy.text.sample_text import SampleText
 
 
 def news(first, ids, finish=None, epochs=None):
-    """News as the core gives it, with values of logprobs that tell the tokens apart."""
+    """News as from the core, with logprobs that identify the tokens."""
     columns = tuple((np.arange(first, first + len(ids)) + 100 * column).astype(np.float32).tobytes() for column in range(4))
     return {
         "first": first, "ids": np.array(ids, np.int32).tobytes(), "epochs": epochs or [(len(ids), 1)], "finish": finish,

@@ -1,4 +1,4 @@
-"""SamplingParams: every check with its text, their order, and the forms that it takes."""
+"""SamplingParams: the text of every check, the order of the checks, and the accepted forms."""
 
 import dataclasses
 import inspect
@@ -230,7 +230,7 @@ def test_signature_names_every_field():
 
 
 def documented():
-    """What the class's documentation says of each field."""
+    """Field -> its text in the class's documentation."""
     arguments = SamplingParams.__doc__.partition("Args:")[2].partition("Raises:")[0]
     found = re.findall(r"^ {8}(\w[\w, ]*): (.*(?:\n {12}.*)*)", arguments, re.MULTILINE)
     return {name: text for names, text in found for name in names.split(", ")}

@@ -1,4 +1,4 @@
-"""Sleep and wake of LLM and AsyncEngine; what LLM has of pauses and aborts."""
+"""Sleep and wake of LLM and AsyncEngine; pauses and aborts of LLM."""
 
 import asyncio
 import subprocess
@@ -82,7 +82,7 @@ def test_tags_wake_in_any_order(open_long):
     assert llm.is_sleeping() and llm.memory()["kv"] > 0
     with pytest.raises(EngineAsleepError, match="level 0"):
         llm.generate(PROMPTS, PARAMS)
-    llm.wake_up(["weights", "kv_cache"])  # which are awake
+    llm.wake_up(["weights", "kv_cache"])  # they are awake
     assert llm.is_sleeping()
     llm.wake_up(["scheduling"])
     assert all_bits(llm.generate(PROMPTS, PARAMS)) == before
@@ -122,7 +122,7 @@ def test_level_two_drops_the_weights(open_tiny):
 
 
 def test_an_update_after_level_two(open_tiny, tiny_model):
-    """The usual way: wake the weights, write them, wake the cache."""
+    """The usual order: wake the weights, write them, wake the cache."""
     llm = open_tiny()
     before = all_bits(llm.generate(PROMPTS, PARAMS))
     for epoch in range(1, 4):
@@ -241,7 +241,7 @@ def test_memory_that_is_short_changes_nothing(open_tiny):
 
 @pytest.mark.alone
 def test_a_device_that_is_full(open_tiny, cuda):
-    """Somebody took the memory meanwhile: the engine sleeps on, and wakes when it is free again."""
+    """Another process took the memory: the engine stays asleep, and can wake when the memory is free again."""
     llm = open_tiny(device=cuda, kv_cache_memory_bytes="4GiB")
     before = all_bits(llm.generate(PROMPTS, PARAMS))
     for tags in (None, ["kv_cache"]):
@@ -260,7 +260,7 @@ def test_a_device_that_is_full(open_tiny, cuda):
 
 @pytest.mark.alone
 def test_others_see_the_memory(open_tiny, cuda):
-    """What another process finds free on the device."""
+    """Another process sees the freed memory of the device."""
     code = """
 import sys
 from llmpy import hardware
@@ -514,7 +514,7 @@ STAYS = r"^sleep\(level=2\) drops the weights, and no update could bring them ba
 
 
 def test_weights_that_could_not_come_back_stay(demo_model):
-    """A quantised GGUF file of a Llama: its weights take no update, so level 2 would be for good."""
+    """A quantised GGUF file of a Llama: its weights cannot be updated, so level 2 could not be undone and is refused."""
     with LLM(demo_model, device="cpu", max_model_len=256, kv_cache_memory_bytes="32MiB") as llm:
         before = llm.generate("The capital of France", max_tokens=4, temperature=0).token_ids
         with pytest.raises(UnsupportedError, match=STAYS):

@@ -1,4 +1,4 @@
-"""stream, stream_chat, and the stepping interface that servers are written against."""
+"""stream, stream_chat, and the step interface for servers."""
 
 import gc
 
@@ -15,7 +15,7 @@ from llmpy import (
 
 
 def run_steps(llm):
-    """Steps until nothing is left; the outputs of each step."""
+    """Steps until no request is left; returns the outputs of each step."""
     steps = []
     while llm.has_unfinished_requests():
         steps.append(llm.step())

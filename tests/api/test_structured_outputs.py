@@ -1,4 +1,4 @@
-"""StructuredOutputsParams: what is checked when it is made, and what the engine says without llguidance or with another one."""
+"""StructuredOutputsParams: its checks, and the engine's errors without llguidance or with another version."""
 
 import asyncio
 import functools
@@ -24,7 +24,7 @@ def llm(tmp_path_factory, write_model):
 
 
 class Color:
-    """What a pydantic class has."""
+    """A class with the method of pydantic classes."""
 
     @staticmethod
     def model_json_schema():
@@ -32,7 +32,7 @@ class Color:
 
 
 def test_a_dead_end_is_told_in_words(llm):
-    """A property that must be there and may not be: the library's own text is a dump of its state."""
+    """A property that is required and forbidden: the error must not be the library's dump of its state."""
     schema = {
         "type": "object", "patternProperties": {"^a$": {"type": "integer"}}, "required": ["a"], "additionalProperties": False,
     }  # fmt: skip
@@ -166,7 +166,7 @@ TAGS_PATTERN = "(<a>[ab]+</a>|<b 7(/>|</b>))"
     ids=str,
 )  # fmt: skip
 def test_structural_formats(llm, form, pattern):
-    """Free text and repetitions last until their end is drawn, which a bias makes likely."""
+    """Free text and repetitions last until their end is sampled, which a bias makes likely."""
     bias = dict.fromkeys([*llm.tokenizer.encode(".<)"), *llm.tokenizer.eos_token_ids], 5)
     given = {"structural_tag": {"type": "structural_tag", "format": form}}
     params = SamplingParams(structured_outputs=given, max_tokens=900, logit_bias=bias, n=8, seed=3)

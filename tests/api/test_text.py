@@ -1,4 +1,4 @@
-"""Text of outputs: stop strings cut, held back, matched in the core or here, however the ids come."""
+"""Text of outputs: stop strings are cut and held back, matched in the core or in Python, for any split of the ids."""
 
 import random
 import time
@@ -16,7 +16,7 @@ def ids_of(text, texts=True):
 
 
 def push_all(text_maker, ids, finish, stop=None, cuts=()):
-    """Pushes ids in pieces; what was shown after each."""
+    """Pushes ids in pieces; returns the shown text after each."""
     shown = []
     places = [0, *sorted(cuts), len(ids)]
     for start, end in pairwise(places):

@@ -1,4 +1,4 @@
-"""What a type checker finds in code that uses the package: typos of keywords, and nothing in code that is right."""
+"""A type checker on code that uses the package: it finds typos of keywords, and no error in correct code."""
 
 import dataclasses
 import inspect
@@ -82,7 +82,7 @@ BAD = [
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What mypy says of the two files, by file and line."""
+    """mypy's messages about the two files, by file and line."""
     folder = tmp_path_factory.mktemp("typed")
     lines = ["import llmpy", "from llmpy import LLM, AsyncEngine, EngineConfig, SamplingParams", "llm = LLM()"]
     (folder / "good.py").write_text(GOOD)

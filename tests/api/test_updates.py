@@ -1,4 +1,4 @@
-"""Live weight updates: an updated engine is a fresh engine with the same weights, whatever the way of the weights into it."""
+"""Live weight updates: an updated engine equals a new engine with the same weights, for every kind of update."""
 
 import asyncio
 import ctypes
@@ -29,7 +29,7 @@ PROMPTS = [[3, 4, 5, 6, 7] * 8, [9, 8, 7], [100, 101] * 20]
 
 @pytest.fixture(scope="module")
 def other_model(tmp_path_factory, write_model):
-    """Directory of a model of the same shape and other weights, and the weights."""
+    """Directory of a model of the same shape with other weights, and the weights."""
     path = write_model(tmp_path_factory.mktemp("other"))
     weights = {name: (1.25 * w + 0.01).astype(np.float32) for name, w in load_file(path / "model.safetensors").items()}
     save_file(weights, path / "model.safetensors")
@@ -38,7 +38,7 @@ def other_model(tmp_path_factory, write_model):
 
 @pytest.fixture
 def pair(open_tiny, other_model):
-    """An engine with old weights, one with new ones, and these."""
+    """An engine with old weights, one with new weights, and the new weights."""
     made = []
 
     def make(dtype="float32", **options):
@@ -58,7 +58,7 @@ def outcome(llm):
 
 
 def tensors(weights, device="cpu", dtype=torch.float32):
-    """The weights as torch has them."""
+    """The weights as torch tensors."""
     if device == "pinned":
         return {name: torch.from_numpy(w).to(dtype).pin_memory() for name, w in weights.items()}
     return {name: torch.from_numpy(w).to(dtype).to(device) for name, w in weights.items()}
@@ -93,7 +93,7 @@ def test_updated_engine_equals_fresh_one(pair, device, dtype):
             given = tensors(weights, place, kind)
             report = old.update_weights(given if place == "pinned" else {name: spread(t) for name, t in given.items()})
             assert old.compare_weights(given)
-            # Rounding twice is not rounding once: only what the engine would load itself is the file's.
+            # Double rounding differs from single rounding, so only the engine's own load is the reference.
             if kind is torch.float32:
                 assert old.weight_checksum() == sums
                 assert outcome(old) == wanted
@@ -222,7 +222,7 @@ def test_refusals_leave_the_update_open(pair, device):
 
 
 class Described:
-    """What a tensor of 64 floats shows by DLPack: its device, and where its memory is."""
+    """A tensor of 64 floats in DLPack form: its device and the address of its memory."""
 
     class Fields(ctypes.Structure):
         _fields_ = [
@@ -431,7 +431,7 @@ def test_async_engine(open_async, device, long_model):
 
 
 class Exported:
-    """A tensor of no library that we know."""
+    """A tensor of an unknown library."""
 
     def __init__(self, tensor):
         self.tensor, self.streams = tensor, []
@@ -455,7 +455,7 @@ def test_any_library(pair, device):
 
 
 def test_order_on_the_device(pair, device, cuda):
-    """Copies come after what made the tensors and before what changes them, on any stream; the last write wins."""
+    """On any stream, a copy runs after the work that made the tensor and before work that changes it; the last write wins."""
     if device != cuda:
         return
     old, new, weights = pair("bfloat16")
@@ -491,7 +491,7 @@ def test_order_on_the_device(pair, device, cuda):
 
 
 def test_memory_runs_out(pair, device):
-    """Every allocation fails in turn; afterwards a full update makes everything good."""
+    """Each allocation fails once; afterwards a full update restores the engine."""
     old, new, weights = pair()
     failed = 0
     for number in range(200):
@@ -510,7 +510,7 @@ def test_memory_runs_out(pair, device):
 
 
 def test_who_may_update(pair):
-    """Not while another thread uses the engine; and a call of another thread not while weights are written."""
+    """An update is refused while another thread uses the engine, and a call of another thread while weights are written."""
     old, _, weights = pair()
     started, stop = threading.Event(), threading.Event()
 
@@ -553,7 +553,7 @@ def test_open_updates_end_with_their_owner(pair):
 
 
 def test_an_abort_while_another_thread_has_the_engine(pair):
-    """What was half written is torn in the end, whoever was in the way."""
+    """Partly written weights end as incomplete even if another thread had the engine."""
     old, new, weights = pair()
     norm = "model.norm.weight"
     for is_dropped in (False, True):
@@ -579,7 +579,7 @@ def test_an_abort_while_another_thread_has_the_engine(pair):
 
 
 def test_the_loop_goes_on(open_async, long_model):
-    """While a slow source is read and copied the event loop runs, requests wait, and then they go on."""
+    """While a slow source is read and copied, the event loop runs; requests wait and then continue."""
     stored = load_file(long_model / "model.safetensors")
     entered, left = threading.Event(), threading.Event()
 
@@ -600,7 +600,7 @@ def test_the_loop_goes_on(open_async, long_model):
         made = engine.stats().generation_tokens
         await asyncio.sleep(0.02)
         assert engine.stats().generation_tokens == made
-        updating.cancel()  # it goes on all the same
+        updating.cancel()  # the update continues
         with pytest.raises(asyncio.CancelledError):
             await updating
         left.set()

@@ -25,7 +25,7 @@ from llmpy.weights.tcp_store import StoreClient, StoreServer
 
 HOST = "127.0.0.1"
 PATIENCE = 600
-"""Seconds that no test waits: what ends sooner has seen why."""
+"""A timeout in seconds that no test reaches, because errors end waits earlier."""
 
 
 def tensors(device: str = "cpu") -> dict[str, object]:
@@ -33,7 +33,7 @@ def tensors(device: str = "cpu") -> dict[str, object]:
     made: dict[str, object] = {
         f"layer.{i}": torch.randn(5, 7 + i, device=device, generator=generator).to(torch.bfloat16) for i in range(6)
     }
-    made["vector"] = torch.randn(3, device=device, generator=generator)  # behind an odd number of bfloat16
+    made["vector"] = torch.randn(3, device=device, generator=generator)  # after an odd number of bfloat16
     made["turned"] = torch.randn(4, 6, device=device, generator=generator).t()
     return made
 
@@ -161,7 +161,7 @@ def join(
 
 @contextmanager
 def running(function: Callable[[], object]):
-    """Runs a function on a thread; gives a list that its result or error is put into."""
+    """Runs a function on a thread; returns a list that gets its result or error."""
     found: list[object] = []
 
     def run() -> None:
@@ -343,7 +343,7 @@ def test_arguments() -> None:
 
 
 def test_trainers_of_others_say_less() -> None:
-    """A store without a WeightSender: the sizes come from the caller alone."""
+    """A store without a WeightSender: only the caller knows the sizes."""
     store = StoreServer(HOST, 0)
     with socket.create_server((HOST, 0)) as listener:
         store.set(ID_KEY, b"llmpy tcp " + f"{HOST} {listener.getsockname()[1]}".encode())
@@ -429,7 +429,7 @@ wait()
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_two_gpus(two_gpus: str, is_killed: bool) -> None:
-    """An engine's half on the first GPU, a trainer's process on the second, which then stops in the middle of an update."""
+    """The engine's side on the first GPU, a trainer's process on the second, which then stops in the middle of an update."""
     with Process(TRAINER, Path(__file__).parent) as trainer:
         port, expected = trainer.get()
         trainer.go("send")

@@ -1,4 +1,4 @@
-"""A library that can be loaded, and packages that bring one."""
+"""Builds a loadable library, and packages that contain one."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def build_library(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Installs a package with an entry point of a kind, as far as importlib can see; the code is that of its function."""
+    """Installs a package with an entry point of a kind, visible to importlib; `code` is the code of its function."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))

@@ -1,4 +1,4 @@
-"""The header that is installed for backends of other packages: whole, alone, in C and C++, and the core's."""
+"""The installed header for backends of other packages: complete, self-contained, in C and C++, equal to the core's."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What the core accepts as a backend's library, and how it refuses the others."""
+"""The core's checks of a backend's library."""
 
 from collections.abc import Callable
 from pathlib import Path

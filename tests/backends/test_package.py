@@ -1,4 +1,4 @@
-"""Backends that other packages bring: how they are found, and what is said of those that are not to be had."""
+"""Backends in other packages: how they are found, and the errors for backends that are not available."""
 
 from collections.abc import Callable
 

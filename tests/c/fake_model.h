@@ -203,7 +203,7 @@ static void expect_sample(struct job *job, uint32_t sample, struct history h)
     }
 }
 
-/* What must come of a pooling job whose prompt is h. */
+/* The expected result of a pooling job with prompt h. */
 static void expect_states(struct job *job, const struct history *h)
 {
     uint32_t kind = job->spec.pooling, n = h->n, begin = kind == POOLING_LAST ? n - 1 : 0;
@@ -537,7 +537,7 @@ UNUSED static void drain(struct engine *engine, struct job **jobs, uint32_t n_jo
             take_all(engine, i % 2, jobs, n_jobs);
     }
     CHECK(!engine_has_unfinished(engine));
-    CHECK_OK(engine_step(engine, &progressed, &err)); /* a row that drew for nobody may still be in flight */
+    CHECK_OK(engine_step(engine, &progressed, &err)); /* a row without a reader may still be in flight */
     take_all(engine, false, jobs, n_jobs);
     take_all(engine, false, jobs, n_jobs); /* releases what the first has delivered */
     struct engine_stats stats;

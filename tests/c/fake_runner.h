@@ -38,7 +38,7 @@ struct cell {
     uint64_t deep, stamp; /* deep: what a second layer would store */
 };
 
-/* A batch that was started: its logits are computed, its draws not before somebody needs them. */
+/* A batch that was started: its logits are computed; its samples are drawn only when they are needed. */
 struct fake_flight {
     struct batch *batch;
     uint64_t *logits;              /* [n_tasks] */
@@ -246,7 +246,7 @@ static void fake_write(struct fake *fake, const struct batch *b)
             for (uint32_t g = 0; g < fake->layout.n_groups; g++) {
                 struct cell *cell = cell_at(&view, g, (uint32_t)b->positions[row]);
                 CHECK(cell >= fake->pool + fake->layout.block_tokens); /* not the reserved page */
-                CHECK(cell->stamp != fake->n_runs);                    /* nobody else writes here in this step */
+                CHECK(cell->stamp != fake->n_runs);                    /* no other row writes here in this step */
                 *cell = (struct cell){fake_token(fake, b, (uint32_t)row), b->positions[row], g, 0, fake->n_runs};
             }
         }
@@ -259,7 +259,7 @@ static struct cell *state_cell(const struct fake *fake, const struct batch *b, u
     return &fake->pool[(size_t)page * fake->layout.block_tokens + unit % a_page];
 }
 
-/* Moves the states of every sequence on over its rows; one whose first row is at position 0 starts from zeros. */
+/* Advances the states of every sequence over its rows; a sequence with its first row at position 0 starts from zeros. */
 static void fake_recur(struct fake *fake, const struct batch *b)
 {
     for (uint32_t s = 0; s < b->n_seqs && fake->states.n; s++) {
@@ -270,7 +270,7 @@ static void fake_recur(struct fake *fake, const struct batch *b)
             for (uint32_t u = 0; u < fake->states.needs[l].n_units; u++) {
                 const struct cell *cell = state_cell(fake, b, seq, l, u);
                 CHECK(cell >= fake->pool + fake->layout.block_tokens);
-                CHECK(cell->stamp != fake->n_runs); /* nobody else writes here in this step */
+                CHECK(cell->stamp != fake->n_runs); /* no other row writes here in this step */
                 if (first && (cell->position != first - 1 || cell->group != STATE_GROUP || !cell->stamp))
                     CHECK_FAIL("the state behind position %d is wanted, the page holds that of position %d of group %u", first - 1,
                                cell->position, cell->group);
@@ -452,7 +452,7 @@ static enum rc fake_restore(void *ctx, uint32_t parts, struct err *err)
     return RC_OK;
 }
 
-/* As a real one, whose states lie where the last step left them: no other may have been started since. */
+/* Like a real runner, which has states only of the last step: no other step may have been started since. */
 static enum rc fake_read_states(void *ctx, const struct batch *b, uint32_t first, uint32_t n, float *rows, struct err *err)
 {
     struct fake *fake = ctx;

@@ -2,7 +2,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-/* Walks a value as py_checkpoint.c does, without a check of its own. */
+/* Walks a value like py_checkpoint.c, without checks. */
 static const uint8_t *walk(uint32_t type, const uint8_t *at)
 {
     if (type == GGUF_STRING) {

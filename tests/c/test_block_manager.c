@@ -276,7 +276,7 @@ TEST(pages_of_a_sequence)
 
 /* ---- keys ---- */
 
-/* Blocks whose keys differ in the upper half alone, or in the group alone, lie in one bucket and are told apart. */
+/* Blocks with keys that differ only in the upper half, or only in the group, are in one bucket and are distinguished. */
 TEST(a_block_is_found_by_all_of_its_key_and_by_its_group)
 {
     const struct hash key = {5, 1}, other = {5, 2};

@@ -1,5 +1,5 @@
-/* Commands and parameters at their very bounds: what a pause keeps out, what an abort of all ends, what is greedy, and what is
- * counted meanwhile. */
+/* Commands and parameters at their bounds: requests held by a pause, requests ended by an abort of all, greedy sampling, and the
+ * counters. */
 #define _GNU_SOURCE
 #include "bench.h"
 

@@ -1,4 +1,4 @@
-/* The thread that drives an engine, its mail and its channels, on the fake model, whose oracle knows what every token must be.
+/* The thread that drives an engine, its mail and its channels, on the fake model; an oracle knows every expected token.
  * Built a second time under ThreadSanitizer. */
 #include "fake_model.h"
 
@@ -130,7 +130,7 @@ TEST_BOTH(reads_what_was_asked)
     bench_close(&b);
 }
 
-/* Everything that came while nobody read lies there in one piece, once. */
+/* Unread news are merged into one piece and delivered once. */
 TEST_BOTH(merges_what_is_not_read)
 {
     struct bench b;
@@ -519,7 +519,7 @@ static enum rc step_and_commit(struct engine *engine, void *n_commits, struct er
     return rc ? rc : engine_settle(engine, problem);
 }
 
-/* A letter with tokens of two epochs is none for the quick way, whose reader knows one epoch a letter. */
+/* Mail with tokens of two epochs cannot use the fast path, which has one epoch per mail. */
 TEST_BOTH(the_quick_way_takes_tokens_of_one_epoch)
 {
     struct bench b;

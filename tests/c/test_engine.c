@@ -1,4 +1,4 @@
-/* The engine's rules one by one, on the fake model. What every token must be is the oracle's affair (fake_model.h). */
+/* The engine's rules one by one, on the fake model. The oracle in fake_model.h knows every expected token. */
 #include "bench.h"
 
 #include "../../csrc/base/mem.h"
@@ -266,7 +266,7 @@ TEST(aborted_requests_end_once)
     CHECK_EQ(jobs[1]->n_finals, 3);
     CHECK(jobs[1]->n_received[0] > 0); /* what was made is kept */
     CHECK_EQ(jobs[3]->finish[0], FINISH_LENGTH);
-    CHECK_OK(engine_abort(b.engine, NULL, 0, &err)); /* nobody is left */
+    CHECK_OK(engine_abort(b.engine, NULL, 0, &err)); /* no request is left */
     free_jobs(jobs, 4);
 
     struct job *late = plain_job(&b.fake, 9, 10, 3); /* comes after the abort of all: runs */
@@ -573,7 +573,7 @@ TEST(impossible_engines_are_refused)
 {
     struct bench b;
     struct setup setup = SMALL;
-    setup.n_pages = 24; /* 96 positions take 24 pages, and page 0 is nobody's */
+    setup.n_pages = 24; /* 96 positions take 24 pages, and page 0 is not used */
     CHECK(!fake_engine(&setup, &b.fake, &err));
     CHECK_EQ(err.rc, RC_CONFIG);
     CHECK_STR(err.message, "max_model_len=96 needs 1536 bytes of KV cache, 1472 available. 92 tokens would fit; raise "

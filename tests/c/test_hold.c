@@ -1,5 +1,5 @@
-/* What keeps steps from running, on the fake model: updates of the weights with their epochs, and sleep. What every token must be
- * is worked out here, from the weights that were there when each of its rows was computed. */
+/* Holds on steps, on the fake model: updates of the weights with their epochs, and sleep. The expected tokens are computed here
+ * from the weights that were current when each row was computed. */
 #include "bench.h"
 
 #include "../../csrc/base/mem.h"
@@ -233,7 +233,7 @@ static void interrupt(bool is_async, uint32_t n_steps, struct outcome *outcomes)
     fake_close(b.engine, &b.fake);
 }
 
-/* A sample whose tokens are all of one epoch is what these weights alone make of it, wherever in its prompt the commit came. */
+/* A sample with all tokens of one epoch equals the result of these weights alone, wherever in its prompt the commit was. */
 TEST(a_prompt_that_a_commit_interrupts_starts_over)
 {
     static struct outcome alone[N_OUTCOMES], found[N_OUTCOMES];

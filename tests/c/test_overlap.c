@@ -1,5 +1,5 @@
-/* Two steps in flight: what may be enqueued before the results of the step before are there, and what becomes of it when they
- * end a sequence. That every token is the same is the affair of test_scheduler.c's traces. */
+/* Two steps in flight: rows that may be enqueued before the previous step's results arrive, and their fate if those results
+ * end a sequence. The traces of test_scheduler.c check that every token is the same. */
 #include "bench.h"
 
 static const struct setup SETUP = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true,

@@ -1,5 +1,5 @@
-/* What is decided by policy, not by correctness: who is admitted, who is preempted, which page goes first. Outputs are the same
- * whatever is decided; docs/develop/engine.md promises these decisions all the same. */
+/* Decisions of policy, which do not affect correctness: admission, preemption, and the order of evicted pages. Outputs are the same
+ * for any decision, but docs/develop/engine.md promises these. */
 #include "bench.h"
 
 #include "../../csrc/engine/block_manager.h"

@@ -40,7 +40,7 @@ static void check_held(const struct block_manager *manager, const struct held *h
     CHECK_EQ(block_manager_n_free(manager), n_free);
 }
 
-/* A bundle that the key finds is the one in use under it, or one that nobody uses. */
+/* The key finds the bundle that is in use under it, or an unused bundle. */
 static void find_bundle(struct block_manager *manager, struct held *held, uint32_t number, struct held *free_one)
 {
     struct hash key = key_of(number);
@@ -300,7 +300,7 @@ TEST(equal_prompts_are_computed_once)
     }
 }
 
-/* Who waits for another's state is passed over by those who do not. */
+/* A request that waits for another request's state is overtaken by requests that do not wait. */
 TEST(others_overtake_who_waits)
 {
     struct bench b;
@@ -359,7 +359,7 @@ TEST(forks_take_a_copy_each)
     }
 }
 
-/* In a pool for a single sequence snapshots are given up rather than anybody preempted, and a hit writes on in place. */
+/* In a pool for a single sequence, snapshots are evicted instead of preempting a request, and a hit continues in place. */
 TEST(a_tight_pool_keeps_what_it_can)
 {
     for (int pure = 0; pure < 2; pure++) {

@@ -189,7 +189,7 @@ static uint32_t preempt_a_twin(uint32_t n_pages, uint32_t n_steps, uint32_t n_ur
     return lost;
 }
 
-/* What a victim has published in the step in which it is preempted was not computed: nobody may find it. */
+/* Blocks that a victim has published in the step of its preemption were not computed: no request may find them. */
 TEST(a_victim_withdraws_the_block_of_its_last_step)
 {
     uint32_t n_lost = 0;

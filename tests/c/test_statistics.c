@@ -131,7 +131,7 @@ static struct engine_stats run_load(const struct setup *setup, uint32_t n_jobs, 
     sums_read(&sums, engine);
     check_totals(engine, &fake, &sums, &load);
     engine_stats(engine, &stats);
-    if (is_plain) { /* who computes what is then known without looking at the scheduler */
+    if (is_plain) { /* the scheduler's choice of rows is then known in advance */
         CHECK_EQ(stats.prompt_rows + stats.prefix_cache_hits, load.n_prompt + load.n_prior);
         CHECK_EQ(stats.decode_rows, stats.generation_tokens - load.n_samples);
     }

@@ -58,7 +58,7 @@ def test_owners() -> None:
 
 
 def test_a_reader_that_goes_leaves_nothing_behind() -> None:
-    """Neither when it stops in the middle nor before the first message; and what fails is told."""
+    """A reader may stop in the middle or before the first message; failures are reported."""
     ended: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +113,7 @@ def test_a_replica_tells_of_any_error(error: type[BaseException]) -> None:
 
 
 def test_the_replica_hears_who_asks() -> None:
-    """Control paths without keys are for clients of the machine, and without a client there is nobody to refuse."""
+    """The replica gets the client's address, because without keys only clients of this machine may use control paths."""
     seen: dict[str, object] = {}
 
     class Replicas:
@@ -182,7 +182,7 @@ def test_a_client_that_goes_ends_its_request(url: str) -> None:
 
 
 def test_rollouts(local_ray: None, served_model: str) -> None:
-    """Generates with logprobs, sleeps, takes new weights, and says which weights made a token."""
+    """Generates with logprobs, sleeps, updates the weights, and returns the weights' version of each token."""
     actor = RolloutActor.options(num_cpus=1).remote(served_model, **SMALL)
     call = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
     first = ray.get(actor.generate.remote([5, 6, 7], **call))
@@ -227,7 +227,7 @@ def test_the_actor_is_awaited_too(local_ray: None, served_model: str) -> None:
 
 
 def test_a_batch_goes_on_row_by_row(served_model: str) -> None:
-    """A long answer does not hold up the others, and a prompt that cannot run fails alone."""
+    """A long answer does not delay the others, and a prompt that cannot run fails alone."""
 
     async def run() -> list[dict[str, list[object]]]:
         predictor = LLMPredictor(served_model, sampling={"ignore_eos": True, "max_tokens": 100, "temperature": 0}, **SMALL)

@@ -1,13 +1,13 @@
-"""Every code block of README.md and the pages of docs/: Python and shell run, quotations are in the file that they name.
+"""Every code block of README.md and docs/: Python and shell blocks run, and quotations occur in the named file.
 
-What a fence says behind its language:
+The text after a fence's language:
 
-    python                  runs, in one namespace a page, which `PAGES` gives what the page's words speak of
-    python trainer          runs in a process of its own, beside the next block
+    python                  runs; a page's blocks share a namespace, which `PAGES` fills with the names that the page assumes
+    python trainer          runs in a separate process, beside the next block
     python from FILE        is in that file, word for word
     python not run: REASON  (or sh) cannot run here
     sh                      `llmpy ...` runs; `llmpy serve` in the background, while the page lasts
-    text, toml              are no programs; toml is read
+    text, toml              do not run; toml is parsed
     new, in, check          belong to a guide for developers, see test_guides.py; c is always one of these
 """
 
@@ -36,14 +36,14 @@ ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALL = {"device": "cpu", "kv_cache_memory_bytes": "16MiB"}
 SHOWN = re.compile(r"^print\(.*\) +# (.+)$", re.MULTILINE)
-"""What an unindented line says that it prints."""
+"""A print call at the start of a line with its expected output."""
 MOST_NOT_RUN = 6
 DEMO = '("demo"'
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `line` is that of its first line of text."""
+    """A fenced block; `line` is the number of its first line of text."""
 
     page: Path
     line: int
@@ -99,14 +99,14 @@ def test_extras_that_texts_name_exist() -> None:
 
 
 class Tools:
-    """What pages need to run.
+    """Tools that pages need to run.
 
     Args:
         tiny: A tiny Llama.
-        write_model: Writes another.
-        folder: Where it may.
+        write_model: Writes another tiny model.
+        folder: Folder for its files.
         demo: Fetches the demo model.
-        port: Reserves one.
+        port: Reserves a port.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Tools:
 
 @dataclass
 class Setting:
-    """What a page's blocks find: names, words that stand for others, and what trainers in other processes begin with."""
+    """The setting of a page's blocks: names, replaced words, and the first lines of trainer processes."""
 
     names: dict[str, Any]
     words: dict[str, str]
@@ -132,7 +132,7 @@ class Setting:
 
 
 def weights_of(path: Path) -> SimpleNamespace:
-    """What stands in for a trainer's model."""
+    """The stand-in for a trainer's model."""
     from safetensors.numpy import load_file
 
     tensors = load_file(path / "model.safetensors")
@@ -200,14 +200,14 @@ SETTINGS: Mapping[str, Callable[[Tools], Setting]] = {
     "pooling": pooling,
     "rl": rl,
 }
-"""By page. All others need only the demo model and path/to/model."""
+"""Page -> its setting. Other pages need only the demo model and path/to/model."""
 
 
 class Page:
     """Runs the blocks of a page.
 
     Args:
-        setting: What they find.
+        setting: The setting of the blocks.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -243,7 +243,7 @@ class Page:
         self._loop.run_until_complete(run())
 
     def _begin_trainer(self, text: str) -> None:
-        """Starts a process; both sides find the other under `connection`."""
+        """Starts a process; each side has a `connection` to the other."""
         self._listener = Listener()
         begin = f"from multiprocessing.connection import Client\nconnection = Client({self._listener.address!r})\n"
         self._start([sys.executable, "-c", begin + self._setting.trainer + text])
@@ -303,7 +303,7 @@ def tools(
 
 @pytest.fixture
 def local_serve(local_ray: None, reserve_port: Callable[[], int]) -> Iterator[None]:
-    """Ray Serve on a port that nobody uses."""
+    """Ray Serve on a free port."""
     serve = pytest.importorskip("ray.serve")
     serve.start(http_options={"port": reserve_port()})
     yield
@@ -312,7 +312,7 @@ def local_serve(local_ray: None, reserve_port: Callable[[], int]) -> Iterator[No
 
 @pytest.fixture
 def page(request: pytest.FixtureRequest, tools: Tools) -> Iterator[tuple[Page, list[Block]]]:
-    """A page's blocks, and what runs them."""
+    """A page's blocks, and a Page that runs them."""
     blocks = [block for block in RUN if block.page == request.param]
     if request.param.stem == "ray":
         request.getfixturevalue("local_serve")

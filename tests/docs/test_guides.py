@@ -1,9 +1,9 @@
-"""The guides for developers: their code is put into a copy of the tree, which is built and passes the checks of the guides.
+"""The guides for developers: their code is inserted into a copy of the tree, which is built and passes the guides' checks.
 
-What a fence says behind its language:
+The text after a fence's language:
 
     new FILE              the whole of a new file
-    in FILE behind TEXT   lines that belong right behind the one line of the file that has this text
+    in FILE behind TEXT   lines to insert right after the only line of the file with this text
     in FILE before TEXT   ... right before it
     check                 a Python program that must run in the changed tree
     check sh              commands, run in the changed tree before the next check
@@ -38,7 +38,7 @@ TESTS = {
 
 
 def apply(tree: Path, note: str, text: str) -> None:
-    """Puts a fence's text where it says."""
+    """Inserts a fence's text at its place."""
     if note.startswith("new "):
         path = tree / note.removeprefix("new ")
         assert not path.exists(), note
@@ -55,7 +55,7 @@ def apply(tree: Path, note: str, text: str) -> None:
 
 
 def run(tree: Path, *command: str) -> None:
-    """Runs a command in the changed tree, whose llmpy and kernels/binding.py it finds first."""
+    """Runs a command in the changed tree, with the tree's llmpy and kernels/binding.py first on the path."""
     env = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/kernels", "LLMPY_CUDA": "0", "LLMPY_DEBUG": "1", "LLMPY_WERROR": "1"}
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -29,7 +29,7 @@ def build(source: Path, site: Path) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site. Pages that no table of contents has, links to no page or heading, bad docstrings: all fail it."""
+    """The built site. The build fails for a page without a table of contents, a broken link, or a bad docstring."""
     folder = tmp_path_factory.mktemp("site") / "html"
     found = build(ROOT / "docs", folder)
     assert found.returncode == 0, found.stderr

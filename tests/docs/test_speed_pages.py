@@ -1,4 +1,4 @@
-"""The tables of the pages on speed, and the README's figures, are those of the committed results."""
+"""The tables of the pages on speed, and the README's figures, equal the committed results."""
 
 import csv
 import fnmatch
@@ -43,7 +43,7 @@ def test_speed_on_the_cpu(benchmark: ModuleType) -> None:
 
 @pytest.mark.parametrize("benchmark", ["cuda"], indirect=True)
 def test_the_readme_shows_results_of_an_h200(benchmark: ModuleType) -> None:
-    """The newest value of a row, with three digits, and what is known of vLLM; of several rows the least and the greatest."""
+    """The newest value of a row with three digits, and vLLM's value; for several rows the least and the greatest."""
     newest = {line["row"]: float(line["value"]) for line in benchmark.read_table(benchmark.TABLE)}
     shown = re.findall(r"^\|.*\| (.+) \| (.+) \| `python benchmarks/cuda.py \"?(.+?)\"?` \|$", README, re.MULTILINE)
     assert len(shown) == 4

@@ -1,4 +1,4 @@
-"""What a newcomer sees first: `llmpy demo`."""
+"""`llmpy demo`, the first command that new users run."""
 
 from pathlib import Path
 

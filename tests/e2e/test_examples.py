@@ -1,4 +1,4 @@
-"""Every example runs on the demo model and prints what it promises."""
+"""Every example runs on the demo model and prints the documented output."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def test_example(name: str, wanted: str, device: str, demo_model: Path) -> None:
 
 
 def test_rl_grpo(device: str) -> None:
-    """The reward of a tiny random model rises, with the engine's weights those of every step."""
+    """The reward of a tiny random model rises, and the engine has the weights of every step."""
     pytest.importorskip("transformers")
     lines = run(device, str(EXAMPLES / "rl_grpo.py"), "--device", device).splitlines()
     steps = [line for line in lines if line.startswith("step")]

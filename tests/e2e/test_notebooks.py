@@ -20,7 +20,7 @@ def cases():
 
 
 def kinds(notebook):
-    """What each cell shows, but for progress: a call that is over soon has none."""
+    """Kinds of each cell's outputs except progress, which short calls do not show."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in cells), "saved without its outputs: python docs/run_notebooks.py"
     shown = ([output for output in cell.outputs if not progress(output)] for cell in cells)

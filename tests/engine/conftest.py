@@ -103,7 +103,7 @@ def recurrent_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 def open_model(
     device: str, core_options: Callable[[str], dict[str, str]], tiny_model: Callable[[str, str], Path]
 ) -> Callable[..., _core.Model]:
-    """Opens a tiny model; a function may change its program first, and keywords are options of the core."""
+    """Opens a tiny model. An optional function changes the program first; keywords are options of the core."""
     files = hub.resolve(tiny_model("llama", "float32"))
     checkpoint = _core.Checkpoint([str(path) for path in files.weights])
     options = {

@@ -18,7 +18,7 @@ def llm(device: str, tiny_model: Callable[[str, str], Path]) -> Iterator[LLM]:
 
 
 def drawn(llm: LLM, prior: list[int] | None = None, **fields: object) -> list[int]:
-    """Twelve ids behind the prompt, with those that were given before."""
+    """Twelve ids after the prompt, including prior output."""
     prompt = {"prompt_token_ids": PROMPT, **({"output_token_ids": prior} if prior else {})}
     params = {"seed": 3, "temperature": 1.5, "max_tokens": 12, "ignore_eos": True, "use_tqdm": False, **fields}
     return [*(prior or []), *llm.generate([prompt], **params)[0].token_ids]

@@ -1,6 +1,6 @@
-"""Life of an engine on a CUDA device: memory given back to the byte, faults, other engines and torch in the same process.
+"""Lifetime of an engine on a CUDA device: memory freed to the byte, faults, other engines and torch in the same process.
 
-What a fault or a count of memory would spoil for other tests runs in a process of its own.
+Tests of faults and of memory run in separate processes, so that they do not disturb other tests.
 """
 
 import importlib.util
@@ -47,7 +47,7 @@ def greedy(llm: llmpy.LLM, n: int = 12) -> list[list[int]]:
 
 
 def run_script(script: str, *args: object, **environment: str) -> list[str]:
-    """Lines that a script prints in a process of its own, which has to end well and say nothing on stderr."""
+    """Runs a script in a new process and returns its lines; the process must exit with 0 and print nothing on stderr."""
     header = f"OPTIONS = {OPTIONS!r}\nPROMPTS = {PROMPTS!r}\nKERNELS = {str(KERNELS)!r}\n" + SHARED
     done = subprocess.run(
         [sys.executable, "-c", header + script, *map(str, args)],
@@ -228,7 +228,7 @@ def pool(share):
         return llm.memory()["kv"]
 first = pool(0.2)
 backend = Backend("cuda:0", max_rows=8, max_cols=4096, vocab_size=8, library=hardware.cuda_library())
-other = backend.kv_pool(1024, 8, 128, "bfloat16", 64)  # 256 MiB of somebody else's
+other = backend.kv_pool(1024, 8, 128, "bfloat16", 64)  # 256 MiB outside the engine
 assert pool(0.2) == first
 total = backend.memory()["total"]
 assert 0.2 * total - 3e9 < first < 0.2 * total
@@ -297,7 +297,7 @@ print("done")
 
 @needs_device
 def test_a_fault_names_its_operation(tiny_model: Callable[[str, str], Path]) -> None:
-    """Faults of a neighbour, seen at the next wait: mostly behind an operation, else at the step's ends."""
+    """A fault of other work on the device, seen at the next wait: usually after an operation, else at the ends of the step."""
     script = """
 import threading
 llm, fire = open_engine(sys.argv[1]), arm()

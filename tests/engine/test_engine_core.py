@@ -1,4 +1,4 @@
-"""The class _core.Engine: parameters in, news out, one driver, and every way of closing it."""
+"""The class _core.Engine: parameters, news, one driver, and every way to close it."""
 
 import os
 import threading

@@ -37,7 +37,7 @@ def open_llm(path: Path, device: str, **options: object) -> LLM:
 
 
 def bits(output: RequestOutput) -> list[tuple[bytes, ...]]:
-    """Everything of a request that must not change."""
+    """All values of a request that must not change."""
     found = []
     for sample in output.outputs:
         s = sample.sampled
@@ -66,7 +66,7 @@ def alone(path: Path, batch: list[list[int]], device: str) -> list[list[tuple[by
 
 @pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> Case:
-    """A model, a device, and what the model gives there to every prompt alone."""
+    """A model, a device, and the model's outputs for every prompt alone."""
     path = tiny_model(*request.param)
     return path, each_device, alone(path, prompts(), each_device)
 
@@ -145,7 +145,7 @@ def test_preemption(case: Case) -> None:
 
 
 def plain(i: int) -> SamplingParams:
-    """What needs no token's value on the host before the next draw; most end by a token's value."""
+    """Requests that need no token's value on the host before the next sampling; most end by a token's value."""
     common = {"max_tokens": 30, "logprobs": 3, "seed": 5 + i, "stop_token_ids": list(range(3 + i, 131, 12))}
     return SamplingParams(temperature=1.0 if i % 2 else 0.0, top_p=0.95, min_tokens=i % 4, **common)
 

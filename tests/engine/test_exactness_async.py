@@ -1,6 +1,6 @@
-"""Law 2 through AsyncEngine: whatever happens around a request, it gets the bits of an LLM that has nothing else to do.
+"""Law 2 through AsyncEngine: in any company, a request has the bits of an LLM that runs it alone.
 
-And the rows that need two engines or two processes. test_exactness.py has those of LLM.
+Also cases with two engines or two processes. test_exactness.py has the cases of LLM.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ PARAMS = [lone.params(i) for i in range(len(lone.LENGTHS))]
 
 @pytest.fixture(scope="module", params=[("llama", "float32"), ("qwen3", "bfloat16")], ids="-".join)
 def case(request: pytest.FixtureRequest, device: str, tiny_model: Callable[[str, str], Path]) -> Case:
-    """A model, a device, and what an LLM gives there to every prompt alone."""
+    """A model, a device, and an LLM's outputs for every prompt alone."""
     path = tiny_model(*request.param)
     return path, device, lone.alone(path, lone.prompts(), device)
 
@@ -58,7 +58,7 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def all_at_once(engine: AsyncEngine, order: list[int]) -> list[Bits]:
-    """Every prompt, sent in an order; by number."""
+    """Sends all prompts in an order; returns the outputs by number."""
     streams = {i: engine.generate(lone.prompts()[i], PARAMS[i]) for i in order}
     found = {i: lone.bits(await stream) for i, stream in streams.items()}
     return [found[i] for i in sorted(found)]
@@ -129,7 +129,7 @@ def test_scores_and_prompts(case: Case) -> None:
 
 
 async def joined(engine: AsyncEngine, i: int, turn: asyncio.Lock, disturb: Callable[[], Coroutine[Any, Any, None]]) -> Bits:
-    """A prompt's bits, from deltas, with something done behind every few of them."""
+    """A prompt's bits from joined deltas; calls a function after every few deltas."""
     parts = []
     async for output in engine.generate(lone.prompts()[i], PARAMS[i].replace(output_kind=RequestOutputKind.DELTA)):
         parts.append(lone.bits(output)[0])
@@ -140,7 +140,7 @@ async def joined(engine: AsyncEngine, i: int, turn: asyncio.Lock, disturb: Calla
 
 
 def test_paused_slept_and_updated_to_the_same(case: Case) -> None:
-    """In the middle of a request: pauses, sleeps, a reset of the cache, and an update that writes the weights there are."""
+    """During a request: pauses, sleeps, a reset of the cache, and an update with the same weights."""
     from safetensors import safe_open
 
     async def main() -> None:
@@ -203,7 +203,7 @@ def test_aborted_and_continued(case: Case) -> None:
 
 
 def test_an_updated_engine_is_a_fresh_one(case: Case, tmp_path: Path) -> None:
-    """Other weights and back, in both ways, with requests before and behind."""
+    """Updates to other weights and back, by both kinds of update, with requests before and after."""
     from safetensors.numpy import load_file, save_file
 
     path = tmp_path / "other"
@@ -236,7 +236,7 @@ print(shared.digest(sys.argv[2], sys.argv[3], sys.argv[4]))
 
 
 def digest(path: str, device: str, kind: str) -> str:
-    """Of everything that an engine gives to the prompts."""
+    """A digest of all outputs of an engine for the prompts."""
     if kind == "LLM":
         with lone.open_llm(Path(path), device, max_num_seqs=4) as llm:
             found = lone.run(llm, lone.prompts())

@@ -1,4 +1,4 @@
-"""Law 2 at the sizes of real models, where a CUDA device takes its fast ways: many rows, long contexts, every batch size.
+"""Law 2 at the sizes of real models, where a CUDA device uses its fast kernels: many rows, long contexts, all batch sizes.
 
 test_exactness.py compares everything on tiny models. Here a request alone must equal the same request among a hundred others,
 while sequences come and go, so that steps of all sizes occur, with and without graphs, in chunks, cached and preempted.
@@ -115,7 +115,7 @@ def open_llm(path: Path, device: str, **options: object) -> LLM:
 
 @pytest.fixture(scope="module")
 def alone(model: Path, cuda: str) -> dict[int, tuple[bytes, ...]]:
-    """What some of the requests get by themselves."""
+    """Outputs of some of the requests alone."""
     prompts, params = requests()
     with open_llm(model, cuda, enable_prefix_caching=False) as llm:
         return {i: bits(llm.generate([prompts[i]], [params[i]], use_tqdm=False)[0]) for i in CHOSEN}
@@ -136,7 +136,7 @@ def test_a_request_among_a_hundred(
 
 @pytest.mark.slow
 def test_a_crowd_again_and_again(model: Path, cuda: str) -> None:
-    """Races show once in a few hundred rounds: a hundred requests get the same bits in each of 1000."""
+    """Races appear once in a few hundred rounds; a hundred requests must have the same bits in each of 1000 rounds."""
     prompts, params = requests()
     with open_llm(model, cuda, enable_prefix_caching=False) as llm:
         first = [bits(output) for output in llm.generate(prompts, params, use_tqdm=False)]

@@ -1,4 +1,4 @@
-"""Structured outputs in the engine: a request's mask is its own, whatever the batch, preemption or overlap of steps."""
+"""Structured outputs in the engine: a request's mask does not depend on the batch, preemption or overlap of steps."""
 
 import json
 import random
@@ -104,7 +104,7 @@ def test_every_text_fits_its_grammar(model: Path, device: str) -> None:
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A schema whose texts are short."""
+    """A random schema that allows only short texts."""
     kind = rng.choice(["integer", "string", "enum", "pattern", "null"] + ["object", "array", "any"] * (depth < 2))
     if kind == "object":
         names = rng.sample(["a", "b_c", "ü", 'x"y', ""], rng.randint(0, 3))

@@ -1,4 +1,4 @@
-"""What a step costs the host, without any model: at most 50 us for 1 sequence and 150 us for 256, or more on a slow machine."""
+"""Host time of a step without a model: at most 50 us for 1 sequence and 150 us for 256, or more on a slow machine."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ LIMITS_US = {1: 50.0, 256: 150.0}
 
 
 def slowness() -> float:
-    """How many times slower than the limits' machine this one is, where that counts to 1,000,000 in 20 ms."""
+    """How many times slower this machine is than the limits' machine, which counts to 1,000,000 in 20 ms."""
     times = []
     for _ in range(20):
         start = time.process_time()

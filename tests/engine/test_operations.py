@@ -1,4 +1,4 @@
-"""The table of operations (csrc/program/operations.def): what Python interprets has its names, and C refuses all others."""
+"""The table of operations (csrc/program/operations.def): Python's interpreter uses its names, and C refuses others."""
 
 import inspect
 import re
@@ -28,7 +28,7 @@ def test_attributes_have_names_of_their_own() -> None:
 
 @pytest.fixture
 def open_changed(open_model: Callable[..., _core.Model]) -> Callable[..., Any]:
-    """Opens a model whose first operation of a kind has other attributes."""
+    """Opens a model after changing the attributes of its first operation of a kind."""
 
     def open_it(kind: str, **changes: object) -> _core.Model:
         def change(spec: Spec) -> None:

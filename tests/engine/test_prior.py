@@ -1,4 +1,4 @@
-"""Rules that count tokens, at their very bounds: given output, the cache's count, greedy temperatures."""
+"""Rules that count tokens, at their bounds: given output, the cache's count, greedy temperatures."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

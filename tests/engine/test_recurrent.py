@@ -1,4 +1,4 @@
-"""Models with recurrent state: what a request gets is the same alone and beside others, cut, cached, preempted, forked."""
+"""Models with recurrent state: a request has the same bits alone, beside others, cut, cached, preempted and forked."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -64,7 +64,7 @@ def test_batches_chunks_and_hits(recurrent_model: Path, device: str) -> None:
 
 
 async def joined(engine: AsyncEngine, prompt: list[int], i: int, cut: int) -> Bits:
-    """A request's bits; it is cancelled behind `cut` tokens, and gone on with as a new one."""
+    """A request's bits; the request is cancelled after `cut` tokens and continued as a new one."""
     done: list[Bits] = []
     ids: list[int] = []
     stream = engine.generate(prompt, params(i, max_tokens=24, output_kind=RequestOutputKind.DELTA))
@@ -177,7 +177,7 @@ def test_scores_equal_draws(recurrent_model: Path, device: str) -> None:
 
 @pytest.mark.parametrize("on_running", ["keep", "recompute"])
 def test_a_commit_in_the_middle(recurrent_model: Path, device: str, on_running: str) -> None:
-    """The same weights again: who runs goes on with its state or makes it anew, and nobody finds an older one."""
+    """A commit of the same weights: a running request keeps or rebuilds its state, and no request finds an older state."""
     batch, settings = random_prompts(7, [100, 60]), params(1, max_tokens=60)
     with open_llm(recurrent_model, device) as llm:
         alone = [samples(o) for o in llm.generate(batch, settings, use_tqdm=False)]

@@ -1,4 +1,4 @@
-"""Fixtures of the kernel tests: the backend of every device of this machine, and a paged history to attend to."""
+"""Fixtures of the kernel tests: the backend of every device of this machine, and paged keys and values for attention."""
 
 import gc
 import time
@@ -17,8 +17,8 @@ TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfl
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nobody_else_allocates() -> None:
-    """Waits until threads of engines that tests before had are done: a backend counts the allocations of its whole process."""
+def no_other_thread_allocates() -> None:
+    """Waits for the threads of earlier tests' engines, because a backend counts the allocations of its whole process."""
     gc.collect()
     deadline = time.monotonic() + 60
     seen, since = _core.allocation_count(), time.monotonic()
@@ -29,7 +29,7 @@ def nobody_else_allocates() -> None:
 
 
 class Paged:
-    """Sequences whose keys and values lie in randomly placed pages; everything else in the pool is NaN."""
+    """Sequences with keys and values in randomly placed pages; all other data in the pool is NaN."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Paged:
         softcap: float = 0.0,
         **extras: Any,
     ) -> Array:
-        """[rows, heads, head_dim] for the rows of the spans; q alike. extras: slopes, sinks, chunk."""
+        """Attention [rows, heads, head_dim] for the rows of the spans; q has the same shape. extras: slopes, sinks, chunk."""
         n = len(q)
         out = np.full((n, q.shape[1] * self.head_dim + 3), -7, np.float32)
         self.backend.attention(
@@ -102,16 +102,16 @@ class Paged:
 
 
 class Recurrence:
-    """One recurrent operation over sequences whose states lie in randomly placed pages; everything else there is NaN.
+    """One recurrent operation over sequences with states in randomly placed pages; all other data there is NaN.
 
     Args:
         open_backend: Opens a backend with a number of threads.
-        name: The operation's.
+        name: Name of the operation.
         lengths: Rows of every sequence.
-        units: How many pieces a state has, the floats of one, and how many lie in a page.
+        units: Number of pieces of a state, floats per piece, and pieces per page.
         rows: The operation's inputs, [rows, width], one sequence after the other.
         width: Columns of the output.
-        rest: All other arguments.
+        rest: All other arguments of the operation.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Recurrence:
     def call(
         self, backend: Backend, state: tuple[Array, Array, int, int], spans: Sequence[tuple[int, int, int]]
     ) -> Array:
-        """The outputs of the rows first .. end of sequences, spans of (sequence, first, end)."""
+        """The outputs for spans (sequence, first row, end)."""
         take = np.concatenate([np.arange(self.starts[s] + first, self.starts[s] + end) for s, first, end in spans])
         positions = np.concatenate([np.arange(first, end) for _, first, end in spans]).astype(np.int32)
         seqs = np.concatenate([np.full(end - first, s) for s, first, end in spans]).astype(np.int32)
@@ -157,7 +157,7 @@ class Recurrence:
         return self.call(self.open_backend(threads), self.fresh(0), spans)
 
     def in_pieces(self, threads: int, seed: int) -> Array:
-        """All rows in many calls, of some sequences and a few rows each, in any order."""
+        """All rows in many calls, each with a few rows of some sequences, in random order."""
         random, done = np.random.default_rng(seed), [0] * len(self.lengths)
         backend, state = self.open_backend(threads), self.fresh(seed)
         out = np.full((self.starts[-1], self.width), np.nan, np.float32)
@@ -175,7 +175,7 @@ class Recurrence:
         return out
 
     def check(self, exact: Array, error: float) -> None:
-        """Near the exact values, relative to the largest of a column's kind, and the same bits however the rows come."""
+        """Checks outputs against exact values, relative to the largest of a column's kind, and equal bits for all splits."""
         out = self.whole()
         assert np.abs(out - exact).max() <= error * np.abs(exact).max()
         assert self.whole(1).tobytes() == self.whole(5).tobytes() == out.tobytes()

@@ -160,7 +160,7 @@ def test_clip(open_backend: Open) -> None:
 @pytest.mark.parametrize("width", [1, 8, 99, 4099])
 @pytest.mark.parametrize(("scale", "cap"), [(0.0625, 0.0), (1.0, 30.0), (0.5, 3.0)])
 def test_logits(width: int, scale: float, cap: float, open_backend: Open) -> None:
-    """Whole rows and parts of them have the same bits; what lies between rows stays."""
+    """Whole rows and parts of rows have the same bits; data between rows is not changed."""
     x = (np.random.default_rng(width).standard_normal((19, width + 3)) * 20).astype(np.float32)
     wide = x[:, :width].astype(np.float64) * scale
     exact = cap * np.tanh(wide / cap) if cap else wide
@@ -181,7 +181,7 @@ def test_logits(width: int, scale: float, cap: float, open_backend: Open) -> Non
 
 
 def test_products_and_factors(open_backend: Open) -> None:
-    """The identity in `gated` is a product, and a row of factors scales columns: one rounding each."""
+    """`gated` with identity is a product, and a row of factors scales columns, each with one rounding."""
     backend, random = open_backend(2), np.random.default_rng(0)
     for width in (1, 40, 1030, 3000):
         a, b = random.standard_normal((2, 7, width)).astype(np.float32)
@@ -194,7 +194,7 @@ def test_products_and_factors(open_backend: Open) -> None:
 
 @pytest.mark.parametrize("width", [1, 40, 1030, 3000])
 def test_rows_scaled_by_their_positions(width: int, open_backend: Open) -> None:
-    """Steps begin where the quotient does, a row is the same in any company, and in place."""
+    """The factor steps where the quotient does; a row has the same bits in any batch, and in place."""
     backend, random = open_backend(2), np.random.default_rng(width)
     x = random.standard_normal((9, width + 3)).astype(np.float32)
     for every, slope, first, positions in (

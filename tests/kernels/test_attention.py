@@ -1,4 +1,4 @@
-"""Attention over the paged cache against float64, and the bits of a row in every company."""
+"""Attention over the paged cache against float64, and equal bits of a row in every batch."""
 
 import itertools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Open = Callable[..., Backend]
 
 
 def exact(q: Array, k: Array, v: Array, first: int, scale: float, window: int, cap: float) -> Array:
-    """Rows at positions first, first + 1, ... of one sequence, in float64."""
+    """Exact rows at positions first, first + 1, ... of one sequence, in float64."""
     n, heads, _ = q.shape
     k, v = (np.repeat(x.astype(np.float64), heads // x.shape[1], axis=1) for x in (k, v))
     s = np.einsum("ihd,jhd->hij", q.astype(np.float64), k[: first + n]) * scale
@@ -112,7 +112,7 @@ def test_long_decode_is_cut_and_folded(
 
 
 def test_cut_tasks_in_rounds(open_backend: Open, paged: type) -> None:
-    """More splits than the states that are kept at once: a task is carried over from round to round."""
+    """More splits than states kept at once: a task continues from round to round."""
     n, heads, dim = 11000, 96, 256
     q, k, v = normal(1, 1, heads, dim), normal(2, n, 1, dim), normal(3, n, 1, dim)
     one, many = (paged(open_backend(threads), [k], [v], "bfloat16", 64) for threads in (1, 3))
@@ -137,7 +137,7 @@ def test_later_tokens_cannot_be_seen(poison: float, open_backend: Open, paged: t
 
 
 def test_zeros_are_positive(open_backend: Open, paged: type) -> None:
-    """Products that vanish leave a zero whose sign must not tell how many keys were passed over."""
+    """Products that underflow leave +0, so that the sign does not depend on the number of skipped keys."""
     n, dim = 90, 16
     q, k = normal(1, n, 2, dim), normal(2, n, 1, dim)
     v = np.where(normal(3, n, 1, dim) > 0, 1e-45, -1e-45).astype(np.float32)
@@ -159,7 +159,7 @@ def test_large_scores_and_one_key(open_backend: Open, paged: type) -> None:
 
 
 def test_many_copied_pages(open_backend: Open) -> None:
-    """More than one launch takes, and pages longer than a block of threads copies."""
+    """More pages than one launch copies, and pages longer than a block of threads copies."""
     backend = open_backend(2)
     n_pages, n, dim = 1001, 500 * 16, 256
     pool = backend.kv_pool(n_pages, 1, dim, "float32", 16)

@@ -23,7 +23,7 @@ def opened(cuda: str) -> Callable[[str], Backend]:
 
 
 class Tokens:
-    """q, k, v of a sequence's tokens in a two-byte type."""
+    """q, k and v of a sequence's tokens in a two-byte type."""
 
     def __init__(self, seed: int, n: int, heads: int, kv: int, dim: int, dtype: str) -> None:
         rng = np.random.default_rng(seed)
@@ -47,12 +47,12 @@ class Tokens:
 
 
 class Cache:
-    """Sequences (tokens, length) in random pages; the rest of the pool is NaN, the rest of the table leads nowhere."""
+    """Sequences (tokens, length) in random pages; the rest of the pool is NaN, the rest of the table is invalid."""
 
     def __init__(
         self, backend: Backend, sequences: Sequence[tuple[Tokens, int]], block: int, seed: int = 0, window: int = 0
     ) -> None:
-        """window: no row before the last one of a sequence will ask, so what that one cannot see has no page."""
+        """window: only the last row of a sequence attends, so positions outside its window have no page."""
         self.backend, self.sequences = backend, sequences
         n_pages = [-(-length // block) for _, length in sequences]
         self.table = np.full((len(sequences), max(n_pages)), 2**30, np.int32)
@@ -74,7 +74,7 @@ class Cache:
         self.backend.kv_write(self.pool, self.padded(batch), self.table, k, v)
 
     def padded(self, batch: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """The same batch with as many sequences as the table has rows; the others have no row."""
+        """The same batch padded to as many sequences as the table has rows; the added sequences have no row."""
         first = np.full(len(self.table) + 1, len(batch[0]), np.int32)
         first[: len(batch[2])] = batch[2]
         return batch[0], batch[1], first
@@ -98,7 +98,7 @@ class Cache:
         return np.ascontiguousarray(out[:, :-8])
 
     def near(self, out: Array, seq: int, row: int, window: int, cap: float) -> None:
-        """Within the rounding of p and of the result, 2^-9 and 2^-12 of the largest value, a few times over."""
+        """Checks values within a few times the rounding of p and of the result, 2^-9 and 2^-12 of the largest value."""
         tokens = self.sequences[seq][0]
         want = tokens.exact(row, window, cap).reshape(-1)
         error = np.abs(out.astype(np.float64) - want).max() / np.abs(want).max()
@@ -129,7 +129,7 @@ def test_one_order(
     heads: int, kv: int, dim: int, n: int, dtype: str, block: int, window: int, cap: float,
     opened: Callable[[str], Backend],
 ) -> None:  # fmt: skip
-    """Decode alone, decode in a batch, prefill and chunked prefill give a row the same bits, and the right ones."""
+    """Decode alone, decode in a batch, prefill and chunked prefill give a row the same bits, near float64."""
     backend = opened(dtype)
     tokens = Tokens(1, n, heads, kv, dim, dtype)
     lengths = [length for length in EDGES if length <= n] + [n]
@@ -175,7 +175,7 @@ def test_mixed_batches(window: int, opened: Callable[[str], Backend]) -> None:
 
 
 def test_long_sequences_are_folded(opened: Callable[[str], Backend]) -> None:
-    """Splits of several blocks meet in one order, however the blocks share them, and leave nothing behind."""
+    """Splits of several blocks are combined in one order, however the blocks divide them, and leave no state behind."""
     backend = opened("bfloat16")
     tokens = [Tokens(i, n, 8, 2, 64, "bfloat16") for i, n in enumerate((9000, 5000, 3, 700))]
     cache = Cache(backend, [(t, len(t.q)) for t in tokens], 32)
@@ -217,7 +217,7 @@ def test_heads_on_the_way(
     heads: int, kv: int, dim: int, dtype: str, block: int, window: int, has_sinks: bool, parts: str,
     opened: Callable[[str], Backend],
 ) -> None:  # fmt: skip
-    """Attention that does qkv's work gives the bits of both, in the rows and in the pages: few short sequences, longer ones,
+    """Attention fused with qkv has the bits of separate operations, in rows and pages: few short sequences, longer ones,
     many, and prompts."""
     backend, rng = opened(dtype), np.random.default_rng(dim)
     shapes = [(heads, dim), (kv, dim)] if "norms" in parts else [(dim,), (dim,)]

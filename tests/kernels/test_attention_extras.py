@@ -1,4 +1,4 @@
-"""What some families add to attention (ALiBi's slopes, sinks, chunks) against float64, and a row's bits in every company."""
+"""Attention with ALiBi slopes, sinks and chunks against float64, and equal bits of a row in every batch."""
 
 import itertools
 from collections.abc import Callable
@@ -130,7 +130,7 @@ def test_a_sink_far_above_takes_everything(open_backend: Open, paged: type) -> N
 
 
 def test_distant_keys_do_not_lose_their_place(open_backend: Open, paged: type) -> None:
-    """Slopes at far positions: distances are whole numbers, so a key's bias does not coarsen with its position."""
+    """Slopes at far positions: distances are integers, so a key's bias does not lose precision with its position."""
     n, dim = 5000, 16
     q, k, v = normal(1, n, 1, dim), normal(2, n, 1, dim), normal(3, n, 1, dim)
     cache = paged(open_backend(2, max_rows=8192), [k], [v], "float32", 64)

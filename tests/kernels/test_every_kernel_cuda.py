@@ -1,6 +1,6 @@
-"""Every CUDA kernel once on small shapes, near the CPU backend's results: what compute-sanitizer is given (-m sanitize).
+"""Every CUDA kernel once on small shapes, near the CPU backend's results; compute-sanitizer runs this file (-m sanitize).
 
-Only the sanitizer's slowness sets the sizes: large enough for every tile, split and tail, small enough for racecheck. What the
+The sizes are large enough for every tile, split and tail, but small enough for the slow racecheck. The files of the families
 values and bits must be is tested in the files of the families.
 """
 
@@ -101,7 +101,7 @@ def test_made_up_weights(both: Both) -> None:
 @pytest.mark.parametrize(("n", "k"), [(70, 72), (19, 256)])
 @pytest.mark.parametrize("dtype", [*KINDS, *BLOCKS])
 def test_tensors_as_weights(dtype: str, n: int, k: int, both: Both) -> None:
-    """Written from rows, from columns and from between other values; checksums equal the CPU's."""
+    """Tensors as weights from rows, from columns and with gaps; checksums equal the CPU's."""
     if dtype in BLOCKS and k % BLOCKS[dtype][1]:
         pytest.skip("no whole blocks")
     device, host = (backend.matrix([(dtype, n, stored(dtype, n, k))], k) for backend in (both.cuda, both.cpu))
@@ -358,7 +358,7 @@ def test_experts(cols: int, inner: int, form: int, both: Both) -> None:
 
 
 def test_memory_may_go_while_it_is_written(both: Both) -> None:
-    """A pool that nobody keeps: what was enqueued to fill it ends before its addresses do."""
+    """A pool is dropped at once: work enqueued to fill it must end before its memory is freed."""
     for pages in (1, 1, 40, 1, 40):
         both.cuda.kv_pool(pages, 1, 16, both.dtype)
     a, out = both.draw(3, 8), np.zeros((3, 8), both.kind)

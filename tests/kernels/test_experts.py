@@ -1,4 +1,4 @@
-"""Mixtures of experts against float64, and bit for bit against the linears of which they are made, over rows and threads."""
+"""Mixtures of experts against float64, and bit for bit against their separate linears, for all rows and threads."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ SILU, GELU_TANH, RELU2 = 0, 2, 4
 
 
 def random_routes(n_rows: int, n_experts: int, k: int, rng: np.random.Generator) -> Array:
-    """Pairs of different experts and weights around 1/k, some experts named often and some never."""
+    """Random pairs of expert and weight around 1/k; some experts are chosen often and some never."""
     liking = rng.exponential(1, n_experts)
     experts = np.stack([rng.choice(n_experts, k, False, liking / liking.sum()) for _ in range(n_rows)])
     routes = np.zeros((n_rows, 2 * k), np.int32)
@@ -26,7 +26,7 @@ def random_routes(n_rows: int, n_experts: int, k: int, rng: np.random.Generator)
 
 
 class Experts:
-    """Random experts: matrices of one or two parts an expert, and their exact values."""
+    """Random experts with matrices of one or two parts per expert, and their exact values."""
 
     def __init__(
         self, n_experts: int, cols: int, inner: int, form: int = GATED, dtype: str = "float32", n_parts: int = 0,
@@ -141,7 +141,7 @@ def test_values_and_rows(case: str, open_backend: Open) -> None:
 
 
 def test_rows_among_other_rows(open_backend: Open) -> None:
-    """Rows shuffled and repeated: each keeps its bits, whoever shares its experts."""
+    """Rows shuffled and repeated: a row's bits do not depend on other rows of its experts."""
     rng = np.random.default_rng(3)
     experts = Experts(12, 96, 64)
     x, routes = rng.standard_normal((64, 96)).astype(np.float32), random_routes(64, 12, 3, rng)
@@ -155,7 +155,7 @@ def test_rows_among_other_rows(open_backend: Open) -> None:
 
 
 def test_the_order_of_routes_is_the_order_of_the_sum(open_backend: Open) -> None:
-    """One chain of fused multiply-adds over the routes as they are given; order matters in the last bits alone."""
+    """The sum is one chain of fused multiply-adds in the order of the routes; the order matters only in the last bits."""
     rng = np.random.default_rng(4)
     experts = Experts(6, 64, 48)
     x, routes = rng.standard_normal((40, 64)).astype(np.float32), random_routes(40, 6, 4, rng)
@@ -176,7 +176,7 @@ def test_the_order_of_routes_is_the_order_of_the_sum(open_backend: Open) -> None
 
 
 def test_equals_the_linears(isa: str) -> None:
-    """One expert with weight 1 has the bits of up, the product and down as operations of their own."""
+    """One expert with weight 1 has the bits of up, the product and down as separate operations."""
     rng = np.random.default_rng(5)
     experts = Experts(3, 64, 48, has_bias=True)
     x = rng.standard_normal((21, 64)).astype(np.float32)
@@ -230,7 +230,7 @@ def random_blocks(dtype: str, rows: int, cols: int, rng: np.random.Generator) ->
 @pytest.mark.parametrize("arithmetic", [1, 2])
 @pytest.mark.parametrize(("up_type", "down_type"), QUANTISED)
 def test_quantised_weights(up_type: str, down_type: str, arithmetic: int, isa: str) -> None:
-    """Types of GGUF files, gate and up of unlike types too: the bits of the linears, in any batch."""
+    """Types of GGUF files, also with different types of gate and up: the bits of the linears in any batch."""
     rng = np.random.default_rng(7)
     n, k, cols, inner = 4, 2, 512, 256
     gates, ups, downs = (
@@ -267,7 +267,7 @@ def test_quantised_weights(up_type: str, down_type: str, arithmetic: int, isa: s
 
 
 def test_not_finite(isa: str) -> None:
-    """A NaN in one row shows in that row alone, and one in an expert in the rows that it serves."""
+    """A NaN in a row appears only in that row, and a NaN in an expert only in the rows of the expert."""
     rng = np.random.default_rng(8)
     experts = Experts(4, 64, 32)
     backend = Backend("cpu", isa, 2, 64, 64)

@@ -1,6 +1,6 @@
-"""Mixtures of experts on a CUDA device in two-byte types: the bits of the linears of which they are made in any batch.
+"""Mixtures of experts on a CUDA device in two-byte types: the bits of their separate linears in any batch.
 
-The float64 reference of values is test_experts.py's; here every path (few rows, many, plain) has to give one chain's bits.
+test_experts.py compares with float64. Here every kernel (few rows, many, plain) must give the bits of one chain.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def stored(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
 
 
 class Mixture:
-    """Random experts, and what their linears alone give."""
+    """Random experts, and the results of their separate linears."""
 
     def __init__(
         self, backend: Backend, activations: str, n: int, cols: int, inner: int, form: int = GATED, act: int = SILU,
@@ -89,7 +89,7 @@ class Mixture:
         return out
 
     def expected(self, x: Array, routes: Array) -> Array:
-        """From linears of one expert alone; weights have few bits, so float64 holds each step of the chain exactly."""
+        """Expected results from separate linears; weights have few bits, so float64 holds each step of the chain exactly."""
         weights = routes.view(np.float32)[:, 1::2]
         results = np.zeros((len(x), weights.shape[1], self.cols), np.float64)
         for e in range(self.n):
@@ -110,7 +110,7 @@ class Mixture:
 
 
 def draw_routes(n_rows: int, n: int, k: int, rng: np.random.Generator, skew: float = 1.0) -> Array:
-    """Pairs of different experts and weights of few bits; some experts are named often, some hardly ever."""
+    """Random pairs of expert and weight with few bits; some experts are chosen often, some rarely."""
     liking = rng.exponential(1, n) ** skew
     routes = np.zeros((n_rows, 2 * k), np.int32)
     routes[:, 0::2] = np.stack([rng.choice(n, k, False, liking / liking.sum()) for _ in range(n_rows)])
@@ -140,7 +140,7 @@ ROWS = (1, 2, 3, 5, 8, 9, 12, 16, 20, 25, 33, 47, 64, 65, 90, 128, 150, 200, 257
 @pytest.mark.parametrize("dtype", list(KINDS))
 @pytest.mark.parametrize("case", CASES)
 def test_bits(case: str, dtype: str, opened: Callable[[str], Backend]) -> None:
-    """The bits of the experts' linears, for any number of rows; a bad row shows in itself alone."""
+    """The bits of the experts' linears for any number of rows; a row with NaN affects only itself."""
     n, k, cols, inner, made = CASES[case]
     options = dict(made)
     skew = float(str(options.pop("skew", 1.0)))
@@ -164,7 +164,7 @@ def test_bits(case: str, dtype: str, opened: Callable[[str], Backend]) -> None:
 
 
 def test_all_rows_to_the_same(opened: Callable[[str], Backend]) -> None:
-    """Experts that have all rows, more than a unit holds, while others have none."""
+    """Some experts have all rows, more than a unit holds, while others have none."""
     rng = np.random.default_rng(2)
     mixture = Mixture(opened("bfloat16"), "bfloat16", 64, 192, 128)
     x, routes = rng.standard_normal((400, 192)).astype(mixture.kind), draw_routes(400, 64, 4, rng)
@@ -191,7 +191,7 @@ def test_all_rows_to_the_same(opened: Callable[[str], Backend]) -> None:
     ],
 )
 def test_one_row(k: int, cols: int, inner: int, form: int, dtype: str, opened: Callable[[str], Backend]) -> None:
-    """A row alone, of any number of experts, has the bits that it has among others, one launch after the other."""
+    """A row alone, with any number of experts, has the same bits as in a batch, in consecutive launches."""
     rng = np.random.default_rng(k)
     mixture = Mixture(opened(dtype), dtype, 12, cols, inner, form, has_bias=form == CLAMPED)
     x, routes = rng.standard_normal((20, cols)).astype(mixture.kind), draw_routes(20, 12, k, rng)
@@ -237,7 +237,7 @@ def test_quantised(dtype: str, opened: Callable[[str], Backend]) -> None:
 
 
 def packed_blocks(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Array, Array]:
-    """Rows of MXFP4 blocks as a file has them, and the values that they stand for."""
+    """Rows of MXFP4 blocks as in a file, and their values."""
     nibbles = rng.integers(0, 16, (*shape[:-1], shape[-1] // 32, 32), dtype=np.uint8)
     exponents = rng.integers(118, 123, (*nibbles.shape[:-1], 1), dtype=np.uint8)
     exponents[..., 0, 0, :] = rng.integers(0, 129, exponents[..., 0, 0, :].shape)  # far ones, too
@@ -302,7 +302,7 @@ def test_mxfp4(n: int, k: int, cols: int, inner: int, form: int, opened: Callabl
     ],
 )
 def test_one_row_of_mxfp4(k: int, cols: int, inner: int, form: int, opened: Callable[[str], Backend]) -> None:
-    """A row alone has the bits that it has among others, one launch after the other."""
+    """A row alone has the same bits as in a batch, in consecutive launches."""
     rng = np.random.default_rng(k)
     mixture, _ = twins(opened("bfloat16"), "bfloat16", 6, cols, inner, form)
     x, routes = rng.standard_normal((20, cols)).astype(ml_dtypes.bfloat16), draw_routes(20, 6, k, rng)
@@ -314,7 +314,7 @@ def test_one_row_of_mxfp4(k: int, cols: int, inner: int, form: int, opened: Call
 @pytest.mark.parametrize(("cols", "inner"), [(96, 64), (64, 160), (32, 96)])
 @pytest.mark.parametrize("dtype", list(KINDS))
 def test_mxfp4_that_is_not_packed(dtype: str, cols: int, inner: int, opened: Callable[[str], Backend]) -> None:
-    """Columns that end within 64, or other activations: near the same values, and equal bits for any number of rows."""
+    """Columns that are not a multiple of 64, or other activations: near the same values, equal bits for any number of rows."""
     packed, plain = twins(opened("bfloat16"), "bfloat16", 5, cols, inner, GATED)
     if dtype == "float16":
         packed = Mixture(opened(dtype), dtype, 5, cols, inner, dtype="mxfp4")

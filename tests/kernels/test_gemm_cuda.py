@@ -21,12 +21,12 @@ def opened(cuda: str) -> Callable[[str], Backend]:
 
 
 def wide(rng: np.random.Generator, rows: int, cols: int, kind: type) -> Array:
-    """Values whose magnitudes span four decades."""
+    """Values with magnitudes over four decades."""
     return (rng.standard_normal((rows, cols)) * 10.0 ** rng.uniform(-3, 1, (rows, cols))).astype(kind)
 
 
 def plain(backend: Backend, matrix: object, x: Array, n: int, is_float: bool, bias: Array | None = None) -> Array:
-    """The linear of rows that lie at odd addresses, where no copy engine reads them."""
+    """The linear of rows at odd addresses, which the copy engine cannot read."""
     shifted = np.zeros((len(x), x.shape[1] + 1), np.uint16)
     shifted[:, 1:] = x.view(np.uint16)
     y = np.zeros((len(x), n), np.float32 if is_float else np.uint16)
@@ -40,7 +40,7 @@ def plain(backend: Backend, matrix: object, x: Array, n: int, is_float: bool, bi
 def test_bits_of_the_plain_chain(
     n: int, k: int, activations: str, is_float: bool, opened: Callable[[str], Backend]
 ) -> None:
-    """Any number of rows, any number of columns of y, one row without numbers that shows in itself alone."""
+    """Any number of rows and of columns of y; a row of NaN affects only itself."""
     rng = np.random.default_rng(n)
     backend, kind = opened(activations), KINDS[activations]
     weights = wide(rng, n, k, kind)
@@ -63,7 +63,7 @@ def test_bits_of_the_plain_chain(
 @pytest.mark.parametrize("activations", list(KINDS))
 @pytest.mark.parametrize("pad", [8, 3])
 def test_strides_and_sums(pad: int, activations: str, opened: Callable[[str], Backend]) -> None:
-    """Rows that lie apart on both sides, a sum with other rows in place, parts of one type side by side."""
+    """Strided rows of x and y, a sum in place, and parts of one type."""
     rng = np.random.default_rng(pad)
     backend, kind, n, k = opened(activations), KINDS[activations], 1000, 256
     parts = [wide(rng, rows, k, kind) for rows in (600, 200, 200)]

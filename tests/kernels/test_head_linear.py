@@ -1,4 +1,4 @@
-"""A product a head with some rows of one matrix, both ways, against float64; bits of a row alone and in a batch."""
+"""A product per head with some rows of one matrix, plain and transposed, against float64; equal bits alone and in a batch."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Latent attention over the paged cache against float64, and the bits of a row in every company."""
+"""Latent attention over the paged cache against float64, and equal bits of a row in every batch."""
 
 import itertools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def normal(seed: int, *shape: int) -> Array:
 
 
 class Latents:
-    """One sequence's rows, and their way through a cache of random pages."""
+    """One sequence's rows and a cache of random pages."""
 
     def __init__(self, n: int, heads: int, latent: int, rope: int, extra: int = 5) -> None:
         self.n, self.heads, self.latent, self.rope = n, heads, latent, rope
@@ -68,7 +68,7 @@ def test_values_and_rows(
 
 
 def test_a_batch_of_sequences(open_backend: Callable[..., object]) -> None:
-    """Rows of two sequences in one step have the bits that they have alone; what lies elsewhere in the pool is NaN."""
+    """Rows of two sequences in one step have the same bits as alone; other data in the pool is NaN."""
     first, second = Latents(150, 4, 32, 8), Latents(70, 4, 32, 8)
     second.q, second.c = 3 * second.q[::-1], second.c[::-1].copy()
     backend = open_backend(2, max_rows=512)

@@ -24,7 +24,7 @@ def opened(cuda: str) -> Callable[[str], Backend]:
 
 
 class Sequences:
-    """The first tokens of one text, so many for every sequence, in random pages; the rest of the pool is NaN."""
+    """Sequences with the first tokens of one text (a number for each sequence) in random pages; the rest of the pool is NaN."""
 
     def __init__(
         self, backend: Backend, dtype: str, heads: int, lengths: Sequence[int], block: int = 16, seed: int = 0
@@ -43,7 +43,7 @@ class Sequences:
         self.pool = backend.kv_pool(sum(pages) + 1, 0, LATENT + ROPE, dtype, block)
 
     def step(self, spans: Sequence[Span]) -> Array:
-        """[rows, heads * 512] of the spans (sequence, first position, end) as one batch, whose tokens are stored."""
+        """Stores the tokens of spans (sequence, first position, end); returns their [rows, heads * 512] as one batch."""
         positions = np.concatenate([np.arange(first, end, dtype=np.int32) for _, first, end in spans])
         seqs = np.concatenate([np.full(end - first, s, np.int32) for s, first, end in spans])
         starts = np.full(len(self.table) + 1, len(positions), np.int32)
@@ -58,7 +58,7 @@ class Sequences:
         return np.ascontiguousarray(out[:, :-8])
 
     def check(self, out: Array, row: int) -> None:
-        """Within the rounding of p and of the result of what float64 gives."""
+        """Checks that values are near float64, within the rounding of p and of the result."""
         q = np.concatenate([self.q[row], self.q_rope[row, :, -ROPE:]], -1).astype(np.float64)
         c, k = self.c[: row + 1].astype(np.float64), self.k[: row + 1].astype(np.float64)
         s = q @ np.concatenate([c, k], -1).T * SCALE
@@ -72,7 +72,7 @@ class Sequences:
     ("heads", "n", "dtype", "block"), [(16, 1100, "bfloat16", 16), (128, 600, "bfloat16", 64), (20, 700, "float16", 32)]
 )
 def test_one_order(heads: int, n: int, dtype: str, block: int, opened: Callable[[str], Backend]) -> None:
-    """Decode alone, decode in a batch, prompts and their chunks give a row the same bits, and the right ones."""
+    """Decode alone, decode in a batch, prompts and their chunks give a row the same bits, near float64."""
     backend = opened(dtype)
     prompt = Sequences(backend, dtype, heads, [n], block)
     whole = prompt.step([(0, 0, n)])
@@ -93,7 +93,7 @@ def test_one_order(heads: int, n: int, dtype: str, block: int, opened: Callable[
 
 
 def test_long_sequences_are_folded(opened: Callable[[str], Backend]) -> None:
-    """Splits of several blocks meet in one order, however the blocks share them, beside prompts, and leave nothing behind."""
+    """Splits of several blocks are combined in one order, however the blocks divide them, also beside prompts."""
     lengths = [3300, 3000, 3, 700, *range(200, 280)]
     x = Sequences(opened("bfloat16"), "bfloat16", 16, lengths)
     whole = x.step([(0, 0, 3300)])

@@ -67,7 +67,7 @@ def test_device_types(width: int, dtype: str, cuda: str) -> None:
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize(("size", "heads"), [(1, 3), (24, 4), (128, 16), (300, 3)])
 def test_weights_of_each_head(size: int, heads: int, has_bias: bool, open_backend: Open) -> None:
-    """Weights for each head, or of all, are those of the head alone; no weights are ones."""
+    """Weights per head or for all heads equal the norm of each head alone; no weights equal ones."""
     rng = np.random.default_rng(size)
     x = (rng.standard_normal((23, heads * size)) + 2).astype(np.float32)
     weight, bias = rng.standard_normal((2, heads, size)).astype(np.float32)

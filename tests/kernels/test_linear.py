@@ -22,7 +22,7 @@ GGUF_TYPES = {"q2_k": "Q2_K", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "q
 
 
 def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """(rows as a checkpoint stores them, their exact values as float32) with every bit of a block in play."""
+    """Random (rows as stored in a checkpoint, their exact values as float32); every bit of a block varies."""
     if dtype in FLOATS:
         values = (0.05 * rng.standard_normal((rows, cols))).astype(np.float32)
         if dtype == "float32":
@@ -169,7 +169,7 @@ def test_fused_equals_composed(dtype: str, arithmetic: int, rows: int, isa: str)
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), CASES)
 def test_odd_places(dtype: str, arithmetic: int, isa: str) -> None:
-    """Rows that lie apart at odd addresses: nothing beside them is read into a result, nothing beside y is written."""
+    """Strided rows at odd addresses: data beside x does not affect results, and data beside y is not written."""
     rng = np.random.default_rng(7)
     for n, rows, threads in ((1, 1, 1), (17, 5, 2), (31, 60, 3), (129, 2, 2)):
         backend = Backend("cpu", isa, threads, 64, 512)
@@ -224,7 +224,7 @@ def test_extreme_integers(dtype: str, isa: str) -> None:
 
 
 def test_refusals(isa: str) -> None:
-    """A type or a size that cannot be served is an error that names it."""
+    """An unsupported type or size is an error that names it."""
     backend = Backend("cpu", isa, 1, 8, 512)
     assert backend.supports("q4_k") and not backend.supports("int8")
     with pytest.raises(Exception, match="multiples of 256"):

@@ -1,4 +1,4 @@
-"""What only AVX-512 has: BF16 weights times activations rounded to bfloat16 (arithmetic AUTO)."""
+"""Only on AVX-512: BF16 weights times activations rounded to bfloat16 (arithmetic AUTO)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Linears on a CUDA device against float64: every weight type that it has, float32 and two-byte activations, tensor cores."""
+"""Linears on a CUDA device against float64: all its weight types, float32 and two-byte activations, tensor cores."""
 
 from collections.abc import Callable
 
@@ -77,7 +77,7 @@ def test_values_and_rows(dtype: str, activations: str, opened: Callable[[str], B
 @pytest.mark.parametrize("activations", list(KINDS))
 @pytest.mark.parametrize("k", [1, 7, 24, 40, 95, 96])
 def test_any_columns_and_places(k: int, activations: str, opened: Callable[[str], Backend]) -> None:
-    """Tails of k, rows that lie apart at odd addresses among NaN, bias and sum; a bad row shows in itself alone."""
+    """Tails of k, strided rows at odd addresses between NaN, bias and sum; a row of NaN affects only itself."""
     rng = np.random.default_rng(k)
     backend, kind = opened(activations), KINDS[activations]
     matrix, values = weights(backend, activations, 19, k, rng)
@@ -106,7 +106,7 @@ def spoiled(x: Array, rng: np.random.Generator) -> Array:
 
 
 def chain(backend: Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
-    """The linear by the plain kernel: it alone reads rows that lie at odd addresses."""
+    """The linear by the plain kernel, the only one that reads rows at odd addresses."""
     odd = np.zeros((len(x), x.shape[1] + 1), x.dtype)
     odd[:, 1:] = x
     y = np.zeros((len(x), n), np.float32 if options.get("is_float_out") else x.dtype)
@@ -118,7 +118,7 @@ def chain(backend: Backend, matrix: object, x: Array, n: int, **options: object)
 @pytest.mark.parametrize(("n", "k"), [(40, 64), (203, 576), (576, 1536), (1000, 1024), (3072, 1088), (4096, 14336)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_chain(dtype: str, n: int, k: int, opened: Callable[[str], Backend]) -> None:
-    """Every kernel gives the bits of the plain chain, for every number of rows; a bad row shows in itself alone."""
+    """Every kernel gives the bits of the plain chain for every number of rows; a row of NaN affects only itself."""
     rng = np.random.default_rng(n + k)
     backend, kind = opened(dtype), KINDS[dtype]
     parts = [n // 3, 0, n - n // 3]  # of one type, so that they are one matrix
@@ -155,7 +155,7 @@ def test_rows_that_shared_memory_does_not_hold(dtype: str, cuda: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_epilogues(dtype: str, opened: Callable[[str], Backend]) -> None:
-    """Bias, a sum in place, float32 logits; rows that lie apart between guards."""
+    """Bias, a sum in place, float32 logits; strided rows between guards."""
     rng = np.random.default_rng(7)
     backend, kind, n, k = opened(dtype), KINDS[dtype], 392, 640
     matrix, _ = weights(backend, dtype, n, k, rng)
@@ -181,7 +181,7 @@ def test_epilogues(dtype: str, opened: Callable[[str], Backend]) -> None:
 @pytest.mark.parametrize(("n", "k"), [(24, 64), (200, 1088), (1536, 576), (4096, 1024), (203, 128), (40, 72)])
 @pytest.mark.parametrize("dtype", list(KINDS))
 def test_products(dtype: str, n: int, k: int, opened: Callable[[str], Backend]) -> None:
-    """act(gate) * up out of the linear has the bits of the linear, then the product, for every number of rows."""
+    """act(gate) * up inside the linear has the bits of the linear and a separate product, for every number of rows."""
     rng = np.random.default_rng(n + k)
     backend, kind = opened(dtype), KINDS[dtype]
     words = np.float32 if dtype == "float32" else np.uint16
@@ -207,7 +207,7 @@ LARGE = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096, 1024),
 @pytest.mark.parametrize(("n", "k"), [*LARGE, (32000, 1024), (1536, 576), (1000, 64)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_library(dtype: str, n: int, k: int, cuda: str) -> None:
-    """Whoever serves many rows after prepare(), cuBLASLt where it may: every row has the bits that it has among few."""
+    """After prepare(), many rows may use cuBLASLt; every row has the same bits as among few rows."""
     library, kind = hardware.cublaslt_library(), KINDS[dtype]
     if not library:
         pytest.skip("no cuBLASLt")
@@ -249,7 +249,7 @@ def test_refusals(opened: Callable[[str], Backend]) -> None:
         backend.linear(matrix, np.zeros((513, 16), np.uint16), np.zeros((513, 1), np.uint16))
 
 
-# rows of W, columns, is there a bias, is it gate | up; the last ones are made by two launches
+# rows of W, columns, has a bias, is gate | up; the last ones need two launches
 NORMED = {"qwen": (5120, 2048, False, False), "gpt-oss": (5120, 2880, True, False), "llama": (6144, 4096, False, False),
           "product": (10752, 1088, False, True), "product-bias": (11008, 1024, True, True), "small": (2048, 2048, False, False),
           "too-wide": (2560, 4160, False, False)}  # fmt: skip

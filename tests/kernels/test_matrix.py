@@ -1,4 +1,4 @@
-"""Made-up weights: the same bits from every backend, against the formula of csrc/base/dummy.h in NumPy."""
+"""Dummy weights: the same bits from every backend, equal to the formula of csrc/base/dummy.h in NumPy."""
 
 import ml_dtypes
 import numpy as np
@@ -43,7 +43,7 @@ def test_made_up_values_are_the_formulas(open_backend, dtype, rows, cols):
 
 @pytest.mark.parametrize("dtype", KINDS)
 def test_made_up_rows_of_a_part(open_backend, dtype):
-    """What a row gets is a function of its number in the checkpoint's tensor, wherever it lies."""
+    """A row's dummy values depend only on its number in the checkpoint's tensor."""
     backend, key, cols, kind = open_backend(1, 8, 96), 77, 96, KINDS[dtype]
     matrix = backend.matrix([(dtype, 200, np.zeros((200, cols), kind).view(np.uint8))], cols)
     backend.matrix_fill(matrix, 0, key, dtype, 70, cols, 100, 1000, 1)

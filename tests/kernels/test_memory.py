@@ -1,4 +1,4 @@
-"""Weights and pages that are given back to the device and taken again, at their addresses, with or without their content."""
+"""Memory of weights and pages is freed and allocated again at the same addresses, with or without its content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def backend(device: str, core_options: Callable[[str], dict[str, str]]) -> Backe
 
 
 def matrices(backend: Backend, count: int) -> list[tuple[_core.Matrix, np.ndarray]]:
-    """Matrices of unlike sizes, with what they hold."""
+    """Matrices of different sizes, and their values."""
     rng, made = np.random.default_rng(3), []
     for i in range(count):
         data = rng.standard_normal((ROWS * (i + 1), COLS)).astype(ml_dtypes.bfloat16)
@@ -83,7 +83,7 @@ def ones(backend: Backend) -> np.ndarray:
 
 
 def test_all_come_back_or_none(core_options: Callable[[str], dict[str, str]]) -> None:
-    """On the processor, where memory can be made to fail."""
+    """On the processor, where allocations can be made to fail."""
     backend = Backend(**core_options("cpu"), max_rows=64, max_cols=COLS, vocab_size=64)
     made = matrices(backend, 2)
     pools = [backend.kv_pool(8, 2, 64, "float32", 16, fill=7) for _ in range(3)]

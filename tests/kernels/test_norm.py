@@ -59,7 +59,7 @@ def code(x: Array) -> str:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("width_heads", ["64", "320", "576", "777", "4096", "5120", "14336", "20480", "1024/8", "1600/20"])
 def test_device_types(width_heads: str, dtype: str, cuda: str) -> None:
-    """Every way through the kernels: bits of a row alone, near float64 for each type; unaligned rows have the same bits."""
+    """Every path through the kernels: near float64 for each type, equal bits for a row alone and for unaligned rows."""
     width, heads = (*map(int, width_heads.split("/")), 1)[:2]
     rng = np.random.default_rng(width)
     backend = Backend(cuda, dtype=dtype, library=hardware.cuda_library())
@@ -116,7 +116,7 @@ def test_add_norm_is_add_and_norm(width: int, dtype: str, cuda: str) -> None:
 
 @pytest.mark.parametrize(("size", "heads"), [(1, 3), (24, 4), (64, 5), (128, 16), (256, 2), (300, 3), (1030, 1)])
 def test_weights_of_each_head(size: int, heads: int, open_backend: Open) -> None:
-    """Weights for each head are those of the head alone; no weights are ones."""
+    """Weights per head equal the norm of each head alone; no weights equal ones."""
     rng = np.random.default_rng(size)
     x = rng.standard_normal((23, heads * size)).astype(np.float32)
     weight = rng.standard_normal((heads, size)).astype(np.float32)

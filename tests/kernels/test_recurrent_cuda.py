@@ -1,5 +1,5 @@
 """Recurrent operations on CUDA in every type, at the sizes of real models: near float64, and the same bits of rows and state
-however the rows come: whole prompts, pieces, one by one, other sequences beside them."""
+for any split of the rows: whole prompts, pieces, single rows, with other sequences.""" 
 
 from collections.abc import Callable, Sequence
 
@@ -28,7 +28,7 @@ def soft(x: Array) -> Array:
 
 
 class Operation:
-    """Inputs, weights and the exact results of one case; rows of all sequences lie one behind the other."""
+    """Inputs, weights and the exact results of one case; the rows of all sequences are concatenated."""
 
     def __init__(self, case: str, dtype: str) -> None:
         kind, *sizes = case.split()
@@ -115,7 +115,7 @@ def code(x: Array) -> Array:
 
 
 class Runs:
-    """The operation on a backend, its states in scattered pages, aligned as the engine's are."""
+    """The operation on a backend with states in scattered pages, aligned as in the engine."""
 
     def __init__(self, backend: Backend, operation: Operation, seed: int) -> None:
         self.backend, self.o = backend, operation
@@ -148,7 +148,7 @@ class Runs:
         return self
 
     def in_pieces(self, most: int, **more: object) -> "Runs":
-        """At most so many rows of a sequence at once; 1: only steps."""
+        """Runs the rows in pieces of limited size per sequence; 1: only steps."""
         random, done = np.random.default_rng(most), [0] * len(LENGTHS)
         while done != LENGTHS:
             ends = [min(n, at + int(random.integers(most == 1, most + 1))) for n, at in zip(LENGTHS, done, strict=True)]
@@ -206,7 +206,7 @@ def test_gate_is_the_gated_product(case: str, typed: tuple[Backend, str]) -> Non
 def test_norms_of_inputs_are_the_norms(
     heads: int, size: int, n_state: int, rank: int, typed: tuple[Backend, str]
 ) -> None:
-    """What ssm does to b, c and dt itself has the bits of rms_norm and linear, in steps, prompts and both."""
+    """Norms of b, c and dt inside ssm have the bits of rms_norm and linear, in steps, prompts and both."""
     backend, dtype = typed
     o = Operation(f"ssm {heads} {size} 1 {n_state}", dtype)
     weights = [o.random.standard_normal(width).astype(np.float32) for width in (n_state, n_state, rank)]
@@ -241,7 +241,7 @@ def test_sizes_that_no_kernel_has_are_refused(cuda: str) -> None:
 
 
 def test_graph_pads_are_harmless(open_backend: Callable[..., Backend], recurrence: type) -> None:
-    """Rows that pad a captured batch lie at position 0 of page 0: its contents are anybody's, no other page changes."""
+    """Rows that pad a captured batch write page 0, whose content does not matter; no other page changes."""
     random = np.random.default_rng(0)
     x, weight = random.standard_normal((3, 64)).astype(np.float32), random.standard_normal((64, 4)).astype(np.float32)
     backend, out = open_backend(1), np.zeros((3, 64), np.float32)

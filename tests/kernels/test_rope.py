@@ -75,7 +75,7 @@ def test_rotation(dim: int, n_freqs: int, interleaved: bool, open_backend: Open)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [128, 24, 10])
 def test_cache_rounds_to_nearest_even(dtype: str, dim: int, open_backend: Open, paged: type, rounded) -> None:
-    """With a window of one the output is the stored value; a key's rounding shows in the softmax of two positions."""
+    """With a window of one the output is the stored value; the softmax of two positions shows a key's rounding."""
     rng = np.random.default_rng(5)
     n = 37
     v = (rng.standard_normal((n, 2, dim)) * 10.0 ** rng.uniform(-7, 3, (n, 2, dim))).astype(np.float32)
@@ -143,7 +143,7 @@ def test_fused_equals_composed(
 def test_fused_equals_composed_in_two_bytes(
     heads: int, kv: int, dim: int, n_freqs: int, dtype: str, block: int, parts: str, interleaved: bool, cuda: str, paged: type
 ) -> None:
-    """q in its place and the pages, by memcmp; k's own place is left to the backend."""
+    """q in place and the pages are equal by memcmp; a backend may write k in place or not."""
     rng = np.random.default_rng(dim)
     backend = Backend(cuda, dtype=dtype, library=hardware.cuda_library())
     lengths = (300, 1, 23)

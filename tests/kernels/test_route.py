@@ -95,7 +95,7 @@ def test_values_and_rows(case: str, open_backend: Open) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_ties_go_to_the_lowest_number(case: str, open_backend: Open) -> None:
-    """Equal logits, equal groups: the first ones; and some equal logits among others."""
+    """All logits equal, all groups equal, and some equal logits: the first experts are chosen."""
     n, k, options = CASES[case]
     options = {**options, "bias": None}
     backend = open_backend(1)
@@ -108,7 +108,7 @@ def test_ties_go_to_the_lowest_number(case: str, open_backend: Open) -> None:
 
 @pytest.mark.parametrize("case", ["qwen", "deepseek3", "gpt-oss", "llama4"])
 def test_what_is_not_finite_stays_in_its_row(case: str, open_backend: Open) -> None:
-    """Whatever the logits are, a row's experts are valid and differ, and no other row changes."""
+    """For any logits, a row's experts are valid and different, and no other row changes."""
     rng = np.random.default_rng(1)
     n, k, options = options_of(case, rng)
     logits = rng.standard_normal((6, n)).astype(np.float32)
@@ -123,7 +123,7 @@ def test_what_is_not_finite_stays_in_its_row(case: str, open_backend: Open) -> N
     assert np.isfinite(weights[4]).all()
 
 
-# width, experts, chosen, score, are there biases of the router and of the choice
+# width, experts, chosen, score, has a bias of the router and of the choice
 NORMED = {"qwen": (2048, 128, 8, SOFTMAX, False, False), "gpt-oss": (2880, 32, 4, CHOSEN_SOFTMAX, True, False),
           "ernie": (2560, 64, 6, SOFTMAX, False, True), "widest": (4096, 8, 2, SIGMOID, True, True),
           "not-eights": (2048, 60, 4, SOFTMAX, False, False), "too-wide": (4160, 16, 2, SOFTMAX, False, False),
@@ -162,7 +162,7 @@ def test_norm_and_route_are_the_three_operations(case: str, dtype: str, cuda: st
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("n", "width"), [(128, 2048), (32, 2880), (5, 64), (300, 4096), (60, 1088), (16, 4160)])
 def test_logits_of_a_row_are_its_own(n: int, width: int, dtype: str, cuda: str) -> None:
-    """Whatever number of rows they are made with, and wherever the rows lie."""
+    """A row's logits do not depend on the number of rows or on their addresses."""
     kind = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
     rng = np.random.default_rng(n)
     backend = Backend(cuda, max_rows=2048, dtype=dtype, library=hardware.cuda_library())

@@ -62,7 +62,7 @@ def test_values_and_rows(heads: tuple[int, int], head_dim: int, open_backend: Op
 
 
 def test_long_and_peaked(open_backend: Open) -> None:
-    """The longest sequence that the options allow, and scores far apart."""
+    """The longest allowed sequence, and scores far apart."""
     rng = np.random.default_rng(0)
     q, k, v = (20 * rng.standard_normal((3, 512, 16))).astype(np.float32)
     out = np.empty_like(q)

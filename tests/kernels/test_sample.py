@@ -1,4 +1,4 @@
-"""The sampler against a plain float64 reference, its bits in every company, the distribution of its draws."""
+"""The sampler against a plain float64 reference, its bits in every batch, the distribution of its samples."""
 
 import itertools
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def mask_of(ids: list[int] | Array, vocab: int) -> list[int]:
 
 
 def reference(logits: Array, task: dict[str, Any], limit: int = 0, banned: Array | None = None) -> dict[str, Any]:
-    """Steps 1 to 8 in float64: raw, full and processed values of every id, what is kept, how close the cuts were."""
+    """Steps 1 to 8 in float64: raw, full and processed values of every id, the kept ids, and the distance to the cuts."""
     z = logits.astype(np.float64)
     raw = log_softmax(z)
     for token, value in task.get("bias", []):
@@ -85,7 +85,7 @@ def reference(logits: Array, task: dict[str, Any], limit: int = 0, banned: Array
 
 
 def check(result: tuple[Any, ...], want: dict[str, Any], task: dict[str, Any], tolerance: float = 4e-6) -> None:
-    """Values, mass, rank and alternatives of one result; ties and order are by the reference's own values."""
+    """Checks values, mass, rank and alternatives of one result; ties and order follow the reference's values."""
     token = result[ID]
     for key, at in (("raw", RAW_VALUE), ("full", FULL_VALUE), ("processed", PROCESSED_VALUE)):
         if want[key][token] == -np.inf:
@@ -317,7 +317,7 @@ def test_minus_infinity_is_never_drawn(open_backend: Open) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"top_k": 24}, {"top_p": 0.9999999}, {"allowed": list(range(24))}, {"min_p": 1e-9}])
 def test_draws_follow_the_distribution(more: dict[str, Any], open_backend: Open) -> None:
-    """Chi-square with fixed seeds: seeds, positions and sample indices are all independent streams."""
+    """Chi-square test with fixed seeds: seeds, positions and sample indices are independent streams."""
     vocab, n = 24, 15_000
     logits = np.random.default_rng(8).standard_normal((1, vocab)).astype(np.float32)
     backend = sampler(open_backend, vocab)
@@ -348,7 +348,7 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
 
 
 def test_noise_is_philox_of_seed_position_and_sample(open_backend: Open) -> None:
-    """With equal logits the id drawn is the one with the greatest noise."""
+    """With equal logits the sampled id has the greatest noise."""
     assert philox((0, 0), (0, 0, 0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)  # the published answer
     for vocab in (3, 64, 65, 200):
         backend = sampler(open_backend, vocab)
@@ -365,7 +365,7 @@ def test_noise_is_philox_of_seed_position_and_sample(open_backend: Open) -> None
 
 
 def test_truncation_that_cuts_nothing_draws_alike(open_backend: Open) -> None:
-    """The draw over a list of ids and over the whole row use the same noise."""
+    """Sampling from a list of ids and from the whole row use the same noise."""
     logits = np.random.default_rng(9).standard_normal((1, 700)).astype(np.float32)
     backend = sampler(open_backend, 700)
     for seed in range(60):
@@ -398,7 +398,7 @@ def mixed(rng: np.random.Generator, row: int, vocab: int, n_top: int) -> dict[st
 
 @pytest.mark.parametrize("vocab", [1000, 49152, 128256, 151936, 262144])
 def test_device_rows_alone_and_in_company(vocab: int, cuda: str) -> None:
-    """All options mixed: near the CPU's values, the same ids, and the same bits alone, in a batch and in two slots at once."""
+    """All options mixed: near the CPU's values, the same ids, equal bits alone, in a batch and in two slots at once."""
     rng = np.random.default_rng(vocab)
     rows = 256 if vocab < 150_000 else 40
     logits = (rng.standard_normal((rows, vocab), np.float32) * rng.uniform(0.5, 6, (rows, 1))).astype(np.float32)
@@ -430,7 +430,7 @@ def test_device_rows_alone_and_in_company(vocab: int, cuda: str) -> None:
 @pytest.mark.parametrize("vocab", [1, 7, 1000, 4099, 151936])
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_device_greedy_alone(vocab: int, rows: int, cuda: str) -> None:
-    """Calls of greedy tasks alone have what a call that reports logprobs, too, finds: ties, zeros of both signs, statuses."""
+    """Calls with only greedy tasks equal calls that also return logprobs: ties, zeros of both signs, statuses."""
     rng = np.random.default_rng(vocab + rows)
     logits = rng.standard_normal((rows + 2, vocab)).astype(np.float32)
     logits[::3] = np.round(logits[::3])

@@ -1,4 +1,4 @@
-"""The sampler where its short cuts end: lists of candidates that do not reach far enough, and greedy draws in one pass."""
+"""The sampler beyond its fast paths: candidate lists that are too short, and greedy sampling in one pass."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ VOCAB = 9000
 
 
 def kept(open_backend: Open, logits: Array, targets: list[int], **truncation: Any) -> list[bool]:
-    """Whether each of some tokens may be drawn: a removed one has a processed logprob of -inf."""
+    """Whether each of the tokens can be sampled; a removed one has a processed logprob of -inf."""
     tasks = [{"is_score": 1, "target": i, "wants_logprobs": 1, "mode": PROCESSED, **truncation} for i in targets]
     results = open_backend(2, vocab_size=len(logits)).sample(logits[None], tasks)
     return [bool(result[PROCESSED_VALUE] > -np.inf) for result in results]
@@ -28,14 +28,14 @@ def descending(step: float) -> Array:
 
 @pytest.mark.parametrize("last", [20, 47, 48, 49, 80, 160, 320])
 def test_min_p_reaches_as_far_as_it_says(last: int, open_backend: Open) -> None:
-    """Far below e^-12, too, where the first list of candidates ends: at token 48, of tokens a quarter of a nat apart."""
+    """min_p far below e^-12, the end of the first candidate list (token 48, for tokens a quarter of a nat apart)."""
     min_p = float(np.exp(-0.25 * (last + 0.5)))
     assert kept(open_backend, descending(0.25), [0, last, last + 1, last + 40], min_p=min_p) == [True, True, False, False]
 
 
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_min_p_is_taken_of_the_most_probable_token(order: str, open_backend: Open) -> None:
-    """Wherever that stands, and whatever else is asked for."""
+    """For any position of the most probable token, and with any other options."""
     logits = descending(0.25) if order == "first" else descending(0.25)[::-1].copy()
     targets = [i if order == "first" else VOCAB - 1 - i for i in (0, 70, 90)]
     for more in ({}, {"top_k": 5000}, {"top_p": 0.9999999}):
@@ -46,7 +46,7 @@ def test_min_p_is_taken_of_the_most_probable_token(order: str, open_backend: Ope
 
 @pytest.mark.parametrize("top_k", [3, 49, 50, 2000, 8999])
 def test_top_k_reaches_beyond_the_first_candidates(top_k: int, open_backend: Open) -> None:
-    """Of tokens a quarter of a nat apart 49 are within 12 nats."""
+    """Tokens are a quarter of a nat apart, so 49 are within 12 nats."""
     assert kept(open_backend, descending(0.25), [top_k - 1, top_k], top_k=top_k) == [True, False]
 
 
@@ -67,7 +67,7 @@ def mask_without(ids: list[int]) -> list[int]:
 
 
 def greedy(open_backend: Open, logits: Array, more: dict[str, Any], **limits: Any) -> list[int]:
-    """The greedy id without logprobs, which is taken in one pass where nothing forbids it, and with them."""
+    """The greedy id without logprobs (sampled in one pass if possible) and with logprobs."""
     found = []
     for threads, wants in ((1, 0), (3, 0), (1, 1)):
         task = {"is_greedy": 1, "wants_logprobs": wants, **more}
@@ -99,7 +99,7 @@ def test_of_equal_logits_a_greedy_draw_takes_the_lowest_id(places: tuple[int, ..
 
 @pytest.mark.parametrize("best", [0, 4095, 4096, 8191, 8192, 8999])
 def test_draws_reach_every_chunk_of_the_vocabulary(best: int, open_backend: Open) -> None:
-    """One token has all of the mass, wherever it lies; where all are alike every chunk has its share of the draws."""
+    """One token with all the mass is sampled at any position; with equal tokens every chunk gets its share of samples."""
     logits = np.full(VOCAB, -60, np.float32)
     logits[best] = 0
     tasks = [{"seed": seed} for seed in range(200)]

@@ -1,4 +1,4 @@
-"""The way of a batch to a CUDA device: arrays, padding, changes of page tables, ids that only the device knows."""
+"""Staging of a batch on a CUDA device: arrays, padding, changes of page tables, ids known only on the device."""
 
 import numpy as np
 import pytest

@@ -15,7 +15,7 @@ def words(array):
 
 
 def lay(values, layout):
-    """(memory, shape argument): the values in a larger array with these strides, surrounded by NaN."""
+    """Returns (memory, shape argument): the values in a larger array with these strides, surrounded by NaN."""
     rows, cols = values.shape
     if layout == "rows":
         memory, first, strides = np.full(rows * cols + 8, np.nan, values.dtype), 8, (cols, 1)
@@ -33,12 +33,12 @@ def lay(values, layout):
 
 
 def place_of(matrix, part, rows, cols):
-    """The whole part, its elements numbered as they lie."""
+    """The place of a whole part, with its elements numbered in memory order."""
     return matrix, part, 0, rows, 0, cols, 1
 
 
 def checksum(stored, numbers=None):
-    """The formula of csrc/base/mix.h; numbers: of the elements, where they do not count from 0 on."""
+    """The checksum formula of csrc/base/mix.h; numbers: element numbers if they do not start from 0."""
     bits = stored.reshape(-1).view(np.uint32 if stored.dtype.itemsize == 4 else np.uint16).astype(np.uint64)
     with np.errstate(over="ignore"):
         numbers = np.arange(bits.size) if numbers is None else numbers.reshape(-1)
@@ -77,7 +77,7 @@ def test_matrix(open_backend, rows, cols, layout, on_device):
 @pytest.mark.parametrize("layout", ["rows", "transposed"])
 @pytest.mark.parametrize(("first_row", "rows"), [(0, 40), (37, 5), (60, 90), (64, 128), (199, 1)])
 def test_rows_of_a_part(open_backend, first_row, rows, layout, on_device):
-    """Only these rows are written and counted, each element under its number in the checkpoint's tensor."""
+    """Only these rows are written and counted; each element has its number in the checkpoint's tensor."""
     cols, total = 96, 200
     backend, rng = open_backend(2, 8, cols), np.random.default_rng(rows)
     numbers = 1000 + np.arange(rows)[:, None] * 3 + np.arange(cols) * 700
@@ -98,7 +98,7 @@ def test_rows_of_a_part(open_backend, first_row, rows, layout, on_device):
 
 @pytest.mark.parametrize("layout", ["rows", "transposed"])
 def test_many_pieces(open_backend, layout):
-    """Larger than what goes from the host at once."""
+    """A tensor larger than one transfer from the host."""
     rows, cols = 2600, 4128
     backend = open_backend(2, 8, cols)
     values = np.random.default_rng(1).standard_normal((rows, cols)).astype(np.float32)

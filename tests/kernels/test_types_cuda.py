@@ -1,6 +1,6 @@
 """Small operations on two-byte activations: the float32 result of the same operation, rounded once.
 
-Linears, norms and attention have tests of their own.
+Linears, norms and attention have separate tests.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Opened = tuple[Backend, Backend, type]
 
 @pytest.fixture(scope="module", params=list(TYPES))
 def opened(request: pytest.FixtureRequest, cuda: str, core_options: Callable[[str], dict[str, str]]) -> Opened:
-    """The backend with a type of activations, the one with float32, and the type."""
+    """The backend with a type of activations, the backend with float32, and the type."""
     narrow, wide = (Backend(**core_options(cuda), dtype=dtype) for dtype in (request.param, "float32"))
     return narrow, wide, TYPES[request.param]
 
@@ -63,7 +63,7 @@ def test_add_and_select(width: int, opened: Opened) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("dim", "n_freqs"), [(128, 64), (80, 40), (24, 12), (40, 5), (256, 100)])
 def test_rope_and_cache(dim: int, n_freqs: int, interleaved: bool, opened: Opened, paged: type) -> None:
-    """Rotated rows; and what is stored, as attention gives it back through a window of one."""
+    """Rotated rows, and the stored values, read back by attention with a window of one."""
     narrow, wide, kind = opened
     n, heads, kv = 33, 4, 2
     row = draw(kind, n, (heads + 2 * kv) * dim)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with every parameter random, saved by transformers or written as GGUF, and what they should give."""
+"""Tiny checkpoints with random parameters, saved by transformers or written as GGUF, and their expected results."""
 
 import copy
 import functools
@@ -306,7 +306,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
 }  # fmt: skip
-# One case of a topology is enough for the default run; all of them are in that of the slow tests.
+# The default run has one case of each topology; the slow tests have all cases.
 SLOW = {
     "smollm3", "smollm3-window", "olmo2", "granite", "granite-bias", "phi3", "gemma", "gemma2", "glm", "seed_oss",
     "seed_oss-plain", "exaone4", "exaone4-full", "arcee", "stablelm", "stablelm-parallel",
@@ -322,8 +322,8 @@ SLOW = {
 REFERENCES = {"Plamo2": own_class("plamo2_reference", "Plamo2"), "Plamo3": own_class("plamo3_reference", "Plamo3")}
 RENAMED = ("InternLM2", "Qwen1", "ChatGlm3", "Baichuan7B", "Baichuan2", "Baichuan13B")
 REFERENCES |= {name: own_class("renamed_reference", name) for name in RENAMED}
-CLASSES = {"GPT2": "GPT2LMHeadModel"}  # whose name is not the family's with "ForCausalLM"
-CONFIGS = {"Llama4": "Llama4Text", "Gemma3": "Gemma3Text"}  # the family whose name the configuration has
+CLASSES = {"GPT2": "GPT2LMHeadModel"}  # names that are not the family's with "ForCausalLM"
+CONFIGS = {"Llama4": "Llama4Text", "Gemma3": "Gemma3Text"}  # names of configurations that differ from the family's
 
 
 def randomise(model: "torch.nn.Module", seed: int) -> None:
@@ -383,7 +383,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
             directory = tmp_path_factory.mktemp(case)
             size = sum(p.numel() * p.element_size() for p in model.parameters())
             model.save_pretrained(directory, max_shard_size=size // shards + 1024)
-            attention = "sdpa" if own.get("alibi") else "eager"  # which would add the slopes of Falcon twice
+            attention = "sdpa" if own.get("alibi") else "eager"  # eager attention would add the slopes of Falcon twice
             reference = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation=attention)
             made[key] = Tiny(directory, reference.eval())
         return made[key]
@@ -399,7 +399,7 @@ class Plain(Tiny):
 
 
 class HostCheckpoint:
-    """The reader's interface over the safetensors and gguf packages, independent of our C readers."""
+    """The interface of our reader over the safetensors and gguf packages, independent of our C readers."""
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self.metadata: dict[str, object] = {}
@@ -506,7 +506,7 @@ K_QUANTS = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4)
 
 
 def quantised(values: np.ndarray, kind: str, random: np.random.Generator) -> np.ndarray:
-    """Blocks of a type: quantised by the gguf package, or random valid blocks of the K types, which it cannot write."""
+    """Blocks of a type: quantised by the gguf package, or random valid blocks of K types, which the package cannot write."""
     dtype = gguf.GGMLQuantizationType[kind]
     if kind not in K_QUANTS:
         return gguf.quants.quantize(values.astype(np.float32), dtype)
@@ -525,7 +525,7 @@ def permuted(values: np.ndarray, n_heads: int) -> np.ndarray:
 
 
 def gguf_tensors(model: "torch.nn.Module") -> Iterator[tuple[str, np.ndarray]]:
-    """A model's tensors under Hugging Face names, gate and up of stacked experts apart."""
+    """A model's tensors by Hugging Face names; gate and up of stacked experts are separate."""
     for name, parameter in model.state_dict().items():
         values = parameter.float().numpy()
         if name.endswith("experts.gate_up_proj"):
@@ -537,7 +537,7 @@ def gguf_tensors(model: "torch.nn.Module") -> Iterator[tuple[str, np.ndarray]]:
 
 
 def write_gguf(source: Tiny, path: Path, kind: str, *, metadata: Mapping[str, object] | None = None) -> Path:
-    """Writes a tiny model as GGUF, as the usual converter would, its matrices in a type."""
+    """Writes a tiny model as GGUF like the usual converter, with matrices in a type."""
     cfg = source.config
     family = str(cfg["model_type"])
     arch = "llama" if family in ("mistral", "mixtral") else family.replace("_moe", "moe")
@@ -664,7 +664,7 @@ class Engine:
 
 
 class Answer:
-    """What one request has given so far."""
+    """The output of one request so far."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []

@@ -13,16 +13,16 @@ Rule = Callable[[str, np.ndarray, Mapping[str, object]], Changed]
 
 
 class Kind(NamedTuple):
-    """How a tiny case becomes a file.
+    """The conversion of a tiny case to a file.
 
     Attributes:
         case: Of conftest.py.
         arch: general.architecture.
-        fields: Changes to the tiny configuration: what the format, or llama.cpp, has no room for.
+        fields: Changes to the tiny configuration for fields that the format or llama.cpp does not support.
         more: Metadata besides the usual, by the configuration; None takes a usual key away.
-        rules: Patterns of names, and what the converter does with them; the first that fits.
+        rules: Patterns of names -> conversion of the tensor; the first match applies.
         bound: Greatest relative difference from llama.cpp; None: it does not run the tiny file, or computes something else.
-        name: Of the file, where the case has several.
+        name: Name of the file, if the case has several.
         joined: Whether gate and up of experts are one tensor, and q, k and v.
     """
 
@@ -67,7 +67,7 @@ def decay(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
 
 
 def decay_column(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
-    """The same of Mamba-2."""
+    """A as a column instead of its logarithm, for Mamba-2."""
     return [(name, -np.exp(values)[:, None])]
 
 
@@ -99,14 +99,14 @@ def experts_of_llama(name: str, values: np.ndarray, cfg: Mapping[str, object]) -
 
 
 def apart(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
-    """Baichuan's q, k and v, the rows of q and k turned."""
+    """Baichuan's q, k and v; the rows of q and k are reordered for rope."""
     cfg = {**cfg, "num_key_value_heads": cfg["num_attention_heads"]}
     q, k, v = ((name.replace("W_pack", f"{part}_proj"), rows) for part, rows in zip("qkv", np.split(values, 3), strict=True))
     return [*turned(*q, cfg), *turned(*k, cfg), v]
 
 
 def grouped(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
-    """InternLM 2's q, k and v, which stand group by group, the rows of q and k turned."""
+    """InternLM 2's q, k and v, which are packed by groups; the rows of q and k are reordered for rope."""
     n, size = int(cfg["num_key_value_heads"]), int(cfg["hidden_size"]) // int(cfg["num_attention_heads"])
     groups = values.reshape(n, -1, size, values.shape[1])
     parts = {"q": groups[:, :-2], "k": groups[:, -2], "v": groups[:, -1]}
@@ -118,7 +118,7 @@ def grouped(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed
 
 
 def heads_apart(field: str) -> Rule:
-    """All heads of q, then those of k, then those of v, which stand in so many groups."""
+    """All heads of q, then of k, then of v, from a tensor packed in groups."""
 
     def rule(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
         size = int(cfg["hidden_size"]) // int(cfg["num_attention_heads"])
@@ -135,7 +135,7 @@ def transposed(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Chan
 
 
 def heads_of_latents(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
-    """Keys' rows of every head turned, and its values' rows."""
+    """The keys' rows of every head transposed, and the values' rows."""
     heads = values.reshape(int(cfg["num_attention_heads"]), -1, values.shape[1])
     keys = int(cfg["qk_nope_head_dim"])
     return [(name.replace("kv_b", "k_b"), heads[:, :keys].swapaxes(1, 2)), (name.replace("kv_b", "v_b"), heads[:, keys:])]
@@ -152,7 +152,7 @@ def key_heads(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Chang
 
 
 def columns(*names: str) -> Rule:
-    """Stacked experts whose rows are columns in the checkpoint: its columns in equal parts, or every so-many-th of them."""
+    """Transposed stacked experts: the checkpoint's columns in equal contiguous parts, or every n-th column."""
 
     def rule(name: str, values: np.ndarray, cfg: Mapping[str, object]) -> Changed:
         stem = name.rpartition(".")[0]
@@ -168,7 +168,7 @@ def columns(*names: str) -> Rule:
 
 
 def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors, those of experts one above the other, those of heads in one."""
+    """The tensors with stacked experts and heads."""
     found: dict[str, np.ndarray] = {}
     many: dict[str, dict[int, np.ndarray]] = {}
     for name, values in tensors.items():
@@ -182,7 +182,7 @@ def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def joined(tensors: Mapping[str, np.ndarray], is_meant: bool) -> dict[str, np.ndarray]:
-    """The tensors, if it is meant with gate above up of every expert in one, and q above k and v."""
+    """The tensors; if the kind is joined, gate and up of each expert are one tensor, and so are q, k and v."""
     found = dict(tensors)
     for name in tensors if is_meant else ():
         if ".experts.gate_proj." in name:
@@ -262,7 +262,7 @@ def write(kind: Kind, cfg: Mapping[str, object], tensors: Mapping[str, np.ndarra
 
 
 def divisors(cfg: Mapping[str, object]) -> dict[str, np.ndarray]:
-    """What frequencies of rope are divided by, for those kinds that such files have as tensors."""
+    """Divisors of rope's frequencies, for the scaling kinds that GGUF files store as tensors."""
     rope = cfg.get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
         return {f"rope_factors_{name}.weight": np.array(rope[f"{name}_factor"]) for name in ("long", "short")}

@@ -1,4 +1,4 @@
-"""The tiny files: which cases become GGUF files of which architectures, and how."""
+"""The tiny GGUF files: their cases, architectures and conversions."""
 
 import numpy as np
 from gguf_files import (
@@ -98,7 +98,7 @@ def latent(cfg):
 
 
 def whole_keys(cfg):
-    """As in files from before keys and values of latents were apart."""
+    """Metadata as in older files, with keys and values of latents in one tensor."""
     return {"attention.key_length": cfg["qk_nope_head_dim"] + cfg["qk_rope_head_dim"],
             "attention.value_length": cfg["v_head_dim"], "attention.head_count_kv": cfg["num_attention_heads"],
             "attention.key_length_mla": None, "attention.value_length_mla": None}  # fmt: skip
@@ -162,7 +162,7 @@ QWEN3_NEXT_RULES = [
     (r"norm\.weight", plus(1.0)),
 ]  # fmt: skip
 HYBRID_RULES = [*MIXER, (r"mamba\.norm\.", in_groups("mamba_n_groups")), TURNED]
-# Layers of which llama.cpp has another program by their number alone.
+# llama.cpp chooses another program by the number of layers alone.
 DEEPSEEK_LITE, BAICHUAN_7B, COMMAND_R_PLUS, EXAONE_32B = ({"num_hidden_layers": n} for n in (27, 32, 64, 64))
 BAICHUAN_13B = {"num_hidden_layers": 40, "hidden_size": 160}
 KINDS = {kind.name or kind.case: kind for kind in [

@@ -62,7 +62,7 @@ def shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
 
 
 def random_value(name: str, shape: tuple[int, ...], random: np.random.Generator) -> Array:
-    """Noise of the size that the tensor's place asks for: norms whose weight is a deviation around 0, the others around 1."""
+    """Noise with a size that depends on the tensor: norm weights stored as deviations are around 0, other norms around 1."""
     if name.endswith("A_log"):
         return np.log(random.uniform(1, 8, shape)).astype(np.float32)
     noise = random.standard_normal(shape)

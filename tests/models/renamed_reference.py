@@ -1,5 +1,5 @@
-"""Families whose classes transformers lacks but whose arithmetic one of its models has: that model, saved under their names and
-with their rows. Nothing of llmpy is in it."""
+"""Families that transformers lacks, but with the arithmetic of one of its models: that model, saved with their names and
+their row order. It uses no code of llmpy."""
 
 import json
 import math
@@ -64,7 +64,7 @@ class Renamed:
 
 
 def joined(tensors: Tensors, old: Sequence[str], new: str, groups: int = 1) -> Tensors:
-    """Tensors of every layer whose names end so, as one: in each group a share of each."""
+    """Joins the tensors of every layer with these name endings; each group has an equal part of each tensor."""
     found: Tensors = {}
     for name, tensor in tensors.items():
         kind = name.rsplit(".", 1)[1]

@@ -1,4 +1,4 @@
-"""Programs as data, the texts of mistakes, registration, and what a configuration or a checkpoint may get wrong."""
+"""Programs as data, error texts, registration, and errors in a configuration or a checkpoint."""
 
 import copy
 import json
@@ -224,7 +224,7 @@ def test_without_a_checkpoint_nothing_is_checked(tiny, files_of, given, want):
 
 
 USERS_FILE = '''
-"""A family of somebody else: Llama with one norm, layer weights in other places, and a scaled embedding."""
+"""A user's family: Llama with one norm, other tensor names, and a scaled embedding."""
 from llmpy import architecture
 
 @architecture("SomebodysForCausalLM", defaults={"twist": 2.0}, ignore=("notes.*",))
@@ -267,7 +267,7 @@ def test_a_family_in_a_users_file(load_module, host_checkpoint, files_of, tmp_pa
 
 
 def by_hand(tensors, ids):
-    """The same model written out, one head at a time."""
+    """The same model written by hand, one head at a time."""
     w = {name: value.astype(float) for name, value in tensors.items()}
     x = 2.0 * w["emb.weight"][ids]
     n = len(ids)
@@ -312,7 +312,7 @@ def pluggedin(cfg, m):
 
 
 def install(directory, package, entries, text):
-    """A package as an installer leaves it."""
+    """Installs a package like an installer."""
     (directory / f"{package}.py").write_text(text)
     info = directory / f"{package}-1.0.dist-info"
     info.mkdir()
@@ -349,7 +349,7 @@ def test_a_missing_operation_names_itself(tiny, host_checkpoint, files_of, monke
 
 
 RELAID = '''
-"""A Llama whose checkpoint has other names: q, k and v of each key head together, matrices of the MLP the other way round."""
+"""A Llama checkpoint with other names: q, k and v of each key head together, and transposed matrices of the MLP."""
 from llmpy import architecture
 
 @architecture("RelaidForCausalLM")
@@ -369,7 +369,7 @@ def relaid(cfg, m):
 
 
 def test_a_users_file_with_other_names_and_layouts(load_module, tiny, engine, tmp_path):
-    """The same bits as the model that it was made of, without a rebuild of anything."""
+    """A user's file gives the same bits as the original model, without rebuilding the package."""
     from safetensors.numpy import load_file, save_file
 
     source = tiny("llama").directory

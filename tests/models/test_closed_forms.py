@@ -17,7 +17,7 @@ Fields = Mapping[str, object]
 
 
 def attention(c: SimpleNamespace, *, bias: str = "", hd: int = 0) -> int:
-    """q, k, v and o; bias: for which of them there is one."""
+    """Parameters of q, k, v and o; bias: those with a bias."""
     hd = hd or c.H // c.nh
     widths = {"q": c.nh * hd, "k": c.nkv * hd, "v": c.nkv * hd}
     return c.H * sum(widths.values()) + c.nh * hd * c.H + sum({**widths, "o": c.H}[each] for each in bias)
@@ -32,7 +32,7 @@ def gated(c: SimpleNamespace, inner: int) -> int:
 
 
 def llama(c: SimpleNamespace, *, bias: str = "") -> int:
-    """A whole model of Llama's kind whose head is a matrix of its own; bias: as in `attention`."""
+    """Parameters of a Llama with an untied head; bias: as in `attention`."""
     return 2 * c.V * c.H + c.L * (attention(c, bias=bias) + gated(c, c.I) + 2 * c.H) + c.H
 
 
@@ -332,13 +332,13 @@ SHAPES: dict[str, tuple[Fields, Callable[[SimpleNamespace], int], int | None]] =
 
 
 def plamo2(c: SimpleNamespace, heads: int, size: int, n: int) -> int:
-    """The mixer of PLaMo 2: what writes and reads the state comes of what is convolved, without a bias anywhere."""
+    """The mixer of PLaMo 2: B, C and dt are computed from the convolution's output; there are no biases."""
     d, r = heads * size, max(64, c.H // 16)
     return 3 * d * c.H + 4 * d + d * (r + 2 * n) + r * heads + 3 * heads + r + 2 * n
 
 
 def numbers(config: Fields) -> SimpleNamespace:
-    """The config's sizes under the letters of the closed forms."""
+    """The config's sizes by the letters of the closed forms."""
 
     def first(*names: str) -> object:
         return next((config[name] for name in names if name in config), 0)

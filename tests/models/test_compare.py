@@ -25,7 +25,7 @@ def test_families_agree(case, tiny, device, capsys) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_gguf_files_agree(kind, tiny, gguf_of, tmp_path, capsys) -> None:
-    """Rows of q and k lie in pairs in these files; quantised weights are multiplied in float32 unless int8 is asked for."""
+    """Rows of q and k are in pairs in these files; quantised weights are multiplied in float32 unless int8 is requested."""
     path = str(gguf_of(tiny("llama"), tmp_path / "tiny.gguf", kind))
     assert cli.main(["compare", path, "--ids", IDS, "--device", "cpu", "--all"]) == 0
     shown = capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_every_family_agrees(case, tiny, capsys) -> None:
 
 
 def wrong(cfg: ModelConfig, m: Model) -> None:
-    """A Llama whose second layer has another activation."""
+    """A Llama with another activation in its second layer."""
     x = m.embed("model.embed_tokens")
     for i, layer in enumerate(m.layers("model.layers", cfg.num_layers)):
         q, k, v = usual.qkv(cfg, layer, layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps))

@@ -14,9 +14,9 @@ def log_softmax(logits):
 
 
 def check(answer, ids, logits_of, bound):
-    """All prompt logprobs, and the greedy tokens under the near-tie rule: within the arithmetic's error of the best.
+    """Checks all prompt logprobs, and that greedy tokens are within the arithmetic's error of the best.
 
-    A difference of logits shows in differences of logprobs, twice as large at most.
+    A difference of logits can cause at most twice that difference of logprobs.
     """
     logits = logits_of([*ids, *answer.ids])
     allowed = 2 * bound * np.abs(logits).max()

@@ -1,4 +1,4 @@
-"""Whatever a configuration or a file's metadata says, loading gives a program or one of our errors, soon."""
+"""For any configuration or metadata, loading quickly gives a program or one of our errors."""
 
 import copy
 

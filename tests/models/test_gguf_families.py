@@ -1,4 +1,4 @@
-"""GGUF files of the families: the logits of the checkpoint that each was made of, and llama.cpp's of the same file."""
+"""GGUF files of the families: the logits of the original checkpoint, and llama.cpp's logits of the same file."""
 
 import importlib.util
 import subprocess
@@ -52,7 +52,7 @@ def test_logits(case, file_of, oracle, prompts, error_of):
 
 
 def test_heads_by_their_norms_are_refused(file_of, host_checkpoint, files_of):
-    """Baichuan 2 says so by its vocabulary alone."""
+    """Only the vocabulary identifies Baichuan 2."""
     _, path = file_of("baichuan", num_hidden_layers=2)
     checkpoint = host_checkpoint([path])
     checkpoint.metadata["baichuan.vocab_size"] = 125696
@@ -68,7 +68,7 @@ def test_rows_that_none_of_q_k_and_v_has(file_of, host_checkpoint, files_of):
         models.load(files_of(path), checkpoint)
 
 
-# A process of its own: llama.cpp ends the one it is in where it does not like a file.
+# A separate process, because llama.cpp ends its process if it rejects a file.
 LLAMA_CPP = """
 import sys
 import numpy as np
@@ -83,7 +83,7 @@ np.save(out, model.scores[:len(ids)])
 
 
 def llama_cpp_logits(path: Path, ids: list[int]) -> np.ndarray:
-    """Those of all positions, with float32 in the cache."""
+    """llama.cpp's logits of all positions, with a float32 cache."""
     if importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("llama-cpp-python is not installed")
     out = path.with_suffix(".npy")
@@ -96,7 +96,7 @@ def llama_cpp_logits(path: Path, ids: list[int]) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case, kind in KINDS.items() if kind.bound is not None])
 def test_llama_cpp_reads_the_same(case, file_of, oracle, prompts, error_of):
-    """The same file in llama.cpp: near logits, and so its greedy tokens where two are not as near as that."""
+    """The same file in llama.cpp: near logits, and equal greedy tokens unless two logits are as near as that."""
     _, path = file_of(case)
     ours, theirs = oracle(path).logits(prompts[2]), llama_cpp_logits(path, prompts[2])
     assert error_of(theirs, ours) <= KINDS[case].bound
@@ -106,7 +106,7 @@ def test_llama_cpp_reads_the_same(case, file_of, oracle, prompts, error_of):
 
 @pytest.mark.parametrize("case", ["deepseek3", "bamba", "gpt2", "phi-joined", pytest.param("plamo2", marks=pytest.mark.slow)])
 def test_in_the_engine(case, file_of, prompts, device):
-    """The tokens of the checkpoint; no updates, whose tensors are others."""
+    """The engine gives the checkpoint's tokens; updates are not tested, because their tensors differ."""
     options = {"device": device, "skip_tokenizer_init": True, "kv_cache_memory_bytes": "8MiB", "generation_config": "none"}
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     model, path = file_of(case)

@@ -1,4 +1,4 @@
-"""Tensors of many MiB on their way from a file to a CUDA device: whole rows, padded rows, and experts in MXFP4."""
+"""Loads of tensors of many MiB from a file to a CUDA device: whole rows, padded rows, and experts in MXFP4."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_rows_whole_and_padded(cuda: str, tmp_path: Path, hidden: int) -> None:
 
 
 def test_experts_in_mxfp4(cuda: str, tmp_path: Path) -> None:
-    """Packed rows are read in several pieces: what the model says is what the CPU says, but for the rounding of bfloat16."""
+    """Packed rows are read in several pieces; results equal the CPU's up to the rounding of bfloat16."""
     experts = "model.layers.0.mlp.experts"
     shapes: dict[str, tuple[int, ...]] = {"model.layers.0.self_attn.sinks": (8,)}
     for name, rows in (("gate_up_proj", 2304), ("down_proj", 1152)):

@@ -1,5 +1,5 @@
-"""Checkpoints that pack their rows in every way, against the same weights as tensors of their own: the same bits, from files,
-from updates and made up; checksums count elements where the checkpoint has them."""
+"""Checkpoints with rows packed in every way, against the same weights as separate tensors: the same bits from files, from
+updates and as dummy weights; checksums use the elements' numbers in the checkpoint."""
 
 import json
 
@@ -22,7 +22,7 @@ HELD = [0.5 + i / H for i in range(H)]
 
 
 def experts(m, x, pieces):
-    """act(gate) * up of matrices that stand below each other, one pair an expert."""
+    """Experts with act(gate) * up from stacked matrices, one pair per expert."""
     total = None
     for gate, up, down in pieces:
         width = gate.rows
@@ -35,7 +35,7 @@ def experts(m, x, pieces):
 
 @architecture("LaidOut")
 def laid_out(cfg, m):
-    """Every way to pack; with `plain`, the same from tensors of their own."""
+    """A model with rows packed in every way; with `plain`, from separate tensors."""
     plain, groups, share, width = cfg.get("plain", False), cfg.get("groups", 1), cfg.get("share", 1), cfg.get("inner", 1)
     kv, n_experts = groups * HD, 2
     x = m.embed("embed")
@@ -113,7 +113,7 @@ def outcome(llm):
 
 
 def checksum(stored, numbers):
-    """The formula of csrc/base/mix.h over elements of these numbers."""
+    """The checksum formula of csrc/base/mix.h over elements with these numbers."""
     bits = stored.reshape(-1).view(np.uint32 if stored.dtype.itemsize == 4 else np.uint16).astype(np.uint64)
     with np.errstate(over="ignore"):
         z = (numbers.reshape(-1).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -176,7 +176,7 @@ def test_packed_rows_are_rows(tmp_path, device, form, stored, dtype, how):
 
 
 def test_made_up_values_go_by_the_tensors_own_rows(tmp_path, device):
-    """Two models whose tensors have equal names and shapes get equal values, however they take the rows."""
+    """Models with tensors of equal names and shapes get equal dummy values, for any use of the rows."""
     sums = []
     for name, groups, share, columns in (("a", 3, 2, False), ("b", 4, 1, False), ("c", 4, 1, True)):
         fields = {"groups": groups, "share": share, "inner": 5, "columns": columns}

@@ -1,4 +1,4 @@
-"""Mixtures of experts in whole engines: a request's tokens and logprobs are the same alone and in any company."""
+"""Mixtures of experts in engines: a request's tokens and logprobs are the same alone and in any batch."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_company_chunks_hits_and_preemption(case, tiny, device):
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "ernie4_5_moe", "granite_moe", "olmoe"])
 def test_parameters_are_counted(case, tiny, oracle):
-    """Every element of the checkpoint lies in the program once."""
+    """The program has every element of the checkpoint once."""
     model = tiny(case)
     spec = oracle(model.directory).compiled.spec
     mine = sum(math.prod([weight["rows"], weight["cols"]]) for weight in spec["weights"])
@@ -52,7 +52,7 @@ def test_parameters_are_counted(case, tiny, oracle):
 
 
 def far(cfg, m):
-    """A Llama of one layer, whose logits grow with the position: behind all attention, where only wanted rows are computed."""
+    """A Llama of one layer with logits that grow with the position: the factor is computed for wanted rows only."""
     x = m.embed("model.embed_tokens")
     layer = next(m.layers("model.layers", 1))
     q, k, v = usual.qkv(cfg, layer, layer.rms_norm(x, "input_layernorm", 1e-6))
@@ -77,7 +77,7 @@ def test_wanted_rows_keep_their_positions(tiny, oracle, prompts, device, monkeyp
 
 
 def test_queries_of_llama_4_grow_where_positions_reach(tiny, oracle, prompts, error_of):
-    """From position floor_scale - 1 on; where no position is that far, nothing is computed."""
+    """Queries grow from position floor_scale - 1; if no position is that far, the operation is left out."""
     model = tiny("llama4")
     grown, plain = (oracle(model.directory, {"attn_temperature_tuning": on}) for on in (True, False))
     assert error_of(plain.logits(prompts[3][:3]), grown.logits(prompts[3][:3])) == 0

@@ -1,4 +1,4 @@
-"""gpt-oss with experts in MXFP4 as its files have them, packed here, against transformers on the values that they stand for."""
+"""gpt-oss with experts in MXFP4 as in its files, packed here, against transformers on their values."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6
 
 
 def packed(seed: int, *shape: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blocks [..., n / 32, 16], scales [..., n / 32] and the values [..., n] that they stand for."""
+    """Blocks [..., n / 32, 16], scales [..., n / 32], and their values [..., n]."""
     rng = np.random.default_rng(seed)
     nibbles = rng.integers(0, 16, (*shape[:-1], shape[-1] // 32, 32), dtype=np.uint8)
     scales = rng.integers(121, 125, nibbles.shape[:-1], dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""A family in a file of one's own: the page's example on the command line, and errors that name the function and its file."""
+"""A family in a user's file: the page's example on the command line, and errors that name the function and its file."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What is PLaMo 2's own: how many parameters and how much state the published sizes have, and what is refused."""
+"""PLaMo 2: numbers of parameters and sizes of states for the published models, and refusals."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a plan must not change: a norm's eps, which half of a linear is the gate, the rows that are computed."""
+"""Facts that a plan must not change: a norm's eps, the half of a linear that is the gate, the computed rows."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def test_a_fused_norm_keeps_its_eps(case, eps, tiny, oracle, engine, prompts, tm
 
 
 def without_prompt_logprobs(llm, ids):
-    """Ids and logprobs of a request of which only the last row's logits are wanted."""
+    """Ids and logprobs of a request that needs only the last row's logits."""
     params = {"temperature": 0.0, "max_tokens": 8, "seed": 0, "logprobs": 0}
     llm.engine.submit(np.asarray(ids, np.int32).tobytes(), params)
     found, values = [], []
@@ -56,7 +56,7 @@ def without_prompt_logprobs(llm, ids):
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "phi", "mamba2", "jamba-plain"])
 def test_rows_are_left_out_only_behind_what_crosses_rows(case, tiny, engine, prompts):
-    """Keys, values and states of every row are needed, also where only the last row's logits are."""
+    """Keys, values and states of every row are needed, even if only the last row's logits are wanted."""
     with engine(tiny(case).directory) as llm:
         for ids in prompts:
             every_row = llm.run([ids], max_tokens=8, top=1)[0]
@@ -64,7 +64,7 @@ def test_rows_are_left_out_only_behind_what_crosses_rows(case, tiny, engine, pro
 
 
 SWAPPED = '''
-"""A Llama whose MLP has the upper half first."""
+"""A Llama with the upper half first in its MLP."""
 from llmpy import architecture
 
 @architecture("SwappedForCausalLM")
@@ -84,7 +84,7 @@ def swapped(cfg, m):
 
 
 def test_the_gate_may_lie_behind_its_factor(load_module, tiny, engine, prompts, tmp_path):
-    """The product of two halves of one linear is fused only where the gate comes first."""
+    """The product of two halves of one linear is fused only if the gate is the first half."""
     from safetensors.numpy import load_file, save_file
 
     source = tiny("llama").directory

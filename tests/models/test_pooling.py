@@ -81,7 +81,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def bound(request):
-    """How near float32 comes to transformers: the CPU's sums are split into many chains, a device's into few."""
+    """The bound of the difference from transformers in float32: sums have many chains on the CPU, few on a device."""
     on_cuda = "device" in request.fixturenames and request.getfixturevalue("device").startswith("cuda")
     near.bound = 1e-4 if on_cuda else 1e-5
 
@@ -92,7 +92,7 @@ def near(values, exact, bound=None):
 
 
 def open_llm(path, device, **options):
-    """With a cache that is quickly made, wherever it is."""
+    """Opens an LLM with a small cache, which is quick on every device."""
     return LLM(path, **({"skip_tokenizer_init": True, "device": device, "kv_cache_memory_bytes": "8MiB"} | options))
 
 
@@ -187,7 +187,7 @@ def test_encoders_embed(kind, act, device, saved):
         for i, ids in enumerate(PROMPTS):
             exact = model.states(ids)
             assert near(rows[i].outputs.data, exact) and near(mean[i].outputs.embedding, exact.mean(0))
-            assert near(whole[i].outputs.embedding, unit(exact[0]))  # of the first token, as nobody says anything else
+            assert near(whole[i].outputs.embedding, unit(exact[0]))  # of the first token, the default
         with pytest.raises(UnsupportedError, match=r"^LLM.generate\(\) is only supported for generative models"):
             llm.generate([5], max_tokens=1)
         assert llm.memory()["kv"] <= 1 << 25 and llm.config.max_model_len == (128 if "Bert" in kind else 127)
@@ -220,7 +220,7 @@ TYPED = [
 
 @pytest.mark.parametrize(("kind", "task"), TYPED)
 def test_tokens_have_types(kind, task, device, saved):
-    """As transformers has them; beside prompts without types, alone, and with none but 0."""
+    """Token types as in transformers: beside prompts without types, alone, and all 0."""
     model = saved(kind, **({"num_labels": 1} if task == "classify" else {}))
     way = {"normalize": False} if task == "token_embed" else {"use_activation": False}
     prompts = [{"prompt_token_ids": ids, "token_type_ids": types} for ids, types in PAIRS]
@@ -269,7 +269,7 @@ def test_the_interpreter_runs_encoders(saved, oracle):
 
 
 def test_encoders_take_whole_prompts(device, saved):
-    """No prompt is cut: what does not fit a step waits for the next one, what fits none is refused."""
+    """Prompts are not chunked: one that does not fit a step waits for the next, one that fits no step is refused."""
     model = saved("BertModel", hidden_act="gelu")
     prompts = [*PROMPTS, PROMPTS[3][:50], PROMPTS[2]] * 3
     with open_llm(model.directory, device) as llm:

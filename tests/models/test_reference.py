@@ -17,7 +17,7 @@ def test_logits_match_transformers(case, tiny, oracle, prompts, error_of):
     model = tiny(case)
     limit = {"max_model_len": 70} if case == "llama-dynamic" else {}
     mine = oracle(model.directory, **limit)
-    # What depends on the longest sequence served is compared with what transformers does at that length.
+    # Frequencies that depend on the longest served sequence are compared with transformers' at that length.
     for ids in {"llama-dynamic": prompts[3:], "phi3-longrope": prompts[2:]}.get(case, prompts):
         assert error_of(mine.logits(ids), model.logits(ids)) <= BOUND
 
@@ -74,7 +74,7 @@ def test_ropes_of_two_kinds_in_fields_of_transformers_4(case, tiny, oracle, prom
 
 
 def test_lengths_that_count_the_scaling_of_the_rope(tiny, oracle):
-    """Gemma 3 gives the length that its ropes are scaled to, Llama the length before."""
+    """Gemma 3's length includes rope scaling; Llama's does not."""
     for case, length in {"gemma3": 128, "llama-linear": 512}.items():
         assert oracle(tiny(case).directory).compiled.config.max_position_embeddings == length
 
@@ -128,7 +128,7 @@ def test_a_head_stored_beside_a_tied_one_is_ignored(tiny, oracle, prompts, error
 
 
 def test_gpt2_as_it_was_released(tiny, oracle, prompts, error_of, tmp_path):
-    """Without a prefix, with the masks that it carries."""
+    """GPT-2's original checkpoint: names without a prefix, and masks."""
     from safetensors.numpy import load_file, save_file
 
     model = tiny("gpt2")
@@ -147,7 +147,7 @@ FAMILIES = (
 
 @pytest.mark.parametrize("family", FAMILIES.split())
 def test_what_a_configuration_leaves_out(family):
-    """A config.json with nothing but the sizes: what is absent must mean what transformers takes it to mean."""
+    """A config.json with only the sizes: absent fields must have transformers' defaults."""
     sizes = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     theirs = getattr(transformers, f"{'Gemma3Text' if family == 'Gemma3' else family}Config").from_dict(sizes)
     found = find(f"{family}ForCausalLM")

@@ -1,4 +1,4 @@
-"""What docs/use/models.md calls a released model has a configuration that compiles, with as many parameters as published.
+"""Every released model in docs/use/models.md has a configuration that compiles, with the published number of parameters.
 
 released.json has for each name in the column "released models" of that page one release: its repository, billions of
 parameters and the fields of its config.json, written down from what the publishers say. Left out are ids of tokens and most

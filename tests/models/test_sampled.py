@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def load_reference() -> ModuleType:
-    """The sampler's own test, whose float64 reference this file uses."""
+    """The sampler's test file; this file uses its float64 reference."""
     path = Path(__file__).parents[1] / "kernels/test_sample.py"
     spec = importlib.util.spec_from_file_location("sample_reference", path)
     assert spec and spec.loader
@@ -61,7 +61,7 @@ sampler = load_reference()
 
 
 def task_of(params: SamplingParams, prompt: list[int], output: list[int]) -> dict[str, Any]:
-    """What the sampler is asked for behind a beginning of the output."""
+    """The sampler's task after a prefix of the output."""
     seen = sorted({*prompt, *output})
     banned = [ids[0] for ids in params.bad_token_ids or ()]
     if len(output) < params.min_tokens:
@@ -87,7 +87,7 @@ def tables(llm: LLM, reference: Any, sequence: list[int]) -> tuple[np.ndarray, n
 
 
 def check(sample: CompletionOutput, params: SamplingParams, prompt: list[int], raw: np.ndarray, logits: np.ndarray) -> int:
-    """Compares a sample; how many of its tokens no rounding could decide."""
+    """Compares a sample; returns the number of tokens that rounding could not decide."""
     have, output, n_checked = sample.sampled, sample.token_ids, 0
     assert have is not None and sample.logprobs is not None and sample.token_logprobs is not None
     mode = MODES.index(params.logprobs_mode or MODES[0])

@@ -131,7 +131,7 @@ def test_requests_in_flight_do_not_notice(opened, prompts) -> None:
 
 
 def test_an_encoder(tmp_path: Path, device) -> None:
-    """A program without a cache, whose rows see each other, in one piece."""
+    """A program without a cache and with bidirectional attention, in one piece."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     config = transformers.BertConfig(

@@ -1,4 +1,4 @@
-"""Live updates of every family from a model of transformers as it is, and of GGUF files as far as they allow it."""
+"""Live updates of every family from an unchanged transformers model, and of GGUF files that can be updated."""
 
 import shutil
 
@@ -44,7 +44,7 @@ def test_a_trainers_model(case, tiny, prompts, device):
 
 
 def test_buffers_that_are_constants_keep_their_values(tiny, prompts, device, tmp_path):
-    """Apertus: two numbers of its activation are no parameters, so an update need not bring them, and may."""
+    """Apertus: two numbers of its activation are not parameters, so an update may include or leave out them."""
     from safetensors.torch import save_file
 
     model = tiny("apertus").model
@@ -74,8 +74,8 @@ def test_buffers_that_are_constants_keep_their_values(tiny, prompts, device, tmp
 
 @pytest.mark.parametrize("case", ["apertus", "bloom", pytest.param("falcon_h1", marks=pytest.mark.slow)])
 def test_constants_survive_deep_sleep(case, tiny, prompts, device):
-    """Level 2 gives the memory of all weights back; parameters are all that a trainer sends afterwards. Slopes and factors of
-    columns are no tensors at all."""
+    """Level 2 frees all weights, and a trainer sends only parameters afterwards. Slopes and factors of
+    columns are not tensors at all."""
     model = tiny(case)
     llm = LLM(model.directory, device=device, load_format="dummy", **OPTIONS)
     llm.sleep(level=2)
@@ -88,8 +88,8 @@ def test_constants_survive_deep_sleep(case, tiny, prompts, device):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_head_whose_rows_have_length_1(dtype, tiny, prompts, device):
-    """Baichuan 2: whatever an update brings is divided as the checkpoint is at load."""
+def test_a_head_with_rows_of_length_1(dtype, tiny, prompts, device):
+    """Baichuan 2: an update's head is normalised like the checkpoint's head at load."""
     model = tiny("baichuan2")
     fresh, llm = (LLM(model.directory, device=device, load_format=form, dtype=dtype, **OPTIONS) for form in ("auto", "dummy"))
     tensors = dict(stored_tensors(model.directory))
@@ -145,7 +145,7 @@ MIXTURES += ["qwen3_next"]
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen2_moe", *(pytest.param(case, marks=pytest.mark.slow) for case in MIXTURES)])
 def test_experts_under_the_names_of_the_checkpoint_and_of_the_memory(case, tiny, prompts, device):
-    """transformers keeps the experts of most families stacked in memory, its files have them one by one."""
+    """transformers stacks the experts of most families in memory; its files store them one by one."""
     from safetensors.torch import load_file
 
     model = tiny(case)

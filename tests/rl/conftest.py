@@ -1,4 +1,4 @@
-"""A tiny random Qwen3 with a tokenizer of whole words, as trainers take it: saved by transformers."""
+"""A tiny random Qwen3 with a tokenizer of whole words, saved by transformers for trainers."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def save_model(directory: Path, **changes: Any) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """The models are so small that torch's threads would only wait for each other."""
+    """Sets torch to one thread, because for such small models threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

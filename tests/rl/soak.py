@@ -1,10 +1,10 @@
-"""A soak of AsyncEngine: eight threads do everything at random moments, and nothing may be lost, doubled, wrong or left behind.
+"""A soak test of AsyncEngine: eight threads act at random moments; no output may be lost, doubled, wrong or left behind.
 
     nice -n 10 python tests/rl/soak.py --minutes 30 [--device cuda:0] [--seed 1]
 
 It goes in rounds. In a round threads with event loops, threads with handles, one that pauses and aborts, and one that trains
-act at random on a catalogue of requests whose answers a lone engine gave before. Whatever comes is compared with those at once,
-in soak_requests.py. Between two rounds nothing runs: every gauge is 0, and memory, threads and descriptors are what they were.
+act at random on a catalogue of requests with known answers from an engine alone. soak_requests.py compares all outputs with
+them at once. Between two rounds nothing runs: all gauges are 0, and memory, threads and descriptors are as before.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from llmpy.engine.jobs import MAX_SHARED_THREADS
 from llmpy.outputs import EngineStats
 
 KEPT_BYTES = 8 << 20
-"""What the process may grow by after its first rounds: Python's own heap moves by this much."""
+"""Allowed growth of the process after its first rounds; Python's heap varies by this much."""
 
 
 def standing(*names: str) -> list[threading.Thread]:
-    """Helper threads that stay for the next call: those of the engine and of the process."""
+    """Number of helper threads of the engine and of the process that wait for the next call."""
     found = [thread for thread in threading.enumerate() if thread.name in names]
     assert len(found) <= 2 * MAX_SHARED_THREADS, found
     return found
 
 
 def footprint(engine: AsyncEngine) -> dict[str, object]:
-    """What the process and the engine hold while nothing runs."""
+    """Resources of the process and the engine while nothing runs."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     memory = engine.memory()
@@ -58,7 +58,7 @@ def footprint(engine: AsyncEngine) -> dict[str, object]:
 
 
 def settle(engine: AsyncEngine) -> None:
-    """Waits until nothing is held, and looks at every gauge."""
+    """Waits until no resource is held, and checks every gauge."""
     deadline = time.monotonic() + 60
     while (
         (stats := engine.stats()).num_unfinished
@@ -76,7 +76,7 @@ def settle(engine: AsyncEngine) -> None:
 
 
 def play(engine: AsyncEngine, catalogue: requests.Catalogue, seconds: float, seed: int) -> Counter[str]:
-    """One round; what was done in it."""
+    """Runs one round; returns counts of its events."""
     stage = actors.Stage(engine, catalogue, time.monotonic() + seconds)
     parts = [actors.read_in_loops] * 3 + [actors.use_handles] * 3 + [actors.pause_and_abort, actors.train]
     threads = [
@@ -95,14 +95,14 @@ def play(engine: AsyncEngine, catalogue: requests.Catalogue, seconds: float, see
 
 
 def has_seen_all(done: Counter[str], stats: EngineStats) -> bool:
-    """Whether everything that the soak is for has happened, also on a slow machine."""
+    """Whether all kinds of events have happened, also on a slow machine."""
     sleeps = sum(times for name, times in done.items() if name.startswith("sleep"))
     is_disturbed = done["abort"] and done["keep"] + done["wait"] > 1 and sleeps > 1 and stats.num_preemptions
     return bool(is_disturbed and done["whole"] > 100 and stats.weight_epoch > 5 and done["rebuilt and compared"])
 
 
 def run(folder: str, device: str, minutes: float, round_seconds: float, seed: int) -> dict[str, object]:
-    """The soak; its numbers."""
+    """Runs the soak; returns its counts."""
     catalogue = requests.Catalogue(Path(folder), device, random.Random(seed))
     engine = AsyncEngine(catalogue.path, **catalogue.options, max_queued_requests=60)
     end, marks, done, n_rounds = time.monotonic() + 60 * minutes, [], Counter[str](), 0

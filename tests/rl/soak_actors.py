@@ -1,4 +1,4 @@
-"""What the threads of the soak do: read in event loops, read with handles, pause and abort, train."""
+"""The threads of the soak: they read in event loops, read with handles, pause and abort, and train."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PATIENCE = 90.0
 
 
 class Stage:
-    """What the threads of a round share.
+    """The shared state of a round's threads.
 
     Args:
         engine: The engine.
-        catalogue: What to ask for.
-        end: When to stop, of the monotonic clock.
+        catalogue: The requests.
+        end: End of the round, in monotonic time.
     """
 
     def __init__(self, engine: AsyncEngine, catalogue: Catalogue, end: float) -> None:
@@ -36,14 +36,14 @@ class Stage:
         self.done: Counter[str] = Counter()
         self.failures: list[BaseException] = []
         self.acting = 0
-        """Threads that may still submit."""
+        """Number of threads that may still submit."""
 
     @property
     def is_over(self) -> bool:
         return time.monotonic() > self.end or bool(self.failures)
 
     def act(self, part: Callable[[Stage, random.Random], None], rng: random.Random) -> None:
-        """Runs a thread's part; the first failure ends the round."""
+        """Runs a thread's function; the first failure ends the round."""
         try:
             part(self, rng)
         except BaseException as error:
@@ -53,7 +53,7 @@ class Stage:
         return Received(self.catalogue, job, kind, self.engine.weight_epoch)
 
     def close(self, received: Received, ended_early: bool) -> None:
-        """Checks what a request gave."""
+        """Checks the result of a request."""
         received.check(self.engine.weight_epoch, ended_early)
         self.done["tokens"] += received.n_tokens
         self.done["whole" if received.finished else "left"] += 1
@@ -92,7 +92,7 @@ def finished(stage: Stage, tasks: set[asyncio.Task[None]], task: asyncio.Task[No
 
 
 async def submit(stage: Stage, rng: random.Random, job: Job, kind: RequestOutputKind) -> RequestStream:
-    """Queues a request, behind a full queue when there is room."""
+    """Queues a request; if the queue is full, waits for room."""
     salt = rng.choice([None, None, None, "salt"])
     while True:
         try:
@@ -149,7 +149,7 @@ async def score(stage: Stage, rng: random.Random) -> None:
         stage.done["refused"] += 1
         return await stage.engine.wait_for_capacity()
     stage.done["samples"] += 1
-    with contextlib.suppress(RequestFailedError):  # somebody aborted it
+    with contextlib.suppress(RequestFailedError):  # another thread aborted it
         found = await pending
         stage.catalogue.check_score(job, found, (first, stage.engine.weight_epoch))
         stage.done["scores"] += 1
@@ -183,7 +183,7 @@ def use_handles(stage: Stage, rng: random.Random) -> None:
 
 
 def use_handle(stage: Stage, rng: random.Random, handle: RequestHandle, received: Received, patience: float) -> bool:
-    """Looks at a handle; whether it is done with."""
+    """Polls a handle; returns whether it is finished."""
     assert time.monotonic() < patience, f"{handle} hangs: {stage.engine.stats()}"
     how = rng.randrange(20)
     if how == 0:
@@ -254,7 +254,7 @@ def train(stage: Stage, rng: random.Random) -> None:
 
 
 async def trainer(stage: Stage, rng: random.Random) -> None:
-    """Only this thread changes weights and sleeps, so that the epoch says which weights there are."""
+    """Changes weights and sleeps. Only this thread does so, so the epoch determines the current weights."""
     engine = stage.engine
     deeds = [update] * 6 + [update_in_pieces, tear, refuse, sleep, sleep, sleep_and_update, doze]
     while not stage.is_over:
@@ -266,12 +266,12 @@ async def trainer(stage: Stage, rng: random.Random) -> None:
 
 
 def next_weights(stage: Stage, rng: random.Random) -> tuple[list[tuple[str, np.ndarray]], dict[str, Any], int]:
-    """The other weights in any order, how they are to be committed, and what their epoch will be."""
+    """The other weights in random order, the kind of commit, and their epoch."""
     epoch = stage.engine.weight_epoch + 1
     pairs = list(stage.catalogue.weights[epoch % 2].items())
     rng.shuffle(pairs)
     how = rng.choice(["keep", "recompute"])
-    stage.catalogue.recomputed.discard(epoch)  # of an update that was given up
+    stage.catalogue.recomputed.discard(epoch)  # the update was aborted
     if how == "recompute":
         stage.catalogue.recomputed.add(epoch)
     return pairs, {"version": label(epoch), "on_running": how}, epoch
@@ -285,7 +285,7 @@ async def update(stage: Stage, rng: random.Random) -> None:
 
 
 async def update_in_pieces(stage: Stage, rng: random.Random) -> None:
-    """Some tensors twice, with time between them."""
+    """Updates with some tensors written twice, and with pauses between tensors."""
     pairs, how, epoch = next_weights(stage, rng)
     async with stage.engine.begin_update(**how) as writing:
         for name, tensor in pairs:
@@ -299,7 +299,7 @@ async def update_in_pieces(stage: Stage, rng: random.Random) -> None:
 
 
 async def tear(stage: Stage, rng: random.Random) -> None:
-    """An update is given up behind its first write: nothing runs until a whole one has come."""
+    """Aborts an update after its first write: no request runs until a whole update."""
     pairs, how, _ = next_weights(stage, rng)
     writing = stage.engine.begin_update(**how)
     await writing.write(*pairs[0])
@@ -313,7 +313,7 @@ async def tear(stage: Stage, rng: random.Random) -> None:
 
 
 async def refuse(stage: Stage, rng: random.Random) -> None:
-    """What does not fit is refused before anything is written."""
+    """A wrong tensor is refused before anything is written."""
     writing = stage.engine.begin_update()
     try:
         await writing.write(rng.choice(["model.norm.weight", "nobody"]), np.zeros(3, np.float32))
@@ -323,7 +323,7 @@ async def refuse(stage: Stage, rng: random.Random) -> None:
 
 
 async def sleep(stage: Stage, rng: random.Random) -> None:
-    """The same weights come back, all at once or in pieces."""
+    """Sleeps and wakes with the same weights, all at once or in pieces."""
     level = rng.choice([0, 1, 1])
     await stage.engine.sleep(level, mode=rng.choice(["keep", "keep", "abort"]))
     assert stage.engine.is_sleeping()
@@ -336,7 +336,7 @@ async def sleep(stage: Stage, rng: random.Random) -> None:
 
 
 async def sleep_and_update(stage: Stage, rng: random.Random) -> None:
-    """As trainers do that need all of the device's memory."""
+    """Sleeps and updates, like trainers that need all of the device's memory."""
     await stage.engine.sleep(2, mode=rng.choice(["keep", "abort"]))
     await asyncio.sleep(rng.random() * 0.02)
     await stage.engine.wake_up(["weights"])
@@ -347,7 +347,7 @@ async def sleep_and_update(stage: Stage, rng: random.Random) -> None:
 
 
 async def doze(stage: Stage, rng: random.Random) -> None:
-    """Only the pool goes, while the weights are replaced."""
+    """Frees only the pool while the weights are replaced."""
     await stage.engine.sleep(1, mode="keep", tags="kv_cache")
     await update(stage, rng)
     await stage.engine.wake_up()

@@ -1,9 +1,9 @@
-"""What the soak asks for, what a lone engine answers, and whether what came is that.
+"""The requests of the soak, the answers of an engine alone, and the comparison.
 
 The engine's weights alternate between two sets; epoch e has set e % 2. A request that lived under one epoch must give the
 lone engine's bits with those weights, or a beginning of them where it was ended early. One that lived through commits has
-spans whose epochs rise; where the last commit was a "recompute", its last span must be what a lone engine makes of all that
-was before it.
+spans with rising epochs; if the last commit was a "recompute", its last span must equal the output of an engine alone for all
+tokens before it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load(name: str, path: Path) -> ModuleType:
 
 
 def arrays(sample: CompletionOutput) -> tuple[np.ndarray, ...]:
-    """Everything of a sample that has a row for each token."""
+    """All arrays of a sample with a row for each token."""
     found: list[np.ndarray] = [sample.token_ids_array]
     if sample.sampled is not None and sample.logprobs is not None:
         found += [*sample.sampled[:4], sample.logprobs.ids, sample.logprobs.values]
@@ -48,7 +48,7 @@ def arrays(sample: CompletionOutput) -> tuple[np.ndarray, ...]:
 
 
 def same_beginning(have: tuple[np.ndarray, ...], wanted: tuple[np.ndarray, ...]) -> bool:
-    """Whether all arrays have the same bits, as far as there are any."""
+    """Whether all arrays have the same bits up to the shorter length."""
     n = len(have[0])
     return all(len(a) == n and a.tobytes() == b[:n].tobytes() for a, b in zip(have, wanted, strict=True))
 
@@ -58,7 +58,7 @@ class Job:
 
     Args:
         prompt: Text or ids.
-        params: Of a generation; a score uses only temperature and logprobs.
+        params: Sampling parameters; a score uses only temperature and logprobs.
         start: First position of a score; 0 = a generation.
     """
 
@@ -67,14 +67,14 @@ class Job:
         self.params = params
         self.start = start
         self.answers: list[Any] = []
-        """Of a lone engine, with either set of weights."""
+        """Answers of an engine alone, for each set of weights."""
 
 
 class Catalogue:
-    """Requests, two sets of weights, and what lone engines make of them.
+    """Requests, two sets of weights, and the answers of engines alone.
 
     Args:
-        folder: For the model's files.
+        folder: Folder for the model's files.
         device: "cpu" or a CUDA device.
         rng: Chooses the requests.
     """
@@ -97,10 +97,10 @@ class Catalogue:
         self._crossed: list[tuple[Job, int, CompletionOutput]] = []
         self._lock = threading.Lock()
         self.recomputed: set[int] = set()
-        """Epochs whose commit had what was running computed again."""
+        """Epochs with a commit that recomputed running requests."""
 
     def _make(self, rng: random.Random, i: int) -> Job:
-        """A prompt behind one of three beginnings, and parameters of any kind."""
+        """A prompt after one of three prefixes, and random parameters."""
         head = np.random.default_rng(i % 3).integers(3, 300, 80).tolist()
         ids = head[: rng.choice([0, 20, 64, 80])] + [rng.randrange(3, 300) for _ in range(rng.randrange(1, 70))]
         prompt: object = ids if i % 4 else "hello there, " * rng.randrange(1, 6)
@@ -135,7 +135,7 @@ class Catalogue:
         return llm.generate([job.prompt], [job.params], use_tqdm=False)[0]
 
     def check_score(self, job: Job, found: ScoreOutput, epochs: tuple[int, int]) -> None:
-        """Compares a score that was asked for in one epoch and came in another, or the same."""
+        """Compares a score that was submitted in one epoch and finished in the same or a later one."""
         wanted = job.answers[epochs[0] % 2]
         assert len(found.token_logprobs) == len(wanted.token_logprobs)
         if epochs[0] == epochs[1]:
@@ -143,13 +143,13 @@ class Catalogue:
             assert found.top is not None and found.top.values.tobytes() == wanted.top.values.tobytes(), job.prompt
 
     def keep(self, job: Job, sample: CompletionOutput) -> None:
-        """A sample that lived through commits is looked at once nothing runs."""
+        """Keeps a sample that lived through commits, to compare it when nothing runs."""
         with self._lock:
             if len(self._crossed) < MOST_KEPT:
                 self._crossed.append((job, sample.index, sample))
 
     def compare_rebuilt(self) -> int:
-        """Compares the last spans of what lived through a commit that recomputes with a lone engine's; how many there were."""
+        """Compares the last spans of samples after a recomputing commit with an engine alone; returns their number."""
         n = 0
         for job, index, sample in self._crossed:
             span = sample.weight_versions[-1]
@@ -168,12 +168,12 @@ class Catalogue:
 
 
 class Received:
-    """What comes of one request, output by output.
+    """The outputs of one request.
 
     Args:
-        catalogue, job: What was asked.
-        kind: How outputs come.
-        epoch: Of the engine before the request was submitted.
+        catalogue, job: The request.
+        kind: Kind of the outputs.
+        epoch: The engine's epoch before the request was submitted.
     """
 
     def __init__(self, catalogue: Catalogue, job: Job, kind: RequestOutputKind, epoch: int) -> None:
@@ -186,7 +186,7 @@ class Received:
         self.finished = False
 
     def add(self, output: RequestOutput) -> None:
-        """Takes an output; none follows the last one."""
+        """Adds an output; checks that none follows the last one."""
         assert not self.finished
         self.finished = output.finished
         for sample in output.outputs:
@@ -202,11 +202,11 @@ class Received:
         self.n_tokens = sum(len(sample.token_ids_array) for sample in self.samples.values())
 
     def check(self, epoch: int, ended_early: bool = False) -> None:
-        """Compares all that came.
+        """Compares all outputs.
 
         Args:
-            epoch: The engine's, after the last output.
-            ended_early: Whether somebody may have ended it.
+            epoch: The engine's epoch after the last output.
+            ended_early: Whether another thread may have ended the request.
         """
         for index, sample in self.samples.items():
             wanted = self.job.answers[self.epoch % 2].outputs[index]
@@ -255,7 +255,7 @@ def join_logprobs(first: Any, second: Any) -> Any:
 
 
 def check_spans(sample: CompletionOutput, first_epoch: int, last_epoch: int) -> None:
-    """Every token belongs to one span, and epochs rise within what the request has lived through."""
+    """Checks that every token is in one span, and that epochs rise within the request's lifetime."""
     spans, end = sample.weight_versions, 0
     for span in spans:
         assert span.start == end < span.end and span.version == label(span.epoch), spans
@@ -266,7 +266,7 @@ def check_spans(sample: CompletionOutput, first_epoch: int, last_epoch: int) -> 
 
 
 def label(epoch: int) -> int | str:
-    """What the trainer calls the weights of an epoch."""
+    """The trainer's label of an epoch's weights."""
     return f"step-{epoch}" if epoch else 0
 
 
@@ -277,7 +277,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def change_weights(path: Path) -> Mapping[str, np.ndarray]:
-    """Makes other weights of a model's, in its file."""
+    """Changes the weights in a model's file."""
     from safetensors.numpy import save_file
 
     rng = np.random.default_rng(11)

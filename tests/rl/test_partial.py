@@ -1,4 +1,4 @@
-"""concat: an aborted request and its continuation are the run that nobody interrupted."""
+"""concat: an aborted request and its continuation equal the uninterrupted run."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ PARAMS = SamplingParams(temperature=1.0, seed=11, max_tokens=24, logprobs=2, ign
 
 
 def interrupted(llm: LLM, params: SamplingParams, steps: int) -> RequestOutput:
-    """What a request has made when it is aborted after some steps."""
+    """The output of a request that is aborted after some steps."""
     name = llm.add_request(PROMPT, params)
     for _ in range(steps):
         llm.step()
@@ -54,7 +54,7 @@ def test_three_parts(open_llm: Callable[..., LLM]) -> None:
 
 
 def test_spans_of_unlike_weights(open_llm: Callable[..., LLM]) -> None:
-    """Two epochs stay two spans; of one they become one."""
+    """Spans of different epochs stay separate; spans of one epoch are merged."""
     llm = open_llm()
     first = interrupted(llm, PARAMS, 7)
     count = len(first.token_ids)

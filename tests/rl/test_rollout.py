@@ -21,7 +21,7 @@ ARGS = {
 
 
 def stand_in(path: Path, device: str, **args: Any) -> SimpleNamespace:
-    """A trainer as far as the function looks at it, its model on the engine's device."""
+    """A stand-in for a trainer with the attributes that the function reads; its model is on the engine's device."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device.partition(":avx")[0])
     return SimpleNamespace(
         model=model,
@@ -46,7 +46,7 @@ def train(trainer: SimpleNamespace) -> None:
 
 
 def test_weights_follow_the_steps(open_llm: Callable[..., LLM], device: str, qwen3: Path) -> None:
-    """They are taken when a step was made, and only then; the trainer's probabilities are the engine's."""
+    """The engine is updated after a step, and only then; its probabilities equal the trainer's."""
     llm, trainer = open_llm(), stand_in(qwen3, device)
     generate = rollout(llm)
     epochs = []
@@ -75,7 +75,7 @@ def test_weights_follow_the_steps(open_llm: Callable[..., LLM], device: str, qwe
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_sleep_between_rollouts(open_llm: Callable[..., LLM], device: str, qwen3: Path, level: int) -> None:
-    """The same tokens as an engine that stays awake; what level 2 drops comes back with an update, also within a step."""
+    """The same tokens as without sleep; an update restores the weights that level 2 drops, also within a step."""
     trainer = stand_in(qwen3, device)
     sleeper, other = open_llm(), open_llm()
     generate, plain = rollout(sleeper, sleep_level=level), rollout(other)
@@ -90,7 +90,7 @@ def test_sleep_between_rollouts(open_llm: Callable[..., LLM], device: str, qwen3
 
 
 def test_arguments_reach_the_sampler(open_llm: Callable[..., LLM], device: str, qwen3: Path) -> None:
-    """`logprobs` are those of the distribution drawn from; conversations go through the trainer's template."""
+    """`logprobs` are those of the sampling distribution; conversations use the trainer's template."""
     llm = open_llm()
     trainer = stand_in(qwen3, device, top_k=1, max_completion_length=5, generation_kwargs={"ignore_eos": True})
     made = rollout(llm)([[{"role": "user", "content": "w1 w2"}]] * 2, trainer)

@@ -1,4 +1,4 @@
-"""Calls over a socket: many at once, errors, and what happens when an end goes away."""
+"""Calls over a socket: many at once, errors, and closed connections."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from llmpy.rl._rpc import Client, Server
 
 
 class Methods:
-    """What is served."""
+    """The served methods."""
 
     def __init__(self) -> None:
         self.cancelled = 0
@@ -100,7 +100,7 @@ def test_only_this_user_may_call() -> None:
 
 
 def test_a_line_is_json() -> None:
-    """What goes over the socket is nothing that runs code."""
+    """The socket transfers JSON, which cannot run code."""
 
     async def main() -> None:
         _, server, client = await serve()

@@ -9,7 +9,7 @@ import pytest
 
 
 def soak(device: str, minutes: float, seconds: float) -> dict[str, object]:
-    """Its numbers; in a process of its own, whose memory, threads and descriptors are its own."""
+    """Counts of a soak in a separate process, so that memory, threads and descriptors are only its own."""
     command = [
         sys.executable,
         Path(__file__).with_name("soak.py"),
@@ -26,7 +26,7 @@ def soak(device: str, minutes: float, seconds: float) -> dict[str, object]:
 
 
 def test_short_soak(device: str) -> None:
-    """Its rounds go on until everything has happened that they are for."""
+    """Rounds continue until all kinds of events have happened."""
     assert soak(device, 0.15, 2)["rounds"]
 
 

@@ -28,7 +28,7 @@ OPTIONS = {"kv_cache_memory_bytes": "4MiB", "max_num_seqs": 64, "max_model_len":
 
 
 def share_of_target(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """The reward: how many of a completion's tokens are the target."""
+    """The reward: the share of target tokens in a completion."""
     return [ids.count(TARGET) / 8 for ids in completion_ids]
 
 
@@ -38,7 +38,7 @@ def prompts(kind: str) -> Dataset:
 
 
 def trainer_logprobs(model: torch.nn.Module, prompt: list[int], completion: list[int]) -> torch.Tensor:
-    """What the model being trained gives for a completion, in its own type, without a cache."""
+    """The trained model's logprobs of a completion, in its dtype, without a cache."""
     with torch.no_grad():
         logits = model(torch.tensor([prompt + completion], device=model.device), use_cache=False).logits[0].float()
     rows = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
@@ -46,7 +46,7 @@ def trainer_logprobs(model: torch.nn.Module, prompt: list[int], completion: list
 
 
 def assert_equal_weights(llm: LLM, model: torch.nn.Module) -> None:
-    """Bit for bit, by checksums of what either holds."""
+    """Compares the weights of both bit for bit, by checksums."""
     found = llm.compare_weights(model.named_parameters())
     assert found and not found.missing and found.num_equal == len(llm.weight_info())
 
@@ -77,7 +77,7 @@ def train(
 
 
 def test_grpo(open_llm: Callable[..., LLM], qwen3: Path, tmp_path: Path) -> None:
-    """The reward rises; at every step the engine has the trainer's weights, and its probabilities are the trainer's."""
+    """The reward rises; at every step the engine has the trainer's weights and probabilities."""
     llm = open_llm()
     gaps: list[LogprobComparison] = []
     stale: list[float] = []
@@ -139,7 +139,7 @@ def test_asynchronous(device: str, qwen3: Path, tmp_path: Path, monkeypatch: pyt
     async_grpo = pytest.importorskip("trl.experimental.async_grpo")
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
-    # Only the trainer wants a GPU: for the attention of its own forward pass, and to name it in its figures.
+    # Only the trainer needs a GPU: for the attention of its forward pass, and for its name in the figures.
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
     monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attention))
     config = async_grpo.AsyncGRPOConfig(

@@ -1,4 +1,4 @@
-"""llmpy in the released verl: by its registries, its manager and its client, in a local Ray on the CPU."""
+"""llmpy in the released verl: verl's registries, manager and client, in a local Ray on the CPU."""
 
 import importlib.metadata
 import importlib.util
@@ -42,7 +42,7 @@ def run(*arguments: str, cwd: str | None = None, **environment: str) -> "subproc
 
 
 def test_registering_imports_nothing_heavy() -> None:
-    """What every process of verl pays; a loader that cannot load says so in the log, which verl itself would not."""
+    """Every process of verl imports the module, so it is light; a failed load is logged, because verl would hide it."""
     found = run("-c", FAKE_VERL)
     assert found.returncode == 0, found.stderr
     assert found.stdout == "refused\n" and "llmpy's replica for verl cannot be loaded" in found.stderr

@@ -1,4 +1,4 @@
-"""The engine of a verl replica under a stand-in for the trainer: everything that verl's adapter and actor do, without verl."""
+"""The engine of a verl replica with a stand-in for the trainer: all calls of verl's adapter and actor, without verl."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -35,7 +35,7 @@ def open_host(device: str, qwen3: Path) -> Iterator[Callable[..., EngineHost]]:
 
 
 def actor(host: EngineHost, work: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
-    """Runs some work with a connection, as the replica's actor has it."""
+    """Runs a function with a connection like the replica's actor."""
 
     async def main() -> Any:
         client = Client(host.path)
@@ -77,7 +77,7 @@ def test_generate(open_host: Callable[..., EngineHost]) -> None:
 
 
 def test_limits(open_host: Callable[..., EngineHost]) -> None:
-    """max_tokens as verl's own servers have it: asked for, else what prompt and response leave, cut at max_model_len."""
+    """max_tokens as in verl's servers: the requested value, else what prompt and response leave, at most max_model_len."""
     host = open_host()
 
     async def lengths(client: Client) -> list[int]:
@@ -100,7 +100,7 @@ def test_limits(open_host: Callable[..., EngineHost]) -> None:
 
 
 def test_abort_and_resume(open_host: Callable[..., EngineHost], qwen3: Path) -> None:
-    """A partial rollout: aborted, held or refused while the weights change, and gone on with to the end."""
+    """A partial rollout: aborted, held or refused while the weights change, then continued to the end."""
     host = open_host({"max_model_len": 8192})
     model = new_model(qwen3, 1)
 
@@ -188,7 +188,7 @@ def test_a_torn_update_is_refused(open_host: Callable[..., EngineHost], qwen3: P
 
 
 def test_sleep_and_wake(open_host: Callable[..., EngineHost], qwen3: Path) -> None:
-    """A step of training on the engine's own device: everything is given back, then weights, update, cache."""
+    """A training step on the engine's device: the engine frees all memory, then wakes weights, updates, wakes the cache."""
     host = open_host({"load_format": "dummy"})
     model = new_model(qwen3, 4)
 
@@ -219,7 +219,7 @@ def test_sleep_and_wake(open_host: Callable[..., EngineHost], qwen3: Path) -> No
 
 @pytest.mark.parametrize(("mode", "sleeps"), [("standalone", False), ("colocated", True)])
 def test_modes(open_host: Callable[..., EngineHost], mode: str, sleeps: bool) -> None:
-    """Alone on its device nothing sleeps; beside others the weights, which nobody sends, survive."""
+    """A standalone engine does not sleep; a colocated one keeps its weights, because no update restores them."""
     host = open_host(mode=mode)
 
     async def work(client: Client) -> None:

@@ -1,7 +1,7 @@
 """Runs the released verl's own manager, client and registries over llmpy, in a local Ray; test_verl.py starts it.
 
 Usage: python verl_run.py MODEL DEVICE FOLDER. Prints one line of JSON per thing seen. The trainer is a stand-in: it does what
-verl's `ActorRolloutRefWorker.update_weights` does in mode "naive" (verl/workers/engine_workers.py), on a model of its own.
+verl's `ActorRolloutRefWorker.update_weights` does in mode "naive" (verl/workers/engine_workers.py), with a separate model.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ OWN = {
 
 
 def configuration(model: str, device: str) -> Any:
-    """verl's own defaults of a rollout, and what this run changes."""
+    """verl's defaults of a rollout with the changes of this run."""
     defaults = OmegaConf.load(Path(verl.__file__).parent / "trainer/config/rollout/rollout.yaml")
     own = {**OWN, "engine_kwargs": {"llmpy": {"kv_cache_memory_bytes": "16MiB", "device": device}}}
     paths = {"path": model, "local_path": model, "tokenizer_path": None, "local_tokenizer_path": None}
@@ -53,7 +53,7 @@ class Trainer:
         )
 
     async def update(self, step: int) -> bool:
-        """A step, then the weights; whether the engine has them."""
+        """Runs a step, then updates the weights; returns whether the engine has them."""
         generator = torch.Generator().manual_seed(step)
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -65,16 +65,16 @@ class Trainer:
         return bool(await self.rollout.host.engine.compare_weights(self.model.named_parameters()))
 
     async def facts(self) -> list[Any]:
-        """What verl asks an adapter for."""
+        """Facts about the adapter for verl."""
         rollout = self.rollout
         return [rollout.replica_rank, rollout.is_leader_rank, rollout.sleep_level, rollout.host.engine.is_sleeping()]
 
     async def num_running(self) -> int:
-        """Requests that have begun."""
+        """Number of running requests."""
         return self.rollout.host.engine.stats().num_running
 
     async def logprobs(self, completion: list[int]) -> list[float]:
-        """The model's own."""
+        """Logprobs by the trainer's model."""
         with torch.no_grad():
             logits = self.model(torch.tensor([PROMPT + completion])).logits[0, len(PROMPT) - 1 : -1]
         return torch.log_softmax(logits, -1).gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()

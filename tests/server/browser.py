@@ -24,7 +24,7 @@ class Browser:
     """One tab of a browser.
 
     Args:
-        path: Of the browser.
+        path: Path of the browser.
     """
 
     def __init__(self, path):
@@ -34,14 +34,14 @@ class Browser:
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (commands, answers)]
-        actions = [(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends, 3)]  # where it looks for them
+        actions = [(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends, 3)]  # where it looks
         actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0))
         self._pid = os.posix_spawn(path, command, os.environ, file_actions=actions)
         for end in (commands, answers, *ends):
             os.close(end)
         self._ids, self._buffer, self._session = itertools.count(1), b"", None
         self.complaints = []
-        """What the page's console and its content security policy had to say."""
+        """Messages of the page's console and of its content security policy."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -74,12 +74,12 @@ class Browser:
         return answer
 
     def size(self, width, height, theme="light", scale=1):
-        """The window, and what the system prefers."""
+        """Sets the size of the window and the system's preferences."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
 
     def open(self, url):
-        """Loads a page, its stored settings and its conversation forgotten."""
+        """Loads a page without its stored settings and conversation."""
         self._go(f"{url}/page/icon.svg")  # of the same origin, and without a script that would store anything
         self.js("sessionStorage.clear()")
         self.complaints.clear()
@@ -87,7 +87,7 @@ class Browser:
         self._go(url)
 
     def reload(self):
-        """Loads the page again; what it has stored stays."""
+        """Loads the page again with its stored data."""
         self._leave("Page.reload")
 
     def _go(self, url):
@@ -112,7 +112,7 @@ class Browser:
             time.sleep(0.03)
 
     def text(self, selector):
-        """What can be read in the last element that a selector finds; "" without one."""
+        """Visible text of the last element that matches a selector; "" if there is none."""
         return self.js(f"[...document.querySelectorAll({json.dumps(selector)})].at(-1)?.innerText ?? ''")
 
     def click(self, selector):
@@ -123,11 +123,11 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **box)
 
     def type(self, text):
-        """Text into what has the focus."""
+        """Types text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def key(self, name, **more):
-        """One key of the keyboard."""
+        """Presses one key."""
         code = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37}[name]
         text = {"text": "\r"} if name == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=name, code=name, windowsVirtualKeyCode=code, **text, **more)

@@ -1,4 +1,4 @@
-"""A tiny model behind the server, on a socket of its own and in process."""
+"""A tiny model behind the server, on a socket and in process."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ from llmpy.server import build_app
 from llmpy.text.tokenizer import Tokenizer
 
 LENGTH = 16384
-"""Of the longest sequence: answers of so many tokens take seconds, so that they can be interrupted."""
+"""Longest sequence in tokens; answers of this length take seconds, so that tests can interrupt them."""
 
 
 def until(condition):
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -28,13 +28,13 @@ def until(condition):
 
 @pytest.fixture(scope="session")
 def wait_until():
-    """The same for tests."""
+    """`until` for tests."""
     return until
 
 
 @pytest.fixture
 def until_idle(engine):
-    """Waits until the engine has nothing left to do."""
+    """Waits until the engine is idle."""
     return lambda: until(lambda: not engine.stats().num_unfinished)
 
 
@@ -48,7 +48,7 @@ def engine(tmp_path_factory, write_model):
 
 @pytest.fixture
 def paused(engine):
-    """A block in which the engine runs nothing."""
+    """Pauses the engine inside a block."""
 
     @contextlib.contextmanager
     def block():
@@ -79,7 +79,7 @@ class Running:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def stop(self):
-        """Ends the server; twice is fine."""
+        """Ends the server; a second call does nothing."""
         self.server.should_exit = True
         self._thread.join(60)
         assert not self._thread.is_alive()
@@ -129,7 +129,7 @@ def client(url):
 
 @pytest.fixture
 def frames(client):
-    """The frames of a streamed answer, and whether it ended as it should."""
+    """The frames of a streamed answer; checks that it ends correctly."""
 
     def read(path, **body):
         with client.stream("POST", path, json={"stream": True, **body}) as response:

@@ -1,4 +1,4 @@
-"""Batch files: every line has its answer, once and in order, also after an interruption, in memory that does not grow."""
+"""Batch files: every line has one answer, in order, also after an interruption, in constant memory."""
 
 import asyncio
 import io
@@ -41,8 +41,8 @@ class Stub:
     """A server that answers with the request's body.
 
     Args:
-        statuses: Of the answers to come, the last of them first; then 200.
-        delay: Awaited with a body before its answer.
+        statuses: Statuses of the next answers in reverse order; then 200.
+        delay: Coroutine function called with a body before its answer.
     """
 
     def __init__(self, statuses=(), delay=None):
@@ -84,7 +84,7 @@ def test_responses_and_scores(engine):
 
 
 def finished(path, texts):
-    """Answers what the file lacks."""
+    """Answers the requests without an answer in the file."""
     done, left = unanswered(requests(texts), path)
     with path.open("ab") as output:
         return done, run(Stub(), left, output, done)
@@ -138,7 +138,7 @@ def test_a_full_queue_is_waited_for_and_a_dead_engine_ends_the_run(tmp_path):
 
 
 def test_lines_are_read_as_they_are_needed():
-    """A first answer that takes long lets others go ahead of it, but not without end; so many are held at most."""
+    """Other answers may overtake a slow first one, up to a limit of held answers."""
     window, read, written, may_end = 5, [], [], asyncio.Event()
 
     def lines():
@@ -163,7 +163,7 @@ def test_lines_are_read_as_they_are_needed():
 
 
 def peak(path, n):
-    """Most bytes that were in use while n requests were passed and as many answered."""
+    """Most bytes in use while n answered requests were skipped and n were answered."""
     tracemalloc.start()
     finished(path, map(line, range(n)))
     finished(path, map(line, range(2 * n)))
@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 @pytest.fixture
 def batch(tmp_path, tiny, capsys):
-    """Runs `llmpy run-batch` in a folder; its status, the answers there, and what it said."""
+    """Runs `llmpy run-batch` in a folder; returns its status, the answers and its output."""
 
     def run(texts, *words):
         (tmp_path / "in.jsonl").write_bytes(b"".join(texts))

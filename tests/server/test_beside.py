@@ -1,4 +1,4 @@
-"""Long texts are rendered and tokenised beside the event loop, so that nobody's tokens wait for somebody's prompt."""
+"""Long texts are rendered and tokenised on threads, so that one request's prompt does not delay other requests' tokens."""
 
 import asyncio
 import threading
@@ -104,7 +104,7 @@ HUGE_ASKS = {
 
 
 async def with_stall(app, path, content):
-    """Status of an answer, seconds that it took, and the longest time that the event loop did not come round."""
+    """Status of an answer, its duration in seconds, and the longest stall of the event loop."""
     stall, ends = 0.0, False
 
     async def tick():
@@ -127,7 +127,7 @@ async def with_stall(app, path, content):
 
 @pytest.mark.parametrize("ask", HUGE_ASKS)
 def test_nothing_stands_still_while_a_huge_text_is_worked_on(engine, longest_stall, monkeypatch, ask):
-    """Neither the event loop nor any other thread, on any path, though nothing is refused by its length."""
+    """No path stalls the event loop or another thread, although no text is refused by its length."""
     monkeypatch.setattr(bounds, "USUAL_CHARS", len(HUGE))
     app = build_app(engine, allow_request_template=True)
     path, body = HUGE_ASKS[ask]

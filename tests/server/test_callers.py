@@ -1,4 +1,4 @@
-"""Who may call, and how: origins of pages, names of hosts, heads that two readers may understand in two ways, ids, names."""
+"""Checks of callers: origins of pages, names of hosts, ambiguous request heads, ids, names."""
 
 import asyncio
 import socket

@@ -28,12 +28,12 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {
 
 
 class Scripted:
-    """An engine that always says the same.
+    """An engine that always generates the same text.
 
     Args:
-        engine: Answers everything else.
+        engine: The engine for all other calls.
         said: The text.
-        step: Characters of an output.
+        step: Number of characters per output.
     """
 
     def __init__(self, engine, said, step):

@@ -128,7 +128,7 @@ def test_anthropics_stream_has_the_same_calls():
 
 
 def test_reasoning_is_counted(engine):
-    """By the token that ends it, or where that is none by its text; the same whole and streamed."""
+    """Reasoning is counted by the token that ends it, or else by its text; equal for whole and streamed answers."""
     said = [(5, "<think>h"), (6, "m"), (9, "</think>"), (7, "Yes"), (9, "."), (2, "")]
     for step in (1, 2, 6):
         for close_id, expected in ((9, 3), (None, len(engine.tokenizer.encode("hm", False)))):

@@ -84,7 +84,7 @@ except litellm.NotFoundError:
 
 @pytest.mark.slow
 def test_litellm(url, tmp_path):
-    """In an environment of its own: it wants older packages than the other clients."""
+    """LiteLLM in a separate environment, because it needs older packages than the other clients."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     python = tmp_path / "bin/python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "litellm"], check=True)

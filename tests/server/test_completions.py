@@ -1,4 +1,4 @@
-"""Completions: frames join to the whole answer, and both say what the engine says."""
+"""Completions: frames join to the whole answer, and both equal the engine's output."""
 
 import pytest
 

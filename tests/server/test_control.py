@@ -40,7 +40,7 @@ def weights(engine):
 
 @pytest.fixture
 def whole(trainer, weights, tmp_path):
-    """The model's own weights, which are put back in the end."""
+    """The model's original weights, which are restored at the end."""
     yield weights
     save_file(weights, tmp_path / "model.safetensors")
     call(trainer, "/start_weight_update")
@@ -53,7 +53,7 @@ def changed(weights, by):
 
 
 def test_a_training_loop(trainer, whole, tmp_path):
-    """Three updates, each by another way; every answer says which weights made it."""
+    """Three updates of different kinds; every answer names its weights."""
     before = call(trainer, "/weight_checker", action="checksum")["checksums"]
     first = call(trainer, "/v1/completions", **ASK)["choices"][0]["token_ids"]
     with WeightSender("127.0.0.1", 0, 2, device="cpu") as sender:
@@ -234,7 +234,7 @@ def test_times_and_handles_that_are_none(trainer):
 
 
 def test_where_the_application_is_mounted_opens_nothing(engine):
-    """A path that begins like the place where it is mounted is that of the router."""
+    """A path that begins like the mount point is the path that the router sees."""
 
     async def status(path, root):
         app = build_app(engine, control=True, control_keys=("sesame",))
@@ -280,7 +280,7 @@ async def _scores(engine, ids):
 
 
 def test_what_a_trainer_sends_wrong_is_its_own_mistake(trainer, engine, tmp_path, caplog):
-    """Torn files, files that are none, sizes that no memory has, a trainer that is not there: 400, and no traceback."""
+    """Truncated files, wrong files, impossible sizes, a missing trainer: 400 without a traceback."""
     torn = tmp_path / "torn"
     torn.mkdir()
     (torn / "model.safetensors").write_bytes(b"\xff" * 7)

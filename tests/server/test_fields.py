@@ -1,4 +1,4 @@
-"""Fields that a path does not have: refused by name where they would change the answer, else told in a header."""
+"""Fields that a path does not support: refused by name if they would change the answer, else listed in a header."""
 
 import asyncio
 
@@ -178,7 +178,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory, write_model):
-    """An engine whose chat template reads neither tools nor documents."""
+    """An engine with a chat template that reads neither tools nor documents."""
     model = write_model(tmp_path_factory.mktemp("plain"))
     with_template = AsyncEngine(model, device="cpu", kv_cache_memory_bytes="16MiB", chat_template=PLAIN)
     yield with_template

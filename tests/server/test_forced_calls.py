@@ -1,4 +1,4 @@
-"""Calls that formats' grammars force, drawn at random from them: they parse, and their arguments fit the schema."""
+"""Random calls sampled under the formats' grammars: they parse, and their arguments fit the schema."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def drawn(engine, prompt, grammar, **params):
 
 
 def forced(engine, name, schema, many=False, hurry=32.0):
-    """Arguments of calls that a format's grammar forces, drawn all but evenly; the bias `hurry` is for what ends values."""
+    """Arguments of calls under a format's grammar, sampled almost uniformly; the bias `hurry` favours ends of values."""
     form, rules = FORMATS[name], Rules()
     assert form.grammar is not None
     grammar = rules.grammar(form.grammar(rules, {"f": schema}, many, ""))

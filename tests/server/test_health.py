@@ -1,4 +1,4 @@
-"""Health, metrics and refusals tell the truth in every state."""
+"""Health, metrics and refusals are correct in every state."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ def model(tmp_path, write_model):
 
 @pytest.fixture
 def own(model):
-    """An engine of the test's own."""
+    """An engine for one test."""
     engine = AsyncEngine(model, device="cpu", kv_cache_memory_bytes="16MiB")
     yield engine
     engine.close()
@@ -155,7 +155,7 @@ def test_draining_closed_and_dead(own):
 
 
 class Still:
-    """A thread of an engine that does not come to the end of its step."""
+    """An engine's thread that does not finish its step."""
 
     def __init__(self, inner):
         self._inner = inner

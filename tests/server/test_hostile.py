@@ -1,4 +1,4 @@
-"""Clients that only cost: they are cut off, told so where HTTP can, and leave nothing behind."""
+"""Hostile clients: they are disconnected, with an HTTP error if possible, and leave no resources behind."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ TALK = {"prompt": "hello", "max_tokens": 16000, "ignore_eos": True, "stream": Tr
 
 @pytest.fixture(scope="module", params=["httptools", "h11"])
 def port(serve, request):
-    """Of a server with short patience, over each of the two readers of HTTP."""
+    """The port of a server with short time limits, for each of the two HTTP parsers."""
     patch = pytest.MonkeyPatch()
     for name, value in {"HEAD_S": 600.0, "LINGER_S": 0.4, "SWEEP_S": 0.05, "MAX_REST_BYTES": 1 << 18}.items():
         patch.setattr(connections, name, value)
@@ -56,7 +56,7 @@ def post(body, length=None):
 
 
 def answer(raw):
-    """All that comes until the server closes."""
+    """Reads until the server closes the connection."""
     parts = []
     with contextlib.suppress(ConnectionResetError):
         while part := raw.recv(65536):
@@ -65,14 +65,14 @@ def answer(raw):
 
 
 def pour(raw, data):
-    """Sends the same again and again, more than sockets hold."""
+    """Sends data repeatedly, more than the socket buffers hold."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         raw.sendall(data)
 
 
 def test_one_sweep_a_server():
-    """However often connections come and go."""
+    """A server has one sweep, however often connections open and close."""
     loop, state = Mock(), ServerState()
     loop.time.return_value = 0.0
     config = uvicorn.Config(Mock(), log_config=None)
@@ -84,7 +84,7 @@ def test_one_sweep_a_server():
         connection.connection_made(transport)
         connection.connection_lost(None)
     ((_, sweep, *rest),) = (call.args for call in loop.call_later.call_args_list)
-    sweep(*rest)  # finds nobody, and ends
+    sweep(*rest)  # finds no connection, and ends
     kind(config, state, {}, _loop=loop).connection_made(transport)
     assert loop.call_later.call_count == 2
 
@@ -152,7 +152,7 @@ def test_long_bodies_at_once(serve, http, wait_until, monkeypatch):
 
 
 def test_a_full_queue(url, paused, wait_until):
-    """The queue takes 64; who comes later is told when to come back."""
+    """The queue takes 64 requests; a later client gets Retry-After."""
     seen, threads = [], []
 
     def ask():
@@ -173,7 +173,7 @@ def test_a_full_queue(url, paused, wait_until):
 
 @pytest.mark.slow
 def test_all_of_them_at_once():
-    """Of ten minutes these are 15 seconds. How quickly honest clients are served is measured where nothing else runs."""
+    """15 seconds of a test that was also run for ten minutes. The latency of normal clients is measured on an idle machine."""
     words = ["--seconds", "15", "--quiet", "5", "--flood-seconds", "10", "--queued", "500", "--share", "0.1", "--times", "1000"]
     words += ["--flood-share", "0.05"]
     path = os.pathsep.join([str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""What holds for every path: keys, limits, names, clients that leave, a server that ends."""
+"""Rules for every path: keys, limits, names, disconnected clients, shutdown."""
 
 import base64
 import socket
@@ -105,7 +105,7 @@ def test_long_bodies(serve, http):
 
 
 def refuses(port):
-    """Whether nobody listens there."""
+    """Whether connections to the address are refused."""
     with socket.socket() as raw:
         return raw.connect_ex(("127.0.0.1", port)) != 0
 
@@ -127,7 +127,7 @@ def test_the_end_lets_running_requests_finish(engine, serve, http, paused, wait_
 
 @pytest.mark.parametrize("depth", [100, 400, 800, 1600])
 def test_bodies_that_are_nested(client, depth):
-    """They are answered or refused, wherever the depth shows."""
+    """Nested bodies are answered or refused, at any depth."""
     deep = b'{"a":' * depth + b"1" + b"}" * depth
     fields = (b'"messages":[{"role":"user","content":"a","x":%s}]', b'"messages":[],"tools":[%s]', b'"chat_template_kwargs":%s')
     for field in fields:
@@ -138,7 +138,7 @@ def test_bodies_that_are_nested(client, depth):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize", "/v1/responses"])
 def test_variables_of_the_template_are_no_way_to_bring_one(client, path):
-    """Nor what else rendering depends on: only the server's own template runs."""
+    """Template variables cannot set a template or other arguments of rendering; only the server's template runs."""
     body = {"input": "hello"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "hello"}]}
     for name, value in {"chat_template": "{{ 7 * 7 }}", "tokenize": False, "return_assistant_tokens_mask": True}.items():
         response = client.post(path, json={**body, "chat_template_kwargs": {name: value}})

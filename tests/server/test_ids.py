@@ -1,4 +1,4 @@
-"""Ids in, ids out; and rendering, with an engine and without one."""
+"""Token ids in, token ids out; and rendering with and without an engine."""
 
 import asyncio
 

@@ -30,7 +30,7 @@ def open_engine(tmp_path, write_model):
 
 
 class View:
-    """A cache as its events tell of it."""
+    """A cache rebuilt from its events."""
 
     def __init__(self):
         self.blocks, self.salts = {}, {}
@@ -73,14 +73,14 @@ class Reader(View):
         self._wanted, self._next = View(), 0
 
     def join(self, engine):
-        """Waits until what is published arrives here: at first nobody hears of a subscription."""
+        """Waits until published events arrive, because a new subscription takes effect late."""
         deadline = time.monotonic() + 60
         while not self.socket.poll(10):
             assert time.monotonic() < deadline
             asyncio.run(engine.reset_prefix_cache())
 
     def read(self, engine):
-        """Until this is the cache as the engine's own events have it."""
+        """Reads until this view equals the cache of the engine's events."""
         while events := engine.kv_events(self._next)[1]:
             self._next = events[-1].number + 1
             self._wanted.take(maps(events, BLOCK))
@@ -187,7 +187,7 @@ def test_a_wrong_address_is_told_before_a_model_is_loaded(events, replay, capsys
     assert f"{replay or events}: " in capsys.readouterr().err
 
 
-def test_an_address_that_everybody_reaches_is_told():
+def test_an_address_open_to_other_machines_is_reported():
     for address in ("tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://[::]:5557"):
         assert is_open(address), address
     for address in ("tcp://lo:5557", "tcp://127.0.0.1:5557", "ipc:///tmp/x", "inproc://x", "tcp://router.example:5557"):

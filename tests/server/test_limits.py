@@ -152,7 +152,7 @@ def test_ids_that_cannot_fit(app):
 
 
 class Server:
-    """What _Limited needs of a server."""
+    """The attributes of a server that _Limited uses."""
 
     def __init__(self, most):
         self.options = Options(max_body_bytes=most)
@@ -160,7 +160,7 @@ class Server:
 
 
 def limited(service, parts):
-    """A body's reader that gets these parts."""
+    """A _Limited reader of a body with these parts."""
     left = [*parts]
 
     async def receive():
@@ -179,7 +179,7 @@ def take(reader, times):
 
 def test_short_bodies_do_not_count():
     service = Server(1 << 20)
-    service.body_bytes = 8 << 20  # others hold all that may be held
+    service.body_bytes = 8 << 20  # other requests hold the whole budget
     take(limited(service, [b"x" * 32768] * 2), 2)
     assert service.body_bytes == 8 << 20
     long = limited(service, [b"x" * 32768] * 3)
@@ -210,7 +210,7 @@ def test_short_requests_are_served_beside_long_bodies_that_do_not_come(serve, ht
 
 
 def test_a_body_has_as_long_as_it_goes_on(serve, http, monkeypatch):
-    """One that comes slowly takes longer than one that stands still may."""
+    """A slow body that makes progress may take longer than a stalled body."""
     monkeypatch.setattr(requests, "PROGRESS_S", 1.0)
     monkeypatch.setattr(limits, "LONG_BYTES", 1000)
     running = serve()

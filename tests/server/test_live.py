@@ -1,4 +1,4 @@
-"""What fails in a task, a timer or a thread of the server ends one request, and the next one is served."""
+"""A failure in a task, a timer or a thread of the server ends one request, and the next request is served."""
 
 import asyncio
 import socket
@@ -52,7 +52,7 @@ BODIES = {
 
 
 async def ask(app, path="/v1/completions", **body):
-    """Status and content of an answer; None where the connection would just end."""
+    """Status and content of an answer; None if the connection ends without one."""
     async with asyncio.timeout(WAIT_S):
         try:
             status, content = await call(app, path, msgspec.json.encode({**BODIES[path], **body}))
@@ -127,7 +127,7 @@ def test_an_error_in_a_background_response(engine, monkeypatch, error):
 
 @each_error
 def test_an_error_in_a_timer(engine, monkeypatch, error):
-    """A stream that nobody reads still ends: the timer that looks for it goes on after an error."""
+    """An unread stream ends even after an error in its timer."""
     monkeypatch.setattr(frames, "COMMENT_S", 0.02)
 
     async def main():
@@ -160,7 +160,7 @@ def test_an_error_in_a_timer(engine, monkeypatch, error):
 
 @each_error
 def test_an_error_in_a_sweep(engine, running, monkeypatch, error, http):
-    """Connections that only cost are looked for after an error, too."""
+    """The sweep of connections continues after an error."""
     monkeypatch.setattr(connections, "SWEEP_S", 0.05)
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
     left = failing(monkeypatch, connections.Clock, "passed", error("told"), times=3)

@@ -1,4 +1,4 @@
-"""The log: one line a request, and nothing of what was asked unless that is wanted."""
+"""The log: one line per request, without the request's text unless enabled."""
 
 import logging
 import socket
@@ -54,7 +54,7 @@ def test_prompts_where_they_are_wanted(serve, logged, http):
 
 
 def test_paths_write_one_line(client, logged, wait_until):
-    """Whatever they hold, and of long ones the beginning."""
+    """Any path gives one line; of a long path the line has the beginning."""
     assert client.post("/v1/nothing%0aPOST%20/forged%20200%1b[2J" + "x" * 5000).status_code == 404
     wait_until(lambda: lines_of(logged))
     (line,) = lines_of(logged)

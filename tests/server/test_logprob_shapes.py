@@ -11,7 +11,7 @@ TEXTS = ["a", "bcd", "€", "", "hello "]
 
 
 class Names:
-    """As much of a tokenizer as a writer asks for."""
+    """The methods of a tokenizer that a writer uses."""
 
     def token_bytes(self):
         return [text.encode() for text in TEXTS]

@@ -43,7 +43,7 @@ HISTOGRAMS += " request_params_n request_params_max_tokens"
 
 
 def test_every_series_is_there(client, serve):
-    """And none of what the engine has not: adapters, speculation."""
+    """All series exist, and none for unsupported features such as adapters or speculation."""
     families, _ = read(client)
     kinds = {"gauge": GAUGES, "counter": COUNTERS, "histogram": HISTOGRAMS}
     expected = {name: kind for kind, names in kinds.items() for name in names.split()}

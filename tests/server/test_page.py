@@ -37,7 +37,7 @@ def chromium():
 
 @pytest.fixture
 def browser(chromium):
-    """The browser; what its console complained of fails the test."""
+    """The browser; messages of its console fail the test."""
     chromium.size(1280, 800)
     yield chromium
     assert chromium.complaints == []
@@ -177,7 +177,7 @@ def test_what_the_server_refuses_and_what_it_forgets(browser, serve):
     browser.wait(READY)
 
     def refused(told):
-        """What is not answered is told once, is not said, and can be sent again."""
+        """A refused message shows one error, is not part of the conversation, and can be sent again."""
         browser.wait(f"document.querySelector('.problem')?.innerText.includes({json.dumps(told)})")
         assert browser.js("document.querySelectorAll('.problem').length") == 1
         assert browser.js("document.querySelectorAll('.turn').length") == 0

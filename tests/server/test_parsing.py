@@ -28,7 +28,7 @@ TEXTS = {
     "mistral_named": "[TOOL_CALLS]weather[ARGS]%s",
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
 }
-"""Calls whose arguments are JSON."""
+"""Formats with JSON arguments."""
 WRITTEN = {
     "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Łódź</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
@@ -39,7 +39,7 @@ WRITTEN = {
     "lfm2": "<|tool_call_start|>[weather(city='Łódź', days=3, units=[\"C\", 'F'])]<|tool_call_end|>",
     "olmo3": "<function_calls>\nweather(city='Łódź', days=3, units=[\"C\", 'F'])\n</function_calls>",
 }
-"""Calls in a way of their own."""
+"""Formats without JSON arguments."""
 NAMES = [*TEXTS, *WRITTEN]
 THINK = REASONING["think"]
 
@@ -57,7 +57,7 @@ def call(name):
 
 
 def pieces(parser, text, cuts=()):
-    """The pieces, those of one kind behind each other as one."""
+    """The pieces, with adjacent pieces of one kind joined."""
     found = []
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for start, end in itertools.pairwise(places):
@@ -173,7 +173,7 @@ MALFORMED = {
 @FEW
 @given(cuts=st.lists(st.integers(0, 300)))
 def test_what_is_malformed_behind_its_beginning(name, cuts):
-    """In one piece it is content; in a stream the name was told already, and the arguments are what was written."""
+    """In a whole answer it is content; in a stream the name was sent already, and the arguments are the text."""
     text = MALFORMED[name]
     held = pieces(parser_of(name, True), text, cuts)
     assert [kind for kind, _ in held] == ["content"] and "".join(held[0][1].split()) in "".join(text.split())
@@ -204,7 +204,7 @@ def test_answers_that_only_look_like_calls(text):
     at=st.integers(0, 400),
 )
 def test_cuts_change_nothing_and_no_text_is_lost(name, holds, text, cuts, at):
-    """Noise in the middle of a call, and noise alone; within the limits of long answers and beyond them."""
+    """Noise inside calls, and noise alone, within and beyond the limits for long answers."""
     if name == "harmony":
         return
     written = call(name)
@@ -229,13 +229,13 @@ LONG |= {name: text.replace("Łódź", "y" * 8_000) for name, text in WRITTEN.it
 
 
 def texts_of(parser):
-    """All text that a parser holds in one piece, and that is copied whenever some is added."""
+    """All texts that a parser holds in one string, which is copied whenever text is added."""
     parts = [parser, getattr(parser, "_source", None), getattr(parser, "_rest", None)]
     return [value for part in parts if part is not None for value in vars(part).values() if isinstance(value, str)]
 
 
 def push_slowly(parser, text):
-    """One character at a time: the time grows with the length alone, as nothing long is held in one piece."""
+    """Pushes one character at a time: the time is linear in the length, because no long text is held in one string."""
     found = []
     for place, char in enumerate(text):
         found += parser.push(char)
@@ -254,7 +254,7 @@ def test_long_answers_by_the_character(name, holds):
 @pytest.mark.parametrize("begin", ["", "<tool_call>\n<function=", '<tool_call>{"', "<|channel|>", '<tool_call>{"name": "f'])
 @pytest.mark.parametrize("char", [" ", "x"])
 def test_long_answers_that_are_nothing(begin, char):
-    """Such as the white space that a model writes for ever when it must write JSON."""
+    """For example the endless white space of a model that must write JSON."""
     text = begin + char * 8_000
     inner = [parser_of(name, holds) for name in ("hermes", "qwen_coder", "pythonic", "harmony") for holds in (False, True)]
     for parser in [*inner, ReasoningParser(THINK, False, parser_of("hermes"))]:
@@ -262,7 +262,7 @@ def test_long_answers_that_are_nothing(begin, char):
 
 
 def test_beginnings_of_calls_within_each_other():
-    """What begins again and again is read again only so often."""
+    """Nested beginnings of calls are scanned again only a limited number of times."""
     for name, begin in (("hermes", '<tool_call>{"arguments": ['), ("lfm2", "<|tool_call_start|>[f(")):
         parser = parser_of(name, True)
         assert pieces(parser, begin * 20_000) == [["content", begin * 20_000]]

@@ -1,4 +1,4 @@
-"""White space around reasoning, and what makes an object a call, however the text is cut."""
+"""White space around reasoning, and the conditions for an object to be a call, for any split of the text."""
 
 import pytest
 

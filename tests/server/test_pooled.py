@@ -1,4 +1,4 @@
-"""Embeddings, classes, scores and ranks over HTTP, of models that have them and of those that have not."""
+"""Embeddings, classes, scores and ranks over HTTP, for models with and without these tasks."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ TEXTS = ["hello", "you there", "hello there you"]
 
 @pytest.fixture(scope="module", params=[1, 3])
 def judge(request, tmp_path_factory, write_model):
-    """A classifier with so many labels."""
+    """A classifier with a number of labels."""
     labels = request.param
     path = write_model(tmp_path_factory.mktemp("judge"))
     config = json.loads((path / "config.json").read_text())
@@ -86,7 +86,7 @@ def test_a_cross_encoder_reads_pairs(judge):
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory, write_model):
-    """A cross-encoder whose texts have types of their own, and transformers' of the same files."""
+    """A cross-encoder with token types for the two texts, and transformers' model of the same files."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     path = write_model(tmp_path_factory.mktemp("bert"))
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
@@ -114,7 +114,7 @@ def bert(tmp_path_factory, write_model):
         yield engine, reference
 
 
-def test_a_cross_encoder_whose_texts_have_types(bert):
+def test_a_cross_encoder_with_token_types(bert):
     engine, reference = bert
     status, made = post(engine, "/score", text_1=TEXTS[0], text_2=TEXTS)
     assert status == 200, made

@@ -236,7 +236,7 @@ def test_a_stream_that_nobody_reads_to_its_end_is_cancelled(serve, until_idle, w
 
 
 def test_the_store_keeps_no_more_than_it_may():
-    """More may run at once than are kept; when they are done the surplus goes."""
+    """More responses may run than the store keeps; when they finish, the surplus is dropped."""
     store, tasks = ResponseStore(2, 100), [SimpleNamespace(done=lambda: is_done) for _ in range(5)]
     is_done = False
     for i, task in enumerate(tasks):

@@ -13,7 +13,7 @@ WORDS = ["--device", "cpu", "--port", "0", "--kv-cache-memory-bytes", "4MiB", "-
 
 @pytest.fixture
 def served(engine):
-    """Runs the server; gives the lines up to its address, and a list that gets the rest."""
+    """Runs the server; returns the lines up to its address, and a list that receives the other lines."""
 
     @contextmanager
     def run(*words, said):

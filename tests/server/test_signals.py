@@ -1,4 +1,4 @@
-"""`llmpy serve` as a process: SIGTERM ends it in every state of the engine and of its log."""
+"""`llmpy serve` as a process: SIGTERM ends it in every state of the engine and of standard error."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ def model(tmp_path_factory, write_model):
 
 @pytest.fixture
 def start(model, reserve_port):
-    """Starts a server with a given standard error; its process and address once it answers."""
+    """Starts a server with a given standard error; returns its process and address once it answers."""
     made = []
 
     def begin(stderr, *options):
@@ -53,7 +53,7 @@ def ends(process):
 
 @contextlib.contextmanager
 def log_of(kind):
-    """A standard error that nobody reads, and what has to happen to it once the server answers."""
+    """A standard error without a reader, and a function to call on it once the server answers."""
     reading, writing = os.pipe()
     try:
         if kind == "gone":
@@ -73,7 +73,7 @@ def log_of(kind):
 
 @pytest.mark.parametrize("log", ["gone", "blocked", "full"])
 def test_a_log_that_takes_nothing(start, log):
-    """Neither its start, nor requests, nor its end wait for the log or fail of it."""
+    """Start, requests and shutdown neither wait for the log nor fail because of it."""
     with log_of(log) as (stderr, spoil):
         process, url = start(stderr)
         spoil()
@@ -102,7 +102,7 @@ def test_a_log_that_is_read_later_says_what_is_lost(start):
 
 @pytest.mark.parametrize("path", ["/pause?mode=keep", "/sleep?level=1", "/sleep?level=2"])
 def test_an_engine_that_stands_still(start, path):
-    """A request that cannot go on gets 503, or an error event, once its time is over."""
+    """At shutdown, a request that makes no progress gets 503, or an error event, after the time limit."""
     process, url = start(subprocess.DEVNULL, "--shutdown-timeout", "1")
 
     async def main():

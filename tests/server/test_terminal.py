@@ -27,11 +27,11 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Terminal:
-    """A command in a terminal of its own, which it controls.
+    """A command in a new terminal, which it controls.
 
     Args:
-        words: Of the command line, behind `llmpy`.
-        variables: Of the environment, beside what is there.
+        words: Words of the command line after `llmpy`.
+        variables: Further variables of the environment.
     """
 
     def __init__(self, *words, **variables):
@@ -43,7 +43,7 @@ class Terminal:
         self.text = ""
 
     def expect(self, pattern, seconds=60):
-        """Reads until a pattern comes, and forgets what stands before its end."""
+        """Reads until a pattern matches, and drops the text up to its end."""
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.text)):
             assert select.select([self._end], [], [], max(0, deadline - time.monotonic()))[0], f"no {pattern!r}: {self.text!r}"
@@ -52,7 +52,7 @@ class Terminal:
         return before
 
     def leave_line(self):
-        """Presses Ctrl-C until a new prompt comes: Python's readline loses an interrupt that comes just before it waits."""
+        """Sends Ctrl-C until a new prompt appears, because Python's readline loses an interrupt just before it waits."""
         for _ in range(60):
             self.send("\x03")
             with contextlib.suppress(AssertionError):
@@ -60,7 +60,7 @@ class Terminal:
         raise AssertionError(f"no prompt: {self.text!r}")
 
     def send(self, text):
-        """Types something once the line editor listens, which takes the keys out of the terminal's own hands."""
+        """Types text once the line editor reads keys, that is, when the terminal is in raw mode."""
         deadline = time.monotonic() + 60
         while termios.tcgetattr(self._end)[3] & termios.ICANON:
             assert time.monotonic() < deadline
@@ -68,7 +68,7 @@ class Terminal:
         os.write(self._end, text.encode())
 
     def interrupt(self):
-        """Ctrl-C, at once: the random model may end its answer."""
+        """Sends Ctrl-C at once, because the random model may end its answer soon."""
         os.write(self._end, b"\x03")
 
     def wait(self):
@@ -283,7 +283,7 @@ def test_colour_is_for_terminals_that_want_it(terminal):
 
 
 def test_models_do_not_steer_the_terminal(monkeypatch, capsys):
-    """What a remote model writes may be anything: titles, the clipboard, colours that stay."""
+    """A remote model may write control sequences for titles, the clipboard or colours; they are removed."""
     said = "a\x1b]52;c;aGk=\x07b\x1b[31m\x9b2Jc\r\td\n"
     Shown().show(said)
     show(said)

@@ -1,4 +1,4 @@
-"""TLS: `llmpy serve` with a certificate of its own, and clients that know whom they trust."""
+"""TLS: `llmpy serve` with a certificate, and clients with trusted authorities."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ PASSWORD = "of the key"
 
 
 def certificate(name, issuer=None):
-    """A certificate for 127.0.0.1 and its key; with an issuer's pair signed by it, else by itself."""
+    """Makes a certificate for 127.0.0.1 and its key, signed by an issuer or by itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -54,7 +54,7 @@ def write_key(path, key, encryption):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Of a server that signed itself, and of a client whose certificate the server signed."""
+    """Certificates of a server (self-signed) and of a client (signed by the server)."""
     folder = tmp_path_factory.mktemp("tls")
     server = certificate("server")
     client = certificate("client", server)
@@ -74,7 +74,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def address(engine, files):
-    """Of `llmpy serve` with the certificate."""
+    """The address of `llmpy serve` with the certificate."""
     words = ["--device", "cpu", "--port", "0", "--kv-cache-memory-bytes", "4MiB", "--served-model-name", "tiny"]
     words += ["--ssl-certfile", str(files.server), "--ssl-keyfile", str(files.server_key)]
     command = [sys.executable, "-m", "llmpy", "serve", *words, "--", str(engine.config.model)]
@@ -128,7 +128,7 @@ def test_clients_need_a_certificate_where_authorities_are_named(engine, running,
 
 @pytest.fixture
 def half_open(engine, running, files, monkeypatch):
-    """The port of a server that takes four connections, and opens some to it that never begin a handshake."""
+    """The port of a server for four connections, and a function that opens connections without a handshake."""
     monkeypatch.setattr(connections, "HEAD_S", 1.0)
     port = running(build_app(engine), **secured(4, ssl_certfile=files.server, ssl_keyfile=files.server_key)).port
     with contextlib.ExitStack() as stack:
@@ -157,7 +157,7 @@ def test_half_open_handshakes_are_counted_and_have_a_deadline(half_open, files):
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
 @pytest.mark.parametrize("place", ["start_tls", "_hand_over"])
 def test_an_error_in_a_handshake(half_open, files, monkeypatch, place, error):
-    """The connection is closed and counts no more; the next ones are served."""
+    """After an error in a handshake, the connection is closed and no longer counted; later ones are served."""
     port, _ = half_open
     owner = {"start_tls": asyncio.BaseEventLoop, "_hand_over": Handshake}[place]
     real, left = getattr(owner, place), [5]

@@ -1,4 +1,4 @@
-"""Conversations that outgrow the context: refused, or without their oldest turns where the request allows it."""
+"""Conversations longer than the context: refused, or without their oldest turns if the request allows it."""
 
 import asyncio
 

@@ -58,7 +58,7 @@ def functions(source: str) -> list[Function]:
     """Every function defined at file scope, in order."""
     text = without_directives(blank(source))
     found: list[Function] = []
-    opened: list[tuple[str, int]] = []  # what each open brace belongs to: "" = transparent, "{" = a block, else a name
+    opened: list[tuple[str, int]] = []  # the owner of each open brace: "" = transparent, "{" = a block, else a name
     start, depth = 0, 0  # where the text of the next head begins; braces that hide file scope
     for place in re.finditer(r"[{};]", text):
         at = place.start()

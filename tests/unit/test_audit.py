@@ -1,4 +1,4 @@
-"""What the package and its server are made of has no known hole: pip-audit, where its advisories can be had."""
+"""The dependencies of the package and its server have no known vulnerability, by pip-audit if its database is available."""
 
 import json
 import re
@@ -17,7 +17,7 @@ HOLED = "jinja2==2.11.2"  # CVE-2020-28493
 
 
 def audit(requirements: list[str], folder: Path) -> list[dict[str, Any]]:
-    """What pip-audit says of each package that these lead to."""
+    """pip-audit's result for each package that these requirements install."""
     path = folder / "requirements.txt"
     path.write_text("\n".join(requirements))
     command = [sys.executable, "-m", "pip_audit", "-r", str(path), "-f", "json", "--progress-spinner", "off"]

@@ -1,6 +1,6 @@
-"""What a build compiles, says and packs: the source archive, licences of what is linked in, a missing compiler, progress.
+"""Builds: compiled files, messages and archives; licences of linked code, a missing compiler, progress.
 
-Compilers here are scripts that write empty files, so a whole build takes seconds; the one slow test compiles in earnest.
+Compilers here are scripts that write empty files, so a whole build takes seconds; only the slow test really compiles.
 """
 
 import os
@@ -95,7 +95,7 @@ def test_a_terminal_shows_the_progress_although_pip_hides_the_output(tmp_path: P
     try:
         while part := os.read(terminal, 65536):
             shown += part
-    except OSError:  # the terminal has gone with its last process
+    except OSError:  # the terminal closes with its last process
         pass
     os.close(terminal)
     assert os.waitpid(child, 0)[1] == 0, shown

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a JSON file or a template of a checkpoint is a CheckpointError or ChatTemplateError with its name."""
+"""Every error in a JSON file or a template of a checkpoint is a CheckpointError or ChatTemplateError with the file's name."""
 
 import json
 import subprocess

@@ -112,7 +112,7 @@ def test_chat_goes_on_with_a_file(
 
 
 def test_chat_without_a_home(demo_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user has no entry in /etc/passwd."""
+    """A user without a home folder and without an entry in /etc/passwd, as in some containers."""
 
     def home() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -131,7 +131,7 @@ CLOSED = [("demo", "--max-tokens", "2"), ("chat", "--max-tokens", "2"), ("genera
 
 @pytest.mark.parametrize("words", CLOSED, ids=lambda words: words[0])
 def test_closed_standard_files(words: tuple[str, ...], demo_model: Path) -> None:
-    """Input, output and error that a service manager closed."""
+    """Standard input, output and error closed before the start, as by a service manager."""
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "llmpy", *words, "--model", str(demo_model)]
     assert subprocess.run(command, timeout=300).returncode == 0
 

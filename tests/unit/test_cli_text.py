@@ -1,4 +1,4 @@
-"""`llmpy generate` and `llmpy score` on the demo model: samples, schemas, chats, logprobs, and what Ctrl-C leaves."""
+"""`llmpy generate` and `llmpy score` on the demo model: samples, schemas, chats, logprobs, and output after Ctrl-C."""
 
 import io
 import json

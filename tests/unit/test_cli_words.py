@@ -1,4 +1,4 @@
-"""The words of the command line, without any model: help, what is unknown, files of options, statuses, streams."""
+"""The command line without a model: help, unknown words, files of options, statuses, streams."""
 
 import io
 import re
@@ -62,7 +62,7 @@ def test_version_is_quick() -> None:
 
 
 def test_every_option_has_help() -> None:
-    """Those of the engine have that of EngineConfig."""
+    """Engine options have the help text of EngineConfig."""
     shown = python(MEASURED, "", "serve", "--help").stdout
     assert "--max-num-seqs VALUE  Most running sequences;" in shown
     entries = shown.partition("\nengine:")[2].split("\n  --")[1:]
@@ -155,7 +155,7 @@ def options_of(command: str) -> set[str]:
 
 
 def test_flags_of_vllm_lead_to_ours() -> None:
-    """In messages and in the page on coming from it."""
+    """Advice on vLLM's flags in messages and on its page names our flags."""
     ours = options_of("serve")
     assert not ours & set(MEANINGS) and not MEANINGS.keys() & PASSED.keys()
     page = (Path(__file__).parents[2] / "docs/use/coming-from-vllm.md").read_text().partition("## The server")[2]

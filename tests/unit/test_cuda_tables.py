@@ -1,4 +1,4 @@
-"""The CUDA backend's tables as the source has them, which needs no device."""
+"""The CUDA backend's tables in the source; needs no device."""
 
 import ctypes
 import re

@@ -114,7 +114,7 @@ def test_a_cache_that_cannot_be_written(cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_home_that_may_not_be_entered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As HOME=/root is for another user of a container."""
+    """HOME=/root for another user of a container: the folder cannot be entered."""
 
     def refuse(self: Path, *unused: object, **also: object) -> bool:
         raise PermissionError(13, "Permission denied", str(self))
@@ -126,7 +126,7 @@ def test_a_home_that_may_not_be_entered(cache: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_environment_without_pip(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As uv makes them: the pip on PATH does it; without one the error says so."""
+    """Environments of uv have no pip: the pip on PATH is used; without one the error says so."""
     make_wheel(tmp_path / "wheels")
     monkeypatch.setitem(sys.modules, "pip", None)
     monkeypatch.setenv("PATH", str(tmp_path))

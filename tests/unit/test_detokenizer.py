@@ -1,4 +1,4 @@
-"""Text piece by piece: the pieces joined are one decode, whatever the split, and nothing shown is taken back."""
+"""Text piece by piece: for any split the joined pieces equal one decode, and returned text never changes."""
 
 import codecs
 import json
@@ -83,7 +83,7 @@ def run(tokenizer: Tokenizer, prompt: list[int], ids: list[int], cuts: list[int]
 
 
 def expected(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip: bool) -> str:
-    """What one decode of prompt and output holds behind the prompt's whole characters."""
+    """The text after the prompt's whole characters in one decode of prompt and output."""
     assert tokenizer.texts is not None
     table = tokenizer.texts.hidden if skip else tokenizer.texts.table
 

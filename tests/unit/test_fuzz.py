@@ -72,7 +72,7 @@ def gguf_seeds() -> list[bytes]:
 def test_fuzz(kind: str, tmp_path: Path) -> None:
     clang = shutil.which(os.environ.get("CLANG", "clang"))
     if not clang:
-        pytest.skip("no clang, whose libFuzzer this needs")
+        pytest.skip("no clang, which has the libFuzzer that this needs")
     program, corpus = tmp_path / "fuzz", tmp_path / "corpus"
     probe = tmp_path / "probe.c"
     probe.write_text("int LLVMFuzzerTestOneInput(const char *d, unsigned long n);\n"
@@ -88,7 +88,7 @@ def test_fuzz(kind: str, tmp_path: Path) -> None:
         (corpus / f"seed{number}").write_bytes(seed)
     options = [f"-max_total_time={SECONDS}", "-max_len=4096", "-timeout=10", "-rss_limit_mb=2048", "-verbosity=1",
                "-print_final_stats=1", f"-artifact_prefix={tmp_path}/"]
-    # A process inherits the peak memory of the one that starts it, which libFuzzer would count: a shell of its own has little.
+    # A process inherits the peak memory of its parent, and libFuzzer would count it. A shell as the parent has little.
     command = ["sh", "-c", '"$@"; exit $?', "sh", program, *options, corpus]
     result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 120)
     assert result.returncode == 0, result.stderr[-6000:]

@@ -163,7 +163,7 @@ def assert_equal_ids(tokenizer: Tokenizer, reference: Reference, texts: list[str
 
 @pytest.fixture(scope="module")
 def byte_level() -> dict[str, Any]:
-    """A byte-level vocabulary whose merges go over all word boundaries, so that the ids show every cut."""
+    """A byte-level vocabulary with merges across all word boundaries, so that the ids show every cut."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     trained = Tokenizer(models.BPE())
@@ -312,7 +312,7 @@ def test_demo_model_equals_llama_cpp(demo_model: Path) -> None:
 
 
 def test_demo_model_loads_quickly(demo_model: Path) -> None:
-    """Beside what it takes to hash the file."""
+    """The load is fast compared with the time to hash the file."""
     times = []
     for _ in range(5):
         start = time.process_time()

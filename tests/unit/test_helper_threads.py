@@ -1,4 +1,4 @@
-"""Threads and loops beside the engine's: an error of any kind, or a thread that cannot start, ends one call and no more."""
+"""Threads and loops outside the engine: any error, or a thread that cannot start, ends only one call."""
 
 import asyncio
 import itertools
@@ -173,7 +173,7 @@ def test_an_answer_that_cannot_be_read_fails_the_calls(tmp_path, line):
         server = await asyncio.start_unix_server(answer, tmp_path / "socket")
         client = Client(str(tmp_path / "socket"))
         async with asyncio.timeout(WAIT_S):
-            for _ in range(2):  # the second one by a connection of its own
+            for _ in range(2):  # the second one with a new connection
                 with pytest.raises(ConnectionError):
                     await client.call("give")
         server.close()

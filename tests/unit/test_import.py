@@ -1,4 +1,4 @@
-"""What `import llmpy` costs: time, modules, threads, handlers; and what a wheel of it weighs."""
+"""The cost of `import llmpy`: time, modules, threads, handlers; and the size of the wheel."""
 
 import json
 import subprocess
@@ -55,7 +55,7 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
 
 
 def test_the_import_is_short(probes: list[dict[str, object]], tmp_path: Path) -> None:
-    """It takes less than that of asyncio: of the processor's time, and of the clock's, which waiting would show in."""
+    """The import takes less processor time and less wall time (which includes waiting) than the import of asyncio."""
     references = [probe(tmp_path, REFERENCE) for _ in probes]
     for kind in ("cpu", "wall"):
         ours, theirs = (min(float(str(p[kind])) for p in found) for found in (probes, references))
@@ -83,7 +83,7 @@ def test_the_import_starts_nothing(probes: list[dict[str, object]]) -> None:
 
 
 def test_a_wheel_weighs_little(tmp_path: Path) -> None:
-    """A wheel is the package's files, compressed: so those that are imported here are weighed."""
+    """A wheel is the compressed files of the package, so this measures the imported package's files."""
     import llmpy
 
     package = Path(llmpy.__file__).parent

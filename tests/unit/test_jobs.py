@@ -1,4 +1,4 @@
-"""Helper threads: a job that fails in any way is told so, and the next one runs."""
+"""Helper threads: a job that fails in any way gets its error, and the next job runs."""
 
 import ast
 import asyncio
@@ -30,7 +30,7 @@ ERRORS += [KeyboardInterrupt()]
 
 
 class Note:
-    """A job that tells what became of it."""
+    """A job that records its result."""
 
     def __init__(self, told, error=None, fail_errors=(), gate=None):
         self.told, self.error, self.fail_errors, self.gate = told, error, list(fail_errors), gate
@@ -202,7 +202,7 @@ def test_a_function_that_raises(error):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_queue_of_an_object_goes_with_it(fails):
-    """Also after an error, whose traceback holds frames: without the cyclic collector no thread stays."""
+    """Also after an error with a traceback that holds frames: no thread stays, even without the cyclic collector."""
 
     class Owner:
         def __init__(self):
@@ -305,7 +305,7 @@ SERVED_BESIDE = {
     "cli/bench_serve.py:measure": "a benchmark ends with the error of its task",
     "cli/serve.py:_serve": "the command ends with the error of its server",
 }
-"""Every place that gives work to a thread, a task or a callback, and the test that makes the work fail there."""
+"""Every place that gives work to a thread, a task or a callback -> the test that makes the work fail there."""
 STARTERS = {"Thread", "ThreadPoolExecutor", "run_in_executor", "to_thread", "call_soon", "call_soon_threadsafe", "add_reader"}
 STARTERS |= {"create_task", "ensure_future", "call_later", "call_at", "start_new_thread", "Timer", "add_done_callback"}
 

@@ -101,7 +101,7 @@ def test_file_sizes() -> None:
 
 
 def test_the_top_level_of_the_package_is_short() -> None:
-    """What is neither public by its path nor shared by the packages has a package; in internal ones no underscores."""
+    """A top-level module is public by its path or shared by packages; modules of internal packages have no underscores."""
     assert len(list((ROOT / "llmpy").glob("*.py"))) <= 25
     internal = ("engine", "results", "structured", "text", "weights")
     files = [path for path in PYTHON_FILES if path.parent.name in internal and path.parents[1].name == "llmpy"]
@@ -240,7 +240,7 @@ NAMES_CUDA = {
 
 
 def test_one_file_knows_the_kinds_of_devices() -> None:
-    """What a device is like is asked of its backend (struct device_traits), not of its name."""
+    """The properties of a device come from its backend (struct device_traits), not from its name."""
     named = set()
     for path in PYTHON_FILES:
         texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]

@@ -1,4 +1,4 @@
-"""The table of docs/use/models.md is what the package is."""
+"""The table of docs/use/models.md equals the package's registry."""
 
 import importlib.util
 import re
@@ -33,7 +33,7 @@ def test_every_family_says_what_it_is(script: ModuleType) -> None:
 
 
 def test_references_are_there(script: ModuleType) -> None:
-    """What says that it is tested against transformers is a case of tests/models, or has a test of its own there."""
+    """A model that claims a test against transformers is a case of tests/models, or has a separate test there."""
     text = "".join(path.read_text() for path in (ROOT / "tests/models").glob("*.py")).lower()
     for module, names in script.families().items():
         if getattr(module, "REFERENCE", "transformers") == "transformers":

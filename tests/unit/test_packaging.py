@@ -1,4 +1,4 @@
-"""What a wheel holds, what an installation brings with it, and what is said where an extra is missing."""
+"""The content of a wheel, the dependencies of an installation, and the errors for missing extras."""
 
 import re
 import subprocess

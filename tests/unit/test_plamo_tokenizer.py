@@ -1,4 +1,4 @@
-"""PLaMo's tokenizer against a search through every way to cut a text, and what must hold for any text."""
+"""PLaMo's tokenizer against an exhaustive search of all cuts, and rules for any text."""
 
 import json
 import random
@@ -49,7 +49,7 @@ def all_ways(text: str) -> list[tuple[int, list[int], list[str]]]:
 @settings(max_examples=150, deadline=None)
 @given(st.text(LETTERS, max_size=8))
 def test_the_best_of_all_ways(text: str) -> None:
-    """The cheapest; of equals the one whose first piece is longer, then its second, and so on."""
+    """The cheapest cut wins; of equal costs the one with the longer first piece, then second piece, and so on."""
     tokenizer = made()
     pieces = min(all_ways(text))[2]
     names = [line[0] for line in LINES]

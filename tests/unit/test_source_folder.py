@@ -1,4 +1,4 @@
-"""`import llmpy` in a clone whose C core is not built: the installed llmpy runs, or the error says what to do."""
+"""`import llmpy` in a clone without a built C core: the installed llmpy runs, or the error names the remedy."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Which tokens are hidden, which ids added tokens get, what unknown ones become, which tokens the assistant wrote."""
+"""Hidden tokens, ids of added tokens, unknown tokens, and the mask of the assistant's tokens."""
 
 import json
 from pathlib import Path

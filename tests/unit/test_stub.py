@@ -1,4 +1,4 @@
-"""The stub of the C core says what the built module has."""
+"""The stub of the C core equals the built module."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Depth, size and time of chat templates are bounded: no template takes the machine's memory or a thread for minutes."""
+"""Depth, size and time of chat templates are bounded: no template exhausts memory or blocks a thread for minutes."""
 
 import json
 import subprocess
@@ -113,7 +113,7 @@ def test_memory_stays_small(ends: dict[str, tuple[str, float]]) -> None:
 
 
 def test_limits_grow_with_the_conversation() -> None:
-    """What a template does for each message may be done for many and long messages."""
+    """The limits grow with the number and length of messages."""
     quoting = "{% for m in messages %}{{ m.role ~ ': ' ~ m.content|trim|indent(4) }}{{ (m|tojson)[:3] }}{% endfor %}"
     many = [{"role": "user", "content": f"question {place}"} for place in range(20_000)]
     assert len(chat.render(many, chat.Options(quoting))[0]) > 20_000 * 10

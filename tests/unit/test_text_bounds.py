@@ -76,7 +76,7 @@ def test_the_longest_token(kind):
 
 
 def test_other_backends():
-    """Those of GGUF files say themselves whether they keep all text; one that says nothing has no bound."""
+    """GGUF tokenizers declare whether they keep all text; a tokenizer that does not has no bound."""
     for backend in (lambda: byte_level()), words:
         inner = backend()
 
@@ -101,7 +101,7 @@ def pieces(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_that_fits_is_never_refused(kind, monkeypatch):
-    """Random texts of the pieces that shrink most, looked at as closely as can be."""
+    """Random texts of the pieces that shrink most, with the tightest bounds."""
     monkeypatch.setattr(bounds, "USUAL_CHARS", 0)
     monkeypatch.setattr(bounds, "LEAST_CHARS", 60)
     tokenizer, chance = tokenizer_of(KINDS[kind][0]()), random.Random(7)
@@ -159,7 +159,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_other_threads_run_meanwhile(name, longest_stall):
-    """The longest time that another thread was kept from running, beside the time that the call took."""
+    """The longest stall of another thread is compared with the time of the call."""
     tokenizer = tokenizer_of(byte_level(normalizers.NFC(), [pre_tokenizers.Split(Regex(r"\s+"), "isolated")]))
     tokenizer.chat_templates["default"] = "{{ messages[0].content }}"
     text = "hello there 字字 " * 20_000
@@ -171,7 +171,7 @@ def test_other_threads_run_meanwhile(name, longest_stall):
 
 
 def test_the_stall_is_seen(longest_stall):
-    """A call that keeps other threads from running is noticed."""
+    """A call that blocks other threads is detected."""
     numbers = list(range(3_000_000))
     with longest_stall() as stall:
         sum(numbers * 20)
