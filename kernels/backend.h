@@ -1,7 +1,8 @@
 /* backend.h: the only interface between the engine and a device. A backend is one struct backend: a table of functions. An
  * operation only enqueues its work. The executor (csrc/program/executor.c) calls operations from the engine's driver thread,
- * one call at a time; csrc/program/weights.c calls matrix_* and buffer_* at load and at weight updates. An optional operation
- * that is NULL is composed from the others. Law 2 binds every operation: an output row depends on the weights, on its input row
+ * one call at a time; csrc/program/weights.c calls matrix_* and buffer_* at load and at weight updates. entries.def says which
+ * operations may be NULL. The core never follows a pointer to device memory: it adds offsets within one buffer, and copies with
+ * upload and download. Law 2 binds every operation: an output row depends on the weights, on its input row
  * and on its position (attention and recurrences: also on rows of its own sequence), never on other sequences.
  *
  * Growth. Fields are appended to structs, never inserted, removed or changed. A release that appends some raises
@@ -18,7 +19,7 @@
 #include <stdbool.h>
 
 #define BACKEND_ABI 4u
-#define BACKEND_REVISION 0u /* of BACKEND_ABI */
+#define BACKEND_REVISION 1u /* of BACKEND_ABI */
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -691,6 +692,7 @@ struct backend {
 
     enum rc (*buffer_create)(void *ctx, size_t size_bytes, void **buffer, struct err *err); /* zeroed */
     void (*buffer_destroy)(void *ctx, void *buffer, size_t size_bytes);
+    /* The caller may change the host memory as soon as upload returns. */
     enum rc (*upload)(void *ctx, void *target, const void *host, size_t size_bytes, struct err *err);
     enum rc (*download)(void *ctx, void *host, const void *source, size_t size_bytes, struct err *err); /* synchronises */
     enum rc (*synchronize)(void *ctx, struct err *err);

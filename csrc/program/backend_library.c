@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Sizes of the structs of BACKEND_ABI at revision 0. Every library has these fields. */
+/* Sizes of the structs of BACKEND_ABI at revision 1. Every library has these fields. */
 #define FIRST_BYTES (offsetof(struct backend, add_rms_norm) + sizeof(void (*)(void)))
 #define FIRST_TRAITS_BYTES (offsetof(struct device_traits, short_tokens) + sizeof(uint32_t))
 
@@ -40,6 +40,18 @@ static const struct {
 #undef ROW
 };
 
+/* Entries that are there only together with another. */
+static const struct {
+    const char *name, *with;
+    size_t offset, with_offset;
+} PAIRS[] = {
+#define ROW(entry, other) {#entry, #other, offsetof(struct backend, entry), offsetof(struct backend, other)}
+    ROW(sample_finish, sample), ROW(graph_begin, graph_end), ROW(graph_end, graph_launch), ROW(graph_launch, graph_destroy),
+    ROW(tensor_write, tensor_sum), ROW(tensor_sum, tensor_finish), ROW(pool_release, pool_restore),
+    ROW(pool_save, pool_forget),
+#undef ROW
+};
+
 static enum rc refuse(struct err *err, const char *device, const char *reason)
 {
     err_set(err, RC_DEVICE, "device '%.60s': %.400s", device, reason);
@@ -54,7 +66,7 @@ static bool is_null(const struct backend *backend, size_t offset)
     return !entry;
 }
 
-static enum rc check_required(const struct backend *backend, const char *device, struct err *err)
+static enum rc check_entries(const struct backend *backend, const char *device, struct err *err)
 {
     char names[400] = "its library lacks entries that every backend needs:";
     bool is_complete = true;
@@ -64,7 +76,14 @@ static enum rc check_required(const struct backend *backend, const char *device,
             snprintf(names + used, sizeof names - used, "%s %s", is_complete ? "" : ",", REQUIRED[i].name);
             is_complete = false;
         }
-    return is_complete ? RC_OK : refuse(err, device, names);
+    if (!is_complete)
+        return refuse(err, device, names);
+    for (size_t i = 0; i < sizeof PAIRS / sizeof *PAIRS; i++)
+        if (!is_null(backend, PAIRS[i].offset) && is_null(backend, PAIRS[i].with_offset)) {
+            snprintf(names, sizeof names, "its library has %s without %s", PAIRS[i].name, PAIRS[i].with);
+            return refuse(err, device, names);
+        }
+    return RC_OK;
 }
 
 static void copy_struct(void *to, size_t size_bytes, const void *from, size_t given_bytes)
@@ -86,7 +105,7 @@ static enum rc copy_table(const struct backend *given, struct library *library, 
         return refuse(err, device, reason);
     }
     copy_struct(&library->table, sizeof library->table, given, given->size_bytes);
-    enum rc rc = check_required(&library->table, device, err);
+    enum rc rc = check_entries(&library->table, device, err);
     if (rc)
         return rc;
     if (given->traits->size_bytes < FIRST_TRAITS_BYTES) {

@@ -24,7 +24,7 @@ static void use_arrays(struct running *run, const struct batch_arrays *arrays, u
         run->tables[g] = arrays->tables + (size_t)g * (m->options.max_num_seqs + 1) * m->table_stride;
 }
 
-/* Copies the batch to the device and pads it to n_rows. A backend without `begin` reads the batch in host memory. */
+/* Copies the batch to the device and pads it to n_rows, unless the device uses host memory and reads the batch there. */
 static enum rc begin_batch(struct running *run, uint32_t n_rows)
 {
     struct model *m = run->m;
@@ -36,7 +36,7 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
                        t->stride);
     run->view.host_seq_first_row = b->seq_first_row;
     run->view.shares_new_keys = b->shares_new_keys;
-    if (!m->backend->begin) {
+    if (!m->staged) {
         struct batch_arrays host = {b->token_ids,     b->positions,   b->row_seq,
                                     b->seq_first_row, b->logits_rows, b->tables->pages};
         use_arrays(run, &host, b->n_rows, b->n_seqs, b->n_logits_rows, b->n_state_rows);
@@ -50,7 +50,7 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
         .positions = b->positions, .row_seq = b->row_seq, .seq_first_row = b->seq_first_row, .logits_rows = b->logits_rows,
         .tables = t->pages, .runs = t->runs, .n_runs = t->n_runs, .to = m->arrays,
     };
-    enum rc rc = m->backend->begin(m->ctx, &args, run->err);
+    enum rc rc = RUN_ENTRY(m, begin, &args, run->err);
     if (rc || !b->has_types)
         return rc;
     run->token_types = m->token_types;
@@ -66,7 +66,7 @@ enum rc rope_tables_run(struct running *run)
     for (uint32_t r = 0; r < m->program->n_ropes && !rc; r++) {
         struct rope_table_args args = {run->view.n_rows, m->program->ropes[r].n_freqs, run->view.positions, m->rope_freqs[r],
                                        m->program->ropes[r].magnitude, m->rope_tables[r]};
-        rc = m->backend->rope_table(m->ctx, &args, run->err);
+        rc = RUN_ENTRY(m, rope_table, &args, run->err);
     }
     return rc;
 }
@@ -137,7 +137,8 @@ static enum rc capture(struct model *m, int32_t *first_rows, struct captured *ca
 enum rc model_capture(struct model *m, struct err *err)
 {
     uint32_t most = m->options.max_num_seqs, n_sizes = 0;
-    if (!m->backend->graph_begin || !m->backend->begin || m->options.is_eager || m->options.is_synchronous)
+    if (!m->backend->graph_begin || !m->backend->begin || !entries_allow_graphs(&m->entries) || m->options.is_eager ||
+        m->options.is_synchronous)
         return RC_OK;
     for (uint32_t n = 0; n < most; n = next_size(n))
         n_sizes++;
@@ -189,9 +190,9 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err)
     uint32_t task = 0;
     batch->is_replayed = captured != NULL;
     enum rc rc = begin_batch(&run, captured ? captured->n_rows : batch->n_rows);
+    struct copy_pages_args copies = {m->pool, m->layout.page_bytes, batch->copies, batch->n_copies};
     if (!rc && batch->n_copies)
-        rc = m->backend->copy_pages(
-            m->ctx, &(struct copy_pages_args){m->pool, m->layout.page_bytes, batch->copies, batch->n_copies}, err);
+        rc = RUN_ENTRY(m, copy_pages, &copies, err);
     if (!rc)
         rc = captured ? m->backend->graph_launch(m->ctx, captured->graph, err) : run_program(&run);
     if (!rc && (captured || (!batch->n_logits_rows && m->backend->sample_finish)))

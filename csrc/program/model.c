@@ -94,7 +94,7 @@ static void size_buffers(struct model *m)
     m->vocab_stride = (m->program->vocab_size + 15) & ~15u;
     m->logits_bytes = !program_has_logits(m->program) ? 0 : (size_t)m->max_logits_rows * m->vocab_stride * sizeof(float);
     m->table_stride = kv_layout_stride(&m->layout, o->max_model_len);
-    if (m->backend->begin)
+    if (m->backend->begin || !m->backend->traits->has_host_memory)
         m->staged_bytes = sizeof(int32_t) *
                           (6 * array_values(m) +
                            (size_t)kv_layout_n_tables(&m->layout) * (o->max_num_seqs + 1) * m->table_stride);
@@ -240,6 +240,13 @@ static enum rc create_pool(struct model *m, struct err *err)
     return m->backend->buffer_create(m->ctx, size_bytes, &m->pool, err);
 }
 
+static enum rc choose_entries(struct model *m, struct err *err)
+{
+    const struct composed_sizes sizes = {m->options.max_num_batched_tokens, m->max_logits_rows, m->vocab_stride,
+                                         m->layout.page_bytes};
+    return entries_choose(m->backend, m->ctx, m->program, &sizes, &m->entries, err);
+}
+
 static enum rc create_buffers(struct model *m, struct err *err)
 {
     enum rc rc = buffer(m, m->plan.arena_values * m->item_bytes, &m->arena, err);
@@ -315,6 +322,8 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
         rc = choose_pool(m, err);
     m->table_stride = kv_layout_stride(&m->layout, m->options.max_model_len);
     if (!rc)
+        rc = choose_entries(m, err);
+    if (!rc)
         rc = create_buffers(m, err);
     if (!rc && m->staged)
         lay_arrays(m);
@@ -360,6 +369,7 @@ void model_destroy(struct model *m)
             m->backend->buffer_destroy(m->ctx, m->rope_freqs[r], freqs_bytes);
             m->backend->buffer_destroy(m->ctx, m->rope_tables[r], 2 * freqs_bytes * m->options.max_num_batched_tokens);
         }
+        entries_clear(&m->entries);
         m->backend->close(m->ctx);
     }
     plan_clear(&m->plan);
@@ -423,6 +433,11 @@ uint32_t model_arithmetic(const struct model *m)
 const char *model_description(const struct model *m)
 {
     return m->backend->describe(m->ctx);
+}
+
+const char *model_on_host(const struct model *m)
+{
+    return entries_on_host(&m->entries);
 }
 
 enum rc model_memory(const struct model *m, struct model_memory *memory, struct err *err)

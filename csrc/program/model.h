@@ -57,6 +57,7 @@ uint32_t model_n_graphs(const struct model *model);
 uint32_t model_kv_dtype(const struct model *model);
 uint32_t model_arithmetic(const struct model *model); /* of quantised matrices; ARITHMETIC_AUTO: the model has none */
 const char *model_description(const struct model *model);
+const char *model_on_host(const struct model *model); /* as entries_on_host (composed.h) */
 enum rc model_memory(const struct model *model, struct model_memory *memory, struct err *err);
 /* Writes a one-line description of step `index`; false if there is no such step. */
 bool model_step_text(const struct model *model, uint32_t index, char *text, size_t size_bytes);

@@ -3,6 +3,7 @@
 #define LLMPY_MODEL_STATE_H
 
 #include "../step/kv_layout.h"
+#include "composed.h"
 #include "model.h"
 #include "plan.h"
 
@@ -18,6 +19,7 @@ struct model {
     struct weights *weights;
     const struct backend *backend;
     void *ctx;
+    struct entries entries;
     struct model_options options;
     struct kv_layout layout;
     struct kv_place *places;      /* [n_layers + n_states] */
@@ -27,7 +29,7 @@ struct model {
     float *logits;                /* [max_logits_rows][vocab_stride] */
     float **rope_freqs, **rope_tables; /* [n_ropes] */
     void *pool;
-    char *staged;                 /* the batch's integers in device memory; NULL if the backend has no `begin` */
+    char *staged;                 /* the batch's integers in device memory; NULL if steps read them in host memory */
     struct batch_arrays arrays;   /* inside `staged` */
     int32_t *token_types;         /* inside `staged` */
     uint32_t table_stride;

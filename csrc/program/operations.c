@@ -56,6 +56,11 @@ const struct attribute *op_attributes(uint32_t code)
     return OPS[code].attributes;
 }
 
+size_t op_entry(uint32_t code)
+{
+    return OPS[code].entry;
+}
+
 bool op_crosses_rows(uint32_t code)
 {
     return OPS[code].rows == ROWS_ACROSS;
@@ -120,8 +125,7 @@ enum rc step_run(struct running *run, const struct step *step)
 
 bool operation_is_known(const struct backend *b, const struct op *op)
 {
-    bool scales = op->code == OP_LOGITS && (op->logits.scale != 1 || op->logits.softcap != 0);
     void (*entry)(void);
     memcpy(&entry, (const char *)b + OPS[op->code].entry, sizeof entry);
-    return entry && (!scales || b->scale_logits);
+    return entry || entry_is_composed(OPS[op->code].entry);
 }

@@ -32,7 +32,7 @@ enum rc logits_sample(struct running *run, uint32_t first, uint32_t n, uint32_t 
         .top_ids = b->top_ids, .top_values = b->top_values, .top_ranks = b->top_ranks, .slot = b->slot,
         .first_task = first_task,
     };
-    return m->backend->sample(m->ctx, &args, run->err);
+    return RUN_ENTRY(m, sample, &args, run->err);
 }
 
 /* Computes and samples the logits of the wanted rows, as many rows at a time as the buffer holds. A captured graph ends with
@@ -49,7 +49,7 @@ enum rc run_logits(struct running *run, const struct step *step, const struct vi
         x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
         rc = linear_run(run, step, n, x, y);
         if (!rc && (given->scale != 1 || given->softcap != 0))
-            rc = m->backend->scale_logits(m->ctx, &(struct scale_logits_args){n, given->scale, given->softcap, y}, run->err);
+            rc = RUN_ENTRY(m, scale_logits, (&(struct scale_logits_args){n, given->scale, given->softcap, y}), run->err);
         if (!rc && run->batch)
             rc = logits_sample(run, row, n, &task);
     }

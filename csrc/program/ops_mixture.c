@@ -45,7 +45,7 @@ enum rc run_route(struct running *run, const struct step *step, const struct vie
     const struct model *m = run->m;
     struct routing routing = routing_of(m, step->ops[ROLE_MAIN], v->n_rows, v->in[0], v->out, v->mid);
     enum rc rc = m->backend->linear(m->ctx, &routing.router, run->err);
-    return rc ? rc : m->backend->route(m->ctx, &routing.route, run->err);
+    return rc ? rc : RUN_ENTRY(m, route, &routing.route, run->err);
 }
 
 const char *check_experts(const struct program *p, const struct op *op)

@@ -224,5 +224,5 @@ enum rc run_position_scale(struct running *run, const struct step *step, const s
     const struct position_scale_attributes *given = &step->ops[ROLE_MAIN]->position_scale;
     struct position_scale_args args = {run->view.n_rows, given->every, given->first, given->slope, run->view.positions,
                                        v->in[0], v->out};
-    return m->backend->position_scale(m->ctx, &args, run->err);
+    return RUN_ENTRY(m, position_scale, &args, run->err);
 }

@@ -113,6 +113,7 @@ const char *op_name(uint32_t code);
 const struct attribute *op_attributes(uint32_t code); /* in the order of op->words; ended by a row without a name */
 /* Whether an output row depends on other rows of its sequence or on its position (attention, recurrence). */
 bool op_crosses_rows(uint32_t code);
+size_t op_entry(uint32_t code); /* offset in struct backend of the function that the operation requires */
 /* The requirement that the operation does not meet, or NULL. written: nonzero for values that earlier operations write. */
 const char *op_check(const struct program *program, const struct op *op, const uint8_t *written);
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */

@@ -31,6 +31,6 @@ enum rc step_run(struct running *run, const struct step *step);
 enum rc rope_tables_run(struct running *run); /* runs before the steps */
 /* Samples the wanted rows first .. first + n; the logits buffer holds them. *task: the next sampling task. */
 enum rc logits_sample(struct running *run, uint32_t first, uint32_t n, uint32_t *task);
-bool operation_is_known(const struct backend *backend, const struct op *op); /* the backend has all entries that it needs */
+bool operation_is_known(const struct backend *backend, const struct op *op); /* can run on it */
 
 #endif

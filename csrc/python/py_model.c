@@ -347,12 +347,13 @@ static PyObject *describe(PyObject *self, PyObject *args)
         return NULL;
     static const char *const arithmetic[] = {"auto", "float", "int8"};
     const struct kv_layout *layout = model_layout(model);
-    return Py_BuildValue("{sssssssIsIsIsKsIsIsKsd}", "device", model_description(model), "activation_dtype",
-                         arithmetic[model_arithmetic(model)], "kv_dtype", dtype_info(model_kv_dtype(model))->name,
-                         "max_model_len", model_max_len(model), "num_pages", model_n_pages(model), "num_groups",
-                         layout->n_groups, "page_bytes", (unsigned long long)layout->page_bytes, "num_graphs",
-                         model_n_graphs(model), "state_pages", layout->n_state_pages, "state_bytes",
-                         (unsigned long long)layout->state_bytes, "cache_padding", kv_layout_padding(layout));
+    return Py_BuildValue("{sssssssssIsIsIsKsIsIsKsd}", "device", model_description(model), "on_host", model_on_host(model),
+                         "activation_dtype", arithmetic[model_arithmetic(model)], "kv_dtype",
+                         dtype_info(model_kv_dtype(model))->name, "max_model_len", model_max_len(model), "num_pages",
+                         model_n_pages(model), "num_groups", layout->n_groups, "page_bytes",
+                         (unsigned long long)layout->page_bytes, "num_graphs", model_n_graphs(model), "state_pages",
+                         layout->n_state_pages, "state_bytes", (unsigned long long)layout->state_bytes, "cache_padding",
+                         kv_layout_padding(layout));
 }
 
 static PyMethodDef methods[] = {

@@ -390,6 +390,11 @@ class EngineBase(ABC):
         return self._driver.model.program()
 
     @property
+    def on_host(self) -> str:
+        """Operations that the host computes because the device's backend has none, such as "rope_table, sample"."""
+        return str(self._driver.model.describe().get("on_host", ""))
+
+    @property
     def num_cache_groups(self) -> int:
         """Cache blocks for one block of tokens: 1, more if layers have different windows, 0 without attention."""
         return int(self._driver.model.describe()["num_groups"])

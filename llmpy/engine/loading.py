@@ -131,6 +131,9 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     result.engine = _core.Engine(result.model, _engine_options(result))
     chosen = result.model.describe()
     logger.debug("%s: %s", result.name, {**result.model.memory(), **chosen})
+    if chosen["on_host"]:
+        logger.warning("%s: %s run on the host, which is slow; the backend of %s has none", result.name, chosen["on_host"],
+                       config.device)  # fmt: skip
     if chosen["cache_padding"] > 0.1:
         logger.warning("%s: %.0f %% of the cache's pages is padding", result.name, 100 * chosen["cache_padding"])
     return result

@@ -80,4 +80,5 @@ def llm_line(llm: EngineBase) -> str:
     holds = [f"asleep at level {stats.sleep_level}" if one == "asleep" else one for one in stats.states if one != "serving"]
     state = ", ".join([*holds, *busy]) or "idle"
     kind, weights = type(llm).__name__, size(memory.get("weights", 0))
-    return f"{kind}({llm.name}, {llm.weight_type}, {config.device}, weights {weights}, cache {room}, {state})"
+    device = f"{config.device} (host: {llm.on_host})" if llm.on_host else config.device
+    return f"{kind}({llm.name}, {llm.weight_type}, {device}, weights {weights}, cache {room}, {state})"

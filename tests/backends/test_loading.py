@@ -23,6 +23,8 @@ rms_norm, gated, add, select, rope, kv_write, attention"""
         ("grown.table.linear = NULL;", "lacks entries that every backend needs: linear"),
         ("grown.table.open = NULL; grown.table.attention = NULL;", "lacks entries that every backend needs: open, attention"),
         ("grown.table.traits = NULL;", "lacks entries that every backend needs: traits"),
+        ("grown.table.sample_finish = (void *)nothing;", "has sample_finish without sample"),
+        ("grown.table.graph_begin = (void *)nothing;", "has graph_begin without graph_end"),
         ("traits.size_bytes = 8;", "has a struct device_traits of 8 bytes; wanted at least 32"),
     ],
 )
