@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from async_help import run
+from failures import PanicError, failing
 
 from llmpy import SamplingParams, async_engine
 from llmpy.engine import jobs
@@ -14,10 +15,6 @@ from llmpy.engine.thread import Link
 
 LONG_TEXT = "hello " * 100
 SHORT = SamplingParams(max_tokens=2, ignore_eos=True)
-
-
-class PanicError(BaseException):
-    """What a panic of a Rust library looks like: no Exception."""
 
 
 ERRORS = [RuntimeError, KeyError, MemoryError, StopIteration, StopAsyncIteration, Exception, PanicError, SystemExit]
@@ -39,20 +36,6 @@ async def serves(engine):
             await asyncio.sleep(0.001)
     engine.check_health()
     return True
-
-
-def failing(monkeypatch, owner, name, error, times=1):
-    """Makes a function raise so many times, then work again."""
-    real, left = getattr(owner, name), [times]
-
-    def call(*args, **kwargs):
-        if left[0]:
-            left[0] -= 1
-            raise error
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, call)
-    return left
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import httpx
 import numpy as np
 import pytest
+from failures import PanicError
 
 pytest.importorskip("ray.serve")
 
@@ -88,10 +89,6 @@ def test_a_reader_that_goes_leaves_nothing_behind() -> None:
     for count in (1, 5, 100):
         asyncio.run(run(count))
     assert ended == ["app"] * 3
-
-
-class PanicError(BaseException):
-    """What a panic of a Rust library looks like: no Exception."""
 
 
 @pytest.mark.parametrize("error", [KeyError, MemoryError, PanicError, asyncio.CancelledError])

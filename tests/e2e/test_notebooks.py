@@ -1,6 +1,5 @@
 """The notebooks of docs/use/ run, and show the kinds of outputs that they were saved with."""
 
-import importlib.util
 import json
 import re
 import sys
@@ -8,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from modules import load
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOTEBOOKS = DOCS / "use/notebooks"
@@ -59,8 +59,6 @@ def test_notebook(name: str, device: str, demo_model: Path, monkeypatch: pytest.
     pytest.importorskip("nbclient")
     import nbformat
 
-    spec = importlib.util.spec_from_file_location("run_notebooks", DOCS / "run_notebooks.py")
-    runner = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(runner)
+    runner = load(DOCS / "run_notebooks.py")
     monkeypatch.setenv("LLMPY_DEVICE", device)
     assert kinds(runner.run(name)) == kinds(nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4))

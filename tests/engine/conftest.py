@@ -1,15 +1,14 @@
 """Tiny random models, written without any framework."""
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import ml_dtypes
 import numpy as np
 import pytest
+from modules import load
 from safetensors.numpy import save_file
 
 from llmpy import _core, hub, models
@@ -82,15 +81,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
     return make
 
 
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec and spec.loader
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-recurrent_models = sys.modules.get("recurrent_models") or _load("recurrent_models")
+recurrent_models = sys.modules.get("recurrent_models") or load(Path(__file__).with_name("recurrent_models.py"))
 
 
 @pytest.fixture(scope="session", params=["hybrid", "mamba"])

@@ -5,32 +5,20 @@ Also cases with two engines or two processes. test_exactness.py has the cases of
 
 import asyncio
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from modules import load
 
 from llmpy import AsyncEngine, RequestOutputKind
 
-
-def load(name: str) -> ModuleType:
-    """A module beside this file."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(name + ".py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name + "_shared"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-lone = load("test_exactness")
+lone = load(Path(__file__).with_name("test_exactness.py"), "test_exactness_shared")
 Bits = list[tuple[bytes, ...]]
 Case = tuple[Path, str, list[Bits]]
 PAGE = 16 * 3 * 2 * 2 * 32 * 4

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from modules import load
 
 try:
     import gguf
@@ -38,11 +38,7 @@ BASE = {
 
 def own_class(file: str, name: str) -> type:
     """A class of a file beside this one."""
-    spec = importlib.util.spec_from_file_location(file, Path(__file__).with_name(f"{file}.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
+    return getattr(load(Path(__file__).with_name(f"{file}.py")), name)
 
 
 def rope(kind: str, **fields: object) -> dict[str, object]:
@@ -601,16 +597,12 @@ def gguf_of() -> Callable[..., Path]:
 def load_module(tmp_path: Path) -> Callable[[str], object]:
     """Imports Python text as a user's own file."""
 
-    def load(text: str) -> object:
+    def load_text(text: str) -> object:
         path = tmp_path / "users_own_file.py"
         path.write_text(text)
-        spec = importlib.util.spec_from_file_location("users_own_file", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        return load(path)
 
-    return load
+    return load_text
 
 
 class Engine:

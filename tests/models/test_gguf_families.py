@@ -4,26 +4,18 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from modules import load
 
 from llmpy import LLM, CheckpointError, SamplingParams, UnsupportedError, models
 
 pytest.importorskip("gguf")
 
 
-def beside(name: str) -> ModuleType:
-    """A module beside this file."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-gguf_files = beside("gguf_files")
-KINDS = beside("gguf_kinds").KINDS
+gguf_files = load(Path(__file__).with_name("gguf_files.py"))
+KINDS = load(Path(__file__).with_name("gguf_kinds.py")).KINDS
 
 BOUND = 1e-4
 DEFAULT = (

@@ -1,12 +1,12 @@
 """PLaMo 3, which transformers lacks: against our own plain reference, and against Gemma 3 with the same weights."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from modules import load
 
 from llmpy import CheckpointError
 
@@ -26,11 +26,7 @@ FAR = {"rope_scaling_factor": 4.0, "initial_context_length": 32, "sliding_window
 
 
 def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("plamo3_reference", Path(__file__).with_name("plamo3_reference.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(Path(__file__).with_name("plamo3_reference.py"))
 
 
 @pytest.fixture(scope="module")

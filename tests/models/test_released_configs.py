@@ -5,27 +5,17 @@ parameters and the fields of its config.json, written down from what the publish
 fields about training; the factors of longrope, on which no shape depends, are not the publishers'.
 """
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
+from modules import load
 
 from llmpy import UnsupportedError, models
 
 ROOT = Path(__file__).parents[2]
-
-
-def module(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec and spec.loader
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
-    return found
 
 
 RELEASED = json.loads((ROOT / "tests/models/released.json").read_text())
@@ -35,7 +25,7 @@ QUANTISED = ("DeepSeek-V3", "DeepSeek-R1")  # released in FP8; converted copies 
 def names_on_the_page() -> set[str]:
     """The names of the column: between commas and semicolons that are not in parentheses; sizes belong to the name before."""
     found: list[str] = []
-    for family in module("docs/models_table.py").families():
+    for family in load(ROOT / "docs/models_table.py").families():
         start = len(found)
         for part in re.split(r"[;,] (?![^(]*\))", family.CHECKPOINTS):
             name = part.removeprefix("and ")

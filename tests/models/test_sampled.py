@@ -11,14 +11,13 @@ relatively by as much. Where a cut is nearer than 1e-5 to a token rounding decid
 """
 
 import asyncio
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from modules import load
 
 from llmpy import LLM, AsyncEngine, CompletionOutput, SamplingParams
 
@@ -47,17 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def load_reference() -> ModuleType:
-    """The sampler's test file; this file uses its float64 reference."""
-    path = Path(__file__).parents[1] / "kernels/test_sample.py"
-    spec = importlib.util.spec_from_file_location("sample_reference", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-sampler = load_reference()
+sampler = load(Path(__file__).parents[1] / "kernels/test_sample.py", "sample_reference")
 
 
 def task_of(params: SamplingParams, prompt: list[int], output: list[int]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 import msgspec
 import pytest
 import zmq
+from failures import PanicError, failing
 
 from llmpy import AsyncEngine
 from llmpy.engine.feeds import Feed, RequestStream
@@ -20,26 +21,8 @@ WAIT_S = 60
 ASK = {"prompt": "hello", "max_tokens": 2}
 
 
-class PanicError(BaseException):
-    """What a panic of a Rust library looks like: no Exception."""
-
-
 ERRORS = [RuntimeError, KeyError, MemoryError, PanicError]
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
-
-
-def failing(monkeypatch, owner, name, error, times=1):
-    """Makes a function raise so many times, then work again."""
-    real, left = getattr(owner, name), [times]
-
-    def broken(*args, **kwargs):
-        if left[0]:
-            left[0] -= 1
-            raise error
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, broken)
-    return left
 
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}

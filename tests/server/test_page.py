@@ -1,24 +1,20 @@
 """The page at `/`, in a headless Chromium: over the engine, and over canned answers for what a tiny model does not say."""
 
-import importlib.util
 import json
 import re
-import sys
 from importlib.resources import files
 from pathlib import Path
 
 import httpx
 import pytest
+from modules import load
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from llmpy.server import page
 
-_spec = importlib.util.spec_from_file_location("browser", Path(__file__).with_name("browser.py"))
-driver = importlib.util.module_from_spec(_spec)
-sys.modules["browser"] = driver
-_spec.loader.exec_module(driver)
+driver = load(Path(__file__).with_name("browser.py"))
 
 READY = "document.getElementById('state').dataset.state === 'ready'"
 ANSWERED = "document.querySelector('.turn.assistant:last-child')?.getAttribute('aria-busy') === 'false'"

@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from failures import PanicError, failing
 
 from llmpy import DeviceError
 from llmpy.rl._loop import LoopThread
@@ -16,10 +17,6 @@ from llmpy.rl._trl_worker import RolloutWorker
 from llmpy.weights.tcp_store import MAX_KEYS, MAX_MEMBER_BYTES, StoreClient, StoreServer
 
 HOST, WAIT_S = "127.0.0.1", 30
-
-
-class PanicError(BaseException):
-    """What a panic of a Rust library looks like: no Exception."""
 
 
 ERRORS = [RuntimeError("r"), KeyError("k"), MemoryError(), PanicError("p"), SystemExit(3), OSError(24, "no more files")]
@@ -37,20 +34,6 @@ def no_thread(self):
     raise RuntimeError("can't start new thread")
 
 
-def fail_once(monkeypatch, owner, name, error):
-    """Makes a function raise once."""
-    real, left = getattr(owner, name), [1]
-
-    def call(*args, **kwargs):
-        if left[0]:
-            left[0] -= 1
-            raise error
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, call)
-    return left
-
-
 # ---- the store of weight groups ------------------------------------------------------------------------------------------
 
 
@@ -66,7 +49,7 @@ def serves(store):
 @pytest.mark.parametrize("place", ["_admit", "_answer"])
 def test_the_store_goes_on(monkeypatch, error, place):
     store = StoreServer(HOST, 0)
-    left = fail_once(monkeypatch, store, place, error)
+    left = failing(monkeypatch, store, place, error)
     try:
         with pytest.raises(DeviceError, match="is no store"):
             StoreClient(HOST, store.port, 0.5)

@@ -13,16 +13,13 @@ import weakref
 from pathlib import Path
 
 import pytest
+from failures import PanicError
 
 from llmpy import EngineClosedError
 from llmpy.engine.jobs import JobQueue, beside
 
 WAIT_S = 30
 PACKAGE = Path(__file__).parents[2] / "llmpy"
-
-
-class PanicError(BaseException):
-    """What a panic of a Rust library looks like: no Exception."""
 
 
 ERRORS = [RuntimeError("r"), KeyError("k"), MemoryError(), StopIteration(1), PanicError("p"), SystemExit(3)]

@@ -1,16 +1,14 @@
 """The house rules that a machine can check: sizes of files and functions, calls, exports."""
 
 import ast
-import importlib.util
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from modules import load
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = {".c", ".h", ".def", ".cu", ".cuh"}
@@ -24,17 +22,7 @@ HEAP = ["malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_memalign"
 NO_FAMILY = {"backend_cpu", "kernels", "matrix", "pool"}  # files of kernels/cpu that hold no operation
 
 
-def load_parser() -> ModuleType:
-    """The module beside this file, which importlib mode does not put on the path."""
-    spec = importlib.util.spec_from_file_location("c_source", Path(__file__).with_name("c_source.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["c_source"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-parser = load_parser()
+parser = load(Path(__file__).with_name("c_source.py"))
 
 
 def name(path: Path) -> str:

@@ -1,22 +1,18 @@
 """The table of docs/use/models.md equals the package's registry."""
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from modules import load
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("models_table", ROOT / "docs/models_table.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(ROOT / "docs/models_table.py")
 
 
 def test_the_page_is_up_to_date(script: ModuleType) -> None:

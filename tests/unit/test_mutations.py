@@ -1,26 +1,15 @@
 """The list of deliberate breaks fits the code; run by hand or as a slow test, the tests catch them."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from modules import load
 
 ROOT = Path(__file__).parents[2]
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutate", ROOT / "tests/mutate.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutate"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-mutate = load()
+mutate = load(ROOT / "tests/mutate.py")
 
 
 def test_every_old_text_occurs_exactly_once() -> None:
