@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(THREADS) select_rows(rows<T> x, const i
 
 template <class T, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
-scale_by_position(rows<T> from, rows<T> out, const int32_t *positions, uint32_t first, uint32_t every, float slope)
+position_scale_rows(rows<T> from, rows<T> out, const int32_t *positions, uint32_t first, uint32_t every, float slope)
 {
     float x[8];
     uint32_t row = blockIdx.x, column = own_column();
@@ -117,7 +117,7 @@ scale_by_position(rows<T> from, rows<T> out, const int32_t *positions, uint32_t 
 }
 
 template <bool HAS_CAP, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(THREADS) scale_rows(rows<float> logits, float scale, float cap)
+static __global__ void __launch_bounds__(THREADS) scale_logits_rows(rows<float> logits, float scale, float cap)
 {
     float x[8];
     uint32_t row = blockIdx.x, column = own_column();
@@ -211,7 +211,7 @@ enum rc cuda_position_scale(void *ctx, const struct position_scale_args *args, s
     return run_rows(ctx, args->n_rows, "position_scale", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
-        launch(cuda, is_aligned ? scale_by_position<T, true> : scale_by_position<T, false>,
+        launch(cuda, is_aligned ? position_scale_rows<T, true> : position_scale_rows<T, false>,
                grid_of(args->n_rows, args->out.width), THREADS, 0, rows<T>(args->x), rows<T>(args->out), args->positions,
                args->first, args->every, args->slope);
     });
@@ -224,8 +224,8 @@ enum rc cuda_scale_logits(void *ctx, const struct scale_logits_args *args, struc
     if (!args->n_rows)
         return RC_OK;
     bool is_aligned = has_eights<float>(args->logits);
-    auto plain = is_aligned ? scale_rows<false, true> : scale_rows<false, false>;
-    auto capped = is_aligned ? scale_rows<true, true> : scale_rows<true, false>;
+    auto plain = is_aligned ? scale_logits_rows<false, true> : scale_logits_rows<false, false>;
+    auto capped = is_aligned ? scale_logits_rows<true, true> : scale_logits_rows<true, false>;
     launch(cuda, args->softcap != 0 ? capped : plain, grid_of(args->n_rows, args->logits.width), THREADS, 0,
            rows<float>(args->logits), args->scale, args->softcap);
     return launched(err, "scale_logits");

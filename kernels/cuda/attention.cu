@@ -113,8 +113,8 @@ static __device__ void fold_soft(struct soft *sum, const struct soft *split)
 
 template <class T, class C>
 static __global__ void __launch_bounds__(THREADS)
-attend_rows(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const int32_t *row_seq, uint32_t group,
-            uint32_t window, uint32_t chunk, const float *slopes, const float *sinks, struct scoring how)
+attention_plain(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const int32_t *row_seq, uint32_t group,
+                uint32_t window, uint32_t chunk, const float *slopes, const float *sinks, struct scoring how)
 {
     __shared__ float shared_q[MAX_DIM], p[TILE], tree[TILE];
     start_next();
@@ -252,7 +252,7 @@ static enum rc run_plain(const struct attention_problem &p, struct err *)
         visit_type(args->kv.dtype, [&](auto cached) {
             using T = decltype(value);
             using C = decltype(cached);
-            launch(p.cuda, attend_rows<T, C>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),
+            launch(p.cuda, attention_plain<T, C>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),
                    rows<T>(args->out), cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq, p.group,
                    args->window, args->chunk, args->slopes, args->sinks, how);
         });

@@ -12,7 +12,7 @@
  * cap with a soft cap) in one fma; a sink adds e(sink log2 e - M c) to L at the end. Slopes and sinks are in kernels of their
  * own (HAS_EXTRAS), so that those without have no more registers and instructions than before. A hidden key has p = 0 and a
  * value of zeros: where all of a tile or split is hidden, a = 1 or everything is zero, so no bit changes and a kernel may pass
- * over it. A stranger's value is never multiplied, but a hidden one of the same sequence may be: it must be finite. */
+ * over it. A value of another sequence is never multiplied. A hidden one of the same sequence may be, so it must be finite. */
 #ifndef LLMPY_CUDA_ATTENTION_CUH
 #define LLMPY_CUDA_ATTENTION_CUH
 

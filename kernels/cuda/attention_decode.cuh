@@ -314,8 +314,8 @@ template <uint32_t D, uint32_t BLOCKS> struct decode_memory {
 
 template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
 static __global__ void __launch_bounds__(DECODE_THREADS, 1)
-attend_decode(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_rows<T> heads,
-              const __grid_constant__ struct decode_place place, uint32_t n_units, uint32_t parts, uint32_t n_single)
+attention_decode(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_rows<T> heads,
+                 const __grid_constant__ struct decode_place place, uint32_t n_units, uint32_t parts, uint32_t n_single)
 {
     typedef decode_shape<D, BLOCKS> shape;
     extern __shared__ __align__(1024) char shared[];
@@ -374,8 +374,8 @@ static enum rc launch_decode(const struct cuda *cuda, const struct attention_arg
     if (depth < TILES)
         return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; lower max_num_seqs", x.n_seqs);
     uint32_t shared_bytes = depth * shape::place_bytes + other_bytes;
-    cudaFuncSetAttribute(attend_decode<T, D, BLOCKS, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    launch(cuda, attend_decode<T, D, BLOCKS, HAS_EXTRAS>, n_blocks, DECODE_THREADS, shared_bytes, x,
+    cudaFuncSetAttribute(attention_decode<T, D, BLOCKS, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    launch(cuda, attention_decode<T, D, BLOCKS, HAS_EXTRAS>, n_blocks, DECODE_THREADS, shared_bytes, x,
            qkv_rows<T>(args->heads ? *args->heads : nothing), place, args->kv.n_kv_heads * parts, parts, n_single);
     return RC_OK;
 }

@@ -506,7 +506,7 @@ static __device__ __forceinline__ void few_attend(few_worker<T, D, HAS_SINKS> &w
 
 template <class T, uint32_t D, bool HAS_SINKS>
 static __global__ void __launch_bounds__(few_shape<D>::threads, 128 / D)
-attend_few(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_rows<T> heads)
+attention_few(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_rows<T> heads)
 {
     typedef few_shape<D> shape;
     extern __shared__ __align__(1024) char shared[];
@@ -556,8 +556,8 @@ attend_few(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_ro
 
 /* ---- the host's side ---------------------------------------------------------------------------------------------------- */
 
-/* Do all sequences see at most two splits, with a block each, and turn heads as attend_few does? For sequences of one row each,
- * whose qkv is to be done. */
+/* For sequences of one row each, and with qkv's work: do all of them see at most two splits, do they all fit on the device at
+ * once, and are their heads turned as attention_few turns them? */
 static bool few_fits(const struct cuda *cuda, const struct attention_args *args)
 {
     const struct batch_view *batch = args->batch;
@@ -576,8 +576,8 @@ static void launch_few(const struct cuda *cuda, const struct attention_args *arg
     const uint32_t bytes = sizeof(few_memory<D>);
     attended<T> x(*args);
     x.is_single = true;
-    cudaFuncSetAttribute(attend_few<T, D, HAS_SINKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    launch(cuda, attend_few<T, D, HAS_SINKS>, dim3(args->kv.n_kv_heads, args->batch->n_seqs), few_shape<D>::threads, bytes,
+    cudaFuncSetAttribute(attention_few<T, D, HAS_SINKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    launch(cuda, attention_few<T, D, HAS_SINKS>, dim3(args->kv.n_kv_heads, args->batch->n_seqs), few_shape<D>::threads, bytes,
            x, qkv_rows<T>(*args->heads));
 }
 

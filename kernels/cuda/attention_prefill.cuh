@@ -485,7 +485,7 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
 
 template <class T, uint32_t D, bool HAS_EXTRAS>
 static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
-    attend_prefill(const __grid_constant__ attended<T> x, const __grid_constant__ struct prefill_list list)
+    attention_prefill(const __grid_constant__ attended<T> x, const __grid_constant__ struct prefill_list list)
 {
     typedef prefill_shape<D> shape;
     extern __shared__ __align__(1024) char shared[];
@@ -545,9 +545,9 @@ static void launch_prefill(const struct cuda *cuda, const struct attention_args 
 {
     typedef prefill_shape<D> shape;
     const attended<T> x(*args);
-    cudaFuncSetAttribute(attend_prefill<T, D, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::shared_bytes);
+    cudaFuncSetAttribute(attention_prefill<T, D, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::shared_bytes);
     list_prompts(args->batch, x.group, shape::rows, [&](const struct prefill_list &list, uint32_t n_tiles) {
-        launch(cuda, attend_prefill<T, D, HAS_EXTRAS>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS,
+        launch(cuda, attention_prefill<T, D, HAS_EXTRAS>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS,
                shape::shared_bytes, x, list);
     });
 }

@@ -445,8 +445,8 @@ struct copy_list {
     struct page_copy copies[COPIES_A_LAUNCH];
 };
 
-static __global__ void __launch_bounds__(COPY_THREADS) copy_listed(uint4 *pool, uint32_t page_words,
-                                                                   __grid_constant__ const copy_list list)
+static __global__ void __launch_bounds__(COPY_THREADS) copy_pages_listed(uint4 *pool, uint32_t page_words,
+                                                                         __grid_constant__ const copy_list list)
 {
     wait_for_input();
     const uint4 *source = pool + (size_t)list.copies[blockIdx.y].source * page_words;
@@ -474,7 +474,7 @@ enum rc cuda_copy_pages(void *ctx, const struct copy_pages_args *args, struct er
         uint32_t left = args->n_copies - first, n = left < COPIES_A_LAUNCH ? left : COPIES_A_LAUNCH;
         struct copy_list list;
         memcpy(list.copies, args->copies + first, n * sizeof *list.copies);
-        launch(cuda, copy_listed, dim3((uint32_t)((args->page_bytes + COPY_BYTES - 1) / COPY_BYTES), n), COPY_THREADS, 0,
+        launch(cuda, copy_pages_listed, dim3((uint32_t)((args->page_bytes + COPY_BYTES - 1) / COPY_BYTES), n), COPY_THREADS, 0,
                (uint4 *)args->pool, (uint32_t)(args->page_bytes / sizeof(uint4)), list);
     }
     return launched(err, "copy_pages");

@@ -90,7 +90,7 @@ struct cuda_part {
 struct tensor_map {
     uint64_t words[16];
 };
-/* How skinny.cuh reads a matrix: tiles of tile_rows rows (0: it does not read it), in stages of some columns. */
+/* How linear_skinny.cuh reads a matrix: tiles of tile_rows rows (0: it does not read it), in stages of some columns. */
 struct skinny_form {
     uint32_t tile_rows, n_tiles;
     struct tensor_map map;

@@ -135,7 +135,7 @@ static __device__ __forceinline__ void take_row(struct history<TAPS> &h, const s
 
 /* One row a sequence. */
 template <class T, uint32_t TAPS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(THREADS) step_channels(const conv_job<T> job)
+static __global__ void __launch_bounds__(THREADS) conv_step(const conv_job<T> job)
 {
     uint32_t channel = 8 * (blockIdx.x * THREADS + threadIdx.x), row = blockIdx.y;
     start_next();
@@ -185,7 +185,7 @@ static __device__ __forceinline__ void enter(struct history<TAPS> &h, const conv
 }
 
 template <class T, uint32_t TAPS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(THREADS) scan_channels(const conv_job<T> job)
+static __global__ void __launch_bounds__(THREADS) conv_prompt(const conv_job<T> job)
 {
     uint32_t channel = 8 * (blockIdx.x * THREADS + threadIdx.x), row = blockIdx.y * RUN, end = min(row + RUN, job.n_rows);
     start_next();
@@ -223,8 +223,8 @@ template <uint32_t TAPS, class T> static void launch_conv(const struct cuda *cud
 {
     bool is_step = !job.batch.first_row;
     dim3 grid(ceil_div(job.x.width, 8 * THREADS), is_step ? job.n_rows : ceil_div(job.n_rows, RUN));
-    auto kernel = is_step      ? is_aligned && TAPS == 4 ? step_channels<T, 4, true> : step_channels<T, TAPS, false>
-                  : is_aligned && TAPS == 4 ? scan_channels<T, 4, true> : scan_channels<T, TAPS, false>;
+    auto kernel = is_step      ? is_aligned && TAPS == 4 ? conv_step<T, 4, true> : conv_step<T, TAPS, false>
+                  : is_aligned && TAPS == 4 ? conv_prompt<T, 4, true> : conv_prompt<T, TAPS, false>;
     launch(cuda, kernel, grid, THREADS, 0, job);
 }
 

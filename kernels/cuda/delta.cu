@@ -105,7 +105,7 @@ static __device__ __forceinline__ float sigmoid(float x)
 /* ---- one row a sequence ------------------------------------------------------------------------------------------------- */
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(THREADS) step_heads(const delta_job<T> job)
+static __global__ void __launch_bounds__(THREADS) delta_step(const delta_job<T> job)
 {
     const uint32_t parts = LANES * QUADS / 2; /* eights of a key */
     __shared__ __align__(16) float vectors[2][4 * LANES * QUADS];
@@ -235,7 +235,7 @@ static __device__ __forceinline__ void take_tokens(float4 (&s)[1][QUADS], struct
 }
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(SCAN_THREADS, 2) scan_heads(const delta_job<T> job)
+static __global__ void __launch_bounds__(SCAN_THREADS, 2) delta_prompt(const delta_job<T> job)
 {
     typedef chunk<QUADS> chunk;
     __shared__ chunk m[2];
@@ -270,8 +270,8 @@ template <uint32_t QUADS, class T>
 static void launch_delta(const struct cuda *cuda, const delta_job<T> &job, const struct delta_args *args, bool is_aligned)
 {
     dim3 grid(args->n_heads * job.n_slices, args->batch->n_seqs);
-    auto kernel = job.batch.first_row ? is_aligned ? scan_heads<T, QUADS, true> : scan_heads<T, MOST_QUADS, false>
-                                      : is_aligned ? step_heads<T, QUADS, true> : step_heads<T, MOST_QUADS, false>;
+    auto kernel = job.batch.first_row ? is_aligned ? delta_prompt<T, QUADS, true> : delta_prompt<T, MOST_QUADS, false>
+                                      : is_aligned ? delta_step<T, QUADS, true> : delta_step<T, MOST_QUADS, false>;
     launch(cuda, kernel, grid, job.batch.first_row ? SCAN_THREADS : THREADS, 0, job);
 }
 

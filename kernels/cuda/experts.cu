@@ -1,22 +1,20 @@
 /* y[r] = sum over r's routes, in their order, of weight * (W_down(e) form(W_up(e) x[r] + bias) + bias): one chain of float32
- * from 0, rounded once; form is act(gate) * up, the clamped product, or act(up). The products are those of a linear of the
- * expert alone, bit for bit (linear.cu's chains), whatever the number of rows and whoever else is in the batch.
+ * from 0, rounded once. form is act(gate) * up, the clamped product, or act(up). The products have the chains of linear.cu, so
+ * a row gets the bits of its experts' linears alone, for any number of rows and in any batch.
  *
- * A block an expert sorts the routes by experts, stable, and gathers the rows of x (sort_routes); up to 8 rows each block of
- * the products sorts for itself. Then up, down, and the sum, by the number of rows an expert has on the average:
- * - few: experts_few.cuh, bound by the bytes of the experts that are wanted. All in one launch: one row,
- *   experts_one.cuh; up to 8 rows of packed MXFP4 (packed.cuh), whose few these are, experts_whole.cuh, one experts_lone.cuh.
- * - many: experts_many.cuh, bound by the tensor cores.
- * - where the copy engine cannot read the weights (float32, quantised types, odd columns): plain tiles, latency bound.
- * Everything that depends on the routes is worked out on the device; so a graph can hold it. Sorting 65,536 routes of 128
- * experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200. */
+ * EXPERTS_WAYS has the ways of the whole operation, EXPERTS_LINEAR_WAYS those of up and down where each is a launch. The routes
+ * are known on the device alone, so a graph can hold the operation. For more than 8 rows experts_sort has a block an expert,
+ * which sorts the expert's routes (stable) and gathers their rows of x; for up to 8 rows each block of the products sorts all
+ * routes itself. Sorting 65,536 routes of 128 experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200.
+ *
+ * Few rows an expert are bound by the bytes of the wanted experts, many rows by the tensor cores, plain tiles by latency. */
 #include "eight.cuh"
-#include "experts_few.cuh"
-#include "experts_lone.cuh"
-#include "experts_many.cuh"
-#include "experts_one.cuh"
+#include "experts_streamed.cuh"
+#include "experts_row_mxfp4.cuh"
+#include "experts_grouped.cuh"
+#include "experts_row_2byte.cuh"
 #include "experts_plain.cuh"
-#include "experts_whole.cuh"
+#include "experts_rows8_mxfp4.cuh"
 #include "ways.cuh"
 #include "weight.cuh"
 
@@ -27,7 +25,7 @@
 
 /* ---- the places of routes ------------------------------------------------------------------------------------------------ */
 
-/* How many of a warp's routes, first to end, are before expert e's and its own. */
+/* Counts, among the routes from first to end, those of experts before e, and those of e. */
 static __device__ __forceinline__ void count_routes(const struct mixture &m, uint32_t e, uint32_t first, uint32_t end,
                                                     uint32_t *n_before, uint32_t *n_own)
 {
@@ -41,7 +39,7 @@ static __device__ __forceinline__ void count_routes(const struct mixture &m, uin
 
 /* Block e: the places of expert e's routes, and their rows of x. A warp has some of all routes. */
 template <class T, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(SORTERS) sort_routes(struct mixture m, rows<T> x, T *gathered)
+static __global__ void __launch_bounds__(SORTERS) experts_sort(struct mixture m, rows<T> x, T *gathered)
 {
     __shared__ uint32_t before[32], own[32];
     const uint32_t e = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -89,9 +87,9 @@ static __global__ void __launch_bounds__(SORTERS) sort_routes(struct mixture m, 
     }
 }
 
-/* y[r] = the sum of r's routes, whose results lie by places. */
+/* y[r] = the sum of the results of r's routes. Results lie by places. */
 template <class T, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(COMBINERS) combine_rows(struct mixture m, rows<T> results, rows<T> y)
+static __global__ void __launch_bounds__(COMBINERS) experts_combine(struct mixture m, rows<T> results, rows<T> y)
 {
     const uint32_t row = blockIdx.x, column = 8 * (blockIdx.y * COMBINERS + threadIdx.x), lane = threadIdx.x % 32;
     float sum[8] = {};
@@ -170,11 +168,12 @@ template <class T, uint32_t N> static void launch_plain(const struct running_mix
     if constexpr (sizeof(T) == 2)
         if (part->dtype == run->cuda->dtype) {
             bool is_aligned = (uintptr_t)linear->x.data % 4 == 0 && linear->x.stride % 2 == 0;
-            launch(run->cuda, multiply_places<T, N>, grid, 32, 0, run->m, w, rows<T>(linear->x), is_aligned, out, run->product);
+            launch(run->cuda, experts_plain_tiles<T, N>, grid, 32, 0, run->m, w, rows<T>(linear->x), is_aligned, out,
+                   run->product);
             return;
         }
     visit_weight(part->dtype, [&](auto weight) {
-        launch(run->cuda, multiply_place_values<T, decltype(weight), N>, grid, PLAIN_THREADS, 0, run->m, w, rows<T>(linear->x),
+        launch(run->cuda, experts_plain_values<T, decltype(weight), N>, grid, PLAIN_THREADS, 0, run->m, w, rows<T>(linear->x),
                out, run->product);
     });
 }
@@ -256,21 +255,22 @@ static struct skinny_shape tiles_of(const struct running_mixture *run, const str
 {
     struct skinny_shape w = {};
     w.n_blocks = linear->w->n_cols / 64;
-    w.tile_rows = few_tile_rows(linear->rows_each, wanted_experts(&run->m), linear->is_product ? 16 : 8, 64,
-                                run->cuda->n_processors);
+    w.tile_rows = streamed_tile_rows(linear->rows_each, wanted_experts(&run->m), linear->is_product ? 16 : 8, 64,
+                                     run->cuda->n_processors);
     w.n_tiles = ceil_div(linear->rows_each, w.tile_rows);
     return w;
 }
 
-typedef void (*few_kernel)(CUtensorMap, CUtensorMap, struct few_shape, struct mixture, bool, struct output, expert_product);
+typedef void (*streamed_kernel)(CUtensorMap, CUtensorMap, struct streamed_shape, struct mixture, bool, struct output,
+                                expert_product);
 
-template <class T> static few_kernel few_kernel_of(uint32_t eights, bool is_product)
+template <class T> static streamed_kernel streamed_kernel_of(uint32_t eights, bool is_product)
 {
     switch (eights) {
-    case 1: return is_product ? multiply_few<T, 1, true> : multiply_few<T, 1, false>;
-    case 2: return is_product ? multiply_few<T, 2, true> : multiply_few<T, 2, false>;
-    case 4: return is_product ? multiply_few<T, 4, true> : multiply_few<T, 4, false>;
-    default: return is_product ? multiply_few<T, 8, true> : multiply_few<T, 8, false>;
+    case 1: return is_product ? experts_streamed<T, 1, true> : experts_streamed<T, 1, false>;
+    case 2: return is_product ? experts_streamed<T, 2, true> : experts_streamed<T, 2, false>;
+    case 4: return is_product ? experts_streamed<T, 4, true> : experts_streamed<T, 4, false>;
+    default: return is_product ? experts_streamed<T, 8, true> : experts_streamed<T, 8, false>;
     }
 }
 
@@ -280,15 +280,15 @@ static enum rc run_streamed(const struct running_mixture *run, const struct expe
     const uint32_t eights = run->eights;
     const uint32_t max_units = min(run->m.n_experts, run->m.n_routes) + run->m.n_routes / (8 * eights);
     const uint32_t n_rows = linear->is_place ? run->m.n_routes : run->m.n_rows, stage_blocks = skinny_stage_blocks(eights);
-    struct few_shape s = {tiles_of(run, linear), expert_step(linear), 0, max_units, linear->is_behind};
+    struct streamed_shape s = {tiles_of(run, linear), expert_step(linear), 0, max_units, linear->is_behind};
     struct tensor_map w, x;
-    uint32_t bytes = few_cut_memory(&s, eights);
+    uint32_t bytes = streamed_cut_memory(&s, eights);
     enum rc rc = map_weights(run, linear, s.w.tile_rows, stage_blocks, &w, err);
     rc = rc ? rc : map_rows(run, linear, n_rows, 8 * eights, stage_blocks, &x, err);
     if (rc)
         return rc;
-    few_kernel kernel = cuda->dtype == DTYPE_F16 ? few_kernel_of<__half>(eights, linear->is_product)
-                                                 : few_kernel_of<__nv_bfloat16>(eights, linear->is_product);
+    streamed_kernel kernel = cuda->dtype == DTYPE_F16 ? streamed_kernel_of<__half>(eights, linear->is_product)
+                                                      : streamed_kernel_of<__nv_bfloat16>(eights, linear->is_product);
     launch(cuda, kernel, min(max_units * s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, map_of(&w), map_of(&x), s,
            run->m, linear->is_place, output_of(linear), run->product);
     return RC_OK;
@@ -298,27 +298,27 @@ static enum rc run_streamed(const struct running_mixture *run, const struct expe
 static uint32_t unit_of(const struct mixture *m)
 {
     float mean = (float)m->n_routes / (float)m->n_experts, most = mean + 2 * sqrtf(mean);
-    return min(((uint32_t)most / MANY_BOX + 1) * MANY_BOX, many_weights<true>::unit);
+    return min(((uint32_t)most / GROUPED_BOX + 1) * GROUPED_BOX, grouped_weights<true>::unit);
 }
 
 static enum rc run_grouped(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
 {
     struct cuda *cuda = run->cuda;
     const bool is_packed = linear->w->is_packed;
-    struct many_shape s = {};
+    struct grouped_shape s = {};
     struct tensor_map w, x;
     s.n_blocks = linear->w->n_cols / 64;
-    s.n_tiles = ceil_div(linear->rows_each, MANY_ROWS);
+    s.n_tiles = ceil_div(linear->rows_each, GROUPED_ROWS);
     s.n_tiles += is_packed && cuda->experts->n_pairs ? s.n_tiles % 2 : 0; /* rather a tile of nothing than rows of x twice */
     s.across = s.n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
     s.expert_step = linear->is_product || is_packed ? linear->rows_each / 8 : linear->rows_each;
     s.is_product = linear->is_product;
     s.is_wide = map_fits(linear->y.data, (size_t)linear->y.stride * 2) && linear->y.width % 8 == 0;
     s.is_behind = linear->is_behind;
-    is_packed ? many_cut_memory<true>(&s, unit_of(&run->m)) : many_cut_memory<false>(&s, many_weights<false>::unit);
-    enum rc rc = is_packed ? map_packed(run, linear, MANY_ROWS / (linear->is_product ? 16 : 8), 1, &w, err)
-                           : map_weights(run, linear, MANY_ROWS, 1, &w, err);
-    rc = rc ? rc : map_rows(run, linear, run->m.n_routes, MANY_BOX, 1, &x, err);
+    is_packed ? grouped_cut_memory<true>(&s, unit_of(&run->m)) : grouped_cut_memory<false>(&s, grouped_weights<false>::unit);
+    enum rc rc = is_packed ? map_packed(run, linear, GROUPED_ROWS / (linear->is_product ? 16 : 8), 1, &w, err)
+                           : map_weights(run, linear, GROUPED_ROWS, 1, &w, err);
+    rc = rc ? rc : map_rows(run, linear, run->m.n_routes, GROUPED_BOX, 1, &x, err);
     if (rc)
         return rc;
     uint32_t n_units = run->m.n_routes / s.unit + min(run->m.n_experts, run->m.n_routes);
@@ -331,16 +331,16 @@ static enum rc run_grouped(const struct running_mixture *run, const struct exper
     attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(n_clusters * s.across);
-    config.blockDim = dim3(MANY_THREADS);
+    config.blockDim = dim3(GROUPED_THREADS);
     config.dynamicSmemBytes = SHARED_BYTES;
     config.stream = cuda->stream;
     config.attrs = attributes;
     config.numAttrs = 2;
     cudaLaunchKernelEx(&config,
-                       is_packed                   ? multiply_many<__nv_bfloat16, true>
-                       : cuda->dtype == DTYPE_F16 ? multiply_many<__half, false>
-                                                  : multiply_many<__nv_bfloat16, false>,
-                       many_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(linear), run->product);
+                       is_packed                   ? experts_grouped<__nv_bfloat16, true>
+                       : cuda->dtype == DTYPE_F16 ? experts_grouped<__half, false>
+                                                  : experts_grouped<__nv_bfloat16, false>,
+                       grouped_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(linear), run->product);
     return RC_OK;
 }
 
@@ -353,7 +353,7 @@ static void sort_all(struct running_mixture *run)
     visit_type(run->cuda->dtype, [&](auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(run->args->x) && (uintptr_t)run->outer.data % 16 == 0;
-        launch(run->cuda, is_aligned ? sort_routes<T, true> : sort_routes<T, false>, run->m.n_experts, SORTERS, 0, run->m,
+        launch(run->cuda, is_aligned ? experts_sort<T, true> : experts_sort<T, false>, run->m.n_experts, SORTERS, 0, run->m,
                rows<T>(run->args->x), (T *)run->outer.data);
     });
 }
@@ -364,7 +364,7 @@ static void combine_all(const struct running_mixture *run, const struct view &re
         using T = decltype(value);
         const struct view &y = run->args->y;
         bool is_aligned = has_eights<T>(results) && has_eights<T>(y);
-        launch(run->cuda, is_aligned ? combine_rows<T, true> : combine_rows<T, false>,
+        launch(run->cuda, is_aligned ? experts_combine<T, true> : experts_combine<T, false>,
                dim3(run->m.n_rows, ceil_div(y.width, 8 * COMBINERS)), COMBINERS, 0, run->m, rows<T>(results), rows<T>(y));
     });
 }
@@ -373,13 +373,13 @@ static enum rc run_rows8_mxfp4(struct running_mixture *run, struct err *err)
 {
     struct cuda *cuda = run->cuda;
     const struct expert_linear up = up_of(run, false), down = down_of(run);
-    struct whole_shape s = {};
+    struct rows8_shape s = {};
     struct tensor_map maps[2];
-    s.n_panels = few_tile_rows(up.rows_each, wanted_experts(&run->m), PANEL_ROWS, WHOLE_WARPS * PANEL_ROWS,
-                               cuda->n_processors) / PANEL_ROWS;
+    s.n_panels = streamed_tile_rows(up.rows_each, wanted_experts(&run->m), PANEL_ROWS, ROWS8_WARPS * PANEL_ROWS,
+                                    cuda->n_processors) / PANEL_ROWS;
     s.up = {up.w->n_cols / 64, ceil_div(up.rows_each, s.n_panels * PANEL_ROWS), up.rows_each / 8, s.n_panels, 0, 0, 0, 0};
     s.down = {down.w->n_cols / 64, ceil_div(down.rows_each, DOWN_COLUMNS), down.rows_each / 8, DOWN_EIGHTS, 0, 0, 0, 0};
-    const uint32_t bytes = whole_cut_memory(&s, run->m.n_rows);
+    const uint32_t bytes = rows8_cut_memory(&s, run->m.n_rows);
     enum rc rc = map_packed(run, &up, s.n_panels, STAGE_BLOCKS, &maps[0], err);
     rc = rc ? rc : map_packed(run, &down, DOWN_EIGHTS, STAGE_BLOCKS, &maps[1], err);
     if (rc)
@@ -388,9 +388,9 @@ static enum rc run_rows8_mxfp4(struct running_mixture *run, struct err *err)
     struct output y = output_of(&down);
     y.y = (char *)run->args->y.data;
     y.y_stride = run->args->y.stride;
-    launch(cuda, mix_packed, min(n_items, cuda->n_processors), WHOLE_THREADS, bytes,
-           whole_maps{map_of(&maps[0]), map_of(&maps[1])}, s, run->m,
-           whole_rows{(const char *)up.x.data, up.x.stride * 2}, output_of(&up), y, run->product, cuda->experts->counts);
+    launch(cuda, experts_rows8_mxfp4, min(n_items, cuda->n_processors), ROWS8_THREADS, bytes,
+           rows8_maps{map_of(&maps[0]), map_of(&maps[1])}, s, run->m,
+           rows8_rows{(const char *)up.x.data, up.x.stride * 2}, output_of(&up), y, run->product, cuda->experts->rows8_counts);
     return RC_OK;
 }
 
@@ -398,13 +398,13 @@ static enum rc run_row_mxfp4(struct running_mixture *run, struct err *)
 {
     struct cuda *cuda = run->cuda;
     const struct expert_linear up = up_of(run, false), down = down_of(run);
-    struct lone_shape s = lone_cut(run->m, run->inner, up.w->n_cols, down.rows_each, cuda->n_processors);
-    s.parity = cuda->experts->n_ones++ % 2;
+    struct row4_shape s = row4_cut(run->m, run->inner, up.w->n_cols, down.rows_each, cuda->n_processors);
+    s.parity = cuda->experts->n_row_launches++ % 2;
     struct output y = output_of(&down);
     y.y = (char *)run->args->y.data;
-    const struct lone_input in = {up.w->data, down.w->data, (const char *)up.x.data};
-    launch(cuda, mix_lone, min(max(s.n_up, s.n_down), cuda->n_processors), LONE_THREADS,
-           s.tables_at + sizeof(struct lone_tables), in, s, run->m, output_of(&up), y, run->product, cuda->experts->lone);
+    const struct row4_input in = {up.w->data, down.w->data, (const char *)up.x.data};
+    launch(cuda, experts_row_mxfp4, min(max(s.n_up, s.n_down), cuda->n_processors), ROW4_THREADS,
+           s.tables_at + sizeof(struct row4_tables), in, s, run->m, output_of(&up), y, run->product, cuda->experts->row4);
     return RC_OK;
 }
 
@@ -413,22 +413,22 @@ static enum rc run_row_2byte(struct running_mixture *run, struct err *err)
     struct cuda *cuda = run->cuda;
     const struct expert_linear up = up_of(run, false), down = down_of(run);
     const uint32_t n = run->m.n_chosen;
-    const struct one_shape s = one_cut(n, run->inner, up.w->n_cols, down.rows_each, cuda->n_processors);
+    const struct row16_shape s = row16_cut(n, run->inner, up.w->n_cols, down.rows_each, cuda->n_processors);
     struct expert_linear eights = up;
     eights.is_product = false;
     struct tensor_map maps[4];
-    enum rc rc = map_weights(run, &eights, 8, ONE_BLOCKS, &maps[0], err);
-    rc = rc ? rc : map_weights(run, &down, 8, ONE_BLOCKS, &maps[1], err);
+    enum rc rc = map_weights(run, &eights, 8, ROW16_BLOCKS, &maps[0], err);
+    rc = rc ? rc : map_weights(run, &down, 8, ROW16_BLOCKS, &maps[1], err);
     rc = rc ? rc : map_rows(run, &up, 1, 8, s.up_blocks, &maps[2], err);
     rc = rc ? rc : map_rows(run, &down, n, 8, s.down_blocks, &maps[3], err);
     if (rc)
         return rc;
-    const struct one_maps all = {map_of(&maps[0]), map_of(&maps[1]), map_of(&maps[2]), map_of(&maps[3])};
+    const struct row16_maps all = {map_of(&maps[0]), map_of(&maps[1]), map_of(&maps[2]), map_of(&maps[3])};
     struct output y = output_of(&down);
     y.y = (char *)run->args->y.data;
-    launch(cuda, cuda->dtype == DTYPE_F16 ? mix_one<__half> : mix_one<__nv_bfloat16>,
-           min(max(s.n_up, s.n_down), cuda->n_processors), ONE_THREADS, s.tables_at + sizeof(struct one_tables), all, s, run->m,
-           output_of(&up), y, run->product, cuda->experts->one_counts + cuda->experts->n_ones++ % 2);
+    launch(cuda, cuda->dtype == DTYPE_F16 ? experts_row_2byte<__half> : experts_row_2byte<__nv_bfloat16>,
+           min(max(s.n_up, s.n_down), cuda->n_processors), ROW16_THREADS, s.tables_at + sizeof(struct row16_tables), all, s,
+           run->m, output_of(&up), y, run->product, cuda->experts->row16_counts + cuda->experts->n_row_launches++ % 2);
     return RC_OK;
 }
 
@@ -563,12 +563,12 @@ static bool fits_in_place(const struct running_mixture *run)
 
 static bool fits_row_mxfp4(const struct running_mixture *run)
 {
-    return fits_in_place(run) && run->m.n_chosen <= LONE_UNITS && max(run->args->x.width, run->inner) <= LONE_MAX_COLS;
+    return fits_in_place(run) && run->m.n_chosen <= ROW4_UNITS && max(run->args->x.width, run->inner) <= ROW4_MAX_COLS;
 }
 
 static bool fits_row_2byte(const struct running_mixture *run)
 {
-    return fits_in_place(run) && run->m.n_chosen <= ONE_UNITS && max(run->args->x.width, run->inner) <= ONE_MAX_COLS;
+    return fits_in_place(run) && run->m.n_chosen <= ROW16_UNITS && max(run->args->x.width, run->inner) <= ROW16_MAX_COLS;
 }
 
 static enum rc run_unsorted(struct running_mixture *run, struct err *err)
@@ -586,9 +586,9 @@ static enum rc run_sorted(struct running_mixture *run, struct err *err)
 static const struct experts_way EXPERTS_WAYS[] = {
     /* name         rows         weights      forms                     fits            run */
     {"row_mxfp4",   1, 1,        PACKED,      GATED,                    fits_row_mxfp4, run_row_mxfp4},
-    {"rows8_mxfp4", 1, FEW_ROWS, PACKED,      GATED,                    fits_in_place,  run_rows8_mxfp4},
+    {"rows8_mxfp4", 1, UNSORTED_ROWS, PACKED,      GATED,                    fits_in_place,  run_rows8_mxfp4},
     {"row_2byte",   1, 1,        TWO_BYTE,    GATED,                    fits_row_2byte, run_row_2byte},
-    {"unsorted",    1, FEW_ROWS, TWO_BYTE,    GATED | UNGATED,          fits_in_place,  run_unsorted},
+    {"unsorted",    1, UNSORTED_ROWS, TWO_BYTE,    GATED | UNGATED,          fits_in_place,  run_unsorted},
     {"sorted",      1, ANY_ROWS, ANY_WEIGHTS, GATED | UNGATED | SCALED, NULL,           run_sorted},
 };
 
@@ -675,13 +675,12 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
 template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n_processors)
 {
     cudaError_t code = cudaSuccess;
-    const void *many = (const void *)multiply_many<T, false>;
+    const void *many = (const void *)experts_grouped<T, false>;
     for (uint32_t i = 0; i < 8 && !code; i++)
-        code = cudaFuncSetAttribute(few_kernel_of<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
+        code = cudaFuncSetAttribute(streamed_kernel_of<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES);
-    for (const void *kernel :
-         {many, (const void *)mix_one<T>, (const void *)multiply_many<__nv_bfloat16, true>, (const void *)mix_packed,
-          (const void *)mix_lone})
+    for (const void *kernel : {many, (const void *)experts_row_2byte<T>, (const void *)experts_grouped<__nv_bfloat16, true>,
+                               (const void *)experts_rows8_mxfp4, (const void *)experts_row_mxfp4})
         code = code ? code : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -689,7 +688,7 @@ template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(n_processors / 2 * 2);
-    config.blockDim = dim3(MANY_THREADS);
+    config.blockDim = dim3(GROUPED_THREADS);
     config.dynamicSmemBytes = SHARED_BYTES;
     config.attrs = &attribute;
     config.numAttrs = 1;
@@ -706,16 +705,16 @@ enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
         return err_set(err, RC_MEMORY, "cuda: no memory for the context");
     if (cuda->dtype == DTYPE_F32)
         return RC_OK;
-    enum rc rc = cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->counts, &cuda->experts->counts, err);
-    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, 2 * sizeof *cuda->experts->one_counts, &cuda->experts->one_counts, err);
-    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->lone, &cuda->experts->lone, err);
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->rows8_counts, &cuda->experts->rows8_counts, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, 2 * sizeof *cuda->experts->row16_counts, &cuda->experts->row16_counts, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->row4, &cuda->experts->row4, err);
     if (rc)
         return rc;
-    cudaError_t code = cudaMemsetAsync(cuda->experts->counts, 0, sizeof *cuda->experts->counts, cuda->stream);
+    cudaError_t code = cudaMemsetAsync(cuda->experts->rows8_counts, 0, sizeof *cuda->experts->rows8_counts, cuda->stream);
     if (!code)
-        code = cudaMemsetAsync(cuda->experts->one_counts, 0, 2 * sizeof *cuda->experts->one_counts, cuda->stream);
+        code = cudaMemsetAsync(cuda->experts->row16_counts, 0, 2 * sizeof *cuda->experts->row16_counts, cuda->stream);
     if (!code)
-        code = cudaMemsetAsync(cuda->experts->lone, 0, sizeof *cuda->experts->lone, cuda->stream);
+        code = cudaMemsetAsync(cuda->experts->row4, 0, sizeof *cuda->experts->row4, cuda->stream);
     if (!code)
         code = cuda->dtype == DTYPE_BF16 ? allow_shared<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors)
                                          : allow_shared<__half>(&cuda->experts->n_pairs, cuda->n_processors);

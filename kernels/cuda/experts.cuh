@@ -11,18 +11,18 @@
 #define EXPERTS_MAX 512u
 #define EXPERTS_MAX_CHOSEN 16u
 
-struct whole_counts;
-struct one_counts;
-struct lone_state;
+struct rows8_counts;
+struct row16_counts;
+struct row4_state;
 
 struct experts_state {
     map_encoder encode;
     uint32_t n_pairs; /* clusters of two blocks that the device holds */
-    struct whole_counts *counts;
-    struct one_counts *one_counts; /* [2] */
-    struct lone_state *lone;
-    uint32_t n_ones;               /* launches that took one of one_counts, or of lone's, in turn */
-    char *packing; /* matrix.cu: rows on their way into packed weights, made at the first of them */
+    struct rows8_counts *rows8_counts;
+    struct row16_counts *row16_counts; /* [2] */
+    struct row4_state *row4;
+    uint32_t n_row_launches; /* of experts_row_2byte and experts_row_mxfp4, which use two sets of counts in turn */
+    char *packing;           /* matrix.cu: rows on their way into packed weights; made when the first come */
 };
 
 struct mixture {
@@ -31,7 +31,7 @@ struct mixture {
     uint32_t route_stride;
     bool is_input_scaled;
     bool is_awaited;   /* one row's routes, by the launch before this one, norm_route.cuh */
-    bool is_sorted;    /* by a kernel of its own; else each block sorts for itself */
+    bool is_sorted;    /* experts_sort has sorted the routes; otherwise each block sorts them itself */
     uint32_t *offsets; /* [n_experts + 1] first place of each expert, if it is_sorted */
     uint32_t *places;  /* [n_routes] */
     uint32_t *entries; /* [n_routes] the route at a place, if it is_sorted */

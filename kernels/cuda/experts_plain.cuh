@@ -25,10 +25,10 @@ static __device__ __forceinline__ void plain_store(const struct output &out, con
     ((T *)out.y)[(size_t)place * out.y_stride + n] = value;
 }
 
-/* As linear.cu's multiply_tiles: 16 rows of W by 8 places of expert blockIdx.y at a time; of gate and of up, if N is 2. */
+/* As linear.cu's linear_tiles: 16 rows of W by 8 places of expert blockIdx.y at a time; of gate and of up, if N is 2. */
 template <class T, uint32_t N>
-static __global__ void __launch_bounds__(32)
-multiply_places(struct mixture m, struct plain_weights w, rows<T> x, bool is_aligned, struct output out, expert_product product)
+static __global__ void __launch_bounds__(32) experts_plain_tiles(struct mixture m, struct plain_weights w, rows<T> x,
+                                                                 bool is_aligned, struct output out, expert_product product)
 {
     start_next();
     wait_for_input();
@@ -65,10 +65,10 @@ multiply_places(struct mixture m, struct plain_weights w, rows<T> x, bool is_ali
 #define PLAIN_CHUNK 64u
 #define PLAIN_X_ROWS 8u
 
-/* As linear.cu's multiply_values, by experts and places likewise. */
+/* As linear.cu's linear_values, by experts and places likewise. */
 template <class T, class W, uint32_t N>
 static __global__ void __launch_bounds__(PLAIN_THREADS)
-multiply_place_values(struct mixture m, struct plain_weights w, rows<T> x, struct output out, expert_product product)
+experts_plain_values(struct mixture m, struct plain_weights w, rows<T> x, struct output out, expert_product product)
 {
     start_next();
     wait_for_input();

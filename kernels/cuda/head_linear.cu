@@ -23,7 +23,7 @@ struct head_matrix {
 
 template <class T, class W, bool IS_TRANSPOSED>
 static __global__ void __launch_bounds__(THREADS)
-multiply_heads(struct head_matrix w, rows<T> x, rows<T> out, uint32_t n_rows, uint32_t part, uint32_t width)
+head_linear_values(struct head_matrix w, rows<T> x, rows<T> out, uint32_t n_rows, uint32_t part, uint32_t width)
 {
     __shared__ float shared[STEP][ROWS];
     start_next();
@@ -81,7 +81,7 @@ static __device__ __forceinline__ void copy_rows(T *to, const T *from, size_t st
 /* ROWS of x by 64 outputs; a warp has 16 of them: d[b][2 y + e] is of output g + 8 y and row 8 b + 2 t + e. */
 template <class T, uint32_t X_ROWS, bool IS_TRANSPOSED>
 static __global__ void __launch_bounds__(THREADS)
-multiply_tiles(struct head_matrix w, rows<T> x, rows<T> out, uint32_t n_rows, uint32_t part, uint32_t width)
+head_linear_tiles(struct head_matrix w, rows<T> x, rows<T> out, uint32_t n_rows, uint32_t part, uint32_t width)
 {
     extern __shared__ __align__(16) char memory[];
     const uint32_t n_sum = IS_TRANSPOSED ? w.used_rows : w.n_cols, head = blockIdx.y, first = blockIdx.z * X_ROWS;
@@ -148,9 +148,10 @@ static void launch_tiles(const struct cuda *cuda, const struct head_linear_args 
     const size_t w_values = IS_TRANSPOSED ? n_sum * (TILE + PAD) : TILE * (n_sum + PAD);
     const size_t shared_bytes = (w_values + X_ROWS * (n_sum + PAD)) * sizeof(T);
     const dim3 grid(width / TILE, args->n_heads, ceil_div(args->n_rows, X_ROWS));
-    cudaFuncSetAttribute(multiply_tiles<T, X_ROWS, IS_TRANSPOSED>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    launch(cuda, multiply_tiles<T, X_ROWS, IS_TRANSPOSED>, grid, THREADS, shared_bytes, w, rows<T>(args->x), rows<T>(args->out),
-           args->n_rows, args->x.width / args->n_heads, width);
+    cudaFuncSetAttribute(head_linear_tiles<T, X_ROWS, IS_TRANSPOSED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         SHARED_BYTES);
+    launch(cuda, head_linear_tiles<T, X_ROWS, IS_TRANSPOSED>, grid, THREADS, shared_bytes, w, rows<T>(args->x),
+           rows<T>(args->out), args->n_rows, args->x.width / args->n_heads, width);
 }
 
 template <class T>
@@ -190,8 +191,8 @@ enum rc cuda_head_linear(void *ctx, const struct head_linear_args *args, struct 
         visit_type(cuda->dtype, [&](auto value) {
             using T = decltype(value);
             using W = decltype(weight);
-            launch(cuda, args->is_transposed ? multiply_heads<T, W, true> : multiply_heads<T, W, false>, grid, THREADS, 0, w,
-                   rows<T>(args->x), rows<T>(args->out), args->n_rows, args->x.width / args->n_heads, width);
+            launch(cuda, args->is_transposed ? head_linear_values<T, W, true> : head_linear_values<T, W, false>, grid, THREADS,
+                   0, w, rows<T>(args->x), rows<T>(args->out), args->n_rows, args->x.width / args->n_heads, width);
         });
     });
     return launched(err, "head_linear");

@@ -11,15 +11,16 @@
  * scores one key for four heads, and adds two columns of O for all. Bound by the loads from shared memory, some 6 us a tile
  * on an SM of an H200: 16 heads and 1,024 keys are 0.1 ms for up to 132 rows.
  *
- * Latents of 512 with rope keys of 64 in the 16-bit type of activations, as in all DeepSeek models: latent_tiles.cuh. */
-#include "latent_tiles.cuh"
+ * For latents of 512 with rope keys of 64 in the 16-bit type of activations, as in all DeepSeek models, the kernels are in
+ * latent_attention_tiles.cuh. */
+#include "latent_attention_tiles.cuh"
 
 #define THREADS 256u
 #define HEADS 16u
 #define COLUMNS 2u /* of a thread */
 #define MAX_LATENT (COLUMNS * THREADS)
 
-template <class T, class C> static __global__ void __launch_bounds__(THREADS) store_latents(const latents<T, C> x)
+template <class T, class C> static __global__ void __launch_bounds__(THREADS) latent_attention_store(const latents<T, C> x)
 {
     start_next();
     wait_for_input();
@@ -149,7 +150,7 @@ static __device__ void fold_latents(const latent_shared &at, latent_sums *sum)
     __syncthreads();
 }
 
-template <class T, class C> static __global__ void __launch_bounds__(THREADS, 1) attend_latents(const latents<T, C> x)
+template <class T, class C> static __global__ void __launch_bounds__(THREADS, 1) latent_attention_plain(const latents<T, C> x)
 {
     extern __shared__ __align__(16) float floats[];
     const latent_shared at(floats, x.dim);
@@ -206,9 +207,10 @@ static void attend_plain(const struct cuda *cuda, const struct latent_attention_
             using T = decltype(value);
             using C = decltype(cached);
             const latents<T, C> x(*args);
-            launch(cuda, store_latents<T, C>, n_rows, THREADS, 0, x);
-            cudaFuncSetAttribute(attend_latents<T, C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-            launch(cuda, attend_latents<T, C>, dim3(n_rows, ceil_div(args->n_heads, HEADS)), THREADS, shared_bytes(x.dim), x);
+            launch(cuda, latent_attention_store<T, C>, n_rows, THREADS, 0, x);
+            cudaFuncSetAttribute(latent_attention_plain<T, C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+            launch(cuda, latent_attention_plain<T, C>, dim3(n_rows, ceil_div(args->n_heads, HEADS)), THREADS,
+                   shared_bytes(x.dim), x);
         });
     });
 }

@@ -1,16 +1,16 @@
 /* y[r][n] = sum over k of x[r][k] * W[n][k] (+ bias[n]), rounded once to the type of activations (float32 for logits); then
- * (+ add[r][n]), rounded again, as the separate operation does it. Float32 accumulators, one chain for every output, the same
- * for every number of rows:
- * - W and x of one two-byte type: mma.sync m16n8k16 over the k16 steps 0, 1, 2, ..., 16 rows of W by 8 rows of x; the tail of
- *   k and rows that are not there are zeros. A warp holds one tile of W and 8 or 64 rows of x. Where the copy engine can read
- *   both, wgmma in the same order: skinny.cuh up to 64 rows of x, gemm.cuh from there on.
- * - anything else: the exact float32 value of W (weight.cuh) times that of x in fused multiply-adds, k ascending. A block
- *   unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
- * One row is bound by the bytes of W; the plain forms are latency bound and reach a part of that. */
+ * (+ add[r][n]), rounded again, as the separate operation does it. LINEAR_WAYS has the ways. Every output is one chain of
+ * float32, the same for every number of rows:
+ * - W and x of one two-byte type: mma.sync m16n8k16 over the k16 steps 0, 1, 2, ..., 16 rows of W by 8 rows of x. The tail of k
+ *   and rows that are not there are zeros. linear_tiles has one tile of W and 8 or 64 rows of x a warp. Where the copy engine
+ *   can read both, linear_row.cuh, linear_skinny.cuh and linear_gemm.cuh use wgmma in the same order.
+ * - anything else: the exact float32 value of W (weight.cuh) times that of x in fused multiply-adds, k ascending. A block of
+ *   linear_values unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
+ * One row is bound by the bytes of W; linear_tiles and linear_values are bound by latency and reach a part of that. */
 #include "cublaslt.cuh"
-#include "gemm.cuh"
+#include "linear_gemm.cuh"
 #include "mma.cuh"
-#include "skinny_row.cuh"
+#include "linear_row.cuh"
 #include "ways.cuh"
 #include "weight.cuh"
 
@@ -22,7 +22,7 @@
 /* Lane g = lane / 4, t = lane % 4 holds rows g and g + 8 of the tile of W, row g of each eight of x, columns 2t and 2t + 8. */
 template <class T, uint32_t EIGHTS>
 static __global__ void __launch_bounds__(32)
-multiply_tiles(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, bool is_aligned, struct output out)
+linear_tiles(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, bool is_aligned, struct output out)
 {
     start_next();
     wait_for_input();
@@ -61,7 +61,7 @@ static void launch_tiles(const struct cuda *cuda, const struct cuda_part *part, 
     bool is_aligned = (uintptr_t)args->x.data % 4 == 0 && args->x.stride % 2 == 0;
     bool is_few = args->n_rows <= 8;
     dim3 grid(ceil_div(part->n_rows, 16), ceil_div(args->n_rows, is_few ? 8 : 64));
-    launch(cuda, is_few ? multiply_tiles<T, 1> : multiply_tiles<T, 8>, grid, 32, 0, part->data, part->row_bytes,
+    launch(cuda, is_few ? linear_tiles<T, 1> : linear_tiles<T, 8>, grid, 32, 0, part->data, part->row_bytes,
            rows<T>(args->x), n_cols, is_aligned, out);
 }
 
@@ -73,7 +73,7 @@ static void launch_tiles(const struct cuda *cuda, const struct cuda_part *part, 
 
 template <class T, class W, uint32_t X_ROWS>
 static __global__ void __launch_bounds__(THREADS)
-multiply_values(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, struct output out)
+linear_values(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, struct output out)
 {
     start_next();
     wait_for_input();
@@ -113,7 +113,7 @@ static void launch_values(const struct cuda *cuda, const struct cuda_part *part,
         using W = decltype(weight);
         bool is_few = args->n_rows <= 8;
         dim3 grid(ceil_div(part->n_rows, W_ROWS), ceil_div(args->n_rows, is_few ? 8 : 64));
-        launch(cuda, is_few ? multiply_values<T, W, 8> : multiply_values<T, W, 64>, grid, THREADS, 0, part->data,
+        launch(cuda, is_few ? linear_values<T, W, 8> : linear_values<T, W, 64>, grid, THREADS, 0, part->data,
                part->row_bytes, rows<T>(args->x), args->matrix->n_cols, out);
     });
 }
@@ -128,8 +128,8 @@ struct x_map {
     struct tensor_map map;
 };
 
-/* Who multiplies more than SKINNY_ROWS rows is chosen for every shape of a weight and for these classes of row counts (up to
- * here, behind the one before; the last also serves all above). */
+/* For more than SKINNY_ROWS rows, cuda_prepare chooses between our kernel and the library for every shape of a weight and each
+ * of these classes of row counts. A class ends at its number; the last one also has all larger counts. */
 static const uint32_t CLASS_ROWS[] = {128, 192, 256, 384, 512, 1024, 2048, 4096};
 #define N_CLASSES (sizeof CLASS_ROWS / sizeof *CLASS_ROWS)
 #define N_SHAPES 24u
@@ -494,7 +494,7 @@ static enum rc run_gemm(const struct linear_problem &p, struct err *err)
     return gemm_multiply(p.cuda, p.cuda->linear->encode, &p.cuda->linear->gemm, &product, err);
 }
 
-/* A product that the library refuses is our own kernel's. */
+/* Where the library refuses, our own kernel multiplies. */
 static enum rc run_library(const struct linear_problem &p, struct err *err)
 {
     struct lt_product product = product_of(p.args);
@@ -588,7 +588,7 @@ struct trial {
 };
 
 /* Values of both signs over eight binary orders. */
-template <class T> static __global__ void fill_trial(T *x, size_t n)
+template <class T> static __global__ void linear_trial_fill(T *x, size_t n)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         uint32_t h = (uint32_t)i * 0x9E3779B1u ^ (uint32_t)(i >> 32);
@@ -598,7 +598,7 @@ template <class T> static __global__ void fill_trial(T *x, size_t n)
     }
 }
 
-static __global__ void count_unequal(const uint32_t *a, const uint32_t *b, size_t n, uint32_t *count)
+static __global__ void linear_trial_compare(const uint32_t *a, const uint32_t *b, size_t n, uint32_t *count)
 {
     uint32_t found = 0;
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
@@ -656,15 +656,15 @@ static bool is_proven(struct cuda *cuda, const struct trial *t, const struct lin
             struct linear_args own = trial_args(shape, 0, SKINNY_ROWS, t->x + first * x_bytes, t->own);
             if (multiply(linear_problem(cuda, &own), NULL))
                 return false;
-            count_unequal<<<256, 256, 0, cuda->stream>>>((const uint32_t *)t->own, (const uint32_t *)(t->y + first * y_bytes),
-                                                         SKINNY_ROWS * y_bytes / 4, t->n_unequal);
+            linear_trial_compare<<<256, 256, 0, cuda->stream>>>(
+                (const uint32_t *)t->own, (const uint32_t *)(t->y + first * y_bytes), SKINNY_ROWS * y_bytes / 4, t->n_unequal);
         }
     }
     cudaMemcpyAsync(&n_unequal, t->n_unequal, sizeof n_unequal, cudaMemcpyDeviceToHost, cuda->stream);
     return cudaStreamSynchronize(cuda->stream) == cudaSuccess && n_unequal == 0;
 }
 
-/* Is the library's time that much less that its kernels, which start and end apart from their neighbours, are worth it? */
+/* Is the library faster by more than it loses because its kernels do not overlap with their neighbours? */
 static bool is_worth(float ms, float own_ms)
 {
     return ms > 0 && ms < 0.97f * own_ms - 0.001f;
@@ -710,7 +710,7 @@ static void choose_all(struct cuda *cuda, const struct trial *t)
 {
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        fill_trial<T><<<1024, 256, 0, cuda->stream>>>((T *)t->x, t->x_bytes / sizeof(T));
+        linear_trial_fill<T><<<1024, 256, 0, cuda->stream>>>((T *)t->x, t->x_bytes / sizeof(T));
     });
     for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
         struct linear_shape *shape = &cuda->linear->shapes[s];

@@ -19,7 +19,7 @@ extern "C" {
 #define BLOCK_BYTES 17u
 
 template <class T>
-static __global__ void fill_rows(char *data, size_t row_bytes, uint32_t n_cols, struct row_run rows, uint64_t key)
+static __global__ void matrix_fill_rows(char *data, size_t row_bytes, uint32_t n_cols, struct row_run rows, uint64_t key)
 {
     uint64_t row_key = dummy_row(key, (uint32_t)(rows.source_row + blockIdx.x * rows.step));
     T *row = (T *)(data + blockIdx.x * row_bytes);
@@ -27,7 +27,7 @@ static __global__ void fill_rows(char *data, size_t row_bytes, uint32_t n_cols, 
         row[c] = round_to<T>(dummy_value(row_key, c));
 }
 
-static __global__ void fill_blocks(uint8_t *data, size_t row_bytes, uint32_t n_cols, struct row_run rows, uint64_t key)
+static __global__ void matrix_fill_blocks(uint8_t *data, size_t row_bytes, uint32_t n_cols, struct row_run rows, uint64_t key)
 {
     uint64_t row_key = dummy_row(key, (uint32_t)(rows.source_row + blockIdx.x * rows.step));
     for (uint32_t i = threadIdx.x; i < n_cols / BLOCK_VALUES; i += blockDim.x)
@@ -58,8 +58,8 @@ static __device__ __forceinline__ uint32_t value_of(uint32_t bits)
 }
 
 /* Block blockIdx.x: a row. too_large: whether an exponent is beyond what can be packed. */
-static __global__ void pack_rows(const uint8_t *rows, uint32_t n_blocks, char *data, uint32_t n_eights, uint32_t first_row,
-                                 uint32_t *too_large)
+static __global__ void matrix_pack_rows(const uint8_t *rows, uint32_t n_blocks, char *data, uint32_t n_eights,
+                                        uint32_t first_row, uint32_t *too_large)
 {
     for (uint32_t i = threadIdx.x; i < n_blocks; i += blockDim.x) {
         const uint8_t *from = rows + ((size_t)blockIdx.x * n_blocks + i) * BLOCK_BYTES;
@@ -79,7 +79,7 @@ static __global__ void pack_rows(const uint8_t *rows, uint32_t n_blocks, char *d
     }
 }
 
-static __global__ void unpack_row(char *data, uint32_t n_eights, uint32_t row, uint32_t n_blocks, uint8_t *out)
+static __global__ void matrix_unpack_row(char *data, uint32_t n_eights, uint32_t row, uint32_t n_blocks, uint8_t *out)
 {
     for (uint32_t i = threadIdx.x; i < n_blocks; i += blockDim.x) {
         struct packed_place from(data, n_eights, row, i);
@@ -109,7 +109,7 @@ static enum rc pack_chunk(struct cuda *cuda, struct matrix *matrix, uint32_t fir
 {
     uint32_t *flag = (uint32_t *)(cuda->experts->packing + PACKING_BYTES), too_large = 0;
     cudaError_t code = cudaMemsetAsync(flag, 0, sizeof *flag, cuda->stream);
-    pack_rows<<<n_rows, 64, 0, cuda->stream>>>((const uint8_t *)cuda->experts->packing, matrix->n_cols / BLOCK_VALUES,
+    matrix_pack_rows<<<n_rows, 64, 0, cuda->stream>>>((const uint8_t *)cuda->experts->packing, matrix->n_cols / BLOCK_VALUES,
                                               matrix->data, matrix->n_rows / 8, first_row, flag);
     code = code ? code : cudaMemcpyAsync(&too_large, flag, sizeof too_large, cudaMemcpyDeviceToHost, cuda->stream);
     code = code ? code : cudaStreamSynchronize(cuda->stream);
@@ -139,8 +139,8 @@ enum rc cuda_packed_read(struct cuda *cuda, const struct matrix *matrix, uint32_
     enum rc rc = open_packing(cuda, err);
     if (rc)
         return rc;
-    unpack_row<<<1, 256, 0, cuda->stream>>>(matrix->data, matrix->n_rows / 8, row, matrix->n_cols / BLOCK_VALUES,
-                                            (uint8_t *)cuda->experts->packing);
+    matrix_unpack_row<<<1, 256, 0, cuda->stream>>>(matrix->data, matrix->n_rows / 8, row, matrix->n_cols / BLOCK_VALUES,
+                                                   (uint8_t *)cuda->experts->packing);
     cudaError_t code = cudaMemcpyAsync(blocks, cuda->experts->packing, matrix->parts[0].file_row_bytes, cudaMemcpyDeviceToHost,
                                        cuda->stream);
     code = code ? code : cudaStreamSynchronize(cuda->stream);
@@ -153,8 +153,8 @@ static enum rc fill_packed(struct cuda *cuda, struct matrix *matrix, uint32_t fi
     enum rc rc = open_packing(cuda, err);
     for (uint32_t left = rows.n_rows; left && !rc; left -= rows.n_rows) {
         rows.n_rows = min(left, packing_rows(matrix));
-        fill_blocks<<<rows.n_rows, 64, 0, cuda->stream>>>((uint8_t *)cuda->experts->packing, matrix->parts[0].file_row_bytes,
-                                                          matrix->n_cols, rows, key);
+        matrix_fill_blocks<<<rows.n_rows, 64, 0, cuda->stream>>>((uint8_t *)cuda->experts->packing,
+                                                                 matrix->parts[0].file_row_bytes, matrix->n_cols, rows, key);
         rc = pack_chunk(cuda, matrix, first_row, rows.n_rows, err);
         rows.source_row += rows.n_rows * rows.step;
         first_row += rows.n_rows;
@@ -176,10 +176,11 @@ enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, const 
         return fill_packed(cuda, matrix, p->first_row + rows->first_row, *rows, key, err);
     char *data = p->data + rows->first_row * p->row_bytes;
     if (p->dtype == DTYPE_MXFP4)
-        fill_blocks<<<rows->n_rows, 64, 0, cuda->stream>>>((uint8_t *)data, p->row_bytes, matrix->n_cols, *rows, key);
+        matrix_fill_blocks<<<rows->n_rows, 64, 0, cuda->stream>>>((uint8_t *)data, p->row_bytes, matrix->n_cols, *rows, key);
     else
         visit_type(p->dtype, [&](auto type) {
-            fill_rows<decltype(type)><<<rows->n_rows, 256, 0, cuda->stream>>>(data, p->row_bytes, matrix->n_cols, *rows, key);
+            matrix_fill_rows<decltype(type)>
+                <<<rows->n_rows, 256, 0, cuda->stream>>>(data, p->row_bytes, matrix->n_cols, *rows, key);
         });
     return launched(err, "matrix_fill");
 }

@@ -11,7 +11,7 @@
 #define SHARED_ROWS 128u /* from here on a thread of qkv takes several heads of its row, for more bytes in flight */
 #define MANY_HEADS 3u
 
-static __global__ void make_table(struct rope_table_args args)
+static __global__ void rope_table(struct rope_table_args args)
 {
     start_next();
     wait_for_input();
@@ -29,13 +29,13 @@ enum rc cuda_rope_table(void *ctx, const struct rope_table_args *args, struct er
     device_scope scope(cuda->device);
     if (!args->n_rows)
         return RC_OK;
-    launch(cuda, make_table, args->n_rows, THREADS, 0, *args);
+    launch(cuda, rope_table, args->n_rows, THREADS, 0, *args);
     return launched(err, "rope_table");
 }
 
 template <class T>
-static __global__ void rotate_heads(rows<T> x, const float *table, uint32_t n_freqs, uint32_t head_dim, uint32_t skipped,
-                                    bool interleaved)
+static __global__ void rope_heads(rows<T> x, const float *table, uint32_t n_freqs, uint32_t head_dim, uint32_t skipped,
+                                  bool interleaved)
 {
     start_next();
     wait_for_input();
@@ -62,14 +62,14 @@ enum rc cuda_rope(void *ctx, const struct rope_args *args, struct err *err)
         visit_type(cuda->dtype, [&](auto value) {
             using T = decltype(value);
             dim3 grid(args->n_rows, views[i]->width / sizes[i]);
-            launch(cuda, rotate_heads<T>, grid, THREADS, 0, rows<T>(*views[i]), args->table, args->n_freqs, sizes[i],
+            launch(cuda, rope_heads<T>, grid, THREADS, 0, rows<T>(*views[i]), args->table, args->n_freqs, sizes[i],
                    args->is_tail ? sizes[i] - 2 * args->n_freqs : 0, args->interleaved);
         });
     return launched(err, "rope");
 }
 
 template <class T, class C>
-static __global__ void write_rows(rows<T> k, rows<T> v, cache<C> kv, const int32_t *positions, const int32_t *row_seq)
+static __global__ void kv_write_rows(rows<T> k, rows<T> v, cache<C> kv, const int32_t *positions, const int32_t *row_seq)
 {
     start_next();
     uint32_t r = blockIdx.x, head = blockIdx.y;
@@ -82,7 +82,7 @@ static __global__ void write_rows(rows<T> k, rows<T> v, cache<C> kv, const int32
 }
 
 template <class T>
-static __global__ void write_tiles(rows<T> k, rows<T> v, cache<T> kv, const int32_t *positions, const int32_t *row_seq)
+static __global__ void kv_write_tiles(rows<T> k, rows<T> v, cache<T> kv, const int32_t *positions, const int32_t *row_seq)
 {
     start_next();
     uint32_t r = blockIdx.x, head = blockIdx.y, position = (uint32_t)positions[r];
@@ -107,12 +107,12 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
         if (is_tiled)
-            launch(cuda, write_tiles<T>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
+            launch(cuda, kv_write_tiles<T>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
                    cache<T>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
         else
             visit_type(args->kv.dtype, [&](auto cached) {
                 using C = decltype(cached);
-                launch(cuda, write_rows<T, C>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
+                launch(cuda, kv_write_rows<T, C>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
                        cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
             });
     });
@@ -124,7 +124,7 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
 /* A group of LANES lanes, 8 values each, takes HEADS heads of a row, all read before the first is turned. */
 template <class T, uint32_t LANES, uint32_t HEADS>
 static __global__ void __launch_bounds__(THREADS)
-prepare_heads(struct qkv_rows<T> x, cache<T> kv, bool is_tiled, const int32_t *positions, const int32_t *row_seq)
+qkv_heads(struct qkv_rows<T> x, cache<T> kv, bool is_tiled, const int32_t *positions, const int32_t *row_seq)
 {
     start_next();
     const uint32_t groups = THREADS / LANES, lane = threadIdx.x % LANES, first = lane * 8, dim = kv.head_dim, r = blockIdx.x;
@@ -202,7 +202,7 @@ template <class T, uint32_t LANES> static void launch_prepare(const struct cuda 
     const struct rope_args *rope = &args->rope;
     uint32_t n_all = rope->q.width / kv->head_dim + 2 * kv->n_kv_heads, slices = ceil_div(n_all, THREADS / LANES);
     bool is_many = batch->n_rows >= SHARED_ROWS;
-    launch(cuda, is_many ? prepare_heads<T, LANES, MANY_HEADS> : prepare_heads<T, LANES, 1>,
+    launch(cuda, is_many ? qkv_heads<T, LANES, MANY_HEADS> : qkv_heads<T, LANES, 1>,
            dim3(batch->n_rows, is_many ? ceil_div(slices, MANY_HEADS) : slices), THREADS, 0, qkv_rows<T>(*args),
            cache<T>(*kv, batch->block_tokens), kv_is_tiled(cuda, kv->dtype, kv->head_dim), batch->positions, batch->row_seq);
 }

@@ -40,7 +40,7 @@ static __device__ __forceinline__ void fetch_rows(const rows<T> &x, uint32_t fir
  * through its ring of ROUTER_STAGES eights. */
 template <class T, bool IS_ALIGNED, uint32_t TILES>
 static __global__ void __launch_bounds__(ROUTER_THREADS / TILES)
-multiply_rows(struct router router, rows<T> x, struct output out)
+linear_router(struct router router, rows<T> x, struct output out)
 {
     extern __shared__ uint4 rings[];
     __shared__ float2 sums[2][TILES][ROUTER_PARTS / TILES][ROUTER_TILE][4];
@@ -84,8 +84,8 @@ multiply_rows(struct router router, rows<T> x, struct output out)
 
 template <class T> static auto router_kernel(bool is_aligned, uint32_t n_tiles)
 {
-    return n_tiles == 2 ? (is_aligned ? multiply_rows<T, true, 2> : multiply_rows<T, false, 2>)
-                        : (is_aligned ? multiply_rows<T, true, 1> : multiply_rows<T, false, 1>);
+    return n_tiles == 2 ? (is_aligned ? linear_router<T, true, 2> : linear_router<T, false, 2>)
+                        : (is_aligned ? linear_router<T, true, 1> : linear_router<T, false, 1>);
 }
 
 static uint32_t ring_bytes(uint32_t n_parts)

@@ -31,8 +31,8 @@ static __device__ __forceinline__ uint32_t sequence_of(const int32_t *seq_first_
 
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-attend_rows(rows<T> q, rows<T> k, rows<T> v, rows<T> out, const int32_t *seq_first_row, uint32_t n_seqs, uint32_t group,
-            uint32_t head_dim, float scale)
+row_attention_heads(rows<T> q, rows<T> k, rows<T> v, rows<T> out, const int32_t *seq_first_row, uint32_t n_seqs, uint32_t group,
+                    uint32_t head_dim, float scale)
 {
     extern __shared__ float memory[]; /* head_dim values of q, then the scores */
     float *own = memory, *scores = memory + in_fours(head_dim);
@@ -86,8 +86,8 @@ enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, str
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
         size_t shared_bytes = (in_fours(longest) + begin) * sizeof(float);
-        cudaFuncSetAttribute(attend_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-        launch(cuda, attend_rows<T>, dim3(batch->n_rows, args->n_heads), THREADS, shared_bytes, rows<T>(args->q),
+        cudaFuncSetAttribute(row_attention_heads<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        launch(cuda, row_attention_heads<T>, dim3(batch->n_rows, args->n_heads), THREADS, shared_bytes, rows<T>(args->q),
                rows<T>(args->k), rows<T>(args->v), rows<T>(args->out), batch->seq_first_row, batch->n_seqs,
                args->n_heads / args->n_kv_heads, args->head_dim, args->scale);
     });

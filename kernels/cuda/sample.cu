@@ -387,7 +387,7 @@ static __device__ __forceinline__ uint4 load_once(const uint4 *from)
 }
 
 static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 2)
-run_tasks(const __grid_constant__ struct sample_call call)
+sample_tasks(const __grid_constant__ struct sample_call call)
 {
     extern __shared__ __align__(64) char shared[];
     static_assert(sizeof(struct sample_block) % 16 == 0, "the segment behind it is read by fours");
@@ -466,7 +466,7 @@ enum rc cuda_sample_open(struct cuda *cuda, struct err *err)
     enum rc rc = cuda_take(cuda, MEMORY_WORK, greedy_bytes, &cuda->greedy, err);
     if (rc)
         return rc;
-    cudaError_t code = cudaFuncSetAttribute(run_tasks, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    cudaError_t code = cudaFuncSetAttribute(sample_tasks, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     if (code == cudaSuccess)
         code = cudaMemsetAsync(cuda->greedy, 0, greedy_bytes, cuda->stream);
     for (uint32_t slot = 0; slot < 2 && code == cudaSuccess; slot++)
@@ -596,7 +596,7 @@ static enum rc run_wave(struct cuda *cuda, const struct slot_memory *memory, con
     if (is_all_greedy(memory->tasks, wave->n_tasks))
         launch_greedy(cuda, call, memory->tasks[0].logits_row, wave->n_tasks);
     else
-        launch(cuda, run_tasks, wave->n_tasks * CLUSTER, THREADS, sizeof(struct sample_block) + call.segment * sizeof(float),
+        launch(cuda, sample_tasks, wave->n_tasks * CLUSTER, THREADS, sizeof(struct sample_block) + call.segment * sizeof(float),
                call);
     return code == cudaSuccess ? launched(err, "sample") : cuda_fail(err, code, "sample");
 }

@@ -64,7 +64,7 @@ static __device__ unsigned long long greedy_scan(const struct sample_call &call,
 
 /* A part of a row a block; tasks[i] is of row i of call.logits. */
 static __global__ void __launch_bounds__(GREEDY_THREADS, 8)
-choose_greatest(const __grid_constant__ struct sample_call call, struct greedy_row *rows)
+sample_greatest(const __grid_constant__ struct sample_call call, struct greedy_row *rows)
 {
     __shared__ unsigned long long warps[GREEDY_THREADS / 32];
     const uint32_t task = blockIdx.y;
@@ -116,7 +116,7 @@ static void launch_greedy(const struct cuda *cuda, struct sample_call call, uint
     uint32_t share = ceil_div(call.vocab_size, n_parts), least = 4 * GREEDY_THREADS;
     call.segment = (share > least ? share + 3 : least) & ~3u;
     call.logits += (size_t)first_row * call.vocab_stride;
-    launch(cuda, choose_greatest, dim3(ceil_div(call.vocab_size, call.segment), n_tasks), GREEDY_THREADS, 0, call,
+    launch(cuda, sample_greatest, dim3(ceil_div(call.vocab_size, call.segment), n_tasks), GREEDY_THREADS, 0, call,
            (struct greedy_row *)cuda->greedy);
 }
 

@@ -101,7 +101,7 @@ template <class T> static __device__ __forceinline__ T ended(const scan_job<T> &
 }
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(THREADS) step_channels(const scan_job<T> job)
+static __global__ void __launch_bounds__(THREADS) selective_scan_step(const scan_job<T> job)
 {
     __shared__ __align__(16) float b[4 * LANES * QUADS], c[4 * LANES * QUADS];
     struct columns<QUADS> own;
@@ -223,7 +223,7 @@ static __device__ __forceinline__ void take_token(struct columns<QUADS> &own, st
 }
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(THREADS) scan_channels(const scan_job<T> job)
+static __global__ void __launch_bounds__(THREADS) selective_scan_prompt(const scan_job<T> job)
 {
     const uint32_t at_once = QUADS == 1 ? 2 : 1; /* times LANES tokens */
     __shared__ struct chunk<QUADS> m[2];
@@ -275,8 +275,10 @@ template <uint32_t QUADS, class T>
 static void launch_scan(const struct cuda *cuda, const scan_job<T> &job, uint32_t n_seqs, bool is_aligned)
 {
     dim3 grid(ceil_div(job.x.width, CHANNELS), n_seqs);
-    auto kernel = job.batch.first_row ? is_aligned ? scan_channels<T, QUADS, true> : scan_channels<T, MOST_QUADS, false>
-                                      : is_aligned ? step_channels<T, QUADS, true> : step_channels<T, MOST_QUADS, false>;
+    auto kernel = job.batch.first_row
+                      ? is_aligned ? selective_scan_prompt<T, QUADS, true> : selective_scan_prompt<T, MOST_QUADS, false>
+                  : is_aligned ? selective_scan_step<T, QUADS, true>
+                               : selective_scan_step<T, MOST_QUADS, false>;
     launch(cuda, kernel, grid, THREADS, 0, job);
 }
 

@@ -155,7 +155,7 @@ static __device__ __forceinline__ void take_inputs(shared_inputs<T, QUADS> &m, c
 }
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED, bool HAS_NORMS>
-static __global__ void __launch_bounds__(THREADS) step_heads(const ssm_job<T> job)
+static __global__ void __launch_bounds__(THREADS) ssm_step(const ssm_job<T> job)
 {
     __shared__ shared_inputs<T, QUADS> m;
     float4 s[OWN][QUADS];
@@ -305,7 +305,7 @@ static __device__ __forceinline__ void take_tokens(float4 (&s)[SCAN_OWN][QUADS],
 }
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(SCAN_THREADS, 2) scan_heads(const ssm_job<T> job)
+static __global__ void __launch_bounds__(SCAN_THREADS, 2) ssm_prompt(const ssm_job<T> job)
 {
     typedef chunk<QUADS> chunk;
     __shared__ chunk m[2];
@@ -366,7 +366,7 @@ static __device__ __forceinline__ void norm_part(const rows<T> &from, uint32_t r
         x[i] = weight[i] * (x[i] * scale);
 }
 
-template <class T> static __global__ void __launch_bounds__(THREADS) norm_rows(const input_job<T> job)
+template <class T> static __global__ void __launch_bounds__(THREADS) ssm_norm(const input_job<T> job)
 {
     __shared__ __align__(16) T dt[TILE][MAX_RANK + 8];
     float weights[3][8], x[8], sums[4] = {};
@@ -412,11 +412,11 @@ template <uint32_t QUADS, class T>
 static void launch_ssm(const struct cuda *cuda, const ssm_job<T> &job, const struct ssm_args *args, bool is_aligned)
 {
     dim3 grid(args->n_heads * job.n_slices, args->batch->n_seqs);
-    auto kernel = job.batch.first_row ? is_aligned ? scan_heads<T, QUADS, true> : scan_heads<T, MOST_QUADS, false>
-                  : is_aligned        ? step_heads<T, QUADS, true, false>
-                                      : step_heads<T, MOST_QUADS, false, false>;
+    auto kernel = job.batch.first_row ? is_aligned ? ssm_prompt<T, QUADS, true> : ssm_prompt<T, MOST_QUADS, false>
+                  : is_aligned        ? ssm_step<T, QUADS, true, false>
+                                      : ssm_step<T, MOST_QUADS, false, false>;
     if constexpr (sizeof(T) == 2 && QUADS <= NORM_QUADS)
-        kernel = job.b_norm ? step_heads<T, QUADS, true, true> : kernel;
+        kernel = job.b_norm ? ssm_step<T, QUADS, true, true> : kernel;
     launch(cuda, kernel, grid, job.batch.first_row ? SCAN_THREADS : THREADS, 0, job);
 }
 
@@ -484,7 +484,7 @@ static void norm_together(const struct cuda *cuda, const struct ssm_args *args, 
                         args->b_norm, args->c_norm, args->dt_norm, args->norm_eps, args->dt_matrix->data,
                         args->dt_matrix->parts[0].row_bytes, args->dt_matrix->n_cols, args->batch->n_rows, args->n_heads};
     if constexpr (sizeof(T) == 2)
-        launch(cuda, norm_rows<T>, ceil_div(job.n_rows, TILE), THREADS, 0, job);
+        launch(cuda, ssm_norm<T>, ceil_div(job.n_rows, TILE), THREADS, 0, job);
 }
 
 template <class T> static enum rc run_ssm(struct cuda *cuda, struct ssm_args args, struct err *err)

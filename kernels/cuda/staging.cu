@@ -23,7 +23,7 @@ size_t cuda_begun_values(const struct backend_options *options)
     return (size_t)4 * options->max_rows + options->max_rows + 1 + 2 * MAX_PAIRS;
 }
 
-static __global__ void __launch_bounds__(THREADS) scatter_batch(const struct staged_batch b)
+static __global__ void __launch_bounds__(THREADS) begin_scatter(const struct staged_batch b)
 {
     uint32_t i = blockIdx.x * THREADS + threadIdx.x;
     const int32_t *positions = b.from + b.n_rows, *row_seq = positions + b.n_rows, *logits_rows = row_seq + b.n_rows,
@@ -68,7 +68,7 @@ static int32_t *put(int32_t *at, const int32_t *values, uint32_t n)
 static enum rc scatter(struct cuda *cuda, const struct staged_batch *b, struct err *err)
 {
     uint32_t n = b->n_all > b->n_pairs ? b->n_all : b->n_pairs;
-    launch(cuda, scatter_batch, ceil_div(n + 1, THREADS), THREADS, 0, *b);
+    launch(cuda, begin_scatter, ceil_div(n + 1, THREADS), THREADS, 0, *b);
     return launched(err, "begin");
 }
 

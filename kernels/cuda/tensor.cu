@@ -15,9 +15,9 @@ extern "C" {
 
 #define BUCKET_BYTES ((size_t)32 << 20)
 #define THREADS 256u
-#define EIGHTS 4u /* of a thread of copy_eights */
+#define EIGHTS 4u /* of a thread of tensor_write_eights */
 #define TILE 32u
-#define TILE_ROWS 8u /* rows of threads of copy_tiles */
+#define TILE_ROWS 8u /* rows of threads of tensor_write_tiles */
 
 /* ---- on the device ------------------------------------------------------------------------------------------------------ */
 
@@ -47,7 +47,7 @@ template <class S, class T> struct copy_job {
 };
 
 /* Rows on 16 bytes, of whole eights, one after the other in x. Blocks: [parts of a row][rows]. */
-template <class S, class T> static __global__ void __launch_bounds__(THREADS) copy_eights(const copy_job<S, T> job)
+template <class S, class T> static __global__ void __launch_bounds__(THREADS) tensor_write_eights(const copy_job<S, T> job)
 {
     size_t first = ((size_t)blockIdx.x * THREADS * EIGHTS + threadIdx.x) * 8;
     for (uint32_t row = blockIdx.y; row < job.n_rows; row += gridDim.y) {
@@ -71,7 +71,7 @@ template <class S, class T> static __global__ void __launch_bounds__(THREADS) co
 }
 
 /* Any strides, columns nearer to each other than rows. Blocks: [parts of a row][rows]. */
-template <class S, class T> static __global__ void __launch_bounds__(THREADS) copy_items(const copy_job<S, T> job)
+template <class S, class T> static __global__ void __launch_bounds__(THREADS) tensor_write_items(const copy_job<S, T> job)
 {
     size_t column = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (column >= job.n_cols)
@@ -83,7 +83,8 @@ template <class S, class T> static __global__ void __launch_bounds__(THREADS) co
 
 /* Any strides, rows nearer to each other than columns: read along a column, written along a row. Blocks: [column tiles][row
  * tiles] of [TILE][TILE_ROWS] threads. */
-template <class S, class T> static __global__ void __launch_bounds__(TILE *TILE_ROWS) copy_tiles(const copy_job<S, T> job)
+template <class S, class T>
+static __global__ void __launch_bounds__(TILE *TILE_ROWS) tensor_write_tiles(const copy_job<S, T> job)
 {
     __shared__ T tile[TILE][TILE + 1];
     size_t first_column = (size_t)blockIdx.x * TILE;
@@ -126,7 +127,7 @@ struct numbering {
 /* A block takes rows in turn. */
 template <class T, class S>
 static __global__ void __launch_bounds__(THREADS)
-sum_rows(const copy_job<S, T> job, const struct numbering number, struct tensor_sum *total)
+tensor_sum_rows(const copy_job<S, T> job, const struct numbering number, struct tensor_sum *total)
 {
     unsigned long long sum = 0, n = 0;
     uint32_t infinity = infinity_of(T());
@@ -142,8 +143,8 @@ sum_rows(const copy_job<S, T> job, const struct numbering number, struct tensor_
 
 template <class W>
 static __global__ void __launch_bounds__(THREADS)
-sum_quantised(const uint8_t *rows, size_t row_bytes, uint32_t n_rows, uint32_t n_cols, const struct numbering number,
-              struct tensor_sum *total)
+tensor_sum_quantised(const uint8_t *rows, size_t row_bytes, uint32_t n_rows, uint32_t n_cols, const struct numbering number,
+                     struct tensor_sum *total)
 {
     unsigned long long sum = 0, n = 0;
     for (uint32_t row = blockIdx.y; row < n_rows; row += gridDim.y)
@@ -206,13 +207,13 @@ template <class S, class T> static void launch_copy(cudaStream_t stream, copy_jo
     uint32_t n_rows = at_most(job.n_rows, 65535);
     if (is_dense && is_aligned) {
         dim3 grid((uint32_t)((job.n_cols + 8 * EIGHTS * THREADS - 1) / (8 * EIGHTS * THREADS)), n_rows);
-        copy_eights<S, T><<<grid, THREADS, 0, stream>>>(job);
+        tensor_write_eights<S, T><<<grid, THREADS, 0, stream>>>(job);
     } else if (job.n_rows == 1 || llabs(job.col_stride) <= llabs(job.row_stride)) {
         dim3 grid((uint32_t)((job.n_cols + THREADS - 1) / THREADS), n_rows);
-        copy_items<S, T><<<grid, THREADS, 0, stream>>>(job);
+        tensor_write_items<S, T><<<grid, THREADS, 0, stream>>>(job);
     } else {
         dim3 grid((uint32_t)((job.n_cols + TILE - 1) / TILE), at_most(ceil_div(job.n_rows, TILE), 65535));
-        copy_tiles<S, T><<<grid, dim3(TILE, TILE_ROWS), 0, stream>>>(job);
+        tensor_write_tiles<S, T><<<grid, dim3(TILE, TILE_ROWS), 0, stream>>>(job);
     }
 }
 
@@ -220,7 +221,7 @@ template <class S, class T>
 static void launch_sum(cudaStream_t stream, const copy_job<S, T> &job, const struct numbering &number, struct tensor_sum *total)
 {
     dim3 grid(at_most((job.n_cols + THREADS - 1) / THREADS, job.n_rows == 1 ? 1024 : 4), at_most(job.n_rows, 4096));
-    sum_rows<T, S><<<grid, THREADS, 0, stream>>>(job, number, total);
+    tensor_sum_rows<T, S><<<grid, THREADS, 0, stream>>>(job, number, total);
 }
 
 /* Calls f with values of the types of a view and of what it is written to. */
@@ -386,8 +387,8 @@ static void sum_stored(cudaStream_t stream, const struct target &of, struct tens
     if (!is_float_type(of.dtype)) {
         visit_weight(of.dtype, [&](auto type) {
             dim3 grid(at_most((of.n_cols + THREADS - 1) / THREADS, 4), at_most(of.n_rows, 4096));
-            sum_quantised<decltype(type)><<<grid, THREADS, 0, stream>>>((const uint8_t *)of.data, of.row_bytes, of.n_rows,
-                                                                         (uint32_t)of.n_cols, of.number, total);
+            tensor_sum_quantised<decltype(type)><<<grid, THREADS, 0, stream>>>(
+                (const uint8_t *)of.data, of.row_bytes, of.n_rows, (uint32_t)of.n_cols, of.number, total);
         });
         return;
     }

@@ -1,5 +1,5 @@
-/* tile_store.cuh: what gemm.cuh and experts_many.cuh share: clusters of blocks that fetch for each other, and the way of a
- * tile's sums from registers to memory. A thread's sums are those of wgmma.cuh. */
+/* tile_store.cuh: what linear_gemm.cuh and experts_grouped.cuh share: clusters of blocks that fetch for each other, and how a
+ * tile's sums go from registers to memory. A thread's sums are those of wgmma.cuh. */
 #ifndef LLMPY_CUDA_TILE_STORE_CUH
 #define LLMPY_CUDA_TILE_STORE_CUH
 

@@ -55,3 +55,21 @@ def test_the_library_has_the_ways_of_the_source() -> None:
         names = ways(table)
         assert [library.llmpy_cuda_way(number, row) for row in range(len(names) + 1)] == [*map(str.encode, names), None]
     assert library.llmpy_cuda_way(len(TABLES), 0) is None
+
+
+def kernels(name: str) -> list[str]:
+    """Names of a file's kernels."""
+    text = re.sub(r"__(?:launch_bounds|cluster_dims)__\((?:[^()]|\([^()]*\))*\)", "", source(name))
+    return re.findall(r"__global__\s+void\s+(\w+)\(", text)
+
+
+def test_kernels_have_names_of_their_own_that_begin_with_the_operation() -> None:
+    """So a profile tells them apart. anchor_kernel is in every file and never runs."""
+    files = sorted(path.name for path in CUDA.glob("*.cu*"))
+    found = {kernel: name for name in files for kernel in kernels(name) if kernel != "anchor_kernel"}
+    assert sum(len(kernels(name)) for name in files) == sum(source(name).count("__global__") for name in files)
+    assert len(found) == sum(source(name).count("__global__") for name in files) - 1
+    entries = re.findall(r"ENTRY\((\w+)\)", re.sub(r"/\*.*?\*/", "", (CUDA.parent / "entries.def").read_text(), flags=re.S))
+    operations = {*entries, "matrix", "norm"}  # matrix_fill and matrix_write; rms_norm and add_rms_norm
+    other = [f"{name}: {kernel}" for kernel, name in found.items() if not kernel.startswith(tuple(operations))]
+    assert len(found) > 60 and not other

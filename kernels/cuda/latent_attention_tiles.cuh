@@ -1,6 +1,6 @@
-/* latent_tiles.cuh: latent attention on wgmma, for latents of 512 values and rope keys of 64 in the 16-bit type of activations,
- * in the canonical order of attention.cuh (s: one chain over the latent, then the rope key). Operands are swapped, S^T = K Q^T
- * and O^T = C^T P^T, as a head's query is one of a few columns and all heads share the keys.
+/* latent_attention_tiles.cuh: latent attention on wgmma, for latents of 512 values and rope keys of 64 in the 16-bit type of
+ * activations, in the canonical order of attention.cuh (s: one chain over the latent, then the rope key). Operands are swapped,
+ * S^T = K Q^T and O^T = C^T P^T, as a head's query is one of a few columns and all heads share the keys.
  * Cache: a page is [token / 8][9 slabs][token % 8][64], the 16-byte chunk c of 128 bytes at c ^ (token % 8), as in kv.cuh.
  *
  * Packed row (token, head) of a sequence is token * n_heads + head. A block has N of them: a warp streams tiles of 64 tokens,
@@ -12,8 +12,8 @@
  * One row of 16 heads is bound by the bytes of its keys, 1152 a token: 32 sequences of 1,024 tokens, 38 MB, 8.3 us at 4.55
  * TB/s. Prompts are bound by operations, 2176 for every visible pair and head: 8,192 tokens, 16 heads, 1.2 TFLOP, 1.5 ms at 790
  * TFLOP/s, of which operands in shared memory allow 64 %. */
-#ifndef LLMPY_CUDA_LATENT_TILES_CUH
-#define LLMPY_CUDA_LATENT_TILES_CUH
+#ifndef LLMPY_CUDA_LATENT_ATTENTION_TILES_CUH
+#define LLMPY_CUDA_LATENT_ATTENTION_TILES_CUH
 
 #include "attention_decode.cuh"
 #include "attention_prefill.cuh"
@@ -94,7 +94,7 @@ template <class T> static __device__ __forceinline__ eight<T> own_chunk(const la
 
 /* A block a row, a thread 8 values. */
 #define STORE_THREADS 96u
-template <class T> static __global__ void __launch_bounds__(STORE_THREADS) store_tiles(const latents<T, T> x)
+template <class T> static __global__ void __launch_bounds__(STORE_THREADS) latent_attention_store_tiles(const latents<T, T> x)
 {
     start_next();
     wait_for_input();
@@ -654,8 +654,8 @@ static __device__ __forceinline__ void work_latents(const latents<T, T> &x, cons
 /* n_single: sequences with one row. */
 template <class T>
 static __global__ void __launch_bounds__(LATENT_THREADS, 1)
-    attend_single_latents(const __grid_constant__ latents<T, T> x, const __grid_constant__ struct latent_place place,
-                          uint32_t n_units, uint32_t n_single)
+    latent_attention_single(const __grid_constant__ latents<T, T> x, const __grid_constant__ struct latent_place place,
+                            uint32_t n_units, uint32_t n_single)
 {
     extern __shared__ __align__(1024) char shared[];
     latent_memory<FEW_ROWS> &memory = *(latent_memory<FEW_ROWS> *)shared;
@@ -681,7 +681,7 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
 
 template <class T>
 static __global__ void __launch_bounds__(LATENT_THREADS, 1)
-    attend_many_latents(const __grid_constant__ latents<T, T> x, const __grid_constant__ struct prefill_list list)
+    latent_attention_prefill(const __grid_constant__ latents<T, T> x, const __grid_constant__ struct prefill_list list)
 {
     extern __shared__ __align__(1024) char shared[];
     latent_memory<MANY_ROWS> &memory = *(latent_memory<MANY_ROWS> *)shared;
@@ -696,8 +696,8 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
 
 /* Folds the splits of units that several blocks have had: a block is four heads of one, a thread four columns. */
 template <class T>
-static __global__ void __launch_bounds__(512) fold_latents(const latents<T, T> x, const struct latent_place place,
-                                                           uint32_t n_units, uint32_t n_single, uint32_t n_blocks)
+static __global__ void __launch_bounds__(512) latent_attention_fold(const latents<T, T> x, const struct latent_place place,
+                                                                    uint32_t n_units, uint32_t n_single, uint32_t n_blocks)
 {
     const uint32_t seq = blockIdx.x / n_units, unit = blockIdx.x % n_units, n_rows = min(FEW_ROWS, x.n_heads - unit * FEW_ROWS);
     const uint32_t head = blockIdx.y * 4 + threadIdx.x / 128, column = threadIdx.x % 128 * 4;
@@ -767,11 +767,11 @@ static enum rc attend_single(const struct cuda *cuda, const struct latent_attent
     if (shared_bytes > SHARED_BYTES)
         return err_set(err, RC_CONFIG, "latent_attention: wanted fewer sequences in a step, have %u; lower max_num_seqs",
                        x.n_seqs);
-    cudaFuncSetAttribute(attend_single_latents<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    launch(cuda, attend_single_latents<T>, n_blocks, LATENT_THREADS, shared_bytes, x, place, n_units, n_single);
+    cudaFuncSetAttribute(latent_attention_single<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    launch(cuda, latent_attention_single<T>, n_blocks, LATENT_THREADS, shared_bytes, x, place, n_units, n_single);
     if (most > 1)
-        launch(cuda, fold_latents<T>, dim3(x.n_seqs * n_units, ceil_div(n_rows, 4)), 512, 0, x, place, n_units, n_single,
-               n_blocks);
+        launch(cuda, latent_attention_fold<T>, dim3(x.n_seqs * n_units, ceil_div(n_rows, 4)), 512, 0, x, place, n_units,
+               n_single, n_blocks);
     return RC_OK;
 }
 
@@ -784,10 +784,10 @@ static enum rc attend_latent_tiles(const struct cuda *cuda, const struct latent_
     const uint32_t n_single = count_single(batch);
     const bool is_stored = n_single < batch->n_rows || batch->shares_new_keys;
     if (is_stored)
-        launch(cuda, store_tiles<T>, batch->n_rows, STORE_THREADS, 0, x);
-    cudaFuncSetAttribute(attend_many_latents<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+        launch(cuda, latent_attention_store_tiles<T>, batch->n_rows, STORE_THREADS, 0, x);
+    cudaFuncSetAttribute(latent_attention_prefill<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     list_prompts(batch, x.n_heads, MANY_ROWS, [&](const struct prefill_list &list, uint32_t n_tiles) {
-        launch(cuda, attend_many_latents<T>, n_tiles, LATENT_THREADS, sizeof(latent_memory<MANY_ROWS>), x, list);
+        launch(cuda, latent_attention_prefill<T>, n_tiles, LATENT_THREADS, sizeof(latent_memory<MANY_ROWS>), x, list);
     });
     return n_single ? attend_single<T>(cuda, args, n_single, is_stored, err) : RC_OK;
 }

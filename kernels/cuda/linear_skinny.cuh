@@ -1,15 +1,16 @@
-/* skinny.cuh: y[r][n] = sum over k of x[r][k] * W[n][k] for 1 to 64 rows of x, W and x of one two-byte type, n_cols a multiple
- * of 64: one float32 accumulator for every output over the k16 steps 0, 1, 2, ..., the chain of every kernel of linear.cu.
+/* linear_skinny.cuh: y[r][n] = sum over k of x[r][k] * W[n][k] for 1 to 64 rows of x. W and x have one two-byte type, n_cols is
+ * a multiple of 64. Every output is one float32 accumulator over the k16 steps 0, 1, 2, ..., the chain of every kernel of
+ * linear.cu.
  *
  * A block owns tiles of tile_rows rows of W (a multiple of 8, at most 64). One warp streams W through a ring that fills shared
- * memory, one streams x, four multiply with wgmma, W being the operand of 64 rows; where a tile has fewer, the product reads
- * whatever bytes follow, and nobody looks at those sums. W does not wait for the kernel before, so the next kernel's ring fills
- * under the end of this one, SKINNY_AHEAD_BYTES at a time, or SKINNY_HELD_BYTES: memory is busy with them, and what others read
- * and write meanwhile does not stand behind a whole ring. Where W is gate | up, the block makes act(gate) * up of its sums,
- * each rounded first.
- * Bound by the bytes of W: 4096 x 14336 takes 26 us at the 4.5 TB/s that an H200 reads, 28 us in a chain of launches. */
-#ifndef LLMPY_CUDA_SKINNY_CUH
-#define LLMPY_CUDA_SKINNY_CUH
+ * memory, one streams x, four multiply with wgmma. W is the operand of 64 rows; where a tile has fewer, the product reads
+ * whatever bytes follow, and those sums are not stored. W does not wait for the kernel before, so the next kernel fills its
+ * ring while this one ends. It asks for SKINNY_AHEAD_BYTES at a time, or SKINNY_HELD_BYTES: enough to keep memory busy, and few
+ * enough that the reads and writes of this kernel do not queue behind a whole ring. Where W is gate | up, the block makes
+ * act(gate) * up of its sums, each rounded first. Bound by the bytes of W: 4096 x 14336 takes 26 us at the 4.5 TB/s that an
+ * H200 reads, 28 us in a chain of launches. */
+#ifndef LLMPY_CUDA_LINEAR_SKINNY_CUH
+#define LLMPY_CUDA_LINEAR_SKINNY_CUH
 
 #include "activation.cuh"
 #include "linear.cuh"
@@ -86,7 +87,8 @@ static __device__ __forceinline__ void skinny_load_x(const CUtensorMap *map, con
         }
 }
 
-/* x_there: 0, or a barrier behind which nobody's reads stand behind W any more, so that W is asked for as a whole. */
+/* x_there: 0, or a barrier that opens when x has been read. No read queues behind W after that, so the rest of W is asked for
+ * without a limit. */
 template <bool IS_PRODUCT>
 static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, const struct skinny_shape &s,
                                                      uint32_t stage_blocks, uint32_t ring, uint32_t full, uint32_t empty,
@@ -280,8 +282,8 @@ static __device__ __forceinline__ void skinny_store(const struct output &out, co
 
 template <class T, uint32_t EIGHTS, bool IS_PRODUCT>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
-multiply_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct skinny_shape s,
-                struct output out)
+linear_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct skinny_shape s,
+              struct output out)
 {
     extern __shared__ __align__(1024) uint8_t rings[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -383,10 +385,10 @@ typedef void (*skinny_function)(CUtensorMap, CUtensorMap, struct skinny_shape, s
 template <class T> static skinny_function skinny_kernel(uint32_t eights, bool is_product)
 {
     switch (eights) {
-    case 1: return is_product ? multiply_skinny<T, 1, true> : multiply_skinny<T, 1, false>;
-    case 2: return is_product ? multiply_skinny<T, 2, true> : multiply_skinny<T, 2, false>;
-    case 4: return is_product ? multiply_skinny<T, 4, true> : multiply_skinny<T, 4, false>;
-    default: return is_product ? multiply_skinny<T, 8, true> : multiply_skinny<T, 8, false>;
+    case 1: return is_product ? linear_skinny<T, 1, true> : linear_skinny<T, 1, false>;
+    case 2: return is_product ? linear_skinny<T, 2, true> : linear_skinny<T, 2, false>;
+    case 4: return is_product ? linear_skinny<T, 4, true> : linear_skinny<T, 4, false>;
+    default: return is_product ? linear_skinny<T, 8, true> : linear_skinny<T, 8, false>;
     }
 }
 

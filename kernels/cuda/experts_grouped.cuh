@@ -1,14 +1,14 @@
-/* experts_many.cuh: products of experts that have many rows each. W is the operand of 64 rows, of which a block's two
- * warpgroups have 128; the columns are a unit, up to 256 places of one expert, 32 at a time: so hardly any column is computed
- * for nobody. The list of units is worked out by every block from the experts' first places, as the host does not know them; a
- * grid of as many clusters as the device holds walks it. A cluster's blocks have tiles of W beside each other: each fetches its
- * share of the unit's rows of x for all of them. The chain of every output is linear.cu's.
+/* experts_grouped.cuh: products of experts that have many rows each. W is the operand of 64 rows; a block's two warpgroups have
+ * 128. The columns are a unit: up to 256 places of one expert, in steps of 32, so few columns are computed in vain. The host
+ * does not know the units: every block works out their list from the experts' first places. The grid has as many clusters as
+ * the device holds, and walks the list. The blocks of a cluster have tiles of W beside each other. Each block fetches its share
+ * of the unit's rows of x for all of them. The chain of every output is that of linear.cu.
  *
- * As in experts_few.cuh the product with gate and up starts its successor when it has seen the places, so that weights of the
- * way down are fetched before it waits. Bound by the tensor cores, 2 n_routes n_out n_cols / 800e6 us on an H200, by the bytes
- * of W below some 200 rows an expert. */
-#ifndef LLMPY_CUDA_EXPERTS_MANY_CUH
-#define LLMPY_CUDA_EXPERTS_MANY_CUH
+ * The kernel starts the next one when it has read the places, as experts_streamed.cuh does, so the next one fetches weights
+ * before it waits. Bound by the tensor cores, 2 n_routes n_out n_cols / 800e6 us on an H200; below some 200 rows an expert by
+ * the bytes of W. */
+#ifndef LLMPY_CUDA_EXPERTS_GROUPED_CUH
+#define LLMPY_CUDA_EXPERTS_GROUPED_CUH
 
 #include "experts.cuh"
 #include "packed.cuh"
@@ -16,14 +16,14 @@
 #include "tile_store.cuh"
 #include "wgmma_wide.cuh"
 
-#define MANY_ROWS 128u /* of W, a tile */
-#define MANY_BOX 32u   /* places that are fetched at once */
-#define MANY_THREADS 384u
-#define MANY_STAGES 32u /* at most */
-#define MANY_PITCH 48u /* of a place in a warp's piece of shared memory: 16 results, and no bank twice */
-#define MANY_PIECE_BYTES (32 * MANY_PITCH)
+#define GROUPED_ROWS 128u /* of W, a tile */
+#define GROUPED_BOX 32u   /* places that are fetched at once */
+#define GROUPED_THREADS 384u
+#define GROUPED_STAGES 32u /* at most */
+#define GROUPED_PITCH 48u /* of a place in a warp's piece of shared memory: 16 results, and no bank twice */
+#define GROUPED_PIECE_BYTES (32 * GROUPED_PITCH)
 
-struct many_shape {
+struct grouped_shape {
     uint32_t n_blocks;      /* of 64 columns */
     uint32_t n_tiles;       /* of an expert's weights, beside each other */
     uint32_t across;        /* tiles of a cluster; divides n_tiles */
@@ -31,28 +31,28 @@ struct many_shape {
     bool is_product;        /* of gate and up: rows of W come by turns, so out.n_out is half of them */
     bool is_wide;           /* y lies on multiples of 16 bytes, in eights of columns */
     bool is_behind;         /* the product before has started this kernel: the places are there already */
-    uint32_t unit;          /* places of a unit, at most, a multiple of MANY_BOX */
+    uint32_t unit;          /* places of a unit, at most, a multiple of GROUPED_BOX */
     uint32_t n_stages, stage_bytes;
 };
 
 /* W of a stage: bytes that come, and where the rows of x are behind them. */
-template <bool IS_PACKED> struct many_weights {
-    static const uint32_t bytes = IS_PACKED ? MANY_ROWS / 8 * PACKED_BYTES : MANY_ROWS * 128;
+template <bool IS_PACKED> struct grouped_weights {
+    static const uint32_t bytes = IS_PACKED ? GROUPED_ROWS / 8 * PACKED_BYTES : GROUPED_ROWS * 128;
     static const uint32_t room = (bytes + 1023) / 1024 * 1024, least_columns = IS_PACKED ? 32 : 64;
     static const uint32_t unit = IS_PACKED ? 160 : 256; /* places, at most: weights in registers leave fewer to the sums */
 };
 
-struct many_maps {
+struct grouped_maps {
     CUtensorMap w, x;
 };
 
-struct many_tables {
+struct grouped_tables {
     uint32_t offsets[EXPERTS_MAX + 1]; /* first places */
     uint32_t units[EXPERTS_MAX + 1];   /* first units */
 };
 
 /* One warp. */
-static __device__ void many_count(const struct mixture &m, struct many_tables *t, uint32_t unit)
+static __device__ void grouped_count(const struct mixture &m, struct grouped_tables *t, uint32_t unit)
 {
     uint32_t lane = threadIdx.x % 32, n_units = 0;
     for (uint32_t e = lane; e < lane + m.n_experts; e += 32) {
@@ -75,14 +75,15 @@ static __device__ void many_count(const struct mixture &m, struct many_tables *t
 }
 
 /* A cluster's turn: an expert, some of its places (its units are of near equal size), and the tile of W of this block. */
-struct many_place {
+struct grouped_place {
     uint32_t expert, first, n_rows, tile;
 };
-static __device__ __forceinline__ struct many_place many_place_of(const struct mixture &m, const struct many_shape &s,
-                                                                  const struct many_tables *t, uint32_t turn, uint32_t rank)
+static __device__ __forceinline__ struct grouped_place grouped_place_of(const struct mixture &m, const struct grouped_shape &s,
+                                                                        const struct grouped_tables *t, uint32_t turn,
+                                                                        uint32_t rank)
 {
     uint32_t per_unit = s.n_tiles / s.across, unit = turn / per_unit, low = 0, high = m.n_experts;
-    while (high - low > 1) { /* the last expert whose first unit is not behind: those without units have none of their own */
+    while (high - low > 1) { /* the last expert whose first unit is at most `unit`: experts without places have no unit */
         uint32_t middle = (low + high) / 2;
         if (t->units[middle] <= unit)
             low = middle;
@@ -91,7 +92,7 @@ static __device__ __forceinline__ struct many_place many_place_of(const struct m
     }
     uint32_t n_units = t->units[low + 1] - t->units[low], n = t->offsets[low + 1] - t->offsets[low];
     uint32_t step = (n + n_units - 1) / n_units, first = (unit - t->units[low]) * step;
-    struct many_place p;
+    struct grouped_place p;
     p.expert = low;
     p.first = t->offsets[low] + first;
     p.n_rows = min(step, n - first);
@@ -100,19 +101,19 @@ static __device__ __forceinline__ struct many_place many_place_of(const struct m
 }
 
 /* Columns that a unit is computed with. */
-static __device__ __forceinline__ uint32_t many_columns(const struct many_place &p, uint32_t least)
+static __device__ __forceinline__ uint32_t grouped_columns(const struct grouped_place &p, uint32_t least)
 {
     return max((p.n_rows + 31) / 32 * 32, least);
 }
 
-static __device__ __forceinline__ uint32_t many_turns(const struct mixture &m, const struct many_shape &s,
-                                                      const struct many_tables *t)
+static __device__ __forceinline__ uint32_t grouped_turns(const struct mixture &m, const struct grouped_shape &s,
+                                                         const struct grouped_tables *t)
 {
     return t->units[m.n_experts] * (s.n_tiles / s.across);
 }
 
 /* The next stage of the ring. */
-static __device__ __forceinline__ void many_next(uint32_t *stage, uint32_t *phase, uint32_t n_stages)
+static __device__ __forceinline__ void grouped_next(uint32_t *stage, uint32_t *phase, uint32_t n_stages)
 {
     if (++*stage == n_stages) {
         *stage = 0;
@@ -122,40 +123,40 @@ static __device__ __forceinline__ void many_next(uint32_t *stage, uint32_t *phas
 
 /* One thread streams the block's weights, or its share of x to all blocks of the cluster. */
 template <bool IS_PACKED>
-static __device__ __forceinline__ void many_load(const struct many_maps &maps, const struct mixture &m,
-                                                 const struct many_shape &s, const struct many_tables *t, uint32_t ring,
-                                                 uint32_t full, uint32_t empty, bool is_weight)
+static __device__ __forceinline__ void grouped_load(const struct grouped_maps &maps, const struct mixture &m,
+                                                    const struct grouped_shape &s, const struct grouped_tables *t,
+                                                    uint32_t ring, uint32_t full, uint32_t empty, bool is_weight)
 {
     const uint32_t rank = cluster_rank(), mask = (1u << s.across) - 1;
     uint32_t stage = 0, phase = 1; /* 1: the first round finds every stage empty */
     uint64_t policy = policy_keep();
     if (!is_weight)
         wait_for_input();
-    for (uint32_t turn = cluster_first(); turn < many_turns(m, s, t); turn += cluster_step()) {
-        struct many_place p = many_place_of(m, s, t, turn, rank);
-        const uint32_t columns = many_columns(p, many_weights<IS_PACKED>::least_columns);
-        for (uint32_t block = 0; block < s.n_blocks; block++, many_next(&stage, &phase, s.n_stages)) {
+    for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
+        struct grouped_place p = grouped_place_of(m, s, t, turn, rank);
+        const uint32_t columns = grouped_columns(p, grouped_weights<IS_PACKED>::least_columns);
+        for (uint32_t block = 0; block < s.n_blocks; block++, grouped_next(&stage, &phase, s.n_stages)) {
             uint32_t target = ring + stage * s.stage_bytes, barrier = full + 8 * stage;
             barrier_wait(empty + 8 * stage, phase);
-            barrier_expect(barrier, is_weight ? many_weights<IS_PACKED>::bytes : columns * 128);
+            barrier_expect(barrier, is_weight ? grouped_weights<IS_PACKED>::bytes : columns * 128);
             if (is_weight && s.is_product)
-                copy_pairs(target, &maps.w, p.expert * s.expert_step + p.tile * (MANY_ROWS / 16), block, barrier, policy);
+                copy_pairs(target, &maps.w, p.expert * s.expert_step + p.tile * (GROUPED_ROWS / 16), block, barrier, policy);
             else if (is_weight)
-                copy_box(target, &maps.w, p.expert * s.expert_step + p.tile * (MANY_ROWS / (IS_PACKED ? 8 : 1)), block, barrier,
-                         policy);
+                copy_box(target, &maps.w, p.expert * s.expert_step + p.tile * (GROUPED_ROWS / (IS_PACKED ? 8 : 1)), block,
+                         barrier, policy);
             else
-                for (uint32_t c = rank * MANY_BOX; c < columns; c += s.across * MANY_BOX)
-                    copy_box_to(mask, target + many_weights<IS_PACKED>::room + c * 128, &maps.x, p.first + c, block, barrier,
+                for (uint32_t c = rank * GROUPED_BOX; c < columns; c += s.across * GROUPED_BOX)
+                    copy_box_to(mask, target + grouped_weights<IS_PACKED>::room + c * 128, &maps.x, p.first + c, block, barrier,
                                 policy);
         }
     }
-    /* Nobody leaves before the others' last word has come. */
-    for (uint32_t i = 0; i < s.n_stages; i++, many_next(&stage, &phase, s.n_stages))
+    /* Do not exit while another block of the cluster may still signal our barriers. */
+    for (uint32_t i = 0; i < s.n_stages; i++, grouped_next(&stage, &phase, s.n_stages))
         barrier_wait(empty + 8 * stage, phase);
 }
 
 /* What a thread that multiplies knows. */
-struct many_worker {
+struct grouped_worker {
     uint32_t ring, piece, full, empty; /* addresses; empty: of the block that this lane tells of a free stage, or 0 */
     uint32_t group, stage, phase;
 };
@@ -163,13 +164,14 @@ struct many_worker {
 /* The sums of 32 places from column c on, rounded, through the warp's piece of shared memory: its rows are places, of 16
  * results, or of 8 gates and 8 ups. */
 template <class T, uint32_t N>
-static __device__ __forceinline__ void many_turn_over(const float (&sum)[N], uint32_t c, uint32_t piece)
+static __device__ __forceinline__ void grouped_turn_over(const float (&sum)[N], uint32_t c, uint32_t piece)
 {
-    const uint32_t lane = threadIdx.x % 32, corner = piece + (lane / 16 * 8 + lane % 8) * MANY_PITCH + lane / 8 % 2 * 16;
+    const uint32_t lane = threadIdx.x % 32, corner = piece + (lane / 16 * 8 + lane % 8) * GROUPED_PITCH + lane / 8 % 2 * 16;
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const float *v = sum + c / 2 + i * 8;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(corner + i * 16 * MANY_PITCH),
+        const uint32_t to = corner + i * 16 * GROUPED_PITCH;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(to),
                      "r"(pack(v[0], v[1], T())), "r"(pack(v[2], v[3], T())), "r"(pack(v[4], v[5], T())),
                      "r"(pack(v[6], v[7], T()))
                      : "memory");
@@ -178,11 +180,11 @@ static __device__ __forceinline__ void many_turn_over(const float (&sum)[N], uin
 }
 
 template <class T, uint32_t N>
-static __device__ __forceinline__ void many_store(float (&sum)[N], const struct many_shape &s, const struct output &out,
-                                                  const expert_product &product, const struct many_place &p,
-                                                  const struct many_worker &w)
+static __device__ __forceinline__ void grouped_store(float (&sum)[N], const struct grouped_shape &s, const struct output &out,
+                                                     const expert_product &product, const struct grouped_place &p,
+                                                     const struct grouped_worker &w)
 {
-    const uint32_t lane = threadIdx.x % 32, own = p.tile * MANY_ROWS + w.group * 64 + threadIdx.x % 128 / 32 * 16;
+    const uint32_t lane = threadIdx.x % 32, own = p.tile * GROUPED_ROWS + w.group * 64 + threadIdx.x % 128 / 32 * 16;
     const uint32_t n = s.is_product ? own / 2 : own;
     if (out.bias) {
         const float *bias = out.bias + ((size_t)p.expert * out.n_out << s.is_product);
@@ -195,9 +197,9 @@ static __device__ __forceinline__ void many_store(float (&sum)[N], const struct 
     }
 #pragma unroll
     for (uint32_t c = 0; c < 2 * N; c += 32) {
-        many_turn_over<T>(sum, c, w.piece);
+        grouped_turn_over<T>(sum, c, w.piece);
         if (s.is_product) {
-            uint32_t from = w.piece + lane * MANY_PITCH;
+            uint32_t from = w.piece + lane * GROUPED_PITCH;
             uint4 value = multiply_eight<T>(load_shared(from), load_shared(from + 16), product);
             if (c + lane < p.n_rows && n < out.n_out)
                 store_eight<T>(out, s.is_wide, p.first + c + lane, n, value);
@@ -207,7 +209,7 @@ static __device__ __forceinline__ void many_store(float (&sum)[N], const struct 
                 uint32_t row = i * 16 + lane / 2, at = n + lane % 2 * 8;
                 if (c + row < p.n_rows && at < out.n_out)
                     store_eight<T>(out, s.is_wide, p.first + c + row, at,
-                                   load_shared(w.piece + row * MANY_PITCH + lane % 2 * 16));
+                                   load_shared(w.piece + row * GROUPED_PITCH + lane % 2 * 16));
             }
         }
         __syncwarp();
@@ -216,7 +218,7 @@ static __device__ __forceinline__ void many_store(float (&sum)[N], const struct 
 
 /* The products of a stage, of weights in shared memory, or in registers as they are unpacked. */
 template <class T, uint32_t N>
-static __device__ __forceinline__ void many_multiply(float (&sum)[N], uint32_t weights, uint64_t b, uint32_t group)
+static __device__ __forceinline__ void grouped_multiply(float (&sum)[N], uint32_t weights, uint64_t b, uint32_t group)
 {
     uint64_t a = wgmma_rows(weights + group * 64 * 128);
     wgmma_begin();
@@ -226,7 +228,7 @@ static __device__ __forceinline__ void many_multiply(float (&sum)[N], uint32_t w
 }
 
 template <class T, uint32_t N>
-static __device__ __forceinline__ void many_multiply(float (&sum)[N], const uint32_t (&a)[4][4], uint64_t b)
+static __device__ __forceinline__ void grouped_multiply(float (&sum)[N], const uint32_t (&a)[4][4], uint64_t b)
 {
     wgmma_begin();
 #pragma unroll
@@ -235,21 +237,22 @@ static __device__ __forceinline__ void many_multiply(float (&sum)[N], const uint
 }
 
 /* Once they are under way: those of the stage before have ended. */
-static __device__ __forceinline__ void many_move_on(struct many_worker &w, bool is_first, uint32_t *before, uint32_t n_stages)
+static __device__ __forceinline__ void grouped_move_on(struct grouped_worker &w, bool is_first, uint32_t *before,
+                                                       uint32_t n_stages)
 {
     wgmma_commit();
     wgmma_wait<1>();
     if (!is_first && w.empty)
         barrier_arrive_in(w.empty + 8 * *before);
     *before = w.stage;
-    many_next(&w.stage, &w.phase, n_stages);
+    grouped_next(&w.stage, &w.phase, n_stages);
 }
 
 /* One tile; N columns. */
 template <class T, bool IS_PACKED, uint32_t N>
-static __device__ __forceinline__ void many_tile(const struct many_shape &s, const struct output &out,
-                                                 const expert_product &product, const struct many_place &p,
-                                                 struct many_worker &w)
+static __device__ __forceinline__ void grouped_tile(const struct grouped_shape &s, const struct output &out,
+                                                    const expert_product &product, const struct grouped_place &p,
+                                                    struct grouped_worker &w)
 {
     float sum[N / 2];
 #pragma unroll
@@ -260,14 +263,14 @@ static __device__ __forceinline__ void many_tile(const struct many_shape &s, con
     auto step = [&](uint32_t (&a)[4][4]) {
         uint32_t stage = w.ring + w.stage * s.stage_bytes;
         barrier_wait(w.full + 8 * w.stage, w.phase);
-        uint64_t b = wgmma_rows(stage + many_weights<IS_PACKED>::room);
+        uint64_t b = wgmma_rows(stage + grouped_weights<IS_PACKED>::room);
         if constexpr (IS_PACKED) {
             packed_panel::load(stage + (w.group * 4 + threadIdx.x % 128 / 32) * packed_panel::bytes, a);
-            many_multiply<T>(sum, a, b);
+            grouped_multiply<T>(sum, a, b);
         } else {
-            many_multiply<T>(sum, stage, b, w.group);
+            grouped_multiply<T>(sum, stage, b, w.group);
         }
-        many_move_on(w, block == 0, &before, s.n_stages);
+        grouped_move_on(w, block == 0, &before, s.n_stages);
         return ++block < s.n_blocks;
     };
     while (step(even) && step(odd))
@@ -278,32 +281,32 @@ static __device__ __forceinline__ void many_tile(const struct many_shape &s, con
 #pragma unroll
     for (uint32_t i = 0; i < N / 2; i++)
         asm volatile("" : "+f"(sum[i]));
-    many_store<T>(sum, s, out, product, p, w);
+    grouped_store<T>(sum, s, out, product, p, w);
 }
 
 /* With so many columns. */
-template <class T, bool IS_PACKED, uint32_t N = many_weights<IS_PACKED>::least_columns>
-static __device__ __forceinline__ void many_tile_of(uint32_t columns, const struct many_shape &s, const struct output &out,
-                                                    const expert_product &product, const struct many_place &p,
-                                                    struct many_worker &w)
+template <class T, bool IS_PACKED, uint32_t N = grouped_weights<IS_PACKED>::least_columns>
+static __device__ __forceinline__ void grouped_tile_of(uint32_t columns, const struct grouped_shape &s,
+                                                       const struct output &out, const expert_product &product,
+                                                       const struct grouped_place &p, struct grouped_worker &w)
 {
-    if constexpr (N < many_weights<IS_PACKED>::unit)
+    if constexpr (N < grouped_weights<IS_PACKED>::unit)
         if (columns > N)
-            return many_tile_of<T, IS_PACKED, N + 32>(columns, s, out, product, p, w);
-    many_tile<T, IS_PACKED, N>(s, out, product, p, w);
+            return grouped_tile_of<T, IS_PACKED, N + 32>(columns, s, out, product, p, w);
+    grouped_tile<T, IS_PACKED, N>(s, out, product, p, w);
 }
 
 template <class T, bool IS_PACKED>
-static __global__ void __launch_bounds__(MANY_THREADS, 1)
-multiply_many(const __grid_constant__ struct many_maps maps, const __grid_constant__ struct mixture m,
-              const __grid_constant__ struct many_shape s, const __grid_constant__ struct output out,
-              const __grid_constant__ expert_product product)
+static __global__ void __launch_bounds__(GROUPED_THREADS, 1)
+experts_grouped(const __grid_constant__ struct grouped_maps maps, const __grid_constant__ struct mixture m,
+                const __grid_constant__ struct grouped_shape s, const __grid_constant__ struct output out,
+                const __grid_constant__ expert_product product)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const uint32_t tables_at = s.n_stages * s.stage_bytes + 8 * MANY_PIECE_BYTES, ring = shared_address(shared);
-    const uint32_t full = ring + tables_at + (uint32_t)sizeof(struct many_tables), empty = full + 8 * s.n_stages;
+    const uint32_t tables_at = s.n_stages * s.stage_bytes + 8 * GROUPED_PIECE_BYTES, ring = shared_address(shared);
+    const uint32_t full = ring + tables_at + (uint32_t)sizeof(struct grouped_tables), empty = full + 8 * s.n_stages;
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    struct many_tables *t = (struct many_tables *)(shared + tables_at);
+    struct grouped_tables *t = (struct grouped_tables *)(shared + tables_at);
     if (threadIdx.x < s.n_stages) {
         barrier_init(full + 8 * threadIdx.x, 2);
         barrier_init(empty + 8 * threadIdx.x, 8 * s.across);
@@ -314,39 +317,39 @@ multiply_many(const __grid_constant__ struct many_maps maps, const __grid_consta
     if (threadIdx.x == 0)
         start_next();
     if (warp == 0)
-        many_count(m, t, s.unit);
+        grouped_count(m, t, s.unit);
     __syncthreads();
     cluster_meet();
     /* Two warpgroups of 232 registers and the loading one fill the processor's. */
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp < 10 && lane == 0)
-            many_load<IS_PACKED>(maps, m, s, t, ring, full, empty, warp == 8);
+            grouped_load<IS_PACKED>(maps, m, s, t, ring, full, empty, warp == 8);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_input();
-    struct many_worker w = {};
+    struct grouped_worker w = {};
     w.ring = ring;
-    w.piece = ring + s.n_stages * s.stage_bytes + warp * MANY_PIECE_BYTES;
+    w.piece = ring + s.n_stages * s.stage_bytes + warp * GROUPED_PIECE_BYTES;
     w.full = full;
     w.empty = lane < s.across ? address_in(empty, lane) : 0;
     w.group = warp / 4;
-    for (uint32_t turn = cluster_first(); turn < many_turns(m, s, t); turn += cluster_step()) {
-        const struct many_place p = many_place_of(m, s, t, turn, cluster_rank());
-        many_tile_of<T, IS_PACKED>(many_columns(p, many_weights<IS_PACKED>::least_columns), s, out, product, p, w);
+    for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
+        const struct grouped_place p = grouped_place_of(m, s, t, turn, cluster_rank());
+        grouped_tile_of<T, IS_PACKED>(grouped_columns(p, grouped_weights<IS_PACKED>::least_columns), s, out, product, p, w);
     }
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
 /* Fills in the ring, for units of so many places. */
-template <bool IS_PACKED> static inline void many_cut_memory(struct many_shape *s, uint32_t unit)
+template <bool IS_PACKED> static inline void grouped_cut_memory(struct grouped_shape *s, uint32_t unit)
 {
-    const uint32_t fixed = 8 * MANY_PIECE_BYTES + (uint32_t)sizeof(struct many_tables);
+    const uint32_t fixed = 8 * GROUPED_PIECE_BYTES + (uint32_t)sizeof(struct grouped_tables);
     s->unit = unit;
-    s->stage_bytes = many_weights<IS_PACKED>::room + unit * 128;
-    s->n_stages = min((SHARED_BYTES - fixed) / (s->stage_bytes + 16), MANY_STAGES);
+    s->stage_bytes = grouped_weights<IS_PACKED>::room + unit * 128;
+    s->n_stages = min((SHARED_BYTES - fixed) / (s->stage_bytes + 16), GROUPED_STAGES);
 }
 
 #endif

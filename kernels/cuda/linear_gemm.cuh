@@ -1,18 +1,18 @@
-/* gemm.cuh: y[r][n] = sum over k of x[r][k] * W[n][k] for many rows of x, W and x of one two-byte type, n_cols a multiple of
- * 64: one float32 accumulator for every output over the k16 steps 0, 1, 2, ..., the chain of every kernel of linear.cu. So the
- * bits do not depend on the tile, and tiles are chosen freely by the number of rows.
+/* linear_gemm.cuh: y[r][n] = sum over k of x[r][k] * W[n][k] for many rows of x. W and x have one two-byte type, n_cols is a
+ * multiple of 64. Every output is one float32 accumulator over the k16 steps 0, 1, 2, ..., the chain of every kernel of
+ * linear.cu. So the bits do not depend on the tile, and the number of rows chooses the tile freely.
  *
- * A block of one or two consumer warpgroups holds a tile of 64 or 128 rows of x by WIDTH rows of W in registers; one warp
+ * A block of one or two consumer warpgroups holds a tile of 64 or 128 rows of x by WIDTH rows of W in registers. One warp
  * streams W and one x, in stages of 64 columns through a ring that fills shared memory. The blocks of a cluster form a
- * rectangle of tiles: those beside each other share x, those below each other W; each fetches its slice of what they share for
- * all of them, so that L2 is read once. W does not wait for the kernel before. Where W is gate | up, a tile takes eight rows of
- * each by turns and the block makes act(gate) * up of its sums, each rounded first.
+ * rectangle of tiles: those beside each other share x, those below each other W. Each block fetches a slice of what they share
+ * for all of them, so L2 is read once. W does not wait for the kernel before. Where W is gate | up, a tile takes eight rows of
+ * each in turn, and the block makes act(gate) * up of its sums, each rounded first.
  *
  * Bound on an H200, us: by the tensor cores 2 n_rows n_out n_cols / 800e6 (some 760e6 are reached), by the bytes of W
  * 2 n_out n_cols / 4.5e6: for 256 rows and 28,672 x 4,096 75 and 52. Small tiles are bound by what a processor takes in, 64
  * bytes a cycle: (64 groups + WIDTH) * 2 cycles a stage, which multiplies in groups * WIDTH * 2 cycles. */
-#ifndef LLMPY_CUDA_GEMM_CUH
-#define LLMPY_CUDA_GEMM_CUH
+#ifndef LLMPY_CUDA_LINEAR_GEMM_CUH
+#define LLMPY_CUDA_LINEAR_GEMM_CUH
 
 #include "tensor_map.cuh"
 #include "tile_store.cuh"
@@ -68,8 +68,8 @@ static constexpr __host__ __device__ uint32_t gemm_stages(uint32_t groups, uint3
     return (SHARED_BYTES - groups * 64 * gemm_pitch(width)) / ((groups * 64 + width) * 128 + 16);
 }
 
-/* One thread streams a block's slices of W or of x. The last tile's rows are shared out anew, and what would lie beyond them
- * stays as it was: it makes sums that nobody stores, and the copy engine is slow at zeros. */
+/* One thread streams a block's slices of W or of x. The last tile's rows are shared out anew. The
+ * rest of that tile keeps old bytes: its sums are not stored, and the copy engine is slow at zeros. */
 template <uint32_t GROUPS, uint32_t WIDTH>
 static __device__ __forceinline__ void gemm_load(const struct gemm_maps &maps, const struct gemm_shape &s,
                                                  const struct output &out, uint32_t ring, uint32_t full, uint32_t empty,
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void gemm_load(const struct gemm_maps &maps, c
             }
         }
     }
-    /* Nobody leaves before the others' last word has come. */
+    /* Do not exit while another block of the cluster may still signal our barriers. */
     for (uint32_t i = 0; i < n_stages; i++) {
         barrier_wait(empty + 8 * stage, phase);
         if (++stage == n_stages) {
@@ -176,8 +176,8 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
 
 template <class T, uint32_t GROUPS, uint32_t WIDTH>
 static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
-multiply_rows(const __grid_constant__ struct gemm_maps maps, const __grid_constant__ struct gemm_shape s,
-              const __grid_constant__ struct output out)
+linear_gemm(const __grid_constant__ struct gemm_maps maps, const __grid_constant__ struct gemm_shape s,
+            const __grid_constant__ struct output out)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t n_stages = gemm_stages(GROUPS, WIDTH), ring = shared_address(shared);
@@ -212,7 +212,7 @@ struct gemm_form {
     gemm_kernel bf16, f16;
 };
 #define GEMM_FORM(groups, width)                                                                                              \
-    {groups, width, multiply_rows<__nv_bfloat16, groups, width>, multiply_rows<__half, groups, width>}
+    {groups, width, linear_gemm<__nv_bfloat16, groups, width>, linear_gemm<__half, groups, width>}
 static const struct gemm_form GEMM_FORMS[] = {GEMM_FORM(1, 64),  GEMM_FORM(1, 72),  GEMM_FORM(1, 80),  GEMM_FORM(1, 104),
                                               GEMM_FORM(1, 128), GEMM_FORM(1, 144), GEMM_FORM(2, 72),  GEMM_FORM(2, 104),
                                               GEMM_FORM(2, 128), GEMM_FORM(2, 192), GEMM_FORM(2, 224), GEMM_FORM(2, 256)};

@@ -1,13 +1,13 @@
-/* skinny_row.cuh: y = x W for one row x, which each block has as a whole in its shared memory, where wgmma takes it as the
- * first of eight columns; W comes in as in skinny.cuh, with its chain of k16 steps. x is as given, or the norm of sum = a + b:
- * in one launch, each with the bits of its own kernel, in row_norm.cuh's order. Then every block norms the row by itself and
- * the first one writes sum, so no launch of a single block stands between the kernel before and W. Bound by the bytes of W;
- * where these are few, the norm, which each block reads behind them, takes longer than it would alone. */
-#ifndef LLMPY_CUDA_SKINNY_ROW_CUH
-#define LLMPY_CUDA_SKINNY_ROW_CUH
+/* linear_row.cuh: y = x W for one row x. Each block has the whole row in shared memory, where wgmma takes it as the first of
+ * eight columns. W comes in as in linear_skinny.cuh, with its chain of k16 steps. x is given, or it is the norm of sum = a + b:
+ * then one launch makes sum, norm and product, each with the bits of its separate kernel, in row_norm.cuh's order. Every block
+ * norms the row itself and the first block writes sum, so no launch of a single block delays W. Bound by the bytes of W. The
+ * norm reads the row behind the first bytes of W; for a small W it takes longer than it would alone. */
+#ifndef LLMPY_CUDA_LINEAR_ROW_CUH
+#define LLMPY_CUDA_LINEAR_ROW_CUH
 
 #include "row_norm.cuh"
-#include "skinny.cuh"
+#include "linear_skinny.cuh"
 
 #define NORMED_WORKERS 128u
 #define NORMED_PARTS 4u /* of row_norm.cuh's threads that one of the workers stands for, at most */
@@ -82,7 +82,7 @@ template <class T> static __device__ __forceinline__ void norm_row(const struct 
 
 template <class T, bool IS_PRODUCT, bool IS_NORMED>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
-multiply_row(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s, struct output out, struct skinny_row row)
+linear_row(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s, struct output out, struct skinny_row row)
 {
     extern __shared__ __align__(1024) uint8_t rings[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -146,7 +146,7 @@ static inline bool row_fits(const struct matrix *matrix, const struct skinny_for
     return row_bytes(2, form->tile_rows, matrix->n_cols / 64) <= skinny_room(true);
 }
 
-/* Does multiply_row make what is wanted, faster than two launches? */
+/* Does linear_row make what is wanted, faster than two launches? */
 static inline bool normed_fits(const struct add_rms_norm_args *args)
 {
     const struct matrix *matrix = args->linear->matrix;
@@ -163,8 +163,8 @@ static inline bool normed_fits(const struct add_rms_norm_args *args)
 template <class T> static auto row_kernel(bool is_product, bool is_normed)
 {
     if (is_normed)
-        return is_product ? multiply_row<T, true, true> : multiply_row<T, false, true>;
-    return is_product ? multiply_row<T, true, false> : multiply_row<T, false, false>;
+        return is_product ? linear_row<T, true, true> : linear_row<T, false, true>;
+    return is_product ? linear_row<T, true, false> : linear_row<T, false, false>;
 }
 
 #endif

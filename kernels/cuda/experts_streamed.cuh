@@ -1,50 +1,50 @@
-/* experts_few.cuh: products of experts that have few rows each: skinny.cuh over units, an expert's next 8 * EIGHTS places at
- * most, so that only the weights of experts that are wanted are read. W of a unit is the operand of 64 rows, its rows of x the
- * columns; the chain of every output is skinny.cuh's.
+/* experts_streamed.cuh: products of experts that have few rows each, as linear_skinny.cuh makes them. A unit is up to 8 EIGHTS
+ * places of one expert, so only the weights of wanted experts are read. W of a unit is the operand of 64 rows, its rows
+ * of x are the columns. The chain of every output is that of linear_skinny.cuh.
  *
- * multiply_few makes act(gate) * up, or plain sums, a row for every place. Up to 8 rows of x need no gathering: every unit
- * multiplies all of them, and keeps the columns of its routes.
+ * experts_streamed writes a row for every place: act(gate) * up, or plain sums. Up to 8 rows of x are not gathered: every unit
+ * multiplies all of them and keeps the columns of its routes.
  *
- * Weights cannot be fetched before the routes are known. multiply_few lets its successor start only when it has seen them, so
- * that the kernel behind it may read the routes, and fetch its weights, before it waits for anything.
+ * Weights cannot be fetched before the routes are known. experts_streamed starts the next kernel only when it has read the
+ * routes itself. So that kernel may read the routes and fetch its weights before it waits for its input.
  * Bound by the bytes of the wanted weights: 8 experts of 3 x 768 x 2048 take 17 us at the 4.5 TB/s that an H200 reads. */
-#ifndef LLMPY_CUDA_EXPERTS_FEW_CUH
-#define LLMPY_CUDA_EXPERTS_FEW_CUH
+#ifndef LLMPY_CUDA_EXPERTS_STREAMED_CUH
+#define LLMPY_CUDA_EXPERTS_STREAMED_CUH
 
 #include "experts.cuh"
-#include "skinny.cuh"
+#include "linear_skinny.cuh"
 
-#define FEW_ROWS 8u /* rows of x that are not sorted beforehand */
-#define FEW_ROUTES (FEW_ROWS * EXPERTS_MAX_CHOSEN)
-#define FEW_TILE_COST 4u
+#define UNSORTED_ROWS 8u /* rows of x that are not sorted beforehand */
+#define UNSORTED_ROUTES (UNSORTED_ROWS * EXPERTS_MAX_CHOSEN)
+#define STREAMED_TILE_COST 4u
 #define NO_PLACE 0xffffffffu
 
-struct few_unit {
+struct streamed_unit {
     uint16_t expert, n_rows;
     uint32_t first; /* place */
 };
 
-struct few_shape {
+struct streamed_shape {
     struct skinny_shape w;  /* of one expert's weights */
     uint32_t expert_step;   /* from one expert to the next: rows, or pairs of eight */
     uint32_t tables_at;     /* in shared memory */
     uint32_t max_units;
-    bool is_behind;         /* multiply_few was just before: the routes are there already */
+    bool is_behind;         /* experts_streamed was just before: the routes are there already */
 };
 
-struct few_tables {
+struct streamed_tables {
     uint32_t n_units;
-    uint16_t experts[FEW_ROUTES], ranks[FEW_ROUTES]; /* of routes; how many of the same expert are before */
-    int8_t places[FEW_ROUTES][FEW_ROWS];             /* of unit u and row r; below 0: there is no such route */
+    uint16_t experts[UNSORTED_ROUTES], ranks[UNSORTED_ROUTES]; /* of routes; how many of the same expert are before */
+    int8_t places[UNSORTED_ROUTES][UNSORTED_ROWS];             /* of unit u and row r; below 0: there is no such route */
 };
 
-static __device__ __forceinline__ struct few_unit *few_units(struct few_tables *t)
+static __device__ __forceinline__ struct streamed_unit *streamed_units(struct streamed_tables *t)
 {
-    return (struct few_unit *)(t + 1);
+    return (struct streamed_unit *)(t + 1);
 }
 
-/* Sorts up to FEW_ROUTES routes; for the kernels behind, one block writes their places. */
-static __device__ void few_sort(const struct mixture &m, struct few_tables *t, bool is_writing)
+/* Sorts up to UNSORTED_ROUTES routes; for the kernels behind, one block writes their places. */
+static __device__ void streamed_sort(const struct mixture &m, struct streamed_tables *t, bool is_writing)
 {
     const uint32_t n = m.n_routes;
     for (uint32_t i = threadIdx.x; i < n; i += SKINNY_THREADS)
@@ -68,8 +68,8 @@ static __device__ void few_sort(const struct mixture &m, struct few_tables *t, b
             t->n_units = unit;
         if (!n_rows)
             continue;
-        few_units(t)[unit] = {(uint16_t)e, (uint16_t)n_rows, first};
-        for (uint32_t r = 0; r < FEW_ROWS; r++)
+        streamed_units(t)[unit] = {(uint16_t)e, (uint16_t)n_rows, first};
+        for (uint32_t r = 0; r < UNSORTED_ROWS; r++)
             t->places[unit][r] = -1;
         for (uint32_t i = 0; i < n; i++)
             if (t->experts[i] == e) {
@@ -81,7 +81,7 @@ static __device__ void few_sort(const struct mixture &m, struct few_tables *t, b
 }
 
 /* Units of sorted routes. One warp. */
-static __device__ void few_cut(const struct mixture &m, struct few_tables *t, uint32_t unit_rows)
+static __device__ void streamed_cut(const struct mixture &m, struct streamed_tables *t, uint32_t unit_rows)
 {
     uint32_t lane = threadIdx.x % 32, n_units = 0;
     for (uint32_t e = lane; e < lane + m.n_experts; e += 32) {
@@ -94,7 +94,7 @@ static __device__ void few_cut(const struct mixture &m, struct few_tables *t, ui
         uint32_t total = __shfl_sync(~0u, at, 31);
         at += n_units - n;
         for (; first < end; first += unit_rows)
-            few_units(t)[at++] = {(uint16_t)e, (uint16_t)min(unit_rows, end - first), first};
+            streamed_units(t)[at++] = {(uint16_t)e, (uint16_t)min(unit_rows, end - first), first};
         n_units += total;
     }
     if (lane == 0)
@@ -102,31 +102,31 @@ static __device__ void few_cut(const struct mixture &m, struct few_tables *t, ui
 }
 
 /* All threads. */
-static __device__ void few_prepare(const struct mixture &m, const struct few_shape &s, struct few_tables *t,
-                                   uint32_t unit_rows)
+static __device__ void streamed_prepare(const struct mixture &m, const struct streamed_shape &s, struct streamed_tables *t,
+                                        uint32_t unit_rows)
 {
     if (!s.is_behind)
         wait_for_input();
     if (threadIdx.x == 0)
         start_next();
     if (!m.is_sorted)
-        few_sort(m, t, !s.is_behind && blockIdx.x == 0);
+        streamed_sort(m, t, !s.is_behind && blockIdx.x == 0);
     else if (threadIdx.x < 32)
-        few_cut(m, t, unit_rows);
+        streamed_cut(m, t, unit_rows);
     __syncthreads();
 }
 
 /* ---- rows of places ------------------------------------------------------------------------------------------------------ */
 
 template <bool IS_PRODUCT>
-static __device__ __forceinline__ void few_load_w(const CUtensorMap *map, const struct few_shape &s, struct few_tables *t,
-                                                  uint32_t stage_blocks, uint32_t ring, uint32_t full, uint32_t empty,
-                                                  uint32_t stage_bytes)
+static __device__ __forceinline__ void streamed_load_w(const CUtensorMap *map, const struct streamed_shape &s,
+                                                       struct streamed_tables *t, uint32_t stage_blocks, uint32_t ring,
+                                                       uint32_t full, uint32_t empty, uint32_t stage_bytes)
 {
     uint64_t policy = policy_read_once();
     struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
     for (uint32_t item = blockIdx.x; item < t->n_units * s.w.n_tiles; item += gridDim.x) {
-        uint32_t from = few_units(t)[item / s.w.n_tiles].expert * s.expert_step, tile = item % s.w.n_tiles;
+        uint32_t from = streamed_units(t)[item / s.w.n_tiles].expert * s.expert_step, tile = item % s.w.n_tiles;
         for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(&at, s.w.n_stages)) {
             barrier_wait(empty + 8 * at.stage, at.phase);
             barrier_expect(full + 8 * at.stage, stage_bytes);
@@ -139,14 +139,15 @@ static __device__ __forceinline__ void few_load_w(const CUtensorMap *map, const 
     }
 }
 
-static __device__ __forceinline__ void few_load_x(const CUtensorMap *map, const struct mixture &m, const struct few_shape &s,
-                                                  bool is_place, struct few_tables *t, uint32_t stage_blocks, uint32_t ring,
-                                                  uint32_t full, uint32_t empty, uint32_t stage_bytes)
+static __device__ __forceinline__ void streamed_load_x(const CUtensorMap *map, const struct mixture &m,
+                                                       const struct streamed_shape &s, bool is_place, struct streamed_tables *t,
+                                                       uint32_t stage_blocks, uint32_t ring, uint32_t full, uint32_t empty,
+                                                       uint32_t stage_bytes)
 {
     wait_for_input();
     struct skinny_place at = {0, 1};
     for (uint32_t item = blockIdx.x; item < t->n_units * s.w.n_tiles; item += gridDim.x) {
-        uint32_t row = is_place ? few_units(t)[item / s.w.n_tiles].first : 0;
+        uint32_t row = is_place ? streamed_units(t)[item / s.w.n_tiles].first : 0;
         for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(&at, s.w.n_stages)) {
             barrier_wait(empty + 8 * at.stage, at.phase);
             barrier_expect(full + 8 * at.stage, stage_bytes);
@@ -156,8 +157,8 @@ static __device__ __forceinline__ void few_load_x(const CUtensorMap *map, const 
 }
 
 /* Where column r of a unit's product goes. */
-static __device__ __forceinline__ uint32_t few_place(const struct few_tables *t, bool is_place, const struct few_unit &unit,
-                                                     uint32_t index, uint32_t r)
+static __device__ __forceinline__ uint32_t streamed_place(const struct streamed_tables *t, bool is_place,
+                                                          const struct streamed_unit &unit, uint32_t index, uint32_t r)
 {
     if (is_place)
         return r < unit.n_rows ? unit.first + r : NO_PLACE;
@@ -165,10 +166,10 @@ static __device__ __forceinline__ uint32_t few_place(const struct few_tables *t,
 }
 
 template <class T, uint32_t EIGHTS>
-static __device__ __forceinline__ void few_store_products(const struct output &out, const expert_product &product,
-                                                          const struct few_shape &s, const struct few_tables *t, bool is_place,
-                                                          const struct few_unit &unit, uint32_t index, uint32_t tile,
-                                                          const float (&sum)[4 * EIGHTS])
+static __device__ __forceinline__ void streamed_store_products(const struct output &out, const expert_product &product,
+                                                               const struct streamed_shape &s, const struct streamed_tables *t,
+                                                               bool is_place, const struct streamed_unit &unit, uint32_t index,
+                                                               uint32_t tile, const float (&sum)[4 * EIGHTS])
 {
     uint32_t n = tile * (s.w.tile_rows / 2) + threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
     if (n >= out.n_out || threadIdx.x / 32 * 16 >= s.w.tile_rows)
@@ -177,7 +178,7 @@ static __device__ __forceinline__ void few_store_products(const struct output &o
     float gate_bias = bias ? bias[0] : 0, up_bias = bias ? bias[out.n_out] : 0;
 #pragma unroll
     for (uint32_t i = 0; i < 4 * EIGHTS; i += 1 + i % 2 * 2) {
-        uint32_t place = few_place(t, is_place, unit, index, skinny_x_row(i));
+        uint32_t place = streamed_place(t, is_place, unit, index, skinny_x_row(i));
         if (place == NO_PLACE)
             continue;
         float gate = bias ? sum[i] + gate_bias : sum[i], up = bias ? sum[i + 2] + up_bias : sum[i + 2];
@@ -187,13 +188,14 @@ static __device__ __forceinline__ void few_store_products(const struct output &o
 }
 
 template <class T, uint32_t EIGHTS>
-static __device__ __forceinline__ void few_store_sums(const struct output &out, const struct few_shape &s,
-                                                      const struct few_tables *t, bool is_place, const struct few_unit &unit,
-                                                      uint32_t index, uint32_t tile, const float (&sum)[4 * EIGHTS])
+static __device__ __forceinline__ void streamed_store_sums(const struct output &out, const struct streamed_shape &s,
+                                                           const struct streamed_tables *t, bool is_place,
+                                                           const struct streamed_unit &unit, uint32_t index, uint32_t tile,
+                                                           const float (&sum)[4 * EIGHTS])
 {
 #pragma unroll
     for (uint32_t i = 0; i < 4 * EIGHTS; i++) {
-        uint32_t place = few_place(t, is_place, unit, index, skinny_x_row(i)), row = skinny_w_row(i);
+        uint32_t place = streamed_place(t, is_place, unit, index, skinny_x_row(i)), row = skinny_w_row(i);
         uint32_t n = tile * s.w.tile_rows + row;
         if (place == NO_PLACE || row >= s.w.tile_rows || n >= out.n_out)
             continue;
@@ -203,22 +205,23 @@ static __device__ __forceinline__ void few_store_sums(const struct output &out, 
 }
 
 /* The shared memory of a block; the rings are the first of it. */
-struct few_memory {
+struct streamed_memory {
     uint32_t w_bytes, x_bytes, w_ring, x_ring, full, empty; /* bytes of a stage, and addresses */
-    struct few_tables *tables;
+    struct streamed_tables *tables;
 };
 
-static __device__ __forceinline__ struct few_memory few_open(uint8_t *shared, const struct few_shape &s, uint32_t eights)
+static __device__ __forceinline__ struct streamed_memory streamed_open(uint8_t *shared, const struct streamed_shape &s,
+                                                                       uint32_t eights)
 {
     const uint32_t stage_blocks = skinny_stage_blocks(eights);
-    struct few_memory f;
+    struct streamed_memory f;
     f.w_bytes = stage_blocks * s.w.tile_rows * 128;
     f.x_bytes = stage_blocks * eights * 1024;
     f.w_ring = shared_address(shared);
     f.x_ring = f.w_ring + s.w.n_stages * f.w_bytes;
     f.full = f.x_ring + s.w.n_stages * f.x_bytes;
     f.empty = f.full + 8 * s.w.n_stages;
-    f.tables = (struct few_tables *)(shared + s.tables_at);
+    f.tables = (struct streamed_tables *)(shared + s.tables_at);
     barriers_init(f.full, s.w.n_stages, 2);
     barriers_init(f.empty, s.w.n_stages, 4);
     barriers_made();
@@ -227,8 +230,8 @@ static __device__ __forceinline__ struct few_memory few_open(uint8_t *shared, co
 
 /* The sums of one tile and unit. */
 template <class T, uint32_t EIGHTS>
-static __device__ __forceinline__ void few_sum(const struct few_memory &f, const struct few_shape &s, struct skinny_place *at,
-                                               float (&sum)[4 * EIGHTS])
+static __device__ __forceinline__ void streamed_sum(const struct streamed_memory &f, const struct streamed_shape &s,
+                                                    struct skinny_place *at, float (&sum)[4 * EIGHTS])
 {
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
     const uint32_t full[] = {f.full};
@@ -243,20 +246,20 @@ static __device__ __forceinline__ void few_sum(const struct few_memory &f, const
 /* is_place: rows of x are places, else the rows of the batch. */
 template <class T, uint32_t EIGHTS, bool IS_PRODUCT>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
-multiply_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct few_shape s,
-             struct mixture m, bool is_place, struct output out, expert_product product)
+experts_streamed(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct streamed_shape s,
+                 struct mixture m, bool is_place, struct output out, expert_product product)
 {
     extern __shared__ __align__(1024) uint8_t rings[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
     map_prefetch(warp == 4 ? &w_map : &x_map);
-    const struct few_memory f = few_open(rings, s, EIGHTS);
-    few_prepare(m, s, f.tables, 8 * EIGHTS);
+    const struct streamed_memory f = streamed_open(rings, s, EIGHTS);
+    streamed_prepare(m, s, f.tables, 8 * EIGHTS);
     if (warp >= 4) {
         if (warp == 4 && lane == 0)
-            few_load_w<IS_PRODUCT>(&w_map, s, f.tables, stage_blocks, f.w_ring, f.full, f.empty, f.w_bytes);
+            streamed_load_w<IS_PRODUCT>(&w_map, s, f.tables, stage_blocks, f.w_ring, f.full, f.empty, f.w_bytes);
         if (warp == 5 && lane == 0)
-            few_load_x(&x_map, m, s, is_place, f.tables, stage_blocks, f.x_ring, f.full, f.empty, f.x_bytes);
+            streamed_load_x(&x_map, m, s, is_place, f.tables, stage_blocks, f.x_ring, f.full, f.empty, f.x_bytes);
         return;
     }
     wait_for_input();
@@ -264,27 +267,27 @@ multiply_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ 
     for (uint32_t item = blockIdx.x; item < f.tables->n_units * s.w.n_tiles; item += gridDim.x) {
         float sum[4 * EIGHTS] = {};
         uint32_t index = item / s.w.n_tiles, tile = item % s.w.n_tiles;
-        few_sum<T, EIGHTS>(f, s, &at, sum);
-        const struct few_unit unit = few_units(f.tables)[index];
+        streamed_sum<T, EIGHTS>(f, s, &at, sum);
+        const struct streamed_unit unit = streamed_units(f.tables)[index];
         if (IS_PRODUCT)
-            few_store_products<T, EIGHTS>(out, product, s, f.tables, is_place, unit, index, tile, sum);
+            streamed_store_products<T, EIGHTS>(out, product, s, f.tables, is_place, unit, index, tile, sum);
         else
-            few_store_sums<T, EIGHTS>(out, s, f.tables, is_place, unit, index, tile, sum);
+            streamed_store_sums<T, EIGHTS>(out, s, f.tables, is_place, unit, index, tile, sum);
     }
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
 /* Rows of W a tile: the most, up to a limit, that keep the blocks' shares of n_units experts' weights near equal. A tile costs
- * as much as FEW_TILE_COST rows besides. */
-static inline uint32_t few_tile_rows(uint32_t n_out, float n_units, uint32_t step, uint32_t limit, uint32_t n_processors)
+ * as much as STREAMED_TILE_COST rows besides. */
+static inline uint32_t streamed_tile_rows(uint32_t n_out, float n_units, uint32_t step, uint32_t limit, uint32_t n_processors)
 {
     uint32_t best = step;
     float least = 0;
     for (uint32_t pass = 0; pass < 2; pass++)
         for (uint32_t rows = step; rows <= limit; rows += step) {
             float n_rounds = ceilf(n_units * (float)ceil_div(n_out, rows) / (float)n_processors);
-            float share = n_rounds * (float)(rows + FEW_TILE_COST);
+            float share = n_rounds * (float)(rows + STREAMED_TILE_COST);
             if (pass == 0 && (least == 0 || share < least))
                 least = share;
             if (pass == 1 && share * 16 <= least * 17)
@@ -294,9 +297,9 @@ static inline uint32_t few_tile_rows(uint32_t n_out, float n_units, uint32_t ste
 }
 
 /* Fills what the shared memory of a block is cut into; the bytes of it. */
-static inline uint32_t few_cut_memory(struct few_shape *s, uint32_t eights)
+static inline uint32_t streamed_cut_memory(struct streamed_shape *s, uint32_t eights)
 {
-    const uint32_t tables = (uint32_t)(sizeof(struct few_tables) + s->max_units * sizeof(struct few_unit));
+    const uint32_t tables = (uint32_t)(sizeof(struct streamed_tables) + s->max_units * sizeof(struct streamed_unit));
     auto rings = [&](uint32_t n) { return skinny_bytes(n, skinny_stage_blocks(eights), s->w.tile_rows, eights); };
     s->w.n_stages = ring_stages(SHARED_BYTES, [&](uint32_t n) { return rings(n) + 16 + tables; });
     s->tables_at = (rings(s->w.n_stages) + 15) / 16 * 16;
