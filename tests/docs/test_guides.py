@@ -23,7 +23,8 @@ FENCE = re.compile(r"^```(?:c|python|sh|text) (?P<note>(?:new|in|check)\b[^\n]*)
 PLACE = re.compile(r"in (\S+) (behind|before) (.+)")
 PAGES = sorted((ROOT / "docs/develop").glob("adding-a*.md"))
 GUIDES = {page.stem: FENCE.findall(page.read_text()) for page in PAGES if FENCE.search(page.read_text())}
-COPIED = ("csrc", "kernels", "llmpy", "tests", "benchmarks", "docs", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+COPIED = ("csrc", "kernels", "llmpy", "tests", "benchmarks", "docs", "examples")
+COPIED += ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 NOT_COPIED = shutil.ignore_patterns("*.so", "__pycache__", "_backends", "include", "build")
 # Tests of the tree that the guides extend
 TESTS = {
