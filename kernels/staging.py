@@ -85,7 +85,9 @@ class Table:
         err = struct("err")
         if self.function(name)(*arguments, ctypes.addressof(err)):
             number = {value: key for key, value in header().enums.items() if key.startswith("RC_")}[err.rc]
-            raise ERRORS.get(number, RuntimeError)(err.message.decode(errors="replace"))
+            error = ERRORS.get(number, RuntimeError)(err.message.decode(errors="replace"))
+            error.code = err.code
+            raise error
 
 
 class Matrix:
