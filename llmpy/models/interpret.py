@@ -1,6 +1,6 @@
-"""Runs a program with NumPy, one sequence at a time in float64: the oracle of every backend."""
+"""Runs a program, or those of all ranks, with NumPy, one sequence at a time in float64: the oracle of every backend."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import erf, pi, sqrt
 
 import numpy as np
@@ -54,8 +54,14 @@ def _layer_norm(x: Array, weights: Sequence[Array], eps: float, heads: int) -> A
     return _scaled(shifted / np.sqrt((shifted**2).mean(-1, keepdims=True) + eps), weights)
 
 
-def _logits(x: Array, weights: Sequence[Array], scale: float, softcap: float) -> Array:
-    y = scale * (x @ weights[0].T + (weights[1] if len(weights) > 1 else 0))
+def _linear(x: Array, weights: Sequence[Array]) -> Array:
+    """x W^T, plus a bias. The order of a sum does not depend on the number of W's rows, as in a matrix product it may."""
+    y: Array = np.vecdot(x[:, None], weights[0])
+    return y + weights[1] if len(weights) > 1 else y
+
+
+def _logits(x: Array, weights: Sequence[Array], scale: float, softcap: float, first_id: int = 0) -> Array:
+    y = scale * _linear(x, weights)
     return softcap * np.tanh(y / softcap) if softcap else y
 
 
@@ -261,52 +267,61 @@ class Interpreter:
         read: Gives the exact values of a tensor as float32, for (name in the file, shape).
 
     Attributes:
+        spec: The program.
         values: Every value of the last run, by its number, [n, width].
     """
 
     def __init__(self, spec: Spec, read: Read) -> None:
-        self._spec = spec
+        self.spec = spec
         self.values: list[Array] = []
         self._weights = [_weight(weight, read) for weight in spec["weights"]]
 
     def logits(self, token_ids: Sequence[int]) -> Array:
         """Logits of every position, [n, vocab_size]."""
-        return self._walk(token_ids, "logits")
+        return _walk([self], token_ids, "logits")
 
     def states(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None) -> Array:
         """States of every position for pooling, [n, width]; token_types None: all are 0."""
-        return self._walk(token_ids, "states", token_types)
+        return _walk([self], token_ids, "states", token_types)
 
-    def _walk(self, token_ids: Sequence[int], wanted: str, token_types: Sequence[int] | None = None) -> Array:
-        ids, values = np.asarray(token_ids), self._fresh(len(token_ids))
-        types = np.zeros_like(ids) if token_types is None else np.asarray(token_types)
-        self.values = values
-        for name, op in self._spec["ops"]:
-            if name == "embed":
-                given = op["attributes"]
-                sources = {"tokens": ids, "positions": np.arange(len(ids)), "types": types}
-                rows = sources[given["source"]] + given.get("first_row", 0)
-                self._put(values, op, self._weights[op["weights"][0]][rows] * given["scale"])
-            elif name == "logits" == wanted:
-                return _logits(values[op["in"][0]], [self._weights[i] for i in op["weights"]], **op["attributes"])
-            elif name == "states" == wanted:
-                return values[op["in"][0]]
-            elif name not in ("logits", "states"):
-                self._put(values, op, *self._run(name, op, [values[i] for i in op["in"]]))
-        raise ValueError(f"the program has no {wanted}")
+    def step(self, number: int, inputs: Mapping[str, NDArray[np.int64]]) -> None:
+        """Runs operation `number`; `inputs` are the token ids, positions and token types that an embedding takes."""
+        name, op = self.spec["ops"][number]
+        if name == "embed":
+            self._put(op, *self._embed(op, inputs))
+        elif name not in ("logits", "states"):
+            self._put(op, *self._run(name, op, [self.values[i] for i in op["in"]]))
 
-    def _fresh(self, n: int) -> list[Array]:
+    def last(self, number: int) -> Array:
+        """The result of operation `number`, which is the program's logits or states."""
+        name, op = self.spec["ops"][number]
+        x = self.values[op["in"][0]]
+        if name == "states":
+            return x
+        if name == "logits":
+            return _logits(x, [self._weights[i] for i in op["weights"]], **op["attributes"])
+        raise ValueError(f"operation {name!r} does not end a program")
+
+    def _embed(self, op: Operands, inputs: Mapping[str, NDArray[np.int64]]) -> list[Array]:
+        """Rows of a matrix; of a rank that has a part of it, the rows of other ids are NaN."""
+        given, matrix = op["attributes"], self._weights[op["weights"][0]]
+        first, end = given.get("first_id", 0), given.get("end_id", 0) or len(matrix)
+        rows = inputs[given["source"]] + given.get("first_row", 0)
+        is_own = (rows >= first) & (rows < end)
+        found = matrix[np.where(is_own, rows - first, 0)] * given["scale"]
+        return [np.where(is_own[:, None], found, np.nan)]
+
+    def begin(self, n: int) -> None:
         """Makes an array of NaN for every value. A value that is columns of another is a view of that array."""
         values: list[Array] = []
-        for width, of, offset in self._spec["values"]:
+        for width, of, offset in self.spec["values"]:
             own = np.full((n, width), np.nan) if of < 0 else values[of][:, offset : offset + width]
             values.append(own)
-        return values
+        self.values = values
 
-    @staticmethod
-    def _put(values: list[Array], op: Operands, *results: Array) -> None:
+    def _put(self, op: Operands, *results: Array) -> None:
         for index, result in zip(op["out"], results, strict=False):  # outputs without a result are scratch
-            values[index][...] = result
+            self.values[index][...] = result
 
     def _run(self, name: str, op: Operands, x: list[Array]) -> list[Array]:
         """The results of one operation."""
@@ -314,27 +329,26 @@ class Interpreter:
         if name == "route":
             router, bias, selection_bias = (self._weights[i] if i >= 0 else None for i in op["weights"])
             assert router is not None
-            return [_route(x[0] @ router.T + (0.0 if bias is None else bias), selection_bias, op)]
+            return [_route(_linear(x[0], [router] if bias is None else [router, bias]), selection_bias, op)]
         weights = [self._weights[i] for i in op["weights"]]
         if name == "experts":
             return [_experts(x[0], x[1], op, weights)]
         if name == "linear":
-            y = x[0] @ weights[0].T
-            return [y + weights[1] if len(weights) > 1 else y]
+            return [_linear(x[0], weights)]
         if name == "rms_norm":
             return [_rms_norm(x[0], weights, given["eps"], given["n_heads"])]
         if name == "rope":
-            rope, head_dim = self._spec["ropes"][given["rope"]], given["head_dim"]
+            rope, head_dim = self.spec["ropes"][given["rope"]], given["head_dim"]
             sizes = [head_dim, int(given.get("k_head_dim", 0)) or head_dim]
             return [_rope(x[i], rope, sizes[i], given.get("is_tail", False)) for i in range(2)]
         if name == "head_linear":
             return [_head_linear(x[0], weights[0], op)]
         if name == "latent_attention":
-            n_heads = self._spec["layers"][given["layer"]][0]
+            n_heads = self.spec["layers"][given["layer"]][0]
             return [_latent_attention(x[0], x[1], x[2], x[3], n_heads, given["scale"])]
         if name == "attention":
             slopes, sinks = (self._weights[i] if i >= 0 else None for i in (*op["weights"], -1, -1)[:2])
-            layer = self._spec["layers"][given["layer"]]
+            layer = self.spec["layers"][given["layer"]]
             numbers = given["scale"], given["softcap"], True, slopes, sinks, given["chunk"]
             return [_attention(x[0], x[1], x[2], layer, *numbers)]
         if name == "layer_norm":
@@ -362,3 +376,54 @@ class Interpreter:
         if name == "add":
             return [x[0] + x[1]]
         raise ValueError(f"unknown operation {name!r}")
+
+
+def interpret_ranks(
+    specs: Sequence[Spec], read: Read, token_ids: Sequence[int], wanted: str, token_types: Sequence[int] | None = None
+) -> Array:
+    """Runs the programs of all ranks in step, operation by operation.
+
+    Args:
+        specs: The result of `shard`, by rank.
+        read: As in `Interpreter`.
+        token_ids: One sequence.
+        wanted: "logits" or "states".
+        token_types: As in `Interpreter.states`.
+    """
+    return _walk([Interpreter(spec, read) for spec in specs], token_ids, wanted, token_types)
+
+
+def _walk(
+    ranks: Sequence[Interpreter], token_ids: Sequence[int], wanted: str, token_types: Sequence[int] | None = None
+) -> Array:
+    """The logits (joined in the order of ids) or the states of the ranks' programs."""
+    ids = np.asarray(token_ids)
+    types = np.zeros_like(ids) if token_types is None else np.asarray(token_types)
+    inputs = {"tokens": ids, "positions": np.arange(len(ids)), "types": types}
+    for rank in ranks:
+        rank.begin(len(ids))
+    for number, (name, op) in enumerate(ranks[0].spec["ops"]):
+        if name == wanted:
+            is_shared = wanted == "logits" and "first_id" in op["attributes"]
+            parts = [rank.last(number) for rank in (ranks if is_shared else ranks[:1])]
+            return np.concatenate(parts, 1)
+        if name == "gather":
+            _gather(ranks, number, ids)
+        else:
+            for rank in ranks:
+                rank.step(number, inputs)
+    raise ValueError(f"the program has no {wanted}")
+
+
+def _gather(ranks: Sequence[Interpreter], number: int, ids: NDArray[np.int64]) -> None:
+    """Copies each rank's columns, or its rows of token ids, into a value of all ranks."""
+    for source in ranks:
+        _, op = source.spec["ops"][number]
+        own, given = source.values[op["in"][0]], op["attributes"]
+        for target in ranks:
+            whole = target.values[target.spec["ops"][number][1]["out"][0]]
+            if given["kind"] == "rows":
+                is_own = (ids >= given["first"]) & (ids < given["end"])
+                whole[is_own] = own[is_own]
+            else:
+                whole[:, given["first"] : given["first"] + own.shape[1]] = own

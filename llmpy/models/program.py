@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, TypedDict
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class Spec(TypedDict):
     | states | (pieces, floats per piece): the state that a recurrent operation keeps for every sequence |
     | ignored | patterns of checkpoint names that have no weight in the program |
     | reordered | the file has rows in another order, or other values, than the checkpoints that updates come from |
+    | rooms | of a rank's program alone: the largest width of each value over all ranks |
     """
 
     values: list[tuple[int, int, int]]
@@ -64,6 +65,7 @@ class Spec(TypedDict):
     architecture: str
     ignored: list[str]
     reordered: bool
+    rooms: NotRequired[list[int]]
 
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file

@@ -1,0 +1,57 @@
+"""Tensor parallelism as a pass over a finished program: one program for each rank. No sum is cut.
+
+A matrix is cut along its outputs only. A value is whole (every rank has all of its columns) or cut (each rank has its own
+columns). Where an operation wants a whole value and has a cut one, a `gather` operation stands right before it. A gather copies
+columns, so all numbers of ranks give equal results.
+"""
+
+from ...errors import UnsupportedError
+from ..program import Spec
+from .columns import Columns, Links
+from .ranks import Ranks
+from .rules import RULES, UNSUPPORTED
+
+GATHER_BYTES = 10_000_000
+"""Bytes of weights that a device reads in the time of a gather."""
+
+
+def default_replicate_bytes(n_ranks: int) -> int:
+    """The size of a matrix at which reading all of it takes as long as reading a share of it and gathering the result."""
+    return GATHER_BYTES * n_ranks // max(n_ranks - 1, 1)
+
+
+def shard(spec: Spec, n_ranks: int, replicate_bytes: int | None = None) -> list[Spec]:
+    """Cuts a program into one program for each rank.
+
+    All ranks have the same operations and values in the same order; sizes, ranges of columns and rows of weights differ. Values
+    keep their numbers, new ones are appended. `rooms` of a result are the values' largest widths over all ranks.
+
+    Args:
+        spec: The program; it is not changed.
+        n_ranks: Number of ranks, at least 1.
+        replicate_bytes: Matrices with outputs that are wanted whole, and embeddings, are computed by every rank if they have
+            at most so many bytes (2 for each element). None: `default_replicate_bytes`.
+
+    Returns:
+        The programs, by rank; for one rank the program itself.
+
+    Raises:
+        ConfigError: a rank would have no head.
+        UnsupportedError: an operation of the program cannot be cut.
+    """
+    if n_ranks == 1:
+        return [spec]
+    for name, _ in spec["ops"]:
+        if name not in RULES:
+            raise UnsupportedError(
+                f"tensor_parallel_size={n_ranks}: {UNSUPPORTED.get(name, f'operation {name!r}')} of {spec['architecture']} "
+                "cannot be shared by ranks yet; set tensor_parallel_size=1"
+            )
+    links = Links()
+    for name, op in spec["ops"]:
+        RULES[name].link(spec, op, links)
+    limit = default_replicate_bytes(n_ranks) if replicate_bytes is None else replicate_bytes
+    ranks = Ranks(spec, Columns(spec, links, n_ranks), n_ranks, limit)
+    for name, op in spec["ops"]:
+        RULES[name].write(ranks, name, op)
+    return ranks.finish()
