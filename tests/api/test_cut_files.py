@@ -131,7 +131,8 @@ def test_a_bucket_that_is_cut_off(open_tiny, copy):
     with llm.begin_update(partial=True) as update:
         update.write_shared([item])
         os.ftruncate(descriptor, 64 + array.nbytes - 1)
-        text = rf"weight '{name}': wanted bytes 64 to {64 + array.nbytes} of the bucket, have {63 + array.nbytes}; do not change"
+        end = 64 + array.nbytes
+        text = rf"weight '{name}': wanted bytes 64 to {end} of the bucket, have {end - 1}; do not change"
         with pytest.raises(DeviceError, match=text):
             update.write_shared([item])
     assert outcome(llm) == before
