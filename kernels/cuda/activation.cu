@@ -4,6 +4,7 @@
  * In place is fine: an element is read and written by one thread. */
 #include "activation.cuh"
 #include "eight.cuh"
+#include "launch.cuh"
 
 #include <type_traits>
 

@@ -14,6 +14,7 @@
 #include "attention_decode.cuh"
 #include "attention_few.cuh"
 #include "attention_prefill.cuh"
+#include "launch.cuh"
 #include "ways.cuh"
 
 #include <type_traits>

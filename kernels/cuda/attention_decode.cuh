@@ -19,6 +19,7 @@
 #define LLMPY_CUDA_ATTENTION_DECODE_CUH
 
 #include "attention_worker.cuh"
+#include "launch.cuh"
 
 struct decode_place {
     float *partials;    /* [blocks][slots][stride]: splits of a block's first unit, and last what its last unit has so far */
@@ -374,7 +375,7 @@ static enum rc launch_decode(const struct cuda *cuda, const struct attention_arg
     if (depth < TILES)
         return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; lower max_num_seqs", x.n_seqs);
     uint32_t shared_bytes = depth * shape::place_bytes + other_bytes;
-    cudaFuncSetAttribute(attention_decode<T, D, BLOCKS, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    allow_shared(attention_decode<T, D, BLOCKS, HAS_EXTRAS>);
     launch(cuda, attention_decode<T, D, BLOCKS, HAS_EXTRAS>, n_blocks, DECODE_THREADS, shared_bytes, x,
            qkv_rows<T>(args->heads ? *args->heads : nothing), place, args->kv.n_kv_heads * parts, parts, n_single);
     return RC_OK;

@@ -11,6 +11,7 @@
 
 #include "attention_share.cuh"
 #include "heads.cuh"
+#include "launch.cuh"
 #include "mma.cuh"
 
 #define FEW_MAX_DIM 128u
@@ -576,7 +577,7 @@ static void launch_few(const struct cuda *cuda, const struct attention_args *arg
     const uint32_t bytes = sizeof(few_memory<D>);
     attended<T> x(*args);
     x.is_single = true;
-    cudaFuncSetAttribute(attention_few<T, D, HAS_SINKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    allow_shared(attention_few<T, D, HAS_SINKS>, bytes);
     launch(cuda, attention_few<T, D, HAS_SINKS>, dim3(args->kv.n_kv_heads, args->batch->n_seqs), few_shape<D>::threads, bytes,
            x, qkv_rows<T>(*args->heads));
 }

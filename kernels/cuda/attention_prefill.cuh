@@ -9,6 +9,7 @@
 #define LLMPY_CUDA_ATTENTION_PREFILL_CUH
 
 #include "attention.cuh"
+#include "launch.cuh"
 
 #define PREFILL_THREADS 384u /* 12 warps, so that setmaxnreg has whole warpgroups */
 #define PREFILL_SEQS 256u    /* of a launch */
@@ -545,7 +546,7 @@ static void launch_prefill(const struct cuda *cuda, const struct attention_args 
 {
     typedef prefill_shape<D> shape;
     const attended<T> x(*args);
-    cudaFuncSetAttribute(attention_prefill<T, D, HAS_EXTRAS>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::shared_bytes);
+    allow_shared(attention_prefill<T, D, HAS_EXTRAS>, shape::shared_bytes);
     list_prompts(args->batch, x.group, shape::rows, [&](const struct prefill_list &list, uint32_t n_tiles) {
         launch(cuda, attention_prefill<T, D, HAS_EXTRAS>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS,
                shape::shared_bytes, x, list);

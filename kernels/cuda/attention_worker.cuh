@@ -7,6 +7,7 @@
 
 #include "attention_share.cuh"
 #include "heads.cuh"
+#include "launch.cuh"
 #include "mma.cuh"
 
 #define P_STRIDE (SPLIT * 2 + 16) /* bytes of a head's p, apart so that no banks collide */

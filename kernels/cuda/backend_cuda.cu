@@ -2,8 +2,8 @@
  * device and one stream. It uses the device's primary context, as other libraries of the process do. cuda_open allocates what
  * operations need besides their arguments (pinned memory, the sampler's rows); afterwards only buffer_create, pool_create and
  * matrix_create allocate. Errors of the driver become RC_DEVICE with the driver's name and code of the error. */
-#include "common.cuh"
 #include "kv.cuh"
+#include "launch.cuh"
 #include "packed.cuh"
 #include "router.cuh"
 #include "types.cuh"

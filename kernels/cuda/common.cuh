@@ -1,13 +1,7 @@
 /* common.cuh: what the files of the CUDA backend share: the context, conversions between activation types and float32, and
  * how a launch is checked. backend_cuda.cu owns the context and hands out the table; every other file holds one family of
  * operations, named as in kernels/cpu. All work of a context goes to its one stream, so operations run in the order of the
- * calls. The build keeps products and sums apart (-fmad=false): where they are joined, fmaf says so.
- *
- * Launches are dependent: a kernel started by launch() may begin while the kernel before it still runs. So each of its threads
- * calls wait_for_input() before it reads or writes anything that a kernel of this step writes, and no block ends without that
- * call: a grid that ended early would let its successor overtake its predecessor. start_next() says that the next kernel may be
- * scheduled; called at the top, its blocks take up the room that this grid leaves. Weights are constant during a step and may
- * be read before the wait; the counts and the routes of one row's experts, which are taken before it, too, say why they may. */
+ * calls. The build keeps products and sums apart (-fmad=false): where they are joined, fmaf says so. */
 #ifndef LLMPY_CUDA_COMMON_CUH
 #define LLMPY_CUDA_COMMON_CUH
 
@@ -43,8 +37,6 @@ struct way_choice {
     uint32_t first; /* 1 + the row that tests put first; 0: the table's order */
     uint32_t found; /* bit i: row i has been found since the last llmpy_cuda_put_first */
 };
-
-#define SHARED_BYTES 232448u /* of a block, at most, on sm_90 */
 
 struct cuda {
     struct backend_options options;
@@ -148,33 +140,6 @@ static inline enum rc launched(struct err *err, const char *operation)
 {
     cudaError_t code = cudaGetLastError();
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, operation);
-}
-
-/* Starts a kernel that waits for its input itself. What went wrong is found by launched(). */
-template <class... P, class... A>
-static void launch(const struct cuda *cuda, void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes, A... args)
-{
-    cudaLaunchAttribute dependent = {};
-    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    dependent.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = cuda->stream;
-    config.attrs = &dependent;
-    config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, kernel, P(args)...);
-}
-
-static __device__ __forceinline__ void wait_for_input(void)
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-static __device__ __forceinline__ void start_next(void)
-{
-    asm volatile("griddepcontrol.launch_dependents;");
 }
 
 /* Threads that share a number meet. */

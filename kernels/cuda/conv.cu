@@ -5,6 +5,7 @@
  * one, too, so nobody waits for anybody.
  * Bound by bytes: 8192 rows of 4096 bfloat16 channels take 31 us at 4.3 TB/s; one row of each of 256 sequences, whose states of
  * 12 bytes a channel are read and written, 8 us; few rows by latency, about 2 us. */
+#include "launch.cuh"
 #include "state.cuh"
 
 #define THREADS 128u

@@ -8,6 +8,7 @@
  * the 3.94 TB/s of a copy. A prompt of one sequence is bound by the way through two dependent sums, some 250 cycles a token,
  * 1.2 ms for 8192; several sequences by operations, 4 for every value of the state. */
 #include "head_norm.cuh"
+#include "launch.cuh"
 #include "state.cuh"
 
 #define THREADS 128u

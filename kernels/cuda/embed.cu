@@ -2,6 +2,7 @@
  * type of activations; eight elements a thread. Bound by bytes, 31 us for 8192 rows of 4096 bfloat16 values; a single row by
  * the latency of two reads. An id outside of the matrix gives NaN, which the sampler reports. */
 #include "eight.cuh"
+#include "launch.cuh"
 #include "weight.cuh"
 
 #define THREADS 256u

@@ -15,6 +15,7 @@
 #include "experts_row_2byte.cuh"
 #include "experts_plain.cuh"
 #include "experts_rows8_mxfp4.cuh"
+#include "launch.cuh"
 #include "ways.cuh"
 #include "weight.cuh"
 
@@ -323,24 +324,12 @@ static enum rc run_grouped(const struct running_mixture *run, const struct exper
         return rc;
     uint32_t n_units = run->m.n_routes / s.unit + min(run->m.n_experts, run->m.n_routes);
     uint32_t n_clusters = min(n_units * (s.n_tiles / s.across), s.across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = s.across;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(n_clusters * s.across);
-    config.blockDim = dim3(GROUPED_THREADS);
-    config.dynamicSmemBytes = SHARED_BYTES;
-    config.stream = cuda->stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaLaunchKernelEx(&config,
-                       is_packed                   ? experts_grouped<__nv_bfloat16, true>
-                       : cuda->dtype == DTYPE_F16 ? experts_grouped<__half, false>
-                                                  : experts_grouped<__nv_bfloat16, false>,
-                       grouped_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(linear), run->product);
+    launch_clusters(cuda,
+                    is_packed                  ? experts_grouped<__nv_bfloat16, true>
+                    : cuda->dtype == DTYPE_F16 ? experts_grouped<__half, false>
+                                               : experts_grouped<__nv_bfloat16, false>,
+                    dim3(n_clusters * s.across), s.across, GROUPED_THREADS, SHARED_BYTES,
+                    grouped_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(linear), run->product);
     return RC_OK;
 }
 
@@ -672,30 +661,16 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
     return rc ? rc : launched(err, "experts");
 }
 
-template <class T> static cudaError_t allow_shared(uint32_t *n_pairs, uint32_t n_processors)
+template <class T> static cudaError_t allow_rings(uint32_t *n_pairs, uint32_t n_processors)
 {
     cudaError_t code = cudaSuccess;
-    const void *many = (const void *)experts_grouped<T, false>;
+    const void *grouped = (const void *)experts_grouped<T, false>;
     for (uint32_t i = 0; i < 8 && !code; i++)
-        code = cudaFuncSetAttribute(streamed_kernel_of<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    SHARED_BYTES);
-    for (const void *kernel : {many, (const void *)experts_row_2byte<T>, (const void *)experts_grouped<__nv_bfloat16, true>,
+        code = allow_shared(streamed_kernel_of<T>(1u << i / 2, i % 2));
+    for (const void *kernel : {grouped, (const void *)experts_row_2byte<T>, (const void *)experts_grouped<__nv_bfloat16, true>,
                                (const void *)experts_rows8_mxfp4, (const void *)experts_row_mxfp4})
-        code = code ? code : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = 2;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(n_processors / 2 * 2);
-    config.blockDim = dim3(GROUPED_THREADS);
-    config.dynamicSmemBytes = SHARED_BYTES;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int n = 0;
-    code = code ? code : cudaOccupancyMaxActiveClusters(&n, many, &config);
-    *n_pairs = (uint32_t)n;
-    return code;
+        code = code ? code : allow_shared(kernel);
+    return code ? code : count_clusters(grouped, n_processors, 2, GROUPED_THREADS, n_pairs);
 }
 
 enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
@@ -716,8 +691,8 @@ enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
     if (!code)
         code = cudaMemsetAsync(cuda->experts->row4, 0, sizeof *cuda->experts->row4, cuda->stream);
     if (!code)
-        code = cuda->dtype == DTYPE_BF16 ? allow_shared<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors)
-                                         : allow_shared<__half>(&cuda->experts->n_pairs, cuda->n_processors);
+        code = cuda->dtype == DTYPE_BF16 ? allow_rings<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors)
+                                         : allow_rings<__half>(&cuda->experts->n_pairs, cuda->n_processors);
     return code == cudaSuccess ? map_encoder_find(&cuda->experts->encode, err) : cuda_fail(err, code, "open");
 }
 

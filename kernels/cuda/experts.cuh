@@ -5,6 +5,7 @@
 #define LLMPY_CUDA_EXPERTS_CUH
 
 #include "activation.cuh"
+#include "launch.cuh"
 #include "linear.cuh"
 #include "tensor_map.cuh"
 

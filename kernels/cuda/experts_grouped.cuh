@@ -11,6 +11,7 @@
 #define LLMPY_CUDA_EXPERTS_GROUPED_CUH
 
 #include "experts.cuh"
+#include "launch.cuh"
 #include "packed.cuh"
 #include "tensor_map.cuh"
 #include "tile_store.cuh"

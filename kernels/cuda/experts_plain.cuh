@@ -4,6 +4,7 @@
 #define LLMPY_CUDA_EXPERTS_PLAIN_CUH
 
 #include "experts.cuh"
+#include "launch.cuh"
 #include "mma.cuh"
 #include "weight.cuh"
 

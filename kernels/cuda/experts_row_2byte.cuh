@@ -16,6 +16,7 @@
 #define LLMPY_CUDA_EXPERTS_ROW_2BYTE_CUH
 
 #include "experts_rows8_mxfp4.cuh"
+#include "launch.cuh"
 
 #define ROW16_UNITS 8u
 #define ROW16_EIGHTS 16u /* of a stage, at most */

@@ -18,6 +18,7 @@
 #define LLMPY_CUDA_EXPERTS_ROW_MXFP4_CUH
 
 #include "experts_rows8_mxfp4.cuh"
+#include "launch.cuh"
 
 #define ROW4_UNITS 4u
 #define ROW4_MAX_COLS 6144u /* of x and of products, which are in shared memory as a whole */

@@ -15,6 +15,7 @@
 #define LLMPY_CUDA_EXPERTS_ROWS8_MXFP4_CUH
 
 #include "experts_streamed.cuh"
+#include "launch.cuh"
 #include "mma.cuh"
 #include "packed.cuh"
 

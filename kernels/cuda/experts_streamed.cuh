@@ -12,6 +12,7 @@
 #define LLMPY_CUDA_EXPERTS_STREAMED_CUH
 
 #include "experts.cuh"
+#include "launch.cuh"
 #include "linear_skinny.cuh"
 
 #define UNSORTED_ROWS 8u /* rows of x that are not sorted beforehand */

@@ -8,6 +8,7 @@
  * Where weights have the 16-bit type of activations, a sum has 64 to 512 terms, in whole steps of 16, and a head's outputs
  * come in whole 64s, a sum is a chain of matrix instructions over 16 terms instead, as a linear's: a block brings 64 outputs'
  * weights and up to 64 rows of x into shared memory, all at once, the weights before the wait. */
+#include "launch.cuh"
 #include "mma.cuh"
 #include "weight.cuh"
 
@@ -148,8 +149,7 @@ static void launch_tiles(const struct cuda *cuda, const struct head_linear_args 
     const size_t w_values = IS_TRANSPOSED ? n_sum * (TILE + PAD) : TILE * (n_sum + PAD);
     const size_t shared_bytes = (w_values + X_ROWS * (n_sum + PAD)) * sizeof(T);
     const dim3 grid(width / TILE, args->n_heads, ceil_div(args->n_rows, X_ROWS));
-    cudaFuncSetAttribute(head_linear_tiles<T, X_ROWS, IS_TRANSPOSED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         SHARED_BYTES);
+    allow_shared(head_linear_tiles<T, X_ROWS, IS_TRANSPOSED>);
     launch(cuda, head_linear_tiles<T, X_ROWS, IS_TRANSPOSED>, grid, THREADS, shared_bytes, w, rows<T>(args->x),
            rows<T>(args->out), args->n_rows, args->x.width / args->n_heads, width);
 }

@@ -14,6 +14,7 @@
  * For latents of 512 with rope keys of 64 in the 16-bit type of activations, as in all DeepSeek models, the kernels are in
  * latent_attention_tiles.cuh. */
 #include "latent_attention_tiles.cuh"
+#include "launch.cuh"
 
 #define THREADS 256u
 #define HEADS 16u
@@ -208,7 +209,7 @@ static void attend_plain(const struct cuda *cuda, const struct latent_attention_
             using C = decltype(cached);
             const latents<T, C> x(*args);
             launch(cuda, latent_attention_store<T, C>, n_rows, THREADS, 0, x);
-            cudaFuncSetAttribute(latent_attention_plain<T, C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+            allow_shared(latent_attention_plain<T, C>);
             launch(cuda, latent_attention_plain<T, C>, dim3(n_rows, ceil_div(args->n_heads, HEADS)), THREADS,
                    shared_bytes(x.dim), x);
         });

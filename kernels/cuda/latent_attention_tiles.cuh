@@ -18,6 +18,7 @@
 #include "attention_decode.cuh"
 #include "attention_prefill.cuh"
 #include "eight.cuh"
+#include "launch.cuh"
 
 #define LATENT 512u
 #define LATENT_DIM 576u
@@ -767,7 +768,7 @@ static enum rc attend_single(const struct cuda *cuda, const struct latent_attent
     if (shared_bytes > SHARED_BYTES)
         return err_set(err, RC_CONFIG, "latent_attention: wanted fewer sequences in a step, have %u; lower max_num_seqs",
                        x.n_seqs);
-    cudaFuncSetAttribute(latent_attention_single<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    allow_shared(latent_attention_single<T>);
     launch(cuda, latent_attention_single<T>, n_blocks, LATENT_THREADS, shared_bytes, x, place, n_units, n_single);
     if (most > 1)
         launch(cuda, latent_attention_fold<T>, dim3(x.n_seqs * n_units, ceil_div(n_rows, 4)), 512, 0, x, place, n_units,
@@ -785,7 +786,7 @@ static enum rc attend_latent_tiles(const struct cuda *cuda, const struct latent_
     const bool is_stored = n_single < batch->n_rows || batch->shares_new_keys;
     if (is_stored)
         launch(cuda, latent_attention_store_tiles<T>, batch->n_rows, STORE_THREADS, 0, x);
-    cudaFuncSetAttribute(latent_attention_prefill<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    allow_shared(latent_attention_prefill<T>);
     list_prompts(batch, x.n_heads, MANY_ROWS, [&](const struct prefill_list &list, uint32_t n_tiles) {
         launch(cuda, latent_attention_prefill<T>, n_tiles, LATENT_THREADS, sizeof(latent_memory<MANY_ROWS>), x, list);
     });

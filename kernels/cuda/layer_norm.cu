@@ -2,7 +2,7 @@
  * over each head of the row; float32, one rounding to the type of activations. A block a head of a row: thread t adds columns
  * t, t + THREADS, ... in this order, then block_reduce's tree. Bound by bytes, 32 us for 8192 rows of 4096 bfloat16 values at
  * 4.25 TB/s if the second and third reading of a row come from the caches; not tuned. */
-#include "common.cuh"
+#include "launch.cuh"
 
 #define THREADS 256u
 

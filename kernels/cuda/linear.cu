@@ -8,6 +8,7 @@
  *   linear_values unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
  * One row is bound by the bytes of W; linear_tiles and linear_values are bound by latency and reach a part of that. */
 #include "cublaslt.cuh"
+#include "launch.cuh"
 #include "linear_gemm.cuh"
 #include "mma.cuh"
 #include "linear_row.cuh"
@@ -153,14 +154,13 @@ struct linear_state {
     uint32_t n_shapes;
 };
 
-template <class T> static cudaError_t allow_shared(void)
+template <class T> static cudaError_t allow_rings(void)
 {
     cudaError_t code = cudaSuccess;
     for (uint32_t i = 0; i < 4 && code == cudaSuccess; i++)
-        code = cudaFuncSetAttribute(row_kernel<T>(i % 2, i / 2), cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+        code = allow_shared(row_kernel<T>(i % 2, i / 2));
     for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++)
-        code = cudaFuncSetAttribute(skinny_kernel<T>(1u << i / 2, i % 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    SHARED_BYTES);
+        code = allow_shared(skinny_kernel<T>(1u << i / 2, i % 2));
     return code;
 }
 
@@ -171,9 +171,9 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
         return err_set(err, RC_MEMORY, "cuda: no memory for the context");
     cudaError_t code = cudaSuccess;
     if (cuda->dtype == DTYPE_BF16)
-        code = allow_shared<__nv_bfloat16>();
+        code = allow_rings<__nv_bfloat16>();
     if (cuda->dtype == DTYPE_F16)
-        code = allow_shared<__half>();
+        code = allow_rings<__half>();
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
         code = gemm_open(cuda->dtype, cuda->n_processors, &cuda->linear->gemm);
     const char *library = cuda->options.cublaslt;

@@ -14,6 +14,7 @@
 #ifndef LLMPY_CUDA_LINEAR_GEMM_CUH
 #define LLMPY_CUDA_LINEAR_GEMM_CUH
 
+#include "launch.cuh"
 #include "tensor_map.cuh"
 #include "tile_store.cuh"
 #include "wgmma_wide.cuh"
@@ -235,24 +236,10 @@ static cudaError_t gemm_open(uint32_t dtype, uint32_t n_processors, struct gemm_
     cudaError_t code = cudaSuccess;
     for (const struct gemm_form &form : GEMM_FORMS)
         if (code == cudaSuccess)
-            code = cudaFuncSetAttribute(dtype == DTYPE_F16 ? form.f16 : form.bf16, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        SHARED_BYTES);
-    for (uint32_t n = 1; n <= GEMM_MAX_CLUSTER && code == cudaSuccess; n *= 2) {
-        cudaLaunchAttribute attribute = {};
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim.x = n;
-        attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(n_processors / n * n);
-        config.blockDim = dim3((GEMM_FORMS[0].groups + 1) * 128);
-        config.dynamicSmemBytes = SHARED_BYTES;
-        config.attrs = &attribute;
-        config.numAttrs = 1;
-        int n_clusters = 0;
-        code = cudaOccupancyMaxActiveClusters(&n_clusters, dtype == DTYPE_F16 ? GEMM_FORMS[0].f16 : GEMM_FORMS[0].bf16,
-                                              &config);
-        device->n_clusters[n] = (uint32_t)n_clusters;
-    }
+            code = allow_shared(dtype == DTYPE_F16 ? form.f16 : form.bf16);
+    for (uint32_t n = 1; n <= GEMM_MAX_CLUSTER && code == cudaSuccess; n *= 2)
+        code = count_clusters(dtype == DTYPE_F16 ? GEMM_FORMS[0].f16 : GEMM_FORMS[0].bf16, n_processors, n,
+                              (GEMM_FORMS[0].groups + 1) * 128, &device->n_clusters[n]);
     return code;
 }
 
@@ -339,20 +326,9 @@ static enum rc gemm_launch(const struct cuda *cuda, map_encoder encode, const st
                       cluster->across, &maps.x, &maps.x_edge, &shape.x_edge_rows, err);
     if (rc)
         return rc;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = n_tiles;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(min(shape.n_clusters, device->n_clusters[n_tiles]) * n_tiles);
-    config.blockDim = dim3((form->groups + 1) * 128);
-    config.dynamicSmemBytes = SHARED_BYTES;
-    config.stream = cuda->stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaLaunchKernelEx(&config, cuda->dtype == DTYPE_F16 ? form->f16 : form->bf16, maps, shape, *out);
+    launch_clusters(cuda, cuda->dtype == DTYPE_F16 ? form->f16 : form->bf16,
+                    dim3(min(shape.n_clusters, device->n_clusters[n_tiles]) * n_tiles), n_tiles, (form->groups + 1) * 128,
+                    SHARED_BYTES, maps, shape, *out);
     return RC_OK;
 }
 

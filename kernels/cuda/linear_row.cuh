@@ -6,6 +6,7 @@
 #ifndef LLMPY_CUDA_LINEAR_ROW_CUH
 #define LLMPY_CUDA_LINEAR_ROW_CUH
 
+#include "launch.cuh"
 #include "row_norm.cuh"
 #include "linear_skinny.cuh"
 

@@ -13,6 +13,7 @@
 #define LLMPY_CUDA_LINEAR_SKINNY_CUH
 
 #include "activation.cuh"
+#include "launch.cuh"
 #include "linear.cuh"
 #include "tensor_map.cuh"
 #include "wgmma.cuh"

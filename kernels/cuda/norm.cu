@@ -5,6 +5,7 @@
  * order, and a group of lanes norms a head. The row stays in registers. Bound by bytes: 8192 rows of 4096 bfloat16 values,
  * read and written, take 32 us at 4.25 TB/s (with a sum 63 us); a single row by latency, about 1 us, the weight read ahead of
  * the wait. The sum's second term may be normed first, in the same pass. */
+#include "launch.cuh"
 #include "norm_route.cuh"
 #include "row_norm.cuh"
 

@@ -9,6 +9,7 @@
 #define LLMPY_CUDA_NORM_ROUTE_CUH
 
 #include "cluster.cuh"
+#include "launch.cuh"
 #include "route.cuh"
 #include "router.cuh"
 #include "row_norm.cuh"
@@ -156,19 +157,8 @@ template <class T> static void launch_norm_route(const struct cuda *cuda, const 
                                   args->eps,
                                   router_of(args->router),
                                   route_wanted(args->route)};
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = n_blocks;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(n_blocks, args->n_rows);
-    config.blockDim = dim3(row_threads(size / 8) + 32 * ceil_div(n_experts, 32));
-    config.stream = cuda->stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    cudaLaunchKernelEx(&config, norm_route<T>, job);
+    launch_clusters(cuda, norm_route<T>, dim3(n_blocks, args->n_rows), n_blocks,
+                    row_threads(size / 8) + 32 * ceil_div(n_experts, 32), 0, job);
 }
 
 #endif

@@ -6,6 +6,7 @@
  * 47 us at 4.3 TB/s. */
 #include "heads.cuh"
 #include "kv.cuh"
+#include "launch.cuh"
 
 #define THREADS 128u
 #define SHARED_ROWS 128u /* from here on a thread of qkv takes several heads of its row, for more bytes in flight */

@@ -5,6 +5,7 @@
  *
  * And the logits of any number of rows, with a router's weights in router.cuh's order: a block keeps 16 or 32 experts in
  * registers, and the rows come by. Bound by the L2 cache, which gives every row to each of these blocks. */
+#include "launch.cuh"
 #include "route.cuh"
 #include "router.cuh"
 #include "wgmma.cuh"
@@ -106,8 +107,7 @@ template <class T> static cudaError_t allow_rings(void)
 {
     cudaError_t code = cudaSuccess;
     for (uint32_t i = 0; i < 4 && code == cudaSuccess; i++)
-        code = cudaFuncSetAttribute(router_kernel<T>(i % 2, 1 + i / 2), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    ring_bytes(ROUTER_PARTS));
+        code = allow_shared(router_kernel<T>(i % 2, 1 + i / 2), ring_bytes(ROUTER_PARTS));
     return code;
 }
 

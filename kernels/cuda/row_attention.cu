@@ -4,7 +4,7 @@
  * over j, divided by that sum at the end. So a row's bits depend on its sequence alone. The scores of a row lie in shared
  * memory, which bounds a sequence's length. Bound by operations: 4 n^2 heads head_dim for n rows, which is little for the short
  * texts that encoders take: 256 rows of 12 heads of 32 are 0.1 GFLOP, some us; not tuned. */
-#include "common.cuh"
+#include "launch.cuh"
 
 #define THREADS 128u
 #define MAX_ROWS 49152u /* scores that fit a block's shared memory */
@@ -86,7 +86,7 @@ enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, str
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
         size_t shared_bytes = (in_fours(longest) + begin) * sizeof(float);
-        cudaFuncSetAttribute(row_attention_heads<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        allow_shared(row_attention_heads<T>, shared_bytes);
         launch(cuda, row_attention_heads<T>, dim3(batch->n_rows, args->n_heads), THREADS, shared_bytes, rows<T>(args->q),
                rows<T>(args->k), rows<T>(args->v), rows<T>(args->out), batch->seq_first_row, batch->n_seqs,
                args->n_heads / args->n_kv_heads, args->head_dim, args->scale);

@@ -12,6 +12,7 @@
  *
  * A call only enqueues: the kernel reads its tasks from pinned memory, ahead of its wait, and writes results there. Lists go
  * to the device in one copy. Each of the two slots has its own memory and an event that says when its results are there. */
+#include "launch.cuh"
 #include "sample_greedy.cuh"
 #include "sample_select.cuh"
 
@@ -466,7 +467,7 @@ enum rc cuda_sample_open(struct cuda *cuda, struct err *err)
     enum rc rc = cuda_take(cuda, MEMORY_WORK, greedy_bytes, &cuda->greedy, err);
     if (rc)
         return rc;
-    cudaError_t code = cudaFuncSetAttribute(sample_tasks, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    cudaError_t code = allow_shared(sample_tasks);
     if (code == cudaSuccess)
         code = cudaMemsetAsync(cuda->greedy, 0, greedy_bytes, cuda->stream);
     for (uint32_t slot = 0; slot < 2 && code == cudaSuccess; slot++)

@@ -5,6 +5,7 @@
 #ifndef LLMPY_CUDA_SAMPLE_GREEDY_CUH
 #define LLMPY_CUDA_SAMPLE_GREEDY_CUH
 
+#include "launch.cuh"
 #include "sample_row.cuh"
 
 #define GREEDY_THREADS 256u

@@ -8,6 +8,7 @@
  * One row a sequence is bound by the state, read and written: 256 sequences of 5120 channels of 16 columns move 168 MB, 43 us
  * at the 3.94 TB/s of a copy. A prompt is bound by the exponentials, 4 lanes a cycle and scheduler: 8192 tokens of 5120
  * channels of 16 columns take 0.19 ms on 132 processors if all of them are busy. */
+#include "launch.cuh"
 #include "state.cuh"
 
 #define THREADS 128u

@@ -10,6 +10,7 @@
  * and about as much again for the sums, 0.36 ms for 8192 tokens of one such sequence; what comes before and after them is done
  * a chunk of tokens ahead and behind (walk_chunks). */
 #include "head_norm.cuh"
+#include "launch.cuh"
 #include "mma.cuh"
 #include "state.cuh"
 

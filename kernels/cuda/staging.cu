@@ -3,7 +3,7 @@
  * by thread i, so that all reads are on their way at once, and while the step before ends. Tables persist on the device and get
  * only what has changed, as pairs (entry, page). Bound by the latency of one read over PCIe, 1 to 2 us, and of one more kernel.
  * It lets no later kernel begin before its end: a step's kernels may read the batch before their wait. */
-#include "common.cuh"
+#include "launch.cuh"
 
 #include <string.h>
 

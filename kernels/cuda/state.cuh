@@ -7,6 +7,7 @@
 
 #include "activation.cuh"
 #include "eight.cuh"
+#include "launch.cuh"
 
 struct state_pool {
     char *data;
