@@ -41,7 +41,7 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
         bool is_seen = lane < n_pages && first < walk.len && first + x.kv.block_tokens > walk.seen;
         return is_seen ? x.kv.table[(size_t)walk.list[walk.seq].table_row * x.kv.table_stride + p] : -1;
     };
-    struct ring_place place = {0, 0};
+    struct decode_chunk place = {0, 0};
     struct decode_turns turns(run);
     run.start(walk);
     turns.pass_to(group, walk);
@@ -225,7 +225,7 @@ static __device__ __forceinline__ void work_items(const attended<T> &x, const qk
                                                   uint32_t parts, const struct decode_mail &mail, uint32_t *flag)
 {
     typedef decode_shape<D, BLOCKS> shape;
-    struct ring_place ring = {0, 0};
+    struct decode_chunk ring = {0, 0};
     uint32_t in_q = ~0u, letter_phase = 0; /* the unit whose q is loaded */
     decode_sum<T, D, BLOCKS, HAS_EXTRAS> sum;
     sum.is_new = true;

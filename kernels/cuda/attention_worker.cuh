@@ -25,12 +25,12 @@ template <uint32_t D, uint32_t BLOCKS> struct decode_shape {
 
 /* ---- the ring ----------------------------------------------------------------------------------------------------------- */
 
-/* A place in a group's ring, and how often it came round. */
-struct ring_place {
+/* The place of a chunk of keys or values in a group's ring, and the number of its round. */
+struct decode_chunk {
     uint32_t slot, round;
-    __device__ ring_place after(uint32_t n, uint32_t depth) const
+    __device__ decode_chunk after(uint32_t n, uint32_t depth) const
     {
-        ring_place next = {slot + n, round};
+        decode_chunk next = {slot + n, round};
         while (next.slot >= depth) {
             next.slot -= depth;
             next.round++;
@@ -39,13 +39,14 @@ struct ring_place {
     }
 };
 
-/* Where a group's ring lies in shared memory. A barrier tells a round from the one before, not from the one before that, and a
- * warp asks for the keys of its tile, up to the fourth chunk of a split, before it has seen the first: rounds take two barriers
- * by turns, so places for half a split's keys are enough. Every thread says itself that it is done with a place: where a lane
- * speaks for its warp behind a __syncwarp, racecheck reports the reads of the others. */
+/* Where a group's ring lies in shared memory. It is not the ring of ring.cuh, because the reading side jumps: a warp waits for
+ * the keys of its tile, up to the fourth chunk of a split, before it has seen the first. A barrier tells a round only from the
+ * round before. So rounds alternate between two barriers a place, and a ring for half of a split's keys is enough. Every thread
+ * releases a place itself: where one lane does that for its warp behind a __syncwarp, racecheck reports the reads of the other
+ * lanes. */
 struct decode_ring {
     uint32_t data, full, empty, depth;
-    __device__ __forceinline__ uint32_t full_of(struct ring_place place) const
+    __device__ __forceinline__ uint32_t full_of(struct decode_chunk place) const
     {
         return full + (place.round % 2 * depth + place.slot) * 8;
     }
@@ -92,7 +93,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
         tile_sum = tile_max + TILES * shape::heads;
     }
 
-    __device__ __forceinline__ void wait_for(struct ring_place place)
+    __device__ __forceinline__ void wait_for(struct decode_chunk place)
     {
         barrier_wait(ring.full_of(place), place.round / 2 & 1);
     }
@@ -207,7 +208,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
     }
 
     /* S of the warp's tile, keys outside [seen, end) of the tile hidden, and its maxima to all. */
-    __device__ void score(struct ring_place place, int32_t seen, int32_t end)
+    __device__ void score(struct decode_chunk place, int32_t seen, int32_t end)
     {
         const uint32_t row = lane / 8 % 2 * shape::octet_bytes + lane % 8 * 128, chunk = lane / 16, turn = lane % 8;
         uint32_t data = ring.data + place.slot * shape::chunk_bytes;
@@ -338,7 +339,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
     }
 
     /* o = the warp's columns of a split whose first chunk of values lies at `place`; keys outside [seen, end) are zeros. */
-    __device__ void add_values(struct ring_place place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
+    __device__ void add_values(struct decode_chunk place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
     {
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
@@ -381,7 +382,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
     }
 
     /* m, l and o of a split whose first chunk lies at `place`. */
-    __device__ void split(struct ring_place place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
+    __device__ void split(struct decode_chunk place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
     {
         if (warp >= low && warp < high)
             score(place.after(warp - low, ring.depth), seen - (int32_t)(warp * TILE), end - (int32_t)(warp * TILE));

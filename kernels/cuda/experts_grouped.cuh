@@ -13,6 +13,7 @@
 #include "experts.cuh"
 #include "launch.cuh"
 #include "packed.cuh"
+#include "ring.cuh"
 #include "tensor_map.cuh"
 #include "tile_store.cuh"
 #include "wgmma_wide.cuh"
@@ -113,33 +114,23 @@ static __device__ __forceinline__ uint32_t grouped_turns(const struct mixture &m
     return t->units[m.n_experts] * (s.n_tiles / s.across);
 }
 
-/* The next stage of the ring. */
-static __device__ __forceinline__ void grouped_next(uint32_t *stage, uint32_t *phase, uint32_t n_stages)
-{
-    if (++*stage == n_stages) {
-        *stage = 0;
-        *phase ^= 1;
-    }
-}
-
 /* One thread streams the block's weights, or its share of x to all blocks of the cluster. */
 template <bool IS_PACKED>
 static __device__ __forceinline__ void grouped_load(const struct grouped_maps &maps, const struct mixture &m,
                                                     const struct grouped_shape &s, const struct grouped_tables *t,
-                                                    uint32_t ring, uint32_t full, uint32_t empty, bool is_weight)
+                                                    const struct ring &ring, bool is_weight)
 {
     const uint32_t rank = cluster_rank(), mask = (1u << s.across) - 1;
-    uint32_t stage = 0, phase = 1; /* 1: the first round finds every stage empty */
+    struct ring_place at = RING_FETCH;
     uint64_t policy = policy_keep();
     if (!is_weight)
         wait_for_input();
     for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
         struct grouped_place p = grouped_place_of(m, s, t, turn, rank);
         const uint32_t columns = grouped_columns(p, grouped_weights<IS_PACKED>::least_columns);
-        for (uint32_t block = 0; block < s.n_blocks; block++, grouped_next(&stage, &phase, s.n_stages)) {
-            uint32_t target = ring + stage * s.stage_bytes, barrier = full + 8 * stage;
-            barrier_wait(empty + 8 * stage, phase);
-            barrier_expect(barrier, is_weight ? grouped_weights<IS_PACKED>::bytes : columns * 128);
+        for (uint32_t block = 0; block < s.n_blocks; block++, ring.next(at)) {
+            const uint32_t barrier = ring.expect(at, is_weight ? grouped_weights<IS_PACKED>::bytes : columns * 128);
+            const uint32_t target = ring.data_of(at);
             if (is_weight && s.is_product)
                 copy_pairs(target, &maps.w, p.expert * s.expert_step + p.tile * (GROUPED_ROWS / 16), block, barrier, policy);
             else if (is_weight)
@@ -152,14 +143,15 @@ static __device__ __forceinline__ void grouped_load(const struct grouped_maps &m
         }
     }
     /* Do not exit while another block of the cluster may still signal our barriers. */
-    for (uint32_t i = 0; i < s.n_stages; i++, grouped_next(&stage, &phase, s.n_stages))
-        barrier_wait(empty + 8 * stage, phase);
+    ring.drain(at);
 }
 
 /* What a thread that multiplies knows. */
 struct grouped_worker {
-    uint32_t ring, piece, full, empty; /* addresses; empty: of the block that this lane tells of a free stage, or 0 */
-    uint32_t group, stage, phase;
+    struct ring ring;
+    struct ring_place at;
+    uint32_t piece, empty; /* addresses; empty: of the block that this lane tells of a free stage, or 0 */
+    uint32_t group;
 };
 
 /* The sums of 32 places from column c on, rounded, through the warp's piece of shared memory: its rows are places, of 16
@@ -238,15 +230,14 @@ static __device__ __forceinline__ void grouped_multiply(float (&sum)[N], const u
 }
 
 /* Once they are under way: those of the stage before have ended. */
-static __device__ __forceinline__ void grouped_move_on(struct grouped_worker &w, bool is_first, uint32_t *before,
-                                                       uint32_t n_stages)
+static __device__ __forceinline__ void grouped_move_on(struct grouped_worker &w, bool is_first, uint32_t *before)
 {
     wgmma_commit();
     wgmma_wait<1>();
     if (!is_first && w.empty)
         barrier_arrive_in(w.empty + 8 * *before);
-    *before = w.stage;
-    grouped_next(&w.stage, &w.phase, n_stages);
+    *before = w.at.stage;
+    w.ring.next(w.at);
 }
 
 /* One tile; N columns. */
@@ -262,8 +253,8 @@ static __device__ __forceinline__ void grouped_tile(const struct grouped_shape &
     uint32_t block = 0, before = 0;
     uint32_t even[4][4], odd[4][4]; /* registers of the stage that is under way, and of the next */
     auto step = [&](uint32_t (&a)[4][4]) {
-        uint32_t stage = w.ring + w.stage * s.stage_bytes;
-        barrier_wait(w.full + 8 * w.stage, w.phase);
+        const uint32_t stage = w.ring.data_of(w.at);
+        w.ring.wait_full(w.at);
         uint64_t b = wgmma_rows(stage + grouped_weights<IS_PACKED>::room);
         if constexpr (IS_PACKED) {
             packed_panel::load(stage + (w.group * 4 + threadIdx.x % 128 / 32) * packed_panel::bytes, a);
@@ -271,7 +262,7 @@ static __device__ __forceinline__ void grouped_tile(const struct grouped_shape &
         } else {
             grouped_multiply<T>(sum, stage, b, w.group);
         }
-        grouped_move_on(w, block == 0, &before, s.n_stages);
+        grouped_move_on(w, block == 0, &before);
         return ++block < s.n_blocks;
     };
     while (step(even) && step(odd))
@@ -304,14 +295,12 @@ experts_grouped(const __grid_constant__ struct grouped_maps maps, const __grid_c
                 const __grid_constant__ expert_product product)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const uint32_t tables_at = s.n_stages * s.stage_bytes + 8 * GROUPED_PIECE_BYTES, ring = shared_address(shared);
-    const uint32_t full = ring + tables_at + (uint32_t)sizeof(struct grouped_tables), empty = full + 8 * s.n_stages;
+    const uint32_t tables_at = s.n_stages * s.stage_bytes + 8 * GROUPED_PIECE_BYTES, data = shared_address(shared);
+    const uint32_t full = data + tables_at + (uint32_t)sizeof(struct grouped_tables);
+    const struct ring ring = {data, full, full + 8 * s.n_stages, s.n_stages, s.stage_bytes};
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     struct grouped_tables *t = (struct grouped_tables *)(shared + tables_at);
-    if (threadIdx.x < s.n_stages) {
-        barrier_init(full + 8 * threadIdx.x, 2);
-        barrier_init(empty + 8 * threadIdx.x, 8 * s.across);
-    }
+    ring.make_barriers(2, 8 * s.across);
     barriers_made();
     if (!s.is_behind)
         wait_for_input();
@@ -325,16 +314,15 @@ experts_grouped(const __grid_constant__ struct grouped_maps maps, const __grid_c
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp < 10 && lane == 0)
-            grouped_load<IS_PACKED>(maps, m, s, t, ring, full, empty, warp == 8);
+            grouped_load<IS_PACKED>(maps, m, s, t, ring, warp == 8);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_input();
     struct grouped_worker w = {};
     w.ring = ring;
-    w.piece = ring + s.n_stages * s.stage_bytes + warp * GROUPED_PIECE_BYTES;
-    w.full = full;
-    w.empty = lane < s.across ? address_in(empty, lane) : 0;
+    w.piece = data + s.n_stages * s.stage_bytes + warp * GROUPED_PIECE_BYTES;
+    w.empty = lane < s.across ? address_in(ring.empty, lane) : 0;
     w.group = warp / 4;
     for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
         const struct grouped_place p = grouped_place_of(m, s, t, turn, cluster_rank());

@@ -104,30 +104,29 @@ static __device__ __forceinline__ struct row16_source row16_find(const struct ro
 
 /* A warp: a lane asks for its eight of every stage. */
 static __device__ __forceinline__ void row16_load_w(const struct row16_maps &maps, const struct row16_shape &s,
-                                                    const struct mixture &m, uint32_t ring, struct row16_tables *t,
+                                                    const struct mixture &m, const struct ring &ring, struct row16_tables *t,
                                                     struct row16_counts *counts)
 {
     const uint64_t policy = policy_read_once();
     const uint32_t lane = threadIdx.x % 32;
-    struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
-    struct skinny_pace pace = {};
+    struct ring_place at = RING_FETCH;
+    struct ring_pace pace = {};
     uint32_t next = lane ? 0 : atomicAdd(&counts->n_taken, 1);
     const uint32_t own = expert_soon(m, min(lane, m.n_chosen - 1));
     struct row16_source from = row16_find(maps, s, m.n_chosen, __shfl_sync(~0u, next, 0));
     while (from.index < s.n_up + s.n_down) {
         const uint32_t row = __shfl_sync(~0u, own, from.unit) * from.step + from.row;
-        for (uint32_t block = 0; block < from.n_blocks; block += ROW16_BLOCKS, skinny_next(&at, s.n_stages)) {
-            const uint32_t full = shared_address(&t->full[at.stage]);
-            barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
+        for (uint32_t block = 0; block < from.n_blocks; block += ROW16_BLOCKS, ring.next(at)) {
+            ring.wait_empty(at);
             if (from.index >= s.n_up && block)
                 barrier_wait(shared_address(&t->is_up_done), 0);
-            skinny_hold(&pace, shared_address(t->full), s.n_ahead, s.n_stages);
+            pace.hold(ring, s.n_ahead);
             if (lane == 0) {
                 t->items[at.stage] = from.index;
-                barrier_expect(full, from.n_eights * ROW16_EIGHT_BYTES);
+                barrier_expect(ring.full_of(at), from.n_eights * ROW16_EIGHT_BYTES);
             }
             if (from.has_eight)
-                copy_box(ring + at.stage * s.stage_bytes + lane * ROW16_EIGHT_BYTES, from.map, row, block, full, policy);
+                copy_box(ring.data_of(at) + lane * ROW16_EIGHT_BYTES, from.map, row, block, ring.full_of(at), policy);
             /* Half-way: early enough to be known in time, late enough for all blocks to have had their first. */
             if (lane == 0 && block == from.n_blocks / 2 / ROW16_BLOCKS * ROW16_BLOCKS)
                 next = atomicAdd(&counts->n_taken, 1);
@@ -137,7 +136,7 @@ static __device__ __forceinline__ void row16_load_w(const struct row16_maps &map
     wait_for_input();
     if (lane)
         return;
-    ring_end(t, at, from.index);
+    ring_end(ring, t->items, at, from.index);
     row16_end(counts);
 }
 
@@ -159,14 +158,13 @@ static __device__ __forceinline__ void row16_load_x(const struct row16_maps &map
 
 /* ---- those that multiply ------------------------------------------------------------------------------------------------- */
 
-/* The sums of an item; ring, x: where the group's operand of a stage, and the rows of x, are in shared memory. */
+/* The sums of an item; offset, x: where the group's operand of a stage, and the rows of x, are in shared memory. */
 template <class T>
-static __device__ __forceinline__ void row16_sum(const struct row16_shape &s, struct row16_tables *t, uint32_t ring, uint32_t x,
-                                                 uint32_t n_blocks, struct skinny_place *at, float (&sum)[4])
+static __device__ __forceinline__ void row16_sum(const struct ring (&rings)[1], uint32_t offset, uint32_t x, uint32_t n_blocks,
+                                                 struct ring_place &at, float (&sum)[4])
 {
-    const uint32_t full[] = {shared_address(t->full)}, empty = shared_address(t->empty);
-    skinny_sum<ROW16_BLOCKS>(full, empty, n_blocks, s.n_stages, at, sum, [&](uint32_t block, auto half_way) {
-        skinny_multiply<T, 1, ROW16_BLOCKS>(sum, wgmma_rows(ring + at->stage * s.stage_bytes, ROW16_EIGHT_BYTES),
+    skinny_sum<ROW16_BLOCKS>(rings, n_blocks, at, sum, [&](uint32_t block, auto half_way) {
+        skinny_multiply<T, 1, ROW16_BLOCKS>(sum, wgmma_rows(rings[0].data_of(at) + offset, ROW16_EIGHT_BYTES),
                                             wgmma_rows(x + block * 1024), 8, min(ROW16_BLOCKS, n_blocks - block), half_way);
     });
 }
@@ -244,11 +242,11 @@ template <class T> struct row16_total {
 template <class T>
 static __device__ __forceinline__ void row16_work(const struct row16_shape &s, const struct mixture &m,
                                                   const struct output &products, const struct output &y,
-                                                  const expert_product &product, uint32_t ring, uint32_t x,
-                                                  struct row16_tables *t, struct row16_counts *counts)
+                                                  const expert_product &product, const struct ring (&rings)[1], uint32_t offset,
+                                                  uint32_t x, struct row16_tables *t, struct row16_counts *counts)
 {
     const uint32_t lane = threadIdx.x % 32;
-    struct skinny_place at = {0, 0};
+    struct ring_place at = RING_READ;
     wait_for_input();
     const uint32_t own = lane < m.n_chosen ? (uint32_t)__ldcg(&route_at(m, lane)->expert) : 0;
     const float weight = lane < m.n_chosen ? __ldcg(&route_at(m, lane)->weight) : 0;
@@ -258,10 +256,10 @@ static __device__ __forceinline__ void row16_work(const struct row16_shape &s, c
         weights[i] = __shfl_sync(~0u, weight, i);
     barrier_wait(shared_address(&t->x_there), 0);
     uint32_t index;
-    while ((index = ring_item(t, at)) < s.n_up) {
+    while ((index = ring_item(rings[0], t->items, at)) < s.n_up) {
         const struct row16_product<T> wanted(s, products, m.n_chosen, own, index);
         float sum[4] = {};
-        row16_sum<T>(s, t, ring, x, s.up_blocks, &at, sum);
+        row16_sum<T>(rings, offset, x, s.up_blocks, at, sum);
         wanted.store(products.bias, product, sum);
         meet(1, ROW16_WARPS * 32);
         if (threadIdx.x == 0)
@@ -270,10 +268,10 @@ static __device__ __forceinline__ void row16_work(const struct row16_shape &s, c
     if (lane == 0)
         barrier_arrive(shared_address(&t->is_up_done));
     barrier_wait(shared_address(&t->x_there), 1);
-    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = ring_item(t, at)) {
+    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = ring_item(rings[0], t->items, at)) {
         const struct row16_total<T> wanted(s, y, m.n_chosen, own, index);
         float sum[4] = {};
-        row16_sum<T>(s, t, ring, x, s.down_blocks, &at, sum);
+        row16_sum<T>(rings, offset, x, s.down_blocks, at, sum);
         wanted.store(s, y.bias, m.n_chosen, weights, t->results[parity], sum);
     }
 }
@@ -288,12 +286,12 @@ static __global__ void __launch_bounds__(ROW16_THREADS, 1)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const uint32_t ring = shared_address(shared), x = ring + s.n_stages * s.stage_bytes;
+    const uint32_t data = shared_address(shared), x = data + s.n_stages * s.stage_bytes;
     struct row16_tables *t = (struct row16_tables *)(shared + s.tables_at);
+    const struct ring rings[] = {{data, shared_address(t->full), shared_address(t->empty), s.n_stages, s.stage_bytes}};
     if (threadIdx.x < 4)
         map_prefetch(&maps.up + threadIdx.x);
-    barriers_init(shared_address(t->full), s.n_stages, 1);
-    barriers_init(shared_address(t->empty), s.n_stages, ROW16_WARPS);
+    rings[0].make_barriers(1, ROW16_WARPS);
     if (threadIdx.x == 32) {
         barrier_init(shared_address(&t->x_there), 1);
         barrier_init(shared_address(&t->is_up_done), ROW16_WARPS);
@@ -301,9 +299,9 @@ static __global__ void __launch_bounds__(ROW16_THREADS, 1)
     barriers_made();
     __syncthreads();
     if (warp < ROW16_WARPS)
-        row16_work<T>(s, m, products, y, product, ring + warp / 4 * 8 * ROW16_EIGHT_BYTES, x, t, counts);
+        row16_work<T>(s, m, products, y, product, rings, warp / 4 * 8 * ROW16_EIGHT_BYTES, x, t, counts);
     else if (warp == ROW16_WARPS)
-        row16_load_w(maps, s, m, ring, t, counts);
+        row16_load_w(maps, s, m, rings[0], t, counts);
     else if (lane == 0)
         row16_load_x(maps, s, x, t, counts);
 }

@@ -117,24 +117,24 @@ static __device__ __forceinline__ struct row4_source row4_find(const struct row4
 
 /* A warp. */
 static __device__ __forceinline__ void row4_load(const struct row4_input &in, const struct row4_shape &s,
-                                                 const struct mixture &m, uint32_t ring, struct row4_tables *t,
+                                                 const struct mixture &m, const struct ring &ring, struct row4_tables *t,
                                                  struct row4_counts *counts)
 {
     static_assert(2 * ROW4_CHUNK <= 2 * LANE_BLOCKS, "a lane a run or two");
     const uint64_t policy = policy_read_once();
     const uint32_t lane = threadIdx.x % 32;
-    struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
-    struct skinny_pace pace = {};
+    struct ring_place at = RING_FETCH;
+    struct ring_pace pace = {};
     uint32_t next = lane ? 0 : atomicAdd(&counts->n_taken, 1);
     const uint32_t own = expert_soon(m, min(lane, m.n_chosen - 1));
     struct row4_source from = row4_find(in, s, m.n_chosen, __shfl_sync(~0u, next, 0));
     while (from.index < s.n_up + s.n_down) {
         const char *run = from.from + __shfl_sync(~0u, own, from.unit) * from.expert_bytes + from.block * from.block_bytes;
-        for (uint32_t block = 0; block < from.n_blocks; block += from.stage_blocks, skinny_next(&at, s.n_stages)) {
-            const uint32_t full = shared_address(&t->full[at.stage]), target = ring + at.stage * s.stage_bytes + from.at;
+        for (uint32_t block = 0; block < from.n_blocks; block += from.stage_blocks, ring.next(at)) {
+            const uint32_t full = ring.full_of(at), target = ring.data_of(at) + from.at;
             const uint32_t n_here = min(from.stage_blocks, from.n_blocks - block);
-            barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
-            skinny_hold(&pace, shared_address(t->full), ROW4_AHEAD, s.n_stages);
+            ring.wait_empty(at);
+            pace.hold(ring, ROW4_AHEAD);
             if (lane == 0) {
                 t->items[at.stage] = from.index;
                 barrier_expect(full, n_here * from.n_runs * from.run_bytes);
@@ -153,7 +153,7 @@ static __device__ __forceinline__ void row4_load(const struct row4_input &in, co
     wait_for_input();
     if (lane)
         return;
-    ring_end(t, at, from.index);
+    ring_end(ring, t->items, at, from.index);
     barrier_wait(shared_address(&t->is_up_done), 0); /* so all of the block have read n_launches */
     if (atomicAdd(&counts->n_ended, 1) + 1 < gridDim.x)
         return;
@@ -411,14 +411,14 @@ static __device__ __forceinline__ void row4_work(row4_reader reader, const struc
     const uint32_t own = lane < m.n_chosen ? (uint32_t)__ldcg(&route_at(m, lane)->expert) : 0;
     const float weight = lane < m.n_chosen ? __ldcg(&route_at(m, lane)->weight) : 0;
     const uint32_t mark = 2 * __ldcg(&state->counts[s.parity].n_launches) + s.parity + 1;
-    struct row4_products products = {state->products, mark, reader.ring + s.products_at, false};
+    struct row4_products products = {state->products, mark, reader.ring.data + s.products_at, false};
     barrier_wait(shared_address(&t->x_there), 0);
-    uint32_t index = ring_item(t, reader.at);
-    for (; index < s.n_up; index = ring_item(t, reader.at))
-        row4_go_up(reader, up, product, own, reader.ring + s.x_at, index, state->products, mark);
+    uint32_t index = ring_item(reader.ring, t->items, reader.at);
+    for (; index < s.n_up; index = ring_item(reader.ring, t->items, reader.at))
+        row4_go_up(reader, up, product, own, reader.ring.data + s.x_at, index, state->products, mark);
     if (lane == 0)
         barrier_arrive(shared_address(&t->is_up_done));
-    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = ring_item(t, reader.at))
+    for (uint32_t parity = 0; index < s.n_up + s.n_down; parity ^= 1, index = ring_item(reader.ring, t->items, reader.at))
         row4_go_down(reader, m, y, own, weight, &products, index, t->results[parity]);
 }
 
@@ -430,10 +430,11 @@ static __global__ void __launch_bounds__(ROW4_THREADS, 1)
                       struct row4_state *state)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), ring = shared_address(shared);
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     struct row4_tables *t = (struct row4_tables *)(shared + s.tables_at);
-    barriers_init(shared_address(t->full), s.n_stages, 1);
-    barriers_init(shared_address(t->empty), s.n_stages, ROW4_WARPS);
+    const struct ring ring = {shared_address(shared), shared_address(t->full), shared_address(t->empty), s.n_stages,
+                              ROW4_STAGE_BYTES};
+    ring.make_barriers(1, ROW4_WARPS);
     barriers_init(shared_address(&t->x_there), 1, 1);
     barriers_init(shared_address(&t->is_up_done), 1, ROW4_WARPS);
     barriers_made();
@@ -443,11 +444,11 @@ static __global__ void __launch_bounds__(ROW4_THREADS, 1)
         if (warp == ROW4_LOADER)
             row4_load(in, s, m, ring, t, &state->counts[s.parity]);
         else if (threadIdx.x == ROW4_WARPS * 32)
-            row4_load_x(in, s, ring + s.x_at, shared_address(&t->x_there));
+            row4_load_x(in, s, ring.data + s.x_at, shared_address(&t->x_there));
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
-    row4_work({s, t, ring, {0, 0}}, m, up, y, product, state);
+    row4_work({s, t, ring, RING_READ}, m, up, y, product, state);
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */

@@ -174,12 +174,13 @@ struct rows8_turns {
 };
 
 /* One thread. */
-static __device__ __forceinline__ void rows8_load_w(const struct rows8_maps &maps, const struct rows8_shape &s, uint32_t ring,
-                                                    struct rows8_tables *t, uint32_t *n_taken, uint32_t index)
+static __device__ __forceinline__ void rows8_load_w(const struct rows8_maps &maps, const struct rows8_shape &s,
+                                                    const struct ring &ring, struct rows8_tables *t, uint32_t *n_taken,
+                                                    uint32_t index)
 {
     const uint64_t policy = policy_read_once();
     struct rows8_turns turns;
-    struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
+    struct ring_place at = RING_FETCH;
     for (;;) {
         const struct rows8_item item = rows8_item_of(s, t->n_units, index);
         turns.put(t, index);
@@ -188,11 +189,9 @@ static __device__ __forceinline__ void rows8_load_w(const struct rows8_maps &map
         index = atomicAdd(n_taken, 1); /* on its way while this item's weights are asked for */
         const struct rows8_way &way = item.is_up ? s.up : s.down;
         for (struct rows8_group group(item, t->n_units); group.is_there(); group.next())
-            for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS, skinny_next(&at, s.n_stages)) {
-                const uint32_t target = ring + at.stage * s.stage_bytes + way.x_bytes;
-                const uint32_t full = shared_address(&t->full[at.stage]);
-                barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
-                barrier_expect(full, group.n * way.unit_bytes);
+            for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS, ring.next(at)) {
+                const uint32_t full = ring.expect(at, group.n * way.unit_bytes);
+                const uint32_t target = ring.data_of(at) + way.x_bytes;
                 for (uint32_t i = 0; i < group.n; i++) {
                     const uint32_t from = t->units[group.unit + i].expert * way.step + item.tile * way.tile_step;
                     if (item.is_up)
@@ -211,19 +210,20 @@ static __device__ __forceinline__ void count_released(uint32_t *count)
 }
 
 /* The item of the next stage, in rings that note each stage's item. */
-template <class TABLES> static __device__ __forceinline__ uint32_t ring_item(const TABLES *t, const struct skinny_place &at)
+static __device__ __forceinline__ uint32_t ring_item(const struct ring &ring, const uint32_t *items,
+                                                     const struct ring_place &at)
 {
-    barrier_wait(shared_address(&t->full[at.stage]), at.phase);
-    return *(volatile const uint32_t *)&t->items[at.stage];
+    ring.wait_full(at);
+    return *(volatile const uint32_t *)&items[at.stage];
 }
 
 /* By a thread that loads: an item beyond the last, of a stage without bytes. */
-template <class TABLES>
-static __device__ __forceinline__ void ring_end(TABLES *t, const struct skinny_place &at, uint32_t item)
+static __device__ __forceinline__ void ring_end(const struct ring &ring, uint32_t *items, const struct ring_place &at,
+                                                uint32_t item)
 {
-    barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
-    t->items[at.stage] = item;
-    barrier_arrive(shared_address(&t->full[at.stage]));
+    ring.wait_empty(at);
+    items[at.stage] = item;
+    barrier_arrive(ring.full_of(at));
 }
 
 /* Until n have been counted; what was written before is seen, by the copy engine too. */
@@ -238,13 +238,13 @@ static __device__ __forceinline__ void rows8_wait(const uint32_t *count, uint32_
 
 /* A warp, of which every lane has a row of a unit. */
 static __device__ __forceinline__ void rows8_load_x(const struct rows8_shape &s, const struct rows8_rows &x,
-                                                    const struct rows8_rows &products, uint32_t ring, struct rows8_tables *t,
-                                                    struct rows8_counts *counts)
+                                                    const struct rows8_rows &products, const struct ring &ring,
+                                                    struct rows8_tables *t, struct rows8_counts *counts)
 {
     static_assert(DOWN_UNITS * ROWS8_ROWS == 32, "a lane a row");
     const uint32_t lane = threadIdx.x % 32, slot = lane / ROWS8_ROWS, row = lane % ROWS8_ROWS;
     struct rows8_turns turns;
-    struct skinny_place at = {0, 1};
+    struct ring_place at = RING_FETCH;
     for (;;) {
         const struct rows8_item item = rows8_item_of(s, t->n_units, turns.take(t));
         if (item.is_end)
@@ -259,15 +259,14 @@ static __device__ __forceinline__ void rows8_load_x(const struct rows8_shape &s,
                                           : products.data + (size_t)place * products.stride_bytes;
             if (!item.is_up)
                 rows8_wait(&counts->products[group.unit + min(slot, group.n - 1)], s.up.n_tiles);
-            for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS, skinny_next(&at, s.n_stages)) {
-                const uint32_t full = shared_address(&t->full[at.stage]), target = ring + at.stage * s.stage_bytes + own;
+            for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS, ring.next(at)) {
                 const uint32_t n_bytes = min(STAGE_BLOCKS, way.n_blocks - block) * 128;
-                barrier_wait(shared_address(&t->empty[at.stage]), at.phase);
+                ring.wait_empty(at);
                 if (lane == 0)
-                    barrier_expect(full, n * n_bytes);
+                    barrier_expect(ring.full_of(at), n * n_bytes);
                 __syncwarp();
                 if (is_row)
-                    copy_bytes(target, from + block * 128, n_bytes, full);
+                    copy_bytes(ring.data_of(at) + own, from + block * 128, n_bytes, ring.full_of(at));
             }
         }
     }
@@ -285,21 +284,21 @@ static __device__ __forceinline__ void rows8_load_x(const struct rows8_shape &s,
 template <class SHAPE, class TABLES> struct ring_reader {
     const SHAPE &s;
     TABLES *t;
-    uint32_t ring;
-    struct skinny_place at;
+    struct ring ring;
+    struct ring_place at;
 
     /* The address of a stage that is there. */
     __device__ __forceinline__ uint32_t open() const
     {
-        barrier_wait(shared_address(&t->full[at.stage]), at.phase);
-        return ring + at.stage * s.stage_bytes;
+        ring.wait_full(at);
+        return ring.data_of(at);
     }
     __device__ __forceinline__ void close()
     {
         __syncwarp();
         if (threadIdx.x % 32 == 0)
-            barrier_arrive(shared_address(&t->empty[at.stage]));
-        skinny_next(&at, s.n_stages);
+            ring.release(at.stage);
+        ring.next(at);
     }
     __device__ __forceinline__ void pass(uint32_t n_blocks, uint32_t stage_blocks)
     {
@@ -499,14 +498,14 @@ experts_rows8_mxfp4(const __grid_constant__ struct rows8_maps maps, const __grid
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const uint32_t ring = shared_address(shared);
     struct rows8_tables *t = (struct rows8_tables *)(shared + s.n_stages * s.stage_bytes);
+    const struct ring ring = {shared_address(shared), shared_address(t->full), shared_address(t->empty), s.n_stages,
+                              s.stage_bytes};
     uint32_t index = 0;
     start_next();
     if (threadIdx.x < 2)
         map_prefetch(&maps.up + threadIdx.x);
-    barriers_init(shared_address(t->full), s.n_stages, 2);
-    barriers_init(shared_address(t->empty), s.n_stages, ROWS8_WARPS);
+    ring.make_barriers(2, ROWS8_WARPS);
     barriers_init(shared_address(t->there), ROWS8_ITEMS, 1);
     barriers_init(shared_address(t->taken), ROWS8_ITEMS, ROWS8_WARPS + 1);
     barriers_made();
@@ -515,7 +514,7 @@ experts_rows8_mxfp4(const __grid_constant__ struct rows8_maps maps, const __grid
         index = atomicAdd(&counts->n_taken, 1);
     rows8_sort(m, t);
     if (warp < ROWS8_WARPS)
-        rows8_work({s, t, ring, {0, 0}}, m, products, y, product, counts);
+        rows8_work({s, t, ring, RING_READ}, m, products, y, product, counts);
     else if (warp > ROWS8_WARPS)
         rows8_load_x(s, x, {products.y, products.y_stride * 2}, ring, t, counts);
     else if (lane == 0)

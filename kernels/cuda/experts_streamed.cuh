@@ -121,38 +121,34 @@ static __device__ void streamed_prepare(const struct mixture &m, const struct st
 
 template <bool IS_PRODUCT>
 static __device__ __forceinline__ void streamed_load_w(const CUtensorMap *map, const struct streamed_shape &s,
-                                                       struct streamed_tables *t, uint32_t stage_blocks, uint32_t ring,
-                                                       uint32_t full, uint32_t empty, uint32_t stage_bytes)
+                                                       struct streamed_tables *t, uint32_t stage_blocks,
+                                                       const struct ring &ring)
 {
     uint64_t policy = policy_read_once();
-    struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
+    struct ring_place at = RING_FETCH;
     for (uint32_t item = blockIdx.x; item < t->n_units * s.w.n_tiles; item += gridDim.x) {
         uint32_t from = streamed_units(t)[item / s.w.n_tiles].expert * s.expert_step, tile = item % s.w.n_tiles;
-        for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(&at, s.w.n_stages)) {
-            barrier_wait(empty + 8 * at.stage, at.phase);
-            barrier_expect(full + 8 * at.stage, stage_bytes);
-            uint32_t target = ring + at.stage * stage_bytes;
+        for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, ring.next(at)) {
+            const uint32_t full = ring.expect(at, ring.stage_bytes), target = ring.data_of(at);
             if (IS_PRODUCT)
-                copy_pairs(target, map, from + tile * (s.w.tile_rows / 16), block, full + 8 * at.stage, policy);
+                copy_pairs(target, map, from + tile * (s.w.tile_rows / 16), block, full, policy);
             else
-                copy_box(target, map, from + tile * s.w.tile_rows, block, full + 8 * at.stage, policy);
+                copy_box(target, map, from + tile * s.w.tile_rows, block, full, policy);
         }
     }
 }
 
 static __device__ __forceinline__ void streamed_load_x(const CUtensorMap *map, const struct mixture &m,
                                                        const struct streamed_shape &s, bool is_place, struct streamed_tables *t,
-                                                       uint32_t stage_blocks, uint32_t ring, uint32_t full, uint32_t empty,
-                                                       uint32_t stage_bytes)
+                                                       uint32_t stage_blocks, const struct ring &ring)
 {
     wait_for_input();
-    struct skinny_place at = {0, 1};
+    struct ring_place at = RING_FETCH;
     for (uint32_t item = blockIdx.x; item < t->n_units * s.w.n_tiles; item += gridDim.x) {
         uint32_t row = is_place ? streamed_units(t)[item / s.w.n_tiles].first : 0;
-        for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, skinny_next(&at, s.w.n_stages)) {
-            barrier_wait(empty + 8 * at.stage, at.phase);
-            barrier_expect(full + 8 * at.stage, stage_bytes);
-            copy_box(ring + at.stage * stage_bytes, map, row, block, full + 8 * at.stage);
+        for (uint32_t block = 0; block < s.w.n_blocks; block += stage_blocks, ring.next(at)) {
+            const uint32_t full = ring.expect(at, ring.stage_bytes);
+            copy_box(ring.data_of(at), map, row, block, full);
         }
     }
 }
@@ -205,26 +201,23 @@ static __device__ __forceinline__ void streamed_store_sums(const struct output &
     }
 }
 
-/* The shared memory of a block; the rings are the first of it. */
+/* The rings of W and of x, which share their barriers, are the first of a block's shared memory. */
 struct streamed_memory {
-    uint32_t w_bytes, x_bytes, w_ring, x_ring, full, empty; /* bytes of a stage, and addresses */
+    struct ring w[1], x;
     struct streamed_tables *tables;
 };
 
 static __device__ __forceinline__ struct streamed_memory streamed_open(uint8_t *shared, const struct streamed_shape &s,
                                                                        uint32_t eights)
 {
-    const uint32_t stage_blocks = skinny_stage_blocks(eights);
-    struct streamed_memory f;
-    f.w_bytes = stage_blocks * s.w.tile_rows * 128;
-    f.x_bytes = stage_blocks * eights * 1024;
-    f.w_ring = shared_address(shared);
-    f.x_ring = f.w_ring + s.w.n_stages * f.w_bytes;
-    f.full = f.x_ring + s.w.n_stages * f.x_bytes;
-    f.empty = f.full + 8 * s.w.n_stages;
-    f.tables = (struct streamed_tables *)(shared + s.tables_at);
-    barriers_init(f.full, s.w.n_stages, 2);
-    barriers_init(f.empty, s.w.n_stages, 4);
+    const uint32_t stage_blocks = skinny_stage_blocks(eights), n_stages = s.w.n_stages;
+    const uint32_t w_bytes = stage_blocks * s.w.tile_rows * 128, x_bytes = stage_blocks * eights * 1024;
+    const uint32_t w_data = shared_address(shared), x_data = w_data + n_stages * w_bytes, full = x_data + n_stages * x_bytes;
+    const uint32_t empty = full + 8 * n_stages;
+    const struct streamed_memory f = {{{w_data, full, empty, n_stages, w_bytes}},
+                                      {x_data, full, empty, n_stages, x_bytes},
+                                      (struct streamed_tables *)(shared + s.tables_at)};
+    f.x.make_barriers(2, 4);
     barriers_made();
     return f;
 }
@@ -232,16 +225,14 @@ static __device__ __forceinline__ struct streamed_memory streamed_open(uint8_t *
 /* The sums of one tile and unit. */
 template <class T, uint32_t EIGHTS>
 static __device__ __forceinline__ void streamed_sum(const struct streamed_memory &f, const struct streamed_shape &s,
-                                                    struct skinny_place *at, float (&sum)[4 * EIGHTS])
+                                                    struct ring_place &at, float (&sum)[4 * EIGHTS])
 {
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
-    const uint32_t full[] = {f.full};
     auto multiply = [&](uint32_t block, auto half_way) {
-        skinny_multiply<T, EIGHTS>(sum, wgmma_rows(f.w_ring + at->stage * f.w_bytes),
-                                   wgmma_rows(f.x_ring + at->stage * f.x_bytes), s.w.tile_rows,
+        skinny_multiply<T, EIGHTS>(sum, wgmma_rows(f.w[0].data_of(at)), wgmma_rows(f.x.data_of(at)), s.w.tile_rows,
                                    min(stage_blocks, s.w.n_blocks - block), half_way);
     };
-    skinny_sum<skinny_stage_blocks(EIGHTS)>(full, f.empty, s.w.n_blocks, s.w.n_stages, at, sum, multiply);
+    skinny_sum<skinny_stage_blocks(EIGHTS)>(f.w, s.w.n_blocks, at, sum, multiply);
 }
 
 /* is_place: rows of x are places, else the rows of the batch. */
@@ -250,25 +241,25 @@ static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 experts_streamed(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct streamed_shape s,
                  struct mixture m, bool is_place, struct output out, expert_product product)
 {
-    extern __shared__ __align__(1024) uint8_t rings[];
+    extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
     map_prefetch(warp == 4 ? &w_map : &x_map);
-    const struct streamed_memory f = streamed_open(rings, s, EIGHTS);
+    const struct streamed_memory f = streamed_open(shared, s, EIGHTS);
     streamed_prepare(m, s, f.tables, 8 * EIGHTS);
     if (warp >= 4) {
         if (warp == 4 && lane == 0)
-            streamed_load_w<IS_PRODUCT>(&w_map, s, f.tables, stage_blocks, f.w_ring, f.full, f.empty, f.w_bytes);
+            streamed_load_w<IS_PRODUCT>(&w_map, s, f.tables, stage_blocks, f.w[0]);
         if (warp == 5 && lane == 0)
-            streamed_load_x(&x_map, m, s, is_place, f.tables, stage_blocks, f.x_ring, f.full, f.empty, f.x_bytes);
+            streamed_load_x(&x_map, m, s, is_place, f.tables, stage_blocks, f.x);
         return;
     }
     wait_for_input();
-    struct skinny_place at = {0, 0};
+    struct ring_place at = RING_READ;
     for (uint32_t item = blockIdx.x; item < f.tables->n_units * s.w.n_tiles; item += gridDim.x) {
         float sum[4 * EIGHTS] = {};
         uint32_t index = item / s.w.n_tiles, tile = item % s.w.n_tiles;
-        streamed_sum<T, EIGHTS>(f, s, &at, sum);
+        streamed_sum<T, EIGHTS>(f, s, at, sum);
         const struct streamed_unit unit = streamed_units(f.tables)[index];
         if (IS_PRODUCT)
             streamed_store_products<T, EIGHTS>(out, product, s, f.tables, is_place, unit, index, tile, sum);

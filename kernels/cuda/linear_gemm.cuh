@@ -15,6 +15,7 @@
 #define LLMPY_CUDA_LINEAR_GEMM_CUH
 
 #include "launch.cuh"
+#include "ring.cuh"
 #include "tensor_map.cuh"
 #include "tile_store.cuh"
 #include "wgmma_wide.cuh"
@@ -73,18 +74,15 @@ static constexpr __host__ __device__ uint32_t gemm_stages(uint32_t groups, uint3
  * rest of that tile keeps old bytes: its sums are not stored, and the copy engine is slow at zeros. */
 template <uint32_t GROUPS, uint32_t WIDTH>
 static __device__ __forceinline__ void gemm_load(const struct gemm_maps &maps, const struct gemm_shape &s,
-                                                 const struct output &out, uint32_t ring, uint32_t full, uint32_t empty,
-                                                 bool is_weight)
+                                                 const struct output &out, const struct ring &ring, bool is_weight)
 {
-    const uint32_t x_bytes = GROUPS * 64 * 128, w_bytes = WIDTH * 128, n_stages = gemm_stages(GROUPS, WIDTH);
     const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
     const uint32_t tile_rows = is_weight ? WIDTH : GROUPS * 64;
     const uint32_t n_rows = is_weight ? out.n_out << s.is_product : out.n_rows;
     const bool is_pairs = is_weight && s.is_product;
     const uint32_t mask = is_weight ? s.w_blocks << (across << s.down_log2) : s.x_blocks << down;
-    uint32_t stage = 0, phase = 1; /* 1: the first round finds every stage empty */
+    struct ring_place at = RING_FETCH;
     uint64_t policy = is_weight && s.is_read_once ? policy_read_once() : policy_keep();
-    ring += is_weight ? x_bytes : 0;
     map_prefetch(is_weight ? &maps.w : &maps.x);
     if (!is_weight)
         wait_for_input();
@@ -94,44 +92,32 @@ static __device__ __forceinline__ void gemm_load(const struct gemm_maps &maps, c
         bool is_edge = left < tile_rows;
         uint32_t slice = is_weight ? (is_edge ? s.w_edge_rows : s.w_box_rows) : is_edge ? s.x_edge_rows : s.x_box_rows;
         uint32_t n_bytes = (is_edge ? (left + slice - 1) / slice * slice : tile_rows) * 128;
-        uint32_t begin = (is_weight ? down : across) * slice, target = ring + begin * 128;
+        uint32_t begin = (is_weight ? down : across) * slice, offset = (is_weight ? GROUPS * 64 * 128 : 0) + begin * 128;
         const CUtensorMap *map = is_weight ? (is_edge ? &maps.w_edge : &maps.w) : is_edge ? &maps.x_edge : &maps.x;
-        for (uint32_t block = 0; block < s.n_blocks; block++) {
-            barrier_wait(empty + 8 * stage, phase);
-            barrier_expect(full + 8 * stage, n_bytes);
+        for (uint32_t block = 0; block < s.n_blocks; block++, ring.next(at)) {
+            const uint32_t full = ring.expect(at, n_bytes), target = ring.data_of(at) + offset;
             if (begin < left && is_pairs)
-                copy_pairs_to(mask, target + stage * (x_bytes + w_bytes), map, (first + begin) / 16, block, full + 8 * stage,
-                              policy);
+                copy_pairs_to(mask, target, map, (first + begin) / 16, block, full, policy);
             else if (begin < left)
-                copy_box_to(mask, target + stage * (x_bytes + w_bytes), map, first + begin, block, full + 8 * stage, policy);
-            if (++stage == n_stages) {
-                stage = 0;
-                phase ^= 1;
-            }
+                copy_box_to(mask, target, map, first + begin, block, full, policy);
         }
     }
     /* Do not exit while another block of the cluster may still signal our barriers. */
-    for (uint32_t i = 0; i < n_stages; i++) {
-        barrier_wait(empty + 8 * stage, phase);
-        if (++stage == n_stages) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
+    ring.drain(at);
 }
 
 template <class T, uint32_t GROUPS, uint32_t WIDTH>
-static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, const struct output &out, uint32_t ring,
-                                                    uint32_t pieces, uint32_t full, uint32_t empty)
+static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, const struct output &out,
+                                                    const struct ring &ring, uint32_t pieces)
 {
-    const uint32_t x_bytes = GROUPS * 64 * 128, stage_bytes = x_bytes + WIDTH * 128, n_stages = gemm_stages(GROUPS, WIDTH);
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
     /* The blocks that fetch for this one hear of a free stage; lane i tells the i-th. */
     uint32_t beside = lane - s.down, owner = lane + (across << s.down_log2);
     if (lane >= s.down)
         owner = down + ((beside + (beside >= across)) << s.down_log2);
-    uint32_t free_in = lane < s.down + s.across - 1 ? address_in(empty, owner) : 0, stage = 0, phase = 0, before = 0;
+    uint32_t free_in = lane < s.down + s.across - 1 ? address_in(ring.empty, owner) : 0, before = 0;
+    struct ring_place at = RING_READ;
     for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
         float sum[WIDTH / 2];
 #pragma unroll
@@ -139,9 +125,9 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
             sum[i] = 0;
         uint32_t block = 0;
         do {
-            barrier_wait(full + 8 * stage, phase);
-            uint64_t a = wgmma_rows(ring + stage * stage_bytes + warp / 4 * 64 * 128);
-            uint64_t b = wgmma_rows(ring + stage * stage_bytes + x_bytes);
+            ring.wait_full(at);
+            uint64_t a = wgmma_rows(ring.data_of(at) + warp / 4 * 64 * 128);
+            uint64_t b = wgmma_rows(ring.data_of(at) + GROUPS * 64 * 128);
             wgmma_begin();
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++)
@@ -150,11 +136,8 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
             wgmma_wait<1>();
             if (block && free_in)
                 barrier_arrive_in(free_in + 8 * before);
-            before = stage;
-            if (++stage == n_stages) {
-                stage = 0;
-                phase ^= 1;
-            }
+            before = at.stage;
+            ring.next(at);
         } while (++block < s.n_blocks);
         wgmma_wait<0>();
         if (free_in)
@@ -181,13 +164,13 @@ linear_gemm(const __grid_constant__ struct gemm_maps maps, const __grid_constant
             const __grid_constant__ struct output out)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const uint32_t n_stages = gemm_stages(GROUPS, WIDTH), ring = shared_address(shared);
-    const uint32_t pieces = ring + n_stages * (GROUPS * 64 + WIDTH) * 128;
-    const uint32_t full = pieces + GROUPS * 64 * gemm_pitch(WIDTH), empty = full + 8 * n_stages;
+    const uint32_t n_stages = gemm_stages(GROUPS, WIDTH), stage_bytes = (GROUPS * 64 + WIDTH) * 128;
+    const uint32_t data = shared_address(shared), pieces = data + n_stages * stage_bytes;
+    const uint32_t full = pieces + GROUPS * 64 * gemm_pitch(WIDTH);
+    const struct ring ring = {data, full, full + 8 * n_stages, n_stages, stage_bytes};
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     start_next();
-    barriers_init(full, n_stages, 2);
-    barriers_init(empty, n_stages, GROUPS * 4 * (s.down + s.across - 1));
+    ring.make_barriers(2, GROUPS * 4 * (s.down + s.across - 1));
     barriers_made();
     cluster_meet();
     /* Two warpgroups of 232 registers and the loading one fill the processor's. */
@@ -195,11 +178,11 @@ linear_gemm(const __grid_constant__ struct gemm_maps maps, const __grid_constant
         if (GROUPS > 1)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp < GROUPS * 4 + 2 && threadIdx.x % 32 == 0)
-            gemm_load<GROUPS, WIDTH>(maps, s, out, ring, full, empty, warp == GROUPS * 4);
+            gemm_load<GROUPS, WIDTH>(maps, s, out, ring, warp == GROUPS * 4);
     } else {
         if (GROUPS > 1)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        gemm_consume<T, GROUPS, WIDTH>(s, out, ring, pieces, full, empty);
+        gemm_consume<T, GROUPS, WIDTH>(s, out, ring, pieces);
     }
 }
 

@@ -85,21 +85,20 @@ template <class T, bool IS_PRODUCT, bool IS_NORMED>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 linear_row(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s, struct output out, struct skinny_row row)
 {
-    extern __shared__ __align__(1024) uint8_t rings[];
+    extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const uint32_t stage_blocks = skinny_stage_blocks(1);
     const uint32_t w_bytes = stage_blocks * s.tile_rows * 128, x_bytes = s.n_blocks * 128;
-    const uint32_t ring = shared_address(rings), x = ring + s.n_stages * w_bytes;
-    const uint32_t full[] = {x + x_bytes + ROW_BEYOND}, empty = full[0] + 8 * s.n_stages, x_there = empty + 8 * s.n_stages;
-    barriers_init(full[0], s.n_stages, 1);
-    barriers_init(empty, s.n_stages, 4);
+    const uint32_t data = shared_address(shared), x = data + s.n_stages * w_bytes;
+    const uint32_t full = x + x_bytes + ROW_BEYOND, empty = full + 8 * s.n_stages, x_there = empty + 8 * s.n_stages;
+    const struct ring rings[] = {{data, full, empty, s.n_stages, w_bytes}};
+    rings[0].make_barriers(1, 4);
     barriers_init(x_there, 1, 1);
     barriers_made();
     __syncthreads();
     if (warp >= 4) {
         if (warp == 4 && lane == 0)
-            skinny_load_w<IS_PRODUCT>(&w_map, s, stage_blocks, ring, full[0], empty, w_bytes,
-                                      IS_NORMED || s.is_held ? 0 : x_there);
+            skinny_load_w<IS_PRODUCT>(&w_map, s, stage_blocks, rings[0], IS_NORMED || s.is_held ? 0 : x_there);
         if (!IS_NORMED && warp == 5 && lane == 0) {
             wait_for_input();
             barrier_expect(x_there, x_bytes);
@@ -108,10 +107,10 @@ linear_row(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s, str
         return;
     }
     if (IS_NORMED)
-        norm_row(row, s.n_blocks * 64, (T *)(rings + s.n_stages * w_bytes));
+        norm_row(row, s.n_blocks * 64, (T *)(shared + s.n_stages * w_bytes));
     else
         wait_for_input();
-    struct skinny_place at = {0, 0};
+    struct ring_place at = RING_READ;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x) {
         float sum[4] = {};
         struct skinny_joined<T, 1> joined = {};
@@ -119,11 +118,11 @@ linear_row(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s, str
         if (!IS_NORMED)
             barrier_wait(x_there, 0);
         auto multiply = [&](uint32_t block, auto half_way) {
-            skinny_multiply<T, 1, skinny_stage_blocks(1), 8>(sum, wgmma_rows(ring + at.stage * w_bytes),
+            skinny_multiply<T, 1, skinny_stage_blocks(1), 8>(sum, wgmma_rows(rings[0].data_of(at)),
                                                              one_row(x + block * 128), s.tile_rows,
                                                              min(stage_blocks, s.n_blocks - block), half_way);
         };
-        skinny_sum<skinny_stage_blocks(1)>(full, empty, s.n_blocks, s.n_stages, &at, sum, multiply);
+        skinny_sum<skinny_stage_blocks(1)>(rings, s.n_blocks, at, sum, multiply);
         skinny_store<IS_PRODUCT>(out, s, tile, sum, joined);
     }
 }

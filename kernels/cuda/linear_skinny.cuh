@@ -15,8 +15,8 @@
 #include "activation.cuh"
 #include "launch.cuh"
 #include "linear.cuh"
+#include "ring.cuh"
 #include "tensor_map.cuh"
-#include "wgmma.cuh"
 
 #define SKINNY_THREADS 192u
 #define SKINNY_ROWS 64u
@@ -32,35 +32,6 @@ struct skinny_shape {
     bool is_held;     /* a block's only tile, nearly all of it, by its shared memory */
 };
 
-/* A stage of a ring, and which of two rounds it is in. */
-struct skinny_place {
-    uint32_t stage, phase;
-};
-
-static __device__ __forceinline__ void skinny_next(struct skinny_place *at, uint32_t n_stages)
-{
-    if (++at->stage == n_stages) {
-        at->stage = 0;
-        at->phase ^= 1;
-    }
-}
-
-/* How far behind its own asking a thread that loads has seen stages arrive. */
-struct skinny_pace {
-    struct skinny_place there;
-    uint32_t n_asked;
-};
-
-/* Waits until less than n_ahead stages are on their way, before another is asked for. full: barriers of what the thread loads
- * alone. */
-static __device__ __forceinline__ void skinny_hold(struct skinny_pace *pace, uint32_t full, uint32_t n_ahead, uint32_t n_stages)
-{
-    if (pace->n_asked++ < n_ahead)
-        return;
-    barrier_wait(full + 8 * pace->there.stage, pace->there.phase);
-    skinny_next(&pace->there, n_stages);
-}
-
 /* Rows of x that a launch multiplies, in eights. */
 static inline uint32_t skinny_eights(uint32_t n_rows)
 {
@@ -74,17 +45,15 @@ static __host__ __device__ constexpr uint32_t skinny_stage_blocks(uint32_t eight
 }
 
 static __device__ __forceinline__ void skinny_load_x(const CUtensorMap *map, const struct skinny_shape &s,
-                                                     uint32_t stage_blocks, uint32_t ring, uint32_t full, uint32_t empty,
-                                                     uint32_t stage_bytes)
+                                                     uint32_t stage_blocks, const struct ring &ring)
 {
     map_prefetch(map);
     wait_for_input();
-    struct skinny_place at = {0, 1}; /* 1: the first round finds every stage empty */
+    struct ring_place at = RING_FETCH;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x)
-        for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, skinny_next(&at, s.n_stages)) {
-            barrier_wait(empty + 8 * at.stage, at.phase);
-            barrier_expect(full + 8 * at.stage, stage_bytes);
-            copy_box(ring + at.stage * stage_bytes, map, 0, block, full + 8 * at.stage);
+        for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, ring.next(at)) {
+            const uint32_t full = ring.expect(at, ring.stage_bytes);
+            copy_box(ring.data_of(at), map, 0, block, full);
         }
 }
 
@@ -92,26 +61,23 @@ static __device__ __forceinline__ void skinny_load_x(const CUtensorMap *map, con
  * without a limit. */
 template <bool IS_PRODUCT>
 static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, const struct skinny_shape &s,
-                                                     uint32_t stage_blocks, uint32_t ring, uint32_t full, uint32_t empty,
-                                                     uint32_t stage_bytes, uint32_t x_there = 0)
+                                                     uint32_t stage_blocks, const struct ring &ring, uint32_t x_there = 0)
 {
     uint64_t policy = policy_read_once();
     start_next();
-    struct skinny_place at = {0, 1};
-    struct skinny_pace pace = {};
+    struct ring_place at = RING_FETCH;
+    struct ring_pace pace = {};
     bool is_paced = true;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x)
-        for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, skinny_next(&at, s.n_stages)) {
+        for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, ring.next(at)) {
             is_paced = is_paced && !(x_there && barrier_test(x_there, 0));
             if (is_paced)
-                skinny_hold(&pace, full, s.n_ahead, s.n_stages);
-            barrier_wait(empty + 8 * at.stage, at.phase);
-            barrier_expect(full + 8 * at.stage, stage_bytes);
-            uint32_t target = ring + at.stage * stage_bytes;
+                pace.hold(ring, s.n_ahead);
+            const uint32_t full = ring.expect(at, ring.stage_bytes), target = ring.data_of(at);
             if (IS_PRODUCT)
-                copy_pairs(target, map, tile * (s.tile_rows / 16), block, full + 8 * at.stage, policy);
+                copy_pairs(target, map, tile * (s.tile_rows / 16), block, full, policy);
             else
-                copy_box(target, map, tile * s.tile_rows, block, full + 8 * at.stage, policy);
+                copy_box(target, map, tile * s.tile_rows, block, full, policy);
         }
 }
 
@@ -144,34 +110,34 @@ static __device__ __forceinline__ void skinny_multiply(float (&sum)[4 * EIGHTS],
 }
 
 /* The sums of a tile: multiply(block, half_way) takes the stage at hand, which is given back once the one behind it has been
- * multiplied. full: the barriers of each ring; empty: of all. A wait between two stages takes some 50 cycles of the chain, so
- * the next stage is looked for under the products of this one. */
+ * multiplied. The rings share places and `empty`. A wait between two stages takes some 50 cycles of the chain, so the next
+ * stage is looked for under the products of this one. */
 template <uint32_t BLOCKS, uint32_t RINGS, uint32_t N, class F>
-static __device__ __forceinline__ void skinny_sum(const uint32_t (&full)[RINGS], uint32_t empty, uint32_t n_blocks,
-                                                  uint32_t n_stages, struct skinny_place *at, float (&sum)[N], F multiply)
+static __device__ __forceinline__ void skinny_sum(const struct ring (&rings)[RINGS], uint32_t n_blocks, struct ring_place &at,
+                                                  float (&sum)[N], F multiply)
 {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t before = 0;
     bool is_there = false;
     for (uint32_t block = 0; block < n_blocks; block += BLOCKS) {
         for (uint32_t i = 0; i < RINGS && !is_there; i++)
-            barrier_wait(full[i] + 8 * at->stage, at->phase);
-        struct skinny_place next = *at;
-        skinny_next(&next, n_stages);
+            rings[i].wait_full(at);
+        struct ring_place next = at;
+        rings[0].next(next);
         is_there = false;
         multiply(block, [&] {
             is_there = true;
             for (uint32_t i = 0; i < RINGS; i++)
-                is_there &= barrier_test(full[i] + 8 * next.stage, next.phase);
+                is_there &= rings[i].is_full(next);
         });
         if (block && lane == 0)
-            barrier_arrive(empty + 8 * before);
-        before = at->stage;
-        *at = next;
+            rings[0].release(before);
+        before = at.stage;
+        at = next;
     }
     wgmma_wait<0>();
     if (lane == 0)
-        barrier_arrive(empty + 8 * before);
+        rings[0].release(before);
 #pragma unroll
     for (uint32_t i = 0; i < N; i++)
         asm volatile("" : "+f"(sum[i]));
@@ -286,35 +252,35 @@ static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 linear_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct skinny_shape s,
               struct output out)
 {
-    extern __shared__ __align__(1024) uint8_t rings[];
+    extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
     const uint32_t w_bytes = stage_blocks * s.tile_rows * 128, x_bytes = stage_blocks * EIGHTS * 1024;
-    const uint32_t w_ring = shared_address(rings), x_ring = w_ring + s.n_stages * w_bytes;
-    const uint32_t w_full = x_ring + s.n_stages * x_bytes, x_full = w_full + 8 * s.n_stages, empty = x_full + 8 * s.n_stages;
+    const uint32_t w_data = shared_address(shared), x_data = w_data + s.n_stages * w_bytes;
+    const uint32_t w_full = x_data + s.n_stages * x_bytes, x_full = w_full + 8 * s.n_stages, empty = x_full + 8 * s.n_stages;
+    const struct ring rings[] = {{w_data, w_full, empty, s.n_stages, w_bytes}, {x_data, x_full, empty, s.n_stages, x_bytes}};
     barriers_init(w_full, 2 * s.n_stages, 1);
     barriers_init(empty, s.n_stages, 4);
     barriers_made();
     __syncthreads();
     if (warp >= 4) {
         if (warp == 4 && lane == 0)
-            skinny_load_w<IS_PRODUCT>(&w_map, s, stage_blocks, w_ring, w_full, empty, w_bytes);
+            skinny_load_w<IS_PRODUCT>(&w_map, s, stage_blocks, rings[0]);
         if (warp == 5 && lane == 0)
-            skinny_load_x(&x_map, s, stage_blocks, x_ring, x_full, empty, x_bytes);
+            skinny_load_x(&x_map, s, stage_blocks, rings[1]);
         return;
     }
     wait_for_input();
-    struct skinny_place at = {0, 0};
+    struct ring_place at = RING_READ;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x) {
         float sum[4 * EIGHTS] = {};
         struct skinny_joined<T, EIGHTS> joined = {};
         skinny_read<IS_PRODUCT>(out, s, tile, joined);
-        const uint32_t full[] = {w_full, x_full};
         auto multiply = [&](uint32_t block, auto half_way) {
-            skinny_multiply<T, EIGHTS>(sum, wgmma_rows(w_ring + at.stage * w_bytes), wgmma_rows(x_ring + at.stage * x_bytes),
-                                       s.tile_rows, min(stage_blocks, s.n_blocks - block), half_way);
+            skinny_multiply<T, EIGHTS>(sum, wgmma_rows(rings[0].data_of(at)), wgmma_rows(rings[1].data_of(at)), s.tile_rows,
+                                       min(stage_blocks, s.n_blocks - block), half_way);
         };
-        skinny_sum<skinny_stage_blocks(EIGHTS)>(full, empty, s.n_blocks, s.n_stages, &at, sum, multiply);
+        skinny_sum<skinny_stage_blocks(EIGHTS)>(rings, s.n_blocks, at, sum, multiply);
         skinny_store<IS_PRODUCT>(out, s, tile, sum, joined);
     }
 }
