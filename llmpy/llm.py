@@ -618,24 +618,24 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         """One step of what `add_request` queued.
 
         Returns:
-            The requests with news, each as its `output_kind` wants; a request's last output has `finished`. Under a
+            The requests with output, each as its `output_kind` wants; a request's last output has `finished`. Under a
             pause there are only those from before.
 
         Raises:
-            EngineAsleepError: There are requests and no news, and the engine sleeps.
+            EngineAsleepError: There are requests and no output, and the engine sleeps.
         """
         with self._driver.driving(steps=False):
-            driver, news = self._driver, self._driver.queued_news
+            driver, queued = self._driver, self._driver.queued_outputs
             if not self._named:
                 return []
             if any(not request.finished for request in self._named.values()) and not driver.frozen:
-                if not news:
+                if not queued:
                     driver.engine.raise_refusal()
                 if not driver.engine.holds():
                     driver.advance(until_finished=False)
             outputs = []
-            while news:
-                request = news.pop(next(iter(news)))
+            while queued:
+                request = queued.pop(next(iter(queued)))
                 kind = request.params.output_kind
                 if request.finished or kind is not RequestOutputKind.FINAL_ONLY:
                     outputs.append(request.output(delta=kind is RequestOutputKind.DELTA))

@@ -15,7 +15,7 @@ struct page {
     uint32_t next_part;              /* next page of the same bundle; 0 ends */
     uint16_t group;
     uint8_t kind;                    /* enum page_kind */
-    bool has_key, is_passing;
+    bool has_key, is_temporary;
 };
 
 struct block_manager {
@@ -136,7 +136,7 @@ void block_manager_publish(struct block_manager *manager, int32_t number, const 
     page->generation = manager->generation;
     page->step = manager->step;
     page->has_key = true;
-    page->is_passing = false;
+    page->is_temporary = false;
     page->chain_prev = 0;
     page->chain_next = *bucket;
     if (*bucket)
@@ -368,14 +368,14 @@ void block_manager_touch(struct block_manager *manager, int32_t number)
     list_push(manager->pages, manager->cached, (uint32_t)number);
 }
 
-void block_manager_mark_passing(struct block_manager *manager, int32_t bundle, bool is_passing)
+void block_manager_mark_temporary(struct block_manager *manager, int32_t bundle, bool is_temporary)
 {
-    manager->pages[bundle].is_passing = is_passing;
+    manager->pages[bundle].is_temporary = is_temporary;
 }
 
-bool block_manager_is_passing(const struct block_manager *manager, int32_t bundle)
+bool block_manager_is_temporary(const struct block_manager *manager, int32_t bundle)
 {
-    return manager->pages[bundle].is_passing;
+    return manager->pages[bundle].is_temporary;
 }
 
 void block_manager_hold(struct block_manager *manager, int32_t page)

@@ -58,10 +58,10 @@ bool block_manager_is_settled(const struct block_manager *manager, int32_t page)
 void block_manager_withdraw(struct block_manager *manager, int32_t page);
 /* Moves a free page that can be found to the end of the order of reuse. */
 void block_manager_touch(struct block_manager *manager, int32_t page);
-/* Marks a published bundle as passing (temporary): the sequence that published it withdraws it when its next snapshot replaces
- * it. A newly published bundle is not passing. */
-void block_manager_mark_passing(struct block_manager *manager, int32_t bundle, bool is_passing);
-bool block_manager_is_passing(const struct block_manager *manager, int32_t bundle);
+/* Marks a published bundle as temporary: the sequence that published it withdraws it when its next snapshot replaces
+ * it. A newly published bundle is not temporary. */
+void block_manager_mark_temporary(struct block_manager *manager, int32_t bundle, bool is_temporary);
+bool block_manager_is_temporary(const struct block_manager *manager, int32_t bundle);
 /* Number of published bundles, in use or free. */
 uint32_t block_manager_n_bundles(const struct block_manager *manager);
 /* Makes every key published so far unfindable, also those of pages in use. O(1). */

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "driver_mail.h"
+#include "driver_state.h"
 
 #include "../base/mem.h"
 
@@ -35,24 +35,24 @@ static void die(struct driver *d, enum rc rc, const struct err *fault)
     engine_abort(d->engine, NULL, 0, NULL); /* ends the requests that the engine itself has not ended */
 }
 
-/* Moves all news of the engine into the mails; frees dropped mails whose request has ended. */
+/* Moves all output of the engine into the subscriptions; frees dropped subscriptions whose request has ended. */
 static void deliver(struct driver *d)
 {
-    struct news news[TAKEN_AT_ONCE];
+    struct output output[TAKEN_AT_ONCE];
     struct err fault;
     uint32_t n;
     do {
-        enum rc rc = engine_take(d->engine, false, news, TAKEN_AT_ONCE, &n, NULL);
+        enum rc rc = engine_take(d->engine, false, output, TAKEN_AT_ONCE, &n, NULL);
         if (!d->is_dead && engine_fault(d->engine, &fault)) /* a fault may occur while engine_take carries out commands */
             die(d, fault.rc, &fault);
         if (rc || !n)
             return;
         driver_lock(d);
         for (uint32_t i = 0; i < n; i++) {
-            struct mail *mail = news[i].owner;
-            mail_add(mail, &news[i]);
-            if (mail->is_done && mail->is_dropped) {
-                mail_free(mail);
+            struct subscription *subscription = output[i].owner;
+            subscription_add(subscription, &output[i]);
+            if (subscription->is_done && subscription->is_dropped) {
+                subscription_free(subscription);
                 d->n_holders--; /* never the last reference: the creator keeps one while the thread runs */
             }
         }
@@ -73,7 +73,7 @@ static void run_calls(struct driver *d, struct call *calls)
     }
 }
 
-/* Passes a boundary: updates the driver's state and notifies channels and waiting callers. */
+/* Passes a boundary: updates the driver's state and notifies notifiers and waiting callers. */
 static void pass_boundary(struct driver *d, enum pause_mode pause, bool has_stepped, bool progressed)
 {
     driver_lock(d);
@@ -83,18 +83,18 @@ static void pass_boundary(struct driver *d, enum pause_mode pause, bool has_step
     bool has_run_out = d->was_idle || (has_stepped && !progressed);
     if (pause != PAUSE_NONE && pause == d->pause)
         d->is_held |= pause != PAUSE_WAIT || has_run_out;
-    uint32_t states = d->n_waiting || d->channels ? driver_state_now(d) : 0;
-    for (struct channel *channel = d->channels; channel; channel = channel->next) {
-        channel_update(channel, states, d->n_done);
-        channel_signal(channel);
+    uint32_t states = d->n_waiting || d->notifiers ? driver_state_now(d) : 0;
+    for (struct notifier *notifier = d->notifiers; notifier; notifier = notifier->next) {
+        notifier_update(notifier, states, d->n_done);
+        notifier_signal(notifier);
     }
-    if (d->n_waiting || d->has_waited_mail)
+    if (d->n_waiting || d->has_waited_subscription)
         pthread_cond_broadcast(&d->changed);
-    d->has_waited_mail = false;
+    d->has_waited_subscription = false;
     driver_unlock(d);
 }
 
-/* One turn of the thread: runs calls and commands, at most one step, and delivers news. The device is idle during calls and
+/* One turn of the thread: runs calls and commands, at most one step, and delivers output. The device is idle during calls and
  * after a turn without a step. False once the driver has been stopped and every request has ended. */
 static bool turn(struct driver *d)
 {
@@ -140,9 +140,9 @@ static void *run(void *ctx)
         call->rc = err_set(call->err, RC_CLOSED, "engine is closed");
         call->is_done = true;
     }
-    for (struct channel *channel = d->channels; channel; channel = channel->next) {
-        channel_update(channel, driver_state_now(d), d->n_done);
-        channel_signal(channel);
+    for (struct notifier *notifier = d->notifiers; notifier; notifier = notifier->next) {
+        notifier_update(notifier, driver_state_now(d), d->n_done);
+        notifier_signal(notifier);
     }
     pthread_cond_broadcast(&d->changed);
     driver_unlock(d);
@@ -246,33 +246,33 @@ static enum rc admit(struct driver *d, struct err *err)
     return rc;
 }
 
-enum rc driver_submit(struct driver *d, struct channel *channel, const struct request_spec *spec, bool ends_only,
-                      struct mail **result, struct err *err)
+enum rc driver_submit(struct driver *d, struct notifier *notifier, const struct request_spec *spec, bool ends_only,
+                      struct subscription **result, struct err *err)
 {
     struct request_spec owned = *spec;
-    struct mail *mail = NULL;
+    struct subscription *subscription = NULL;
     uint64_t number;
     enum rc rc = admit(d, err);
     if (rc)
         return rc;
-    if (!(owned.owner = mail = mail_create(d, spec, ends_only)))
+    if (!(owned.owner = subscription = subscription_create(d, spec, ends_only)))
         rc = err_set(err, RC_MEMORY, "engine: out of memory");
     driver_lock(d);
-    if (mail) {
+    if (subscription) {
         driver_hold(d);
-        mail_set_channel(mail, channel);
+        subscription_set_notifier(subscription, notifier);
     }
     driver_unlock(d);
     if (!rc && !(rc = engine_submit(d->engine, &owned, &number, err)))
-        *result = mail;
+        *result = subscription;
     driver_lock(d);
     d->n_submitting--;
     if (!rc)
-        mail->number = number;
+        subscription->number = number;
     driver_kick(d);
-    if (rc && mail) {
-        mail_set_channel(mail, NULL);
-        mail_free(mail);
+    if (rc && subscription) {
+        subscription_set_notifier(subscription, NULL);
+        subscription_free(subscription);
         d->n_holders--; /* never the last reference: the caller holds one */
     }
     driver_unlock(d);

@@ -1,6 +1,6 @@
-/* driver_lock.c: what driver.c and mail.c do with the driver's lock: wake its thread, count references, read its state. */
+/* driver_lock.c: what driver.c and subscription.c do with the driver's lock: wake its thread, count references, read states. */
 #define _GNU_SOURCE
-#include "driver_mail.h"
+#include "driver_state.h"
 
 #include "../base/mem.h"
 

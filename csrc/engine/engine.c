@@ -703,7 +703,7 @@ static void forget(struct engine *e, struct request *r)
     pthread_mutex_unlock(&e->lock);
 }
 
-enum rc engine_take(struct engine *e, bool finished_only, struct news *news, uint32_t max, uint32_t *n, struct err *err)
+enum rc engine_take(struct engine *e, bool finished_only, struct output *output, uint32_t max, uint32_t *n, struct err *err)
 {
     *n = 0;
     enum rc rc = engine_claim(e, err);
@@ -715,7 +715,7 @@ enum rc engine_take(struct engine *e, bool finished_only, struct news *news, uin
             forget(e, q->request);
         sequence_release(q);
     }
-    *n = outbox_take(&e->outbox, finished_only, engine_epoch(e), news, max);
+    *n = outbox_take(&e->outbox, finished_only, engine_epoch(e), output, max);
     engine_publish_stats(e);
     engine_unclaim(e);
     return RC_OK;

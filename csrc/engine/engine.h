@@ -73,7 +73,7 @@ struct request_spec {
     const struct id_list *bad_words;  uint32_t n_bad_words;
     const struct byte_string *stop_strings; uint32_t n_stop_strings;
     struct grammar_spec grammar;      /* grammar.text NULL: none */
-    void *owner;                      /* the caller's pointer, returned with the request's news */
+    void *owner;                      /* the caller's pointer, returned with the request's output */
 };
 
 enum finish {
@@ -81,10 +81,10 @@ enum finish {
     FINISH_GRAMMAR, /* the grammar is complete: no token may follow */
     FINISH_LENGTH, FINISH_ABORT, FINISH_ERROR
 };
-#define STATUS_GRAMMAR 3u /* a status beside those of enum sample_status: news.error has the text */
+#define STATUS_GRAMMAR 3u /* a status beside those of enum sample_status: output.error has the text */
 
-/* News of one sample: its output since the last take. Pointers stay valid until the next engine_take or engine_destroy. */
-struct news {
+/* Output of one sample since the last take. Pointers stay valid until the next engine_take or engine_destroy. */
+struct output {
     uint64_t request;                 /* number that engine_submit returned */
     void *owner;                      /* request_spec.owner */
     uint32_t sample;                  /* 0 .. n-1 */
@@ -98,19 +98,19 @@ struct news {
     const struct sample_result *results; /* [n_new] or NULL without logprobs */
     const int32_t *top_ids; const float *top_values; const int32_t *top_ranks; /* [n_new][n_logprobs] */
     uint32_t n_logprobs;
-    /* Results of prompt tokens: given once, with the final news of the request's sample 0; else NULL.
+    /* Results of prompt tokens: given once, with the final output of the request's sample 0; else NULL.
      * [n_prompt - start]; start is 1 for prompt logprobs and score_start for scoring. */
     const struct sample_result *prompt_results;
     const int32_t *prompt_top_ids; const float *prompt_top_values; const int32_t *prompt_top_ranks;
     uint32_t n_prompt_results, n_prompt_logprobs; /* top arrays are [n_prompt_results][n_prompt_logprobs] */
-    const float *states;              /* [n_states][states_width] in the final news of a complete pooling request; else NULL */
+    const float *states;              /* [n_states][states_width] in a complete pooling request's last output; else NULL */
     uint32_t n_states, states_width;
     uint32_t n_cached_tokens;         /* prompt tokens that the prefix cache served at the first admission */
     uint32_t n_preemptions;
     const uint32_t *epochs;           /* [n_new] epoch of the weights that made each token; never decreases */
     uint32_t epoch;                   /* epoch of the last token, or of the scores or states; without either, the current one */
     double queued, scheduled, first_token, last_token; /* monotonic seconds; 0: not yet */
-    bool is_last_of_request;          /* no more news of this request will come */
+    bool is_last_of_request;          /* no more output of this request will come */
 };
 
 enum rc engine_create(const struct engine_config *config, struct engine **engine, struct err *err);
@@ -131,9 +131,10 @@ enum rc engine_settle(struct engine *engine, struct err *err);
 enum rc engine_fault(struct engine *engine, struct err *err);
 bool engine_has_unfinished(struct engine *engine);
 uint32_t engine_n_finished(struct engine *engine);  /* final records not yet taken */
-/* Takes the news of at most max samples; finished_only skips samples that still run. The take after a sample's final news
+/* Takes the output of at most max samples; finished_only skips samples that still run. The take after a sample's final output
  * releases the sample's memory. Driver's thread only. */
-enum rc engine_take(struct engine *engine, bool finished_only, struct news *news, uint32_t max, uint32_t *n, struct err *err);
+enum rc engine_take(struct engine *engine, bool finished_only, struct output *output, uint32_t max, uint32_t *n,
+                    struct err *err);
 enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
 
 /* Reasons why no step runs. While there is one, engine_step only carries out commands and returns engine_refusal's error;

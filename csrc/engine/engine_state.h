@@ -1,4 +1,4 @@
-/* engine_state.h: the engine's private struct, shared by engine.c (requests, steps, news) and engine_hold.c (updates of the
+/* engine_state.h: the engine's private struct, shared by engine.c (requests, steps, output) and engine_hold.c (updates of the
  * weights and sleep, which keep steps from running). */
 #ifndef LLMPY_ENGINE_STATE_H
 #define LLMPY_ENGINE_STATE_H

@@ -24,43 +24,43 @@ static void list_remove(struct outbox_list *list, struct sequence *q)
 
 void outbox_note(struct outbox *outbox, struct sequence *q)
 {
-    if (!q->has_news)
+    if (!q->is_in_outbox)
         list_push(&outbox->fresh, q);
-    q->has_news = true;
+    q->is_in_outbox = true;
 }
 
 void outbox_finish(struct outbox *outbox, struct sequence *q)
 {
-    if (q->has_news)
+    if (q->is_in_outbox)
         list_remove(&outbox->fresh, q);
-    q->has_news = true;
+    q->is_in_outbox = true;
     list_push(&outbox->finished, q);
     outbox->n_finished++;
 }
 
-static void add_scores(struct news *news, const struct request *r)
+static void add_scores(struct output *output, const struct request *r)
 {
-    news->n_prompt_results = r->n_scored;
-    news->n_prompt_logprobs = r->n_score_top;
-    news->prompt_results = r->score_results;
-    news->prompt_top_ids = r->score_top_ids;
-    news->prompt_top_values = r->score_top_values;
-    news->prompt_top_ranks = r->score_top_ranks;
+    output->n_prompt_results = r->n_scored;
+    output->n_prompt_logprobs = r->n_score_top;
+    output->prompt_results = r->score_results;
+    output->prompt_top_ids = r->score_top_ids;
+    output->prompt_top_values = r->score_top_values;
+    output->prompt_top_ranks = r->score_top_ranks;
 }
 
-static void add_states(struct news *news, const struct request *r)
+static void add_states(struct output *output, const struct request *r)
 {
-    news->states = r->states;
-    news->n_states = r->n_states;
-    news->states_width = r->context->config->runner.states_width;
+    output->states = r->states;
+    output->n_states = r->n_states;
+    output->states_width = r->context->config->runner.states_width;
 }
 
-static void report(struct sequence *q, uint32_t epoch, struct news *news)
+static void report(struct sequence *q, uint32_t epoch, struct output *output)
 {
     const struct request *r = q->request;
     uint32_t n_new = q->n_output - r->spec.prior.n, first = q->n_reported;
     size_t first_top = (size_t)first * r->spec.n_logprobs;
-    *news = (struct news){
+    *output = (struct output){
         .request = r->number,
         .owner = r->spec.owner,
         .sample = q->sample,
@@ -82,33 +82,33 @@ static void report(struct sequence *q, uint32_t epoch, struct news *news)
         .last_token = q->last_token,
     };
     if (q->results) {
-        news->results = q->results + first;
-        news->n_logprobs = r->spec.n_logprobs;
-        news->top_ids = q->top_ids + first_top;
-        news->top_values = q->top_values + first_top;
-        news->top_ranks = q->top_ranks + first_top;
+        output->results = q->results + first;
+        output->n_logprobs = r->spec.n_logprobs;
+        output->top_ids = q->top_ids + first_top;
+        output->top_values = q->top_values + first_top;
+        output->top_ranks = q->top_ranks + first_top;
     }
     q->n_reported = n_new;
 }
 
-uint32_t outbox_take(struct outbox *outbox, bool finished_only, uint32_t epoch, struct news *news, uint32_t max)
+uint32_t outbox_take(struct outbox *outbox, bool finished_only, uint32_t epoch, struct output *output, uint32_t max)
 {
     uint32_t n = 0;
     for (struct sequence *q; n < max && (q = outbox->finished.first); n++) {
         list_remove(&outbox->finished, q);
         list_push(&outbox->delivered, q);
         outbox->n_finished--;
-        report(q, epoch, &news[n]);
-        news[n].is_last_of_request = --q->request->n_unreported == 0;
+        report(q, epoch, &output[n]);
+        output[n].is_last_of_request = --q->request->n_unreported == 0;
         if (q->sample == 0 && q->request->n_to_score)
-            add_scores(&news[n], q->request);
+            add_scores(&output[n], q->request);
         if (q->request->n_states && q->request->n_pooled == q->request->n_to_pool)
-            add_states(&news[n], q->request);
+            add_states(&output[n], q->request);
     }
     for (struct sequence *q; n < max && !finished_only && (q = outbox->fresh.first); n++) {
         list_remove(&outbox->fresh, q);
-        q->has_news = false;
-        report(q, epoch, &news[n]);
+        q->is_in_outbox = false;
+        report(q, epoch, &output[n]);
     }
     return n;
 }

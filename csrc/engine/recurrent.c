@@ -48,9 +48,9 @@ static bool is_due(const struct scheduler *s, const struct sequence *q)
     return at && (at == q->leaves_at || at == q->last_due || at % interval(s, config_of(s)->snapshot_tokens) == 0);
 }
 
-/* True if a passing snapshot is due. While a sequence generates, only its last snapshot is kept, for a request that continues
+/* True if a temporary snapshot is due. While a sequence generates, only its last snapshot is kept, for a request that continues
  * its text. */
-static bool is_due_in_passing(const struct scheduler *s, const struct sequence *q)
+static bool is_temporary_due(const struct scheduler *s, const struct sequence *q)
 {
     return q->n_computed > q->last_due && q->n_computed % interval(s, config_of(s)->snapshot_tokens / 8) == 0;
 }
@@ -69,13 +69,13 @@ uint32_t recurrent_needed(const struct scheduler *s, const struct sequence *q)
     return !bundle || block_manager_is_shared(s->blocks, bundle) ? s->n_state_pages : 0;
 }
 
-/* Withdraws the passing snapshot that `bundle`, a newer passing snapshot, replaces. */
+/* Withdraws the temporary snapshot that `bundle`, a newer temporary snapshot, replaces. */
 static void drop_passed(struct scheduler *s, struct sequence *q, int32_t bundle)
 {
     int32_t passed = q->passed_block ? block_manager_find(s->blocks, sequence_key(q, q->passed_block - 1), BUNDLE_GROUP) : 0;
-    if (!block_manager_is_passing(s->blocks, bundle))
+    if (!block_manager_is_temporary(s->blocks, bundle))
         return;
-    if (passed && passed != bundle && block_manager_is_passing(s->blocks, passed) && block_manager_is_free(s->blocks, passed))
+    if (passed && passed != bundle && block_manager_is_temporary(s->blocks, passed) && block_manager_is_free(s->blocks, passed))
         block_manager_withdraw(s->blocks, passed);
     q->passed_block = q->n_computed / block_tokens(s);
 }
@@ -115,20 +115,20 @@ void recurrent_publish(struct scheduler *s, struct sequence *q)
     if (!is_caching(s, q) || q->n_computed % block_tokens(s) || q->n_computed > sequence_n_known(q))
         return;
     bool is_lasting = is_due(s, q);
-    if (!is_lasting && !is_due_in_passing(s, q))
+    if (!is_lasting && !is_temporary_due(s, q))
         return;
     uint32_t block = q->n_computed / block_tokens(s) - 1;
     const struct hash *key = sequence_key(q, block);
     int32_t found = block_manager_find(s->blocks, key, BUNDLE_GROUP), bundle = recurrent_table(s, q->slot)[0];
     if (found) {
         if (is_lasting)
-            block_manager_mark_passing(s->blocks, found, false);
+            block_manager_mark_temporary(s->blocks, found, false);
         return;
     }
     if (!block_manager_is_writable(s->blocks, bundle))
         return;
     block_manager_publish(s->blocks, bundle, key, BUNDLE_GROUP);
-    block_manager_mark_passing(s->blocks, bundle, !is_lasting);
+    block_manager_mark_temporary(s->blocks, bundle, !is_lasting);
     s->n_snapshots++;
 }
 
@@ -215,7 +215,7 @@ void recurrent_start(struct scheduler *s, struct sequence *q, uint32_t n_hit, ui
     if (!n_hit)
         return;
     int32_t bundle = block_manager_find(s->blocks, sequence_key(q, n_hit - 1), BUNDLE_GROUP);
-    block_manager_mark_passing(s->blocks, bundle, false);
+    block_manager_mark_temporary(s->blocks, bundle, false);
     block_manager_share(s->blocks, bundle);
     block_manager_list_bundle(s->blocks, bundle, recurrent_table(s, q->slot));
     page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);

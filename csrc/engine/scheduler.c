@@ -254,7 +254,7 @@ static void preempt(struct scheduler *s, struct sequence *q)
     queue_insert(&s->waiting, q);
     s->n_preemptions++;
     s->n_preempted++;
-    s->last_victim = sequence_rank(q);
+    s->last_victim = sequence_order(q);
 }
 
 /* ---- a step ---- */
@@ -385,7 +385,7 @@ static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_
 {
     struct request *r = q->request;
     s->n_admitted++;
-    s->last_admitted = sequence_rank(q);
+    s->last_admitted = sequence_order(q);
     if (r->scheduled)
         return;
     r->scheduled = now;
@@ -510,7 +510,7 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
     lead->next_fork = q;
     s->n_promised += n_groups(s) + s->n_state_pages;
     s->n_admitted++;
-    s->last_admitted = sequence_rank(q);
+    s->last_admitted = sequence_order(q);
     return true;
 }
 

@@ -45,7 +45,7 @@ struct scheduler {
     /* The step being built. */
     uint32_t rows_left, n_promised;  /* n_promised: pages kept for unfinished prompts and for the first rows of new forks */
     uint32_t n_preempted, n_admitted;
-    struct rank last_victim, last_admitted;
+    struct order last_victim, last_admitted;
     bool has_stalled;                /* the last step had no row, although sequences waited or ran and no step was in flight */
 
     uint64_t n_snapshots, n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens,

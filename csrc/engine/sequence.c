@@ -405,12 +405,12 @@ void request_destroy(struct request *r)
 
 /* ---- questions ---- */
 
-struct rank sequence_rank(const struct sequence *q)
+struct order sequence_order(const struct sequence *q)
 {
-    return (struct rank){q->request->spec.priority, q->request->number, q->sample};
+    return (struct order){q->request->spec.priority, q->request->number, q->sample};
 }
 
-bool rank_is_ahead(const struct rank *a, const struct rank *b)
+bool order_is_ahead(const struct order *a, const struct order *b)
 {
     if (a->priority != b->priority)
         return a->priority < b->priority;
@@ -419,8 +419,8 @@ bool rank_is_ahead(const struct rank *a, const struct rank *b)
 
 bool sequence_is_ahead(const struct sequence *a, const struct sequence *b)
 {
-    struct rank x = sequence_rank(a), y = sequence_rank(b);
-    return rank_is_ahead(&x, &y);
+    struct order x = sequence_order(a), y = sequence_order(b);
+    return order_is_ahead(&x, &y);
 }
 
 uint32_t sequence_n_known(const struct sequence *q)

@@ -31,7 +31,7 @@ struct request {
     struct grammar *grammar;       /* ordered at submission; NULL: none */
     struct sequence **sequences;   /* [n], NULL once released */
     uint32_t n_held;               /* sequences not yet released */
-    uint32_t n_unreported;         /* sequences whose final news is not yet taken */
+    uint32_t n_unreported;         /* sequences whose final output is not yet taken */
     uint32_t n_cached;             /* prompt tokens that the prefix cache served at the first admission */
     double queued, scheduled;
     atomic_bool is_aborted;
@@ -54,7 +54,7 @@ struct request {
 };
 
 /* The total order of an engine's sequences. */
-struct rank {
+struct order {
     int64_t priority;
     uint64_t number;
     uint32_t sample;
@@ -112,7 +112,7 @@ struct sequence {
     uint32_t n_preemptions;
     uint32_t last_due, leaves_at;  /* recurrent state: position of the prompt's last snapshot, and the position up to which
                                     * other sequences have published the same blocks */
-    uint32_t passed_block;         /* number of blocks before its newest passing snapshot; 0: none */
+    uint32_t passed_block;         /* number of blocks before its newest temporary snapshot; 0: none */
     bool is_blocked;               /* passed over at admission: a running prompt is about to make a snapshot for it */
     uint32_t first_block[BATCH_MAX_GROUPS]; /* first block of each group's table that is still in the window */
     struct sequence *next_fork;    /* next sequence that draws from the same row in this step */
@@ -123,7 +123,7 @@ struct sequence {
 
     /* Fields of the outbox. */
     struct links links;
-    bool has_news;
+    bool is_in_outbox;
     uint32_t n_reported;           /* new tokens already taken */
 };
 
@@ -134,8 +134,8 @@ enum rc request_create(const struct sequence_context *context, const struct requ
 void sequence_release(struct sequence *sequence);
 void request_destroy(struct request *request);
 
-struct rank sequence_rank(const struct sequence *sequence);
-bool rank_is_ahead(const struct rank *a, const struct rank *b);
+struct order sequence_order(const struct sequence *sequence);
+bool order_is_ahead(const struct order *a, const struct order *b);
 bool sequence_is_ahead(const struct sequence *a, const struct sequence *b);
 uint32_t sequence_n_known(const struct sequence *sequence);
 /* Number of known tokens plus those that steps in flight will add. */

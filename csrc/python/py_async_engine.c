@@ -1,6 +1,6 @@
-/* py_async_engine.c: the classes _core.EngineThread, Mail and Channel. The driver's thread never takes the GIL. A forked child
- * does not have that thread, and locks may be held for ever, so its calls fail and its deallocators free nothing of the
- * driver. */
+/* py_async_engine.c: the classes EngineThread, Subscription and Notifier of _core. The driver's thread never takes the GIL. A
+ * forked child does not have that thread, and locks may be held for ever, so its calls fail and its deallocators free nothing
+ * of the driver. */
 #define _GNU_SOURCE
 #include "py_engine.h"
 
@@ -14,7 +14,7 @@
 
 typedef struct {
     PyObject_HEAD PyObject *engine; /* lent to the driver; NULL once closed */
-    PyTypeObject *mail_type;
+    PyTypeObject *subscription_type;
     struct driver *driver;
     pid_t pid;
     unsigned generation; /* of the process that made the object */
@@ -22,14 +22,14 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD PyObject *thread;
-    struct mail *mail;
-    bool is_taken; /* a call reads what mail_take gave; another call sees this only if there is no GIL */
-} Mail;
+    struct subscription *subscription;
+    bool is_taken; /* a call reads what subscription_take gave; another call sees this only if there is no GIL */
+} Subscription;
 
 typedef struct {
     PyObject_HEAD PyObject *thread;
-    struct channel *channel; /* NULL once closed */
-} Channel;
+    struct notifier *notifier; /* NULL once closed */
+} Notifier;
 
 static PyObject *raise_rc(enum rc rc, const char *message)
 {
@@ -89,7 +89,7 @@ static int thread_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|I:EngineThread", names, &engine, &max_queued))
         return -1;
     PyObject *module = PyType_GetModule(Py_TYPE(object));
-    if (!module || !(self->mail_type = (PyTypeObject *)PyObject_GetAttrString(module, "Mail")))
+    if (!module || !(self->subscription_type = (PyTypeObject *)PyObject_GetAttrString(module, "Subscription")))
         return -1;
     struct engine *lent = py_engine_lend(engine);
     if (!lent)
@@ -134,7 +134,7 @@ static void thread_dealloc(PyObject *object)
         close_thread(self);
         driver_release(self->driver);
     }
-    Py_XDECREF((PyObject *)self->mail_type);
+    Py_XDECREF((PyObject *)self->subscription_type);
     py_deallocate(object);
 }
 
@@ -150,47 +150,47 @@ static PyObject *thread_stop(PyObject *object, PyObject *args)
 
 /* ---- EngineThread: requests and commands ----------------------------------------------------------------------------- */
 
-static int channel_init(PyObject *object, PyObject *args, PyObject *kwargs);
+static int notifier_init(PyObject *object, PyObject *args, PyObject *kwargs);
 
-/* Gets the channel of a Channel, or NULL of None. False with an exception set. */
-static bool parse_channel(PyObject *object, struct channel **channel)
+/* Gets the notifier of a Notifier, or NULL of None. False with an exception set. */
+static bool parse_notifier(PyObject *object, struct notifier **notifier)
 {
-    *channel = NULL;
+    *notifier = NULL;
     if (object == Py_None)
         return true;
-    if (PyType_GetSlot(Py_TYPE(object), Py_tp_init) != (void *)channel_init) {
-        PyErr_SetString(PyExc_TypeError, "channel: wanted a _core.Channel or None");
+    if (PyType_GetSlot(Py_TYPE(object), Py_tp_init) != (void *)notifier_init) {
+        PyErr_SetString(PyExc_TypeError, "notifier: wanted a _core.Notifier or None");
         return false;
     }
-    if (!(*channel = ((Channel *)object)->channel))
-        raise_rc(RC_CLOSED, "channel is closed");
-    return *channel != NULL;
+    if (!(*notifier = ((Notifier *)object)->notifier))
+        raise_rc(RC_CLOSED, "notifier is closed");
+    return *notifier != NULL;
 }
 
 static PyObject *thread_submit(PyObject *object, PyObject *args)
 {
-    PyObject *channel_object, *prompt, *params;
+    PyObject *notifier_object, *prompt, *params;
     int ends_only;
     struct request_spec spec;
     struct py_scratch scratch = {0};
-    struct channel *channel;
+    struct notifier *notifier;
     struct err err;
-    Mail *mail = NULL;
+    Subscription *subscription = NULL;
     struct driver *driver = driver_of(object);
-    if (!driver || !PyArg_ParseTuple(args, "OSO!p:submit", &channel_object, &prompt, &PyDict_Type, &params, &ends_only))
+    if (!driver || !PyArg_ParseTuple(args, "OSO!p:submit", &notifier_object, &prompt, &PyDict_Type, &params, &ends_only))
         return NULL;
-    if (py_parse_request(prompt, params, &spec, &scratch) < 0 || !parse_channel(channel_object, &channel))
+    if (py_parse_request(prompt, params, &spec, &scratch) < 0 || !parse_notifier(notifier_object, &notifier))
         goto out;
-    if (!(mail = py_allocate(((Thread *)object)->mail_type)))
+    if (!(subscription = py_allocate(((Thread *)object)->subscription_type)))
         goto out;
-    mail->thread = Py_NewRef(object);
-    if (driver_submit(driver, channel, &spec, ends_only, &mail->mail, &err)) {
+    subscription->thread = Py_NewRef(object);
+    if (driver_submit(driver, notifier, &spec, ends_only, &subscription->subscription, &err)) {
         py_raise(&err);
-        Py_CLEAR(mail);
+        Py_CLEAR(subscription);
     }
 out:
     py_scratch_free(&scratch);
-    return (PyObject *)mail;
+    return (PyObject *)subscription;
 }
 
 static PyObject *thread_abort_all(PyObject *object, PyObject *args)
@@ -335,47 +335,47 @@ static PyObject *thread_check(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---- Mail ------------------------------------------------------------------------------------------------------------ */
+/* ---- Subscription ---- */
 
-static struct mail *mail_of(PyObject *object)
+static struct subscription *subscription_of(PyObject *object)
 {
-    return driver_of(((Mail *)object)->thread) ? ((Mail *)object)->mail : NULL;
+    return driver_of(((Subscription *)object)->thread) ? ((Subscription *)object)->subscription : NULL;
 }
 
-static void mail_dealloc(PyObject *object)
+static void subscription_dealloc(PyObject *object)
 {
-    Mail *self = (Mail *)object;
-    if (self->mail && !is_foreign(self->thread))
-        mail_drop(self->mail);
+    Subscription *self = (Subscription *)object;
+    if (self->subscription && !is_foreign(self->thread))
+        subscription_drop(self->subscription);
     Py_XDECREF(self->thread);
     py_deallocate(object);
 }
 
-static PyObject *mail_get_number(PyObject *object, void *unused)
+static PyObject *subscription_get_number(PyObject *object, void *unused)
 {
     (void)unused;
-    return PyLong_FromUnsignedLongLong(mail_number(((Mail *)object)->mail));
+    return PyLong_FromUnsignedLongLong(subscription_number(((Subscription *)object)->subscription));
 }
 
-static PyObject *mail_take_all(PyObject *object, PyObject *args)
+static PyObject *subscription_take_all(PyObject *object, PyObject *args)
 {
     (void)args;
-    Mail *self = (Mail *)object;
-    struct news news[TAKEN_AT_ONCE];
+    Subscription *self = (Subscription *)object;
+    struct output output[TAKEN_AT_ONCE];
     struct err err;
     uint32_t n = TAKEN_AT_ONCE;
-    struct mail *mail = mail_of(object);
-    if (!mail)
+    struct subscription *subscription = subscription_of(object);
+    if (!subscription)
         return NULL;
     if (self->is_taken)
-        return raise_rc(RC_BUSY, "mail is being read by another thread");
+        return raise_rc(RC_BUSY, "subscription is being read by another thread");
     self->is_taken = true;
     PyObject *list = PyList_New(0);
     while (list && n == TAKEN_AT_ONCE) {
-        if (mail_take(mail, news, TAKEN_AT_ONCE, &n, &err)) {
+        if (subscription_take(subscription, output, TAKEN_AT_ONCE, &n, &err)) {
             py_raise(&err);
             Py_CLEAR(list);
-        } else if (py_append_news(list, news, n) < 0) {
+        } else if (py_append_outputs(list, output, n) < 0) {
             Py_CLEAR(list);
         }
     }
@@ -383,80 +383,81 @@ static PyObject *mail_take_all(PyObject *object, PyObject *args)
     return list;
 }
 
-static PyObject *mail_take_tokens(PyObject *object, PyObject *args)
+static PyObject *subscription_take_tokens(PyObject *object, PyObject *args)
 {
     (void)args;
-    Mail *self = (Mail *)object;
-    struct news news;
-    struct mail *mail = mail_of(object);
-    if (!mail)
+    Subscription *self = (Subscription *)object;
+    struct output output;
+    struct subscription *subscription = subscription_of(object);
+    if (!subscription)
         return NULL;
     if (self->is_taken)
-        return raise_rc(RC_BUSY, "mail is being read by another thread");
+        return raise_rc(RC_BUSY, "subscription is being read by another thread");
     self->is_taken = true;
-    PyObject *result = mail_take_more(mail, &news) ? py_more(&news) : Py_NewRef(Py_None);
+    PyObject *result = subscription_take_more(subscription, &output) ? py_more(&output) : Py_NewRef(Py_None);
     self->is_taken = false;
     return result;
 }
 
-static PyObject *mail_wait_for_news(PyObject *object, PyObject *timeout)
+static PyObject *subscription_wait_for_output(PyObject *object, PyObject *timeout)
 {
     double seconds = PyFloat_AsDouble(timeout);
-    struct mail *mail = PyErr_Occurred() ? NULL : mail_of(object);
-    bool has_news;
-    if (!mail)
+    struct subscription *subscription = PyErr_Occurred() ? NULL : subscription_of(object);
+    bool has_output;
+    if (!subscription)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    has_news = mail_wait(mail, seconds);
+    has_output = subscription_wait(subscription, seconds);
     Py_END_ALLOW_THREADS
-    return PyBool_FromLong(has_news);
+    return PyBool_FromLong(has_output);
 }
 
-static PyObject *mail_abort_request(PyObject *object, PyObject *args)
+static PyObject *subscription_abort_request(PyObject *object, PyObject *args)
 {
     (void)args;
-    struct mail *mail = mail_of(object);
-    if (!mail)
+    struct subscription *subscription = subscription_of(object);
+    if (!subscription)
         return NULL;
-    mail_abort(mail);
+    subscription_abort(subscription);
     Py_RETURN_NONE;
 }
 
-static PyObject *mail_move_to(PyObject *object, PyObject *args)
+static PyObject *subscription_move_to(PyObject *object, PyObject *args)
 {
-    PyObject *channel_object;
+    PyObject *notifier_object;
     int ends_only;
-    struct channel *channel;
-    struct mail *mail = mail_of(object);
-    if (!mail || !PyArg_ParseTuple(args, "Op:move", &channel_object, &ends_only) || !parse_channel(channel_object, &channel))
+    struct notifier *notifier;
+    struct subscription *subscription = subscription_of(object);
+    if (!subscription || !PyArg_ParseTuple(args, "Op:move", &notifier_object, &ends_only) ||
+        !parse_notifier(notifier_object, &notifier))
         return NULL;
-    mail_move(mail, channel, ends_only);
+    subscription_move(subscription, notifier, ends_only);
     Py_RETURN_NONE;
 }
 
-/* ---- Channel --------------------------------------------------------------------------------------------------------- */
+/* ---- Notifier --------------------------------------------------------------------------------------------------------- */
 
-static struct channel *channel_of(PyObject *object)
+static struct notifier *notifier_of(PyObject *object)
 {
-    Channel *self = (Channel *)object;
+    Notifier *self = (Notifier *)object;
     if (!self->thread || !driver_of(self->thread))
         return NULL;
-    if (!self->channel)
-        raise_rc(RC_CLOSED, "channel is closed");
-    return self->channel;
+    if (!self->notifier)
+        raise_rc(RC_CLOSED, "notifier is closed");
+    return self->notifier;
 }
 
-static int channel_init(PyObject *object, PyObject *args, PyObject *kwargs)
+static int notifier_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"thread", NULL};
-    Channel *self = (Channel *)object;
+    Notifier *self = (Notifier *)object;
     PyObject *thread;
     struct err err;
     if (self->thread) {
-        PyErr_SetString(PyExc_RuntimeError, "Channel: initialised twice");
+        PyErr_SetString(PyExc_RuntimeError, "Notifier: initialised twice");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Channel", names, &thread))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Notifier", names, &thread))
         return -1;
     if (PyType_GetSlot(Py_TYPE(thread), Py_tp_init) != (void *)thread_init) {
         PyErr_SetString(PyExc_TypeError, "thread: wanted a _core.EngineThread");
@@ -465,7 +466,7 @@ static int channel_init(PyObject *object, PyObject *args, PyObject *kwargs)
     struct driver *driver = driver_of(thread);
     if (!driver)
         return -1;
-    if (channel_create(driver, &self->channel, &err)) {
+    if (notifier_create(driver, &self->notifier, &err)) {
         py_raise(&err);
         return -1;
     }
@@ -473,45 +474,45 @@ static int channel_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
-static void forget_channel(Channel *self)
+static void forget_notifier(Notifier *self)
 {
-    struct channel *channel = self->channel;
-    self->channel = NULL;
-    if (channel && !is_foreign(self->thread))
-        channel_destroy(channel);
+    struct notifier *notifier = self->notifier;
+    self->notifier = NULL;
+    if (notifier && !is_foreign(self->thread))
+        notifier_destroy(notifier);
 }
 
-static void channel_dealloc(PyObject *object)
+static void notifier_dealloc(PyObject *object)
 {
-    Channel *self = (Channel *)object;
-    forget_channel(self);
+    Notifier *self = (Notifier *)object;
+    forget_notifier(self);
     Py_XDECREF(self->thread);
     py_deallocate(object);
 }
 
-static PyObject *channel_close(PyObject *object, PyObject *args)
+static PyObject *notifier_close(PyObject *object, PyObject *args)
 {
     (void)args;
-    forget_channel((Channel *)object);
+    forget_notifier((Notifier *)object);
     Py_RETURN_NONE;
 }
 
-static PyObject *channel_fileno(PyObject *object, PyObject *args)
+static PyObject *notifier_fileno(PyObject *object, PyObject *args)
 {
     (void)args;
-    struct channel *channel = channel_of(object);
-    return channel ? PyLong_FromLong(channel_descriptor(channel)) : NULL;
+    struct notifier *notifier = notifier_of(object);
+    return notifier ? PyLong_FromLong(notifier_descriptor(notifier)) : NULL;
 }
 
-static PyObject *channel_take_all(PyObject *object, PyObject *args)
+static PyObject *notifier_take_all(PyObject *object, PyObject *args)
 {
     (void)args;
     uint64_t numbers[TAKEN_AT_ONCE];
     uint32_t n = TAKEN_AT_ONCE, states, all_states = 0;
-    struct channel *channel = channel_of(object);
-    PyObject *list = channel ? PyList_New(0) : NULL;
+    struct notifier *notifier = notifier_of(object);
+    PyObject *list = notifier ? PyList_New(0) : NULL;
     while (list && n == TAKEN_AT_ONCE) {
-        channel_take(channel, numbers, TAKEN_AT_ONCE, &n, &states);
+        notifier_take(notifier, numbers, TAKEN_AT_ONCE, &n, &states);
         all_states |= states;
         for (uint32_t i = 0; list && i < n; i++) {
             PyObject *number = PyLong_FromUnsignedLongLong(numbers[i]);
@@ -523,21 +524,21 @@ static PyObject *channel_take_all(PyObject *object, PyObject *args)
     return list ? Py_BuildValue("(IN)", all_states, list) : NULL;
 }
 
-static PyObject *channel_watch_for(PyObject *object, PyObject *args)
+static PyObject *notifier_watch_for(PyObject *object, PyObject *args)
 {
     unsigned int states;
     unsigned long long boundary;
-    struct channel *channel = channel_of(object);
-    if (!channel || !PyArg_ParseTuple(args, "IK:watch", &states, &boundary))
+    struct notifier *notifier = notifier_of(object);
+    if (!notifier || !PyArg_ParseTuple(args, "IK:watch", &states, &boundary))
         return NULL;
-    channel_watch(channel, states, boundary);
+    notifier_watch(notifier, states, boundary);
     Py_RETURN_NONE;
 }
 
 /* ---- tables ---------------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef thread_methods[] = {
-    {"submit", thread_submit, METH_VARARGS, "Queues a request; returns its Mail."},
+    {"submit", thread_submit, METH_VARARGS, "Queues a request; returns its Subscription."},
     {"abort_all", thread_abort_all, METH_NOARGS, "Ends every request at the next step boundary."},
     {"reset_prefix_cache", thread_reset_prefix_cache, METH_O, "As Engine.reset_prefix_cache."},
     {"pause", thread_pause, METH_O, "0 resumes; 1 waits for the submitted requests, 2 freezes them, 3 ends them."},
@@ -557,25 +558,25 @@ static PyMethodDef thread_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyMethodDef mail_methods[] = {
-    {"take", mail_take_all, METH_NOARGS, "New output since the last call."},
-    {"take_more", mail_take_tokens, METH_NOARGS, "New output that is only tokens of one sample, else None."},
-    {"wait", mail_wait_for_news, METH_O, "Waits for new output; False after a timeout."},
-    {"abort", mail_abort_request, METH_NOARGS, "Ends the request at the next step boundary."},
-    {"move", mail_move_to, METH_VARARGS, "Sets the Channel that reports new output (None: no Channel), or only the end."},
+static PyMethodDef subscription_methods[] = {
+    {"take", subscription_take_all, METH_NOARGS, "New output since the last call."},
+    {"take_more", subscription_take_tokens, METH_NOARGS, "New output that is only tokens of one sample, else None."},
+    {"wait", subscription_wait_for_output, METH_O, "Waits for new output; False after a timeout."},
+    {"abort", subscription_abort_request, METH_NOARGS, "Ends the request at the next step boundary."},
+    {"move", subscription_move_to, METH_VARARGS, "Sets the Notifier (or None) that reports new output, or only the end."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef mail_properties[] = {
-    {"number", mail_get_number, NULL, "The request's number.", NULL},
+static PyGetSetDef subscription_properties[] = {
+    {"number", subscription_get_number, NULL, "The request's number.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMethodDef channel_methods[] = {
-    {"fileno", channel_fileno, METH_NOARGS, "A descriptor that is readable when take has a result."},
-    {"take", channel_take_all, METH_NOARGS, "Watched states that have come about, and numbers of requests with new output."},
-    {"watch", channel_watch_for, METH_VARARGS, "Reports these states and the boundary, once each."},
-    {"close", channel_close, METH_NOARGS, "Closes the descriptor; may be called twice."},
+static PyMethodDef notifier_methods[] = {
+    {"fileno", notifier_fileno, METH_NOARGS, "A descriptor that is readable when take has a result."},
+    {"take", notifier_take_all, METH_NOARGS, "Watched states that have come about, and numbers of requests with new output."},
+    {"watch", notifier_watch_for, METH_VARARGS, "Reports these states and the boundary, once each."},
+    {"close", notifier_close, METH_NOARGS, "Closes the descriptor; may be called twice."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -587,32 +588,32 @@ static PyType_Slot thread_slots[] = {
     {0, NULL},
 };
 
-static PyType_Slot mail_slots[] = {
-    {Py_tp_dealloc, mail_dealloc},
-    {Py_tp_methods, mail_methods},
-    {Py_tp_getset, mail_properties},
-    {Py_tp_doc, "A request's new output, merged until it is taken. Dropping the Mail ends the request."},
+static PyType_Slot subscription_slots[] = {
+    {Py_tp_dealloc, subscription_dealloc},
+    {Py_tp_methods, subscription_methods},
+    {Py_tp_getset, subscription_properties},
+    {Py_tp_doc, "A request's new output, merged until it is taken. Dropping the Subscription ends the request."},
     {0, NULL},
 };
 
-static PyType_Slot channel_slots[] = {
-    {Py_tp_init, channel_init},
-    {Py_tp_dealloc, channel_dealloc},
-    {Py_tp_methods, channel_methods},
+static PyType_Slot notifier_slots[] = {
+    {Py_tp_init, notifier_init},
+    {Py_tp_dealloc, notifier_dealloc},
+    {Py_tp_methods, notifier_methods},
     {Py_tp_doc, "Tells an event loop which requests have new output."},
     {0, NULL},
 };
 
 static PyType_Spec thread_spec = {"llmpy._core.EngineThread", sizeof(Thread), 0, Py_TPFLAGS_DEFAULT, thread_slots};
-static PyType_Spec mail_spec = {"llmpy._core.Mail", sizeof(Mail), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                mail_slots};
-static PyType_Spec channel_spec = {"llmpy._core.Channel", sizeof(Channel), 0, Py_TPFLAGS_DEFAULT, channel_slots};
+static PyType_Spec subscription_spec = {"llmpy._core.Subscription", sizeof(Subscription), 0,
+                                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, subscription_slots};
+static PyType_Spec notifier_spec = {"llmpy._core.Notifier", sizeof(Notifier), 0, Py_TPFLAGS_DEFAULT, notifier_slots};
 
 int py_async_engine_register(PyObject *module)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
-    bool bad = py_add_type(module, &thread_spec) < 0 || py_add_type(module, &mail_spec) < 0 ||
-               py_add_type(module, &channel_spec) < 0;
+    bool bad = py_add_type(module, &thread_spec) < 0 || py_add_type(module, &subscription_spec) < 0 ||
+               py_add_type(module, &notifier_spec) < 0;
     return bad ? -1 : 0;
 }

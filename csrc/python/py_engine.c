@@ -261,7 +261,7 @@ static PyObject *run(PyObject *object, PyObject *timeout)
 static PyObject *take(PyObject *object, PyObject *finished_only)
 {
     Engine *self = (Engine *)object;
-    struct news news[TAKEN_AT_ONCE];
+    struct output output[TAKEN_AT_ONCE];
     struct err err;
     uint32_t n = TAKEN_AT_ONCE;
     int only = PyObject_IsTrue(finished_only);
@@ -270,10 +270,10 @@ static PyObject *take(PyObject *object, PyObject *finished_only)
         return NULL;
     PyObject *list = PyList_New(0);
     while (list && n == TAKEN_AT_ONCE) {
-        if (engine_take(engine, only, news, TAKEN_AT_ONCE, &n, &err)) {
+        if (engine_take(engine, only, output, TAKEN_AT_ONCE, &n, &err)) {
             py_raise(&err);
             Py_CLEAR(list);
-        } else if (py_append_news(list, news, n) < 0) {
+        } else if (py_append_outputs(list, output, n) < 0) {
             Py_CLEAR(list);
         }
     }

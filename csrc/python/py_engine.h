@@ -1,5 +1,5 @@
 /* py_engine.h: functions shared by py_engine.c and py_async_engine.c: they parse the dictionaries of requests and engine
- * options, and make Python objects of news (what a request produced). Parsed structs point into the dictionaries and into the
+ * options, and make Python objects of output (what a request produced). Parsed structs point into the dictionaries and into the
  * scratch, so both must outlive them. */
 #ifndef LLMPY_PY_ENGINE_H
 #define LLMPY_PY_ENGINE_H
@@ -15,12 +15,12 @@ void py_scratch_free(struct py_scratch *scratch);
 int py_parse_request(PyObject *prompt, PyObject *params, struct request_spec *spec, struct py_scratch *scratch);
 int py_parse_engine(PyObject *options, const struct model_parts *parts, struct engine_config *config,
                     struct py_scratch *scratch);
-/* One record of news as a dictionary (class News of _core.pyi). */
-PyObject *py_news(const struct news *news);
-/* A record of news that has only tokens: (columns, last token's time, preemptions, epoch). The columns are ids; if the request
- * wants logprobs also raw, full, processed, kept mass, rank, and the alternatives' ids, values, ranks. */
-PyObject *py_more(const struct news *news);
-int py_append_news(PyObject *list, const struct news *news, uint32_t n);
+/* One record of output as a dictionary (class CoreOutput of _core.pyi). */
+PyObject *py_output(const struct output *output);
+/* A record of output that has only tokens: (columns, last token's time, preemptions, epoch). The columns are ids; if the
+ * request wants logprobs also raw, full, processed, kept mass, rank, and the alternatives' ids, values, ranks. */
+PyObject *py_more(const struct output *output);
+int py_append_outputs(PyObject *list, const struct output *output, uint32_t n);
 
 /* Lends the engine of a _core.Engine to a driver thread. Until py_engine_give_back, calls that drive the engine raise
  * EngineBusyError. NULL with an exception set. */

@@ -168,7 +168,7 @@ def as_completed(
         keep: Lives as long as the iterator.
     """
     requests = [request for request, _ in submissions]
-    pending, news = dict.fromkeys(requests), _News(driver, requests)
+    pending, arrivals = dict.fromkeys(requests), _Arrivals(driver, requests)
     try:
         with Progress(use_tqdm, len(requests), lambda: _counts(driver)) as progress:
             with driver.driving():
@@ -182,7 +182,7 @@ def as_completed(
                 for request in done:
                     if request.error is None or on_error == "return":
                         yield request.output()
-                touched = news.next(pending) if pending else ()
+                touched = arrivals.next(pending) if pending else ()
         if on_error == "raise":
             raise_failure(RequestOutputs([request.output() for request in requests]))
     except KeyboardInterrupt:
@@ -195,7 +195,7 @@ def as_completed(
                 driver.forget(request)
 
 
-class _News:
+class _Arrivals:
     """Finds which requests of a call may have finished.
 
     Args:

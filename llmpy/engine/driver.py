@@ -15,7 +15,7 @@ from ..outputs import RequestOutputs
 from .health import check_open
 
 if TYPE_CHECKING:
-    from .._core import Engine, Model, News
+    from .._core import CoreOutput, Engine, Model
     from .requests import Request
 
 logger = logging.getLogger("llmpy")
@@ -39,12 +39,12 @@ class Driver:
         """Whether a pause has taken effect, so that no step may run."""
         self._gate: int | None = None
         self._pid = os.getpid()
-        self.queued_news: dict[int, Request] = {}
+        self.queued_outputs: dict[int, Request] = {}
         """Requests with updates that `step` has not returned yet."""
         self.deliveries = 0
         """Number of times that updates were handed out."""
         self._requests: dict[int, Request] = {}
-        self._inbox: deque[News] = deque()
+        self._inbox: deque[CoreOutput] = deque()
         self._table = threading.Lock()
         self._busy = threading.Lock()
         self._driving_thread = 0
@@ -109,7 +109,7 @@ class Driver:
                 run one step and take all updates.
 
         Returns:
-            The requests with news.
+            The requests with output.
         """
         self.check()
         if not self._inbox:
@@ -124,7 +124,7 @@ class Driver:
         """Acts on aborts and hands out updates without running a step. The caller has claimed the engine.
 
         Returns:
-            The requests with news.
+            The requests with output.
         """
         with self._table:
             self._inbox.extend(self.engine.take(finished_only))
@@ -157,16 +157,16 @@ class Driver:
         self.deliveries += 1
         touched: dict[int, Request] = {}
         while self._inbox:
-            news = self._inbox[0]
-            number = news["request"]
+            output = self._inbox[0]
+            number = output["request"]
             request = self._requests.get(number)
             if request is not None:
-                request.absorb(news)
+                request.absorb(output)
                 touched[number] = request
                 if request.queued:
-                    self.queued_news[number] = request
+                    self.queued_outputs[number] = request
                 if request.finished:
-                    if not news["is_last"]:
+                    if not output["is_last"]:
                         self.engine.abort([number])
                     del self._requests[number]
             self._inbox.popleft()
@@ -219,7 +219,7 @@ class Driver:
                 return
             self.closed = True
             self._requests.clear()
-            self.queued_news.clear()
+            self.queued_outputs.clear()
         if os.getpid() != self._pid:
             return
         if self._driving_thread == threading.get_ident():

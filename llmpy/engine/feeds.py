@@ -20,13 +20,13 @@ Result = TypeVar("Result")
 if TYPE_CHECKING:
     from typing import Self
 
-    from .._core import Mail
+    from .._core import Subscription
     from .requests import Request
     from .thread import Link, ThreadDriver
 
 
 class Feed:
-    """A request and its subscription to the core (`mail`). The core merges unread outputs, so a slow reader costs nothing.
+    """A request and its subscription to the core's output. The core merges unread output, so a slow reader costs nothing.
 
     Args:
         driver: The engine.
@@ -42,18 +42,18 @@ class Feed:
         "aborts",
         "error",
         "has_ended",
-        "has_news",
+        "has_output",
         "kind",
         "link",
-        "mail",
         "request",
+        "subscription",
         "waiting",
     )
 
     def __init__(self, driver: ThreadDriver, request: Request) -> None:
         self.request = request
         self.kind = request.params.output_kind
-        self.mail: Mail | None = None
+        self.subscription: Subscription | None = None
         self.link: Link | None = None
         self.error: BaseException | None = None
         """The error that kept the request from being submitted, or that ended its reading."""
@@ -62,7 +62,7 @@ class Feed:
         """Whether the last output was given out."""
         self._driver = driver
         self._lock = threading.Lock()
-        self.has_news = True
+        self.has_output = True
         """Whether the reader was woken since it last read."""
         self._begun = False
         self._unseen = False
@@ -87,18 +87,18 @@ class Feed:
         if request.match_stops:
             request.prepare_text()
         link = self.link
-        channel = None if link is None else link.channel
-        mail = self._driver.thread.submit(channel, request.prompt.ids.tobytes(), core, self.ends_only)
-        request.number = mail.number
-        self._driver.feeds[mail.number] = self
-        self.mail = mail
+        notifier = None if link is None else link.notifier
+        subscription = self._driver.thread.submit(notifier, request.prompt.ids.tobytes(), core, self.ends_only)
+        request.number = subscription.number
+        self._driver.feeds[subscription.number] = self
+        self.subscription = subscription
         self._driver.untokenised.discard(self)
         if self.link is not link and self.link is not None:  # a reader was bound meanwhile
-            mail.move(self.link.channel, self.ends_only)
+            subscription.move(self.link.notifier, self.ends_only)
         if self.has_ended:
             self.release()
         elif self.aborts:
-            mail.abort()
+            subscription.abort()
 
     def fail(self, error: BaseException) -> None:
         """Ends a request that never reached the core."""
@@ -113,9 +113,9 @@ class Feed:
 
     def release(self) -> None:
         """Drops the subscription; the core then ends a request that still runs."""
-        mail, self.mail = self.mail, None
-        if mail is not None:
-            self._driver.feeds.pop(mail.number, None)
+        subscription, self.subscription = self.subscription, None
+        if subscription is not None:
+            self._driver.feeds.pop(subscription.number, None)
         self._driver.untokenised.discard(self)
         named = self._driver.named
         if named.get(self.request.request_id) is self:
@@ -124,9 +124,9 @@ class Feed:
     def abort(self) -> None:
         """Ends the request at the next step boundary; its outputs so far can still be read."""
         self.aborts = True
-        mail = self.mail
-        if mail is not None:
-            mail.abort()
+        subscription = self.subscription
+        if subscription is not None:
+            subscription.abort()
         else:
             self._driver.untokenised.discard(self)
 
@@ -138,23 +138,23 @@ class Feed:
             return self._pull()
 
     def _pull(self) -> bool:
-        request, mail = self.request, self.mail
-        if mail is not None and not request.finished:
+        request, subscription = self.request, self.subscription
+        if subscription is not None and not request.finished:
             if self._begun:
-                more = mail.take_more()
+                more = subscription.take_more()
                 if more is not None:
                     request.absorb_more(*more)
                     self._unseen = True
                     return False
             try:
-                news = mail.take()
+                outputs = subscription.take()
             except MemoryError as error:
                 self.error = error
                 self.end()
                 return True
-            for item in news:
-                request.absorb(item)
-            if news:
+            for output in outputs:
+                request.absorb(output)
+            if outputs:
                 self._unseen = True
                 self._begun = not request.match_stops
                 if request.finished:
@@ -173,9 +173,9 @@ class Feed:
         with self._lock:
             if self.has_ended:
                 return None
-            mail = self.mail
-            if self._is_plain and self._begun and not self._unseen and mail is not None:
-                more = mail.take_more()
+            subscription = self.subscription
+            if self._is_plain and self._begun and not self._unseen and subscription is not None:
+                more = subscription.take_more()
                 if more is not None:
                     return self.request.plain_delta(*more)
             finished = self._pull()
@@ -211,13 +211,13 @@ class Feed:
     def bind(self, loop: asyncio.AbstractEventLoop, ends_only: bool) -> None:
         """Makes the core notify this loop."""
         self.link = self._driver.link(loop)
-        mail = self.mail
-        if mail is not None:
-            mail.move(self.link.channel, ends_only)
+        subscription = self.subscription
+        if subscription is not None:
+            subscription.move(self.link.notifier, ends_only)
 
     def wake(self) -> None:
         """Wakes the reader. Call it in the reader's loop."""
-        self.has_news = True
+        self.has_output = True
         waiter = self.waiting
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -249,11 +249,11 @@ class Feed:
             left = SLICE_S if deadline is None else min(SLICE_S, deadline - time.monotonic())
             if left <= 0:
                 return False
-            mail = self.mail
-            if mail is None:
+            subscription = self.subscription
+            if subscription is None:
                 time.sleep(min(left, 0.001))
             else:
-                mail.wait(left)
+                subscription.wait(left)
         return True
 
 
@@ -325,11 +325,11 @@ class RequestStream(Reader):
         feed, loop = self._feed, asyncio.get_running_loop()
         if feed.link is None or feed.link.loop() is not loop:
             feed.bind(loop, feed.ends_only)
-            feed.has_news = True
+            feed.has_output = True
         try:
             while True:
-                if feed.has_news or feed.has_ended:
-                    feed.has_news = False
+                if feed.has_output or feed.has_ended:
+                    feed.has_output = False
                     output = feed.next_output()
                     if output is not None:
                         return output
@@ -386,14 +386,14 @@ class RequestHandle(Reader):
             RequestFailedError, EngineDeadError: As in `poll`.
         """
         feed = self._feed
-        mail = feed.mail
-        if mail is not None and not feed.request.match_stops:
-            mail.move(None, True)
+        subscription = feed.subscription
+        if subscription is not None and not feed.request.match_stops:
+            subscription.move(None, True)
         try:
             done = feed.wait_blocking(timeout)
         finally:
-            if mail is not None and feed.mail is mail:
-                mail.move(None, feed.ends_only)
+            if subscription is not None and feed.subscription is subscription:
+                subscription.move(None, feed.ends_only)
         if not done:
             raise TimeoutError(f"request {self.request_id} still runs after {timeout} s")
         output = feed.final_output()

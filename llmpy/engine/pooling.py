@@ -31,7 +31,7 @@ from .requests import Request
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .._core import News
+    from .._core import CoreOutput
     from ..hub import ModelFiles
     from ..logprobs import Floats
     from ..models import Compiled
@@ -213,16 +213,16 @@ class PoolingRequest(Request):
     wish: Wish
     _states: bytes | None = None
 
-    def absorb(self, news: News) -> None:
+    def absorb(self, output: CoreOutput) -> None:
         """Adds an update from the core."""
-        self._states = news["states"] if self._states is None else self._states
-        super().absorb(news)
+        self._states = output["states"] if self._states is None else self._states
+        super().absorb(output)
         if isinstance(self.error, NonFiniteLogitsError):
             message = f"states at position {self.error.position}: wanted finite numbers, have NaN or inf; try dtype='float32'"
             self.error = NonFiniteLogitsError(message, position=self.error.position)
 
-    def _absorb_sample(self, sample: Sample, news: News) -> None:
-        sample.finish = news["finish"]
+    def _absorb_sample(self, sample: Sample, output: CoreOutput) -> None:
+        sample.finish = output["finish"]
 
     def result(self) -> PoolingRequestOutput[Any]:
         """The output."""

@@ -12,7 +12,7 @@ from ..outputs import RequestMetrics, RequestOutput, ScoreOutput
 from ..results.samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
 
 if TYPE_CHECKING:
-    from .._core import News
+    from .._core import CoreOutput
     from ..inputs import Prompt
     from ..pooling_outputs import PoolingRequestOutput
     from ..sampling_params import SamplingParams
@@ -74,18 +74,18 @@ class Request:
             if sample.text is None:
                 sample.text = self.context.make_text(self.prompt, self.params)
 
-    def absorb(self, news: News) -> None:
+    def absorb(self, output: CoreOutput) -> None:
         """Adds an update from the core."""
-        self.num_cached_tokens = news["num_cached_tokens"]
-        self._num_preemptions = news["num_preemptions"]
-        self._epoch = news["epoch"]
-        self._times = news["times"]
-        if news["prompt_logprobs"] is not None:
-            self._prompt_logprobs, self._prompt_top = news["prompt_logprobs"], news["prompt_top"]
-        if news["finish"] == "error" and self.error is None:
-            self.error = failure(news, self.params)
-        self._absorb_sample(self.samples[news["sample"]], news)
-        if news["is_last"]:
+        self.num_cached_tokens = output["num_cached_tokens"]
+        self._num_preemptions = output["num_preemptions"]
+        self._epoch = output["epoch"]
+        self._times = output["times"]
+        if output["prompt_logprobs"] is not None:
+            self._prompt_logprobs, self._prompt_top = output["prompt_logprobs"], output["prompt_top"]
+        if output["finish"] == "error" and self.error is None:
+            self.error = failure(output, self.params)
+        self._absorb_sample(self.samples[output["sample"]], output)
+        if output["is_last"]:
             self.finished = True
 
     def absorb_more(self, columns: tuple[bytes, ...], last_token: float, preemptions: int, epoch: int) -> None:
@@ -138,8 +138,8 @@ class Request:
             sampling_params=params,
         )
 
-    def _absorb_sample(self, sample: Sample, news: News) -> None:
-        sample.add(news, self.params)
+    def _absorb_sample(self, sample: Sample, output: CoreOutput) -> None:
+        sample.add(output, self.params)
         if self.match_stops:
             sample.match_stops(self.params)
             self.finished = self.finished or all(item.finish is not None for item in self.samples)
@@ -157,7 +157,7 @@ class Request:
         prior = 0 if prompt.prior is None else len(prompt.prior)
         outputs = []
         for index, sample in enumerate(self.samples):
-            if delta and not sample.has_news:
+            if delta and not sample.has_output:
                 continue
             start = sample.shown_tokens if delta else 0
             completion = sample.output(index, params, self.mode, self.context, delta)
@@ -233,8 +233,8 @@ class ScoreRequest(Request):
 
     start = 1
 
-    def _absorb_sample(self, sample: Sample, news: News) -> None:
-        sample.finish = news["finish"]
+    def _absorb_sample(self, sample: Sample, output: CoreOutput) -> None:
+        sample.finish = output["finish"]
 
     def result(self) -> ScoreOutput:
         """The output that the call returns for this request."""
@@ -263,13 +263,13 @@ class ScoreRequest(Request):
         )
 
 
-def failure(news: News, params: SamplingParams) -> LlmpyError:
+def failure(output: CoreOutput, params: SamplingParams) -> LlmpyError:
     """The exception for a failed sample's status."""
-    position = news["error_position"]
-    if news["error"] is not None:
+    position = output["error_position"]
+    if output["error"] is not None:
         given = None if params.constraint is None else params.constraint.to_dict()
-        return InvalidRequestError(f"structured_outputs: {news['error']}", parameter="structured_outputs", value=given)
-    if news["status"] == 1:
+        return InvalidRequestError(f"structured_outputs: {output['error']}", parameter="structured_outputs", value=given)
+    if output["status"] == 1:
         return NonFiniteLogitsError(
             f"logits at position {position}: wanted finite numbers, have NaN or +inf; try dtype='float32'",
             position=position,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .. import _core
-from .._core import Channel, EngineThread
+from .._core import EngineThread, Notifier
 from ..errors import EngineClosedError, EngineDeadError
 from .health import Watch, check_open
 from .jobs import RETRY_S, Lanes
@@ -161,7 +161,7 @@ class Link:
     """
 
     def __init__(self, driver: ThreadDriver, loop: asyncio.AbstractEventLoop) -> None:
-        self.channel = Channel(driver.thread)
+        self.notifier = Notifier(driver.thread)
         self._thread = driver.thread
         self._feeds = driver.feeds
         self.loop = weakref.ref(loop)
@@ -172,18 +172,18 @@ class Link:
         self._woken: deque[Feed] = deque()
         """Requests with readers that other threads want to wake."""
         self._gate = threading.Lock()
-        self._fd = self.channel.fileno()
+        self._fd = self.notifier.fileno()
         """The watched descriptor; -1: the loop no longer watches it."""
-        loop.add_reader(self._fd, self._on_news)
-        self.channel.watch(CLOSED, 0)
+        loop.add_reader(self._fd, self._on_output)
+        self.notifier.watch(CLOSED, 0)
 
-    def _on_news(self) -> None:
+    def _on_output(self) -> None:
         """Runs when the descriptor is readable. Notifications that an error prevents are repeated in the next round."""
         try:
             if self._looks_everywhere:
                 self._look_everywhere()
             else:
-                self._tell_news()
+                self._tell_output()
             if self._woken:
                 self._tell_woken()
         except BaseException:
@@ -195,7 +195,7 @@ class Link:
 
     def _look_everywhere(self) -> None:
         """Wakes every reader and checks every awaited state."""
-        self.channel.take()
+        self.notifier.take()
         self._woken.extend([feed for feed in self._feeds.copy().values() if feed.link is self])
         self._tell(self._thread.state())
         self._looks_everywhere = False
@@ -210,14 +210,14 @@ class Link:
                 self._woken.append(feed)
                 raise
 
-    def _tell_news(self) -> None:
-        states, numbers = self.channel.take()
+    def _tell_output(self) -> None:
+        states, numbers = self.notifier.take()
         feeds = self._feeds
         for number in numbers:
             feed = feeds.get(number)
             if feed is None:
                 continue
-            feed.has_news, waiter = True, feed.waiting  # Feed.wake inlined, because this runs for every output
+            feed.has_output, waiter = True, feed.waiting  # Feed.wake inlined, because this runs for every output
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         if states:
@@ -229,7 +229,7 @@ class Link:
             wanted, boundary, future = item
             if not future.done():
                 if not (states & wanted or (boundary and self._thread.boundary() >= boundary)):
-                    self.channel.watch(wanted, boundary)
+                    self.notifier.watch(wanted, boundary)
                     continue
                 future.set_result(None)
             self._waiting.remove(item)
@@ -252,7 +252,7 @@ class Link:
         future = asyncio.get_running_loop().create_future()
         item = (states, boundary, future)
         self._waiting.append(item)
-        self.channel.watch(states, boundary)
+        self.notifier.watch(states, boundary)
         try:
             await asyncio.wait_for(future, timeout)
         finally:
@@ -286,4 +286,4 @@ class Link:
         """Closes the descriptor after the loop was closed."""
         with self._gate:
             self._fd = -1
-        self.channel.close()
+        self.notifier.close()

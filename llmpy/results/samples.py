@@ -11,7 +11,7 @@ from ..outputs import CompletionOutput, VersionSpan, sum_in_order
 from ..text.sample_text import HIDDEN_ENDS, SampleText
 
 if TYPE_CHECKING:
-    from .._core import News
+    from .._core import CoreOutput
     from ..engine.context import Context
     from ..sampling_params import SamplingParams
 
@@ -62,21 +62,21 @@ class Sample:
         self.shown_tokens = 0
         self.shown_end = False
 
-    def add(self, news: News, params: SamplingParams) -> None:
+    def add(self, output: CoreOutput, params: SamplingParams) -> None:
         """Adds an update from the core; known tokens are skipped."""
         if self.finish is not None:
             return
-        if news["first"] == self.num_tokens and news["ids"]:
-            self.pieces.append((news["ids"], *(news["logprobs"] or ()), *(news["top"] or ())))
-            for count, epoch in news["epochs"]:
+        if output["first"] == self.num_tokens and output["ids"]:
+            self.pieces.append((output["ids"], *(output["logprobs"] or ()), *(output["top"] or ())))
+            for count, epoch in output["epochs"]:
                 if epoch != self.epoch:
                     self.mark(epoch)
                 self.num_tokens += count
-        self.finish = news["finish"]
+        self.finish = output["finish"]
         if self.finish == "stop_id":
-            self.stop = news["stop"]
+            self.stop = output["stop"]
         elif self.finish == "stop_string":
-            self.stop = params.stop_strings[news["stop"]]
+            self.stop = params.stop_strings[output["stop"]]
 
     def mark(self, epoch: int) -> None:
         """Records that later tokens are made by the weights of another epoch."""
@@ -96,7 +96,7 @@ class Sample:
         return found
 
     @property
-    def has_news(self) -> bool:
+    def has_output(self) -> bool:
         """Whether the sample has output that no delta has shown."""
         return self.num_tokens > self.shown_tokens or (self.finish is not None and not self.shown_end)
 
@@ -156,7 +156,7 @@ class Sample:
             self.text.push(ids, self.finish, self.stop if isinstance(self.stop, str) else None)
             self._text_tokens = self.num_tokens
             self._text_is_complete = self.finish is not None
-        return self.text.news() if delta else self.text.shown
+        return self.text.output() if delta else self.text.shown
 
     def output(self, index: int, params: SamplingParams, mode: str, context: Context, delta: bool) -> CompletionOutput:
         """The sample's output so far; with `delta` only the part that no earlier delta has shown."""

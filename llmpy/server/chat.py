@@ -317,7 +317,7 @@ class Chat(Answering):
         yield end + DONE
 
     def delta(self, sample: CompletionOutput, message: Message, writer: LogprobWriter) -> dict[str, Any] | None:
-        """The choice with the news of a sample; None: nothing to send."""
+        """The choice with the new output of a sample; None: nothing to send."""
         is_last = sample.finish_reason is not None
         change = message.delta(message.take(sample))
         logprobs = _logprobs(sample, writer)

@@ -47,7 +47,7 @@ class SampleText:
         """The text that may be shown; it will not change."""
         return self._shown.getvalue()
 
-    def news(self) -> str:
+    def output(self) -> str:
         """The text added to `shown` since the last call."""
         new, self._new = self._new, ""
         return new

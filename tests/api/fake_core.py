@@ -181,17 +181,17 @@ class FakeEngine:
         return []
 
     def take(self, finished_only):
-        news = []
+        output = []
         for seq in list(self.sequences):
             if seq.finish is None and (finished_only or seq.taken == len(seq.new)):
                 continue
             if seq.finish is not None:
                 self.sequences.remove(seq)
-            news.append(self.news(seq))
+            output.append(self.output(seq))
             seq.taken = len(seq.new)
-        return news
+        return output
 
-    def news(self, seq):
+    def output(self, seq):
         ids = np.array(seq.new[seq.taken :], np.int32)
         k, p = len(ids), seq.params
         values = np.array([-0.5 * (t % 7) - 0.25 for t in ids], np.float32)

@@ -58,8 +58,8 @@ def test_an_error_while_text_is_tokenised(open_async, monkeypatch, error):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, MemoryError, PanicError], ids=lambda error: error.__name__)
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_an_error_while_news_are_told(open_async, monkeypatch, error, place):
-    """News that the loop's callback took but could not deliver are delivered in the next round."""
+def test_an_error_while_output_are_told(open_async, monkeypatch, error, place):
+    """Output that the loop's callback took but could not deliver are delivered in the next round."""
     engine, left = open_async(fresh=True), [3]
 
     def break_some(name):
@@ -69,7 +69,7 @@ def test_an_error_while_news_are_told(open_async, monkeypatch, error, place):
             if left[0]:
                 left[0] -= 1
                 if place == "after":
-                    link.channel.take()
+                    link.notifier.take()
                 raise error("told")
             real(link)
 
@@ -79,8 +79,8 @@ def test_an_error_while_news_are_told(open_async, monkeypatch, error, place):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         await engine.pause("keep")
         readers = [asyncio.create_task(engine.generate("hello", SHORT)._final()) for _ in range(3)]
-        await asyncio.sleep(0.01)  # they wait for news from here on
-        break_some("_tell_news")
+        await asyncio.sleep(0.01)  # they wait for output from here on
+        break_some("_tell_output")
         break_some("_look_everywhere")
         await engine.resume()
         async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""A sample and the core's news: tokens count once, and tokens after a stop string found by Python are dropped."""
+"""A sample and the core's output: tokens count once, and tokens after a stop string found by Python are dropped."""
 
 import numpy as np
 from fake_core import make_tokenizer
@@ -8,8 +8,8 @@ from llmpy.results.samples import Sample
 from llmpy.text.sample_text import SampleText
 
 
-def news(first, ids, finish=None, epochs=None):
-    """News as from the core, with logprobs that identify the tokens."""
+def output(first, ids, finish=None, epochs=None):
+    """Output as from the core, with logprobs that identify the tokens."""
     columns = tuple((np.arange(first, first + len(ids)) + 100 * column).astype(np.float32).tobytes() for column in range(4))
     return {
         "first": first, "ids": np.array(ids, np.int32).tobytes(), "epochs": epochs or [(len(ids), 1)], "finish": finish,
@@ -21,10 +21,10 @@ def ids_of(sample):
     return np.frombuffer(sample.columns()[0], np.int32).tolist()
 
 
-def test_news_that_come_twice_count_once():
+def test_output_that_come_twice_count_once():
     sample, params = Sample(), SamplingParams()
     for first, ids in ((0, [5, 6]), (0, [5, 6]), (2, [7]), (0, [5, 6]), (3, [8, 9]), (3, [8, 9])):
-        sample.add(news(first, ids), params)
+        sample.add(output(first, ids), params)
     assert ids_of(sample) == [5, 6, 7, 8, 9]
     assert sample.num_tokens == 5
     assert sample.epochs == [(0, 1)]
@@ -32,8 +32,8 @@ def test_news_that_come_twice_count_once():
 
 def test_nothing_follows_the_end():
     sample, params = Sample(), SamplingParams()
-    sample.add(news(0, [5, 6], "length"), params)
-    sample.add(news(2, [7]), params)
+    sample.add(output(0, [5, 6], "length"), params)
+    sample.add(output(2, [7]), params)
     assert (ids_of(sample), sample.finish) == ([5, 6], "length")
 
 
@@ -47,7 +47,7 @@ def test_tokens_behind_a_stop_string_are_dropped():
         sample = Sample()
         sample.text = SampleText(tokenizer, [], params)
         for first, part in ((0, ids[:cut]), (cut, ids[cut:])):
-            sample.add(news(first, part), params)
+            sample.add(output(first, part), params)
             sample.match_stops(params)
         assert (sample.finish, sample.stop, sample.num_tokens) == ("stop_string", "56", 6)
         assert ids_of(sample) == ids[:6]
@@ -60,6 +60,6 @@ def test_the_total_goes_on_from_part_to_part():
     sample, params = Sample(), SamplingParams(logprobs=0)
     seen = 0.0
     for first in range(0, 60, 3):
-        sample.add(news(first, [4, 5, 6]), params)
+        sample.add(output(first, [4, 5, 6]), params)
         seen += first + first + 1 + first + 2
         assert sample.total(0) == seen

@@ -67,7 +67,7 @@ def test_nothing_shown_is_taken_back_and_the_end_is_flushed():
         maker = SampleText(make_tokenizer(), [], params)
         cuts = sorted(rng.sample(range(1, len(ids)), min(10, len(ids) - 1)))
         shown = push_all(maker, ids, "length", None, cuts)
-        assert maker.shown == maker.news() == text and maker.news() == ""
+        assert maker.shown == maker.output() == text and maker.output() == ""
         for before, after in pairwise(shown):
             assert after.startswith(before)
 
@@ -80,7 +80,7 @@ def test_a_push_costs_what_it_adds():
         start = time.thread_time()
         for token in ids:
             maker.push([token], None, None)
-            maker.news()
+            maker.output()
         seconds.append(time.thread_time() - start)
     assert min(seconds[-20:]) < 3 * min(seconds[:20])
     assert maker.shown == "many words \r\n" * 30_000

@@ -438,63 +438,63 @@ static void fake_close(struct engine *engine, struct fake *fake)
 
 /* ---- what has come ---- */
 
-static void check_scores(struct job *job, const struct news *news)
+static void check_scores(struct job *job, const struct output *output)
 {
-    bool is_whole = news->finish != FINISH_ABORT;
-    CHECK(is_whole ? news->n_prompt_results == job->n_scores : news->n_prompt_results <= job->n_scores);
-    uint32_t k = news->n_prompt_logprobs;
-    for (uint32_t i = 0; i < news->n_prompt_results && i < job->n_scores; i++) {
-        CHECK(!memcmp(&news->prompt_results[i], &job->scores[i], sizeof job->scores[i]));
-        CHECK(!memcmp(&news->prompt_top_ids[(size_t)i * k], job->score_ids[i], k * sizeof(int32_t)));
+    bool is_whole = output->finish != FINISH_ABORT;
+    CHECK(is_whole ? output->n_prompt_results == job->n_scores : output->n_prompt_results <= job->n_scores);
+    uint32_t k = output->n_prompt_logprobs;
+    for (uint32_t i = 0; i < output->n_prompt_results && i < job->n_scores; i++) {
+        CHECK(!memcmp(&output->prompt_results[i], &job->scores[i], sizeof job->scores[i]));
+        CHECK(!memcmp(&output->prompt_top_ids[(size_t)i * k], job->score_ids[i], k * sizeof(int32_t)));
     }
     CHECK(!job->has_scores);
     job->has_scores = true;
 }
 
 /* Compares a record with the oracle and counts it. */
-static void check_news(struct job *job, const struct news *news)
+static void check_output(struct job *job, const struct output *output)
 {
-    const struct expected *e = &job->expected[news->sample];
-    uint32_t *n = &job->n_received[news->sample], k = job->spec.n_logprobs;
-    CHECK_EQ(job->finish[news->sample], FINISH_NONE); /* nothing follows a final record */
-    CHECK_EQ(news->first, *n);
-    for (uint32_t i = 0; i < news->n_new; i++, ++*n) {
-        if (*n >= e->n || news->ids[i] != e->ids[*n]) {
-            CHECK_FAIL("request %" PRIu64 " sample %u token %u: wanted %d, have %d", news->request, news->sample, *n,
-                       *n < e->n ? e->ids[*n] : -1, news->ids[i]);
+    const struct expected *e = &job->expected[output->sample];
+    uint32_t *n = &job->n_received[output->sample], k = job->spec.n_logprobs;
+    CHECK_EQ(job->finish[output->sample], FINISH_NONE); /* nothing follows a final record */
+    CHECK_EQ(output->first, *n);
+    for (uint32_t i = 0; i < output->n_new; i++, ++*n) {
+        if (*n >= e->n || output->ids[i] != e->ids[*n]) {
+            CHECK_FAIL("request %" PRIu64 " sample %u token %u: wanted %d, have %d", output->request, output->sample, *n,
+                       *n < e->n ? e->ids[*n] : -1, output->ids[i]);
             return;
         }
-        CHECK((news->results != NULL) == job->spec.wants_logprobs);
-        if (news->results) {
-            CHECK(!memcmp(&news->results[i], &e->results[*n], sizeof *news->results));
-            CHECK(!memcmp(news->top_ids + (size_t)i * k, e->top_ids[*n], k * sizeof(int32_t)));
-            CHECK(!memcmp(news->top_values + (size_t)i * k, e->top_values[*n], k * sizeof(float)));
-            CHECK(!memcmp(news->top_ranks + (size_t)i * k, e->top_ranks[*n], k * sizeof(int32_t)));
+        CHECK((output->results != NULL) == job->spec.wants_logprobs);
+        if (output->results) {
+            CHECK(!memcmp(&output->results[i], &e->results[*n], sizeof *output->results));
+            CHECK(!memcmp(output->top_ids + (size_t)i * k, e->top_ids[*n], k * sizeof(int32_t)));
+            CHECK(!memcmp(output->top_values + (size_t)i * k, e->top_values[*n], k * sizeof(float)));
+            CHECK(!memcmp(output->top_ranks + (size_t)i * k, e->top_ranks[*n], k * sizeof(int32_t)));
         }
     }
-    if (!news->finish)
+    if (!output->finish)
         return;
-    job->finish[news->sample] = news->finish;
+    job->finish[output->sample] = output->finish;
     job->n_finals++;
     job->is_done = job->n_finals == job->spec.n;
-    CHECK_EQ(news->is_last_of_request, job->is_done);
-    if (news->sample == 0 && news->prompt_results)
-        check_scores(job, news);
-    if (news->states) {
-        CHECK_EQ(news->n_states, job->n_states);
-        CHECK(!memcmp(news->states, job->states, job->n_states * sizeof *job->states));
+    CHECK_EQ(output->is_last_of_request, job->is_done);
+    if (output->sample == 0 && output->prompt_results)
+        check_scores(job, output);
+    if (output->states) {
+        CHECK_EQ(output->n_states, job->n_states);
+        CHECK(!memcmp(output->states, job->states, job->n_states * sizeof *job->states));
     }
-    CHECK((news->states != NULL) == (job->spec.pooling && news->finish == FINISH_LENGTH));
-    if (news->finish == FINISH_ABORT) {
+    CHECK((output->states != NULL) == (job->spec.pooling && output->finish == FINISH_LENGTH));
+    if (output->finish == FINISH_ABORT) {
         CHECK(job->may_abort);
         return;
     }
-    CHECK_EQ(news->finish, e->finish);
+    CHECK_EQ(output->finish, e->finish);
     CHECK_EQ(*n, e->n);
     if (e->finish == FINISH_STOP_ID || e->finish == FINISH_STOP_STRING)
-        CHECK_EQ(news->stop, e->stop);
-    CHECK_EQ(news->status, e->status);
-    CHECK_EQ(news->error_position, e->error_position);
+        CHECK_EQ(output->stop, e->stop);
+    CHECK_EQ(output->status, e->status);
+    CHECK_EQ(output->error_position, e->error_position);
 }
 
 UNUSED static void submit_job(struct engine *engine, struct job *job)
@@ -507,20 +507,20 @@ UNUSED static void submit_job(struct engine *engine, struct job *job)
 /* Takes everything there is for n jobs. */
 static void take_all(struct engine *engine, bool finished_only, struct job **jobs, uint32_t n_jobs)
 {
-    struct news news[3];
+    struct output output[3];
     struct err err;
     uint32_t n = 3;
     while (n == 3) {
-        CHECK_OK(engine_take(engine, finished_only, news, 3, &n, &err));
+        CHECK_OK(engine_take(engine, finished_only, output, 3, &n, &err));
         for (uint32_t i = 0; i < n; i++) {
             struct job *job = NULL;
             for (uint32_t j = 0; j < n_jobs && !job; j++)
-                if (jobs[j] && jobs[j]->is_submitted && jobs[j]->number == news[i].request)
+                if (jobs[j] && jobs[j]->is_submitted && jobs[j]->number == output[i].request)
                     job = jobs[j];
             if (job)
-                check_news(job, &news[i]);
+                check_output(job, &output[i]);
             else
-                CHECK_FAIL("news of request %" PRIu64 ", which is unknown or done", news[i].request);
+                CHECK_FAIL("output of request %" PRIu64 ", which is unknown or done", output[i].request);
         }
     }
 }

@@ -1,4 +1,4 @@
-/* The thread that drives an engine, its mail and its channels, on the fake model; an oracle knows every expected token.
+/* The thread that drives an engine, its subscription and its notifiers, on the fake model; an oracle knows every expected token.
  * Built a second time under ThreadSanitizer. */
 #include "fake_model.h"
 
@@ -79,37 +79,37 @@ static struct job *known_job(const struct fake *fake, uint32_t stream, uint32_t 
     return job;
 }
 
-static struct mail *submit(struct bench *b, struct channel *channel, const struct job *job, bool ends_only)
+static struct subscription *submit(struct bench *b, struct notifier *notifier, const struct job *job, bool ends_only)
 {
-    struct mail *mail = NULL;
+    struct subscription *subscription = NULL;
     struct err problem;
-    if (driver_submit(b->driver, channel, &job->spec, ends_only, &mail, &problem))
+    if (driver_submit(b->driver, notifier, &job->spec, ends_only, &subscription, &problem))
         CHECK_FAIL("%s", problem.message);
-    return mail;
+    return subscription;
 }
 
 /* Takes what there is, and compares it with the oracle. */
-static void read_mail(struct mail *mail, struct job *job)
+static void read_subscription(struct subscription *subscription, struct job *job)
 {
-    struct news news[2];
+    struct output output[2];
     struct err problem;
     uint32_t n = 2;
-    while (mail_take_more(mail, news))
-        check_news(job, news);
+    while (subscription_take_more(subscription, output))
+        check_output(job, output);
     while (n == 2) {
-        if (mail_take(mail, news, 2, &n, &problem))
+        if (subscription_take(subscription, output, 2, &n, &problem))
             CHECK_FAIL("%s", problem.message);
         for (uint32_t i = 0; i < n; i++)
-            check_news(job, &news[i]);
+            check_output(job, &output[i]);
     }
 }
 
-static void read_to_end(struct mail *mail, struct job *job)
+static void read_to_end(struct subscription *subscription, struct job *job)
 {
     while (!job->is_done && !check_failures) {
-        if (!mail_wait(mail, SECONDS))
-            CHECK_FAIL("no news of request %" PRIu64, mail_number(mail));
-        read_mail(mail, job);
+        if (!subscription_wait(subscription, SECONDS))
+            CHECK_FAIL("no output of request %" PRIu64, subscription_number(subscription));
+        read_subscription(subscription, job);
     }
 }
 
@@ -121,85 +121,85 @@ TEST_BOTH(reads_what_was_asked)
     struct job *job = malloc(sizeof *job);
     for (uint32_t i = 0; i < 100 && !check_failures; i++) {
         random_job(job, &b.fake, POLICY_FCFS, &random);
-        struct mail *mail = submit(&b, NULL, job, i % 2);
-        read_to_end(mail, job);
-        mail_drop(mail);
+        struct subscription *subscription = submit(&b, NULL, job, i % 2);
+        read_to_end(subscription, job);
+        subscription_drop(subscription);
     }
     CHECK(driver_wait(b.driver, DRIVER_IDLE, 0, SECONDS));
     free(job);
     bench_close(&b);
 }
 
-/* Unread news are merged into one piece and delivered once. */
+/* Unread output are merged into one piece and delivered once. */
 TEST_BOTH(merges_what_is_not_read)
 {
     struct bench b;
-    struct news news[2];
+    struct output output[2];
     uint32_t n, states;
     uint64_t numbers[4];
-    struct channel *channel;
+    struct notifier *notifier;
     REQUIRE(bench_open(&b, 0));
-    REQUIRE_OK(channel_create(b.driver, &channel, &err));
+    REQUIRE_OK(notifier_create(b.driver, &notifier, &err));
     struct job *job = known_job(&b.fake, 1, 10, 60);
-    struct mail *mail = submit(&b, channel, job, false);
+    struct subscription *subscription = submit(&b, notifier, job, false);
     CHECK(driver_wait(b.driver, DRIVER_IDLE, 0, SECONDS));
-    channel_take(channel, numbers, 4, &n, &states);
+    notifier_take(notifier, numbers, 4, &n, &states);
     CHECK_EQ(n, 1);
-    CHECK_EQ(numbers[0], mail_number(mail));
-    channel_take(channel, numbers, 4, &n, &states);
+    CHECK_EQ(numbers[0], subscription_number(subscription));
+    notifier_take(notifier, numbers, 4, &n, &states);
     CHECK_EQ(n, 0);
-    CHECK_OK(mail_take(mail, news, 2, &n, &err));
+    CHECK_OK(subscription_take(subscription, output, 2, &n, &err));
     CHECK_EQ(n, 1);
-    CHECK_EQ(news[0].n_new, 60);
-    check_news(job, &news[0]);
+    CHECK_EQ(output[0].n_new, 60);
+    check_output(job, &output[0]);
     CHECK(job->is_done);
-    CHECK_OK(mail_take(mail, news, 2, &n, &err));
+    CHECK_OK(subscription_take(subscription, output, 2, &n, &err));
     CHECK_EQ(n, 0);
-    mail_drop(mail);
-    channel_destroy(channel);
+    subscription_drop(subscription);
+    notifier_destroy(notifier);
     free(job);
     bench_close(&b);
 }
 
-static bool is_readable(const struct channel *channel, int milliseconds)
+static bool is_readable(const struct notifier *notifier, int milliseconds)
 {
-    struct pollfd poll_for = {.fd = channel_descriptor(channel), .events = POLLIN};
+    struct pollfd poll_for = {.fd = notifier_descriptor(notifier), .events = POLLIN};
     return poll(&poll_for, 1, milliseconds) == 1;
 }
 
-TEST_BOTH(channel_tells_of_ends_and_states)
+TEST_BOTH(notifier_tells_of_ends_and_states)
 {
     struct bench b;
     uint32_t n, states;
     uint64_t numbers[4];
-    struct channel *channel;
+    struct notifier *notifier;
     REQUIRE(bench_open(&b, 0));
-    REQUIRE_OK(channel_create(b.driver, &channel, &err));
+    REQUIRE_OK(notifier_create(b.driver, &notifier, &err));
     struct job *job = known_job(&b.fake, 2, 5, 20);
-    struct mail *mail = submit(&b, channel, job, true);
-    CHECK(is_readable(channel, 30000));
-    channel_take(channel, numbers, 4, &n, &states);
+    struct subscription *subscription = submit(&b, notifier, job, true);
+    CHECK(is_readable(notifier, 30000));
+    notifier_take(notifier, numbers, 4, &n, &states);
     CHECK_EQ(n, 1);
     CHECK_EQ(states, 0);
-    read_mail(mail, job);
+    read_subscription(subscription, job);
     CHECK(job->is_done);
-    CHECK(!is_readable(channel, 0));
-    channel_watch(channel, DRIVER_IDLE, 0);
-    CHECK(is_readable(channel, 30000));
-    channel_take(channel, numbers, 4, &n, &states);
+    CHECK(!is_readable(notifier, 0));
+    notifier_watch(notifier, DRIVER_IDLE, 0);
+    CHECK(is_readable(notifier, 30000));
+    notifier_take(notifier, numbers, 4, &n, &states);
     CHECK_EQ(states, DRIVER_IDLE);
-    channel_watch(channel, DRIVER_CLOSED, driver_next_boundary(b.driver));
-    CHECK(is_readable(channel, 30000));
-    channel_take(channel, numbers, 4, &n, &states);
+    notifier_watch(notifier, DRIVER_CLOSED, driver_next_boundary(b.driver));
+    CHECK(is_readable(notifier, 30000));
+    notifier_take(notifier, numbers, 4, &n, &states);
     CHECK_EQ(states, DRIVER_BOUNDARY);
     driver_stop(b.driver);
-    CHECK(is_readable(channel, 30000));
-    channel_take(channel, numbers, 4, &n, &states);
+    CHECK(is_readable(notifier, 30000));
+    notifier_take(notifier, numbers, 4, &n, &states);
     CHECK_EQ(states, DRIVER_CLOSED);
-    mail_drop(mail);
+    subscription_drop(subscription);
     free(job);
     bench_close(&b);
-    channel_destroy(channel); /* outlives the driver's creator */
+    notifier_destroy(notifier); /* outlives the driver's creator */
 }
 
 TEST_BOTH(abort_gives_what_there_is)
@@ -209,15 +209,15 @@ TEST_BOTH(abort_gives_what_there_is)
     for (uint32_t i = 0; i < 20; i++) {
         struct job *job = known_job(&b.fake, i, 8, 80);
         job->may_abort = true;
-        struct mail *mail = submit(&b, NULL, job, false);
+        struct subscription *subscription = submit(&b, NULL, job, false);
         if (i % 3)
-            CHECK(mail_wait(mail, SECONDS));
-        mail_abort(mail);
-        mail_abort(mail);
+            CHECK(subscription_wait(subscription, SECONDS));
+        subscription_abort(subscription);
+        subscription_abort(subscription);
         CHECK(driver_wait(b.driver, 0, driver_next_boundary(b.driver), SECONDS));
-        read_mail(mail, job);
+        read_subscription(subscription, job);
         CHECK(job->is_done);
-        mail_drop(mail);
+        subscription_drop(subscription);
         free(job);
     }
     bench_close(&b);
@@ -237,32 +237,32 @@ TEST_BOTH(keep_freezes_and_wait_finishes)
     struct job *jobs[3];
     for (uint32_t i = 0; i < 3; i++)
         jobs[i] = known_job(&b.fake, i, 8, 80);
-    struct mail *first = submit(&b, NULL, jobs[0], false);
-    CHECK(mail_wait(first, SECONDS));
+    struct subscription *first = submit(&b, NULL, jobs[0], false);
+    CHECK(subscription_wait(first, SECONDS));
     driver_pause(b.driver, PAUSE_KEEP);
     CHECK(driver_is_pausing(b.driver));
     CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
     uint64_t n = n_tokens(&b);
-    struct mail *second = submit(&b, NULL, jobs[1], false);
+    struct subscription *second = submit(&b, NULL, jobs[1], false);
     CHECK(driver_wait(b.driver, 0, driver_next_boundary(b.driver), SECONDS));
     CHECK_EQ(n_tokens(&b), n);
     CHECK_EQ(b.fake.n_in_flight, 0);
     driver_pause(b.driver, PAUSE_WAIT); /* changes nothing */
     CHECK(driver_state(b.driver) & DRIVER_PAUSED);
     driver_pause(b.driver, PAUSE_NONE);
-    CHECK(mail_wait(second, SECONDS));
+    CHECK(subscription_wait(second, SECONDS));
     driver_pause(b.driver, PAUSE_WAIT);
-    struct mail *third = submit(&b, NULL, jobs[2], false);
+    struct subscription *third = submit(&b, NULL, jobs[2], false);
     CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
     CHECK(!(driver_state(b.driver) & DRIVER_IDLE));
     read_to_end(first, jobs[0]);
     read_to_end(second, jobs[1]);
-    CHECK(!mail_wait(third, 0.01));
+    CHECK(!subscription_wait(third, 0.01));
     driver_pause(b.driver, PAUSE_NONE);
     read_to_end(third, jobs[2]);
-    mail_drop(first);
-    mail_drop(second);
-    mail_drop(third);
+    subscription_drop(first);
+    subscription_drop(second);
+    subscription_drop(third);
     for (uint32_t i = 0; i < 3; i++)
         free(jobs[i]);
     bench_close(&b);
@@ -274,29 +274,29 @@ TEST_BOTH(gate_lets_aborts_through)
     struct bench b;
     REQUIRE(bench_open(&b, 0));
     struct job *jobs[4];
-    struct mail *mails[4];
+    struct subscription *subscriptions[4];
     driver_pause(b.driver, PAUSE_WAIT);
     CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
     for (uint32_t i = 0; i < 4; i++) {
         jobs[i] = known_job(&b.fake, i, 8, 80);
         jobs[i]->may_abort = i != 3;
         if (i < 3)
-            mails[i] = submit(&b, NULL, jobs[i], false);
+            subscriptions[i] = submit(&b, NULL, jobs[i], false);
     }
-    mail_abort(mails[1]);
-    read_to_end(mails[1], jobs[1]);
-    mail_drop(mails[2]);
-    CHECK(!mail_wait(mails[0], 0));
+    subscription_abort(subscriptions[1]);
+    read_to_end(subscriptions[1], jobs[1]);
+    subscription_drop(subscriptions[2]);
+    CHECK(!subscription_wait(subscriptions[0], 0));
     driver_pause(b.driver, PAUSE_ABORT);
-    read_to_end(mails[0], jobs[0]);
+    read_to_end(subscriptions[0], jobs[0]);
     CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
-    mails[3] = submit(&b, NULL, jobs[3], false);
-    CHECK(!mail_wait(mails[3], 0.01));
+    subscriptions[3] = submit(&b, NULL, jobs[3], false);
+    CHECK(!subscription_wait(subscriptions[3], 0.01));
     driver_pause(b.driver, PAUSE_NONE);
-    read_to_end(mails[3], jobs[3]);
+    read_to_end(subscriptions[3], jobs[3]);
     for (uint32_t i = 0; i < 4; i++) {
         if (i != 2)
-            mail_drop(mails[i]);
+            subscription_drop(subscriptions[i]);
         free(jobs[i]);
     }
     bench_close(&b);
@@ -305,29 +305,29 @@ TEST_BOTH(gate_lets_aborts_through)
 TEST_BOTH(fault_reaches_everybody)
 {
     struct bench b;
-    struct mail *mails[12];
+    struct subscription *subscriptions[12];
     REQUIRE(bench_open(&b, 0));
     driver_pause(b.driver, PAUSE_KEEP);
     struct job *job = known_job(&b.fake, 1, 8, 80);
     for (uint32_t i = 0; i < 12; i++)
-        mails[i] = submit(&b, NULL, job, i % 2);
+        subscriptions[i] = submit(&b, NULL, job, i % 2);
     b.fake.fails_at = 7;
     driver_pause(b.driver, PAUSE_NONE);
     CHECK(driver_wait(b.driver, DRIVER_DEAD, 0, SECONDS));
     CHECK(driver_wait(b.driver, DRIVER_IDLE, 0, SECONDS));
     for (uint32_t i = 0; i < 12; i++) {
-        struct news news;
+        struct output output;
         uint32_t n;
-        CHECK(mail_wait(mails[i], SECONDS));
-        CHECK_OK(mail_take(mails[i], &news, 1, &n, &err));
+        CHECK(subscription_wait(subscriptions[i], SECONDS));
+        CHECK_OK(subscription_take(subscriptions[i], &output, 1, &n, &err));
         CHECK_EQ(n, 1);
-        CHECK_EQ(news.finish, FINISH_ERROR);
-        mail_drop(mails[i]);
+        CHECK_EQ(output.finish, FINISH_ERROR);
+        subscription_drop(subscriptions[i]);
     }
     CHECK_EQ(driver_fault(b.driver, &err), RC_DEVICE);
     CHECK(strstr(err.message, "on fire") != NULL);
-    struct mail *mail;
-    CHECK_EQ(driver_submit(b.driver, NULL, &job->spec, false, &mail, &err), RC_DEAD);
+    struct subscription *subscription;
+    CHECK_EQ(driver_submit(b.driver, NULL, &job->spec, false, &subscription, &err), RC_DEAD);
     free(job);
     bench_close(&b);
 }
@@ -335,19 +335,19 @@ TEST_BOTH(fault_reaches_everybody)
 TEST_BOTH(queue_is_limited)
 {
     struct bench b;
-    struct mail *mails[3];
+    struct subscription *subscriptions[3];
     REQUIRE(bench_open(&b, 2));
     driver_pause(b.driver, PAUSE_KEEP);
     struct job *job = known_job(&b.fake, 1, 8, 30);
-    mails[0] = submit(&b, NULL, job, false);
-    mails[1] = submit(&b, NULL, job, false);
-    CHECK_EQ(driver_submit(b.driver, NULL, &job->spec, false, &mails[2], &err), RC_QUEUE_FULL);
+    subscriptions[0] = submit(&b, NULL, job, false);
+    subscriptions[1] = submit(&b, NULL, job, false);
+    CHECK_EQ(driver_submit(b.driver, NULL, &job->spec, false, &subscriptions[2], &err), RC_QUEUE_FULL);
     CHECK_EQ(err.code, 2);
     CHECK(!driver_wait(b.driver, DRIVER_HAS_ROOM, 0, 0.01));
     driver_pause(b.driver, PAUSE_NONE);
     CHECK(driver_wait(b.driver, DRIVER_HAS_ROOM, 0, SECONDS));
-    mail_drop(mails[0]);
-    mail_drop(mails[1]);
+    subscription_drop(subscriptions[0]);
+    subscription_drop(subscriptions[1]);
     CHECK(driver_wait(b.driver, DRIVER_IDLE, 0, SECONDS));
     free(job);
     bench_close(&b);
@@ -365,31 +365,31 @@ TEST_BOTH(calls_run_between_steps)
     uint32_t n_calls = 0;
     REQUIRE(bench_open(&b, 0));
     struct job *job = known_job(&b.fake, 1, 8, 80);
-    struct mail *mail = submit(&b, NULL, job, false);
+    struct subscription *subscription = submit(&b, NULL, job, false);
     for (uint32_t i = 0; i < 10; i++)
         CHECK_OK(driver_call(b.driver, check_on_thread, &n_calls, &err));
     CHECK_EQ(n_calls, 10);
-    read_to_end(mail, job);
-    mail_drop(mail);
+    read_to_end(subscription, job);
+    subscription_drop(subscription);
     driver_close(b.driver);
     CHECK_EQ(driver_call(b.driver, check_on_thread, &n_calls, &err), RC_CLOSED);
     free(job);
     bench_close(&b);
 }
 
-/* A mail that outlives the driver still has what came before the end. */
+/* A subscription that outlives the driver still has what came before the end. */
 TEST_BOTH(close_ends_what_runs)
 {
     struct bench b;
     REQUIRE(bench_open(&b, 0));
     struct job *job = known_job(&b.fake, 1, 8, 80);
     job->may_abort = true;
-    struct mail *mail = submit(&b, NULL, job, false);
-    CHECK(mail_wait(mail, SECONDS));
+    struct subscription *subscription = submit(&b, NULL, job, false);
+    CHECK(subscription_wait(subscription, SECONDS));
     bench_close(&b);
-    read_to_end(mail, job);
-    mail_abort(mail);
-    mail_drop(mail);
+    read_to_end(subscription, job);
+    subscription_abort(subscription);
+    subscription_drop(subscription);
     free(job);
 }
 
@@ -405,36 +405,36 @@ struct member {
     struct crowd *crowd;
     uint64_t random;
     struct job *jobs;                /* [N_JOBS] */
-    struct mail *mails[N_JOBS];
-    struct channel *channel;
+    struct subscription *subscriptions[N_JOBS];
+    struct notifier *notifier;
 };
 
 static void act_on(struct member *m, uint32_t i)
 {
-    struct mail *mail = m->mails[i];
+    struct subscription *subscription = m->subscriptions[i];
     switch (check_below(&m->random, 12)) {
     case 0:
         m->jobs[i].may_abort = true;
-        mail_abort(mail);
+        subscription_abort(subscription);
         break;
     case 1:
-        mail_drop(mail);
-        m->mails[i] = NULL;
+        subscription_drop(subscription);
+        m->subscriptions[i] = NULL;
         break;
     case 2:
-        mail_move(mail, check_below(&m->random, 2) ? m->channel : NULL, check_below(&m->random, 2));
+        subscription_move(subscription, check_below(&m->random, 2) ? m->notifier : NULL, check_below(&m->random, 2));
         break;
     case 3:
-        mail_wait(mail, 0.001);
+        subscription_wait(subscription, 0.001);
         break;
     case 4:
         driver_call(m->crowd->b.driver, check_on_thread, &(uint32_t){0}, NULL);
         break;
     case 5:
-        channel_watch(m->channel, DRIVER_IDLE | DRIVER_PAUSED, driver_next_boundary(m->crowd->b.driver));
+        notifier_watch(m->notifier, DRIVER_IDLE | DRIVER_PAUSED, driver_next_boundary(m->crowd->b.driver));
         break;
     default:
-        read_mail(mail, &m->jobs[i]);
+        read_subscription(subscription, &m->jobs[i]);
     }
 }
 
@@ -444,17 +444,17 @@ static void *act(void *ctx)
     uint64_t numbers[8];
     uint32_t n, states;
     for (uint32_t i = 0; i < N_JOBS; i++) {
-        m->mails[i] = submit(&m->crowd->b, check_below(&m->random, 2) ? m->channel : NULL, &m->jobs[i], check_below(&m->random, 2));
+        m->subscriptions[i] = submit(&m->crowd->b, check_below(&m->random, 2) ? m->notifier : NULL, &m->jobs[i], check_below(&m->random, 2));
         for (uint32_t k = 0; k < 6; k++) {
             uint32_t at = check_below(&m->random, i + 1);
-            if (m->mails[at])
+            if (m->subscriptions[at])
                 act_on(m, at);
         }
-        channel_take(m->channel, numbers, 8, &n, &states);
+        notifier_take(m->notifier, numbers, 8, &n, &states);
     }
     for (uint32_t i = 0; i < N_JOBS; i++)
-        if (m->mails[i])
-            read_to_end(m->mails[i], &m->jobs[i]);
+        if (m->subscriptions[i])
+            read_to_end(m->subscriptions[i], &m->jobs[i]);
     return NULL;
 }
 
@@ -484,7 +484,7 @@ TEST_BOTH(stands_a_crowd)
         members[t] = (struct member){.crowd = &crowd, .random = 100 + t, .jobs = calloc(N_JOBS, sizeof(struct job))};
         for (uint32_t i = 0; i < N_JOBS; i++)
             random_job(&members[t].jobs[i], &crowd.b.fake, POLICY_FCFS, &members[t].random);
-        REQUIRE_OK(channel_create(crowd.b.driver, &members[t].channel, &err));
+        REQUIRE_OK(notifier_create(crowd.b.driver, &members[t].notifier, &err));
     }
     for (uint32_t t = 0; t < N_THREADS; t++)
         pthread_create(&threads[t], NULL, act, &members[t]);
@@ -497,8 +497,8 @@ TEST_BOTH(stands_a_crowd)
     bench_close(&crowd.b);
     for (uint32_t t = 0; t < N_THREADS; t++) {
         for (uint32_t i = 0; i < N_JOBS; i++)
-            mail_drop(members[t].mails[i]);
-        channel_destroy(members[t].channel);
+            subscription_drop(members[t].subscriptions[i]);
+        notifier_destroy(members[t].notifier);
         free(members[t].jobs);
     }
 }
@@ -519,36 +519,36 @@ static enum rc step_and_commit(struct engine *engine, void *n_commits, struct er
     return rc ? rc : engine_settle(engine, problem);
 }
 
-/* Mail with tokens of two epochs cannot use the fast path, which has one epoch per mail. */
+/* Subscription with tokens of two epochs cannot use the fast path, which has one epoch per subscription. */
 TEST_BOTH(the_quick_way_takes_tokens_of_one_epoch)
 {
     struct bench b;
-    struct news news[2];
+    struct output output[2];
     uint32_t n;
     REQUIRE(bench_open(&b, 0));
     driver_pause(b.driver, PAUSE_KEEP);
     CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
     for (uint32_t n_commits = 0; n_commits < 2; n_commits++) {
         struct job *job = known_job(&b.fake, 3, 5, 40);
-        struct mail *mail = submit(&b, NULL, job, false);
+        struct subscription *subscription = submit(&b, NULL, job, false);
         CHECK_OK(driver_call(b.driver, step_and_commit, &n_commits, &err));
-        CHECK(mail_wait(mail, SECONDS));
+        CHECK(subscription_wait(subscription, SECONDS));
         if (n_commits == 0) {
-            CHECK(mail_take_more(mail, &news[0]));
-            CHECK_EQ(news[0].n_new, 8 + is_async); /* what was in flight when the call ended */
-            check_news(job, &news[0]);
+            CHECK(subscription_take_more(subscription, &output[0]));
+            CHECK_EQ(output[0].n_new, 8 + is_async); /* what was in flight when the call ended */
+            check_output(job, &output[0]);
         } else {
-            CHECK(!mail_take_more(mail, &news[0]));
-            CHECK_OK(mail_take(mail, news, 2, &n, &err));
+            CHECK(!subscription_take_more(subscription, &output[0]));
+            CHECK_OK(subscription_take(subscription, output, 2, &n, &err));
             CHECK_EQ(n, 1);
-            check_news(job, &news[0]);
-            CHECK_EQ(news[0].epochs[0], 0);
-            CHECK_EQ(news[0].epochs[news[0].n_new - 1], 1);
+            check_output(job, &output[0]);
+            CHECK_EQ(output[0].epochs[0], 0);
+            CHECK_EQ(output[0].epochs[output[0].n_new - 1], 1);
         }
         job->may_abort = true;
-        mail_abort(mail);
-        read_to_end(mail, job);
-        mail_drop(mail);
+        subscription_abort(subscription);
+        read_to_end(subscription, job);
+        subscription_drop(subscription);
         free(job);
     }
     driver_pause(b.driver, PAUSE_NONE);
@@ -576,25 +576,25 @@ static bool claim_engine(struct engine *engine)
 TEST_BOTH(requests_of_a_dead_driver_end_by_its_error)
 {
     struct bench b;
-    struct news news;
+    struct output output;
     uint32_t n;
     REQUIRE(bench_open(&b, 0));
     driver_pause(b.driver, PAUSE_KEEP);
     CHECK(driver_wait(b.driver, DRIVER_PAUSED, 0, SECONDS));
     struct job *job = known_job(&b.fake, 3, 5, 40);
-    struct mail *mail = submit(&b, NULL, job, false);
+    struct subscription *subscription = submit(&b, NULL, job, false);
     CHECK_OK(driver_call(b.driver, do_nothing, NULL, &err));
     REQUIRE(claim_engine(b.engine));
     driver_pause(b.driver, PAUSE_NONE);
     CHECK(driver_wait(b.driver, DRIVER_DEAD, 0, SECONDS));
     engine_unclaim(b.engine);
     driver_reset_prefix_cache(b.driver, false, NULL); /* the next turn */
-    CHECK(mail_wait(mail, SECONDS));
-    CHECK_OK(mail_take(mail, &news, 1, &n, &err));
+    CHECK(subscription_wait(subscription, SECONDS));
+    CHECK_OK(subscription_take(subscription, &output, 1, &n, &err));
     CHECK_EQ(n, 1);
-    CHECK_EQ(news.finish, FINISH_ERROR);
+    CHECK_EQ(output.finish, FINISH_ERROR);
     CHECK_EQ(driver_fault(b.driver, &err), RC_BUSY);
-    mail_drop(mail);
+    subscription_drop(subscription);
     free(job);
     bench_close(&b);
 }
@@ -610,22 +610,22 @@ struct witness {
 };
 
 /* Tokens in their order, none twice; a request that ended early has a beginning of what was expected. */
-static bool take_beginning(struct mail *mail, const struct job *job, uint32_t *n_received)
+static bool take_beginning(struct subscription *subscription, const struct job *job, uint32_t *n_received)
 {
-    struct news news;
+    struct output output;
     struct err problem;
     uint32_t n;
-    CHECK_OK(mail_take(mail, &news, 1, &n, &problem));
+    CHECK_OK(subscription_take(subscription, &output, 1, &n, &problem));
     if (!n)
         return false;
     const struct expected *e = &job->expected[0];
-    CHECK_EQ(news.first, *n_received);
-    CHECK(*n_received + news.n_new <= e->n &&
-          (!news.n_new || !memcmp(news.ids, e->ids + *n_received, news.n_new * sizeof *news.ids)));
-    *n_received += news.n_new;
-    CHECK(!news.finish || news.finish == FINISH_LENGTH || news.finish == FINISH_ABORT || news.finish == FINISH_ERROR);
-    CHECK(news.finish != FINISH_LENGTH || *n_received == e->n);
-    return news.finish != FINISH_NONE;
+    CHECK_EQ(output.first, *n_received);
+    CHECK(*n_received + output.n_new <= e->n &&
+          (!output.n_new || !memcmp(output.ids, e->ids + *n_received, output.n_new * sizeof *output.ids)));
+    *n_received += output.n_new;
+    CHECK(!output.finish || output.finish == FINISH_LENGTH || output.finish == FINISH_ABORT || output.finish == FINISH_ERROR);
+    CHECK(output.finish != FINISH_LENGTH || *n_received == e->n);
+    return output.finish != FINISH_NONE;
 }
 
 static void *witness_run(void *ctx)
@@ -633,36 +633,36 @@ static void *witness_run(void *ctx)
     struct witness *w = ctx;
     struct bench *b = &w->crowd->b;
     struct err problem;
-    struct channel *channel;
+    struct notifier *notifier;
     uint64_t number;
     uint32_t n, states;
-    if ((w->rc = channel_create(b->driver, &channel, &problem)))
+    if ((w->rc = notifier_create(b->driver, &notifier, &problem)))
         return NULL;
     for (uint32_t i = 0; i < 100000; i++) {
         struct job *job = known_job(&b->fake, (uint32_t)check_random(&w->random) % 6, 9, 1 + check_below(&w->random, 40));
-        struct mail *mail = NULL;
+        struct subscription *subscription = NULL;
         uint32_t n_received = 0;
         bool is_over = false;
-        w->rc = driver_submit(b->driver, i % 2 ? channel : NULL, &job->spec, i % 3 == 0, &mail, &problem);
+        w->rc = driver_submit(b->driver, i % 2 ? notifier : NULL, &job->spec, i % 3 == 0, &subscription, &problem);
         if (!w->rc && check_below(&w->random, 8)) {
-            CHECK(mail_number(mail) > 0);
+            CHECK(subscription_number(subscription) > 0);
             while (!is_over && !check_failures) {
-                CHECK(mail_wait(mail, SECONDS));
+                CHECK(subscription_wait(subscription, SECONDS));
                 if (check_below(&w->random, 4) == 0)
-                    mail_move(mail, check_below(&w->random, 2) ? channel : NULL, false);
-                is_over = take_beginning(mail, job, &n_received);
+                    subscription_move(subscription, check_below(&w->random, 2) ? notifier : NULL, false);
+                is_over = take_beginning(subscription, job, &n_received);
             }
             w->n_read += is_over;
             if (is_over && w->n_read == N_READ)
                 atomic_fetch_add(&w->crowd->n_readers, 1);
         }
-        mail_drop(mail);
+        subscription_drop(subscription);
         free(job);
         if (w->rc || check_failures)
             break;
-        channel_take(channel, &number, 1, &n, &states);
+        notifier_take(notifier, &number, 1, &n, &states);
     }
-    channel_destroy(channel);
+    notifier_destroy(notifier);
     return NULL;
 }
 

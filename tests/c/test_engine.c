@@ -297,14 +297,14 @@ TEST(a_fault_poisons)
     CHECK_EQ(engine_reset_prefix_cache(b.engine, true, &err), RC_DEAD);
     CHECK(!engine_has_unfinished(b.engine));
     CHECK_EQ(engine_n_finished(b.engine), 3);
-    struct news news[8];
+    struct output output[8];
     uint32_t n;
-    CHECK_OK(engine_take(b.engine, true, news, 8, &n, &err));
+    CHECK_OK(engine_take(b.engine, true, output, 8, &n, &err));
     CHECK_EQ(n, 3);
     for (uint32_t i = 0; i < n; i++)
-        CHECK_EQ(news[i].finish, FINISH_ERROR);
-    CHECK_EQ(news[0].n_new, 3);
-    CHECK_EQ(news[0].ids[2], jobs[0]->expected[0].ids[2]);
+        CHECK_EQ(output[i].finish, FINISH_ERROR);
+    CHECK_EQ(output[0].n_new, 3);
+    CHECK_EQ(output[0].ids[2], jobs[0]->expected[0].ids[2]);
     CHECK_OK(engine_check(b.engine, &err));
     free_jobs(jobs, 3);
     fake_close(b.engine, &b.fake);
@@ -392,7 +392,7 @@ TEST(lower_priority_goes_first)
 {
     struct bench b;
     struct setup setup = SMALL;
-    struct news news[8];
+    struct output output[8];
     bool progressed;
     uint32_t n_done = 0, n;
     setup.policy = POLICY_PRIORITY;
@@ -408,9 +408,9 @@ TEST(lower_priority_goes_first)
     }
     while (engine_has_unfinished(b.engine)) {
         REQUIRE_OK(engine_step(b.engine, &progressed, &err));
-        REQUIRE_OK(engine_take(b.engine, true, news, 8, &n, &err));
+        REQUIRE_OK(engine_take(b.engine, true, output, 8, &n, &err));
         for (uint32_t i = 0; i < n; i++)
-            CHECK_EQ(news[i].request, ORDER[n_done++]);
+            CHECK_EQ(output[i].request, ORDER[n_done++]);
     }
     CHECK_EQ(n_done, 6);
     fake_close(b.engine, &b.fake);
@@ -692,7 +692,7 @@ TEST(threads_submit_while_one_drives)
 TEST(times_are_in_order)
 {
     struct bench b;
-    struct news news;
+    struct output output;
     uint32_t n;
     bool progressed;
     REQUIRE(bench_open(&b, &SMALL));
@@ -700,10 +700,10 @@ TEST(times_are_in_order)
     submit_job(b.engine, job);
     while (engine_has_unfinished(b.engine))
         CHECK_OK(engine_step(b.engine, &progressed, &err));
-    CHECK_OK(engine_take(b.engine, true, &news, 1, &n, &err));
+    CHECK_OK(engine_take(b.engine, true, &output, 1, &n, &err));
     REQUIRE(n == 1);
-    CHECK(0 < news.queued && news.queued <= news.scheduled && news.scheduled < news.first_token && news.first_token < news.last_token);
-    CHECK(news.is_last_of_request);
+    CHECK(0 < output.queued && output.queued <= output.scheduled && output.scheduled < output.first_token && output.first_token < output.last_token);
+    CHECK(output.is_last_of_request);
     CHECK_OK(engine_step(b.engine, &progressed, &err));
     CHECK(!progressed);
     free_jobs(&job, 1);

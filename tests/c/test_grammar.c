@@ -142,19 +142,19 @@ static uint64_t submit(struct engine *engine, const char *text, uint32_t n, cons
 }
 
 /* The ends of n samples; what came is in texts. */
-static void collect(struct engine *engine, uint32_t n, struct news *ends, char texts[][16])
+static void collect(struct engine *engine, uint32_t n, struct output *ends, char texts[][16])
 {
-    struct news news[4];
+    struct output output[4];
     bool progressed;
-    uint32_t n_news, n_ends = 0;
+    uint32_t n_output, n_ends = 0;
     while (n_ends < n) {
         CHECK_OK(engine_step(engine, &progressed, &err));
-        CHECK_OK(engine_take(engine, true, news, 4, &n_news, &err));
-        for (uint32_t i = 0; i < n_news; i++) {
-            for (uint32_t t = 0; t < news[i].n_new && t < 15; t++)
-                texts[n_ends][t] = (char)('a' + news[i].ids[t]);
-            texts[n_ends][news[i].n_new] = 0;
-            ends[n_ends++] = news[i];
+        CHECK_OK(engine_take(engine, true, output, 4, &n_output, &err));
+        for (uint32_t i = 0; i < n_output; i++) {
+            for (uint32_t t = 0; t < output[i].n_new && t < 15; t++)
+                texts[n_ends][t] = (char)('a' + output[i].ids[t]);
+            texts[n_ends][output[i].n_new] = 0;
+            ends[n_ends++] = output[i];
         }
         CHECK_OK(engine_check(engine, &err));
     }
@@ -162,7 +162,7 @@ static void collect(struct engine *engine, uint32_t n, struct news *ends, char t
 
 TEST(tokens_stay_within_their_grammars)
 {
-    struct news ends[16];
+    struct output ends[16];
     char texts[16][16];
     for (uint32_t kind = 0; kind < 4; kind++) { /* overlapping steps or not; with preemptions or not */
         struct setup setup = setup_of(kind & 1, kind & 2 ? 27 : 60);
@@ -189,7 +189,7 @@ TEST(tokens_stay_within_their_grammars)
 TEST(what_fails_fails_alone)
 {
     struct setup setup = setup_of(true, 60);
-    struct news ends[4];
+    struct output ends[4];
     char texts[4][16];
     struct fake fake;
     struct engine *engine = fake_engine(&setup, &fake, &err);
@@ -211,7 +211,7 @@ TEST(what_fails_fails_alone)
 TEST(memory_that_is_short_refuses_one_request)
 {
     struct setup setup = setup_of(true, 60);
-    struct news ends[1];
+    struct output ends[1];
     char texts[1][16];
     for (uint32_t allowed = 0, has_failed = true; has_failed; allowed++) {
         struct fake fake;
@@ -236,7 +236,7 @@ TEST(a_fault_ends_what_runs_and_what_is_compiled)
     for (uint32_t fails_at = 1; fails_at < 14; fails_at++) { /* steps that overlap find it while they await their masks */
         struct setup setup = setup_of(fails_at > 6, 60);
         struct fake fake;
-        struct news news[4];
+        struct output output[4];
         bool progressed;
         uint32_t n;
         enum rc rc = RC_OK;
@@ -252,10 +252,10 @@ TEST(a_fault_ends_what_runs_and_what_is_compiled)
         CHECK_EQ(engine_step(engine, &progressed, &err), RC_DEAD);
         CHECK(!engine_has_unfinished(engine));
         CHECK_OK(engine_check(engine, &err));
-        CHECK_OK(engine_take(engine, true, news, 4, &n, &err));
+        CHECK_OK(engine_take(engine, true, output, 4, &n, &err));
         CHECK_EQ(n, 3);
         for (uint32_t i = 0; i < n; i++)
-            CHECK_EQ(news[i].finish, FINISH_ERROR);
+            CHECK_EQ(output[i].finish, FINISH_ERROR);
         fake_close(engine, &fake);
     }
 }
@@ -271,21 +271,21 @@ TEST(threads_submit_while_steps_run_and_what_is_left_goes_with_the_engine)
 {
     struct setup setup = setup_of(true, 60);
     struct fake fake;
-    struct news news[8];
+    struct output output[8];
     struct engine *engine = fake_engine(&setup, &fake, &err);
     pthread_t threads[2];
     bool progressed;
-    uint32_t n_news, n_ends = 0;
+    uint32_t n_output, n_ends = 0;
     REQUIRE(engine);
     for (uint32_t i = 0; i < 2; i++)
         pthread_create(&threads[i], NULL, submit_many, engine);
     for (uint64_t number = 3; n_ends < 40; number += 5) {
         CHECK_OK(engine_abort(engine, &number, 1, &err));
         CHECK_OK(engine_step(engine, &progressed, &err));
-        CHECK_OK(engine_take(engine, true, news, 8, &n_news, &err));
-        n_ends += n_news;
-        for (uint32_t i = 0; i < n_news; i++)
-            CHECK(news[i].finish == FINISH_GRAMMAR || news[i].finish == FINISH_ABORT);
+        CHECK_OK(engine_take(engine, true, output, 8, &n_output, &err));
+        n_ends += n_output;
+        for (uint32_t i = 0; i < n_output; i++)
+            CHECK(output[i].finish == FINISH_GRAMMAR || output[i].finish == FINISH_ABORT);
     }
     for (uint32_t i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);

@@ -97,7 +97,7 @@ static void over_a_commit(bool is_async, bool recompute)
 {
     struct bench b;
     struct plan plan;
-    struct news news[2];
+    struct output output[2];
     uint32_t n, n_old = 7, n_prompt = 9, seen = 0;
     bool progressed = true;
     REQUIRE(small_open(&b, is_async));
@@ -106,9 +106,9 @@ static void over_a_commit(bool is_async, bool recompute)
     for (uint32_t i = 0; i < n_old + has_states; i++) /* a step a token, of which the last may be in flight; a prompt is cut */
         CHECK_OK(engine_step(b.engine, &progressed, &err));
     CHECK_OK(engine_settle(b.engine, &err));
-    CHECK_OK(engine_take(b.engine, false, news, 2, &n, &err));
+    CHECK_OK(engine_take(b.engine, false, output, 2, &n, &err));
     REQUIRE(n == 1);
-    n_old = news[0].n_new;
+    n_old = output[0].n_new;
     CHECK_EQ(n_old, is_async ? 8 : 7);
     plan_fill(plan.rows, 0, recompute ? NEW_WEIGHTS : 0);
     plan_fill(plan.rows, n_prompt + n_old - 1, NEW_WEIGHTS);
@@ -121,7 +121,7 @@ static void over_a_commit(bool is_async, bool recompute)
     } else {
         expect_planned(job, &plan);
     }
-    check_news(job, &news[0]);
+    check_output(job, &output[0]);
     CHECK_EQ(commit(&b, recompute), 1);
     CHECK_EQ(stats_of(&b).num_preemptions, recompute);
     if (recompute) { /* the rest is that of a request which brings the old tokens along */
@@ -138,12 +138,12 @@ static void over_a_commit(bool is_async, bool recompute)
     }
     while (!job->is_done && progressed) {
         REQUIRE_OK(engine_step(b.engine, &progressed, &err));
-        CHECK_OK(engine_take(b.engine, false, news, 2, &n, &err));
+        CHECK_OK(engine_take(b.engine, false, output, 2, &n, &err));
         for (uint32_t i = 0; i < n; i++) {
-            for (uint32_t t = 0; t < news[i].n_new; t++, seen++)
-                CHECK_EQ(news[i].epochs[t], 1);
-            CHECK_EQ(news[i].epoch, 1);
-            check_news(job, &news[i]);
+            for (uint32_t t = 0; t < output[i].n_new; t++, seen++)
+                CHECK_EQ(output[i].epochs[t], 1);
+            CHECK_EQ(output[i].epoch, 1);
+            check_output(job, &output[i]);
         }
     }
     CHECK_EQ(seen, 20 - n_old);
@@ -160,10 +160,10 @@ TEST(tokens_tell_their_weights)
     has_states = false;
 }
 
-TEST(news_that_wait_keep_the_epochs_of_each_token)
+TEST(output_that_wait_keep_the_epochs_of_each_token)
 {
     struct bench b;
-    struct news news[2];
+    struct output output[2];
     uint32_t n;
     bool progressed;
     REQUIRE(small_open(&b, false));
@@ -174,11 +174,11 @@ TEST(news_that_wait_keep_the_epochs_of_each_token)
         if (i % 4 == 3)
             commit(&b, i > 4);
     }
-    CHECK_OK(engine_take(b.engine, true, news, 2, &n, &err));
-    REQUIRE(n == 1 && news[0].n_new == 12);
+    CHECK_OK(engine_take(b.engine, true, output, 2, &n, &err));
+    REQUIRE(n == 1 && output[0].n_new == 12);
     for (uint32_t i = 0; i < 12; i++)
-        CHECK_EQ(news[0].epochs[i], i / 4);
-    CHECK_EQ(news[0].epoch, 2);
+        CHECK_EQ(output[0].epochs[i], i / 4);
+    CHECK_EQ(output[0].epoch, 2);
     free(job);
     fake_close(b.engine, &b.fake);
 }
@@ -196,7 +196,7 @@ struct outcome {
 static void interrupt(bool is_async, uint32_t n_steps, struct outcome *outcomes)
 {
     struct bench b;
-    struct news news[N_OUTCOMES];
+    struct output output[N_OUTCOMES];
     bool progressed;
     uint32_t n;
     REQUIRE(small_open(&b, is_async));
@@ -216,17 +216,17 @@ static void interrupt(bool is_async, uint32_t n_steps, struct outcome *outcomes)
         REQUIRE_OK(engine_step(b.engine, &progressed, &err));
         REQUIRE_OK(engine_check(b.engine, &err));
     }
-    CHECK_OK(engine_take(b.engine, true, news, N_OUTCOMES, &n, &err));
+    CHECK_OK(engine_take(b.engine, true, output, N_OUTCOMES, &n, &err));
     CHECK_EQ(n, N_OUTCOMES);
     for (uint32_t i = 0; i < n; i++) {
-        struct outcome *o = &outcomes[news[i].request == jobs[0]->number ? news[i].sample : 1 + news[i].request - jobs[0]->number + 1];
+        struct outcome *o = &outcomes[output[i].request == jobs[0]->number ? output[i].sample : 1 + output[i].request - jobs[0]->number + 1];
         memset(o, 0, sizeof *o);
-        o->n = news[i].n_new;
-        memcpy(o->ids, news[i].ids, o->n * sizeof *o->ids);
-        memcpy(o->epochs, news[i].epochs, o->n * sizeof *o->epochs);
-        memcpy(o->results, news[i].results, o->n * sizeof *o->results);
-        if ((o->n_scores = news[i].n_prompt_results))
-            memcpy(o->scores, news[i].prompt_results, o->n_scores * sizeof *o->scores);
+        o->n = output[i].n_new;
+        memcpy(o->ids, output[i].ids, o->n * sizeof *o->ids);
+        memcpy(o->epochs, output[i].epochs, o->n * sizeof *o->epochs);
+        memcpy(o->results, output[i].results, o->n * sizeof *o->results);
+        if ((o->n_scores = output[i].n_prompt_results))
+            memcpy(o->scores, output[i].prompt_results, o->n_scores * sizeof *o->scores);
     }
     for (uint32_t i = 0; i < 5; i++)
         free(jobs[i]);
@@ -303,7 +303,7 @@ TEST(a_commit_parts_the_cache)
 TEST(scores_are_of_one_epoch)
 {
     struct bench b;
-    struct news news[2];
+    struct output output[2];
     uint32_t n = 0;
     bool progressed;
     REQUIRE(small_open(&b, false));
@@ -320,10 +320,10 @@ TEST(scores_are_of_one_epoch)
         do
             CHECK_OK(engine_step(b.engine, &progressed, &err));
         while (progressed);
-        CHECK_OK(engine_take(b.engine, true, news, 2, &n, &err));
-        REQUIRE(n == 1 && news[0].n_prompt_results == 59);
-        CHECK_EQ(news[0].epoch, 1);
-        memcpy(results[round], news[0].prompt_results, 59 * sizeof **results);
+        CHECK_OK(engine_take(b.engine, true, output, 2, &n, &err));
+        REQUIRE(n == 1 && output[0].n_prompt_results == 59);
+        CHECK_EQ(output[0].epoch, 1);
+        memcpy(results[round], output[0].prompt_results, 59 * sizeof **results);
         free(job);
     }
     CHECK(!memcmp(results[0], results[1], 59 * sizeof **results));
@@ -546,11 +546,11 @@ static enum rc call_update(struct engine *engine, void *ctx, struct err *problem
     return engine_commit_weights(engine, engine_epoch(engine) % 2, &epoch, problem);
 }
 
-static void check_order(const struct news *news, uint32_t *epoch)
+static void check_order(const struct output *output, uint32_t *epoch)
 {
-    for (uint32_t i = 0; i < news->n_new; i++) {
-        CHECK(news->epochs[i] >= *epoch);
-        *epoch = news->epochs[i];
+    for (uint32_t i = 0; i < output->n_new; i++) {
+        CHECK(output->epochs[i] >= *epoch);
+        *epoch = output->epochs[i];
     }
 }
 
@@ -558,27 +558,27 @@ static void *ask(void *ctx)
 {
     struct crowd *crowd = ctx;
     struct err problem;
-    struct news news[1];
+    struct output output[1];
     uint32_t seed;
     while ((seed = atomic_fetch_add(&crowd->seeds, 1)) < 200 && !check_failures) {
         struct job *job = plain_job(&crowd->fake, seed % 7, 5 + seed % 20, 1 + seed % 15);
-        struct mail *mail;
+        struct subscription *subscription;
         uint32_t n, epoch = 0;
         expect(job);
-        CHECK_OK(driver_submit(crowd->driver, NULL, &job->spec, seed % 3 == 0, &mail, &problem));
+        CHECK_OK(driver_submit(crowd->driver, NULL, &job->spec, seed % 3 == 0, &subscription, &problem));
         while (!job->is_done && !check_failures) {
-            CHECK(mail_wait(mail, SECONDS));
-            while (mail_take_more(mail, news)) {
-                check_order(news, &epoch);
-                check_news(job, news);
+            CHECK(subscription_wait(subscription, SECONDS));
+            while (subscription_take_more(subscription, output)) {
+                check_order(output, &epoch);
+                check_output(job, output);
             }
-            CHECK_OK(mail_take(mail, news, 1, &n, &problem));
+            CHECK_OK(subscription_take(subscription, output, 1, &n, &problem));
             if (n) {
-                check_order(news, &epoch);
-                check_news(job, news);
+                check_order(output, &epoch);
+                check_output(job, output);
             }
         }
-        mail_drop(mail);
+        subscription_drop(subscription);
         free(job);
     }
     return NULL;

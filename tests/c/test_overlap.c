@@ -84,7 +84,7 @@ TEST(draws_that_need_values_wait_for_them)
 TEST(an_abort_keeps_the_tokens_in_flight)
 {
     struct bench b;
-    struct news news[4];
+    struct output output[4];
     uint32_t n;
     REQUIRE(bench_open(&b, &SETUP));
     struct job *job = plain_job(&b.fake, 1, 5, 40);
@@ -92,12 +92,12 @@ TEST(an_abort_keeps_the_tokens_in_flight)
     step(&b, 3);
     CHECK_EQ(b.fake.n_in_flight, 1);
     CHECK_OK(engine_abort(b.engine, &job->number, 1, &err));
-    CHECK_OK(engine_take(b.engine, true, news, 4, &n, &err));
+    CHECK_OK(engine_take(b.engine, true, output, 4, &n, &err));
     CHECK_EQ(b.fake.n_in_flight, 0);
     REQUIRE(n == 1);
-    CHECK_EQ(news[0].finish, FINISH_ABORT);
-    CHECK_EQ(news[0].n_new, 4);
-    CHECK(!memcmp(news[0].ids, job->expected[0].ids, 4 * sizeof *news[0].ids));
+    CHECK_EQ(output[0].finish, FINISH_ABORT);
+    CHECK_EQ(output[0].n_new, 4);
+    CHECK(!memcmp(output[0].ids, job->expected[0].ids, 4 * sizeof *output[0].ids));
     CHECK_EQ(stats_of(&b).wasted_rows, 0);
     free(job);
     fake_close(b.engine, &b.fake);
@@ -106,7 +106,7 @@ TEST(an_abort_keeps_the_tokens_in_flight)
 TEST(memory_of_a_sequence_outlives_its_row_in_flight)
 {
     struct bench b;
-    struct news news[4];
+    struct output output[4];
     uint32_t n;
     REQUIRE(bench_open(&b, &SETUP));
     struct job *job = plain_job(&b.fake, 1, 7, 20);
@@ -117,12 +117,12 @@ TEST(memory_of_a_sequence_outlives_its_row_in_flight)
     step(&b, 1);
     CHECK_EQ(b.fake.n_in_flight, 1); /* its row is for nothing */
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(engine_take(b.engine, false, news, 4, &n, &err));
+        CHECK_OK(engine_take(b.engine, false, output, 4, &n, &err));
         CHECK_EQ(n, i == 0);
     }
     step(&b, 1);
     CHECK_EQ(b.fake.n_in_flight, 0);
-    CHECK_OK(engine_take(b.engine, false, news, 4, &n, &err));
+    CHECK_OK(engine_take(b.engine, false, output, 4, &n, &err));
     free(job);
     fake_close(b.engine, &b.fake);
 }
@@ -132,7 +132,7 @@ TEST(a_fault_ends_what_is_in_flight)
     for (uint64_t fails_at = 1; fails_at < 7; fails_at++) {
         struct bench b;
         bool progressed;
-        struct news news[4];
+        struct output output[4];
         uint32_t n;
         enum rc rc = RC_OK;
         REQUIRE(bench_open(&b, &SETUP));
@@ -146,9 +146,9 @@ TEST(a_fault_ends_what_is_in_flight)
         CHECK_EQ(engine_step(b.engine, &progressed, &err), RC_DEAD);
         CHECK(!engine_has_unfinished(b.engine));
         CHECK_OK(engine_check(b.engine, &err));
-        CHECK_OK(engine_take(b.engine, true, news, 4, &n, &err));
+        CHECK_OK(engine_take(b.engine, true, output, 4, &n, &err));
         CHECK_EQ(n, 2);
-        CHECK_OK(engine_take(b.engine, true, news, 4, &n, &err));
+        CHECK_OK(engine_take(b.engine, true, output, 4, &n, &err));
         for (int i = 0; i < 2; i++)
             free(jobs[i]);
         fake_close(b.engine, &b.fake);

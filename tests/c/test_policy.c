@@ -121,12 +121,12 @@ TEST(tokens_come_before_prompts_and_a_victim_is_counted_once)
 /* How often each request was preempted, by number - 1, once all have ended. */
 static void count_preemptions(struct bench *b, uint32_t *counts)
 {
-    struct news news[4];
+    struct output output[4];
     uint32_t n;
     do {
-        CHECK_OK(engine_take(b->engine, true, news, 4, &n, &err));
+        CHECK_OK(engine_take(b->engine, true, output, 4, &n, &err));
         for (uint32_t i = 0; i < n; i++)
-            counts[news[i].request - 1] = news[i].n_preemptions;
+            counts[output[i].request - 1] = output[i].n_preemptions;
     } while (n);
 }
 

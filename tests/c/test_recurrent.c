@@ -322,7 +322,7 @@ TEST(others_overtake_who_waits)
     fake_close(b.engine, &b.fake);
 }
 
-/* What a request generates can be gone on from: where it ended, less the distance between two of its passing states. */
+/* A new request can continue from generated text: from where it ended, less the distance between two of its temporary states. */
 TEST(the_next_turn_goes_on)
 {
     for (int pure = 0; pure < 2; pure++) {

@@ -1,4 +1,4 @@
-"""The class _core.Engine: parameters, news, one driver, and every way to close it."""
+"""The class _core.Engine: parameters, output, one driver, and every way to close it."""
 
 import os
 import threading
@@ -41,29 +41,29 @@ def finish(engine: _core.Engine) -> list[Any]:
 
 def one(engine: _core.Engine, prompt: bytes, **params: object) -> Any:
     number = engine.submit(prompt, {"seed": 1, "temperature": 0.0, "max_tokens": 8, "ignore_eos": True, **params})
-    (news,) = finish(engine)
-    assert news["request"] == number
-    return news
+    (output,) = finish(engine)
+    assert output["request"] == number
+    return output
 
 
-def test_news(engine: _core.Engine) -> None:
-    news = one(engine, ids(5, 6, 7), logprobs=2, prompt_logprobs=3)
-    assert (news["sample"], news["finish"], news["first"], news["is_last"]) == (0, "length", 0, True)
-    assert len(news["ids"]) == 8 * 4
-    assert [len(a) for a in news["logprobs"]] == [8 * 4] * 5
-    assert [len(a) for a in news["top"]] == [8 * 2 * 4] * 3
-    assert [len(a) for a in news["prompt_logprobs"]] == [2 * 4] * 2
-    assert [len(a) for a in news["prompt_top"]] == [2 * 3 * 4] * 3
-    best = np.frombuffer(news["top"][0], np.int32).reshape(8, 2)[:, 0]
-    assert best.tolist() == np.frombuffer(news["ids"], np.int32).tolist()  # greedy
-    assert list(news["times"]) == sorted(news["times"])
-    assert news["times"][0] <= time.monotonic()
+def test_output(engine: _core.Engine) -> None:
+    output = one(engine, ids(5, 6, 7), logprobs=2, prompt_logprobs=3)
+    assert (output["sample"], output["finish"], output["first"], output["is_last"]) == (0, "length", 0, True)
+    assert len(output["ids"]) == 8 * 4
+    assert [len(a) for a in output["logprobs"]] == [8 * 4] * 5
+    assert [len(a) for a in output["top"]] == [8 * 2 * 4] * 3
+    assert [len(a) for a in output["prompt_logprobs"]] == [2 * 4] * 2
+    assert [len(a) for a in output["prompt_top"]] == [2 * 3 * 4] * 3
+    best = np.frombuffer(output["top"][0], np.int32).reshape(8, 2)[:, 0]
+    assert best.tolist() == np.frombuffer(output["ids"], np.int32).tolist()  # greedy
+    assert list(output["times"]) == sorted(output["times"])
+    assert output["times"][0] <= time.monotonic()
     plain = one(engine, ids(5, 6, 7))
-    assert plain["ids"] == news["ids"]
+    assert plain["ids"] == output["ids"]
     assert plain["logprobs"] is plain["top"] is plain["prompt_logprobs"] is plain["prompt_top"] is None
 
 
-def test_stepwise_news_add_up(engine: _core.Engine) -> None:
+def test_stepwise_output_add_up(engine: _core.Engine) -> None:
     whole = one(engine, ids(9, 8, 7), logprobs=1)
     engine.submit(ids(9, 8, 7), {"seed": 1, "temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "logprobs": 1})
     parts = []
@@ -81,14 +81,14 @@ def test_stepwise_news_add_up(engine: _core.Engine) -> None:
 def test_stop_rules(engine: _core.Engine) -> None:
     tokens = np.frombuffer(one(engine, ids(3, 4))["ids"], np.int32).tolist()
     stop = TOKEN_BYTES[tokens[0]] + TOKEN_BYTES[tokens[1]]
-    news = one(engine, ids(3, 4), stop=[b"\xff", stop])
-    assert (news["finish"], news["stop"], len(news["ids"]) // 4) == ("stop_string", 1, 2)
-    news = one(engine, ids(3, 4), stop_token_ids=[tokens[0], 10**12])
-    assert (news["finish"], news["stop"], len(news["ids"]) // 4) == ("stop_id", tokens[0], 1)
-    news = one(engine, ids(3, 4), prior=ids(2), ignore_eos=False)
-    assert (news["finish"], news["ids"]) == ("eos", b"")
-    news = one(engine, ids(3, 4), allowed_token_ids=[7], logit_bias={7: -float("inf")})
-    assert (news["finish"], news["status"], news["error_position"]) == ("error", 2, 2)
+    output = one(engine, ids(3, 4), stop=[b"\xff", stop])
+    assert (output["finish"], output["stop"], len(output["ids"]) // 4) == ("stop_string", 1, 2)
+    output = one(engine, ids(3, 4), stop_token_ids=[tokens[0], 10**12])
+    assert (output["finish"], output["stop"], len(output["ids"]) // 4) == ("stop_id", tokens[0], 1)
+    output = one(engine, ids(3, 4), prior=ids(2), ignore_eos=False)
+    assert (output["finish"], output["ids"]) == ("eos", b"")
+    output = one(engine, ids(3, 4), allowed_token_ids=[7], logit_bias={7: -float("inf")})
+    assert (output["finish"], output["status"], output["error_position"]) == ("error", 2, 2)
 
 
 def test_bans_and_biases(engine: _core.Engine) -> None:
@@ -113,9 +113,9 @@ def test_ids_that_are_never_drawn(device: str, tiny_model: Callable[[str, str], 
 
 def test_samples_and_scores(engine: _core.Engine) -> None:
     engine.submit(ids(5, 6, 7), {"seed": 3, "temperature": 2.0, "max_tokens": 5, "n": 3, "ignore_eos": True})
-    news = finish(engine)
-    assert sorted(n["sample"] for n in news) == [0, 1, 2]
-    assert [n["is_last"] for n in news] == [False, False, True]
+    output = finish(engine)
+    assert sorted(n["sample"] for n in output) == [0, 1, 2]
+    assert [n["is_last"] for n in output] == [False, False, True]
     score = one(engine, ids(5, 6, 7, 8), score_start=2, logprobs=1, temperature=1.0)
     assert (score["finish"], score["ids"], score["num_cached_tokens"]) == ("length", b"", 0)
     assert len(score["prompt_logprobs"][0]) == 2 * 4

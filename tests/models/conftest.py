@@ -650,8 +650,8 @@ class Engine:
         answers = {number: Answer() for number in numbers}
         while self.engine.has_unfinished():
             self.engine.run(1000)
-            for news in self.engine.take(False):
-                answers[news["request"]].add(news, top)
+            for output in self.engine.take(False):
+                answers[output["request"]].add(output, top)
         return [answers[number] for number in numbers]
 
 
@@ -663,15 +663,15 @@ class Answer:
         self.logprobs: list[float] = []
         self.prompt = self.prompt_ids = self.prompt_top = np.zeros(0, np.float32)
 
-    def add(self, news: Mapping[str, object], top: int) -> None:
-        assert news["status"] == 0 and news["finish"] in (None, "length")
-        self.ids += np.frombuffer(news["ids"], np.int32).tolist()
-        self.logprobs += np.frombuffer(news["logprobs"][0], np.float32).tolist() if news["logprobs"] else []
-        if news["prompt_logprobs"]:
-            self.prompt = np.frombuffer(news["prompt_logprobs"][0], np.float32)
-        if news["prompt_top"] and top:
-            self.prompt_ids = np.frombuffer(news["prompt_top"][0], np.int32).reshape(-1, top)
-            self.prompt_top = np.frombuffer(news["prompt_top"][1], np.float32).reshape(-1, top)
+    def add(self, output: Mapping[str, object], top: int) -> None:
+        assert output["status"] == 0 and output["finish"] in (None, "length")
+        self.ids += np.frombuffer(output["ids"], np.int32).tolist()
+        self.logprobs += np.frombuffer(output["logprobs"][0], np.float32).tolist() if output["logprobs"] else []
+        if output["prompt_logprobs"]:
+            self.prompt = np.frombuffer(output["prompt_logprobs"][0], np.float32)
+        if output["prompt_top"] and top:
+            self.prompt_ids = np.frombuffer(output["prompt_top"][0], np.int32).reshape(-1, top)
+            self.prompt_top = np.frombuffer(output["prompt_top"][1], np.float32).reshape(-1, top)
 
     def table(self, vocab_size: int) -> np.ndarray:
         """Logprobs of all ids at every prompt position but the last, [n - 1, vocab_size], if all were asked for."""

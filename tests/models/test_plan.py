@@ -48,9 +48,9 @@ def without_prompt_logprobs(llm, ids):
     found, values = [], []
     while llm.engine.has_unfinished():
         llm.engine.run(1000)
-        for news in llm.engine.take(False):
-            found += np.frombuffer(news["ids"], np.int32).tolist()
-            values += np.frombuffer(news["logprobs"][0], np.float32).tolist()
+        for output in llm.engine.take(False):
+            found += np.frombuffer(output["ids"], np.int32).tolist()
+            values += np.frombuffer(output["logprobs"][0], np.float32).tolist()
     return found, values
 
 

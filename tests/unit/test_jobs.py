@@ -275,8 +275,8 @@ def test_a_child_process_has_threads_of_its_own():
 SERVED_BESIDE = {
     "engine/jobs.py:_start_thread": "tests/unit/test_jobs.py::test_threads_that_cannot_start_cost_no_job",
     "engine/jobs.py:_tell": "tests/unit/test_jobs.py::test_a_result_is_told_again_once_there_is_memory",
-    "engine/thread.py:__init__": "tests/api/test_live.py::test_an_error_while_news_are_told",
-    "engine/thread.py:_on_news": "tests/api/test_live.py::test_an_error_while_news_are_told",
+    "engine/thread.py:__init__": "tests/api/test_live.py::test_an_error_while_output_are_told",
+    "engine/thread.py:_on_output": "tests/api/test_live.py::test_an_error_while_output_are_told",
     "engine/thread.py:wake": "tests/api/test_live.py::test_a_request_that_fails_once_its_engine_is_closed",
     "weights/tcp_store.py:__init__": "tests/unit/test_helper_threads.py::test_the_store_goes_on",
     "weights/tcp_store.py:_admit": "tests/unit/test_helper_threads.py::test_the_store_goes_on",
