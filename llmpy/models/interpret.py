@@ -204,23 +204,45 @@ def _route(logits: Array, bias: Array | None, op: Operands) -> Array:
 
 
 def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) -> Array:
+    """The results of all routes, [rows, chosen * width]; those of experts that the rank does not have are NaN."""
     given = op["attributes"]
-    n_experts, n_chosen, form, is_input_scaled = (given[name] for name in ("n_experts", "n_chosen", "form", "is_input_scaled"))
+    first, n_local = given.get("first", 0), given.get("n_local", 0) or given["n_experts"]
     up, down, up_bias, down_bias = (
-        weight.reshape(n_experts, -1, *weight.shape[1:]) for weight in [*weights, *[np.zeros(n_experts)] * 2][:4]
+        weight.reshape(n_local, -1, *weight.shape[1:]) for weight in [*weights, *[np.zeros(n_local)] * 2][:4]
     )
-    out = np.zeros_like(x)
-    for y, row, pairs in zip(out, x, routes[:, : 2 * n_chosen].reshape(len(x), n_chosen, 2), strict=True):
-        for number, weight in pairs:
-            e = int(number)
-            h = up[e] @ (row * weight if is_input_scaled else row) + up_bias[e]
-            gate, linear = np.split(h, 2) if form != "plain" else (h, 1.0)
-            if form == "clamped":
-                gate, linear = np.minimum(gate, given["limit"]), np.clip(linear, -given["limit"], given["limit"]) + 1
-                h = gate * _ACTS["sigmoid"](1.702 * gate) * linear
-            else:
-                h = _ACTS[given["act"]](gate) * linear
-            y += (down[e] @ h + down_bias[e]) * (1 if is_input_scaled else weight)
+    out = np.full((len(x), given["n_chosen"], x.shape[1]), np.nan)
+    for results, row, pairs in zip(out, x, _pairs(routes, op), strict=True):
+        for j, (number, weight) in enumerate(pairs):
+            e = int(number) - first
+            if 0 <= e < n_local:
+                h = up[e] @ (row * weight if given["is_input_scaled"] else row) + up_bias[e]
+                results[j] = down[e] @ _expert_act(h, op) + down_bias[e]
+    return out.reshape(len(x), -1)
+
+
+def _pairs(routes: Array, op: Operands) -> Array:
+    """An expert and its weight for each route, [rows, chosen, 2]."""
+    n_chosen = op["attributes"]["n_chosen"]
+    return routes[:, : 2 * n_chosen].reshape(len(routes), n_chosen, 2)
+
+
+def _expert_act(h: Array, op: Operands) -> Array:
+    given = op["attributes"]
+    form, limit = given["form"], given["limit"]
+    gate, linear = np.split(h, 2) if form != "plain" else (h, 1.0)
+    if form == "clamped":
+        gate, linear = np.minimum(gate, limit), np.clip(linear, -limit, limit) + 1
+        return np.asarray(gate * _ACTS["sigmoid"](1.702 * gate) * linear)
+    return np.asarray(_ACTS[given["act"]](gate) * linear)
+
+
+def _combine(results: Array, routes: Array, op: Operands) -> Array:
+    """The sum of the routes' results times their weights, in the order of the routes."""
+    given, pairs = op["attributes"], _pairs(routes, op)
+    parts = results.reshape(len(results), given["n_chosen"], -1)
+    out = np.zeros_like(parts[:, 0])
+    for j in range(given["n_chosen"]):
+        out += parts[:, j] * (1 if given["is_input_scaled"] else pairs[:, j, 1:])
     return out
 
 
@@ -292,6 +314,11 @@ class Interpreter:
         elif name not in ("logits", "states"):
             self._put(op, *self._run(name, op, [self.values[i] for i in op["in"]]))
 
+    def combine(self, number: int) -> None:
+        """Runs operation `number`, which adds up the results of all routes."""
+        _, op = self.spec["ops"][number]
+        self._put(op, _combine(self.values[op["in"][0]], self.values[op["in"][1]], op))
+
     def last(self, number: int) -> Array:
         """The result of operation `number`, which is the program's logits or states."""
         name, op = self.spec["ops"][number]
@@ -332,7 +359,8 @@ class Interpreter:
             return [_route(_linear(x[0], [router] if bias is None else [router, bias]), selection_bias, op)]
         weights = [self._weights[i] for i in op["weights"]]
         if name == "experts":
-            return [_experts(x[0], x[1], op, weights)]
+            results = _experts(x[0], x[1], op, weights)
+            return [results if given.get("is_by_route", False) else _combine(results, x[1], op)]
         if name == "linear":
             return [_linear(x[0], weights)]
         if name == "rms_norm":
@@ -409,6 +437,9 @@ def _walk(
             return np.concatenate(parts, 1)
         if name == "gather":
             _gather(ranks, number, ids)
+        elif name == "combine":
+            for rank in ranks:
+                rank.combine(number)
         else:
             for rank in ranks:
                 rank.step(number, inputs)
@@ -416,14 +447,16 @@ def _walk(
 
 
 def _gather(ranks: Sequence[Interpreter], number: int, ids: NDArray[np.int64]) -> None:
-    """Copies each rank's columns, or its rows of token ids, into a value of all ranks."""
+    """Copies into a value of all ranks what each rank has: columns, rows of token ids, or results of routes to experts."""
     for source in ranks:
         _, op = source.spec["ops"][number]
         own, given = source.values[op["in"][0]], op["attributes"]
         for target in ranks:
             whole = target.values[target.spec["ops"][number][1]["out"][0]]
-            if given["kind"] == "rows":
-                is_own = (ids >= given["first"]) & (ids < given["end"])
-                whole[is_own] = own[is_own]
-            else:
+            if given["kind"] == "columns":
                 whole[:, given["first"] : given["first"] + own.shape[1]] = own
+                continue
+            keys = ids if given["kind"] == "rows" else _pairs(source.values[op["in"][1]], op)[..., 0]
+            is_own = (keys >= given["first"]) & (keys < given["end"])
+            shape = (*keys.shape, -1)
+            whole.reshape(shape)[is_own] = own.reshape(shape)[is_own]

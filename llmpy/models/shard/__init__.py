@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ..program import Spec
 from .columns import Columns, Links
 from .ranks import Ranks
-from .rules import RULES, UNSUPPORTED
+from .rules import RULES
 
 GATHER_BYTES = 10_000_000
 """Bytes of weights that a device reads in the time of a gather."""
@@ -36,7 +36,7 @@ def shard(spec: Spec, n_ranks: int, replicate_bytes: int | None = None) -> list[
         The programs, by rank; for one rank the program itself.
 
     Raises:
-        ConfigError: a rank would have no head.
+        ConfigError: a rank would have no head, group, block of channels or expert.
         UnsupportedError: an operation of the program cannot be cut.
     """
     if n_ranks == 1:
@@ -44,8 +44,8 @@ def shard(spec: Spec, n_ranks: int, replicate_bytes: int | None = None) -> list[
     for name, _ in spec["ops"]:
         if name not in RULES:
             raise UnsupportedError(
-                f"tensor_parallel_size={n_ranks}: {UNSUPPORTED.get(name, f'operation {name!r}')} of {spec['architecture']} "
-                "cannot be shared by ranks yet; set tensor_parallel_size=1"
+                f"tensor_parallel_size={n_ranks}: operation {name!r} of {spec['architecture']} cannot be shared by ranks; "
+                "set tensor_parallel_size=1"
             )
     links = Links()
     for name, op in spec["ops"]:

@@ -87,11 +87,13 @@ class Links:
         alike: Pairs of values of equal width: a rank has the same columns of both.
         heads: (value, n): a cut must not divide one of the value's n equal parts.
         asked: Values that must be cut by head.
+        counted: (what, n): units of weights alone, such as experts, of which every rank must have one.
     """
 
     alike: list[tuple[int, int]] = field(default_factory=list)
     heads: list[tuple[int, int]] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
+    counted: list[tuple[str, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -140,7 +142,7 @@ class Columns:
             self._keep_heads(value, n)
         for asked in links.asked:
             self._ask(asked)
-        self._check()
+        self._check(links.counted)
 
     def segments(self, value: int) -> list[Place]:
         """The segments of a value's columns, in order."""
@@ -238,21 +240,19 @@ class Columns:
             first = first or segment
             self._join(first, segment)
 
-    def _check(self) -> None:
+    def _check(self, counted: Sequence[tuple[str, int]]) -> None:
         """Refuses more ranks than the least number of units that is asked for."""
         groups = [group for root, group in self._groups.items() if self._root(root) == root and group.what]
-        asked = [(group, self._most(group)) for group in groups]
-        if not asked:
-            return
         for group in groups:
             if group.copied not in (0, group.units) or (group.shared and group.units % group.shared):
                 raise UnsupportedError(f"tensor_parallel_size={self._n_ranks}: {group.what} are cut in {group.units} parts")
-        least, most = min(asked, key=lambda each: each[1])
+        asked = [*((group.what, self._most(group)) for group in groups), *counted]
+        what, most = min(asked, key=lambda each: each[1], default=("", self._n_ranks))
         if most < self._n_ranks:
             counts = [str(n) for n in range(1, most + 1)]
             listed = " or ".join([*([", ".join(counts[:-1])] if counts[:-1] else []), counts[-1]])
             raise ConfigError(
-                f"tensor_parallel_size={self._n_ranks}: {least.what} cannot be shared by {self._n_ranks} ranks; {listed} can",
+                f"tensor_parallel_size={self._n_ranks}: {what} cannot be shared by {self._n_ranks} ranks; {listed} can",
                 option="tensor_parallel_size",
                 value=self._n_ranks,
             )

@@ -67,6 +67,10 @@ class Ranks:
             outs = list(op["out"]) if out is None else out
             spec["ops"].append((name, {"in": list(inputs), "out": outs, "weights": list(op["weights"]), "attributes": given}))
 
+    def emit_new(self, name: str, inputs: Sequence[int], out: int, attributes: Attributes) -> None:
+        """Writes an operation that the whole program does not have."""
+        self.emit(name, {"in": [], "out": [out], "weights": [], "attributes": {}}, inputs, attributes)
+
     def copy(self, name: str, op: Operands) -> None:
         """Writes an operation that every rank computes alone from whole values and weights."""
         self.keep(op["weights"])
@@ -208,5 +212,4 @@ class Ranks:
         return out
 
     def _emit_gather(self, value: int, out: int, segment: Place) -> None:
-        op: Operands = {"in": [], "out": [out], "weights": [], "attributes": {"kind": "columns"}}
-        self.emit("gather", op, [value], lambda rank: {"first": self._columns_of(segment, rank)[0]})
+        self.emit_new("gather", [value], out, lambda rank: {"kind": "columns", "first": self._columns_of(segment, rank)[0]})

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..program import Operands, Spec
-from .columns import BLOCKS, Asked, Links, blocks
+from .columns import BLOCKS, Asked, Links, blocks, even
 from .ranks import ELEMENT_BYTES, Ranks
 
 Link = Callable[[Spec, Operands, Links], None]
@@ -47,8 +47,7 @@ def _write_embed(ranks: Ranks, name: str, op: Operands) -> None:
     ranks.cut_rows(weight, [[each] for each in ranges])
     own = ranks.new_root(_width(ranks.spec, out))
     ranks.emit(name, op, [], lambda rank: {"first_id": ranges[rank][0], "end_id": ranges[rank][1]}, [own])
-    gather: Operands = {"in": [], "out": [out], "weights": [], "attributes": {"kind": "rows"}}
-    ranks.emit("gather", gather, [own], lambda rank: {"first": ranges[rank][0], "end": ranges[rank][1]})
+    ranks.emit_new("gather", [own], out, lambda rank: {"kind": "rows", "first": ranges[rank][0], "end": ranges[rank][1]})
 
 
 def _write_linear(ranks: Ranks, name: str, op: Operands) -> None:
@@ -258,6 +257,30 @@ def _write_recurrence(
     ranks.emit(name, op, inputs, lambda rank: {field: of(rank) for field, of in shares.items()})
 
 
+def _link_experts(spec: Spec, op: Operands, links: Links) -> None:
+    n_experts = op["attributes"]["n_experts"]
+    links.counted.append((f"{n_experts} experts", n_experts))
+
+
+def _write_experts(ranks: Ranks, name: str, op: Operands) -> None:
+    """A rank has whole experts and computes the results of the routes to them. All ranks add up the results of all routes."""
+    (out, scratch), given = op["out"], op["attributes"]
+    n_experts, n_chosen = given["n_experts"], given["n_chosen"]
+    experts, routes = even(n_experts, ranks.n_ranks).ranges, ranks.whole(op["in"][1])
+    for weight in op["weights"]:
+        each = ranks.spec["weights"][weight]["rows"] // n_experts
+        ranks.cut_rows(weight, [[(first * each, end * each)] for first, end in experts])
+    own, whole = (ranks.new_root(n_chosen * _width(ranks.spec, out)) for _ in range(2))
+    ranks.emit(name, op, [ranks.whole(op["in"][0]), routes], lambda rank: {
+        "first": experts[rank][0], "n_local": experts[rank][1] - experts[rank][0], "is_by_route": True,
+    }, [own, scratch])  # fmt: skip
+    ranks.emit_new("gather", [own, routes], whole, lambda rank: {
+        "kind": "routes", "first": experts[rank][0], "end": experts[rank][1], "n_chosen": n_chosen,
+    })  # fmt: skip
+    scaled = given["is_input_scaled"]
+    ranks.emit_new("combine", [whole, routes], out, lambda rank: {"n_chosen": n_chosen, "is_input_scaled": scaled})
+
+
 _WHOLE = Rule(_no_link, _copy)
 _ALIKE = Rule(_link_alike, _write_alike)
 
@@ -279,11 +302,9 @@ RULES = {
     "selective_scan": Rule(_link_selective_scan, _write_selective_scan),
     "delta": Rule(_link_delta, _write_delta),
     "route": _WHOLE,
+    "experts": Rule(_link_experts, _write_experts),
     "head_linear": Rule(_link_head_linear, _write_head_linear),
     "latent_attention": Rule(_link_latent_attention, _write_latent_attention),
     "position_scale": _ALIKE,
 }
-"""The rule of every operation that can be cut, by name."""
-
-UNSUPPORTED = {"experts": "mixtures of experts"}
-"""Operations that have no rule yet, and what they are in words."""
+"""The rules by the operations' names."""
