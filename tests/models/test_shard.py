@@ -101,6 +101,27 @@ def check_likeness(spec, ranks):
             assert of < 0 or offset + width <= rank["values"][of][0]
 
 
+def check_states(spec, ranks):
+    """A recurrent state has a piece for each column (or head) of the operation that keeps it."""
+    counted = {"conv": 0, "selective_scan": 0, "ssm": 1, "delta": 3}
+    for rank in ranks:
+        for name, op in rank["ops"]:
+            if name in counted:
+                pieces, floats = rank["states"][op["attributes"]["state"]]
+                assert pieces == rank["values"][op["in"][counted[name]]][0]
+                assert floats == spec["states"][op["attributes"]["state"]][1]
+
+
+def check(spec, ranks, read, ids, wanted="logits"):
+    """All that ranks must keep, and floats equal to those of the whole program."""
+    check_likeness(spec, ranks)
+    check_rows(spec, ranks)
+    check_states(spec, ranks)
+    whole = getattr(Interpreter(spec, read), wanted)(ids)
+    assert np.isfinite(whole).all() and whole.std() > 1e-3
+    assert np.array_equal(interpret_ranks(ranks, read, ids, wanted), whole)
+
+
 @pytest.mark.parametrize("n_ranks", RANKS)
 def test_floats_are_those_of_the_whole_program(case, n_ranks, tiny, oracle):
     model = oracle(tiny(case).directory)
@@ -109,12 +130,8 @@ def test_floats_are_those_of_the_whole_program(case, n_ranks, tiny, oracle):
         few = rf"\d+ (heads|channels|experts).* cannot be shared by {n_ranks} ranks; 1"
         assert re.search(f"={n_ranks}: {few}", refused)
         return
-    whole = model.logits(ids)
     for limit in SIZES.values():
-        ranks = shard(spec, n_ranks, limit)
-        assert np.array_equal(interpret_ranks(ranks, model._read, ids, "logits"), whole)
-        check_likeness(spec, ranks)
-        check_rows(spec, ranks)
+        check(spec, shard(spec, n_ranks, limit), model._read, ids)
 
 
 REFUSED = {  # the numbers of ranks that a family refuses, apart from those above its heads
@@ -147,9 +164,7 @@ def test_encoders(architecture, limit, n_ranks):
 def test_unequal_shares_and_copies_of_kv_heads(n_ranks):
     spec, ids = program(**DENSE), ids_of(11, 203)
     ranks = shard(spec, n_ranks, 0)
-    assert np.array_equal(interpret_ranks(ranks, read, ids, "logits"), Interpreter(spec, read).logits(ids))
-    check_likeness(spec, ranks)
-    check_rows(spec, ranks)
+    check(spec, ranks, read, ids)
     heads = [rank["layers"][0][:2] for rank in ranks]
     assert heads == {
         2: [(6, 2)] * 2,
@@ -195,7 +210,100 @@ def test_heads_of_a_norm_without_attention_stay_whole():
     for n_ranks, widths in ((4, [96, 96, 48, 48]), (8, [288] * 8)):
         ranks = shard(spec, n_ranks, 0)
         assert [rank["values"][1][0] for rank in ranks] == widths
-        assert np.array_equal(interpret_ranks(ranks, read, ids, "states"), Interpreter(spec, read).states(ids))
+        check(spec, ranks, read, ids, "states")
+
+
+def test_columns_that_are_cut_in_parts_are_gathered_in_parts():
+    """The columns of both halves are read together and each half by its own norm of heads."""
+
+    def write(m, x):
+        h = m.linear(x, "up", 192 + 96)
+        a, b = m.split(h, [192, 96])
+        a, b = m.rms_norm(a, "a", 1e-6, per_head=48), m.rms_norm(b, "b", 1e-6, per_head=24)
+        return m.linear(h, "down", 192) + m.linear(a, "a_down", 192) + m.linear(b, "b_down", 192)
+
+    spec, ids = written(write), ids_of(5)
+    ranks = shard(spec, 3, 0)
+    gathers = [op for name, op in ranks[2]["ops"] if name == "gather"]
+    places = [ranks[2]["values"][op["out"][0]][1:] for op in gathers[1:3]]
+    assert places == [(places[0][0], 0), (places[0][0], 192)]
+    assert [op["attributes"]["first"] for op in gathers[1:3]] == [144, 72]
+    check(spec, ranks, read, ids, "states")
+
+
+def mixer(m, x, random, name, least):
+    """A random mixer of the recurrent kinds."""
+    heads, size, state = least * int(random.choice([1, 2])), int(random.choice([8, 16])), int(random.choice([4, 8]))
+    kind = random.choice(["ssm", "scan", "delta"])
+    groups, width = least if kind == "delta" else int(random.choice([1, least])), heads * size
+    if kind == "ssm":
+        gate, u, dt = m.linear(x, f"{name}in", [width, width + 2 * groups * state, heads])
+        u, b, c = m.split(m.conv(u, f"{name}conv", 3, act="silu"), [width, groups * state, groups * state])
+        return m.rms_norm(m.gated(gate, m.ssm(u, dt, b, c, name, groups=groups), "silu"), None, 1e-6, per_head=width // groups)
+    if kind == "scan":
+        width = 16 * heads
+        u, gate = m.linear(x, f"{name}in", [width, width])
+        u = m.conv(u, f"{name}conv", 3)
+        dt, b, c = m.linear(u, f"{name}x", [4, state, state])
+        y = m.selective_scan(u, m.linear(dt, f"{name}dt", width), m.rms_norm(b, None, 1e-6), c, name, dt_bias=None)
+        return m.gated(gate, y, "silu")
+    keys = groups * state
+    q, k, v, z = m.linear(x, f"{name}in", [keys, keys, width, width], groups=groups)
+    q, k, v = m.split(m.conv(m.join(q, k, v), f"{name}conv", 4), [keys, keys, width])
+    b, a = m.linear(x, f"{name}ba", [heads, heads])
+    return m.gated(z, m.rms_norm(m.delta(q, k, v, a, b, name, key_heads=groups), None, 1e-6, per_head=size), "silu")
+
+
+def attention(m, x, random, name, least):
+    """Attention with random heads, norms, sinks, slopes and a gate."""
+    kv_heads = int(random.choice([1, 2, 3, 4]))
+    heads = kv_heads * (-(-least // kv_heads) + int(random.choice([0, 1])))
+    names = [f"{name}{kind}" for kind in ("q_proj", "k_proj", "v_proj", "gate")]
+    q, k, v, gate = m.linear(x, names, [16 * heads, 16 * kv_heads, 16 * kv_heads, 16 * heads], bias=True)
+    norm = random.choice(["none", "heads", "row"])
+    if norm != "none":
+        q = m.layer_norm(q, f"{name}q_norm", 1e-5, per_head=norm == "heads", own_weights=True)
+        k = m.layer_norm(k, f"{name}k_norm", 1e-5, per_head=norm == "heads", own_weights=True)
+    q, k = m.rope(q, k, m.config.rope)
+    slopes = m.constant(random.normal(size=heads)) if random.random() < 0.3 else None
+    y = m.attention(q, k, v, sinks=f"{name}sinks" if random.random() < 0.3 else None, slopes=slopes)
+    return m.gated(gate, y, "sigmoid") if random.random() < 0.5 else y
+
+
+def mlp(m, x, random, name, least):
+    """A gated MLP of a random width, or a mixture with a gate of one column."""
+    width = int(random.choice([40, 96, 160, 320]))
+    if random.random() < 0.5:
+        gate, up = m.linear(x, [f"{name}gate", f"{name}up"], [width, width])
+        return m.clip(m.gated(m.scale(gate, list(random.normal(size=width))), up, "gelu"), 2.0)
+    routes = m.route(x, f"{name}router", int(random.choice([8, 11])), 3, score="softmax")
+    y = m.experts(x, routes, [f"{name}#gate", f"{name}#up"], f"{name}#down", 24, bias=random.random() < 0.5)
+    return m.gated(m.linear(x, f"{name}one", 1), y, "sigmoid")
+
+
+def random_program(seed):
+    """A program of random branches, joined by a sum or a product, with norms before or behind them, for 2 to 6 ranks."""
+    random = np.random.default_rng(seed)
+    least = int(random.choice([2, 3, 4, 6]))
+    config = {**DENSE, "hidden_size": int(random.choice([64, 80, 192])), "tie_word_embeddings": bool(random.random() < 0.5)}
+    m = Model(ModelConfig(config, "config.json"), None, Source(), "")
+    x = m.embed("embed")
+    for i in range(4):
+        kinds = random.choice([mixer, attention, mlp], size=2)
+        h = m.rms_norm(x, f"{i}norm", 1e-6) if random.random() < 0.7 else x
+        y = [m.linear(kind(m, h, random, f"{i}{n}", least), f"{i}{n}out", x.width) for n, kind in enumerate(kinds)]
+        x = x + (y[0] + y[1] if random.random() < 0.5 else m.rms_norm(m.gated(y[0], y[1], "tanh"), f"{i}behind", 1e-6))
+    m.logits(x, "head", tied_to="embed")
+    return m.finish(())
+
+
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 100))])
+def test_random_programs(seed):
+    spec, random = random_program(seed), np.random.default_rng(seed)
+    allowed = [n for n in range(2, 9) if refusal(spec, n) is None]
+    assert allowed
+    for n_ranks in allowed:
+        check(spec, shard(spec, n_ranks, int(random.choice([0, 5000, 20000, 10**8]))), read, ids_of(7))
 
 
 def test_operations_that_share_a_weight_cut_it_in_one_way():
@@ -207,6 +315,15 @@ def test_operations_that_share_a_weight_cut_it_in_one_way():
 
     with pytest.raises(UnsupportedError, match=r"=2: operations cut q\.weight in different ways"):
         shard(written(write), 2, 0)
+
+
+def test_a_rank_without_an_expert_is_refused():
+    mixture = {**DENSE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    with pytest.raises(ConfigError, match="=8: 4 experts cannot be shared by 8 ranks; 1, 2, 3 or 4 can"):
+        shard(program(**mixture), 8)
+    ranks = shard(program(**{**mixture, "num_local_experts": 7}), 3)
+    given = [next(op["attributes"] for name, op in rank["ops"] if name == "experts") for rank in ranks]
+    assert [(each["first"], each["n_local"]) for each in given] == [(0, 3), (3, 2), (5, 2)]
 
 
 def test_one_rank_has_the_program_itself():
@@ -263,7 +380,7 @@ def test_every_operation_has_a_rule():
 def test_operations_without_a_rule_are_refused():
     spec = program(**DENSE)
     spec["ops"].insert(1, ("new", spec["ops"][1][1]))
-    with pytest.raises(UnsupportedError, match="=2: operation 'new' of LlamaForCausalLM cannot .* tensor_parallel_size=1"):
+    with pytest.raises(UnsupportedError, match=r"=2: operation 'new' of LlamaForCausalLM cannot .* tensor_parallel_size=1"):
         shard(spec, 2)
 
 
@@ -301,15 +418,22 @@ def wrong_id(ranks):
     op["attributes"]["first"] += 1
 
 
+def wrong_route(ranks):
+    """Rank 1 gives the results of one expert too few."""
+    op = next(op for name, op in ranks[1]["ops"] if name == "gather" and op["attributes"]["kind"] == "routes")
+    op["attributes"]["first"] += 1
+
+
 def swapped(ranks):
     """Ranks 0 and 1 have each other's queries, keys and values."""
     a, b = (next(w for w in rank["weights"] if w["parts"][0].name.endswith("q_proj.weight")) for rank in ranks)
     a["parts"], b["parts"] = b["parts"], a["parts"]
 
 
-@pytest.mark.parametrize("spoil", [wrong_column, wrong_row, wrong_id, swapped])
+@pytest.mark.parametrize("spoil", [wrong_column, wrong_row, wrong_id, wrong_route, swapped])
 def test_one_wrong_cut_is_seen(spoil):
-    spec, ids = program(**{**DENSE, "num_key_value_heads": 12}), list(range(110, 150))
+    mixture = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    spec, ids = program(**{**DENSE, **mixture, "num_key_value_heads": 12}), list(range(110, 150))
     whole = Interpreter(spec, read).logits(ids)
     ranks = shard(spec, 2, 0)
     assert np.array_equal(interpret_ranks(ranks, read, ids, "logits"), whole)
